@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 from agentrl.exceptions import CLASSES, AgentError, Kind
 
 LONGEST_S = 7200.0
+CACHED_STRINGS = "keys"
+"""Pydantic keeps up to 16,384 short strings that it has read. Here most are ids that come once."""
 RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
 JsonObject = dict[str, JsonValue]
@@ -22,7 +24,9 @@ JsonObject = dict[str, JsonValue]
 class Request(BaseModel):
     """A request body; a retry repeats it word for word, with the same ``request_id``."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, cache_strings=CACHED_STRINGS
+    )
     request_id: RequestId
 
 
@@ -68,7 +72,7 @@ class EvaluateRequest(Request):
 class Answer(BaseModel):
     """An answer; unknown fields, of a newer server, are ignored. On the wire it has ``"ok": true`` besides."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False, cache_strings=CACHED_STRINGS)
 
 
 class Leased(Answer):

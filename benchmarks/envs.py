@@ -3,15 +3,18 @@
 `python -m benchmarks.envs [--quick] [--only PART ...] [--simulate] [--soak MINUTES] [--json FILE]`. Parts:
 
 * `episodes`: by number of parallel environments, on a real pool over HTTP, beside a pool in the client's process, which is
-  the limit; an environment that does nothing, and one that runs a program per step.
+  the limit; an environment that does nothing, one that runs a program per step, and a shell task in a sandbox.
 * `sandbox`: start of a sandbox, and a call in it, beside a plain subprocess, which is the limit.
 * `calls`: a hundred programs at a time, and the longest gap of the server's event loop meanwhile.
 * `tokens`: tokens processed per episode of 10 turns, merged beside alone.
-* `orphans`: a pool is killed in the middle of its work; what is left after the next one's start.
+* `orphans`: a pool is killed in the middle of its work, with plain programs and with sandboxes; which processes, control
+  groups, temporary files and records are left after the next one's start.
 
 `--simulate` adds the forecast: episodes per second of several hosts, from the latencies that this run or `--recorded`
-holds, with its error against the measured figures of one host. `--soak` plays for minutes and prints how processes, files
-and memory of the server grow. Exit status 1 if anything is left after a kill or a soak; the rest is recorded, not judged.
+holds, with its error against the measured figures of one host. `--soak` plays for minutes, 32 sandboxes
+at a time, in ten rounds, and looks at the server between them: nothing may be left, no close may fail, and memory may grow
+only within the bounds of `benchmarks.env_parts.soak`. Exit status 1 if anything is left after a kill or a soak is not met;
+the rest is recorded, not judged.
 """
 
 from __future__ import annotations
@@ -27,19 +30,20 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.client.http import HttpLeases
-from agentrl.protocol import JsonObject
-from benchmarks.env_parts import probes
+from benchmarks.env_parts.calls import concurrent_calls
 from benchmarks.env_parts.forecast import Engine, Recorded, growth, predict
+from benchmarks.env_parts.kinds import KINDS, WITH_PROGRAMS
 from benchmarks.env_parts.load import Record, drained, run
+from benchmarks.env_parts.orphans import orphans
 from benchmarks.env_parts.sandboxes import sandbox_figures
 from benchmarks.env_parts.servers import in_process, pool_words, started
+from benchmarks.env_parts.soak import soak
 from benchmarks.env_parts.statistics import milliseconds
 from benchmarks.env_parts.tokens import processed
 from benchmarks.machine import REPOSITORY, describe_machine
 
 PARTS = ("episodes", "sandbox", "calls", "tokens", "orphans")
 STEPS = 5
-KINDS: dict[str, tuple[str, JsonObject]] = {"Trivial": ("trivial", {}), "Program": ("program", {"line": "echo done"})}
 ENGINE = REPOSITORY / "benchmarks/baselines/gateway_cpu.json"
 HOSTS = (1, 2, 4, 8, 16, 32)
 
@@ -48,6 +52,7 @@ def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.envs", description=str(__doc__).partition("\n")[0])
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="of `episodes`; default: all")
     parser.add_argument("--parallel", type=int, nargs="+", default=[1, 8, 32], help="environments (%(default)s)")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each run (default: %(default)s)")
     parser.add_argument("--simulate", action="store_true", help="also forecast more hosts; needs `episodes`")
@@ -55,6 +60,9 @@ def main() -> int:
     parser.add_argument("--engine", type=Path, default=ENGINE, metavar="FILE", help="turns of `benchmarks.gateway`")
     parser.add_argument("--engines", type=int, default=1, metavar="N", help="of the forecast (default: %(default)s)")
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="also play for so long")
+    parser.add_argument(
+        "--soak-kind", choices=WITH_PROGRAMS, default="Shell", help="of the soak (default: %(default)s)"
+    )
     parser.add_argument("--soak-parallel", type=int, default=32, help="environments of the soak (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="short runs: checks that it works")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
@@ -87,16 +95,17 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     if "sandbox" in options.only:
         note("sandbox", await sandbox_figures(folder, 3 if few else 30))
     if "calls" in options.only:
-        note("calls", await probes.concurrent_calls(folder, 10 if few else 100))
+        note("calls", await concurrent_calls(folder, 10 if few else 100))
     if "orphans" in options.only:
-        note("orphans", await probes.orphans(folder, 3 if few else 16))
+        left = {kind: await orphans(folder, KINDS[kind], 3 if few else 16) for kind in WITH_PROGRAMS}
+        note("orphans", {**left, "met": all(each["met"] for each in left.values())})
     if "episodes" in options.only:
-        note("episodes", {kind: await episodes(kind, options, folder) for kind in KINDS})
+        note("episodes", {kind: await episodes(kind, options, folder) for kind in options.kinds})
     if options.simulate:
         source = json.loads(options.recorded.read_text()) if options.recorded else found
         note("forecast", forecast(source["episodes"], options))
     if options.soak:
-        note("soak", await probes.soak(folder, parallel=options.soak_parallel, minutes=options.soak))
+        note("soak", await soak(folder, KINDS[options.soak_kind], parallel=options.soak_parallel, minutes=options.soak))
     return found
 
 
@@ -108,19 +117,22 @@ def without_latencies(value: Any) -> Any:
 
 
 async def episodes(kind: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Return the figures of one environment by number of parallel ones, and the latencies of a single one."""
-    task, action = KINDS[kind]
+    """Return the figures of one environment by number of parallel ones, and the latencies of a single one.
+
+    A pool has twice as many slots, because an environment keeps its slot until it is closed.
+    """
+    task, environment = KINDS[kind].task, KINDS[kind].environment
     runs = {"parallel": 1, "seconds": options.seconds, "warm_up": options.seconds / 5}
-    actions, most = [action] * STEPS, max(options.parallel)
+    actions, most = [KINDS[kind].action] * STEPS, max(options.parallel)
     rows: list[dict[str, Any]] = []
-    with started("agentrl.pool", *pool_words(folder / f"{kind}.sqlite", most, [kind])) as server:
+    with started("agentrl.pool", *pool_words(folder / f"{kind}.sqlite", 2 * most, [environment])) as server:
         async with (
-            in_process(folder / f"{kind} beside.sqlite", most, [kind]) as limit,
+            in_process(folder / f"{kind} beside.sqlite", 2 * most, [environment]) as limit,
             HttpLeases(server.url) as service,
         ):
-            programs = server.children_cpu_seconds()
             alone = await run(service, task, actions, servers=[server], **runs)
-            programs = (server.children_cpu_seconds() - programs) * 5 / 6  # the warm-up's share left out
+            await drained(service)
+            settled = await run(service, task, actions, servers=[server], settles=True, **runs)
             for parallel in options.parallel:
                 runs["parallel"] = parallel
                 ours = await run(service, task, actions, servers=[server], **runs)
@@ -134,7 +146,7 @@ async def episodes(kind: str, options: argparse.Namespace, folder: Path) -> dict
                 routed = await run(service, task, actions, servers=[router, server], **runs)
     calls = sum(map(len, routed.latencies.values()))
     cores = len(os.sched_getaffinity(0))
-    recorded = Recorded.of(alone, STEPS, programs_s=programs, router_s=routed.server_s[0] / calls, cores=cores)
+    recorded = Recorded.of(alone, settled, STEPS, router_s=routed.server_s[0] / calls, cores=cores)
     through = {
         "parallel": most,
         "episodes_per_s": round(routed.rate, 2),

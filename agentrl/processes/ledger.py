@@ -12,16 +12,16 @@ import fcntl
 import os
 import secrets
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from agentrl.exceptions import ConfigError, InfraError
 from agentrl.processes.marks import Mark
 from slime.utils.private_files import private, private_folder
 
-T = TypeVar("T")
 TABLE = "CREATE TABLE IF NOT EXISTS groups (secret TEXT, pid INTEGER, ticks INTEGER, boot TEXT)"
 POOL = "CREATE TABLE IF NOT EXISTS pool (name TEXT)"
 
@@ -72,18 +72,16 @@ class ProcessLedger:
         Raises:
             InfraError: the disk does not take it.
         """
-        await self._do(
-            lambda rows: rows.execute("INSERT INTO groups VALUES (?, ?, ?, ?)", (group.secret, *group.leader))
-        )
+        await self._do("INSERT INTO groups VALUES (?, ?, ?, ?)", (group.secret, *group.leader))
 
     async def remove(self, groups: Sequence[Group]) -> None:
         """Forget groups that have ended."""
         pairs = [(group.secret, group.leader.pid) for group in groups]
-        await self._do(lambda rows: rows.executemany("DELETE FROM groups WHERE secret = ? AND pid = ?", pairs))
+        await self._do("DELETE FROM groups WHERE secret = ? AND pid = ?", *pairs)
 
     async def groups(self) -> list[Group]:
         """Return all recorded groups."""
-        found = await self._do(lambda rows: rows.execute("SELECT secret, pid, ticks, boot FROM groups").fetchall())
+        found = await self._do("SELECT secret, pid, ticks, boot FROM groups", ())
         return [Group(secret, Mark(pid, ticks, boot)) for secret, pid, ticks, boot in found]
 
     def close(self) -> None:
@@ -106,10 +104,16 @@ class ProcessLedger:
         rows.commit()
         return rows, rows.execute("SELECT name FROM pool").fetchone()[0]
 
-    async def _do(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        def committed() -> T:
-            with self._rows:
-                return work(self._rows)
+    async def _do(self, statement: str, *values: Sequence[str | int]) -> list[tuple[Any, ...]]:
+        """Execute a statement for each of ``values`` in one transaction; return all rows.
+
+        The cursor is closed in the thread. One that ends elsewhere resets a statement that the thread may be using for
+        another call, since a connection keeps its statements.
+        """
+
+        def committed() -> list[tuple[Any, ...]]:
+            with self._rows, closing(self._rows.cursor()) as cursor:
+                return [row for each in values for row in cursor.execute(statement, each)]
 
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, committed)

@@ -1,22 +1,25 @@
 """What the measured pools lend out: nothing but the protocol, a program per step, and a look into the server itself.
 
-`Watch` runs inside the pool's process, so it sees the gaps of the event loop that all environments share.
+`Watch` and `Inside` run inside the pool's process, so `Watch` sees the gaps of the event loop that all environments share.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import sys
 import time
 from collections.abc import Iterable
-from pathlib import Path
 
 from agentrl.environment import Environment, Task
 from agentrl.exceptions import InfraError
 from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
+from benchmarks.env_parts.servers import RUN_VARIABLE
 
 PASSED = Verdict(status="ok", score=1.0)
-MINIMAL = {"PATH": os.defpath}
+MINIMAL = {"PATH": os.defpath, **{name: os.environ[name] for name in (RUN_VARIABLE,) if name in os.environ}}
+"""Of programs; it says which run they belong to."""
 TICK_S = 0.001
 
 
@@ -87,8 +90,7 @@ class Watch(Trivial):
         """Return the gaps since the last look: the longest, in milliseconds, and the number of ticks."""
         gaps, self.gaps = self.gaps, []
         longest = max(gaps, default=0.0)
-        open_files = len(list(Path("/proc/self/fd").iterdir()))
-        found: JsonObject = {"longest_gap_ms": longest * 1e3, "ticks": len(gaps), "open_files": open_files}
+        found: JsonObject = {"longest_gap_ms": longest * 1e3, "ticks": len(gaps)}
         return StepResult(observation=Observation(data=found))
 
     async def close(self) -> None:
@@ -103,3 +105,18 @@ class Watch(Trivial):
             now = time.perf_counter()
             self.gaps.append(now - last - TICK_S)
             last = now
+
+
+class Inside(Trivial):
+    """Says what the server's process holds in memory."""
+
+    @classmethod
+    def tasks(cls) -> Iterable[Task]:
+        """Return one task."""
+        return [Task("inside")]
+
+    async def step(self, action: JsonObject) -> StepResult:
+        """Collect the garbage, and return Python's memory blocks and the tasks of the event loop."""
+        gc.collect()
+        found: JsonObject = {"blocks": sys.getallocatedblocks(), "tasks": len(asyncio.all_tasks())}
+        return StepResult(observation=Observation(data=found))

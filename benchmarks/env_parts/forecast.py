@@ -2,7 +2,8 @@
 
 A call's recorded latency at one environment at a time holds no queueing. It is split by the processor time that was
 recorded beside it: the client's share, the router's, the pool's and its programs', and a rest that only delays. Client, router
-and each pool are event loops, so each is a station with one server. A host's programs share its cores.
+and each pool are event loops, so each is a station with one server. What runs on a host shares its cores: the pool, its
+programs, the closing of environments beside the next episodes, and for one host without a router the client too.
 
 Assumed: hosts are like the recorded one; one client process drives all of them; the network between them adds nothing;
 the engine's turns follow the recorded ones of `benchmarks.gateway`, whose engine is a stand-in with a fixed pace, and a
@@ -20,13 +21,15 @@ from pathlib import Path
 from typing import Any, Self
 
 from benchmarks.env_parts.load import OPERATIONS, Record
-from benchmarks.env_parts.simulation import Outcome, simulate
+from benchmarks.env_parts.simulation import ASIDE, Outcome, Station, simulate
 from benchmarks.env_parts.statistics import quantile
 
 POINTS = 50
 """Quantiles that stand for a recorded distribution."""
 ROUNDS_PER_JOB, LEAST_ROUNDS = 6, 600
 P99_OF_NORMAL = 2.326
+WITH_PROGRAMS = ("reset", "step", "evaluate")
+"""Operations that may run programs."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,8 @@ class Recorded:
         latencies: seconds of each operation, as `POINTS` quantiles.
         steps: of an episode.
         client: share of the latency that is processor time of the client; so is ``pool``.
-        programs: share of a step's latency that is processor time of the programs it ran.
+        programs: share of the latency of `WITH_PROGRAMS` that is processor time of programs.
+        closing_s: processor time that it takes to close an environment.
         router_s: processor time of a router per call; 0 without one.
         cores: of the host.
     """
@@ -47,27 +51,36 @@ class Recorded:
     client: float
     pool: float
     programs: float
+    closing_s: float
     router_s: float
     cores: int
 
     @classmethod
-    def of(cls, record: Record, steps: int, *, programs_s: float, router_s: float, cores: int) -> Self:
-        """Return what a run with one environment and one server, the pool, recorded.
+    def of(cls, alone: Record, settled: Record, steps: int, *, router_s: float, cores: int) -> Self:
+        """Return what two runs with one environment and one server, the pool, recorded; the second one settles.
 
         Raises:
             ValueError: an operation was not recorded.
         """
-        if missing := [name for name in OPERATIONS if not record.latencies[name]]:
+        if missing := [name for name in OPERATIONS if not alone.latencies[name] or not settled.latencies[name]]:
             raise ValueError(f"no {', '.join(missing)} was recorded; measure for longer")
-        total = sum(map(sum, record.latencies.values()))
-        shares = [record.client_s / total, record.server_s[0] / total, programs_s / sum(record.latencies["step"])]
-        scale = max(1.0, sum(shares))  # clocks of the kernel count in ticks
+        closing = [seconds / len(settled.latencies["release"]) for seconds in settled.closing_s]
+        episodes = len(alone.latencies["release"])
+        total = sum(map(sum, alone.latencies.values()))
+        in_programs = sum(sum(alone.latencies[name]) for name in WITH_PROGRAMS)
+        spent = (
+            alone.client_s / total,
+            (alone.server_s[0] - episodes * closing[0]) / total,
+            (alone.programs_s - episodes * closing[1]) / in_programs,
+        )
+        shares = [max(0.0, each) for each in spent]  # clocks of the kernel count in ticks
+        scale = max(1.0, sum(shares))
         client, pool, programs = (round(share / scale, 4) for share in shares)
         points = {
             name: [round(quantile(values, (point + 0.5) / POINTS), 6) for point in range(POINTS)]
-            for name, values in record.latencies.items()
+            for name, values in alone.latencies.items()
         }
-        return cls(points, steps, client, pool, programs, round(router_s, 6), cores)
+        return cls(points, steps, client, pool, programs, round(sum(closing), 6), round(router_s, 6), cores)
 
 
 @dataclass(frozen=True)
@@ -111,22 +124,27 @@ def predict(
 ) -> Outcome:
     """Simulate ``slots`` episodes at a time on each of ``hosts``; without an engine, the policy takes no time."""
     generator = random.Random(seed)
-    stations: dict[str, int | None] = {"client": 1, "rest": None}
-    stations |= {"router": 1} if router else {}
+    machines = {f"cores {host}": recorded.cores for host in range(hosts)}
+    clients = "cores 0"
+    if router:
+        clients = "client's cores"
+        machines[clients] = recorded.cores
+    stations = {"client": Station(1, clients), "router": Station(1, clients), "rest": Station()}
     for host in range(hosts):
-        stations |= {f"pool {host}": 1, f"cores {host}": recorded.cores}
+        stations |= {f"pool {host}": Station(1, f"cores {host}"), f"programs {host}": Station(None, f"cores {host}")}
     if engine is not None:
-        stations |= {"gateway": engines, "engine": engine.at_a_time * engines, "judge": engine.at_a_time}
+        stations |= {"gateway": Station(engines), "engine": Station(engine.at_a_time * engines)}
+        stations |= {"judge": Station(engine.at_a_time)}
 
     def call(name: str, host: int) -> Iterator[tuple[str, float]]:
         seconds = generator.choice(recorded.latencies[name])
-        programs = recorded.programs if name == "step" else 0.0
+        programs = recorded.programs if name in WITH_PROGRAMS else 0.0
         yield "client", seconds * recorded.client
         if router:
             yield "router", recorded.router_s
         yield f"pool {host}", seconds * recorded.pool
         if programs:
-            yield f"cores {host}", seconds * programs
+            yield f"programs {host}", seconds * programs
         yield "rest", seconds * max(0.0, 1 - recorded.client - recorded.pool - programs)
 
     def turn(station: str) -> Iterator[tuple[str, float]]:
@@ -144,10 +162,11 @@ def predict(
         yield from call("evaluate", host)
         yield from turn("judge")
         yield from call("release", host)
+        yield f"{ASIDE}programs {host}", recorded.closing_s
 
     jobs = hosts * slots
     rounds = max(LEAST_ROUNDS, ROUNDS_PER_JOB * jobs)
-    return simulate(stations, jobs, episode, rounds=rounds, warm_up=max(LEAST_ROUNDS // 4, 2 * jobs))
+    return simulate(stations, jobs, episode, machines=machines, rounds=rounds, warm_up=max(LEAST_ROUNDS // 4, 2 * jobs))
 
 
 def growth(

@@ -27,14 +27,19 @@ class Record:
         episodes: that ended within it.
         latencies: seconds of each call, by operation.
         server_s: processor time of each server, in the order given.
+        programs_s: processor time of programs that servers ran and that have ended.
         client_s: processor time of this process.
+        closing_s: processor time of each server while environments were closed after the last answers of their episodes,
+            and after it that of programs; only of runs that settle, and beside ``server_s`` and ``programs_s``.
     """
 
     seconds: float = 0.0
     episodes: int = 0
     latencies: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in OPERATIONS})
     server_s: list[float] = field(default_factory=list)
+    programs_s: float = 0.0
     client_s: float = 0.0
+    closing_s: list[float] = field(default_factory=list)
 
     @property
     def rate(self) -> float:
@@ -51,6 +56,7 @@ async def run(
     seconds: float,
     warm_up: float,
     servers: Sequence[Server] = (),
+    settles: bool = False,
 ) -> Record:
     """Play ``parallel`` episodes of ``task`` at a time, each with all ``actions``, again and again.
 
@@ -62,8 +68,10 @@ async def run(
         seconds: that are recorded.
         warm_up: seconds before them.
         servers: whose processor time is recorded.
+        settles: whether an episode begins only when the one before is closed; for one at a time.
     """
     clock, record = time.perf_counter, Record()
+    closing = [0.0] * (2 + len(servers))
     opened = clock() + warm_up
     closed = opened + seconds
 
@@ -73,6 +81,20 @@ async def run(
         if opened <= (now := clock()) <= closed:
             record.latencies[name].append(now - begun)
         return answer
+
+    def spent() -> list[float]:
+        """Return the processor time of this process, of programs, and of each server."""
+        programs = sum(server.children_cpu_seconds() for server in servers)
+        return [time.process_time(), programs, *(server.cpu_seconds() for server in servers)]
+
+    async def settle() -> None:
+        before = spent()
+        await drained(service)
+        if opened <= clock() <= closed:
+            closing[:] = [sum(each) for each in zip(closing, since(before), strict=True)]
+
+    def since(before: list[float]) -> list[float]:
+        return [now - was for now, was in zip(spent(), before, strict=True)]
 
     async def play() -> None:
         while clock() < closed:
@@ -85,14 +107,18 @@ async def run(
             await timed("evaluate", episode.evaluate())
             await timed("release", service.release(lease_id))
             record.episodes += opened <= clock() <= closed
+            if settles:
+                await settle()
 
     async def watch() -> None:
         await asyncio.sleep(warm_up)
-        begun = [server.cpu_seconds() for server in servers], time.process_time(), clock()
+        begun, before = clock(), spent()
         await asyncio.sleep(closed - clock())
-        record.server_s = [server.cpu_seconds() - was for server, was in zip(servers, begun[0], strict=True)]
-        record.client_s = time.process_time() - begun[1]
-        record.seconds = clock() - begun[2]
+        found = [total - aside for total, aside in zip(since(before), closing, strict=True)]
+        record.client_s, record.programs_s, *record.server_s = found
+        _, programs_s, *servers_s = closing
+        record.closing_s = [*servers_s, programs_s]
+        record.seconds = clock() - begun
 
     await asyncio.gather(watch(), *(play() for _ in range(parallel)))
     return record

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import signal
+import sqlite3
 import subprocess
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentrl.exceptions import ConfigError, InfraError
 from agentrl.processes.ledger import Group, ProcessLedger
-from agentrl.processes.marks import OWNER_VARIABLE, mark_of
+from agentrl.processes.marks import OWNER_VARIABLE, Mark, mark_of
 from agentrl.processes.owned import Processes, end_leftovers
 from tests.helpers.agent_environments import MINIMAL
 from tests.helpers.agent_pools import until
@@ -148,3 +152,39 @@ async def test_groups_survive_the_server(tmp_path: Path, bystander: subprocess.P
     second = ProcessLedger(tmp_path / "pool.sqlite")
     assert await second.groups() == [Group("d" * 32, mark)]
     second.close()
+
+
+async def test_a_cursor_ends_in_the_thread_that_uses_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed_in: list[int] = []
+    left_open: list[int] = []
+
+    class Cursor(sqlite3.Cursor):
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
+            closed_in.append(threading.get_ident())
+            super().close()
+
+        def __del__(self) -> None:
+            if not self.closed:
+                left_open.append(threading.get_ident())
+
+    class Connection(sqlite3.Connection):
+        def cursor(self, factory: Any = Cursor) -> Any:
+            return super().cursor(factory)
+
+    connect = functools.partial(sqlite3.connect, factory=Connection)
+    monkeypatch.setattr("agentrl.processes.ledger.sqlite3.connect", connect)
+    ledger = ProcessLedger(tmp_path / "pool.sqlite")
+    groups = [Group(f"{number:032}", Mark(number, 0, "a start")) for number in range(2)]
+    for group in groups:
+        await ledger.add(group)
+    assert await ledger.groups() == groups
+    await ledger.remove(groups)
+    assert await ledger.groups() == []
+    ledger.close()
+    here = threading.get_ident()
+    assert here not in left_open, "a cursor that ends elsewhere resets a statement that the thread may be using"
+    assert here not in closed_in
+    assert len(closed_in) == 5, "one for each call"

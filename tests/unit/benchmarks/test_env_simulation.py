@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.env_parts.forecast import Engine, Recorded, growth, predict
 from benchmarks.env_parts.load import Record
-from benchmarks.env_parts.simulation import simulate
+from benchmarks.env_parts.simulation import ASIDE, Station, simulate
 from benchmarks.env_parts.statistics import milliseconds, quantile, slope
 
 STEP_S, OTHER_S = 0.010, 0.002
@@ -33,7 +33,7 @@ def test_a_queue_of_several_servers_agrees_with_its_closed_form(jobs: int, serve
         yield "think", generator.expovariate(1 / 2.0)
         yield "served", generator.expovariate(1 / 0.5)
 
-    found = simulate({"think": None, "served": servers}, jobs, visits, rounds=40_000, warm_up=2_000)
+    found = simulate({"think": Station(), "served": Station(servers)}, jobs, visits, rounds=40_000, warm_up=2_000)
     expected = machine_repair(jobs, servers, 2.0, 0.5)
     assert found.rate == pytest.approx(expected, rel=0.03)
     assert found.busy == {"served": pytest.approx(expected * 0.5 / servers, rel=0.03)}
@@ -43,9 +43,39 @@ def test_a_queue_of_several_servers_agrees_with_its_closed_form(jobs: int, serve
 @pytest.mark.parametrize(("jobs", "rate"), [(1, 1 / 6), (2, 2 / 6), (3, 1 / 3), (9, 1 / 3)])
 def test_a_deterministic_pipeline_runs_at_the_pace_of_its_slowest_station(jobs: int, rate: float) -> None:
     visits = [("fast", 1.0), ("slow", 3.0), ("delay", 2.0)]
-    found = simulate({"fast": 1, "slow": 1, "delay": None}, jobs, lambda _: visits, rounds=500, warm_up=50)
+    found = simulate(
+        {"fast": Station(1), "slow": Station(1), "delay": Station()}, jobs, lambda _: visits, rounds=500, warm_up=50
+    )
     assert found.rate == pytest.approx(rate, rel=0.01)
     assert found.busy["slow"] == pytest.approx(3 * rate, rel=0.01)
+
+
+@pytest.mark.parametrize(("jobs", "cores"), [(1, 1), (10, 1), (10, 3), (40, 4)])
+def test_shared_cores_agree_with_their_closed_form_whatever_the_services_are(jobs: int, cores: int) -> None:
+    generator = random.Random(5)
+
+    def visits(_: int) -> Iterator[tuple[str, float]]:
+        yield "think", generator.expovariate(1 / 2.0)
+        yield "served", 0.05 if generator.random() < 0.75 else 1.85
+
+    stations = {"think": Station(), "served": Station(machine="host")}
+    found = simulate(stations, jobs, visits, machines={"host": cores}, rounds=20_000, warm_up=1_000)
+    expected = machine_repair(jobs, cores, 2.0, 0.5)
+    assert found.rate == pytest.approx(expected, rel=0.03)
+    assert found.busy == {"host": pytest.approx(expected * 0.5 / cores, rel=0.03)}
+    assert found.round_s == pytest.approx(jobs / expected, rel=0.03), "Little's law"
+
+
+@pytest.mark.parametrize(("cores", "rate"), [(1, 1 / 3), (2, 1 / 2), (3, 1 / 2)])
+def test_a_visit_aside_holds_nobody_up_but_takes_its_share(cores: int, rate: float) -> None:
+    visits = [(f"{ASIDE}after", 1.0), ("loop", 2.0)]
+    stations = {"loop": Station(1, "host"), "after": Station(None, "host")}
+    found = simulate(stations, 1, lambda _: visits, machines={"host": cores}, rounds=300, warm_up=10)
+    assert found.rate == pytest.approx(rate, rel=0.02)
+    assert found.busy == {
+        "loop": pytest.approx(1.0, rel=0.02),
+        "host": pytest.approx(3 * rate / cores, rel=0.02),
+    }
 
 
 def test_first_come_is_first_served() -> None:
@@ -56,20 +86,20 @@ def test_first_come_is_first_served() -> None:
         served.append(job)
         yield "back", 0.5
 
-    simulate({"queue": 1, "back": None}, 4, visits, rounds=40, warm_up=0)
+    simulate({"queue": Station(1), "back": Station()}, 4, visits, rounds=40, warm_up=0)
     assert served[:12] == [0, 1, 2, 3] * 3
 
 
-@pytest.mark.parametrize("wrong", [{"jobs": 0}, {"rounds": 0}, {"stations": {"x": 0}}])
+@pytest.mark.parametrize("wrong", [{"jobs": 0}, {"rounds": 0}, {"stations": {"x": Station(0)}}, {"machines": {"y": 0}}])
 def test_nothing_to_simulate_is_refused(wrong: dict[str, object]) -> None:
-    usual: dict[str, object] = {"stations": {"x": 1}, "jobs": 1, "rounds": 1}
-    with pytest.raises(ValueError, match="needs jobs, rounds and servers"):
+    usual: dict[str, object] = {"stations": {"x": Station(1)}, "jobs": 1, "rounds": 1}
+    with pytest.raises(ValueError, match="needs jobs, rounds, servers and cores"):
         simulate(visits=lambda _: [("x", 1.0)], warm_up=0, **usual | wrong)  # pyright: ignore[reportArgumentType]
 
 
 def recorded(**changes: float) -> Recorded:
     latencies = {name: [OTHER_S] for name in ("lease", "reset", "evaluate", "release")} | {"step": [STEP_S]}
-    shares = {"client": 0.2, "pool": 0.5, "programs": 0.0, "router_s": 0.0005, **changes}
+    shares = {"client": 0.2, "pool": 0.5, "programs": 0.0, "closing_s": 0.0, "router_s": 0.0005, **changes}
     return Recorded(latencies, 5, cores=2, **shares)  # pyright: ignore[reportArgumentType]
 
 
@@ -88,7 +118,13 @@ def test_many_environments_are_bound_by_the_busiest_loop() -> None:
 
 def test_programs_share_the_cores_of_their_host() -> None:
     found = predict(recorded(client=0.0, pool=0.0, programs=1.0), hosts=1, slots=16, router=False)
-    assert found.rate == pytest.approx(2 / (5 * STEP_S), rel=0.02)
+    assert found.rate == pytest.approx(2 / (5 * STEP_S + 2 * OTHER_S), rel=0.02)
+
+
+def test_all_that_runs_on_one_host_shares_its_cores() -> None:
+    found = predict(recorded(client=0.4, pool=0.4, programs=0.2, closing_s=0.02), hosts=1, slots=16, router=False)
+    assert found.rate == pytest.approx(2 / (0.8 * EPISODE_S + 0.2 * (EPISODE_S - 2 * OTHER_S) + 0.02), rel=0.03)
+    assert found.busy["cores 0"] == pytest.approx(1, abs=0.02)
 
 
 def test_hosts_add_up_until_something_they_share_is_busy() -> None:
@@ -105,12 +141,15 @@ def test_hosts_add_up_until_something_they_share_is_busy() -> None:
 def test_recorded_shares_come_from_processor_time() -> None:
     latencies = {name: [0.1] * 10 for name in ("lease", "reset", "step", "evaluate", "release")}
     record = Record(seconds=5.0, episodes=10, latencies=latencies, server_s=[2.0], client_s=1.0)
-    found = Recorded.of(record, 1, programs_s=0.25, router_s=0.001, cores=2)
-    assert (found.client, found.pool, found.programs) == (0.2, 0.4, 0.25)
+    record.programs_s = 0.75
+    settled = Record(latencies={name: [0.2] * 5 for name in latencies}, closing_s=[0.1, 0.05])
+    found = Recorded.of(record, settled, 1, router_s=0.001, cores=2)
+    assert (found.client, found.pool, found.programs) == (0.2, (2.0 - 10 * 0.02) / 5, round((0.75 - 10 * 0.01) / 3, 4))
+    assert found.closing_s == 0.03
     assert set(found.latencies["step"]) == {0.1}
     record.latencies["reset"] = []
     with pytest.raises(ValueError, match="no reset was recorded"):
-        Recorded.of(record, 1, programs_s=0.0, router_s=0.0, cores=2)
+        Recorded.of(record, settled, 1, router_s=0.0, cores=2)
 
 
 def test_turns_have_the_recorded_median_and_99th_percentile() -> None:
