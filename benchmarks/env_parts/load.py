@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
@@ -60,12 +61,14 @@ async def run(
 ) -> Record:
     """Play ``parallel`` episodes of ``task`` at a time, each with all ``actions``, again and again.
 
+    On a slow machine the record goes on until an episode has ended and each operation was seen.
+
     Args:
         service: that lends them.
         task: by its id.
         actions: of every episode.
         parallel: number of episodes at a time.
-        seconds: that are recorded.
+        seconds: that are recorded, at least.
         warm_up: seconds before them.
         servers: whose processor time is recorded.
         settles: whether an episode begins only when the one before is closed; for one at a time.
@@ -73,7 +76,8 @@ async def run(
     clock, record = time.perf_counter, Record()
     closing = [0.0] * (2 + len(servers))
     opened = clock() + warm_up
-    closed = opened + seconds
+    closed = math.inf
+    seen = asyncio.Event()
 
     async def timed(name: str, call: Awaitable[T]) -> T:
         begun = clock()
@@ -107,20 +111,27 @@ async def run(
             await timed("evaluate", episode.evaluate())
             await timed("release", service.release(lease_id))
             record.episodes += opened <= clock() <= closed
+            if record.episodes and all(record.latencies.values()):
+                seen.set()
             if settles:
                 await settle()
 
     async def watch() -> None:
+        nonlocal closed
         await asyncio.sleep(warm_up)
         begun, before = clock(), spent()
-        await asyncio.sleep(closed - clock())
+        await asyncio.sleep(opened + seconds - clock())
+        await seen.wait()
+        closed = clock()
         found = [total - aside for total, aside in zip(since(before), closing, strict=True)]
         record.client_s, record.programs_s, *record.server_s = found
         _, programs_s, *servers_s = closing
         record.closing_s = [*servers_s, programs_s]
         record.seconds = clock() - begun
 
-    await asyncio.gather(watch(), *(play() for _ in range(parallel)))
+    async with asyncio.TaskGroup() as group:
+        for each in (watch(), *(play() for _ in range(parallel))):
+            group.create_task(each)
     return record
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.integration
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap: bash scripts/setup_bubblewrap.sh")
 def test_the_quick_run_measures_every_part(tmp_path: Path, repository: Path) -> None:
@@ -19,7 +20,7 @@ def test_the_quick_run_measures_every_part(tmp_path: Path, repository: Path) -> 
     words = ["--quick", "--simulate", "--soak", "0.05", "--soak-parallel", "2", "--json", str(file)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-m", "benchmarks.envs", *words]
-    subprocess.run(command, cwd=repository, check=True, timeout=300, env=environment)
+    subprocess.run(command, cwd=repository, check=True, timeout=840, env=environment)
     found = json.loads(file.read_text())
     for kind in ("Program", "Shell"):
         orphans = found["orphans"][kind]
