@@ -2,5 +2,6 @@
 
 * ``offer``: which of them a pool offers, by name.
 * ``environment``: an environment whose one action runs one of them.
+* ``openclaw``: one of them, OpenClaw's own agent.
 * ``interface``: what an agent program must offer to be started.
 """
