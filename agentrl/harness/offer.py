@@ -67,7 +67,10 @@ def load_harness(name: str) -> Harness:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"--harness {name}: {error}; write MODULE.CLASS of an importable module") from error
-    harness = found() if isinstance(found, type) else None
+    try:
+        harness = found() if isinstance(found, type) else None
+    except TypeError as error:
+        raise ConfigError(f"--harness {name}: {error}; a harness is made without arguments") from error
     if not isinstance(harness, Harness):
         raise ConfigError(f"--harness {name} is no class with what agentrl.harness.interface.Harness asks for")
     return harness
@@ -83,6 +86,6 @@ def _address(url: str) -> str:
         parsed = httpx.URL(url)
     except httpx.InvalidURL:
         parsed = httpx.URL()
-    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.userinfo or parsed.path != "/":
+    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.userinfo or parsed.raw_path != b"/":
         raise ConfigError(f"--gateway-url {url} is no address of a gateway; write for example {GATEWAY_URL}")
     return str(parsed)
