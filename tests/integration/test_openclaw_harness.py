@@ -24,6 +24,7 @@ from agentrl.protocol import StepResult, Verdict
 from agentrl.sandbox.bubblewrap import Bubblewrap
 from agentrl.sandbox.interface import HOME
 from tests.helpers.node import node_packages
+from tests.helpers.qwen_tokenizers import QWEN3_TEMPLATE
 from tests.helpers.sandboxes import REASON, installed, running
 from tests.helpers.shell_agents import oracle
 from tests.helpers.stand_in_server import StandInServer, stand_in_server
@@ -129,6 +130,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     """Serve a gateway for one test."""
     model, ledger = Model(), ProcessLedger(tmp_path / "processes.sqlite")
     with stand_in_server(tmp_path, model, context_length=32_768) as server:
+        server.tokenizer.chat_template = QWEN3_TEMPLATE  # it repeats what was said since the user's last words
         yield Place(server, model, ledger)
     ledger.close()
 
