@@ -10,9 +10,9 @@ one before. Commands run to their end; a shell starts others in the background.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from agentrl.exceptions import ConfigError, InfraError
@@ -77,7 +77,7 @@ class OpenClaw:
         Raises:
             InfraError: the sandbox is gone, Node does not start, or the model's server does not tell its context.
         """
-        begun = time.monotonic()
+        begun = monotonic()
         window = await _context_window(sandbox, assignment)
         config, task = f"{PLACE}/openclaw.json", f"{PLACE}/task.md"
         await sandbox.write_file(config, json.dumps(configuration(assignment, window)).encode(), mode=0o600)
@@ -88,7 +88,7 @@ class OpenClaw:
                 *("agent", "exec", "--config", config, "--cwd", HOME, "--message-file", task),
                 *("--timeout", "0", "--json"),
             ],
-            timeout_s=max(1.0, assignment.timeout_s - (time.monotonic() - begun)),
+            timeout_s=max(1.0, assignment.timeout_s - (monotonic() - begun)),
             env=ENVIRONMENT,
             most_output=MOST_OUTPUT,
         )

@@ -104,7 +104,12 @@ class Place:
 
     async def run(self, environment: HarnessEnvironment, episode: dict[str, Any], timeout_s: float) -> StepResult:
         """Run OpenClaw on the task."""
-        told = {"harness": "openclaw", "api_key": episode["api_key"], "model": "openclaw-policy", "timeout_s": timeout_s}
+        told = {
+            "harness": "openclaw",
+            "api_key": episode["api_key"],
+            "model": "openclaw-policy",
+            "timeout_s": timeout_s,
+        }
         return await environment.step({"run_agent": told})
 
     async def play(self, http: httpx.AsyncClient, **settings: Any) -> tuple[str, StepResult, Verdict]:
