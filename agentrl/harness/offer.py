@@ -15,7 +15,7 @@ from agentrl.exceptions import ConfigError
 from agentrl.harness.environment import GATEWAY_URL, HarnessEnvironment
 from agentrl.harness.interface import Harness
 
-NAMES: dict[str, str] = {}
+NAMES = {"mini-swe-agent": "agentrl.harness.mini_swe_agent.MiniSweAgent"}
 """The programs that come with the project: where their class is, by name."""
 
 
