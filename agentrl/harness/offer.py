@@ -15,7 +15,10 @@ from agentrl.exceptions import ConfigError
 from agentrl.harness.environment import GATEWAY_URL, HarnessEnvironment
 from agentrl.harness.interface import Harness
 
-NAMES: dict[str, str] = {"openclaw": "agentrl.harness.openclaw.OpenClaw"}
+NAMES = {
+    "mini-swe-agent": "agentrl.harness.mini_swe_agent.MiniSweAgent",
+    "openclaw": "agentrl.harness.openclaw.OpenClaw",
+}
 """The programs that come with the project: where their class is, by name."""
 
 
