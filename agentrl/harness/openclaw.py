@@ -51,6 +51,8 @@ if (!answer.ok) throw new Error(`status ${answer.status}: ${body.slice(0, 500)}`
 console.log(JSON.parse(body).data[0].max_model_len);
 """
 CANNOT_START = (126, 127)
+NO_ADDRESSES = b"Failed to reserve virtual memory"
+"""What V8 says when a process may have less memory than its threads reserve; it uses a small part of that."""
 
 
 class OpenClaw:
@@ -163,7 +165,13 @@ async def _context_window(sandbox: Sandbox, assignment: Assignment) -> int:
 
 
 def _check_started(result: ExecResult) -> None:
-    """Raise InfraError if Node did not start."""
+    """Raise InfraError if Node or one of its threads did not start."""
     if result.exit_code in CANNOT_START:
         said = result.output.decode(errors="replace")[-500:]
         raise InfraError(f"Node does not start in this sandbox: {said}", code="harness_failed")
+    if result.exit_code is not None and result.exit_code < 0 and NO_ADDRESSES in result.output:
+        raise InfraError(
+            "Node's threads reserve more memory than a process may have here; OpenClaw needs sandboxes whose memory a "
+            "control group bounds, see instructions/sandbox.md",
+            code="harness_failed",
+        )

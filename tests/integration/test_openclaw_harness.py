@@ -22,6 +22,7 @@ import pytest
 from agentrl.client.episode import episode
 from agentrl.client.http import HttpLeases
 from agentrl.environment import Task
+from agentrl.exceptions import InfraError
 from agentrl.harness import openclaw
 from agentrl.harness.environment import HarnessEnvironment
 from agentrl.processes.ledger import ProcessLedger
@@ -38,16 +39,20 @@ from tests.helpers.stand_in_server import StandInServer, stand_in_server
 from tests.helpers.waiting import eventually
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+PROVIDER = Bubblewrap()
 pytestmark = [
     pytest.mark.timeout(1500),
     pytest.mark.skipif(not installed(REPOSITORY), reason=REASON),
+    pytest.mark.skipif(
+        "memory" not in PROVIDER.places.parents,
+        reason="OpenClaw needs control groups for memory; run the tests where some can be made, see instructions/sandbox.md",
+    ),
 ]
 WORD = "shell/write_word/train/5"
 PATIENT_S = 600.0
 """A run takes 15 seconds of processor time, and this machine may be busy."""
 SESSION = re.compile(r"sessionId=([0-9a-f-]{36})")
 LIMITS_S = (30.0, 60.0, 120.0, 240.0, 480.0)
-PROVIDER = Bubblewrap()
 
 
 def call(tool: str, **arguments: Any) -> str:
@@ -98,11 +103,11 @@ class Place:
         return answer.json()
 
     @asynccontextmanager
-    async def task(self) -> AsyncIterator[HarnessEnvironment]:
+    async def task(self, sandboxes: Bubblewrap = PROVIDER) -> AsyncIterator[HarnessEnvironment]:
         """Prepare the task, and clear it away."""
 
         class Tried(HarnessEnvironment):
-            provider = PROVIDER
+            provider = sandboxes
             harnesses = {"openclaw": openclaw.OpenClaw()}
             gateway_url = self.server.url
 
@@ -216,6 +221,14 @@ async def test_a_model_that_never_ends_is_ended_with_all_it_started(place: Place
             if len(place.server.chats()) > before + 1:
                 return
     raise AssertionError("OpenClaw never came to a second request")
+
+
+async def test_without_a_control_group_it_is_no_fault_of_the_agent(place: Place) -> None:
+    provider = Bubblewrap()
+    provider.places.parents.pop("memory")
+    async with httpx.AsyncClient(timeout=60) as http, place.task(provider) as environment:
+        with pytest.raises(InfraError, match="control group"):
+            await place.run(environment, await place.episode(http), PATIENT_S)
 
 
 async def test_a_pool_lends_it_over_http(place: Place, tmp_path: Path) -> None:

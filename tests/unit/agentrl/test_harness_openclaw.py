@@ -128,6 +128,7 @@ def test_the_configuration_names_one_model_and_its_bounds(window: int, most: int
         ([result("status 401: no such key", 1)], "does not tell its context .*: status 401: no such key"),
         ([result("undefined\n")], "does not tell its context .*: undefined"),
         ([result("20000"), result("bad interpreter", 126)], "Node does not start .*bad interpreter"),
+        ([result("20000"), result("#\n# Failed to reserve virtual memory for CodeRange\n", -5)], "control group"),
     ],
 )
 async def test_what_is_no_fault_of_the_agent(answers: list[ExecResult], message: str) -> None:
@@ -143,5 +144,6 @@ async def test_an_error_tells_no_key() -> None:
 
 
 @pytest.mark.parametrize("code", [1, 134, -9])
-async def test_a_program_that_fails_is_left_to_the_verifier(code: int) -> None:
-    assert (await OpenClaw().run(Told([result("20000"), result("", code)]), ASSIGNMENT)).exit_code == code
+@pytest.mark.parametrize("output", ["", "Failed to reserve a table"])
+async def test_a_program_that_fails_is_left_to_the_verifier(code: int, output: str) -> None:
+    assert (await OpenClaw().run(Told([result("20000"), result(output, code)]), ASSIGNMENT)).exit_code == code
