@@ -2,6 +2,6 @@
 
 * ``offer``: which of them a pool offers, by name.
 * ``environment``: an environment whose one action runs one of them.
-* ``openclaw``: one of them, OpenClaw's own agent.
+* ``mini_swe_agent``, ``openclaw``: programs that come with the project.
 * ``interface``: what an agent program must offer to be started.
 """

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -225,7 +225,8 @@ async def test_a_model_that_never_ends_is_ended_with_all_it_started(place: Place
 
 async def test_without_a_control_group_it_is_no_fault_of_the_agent(place: Place) -> None:
     provider = Bubblewrap()
-    provider.places.parents.pop("memory")
+    others = {name: path for name, path in provider.places.parents.items() if name != "memory"}
+    provider.places = replace(provider.places, parents=others)
     async with httpx.AsyncClient(timeout=60) as http, place.task(provider) as environment:
         with pytest.raises(InfraError, match="control group"):
             await place.run(environment, await place.episode(http), PATIENT_S)
