@@ -1,10 +1,10 @@
 """OpenClaw as a harness: one turn of its own agent, unmodified, on the task's folder.
 
-Guarantees: OpenClaw sees the working directory as its workspace, and puts nothing of its own there. What it keeps lies below
-`PLACE`. Of its tools it has those that read and write files and run commands, without approvals, because the sandbox is the
+Guarantees: OpenClaw sees the working directory as its workspace, and puts nothing of its own there; what it keeps lies below
+/tmp. Of its tools it has those that read and write files and run commands, without approvals, because the sandbox is the
 boundary. It has no channel, plugin, skill, memory, heartbeat and update check, and asks nothing but the given model.
-A run is one sample: without the tool ``process``, OpenClaw adds no passing note to a request, so each request continues the
-one before. Commands run to their end; a shell starts others in the background.
+Each request continues the one before, because without the tool ``process`` OpenClaw adds no passing note to a request.
+Commands run to their end; a shell starts others in the background.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OPENCLAW = "openclaw/openclaw.mjs"
 PLACE = "/tmp/openclaw-home"
 """Of its configuration and state, inside."""
 V8 = ("--max-old-space-size=512", "--max-semi-space-size=8", "--disable-warning=ExperimentalWarning")
-"""Each of its eight threads has a heap of its own; V8 would size them for a machine without other programs."""
+"""Each of its threads has a heap of its own; V8 would size them for a machine without other programs."""
 ENVIRONMENT = {
     "OPENCLAW_HOME": PLACE,
     "XDG_CACHE_HOME": PLACE,
