@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -32,6 +33,7 @@ from agentrl.sandbox.bubblewrap import Bubblewrap
 from tests.helpers.sandboxes import REASON, groups_of, installed, running
 from tests.helpers.scripted_chat import called, said, scripted_chat
 from tests.helpers.shell_agents import oracle
+from tests.helpers.stand_in_server import stand_in_server
 from tests.helpers.waiting import eventually
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -60,8 +62,8 @@ def mark() -> str:
     return f"mark{secrets.token_hex(8)}"
 
 
-def run_agent(timeout_s: float = PATIENT_S) -> JsonObject:
-    return {"run_agent": {"harness": "mini-swe-agent", "api_key": KEY, "model": "policy", "timeout_s": timeout_s}}
+def run_agent(timeout_s: float = PATIENT_S, api_key: str = KEY) -> JsonObject:
+    return {"run_agent": {"harness": "mini-swe-agent", "api_key": api_key, "model": "policy", "timeout_s": timeout_s}}
 
 
 @pytest.fixture
@@ -124,6 +126,29 @@ async def test_a_model_that_solves_the_task_is_rewarded(lending: Callable[..., A
     assert KEY not in first["output"]
     assert third["output"].startswith("/work\n/work/answer.txt\n")
     assert "Read-only file system" in third["output"]
+
+
+async def test_our_gateway_captures_a_run(lending: Callable[..., Any], tmp_path: Path) -> None:
+    commands = [oracle(WORD), "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"]
+
+    def answer(prompt: str) -> str:
+        call = {"name": "bash", "arguments": {"command": commands[min(prompt.count("<tool_response>"), 1)]}}
+        return f"Now.\n<tool_call>\n{json.dumps(call)}\n</tool_call>"
+
+    with stand_in_server(tmp_path, answer, api_key="operator", context_length=65536) as server:
+        async with httpx.AsyncClient(base_url=server.url, headers={"Authorization": "Bearer operator"}) as operator:
+            made = (await operator.post("/v1/episodes", json={"task": WORD, "ttl_s": 3600})).json()
+            async with lending(server.url) as pool, lent(pool) as each:
+                step = await each.step(run_agent(api_key=made["api_key"]), timeout_s=2 * PATIENT_S)
+                verdict = await each.evaluate(timeout_s=PATIENT_S)
+            assert (verdict.status, verdict.score) == ("ok", 1.0), step.observation.text
+            reward = {"status": verdict.status, "reward": verdict.score}
+            rewarded = await operator.post(f"/v1/episodes/{made['id']}/reward", json=reward)
+            assert rewarded.status_code == 200, rewarded.text
+            state = (await operator.get(f"/v1/episodes/{made['id']}")).json()
+    assert (state["state"], state["status"], state["reward"]) == ("settled", "ok", 1.0)
+    assert (state["counts"]["turns"], state["counts"]["aborted"], state["counts"]["reasons"]) == (2, 0, {})
+    assert state["counts"]["samples"] == {"ready": state["segments"]}
 
 
 async def test_a_model_that_does_nothing_has_failed(lending: Callable[..., Any]) -> None:
