@@ -130,9 +130,9 @@ async def episodes(kind: str, options: argparse.Namespace, folder: Path) -> dict
             in_process(folder / f"{kind} beside.sqlite", 2 * most, [environment]) as limit,
             HttpLeases(server.url) as service,
         ):
+            settled = await run(service, task, actions, servers=[server], settles=True, **runs)
             alone = await run(service, task, actions, servers=[server], **runs)
             await drained(service)
-            settled = await run(service, task, actions, servers=[server], settles=True, **runs)
             for parallel in options.parallel:
                 runs["parallel"] = parallel
                 ours = await run(service, task, actions, servers=[server], **runs)
