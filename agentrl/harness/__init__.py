@@ -1,4 +1,7 @@
 """Agents of others, unmodified, in a task's sandbox: their only model is the gateway, which captures what they ask.
 
 * ``interface``: what an agent program must offer to be started.
+* ``__main__``, ``options``, ``checks``: the command that drives episodes, and what it refuses.
+* ``driver``: groups of runs, in order and in parallel. ``run``: one run, from lease to reward.
+* ``gateway``: the gateway's episode routes. ``records``, ``screen``: what is kept and shown.
 """
