@@ -19,6 +19,9 @@ from prometheus_client import CollectorRegistry
 from agentrl.bridges.verifiers import PREFIX, verifiers_environment
 from agentrl.environment import Environment, Weight
 from agentrl.exceptions import AgentError, ConfigError
+from agentrl.harness.environment import GATEWAY_URL
+from agentrl.harness.offer import NAMES as HARNESSES
+from agentrl.harness.offer import offer_harnesses
 from agentrl.leases.capacity import Capacity
 from agentrl.leases.closing import PATIENCE, Patience
 from agentrl.leases.metrics import PoolMetrics
@@ -83,6 +86,20 @@ def build_parser() -> CommandLine:
     )
     add("--sandbox-image", metavar="NAME", help="image of docker and podman where a task names none, template of e2b")
     add("--sandbox-runtime", metavar="NAME", help="runtime of docker and podman, for example runsc")
+    add(
+        "--harness",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="agent program that clients may run, for environments that run any: "
+        f"{', '.join((*HARNESSES, 'or MODULE.CLASS of your own'))}; repeat it for more",
+    )
+    add(
+        "--gateway-url",
+        default=GATEWAY_URL,
+        metavar="URL",
+        help="gateway that agent programs ask for their model (%(default)s)",
+    )
     add_server_options(parser, PORT)
     return parser
 
@@ -112,6 +129,9 @@ async def run(options: argparse.Namespace) -> int:
     """
     key = read_key(options.host, os.environ)
     environments = [_environment(name) for name in dict.fromkeys(options.env)]
+    if options.harness and options.sandbox == "e2b":
+        raise ConfigError("an e2b sandbox has no way to the gateway; for --harness choose bubblewrap, docker or podman")
+    offer_harnesses(environments, options.harness, options.gateway_url)
     tasks = Registry(environments)
     size = Weight(options.memory_mib or usable_memory_mib(), options.cpu or usable_cores())
     capacity = Capacity(options.slots, size)

@@ -1,5 +1,7 @@
 """Agents of others, unmodified, in a task's sandbox: their only model is the gateway, which captures what they ask.
 
+* ``offer``: which of them a pool offers, by name.
+* ``environment``: an environment whose one action runs one of them.
 * ``interface``: what an agent program must offer to be started.
 * ``__main__``, ``options``, ``checks``: the command that drives episodes, and what it refuses.
 * ``driver``: groups of runs, in order and in parallel. ``run``: one run, from lease to reward.

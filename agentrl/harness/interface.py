@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from agentrl.sandbox.interface import ExecResult, Mount, Sandbox
 
@@ -33,6 +33,7 @@ class Assignment:
     timeout_s: float
 
 
+@runtime_checkable
 class Harness(Protocol):
     """One agent program.
 

@@ -26,6 +26,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from agentrl.sandbox.gateway_health import GatewayHealth
 from slime.utils.private_files import private_folder
 
 logger = logging.getLogger(__name__)
@@ -73,8 +74,9 @@ class _Server(uvicorn.Server):
 class Forward:
     """The ASGI application of one door."""
 
-    def __init__(self, client: httpx.AsyncClient, key: str) -> None:
+    def __init__(self, client: httpx.AsyncClient, key: str, health: GatewayHealth) -> None:
         self._client = client
+        self._health = health
         self._wanted = f"Bearer {key}".encode()
         self._under_way = 0
 
@@ -130,18 +132,23 @@ class Forward:
         if body:
             headers["content-type"] = "application/json"
         begun = False
+        call = self._health.call(request.url.path)
         try:
             async with self._client.stream(request.method, request.url.path, content=body, headers=headers) as answer:
                 kept = [
                     (name, answer.headers[name]) for name in ("content-type", "retry-after") if name in answer.headers
                 ]
                 start = [(name.encode(), value.encode()) for name, value in kept]
+                call.began(answer.status_code, answer.headers.get("content-type", ""))
                 await send({"type": "http.response.start", "status": answer.status_code, "headers": start})
                 begun = True
                 async for chunk in answer.aiter_raw():
+                    call.part(chunk)
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                call.ended()
                 await send({"type": "http.response.body", "body": b""})
         except httpx.HTTPError as error:
+            call.broke(f"its connection failed ({type(error).__name__})")
             logger.warning("the gateway failed a call from a sandbox: %s", type(error).__name__)
             if not begun:
                 raise Refusal(502, "gateway_failed", "the model's gateway does not answer") from error
@@ -179,13 +186,14 @@ async def _left(request: Request) -> None:
 
 
 @asynccontextmanager
-async def model_door(base_url: str, key: str, folder: Path) -> AsyncIterator[Path]:
+async def model_door(base_url: str, key: str, folder: Path, health: GatewayHealth | None = None) -> AsyncIterator[Path]:
     """Open a door for one episode, and yield its socket, of mode 0600 in a private folder.
 
     Args:
         base_url: of the gateway, without ``/v1``.
         key: of the episode; what the programs inside use, and what the gateway gets.
         folder: of this door only; it is made, and only this user can enter it.
+        health: learns which calls the gateway failed.
     """
     private_folder(folder)
     path = folder / "model.sock"
@@ -204,7 +212,7 @@ async def model_door(base_url: str, key: str, folder: Path) -> AsyncIterator[Pat
     try:
         async with httpx.AsyncClient(base_url=base_url, timeout=timeout, limits=limits, trust_env=False) as client:
             config = uvicorn.Config(
-                Forward(client, key),
+                Forward(client, key, health or GatewayHealth()),
                 http=_Protocol,
                 ws="none",
                 lifespan="off",

@@ -80,13 +80,17 @@ class ShellEnvironment(Environment):
         """Return the task that a lease names."""
         return generate(task.id)
 
+    def spec(self) -> SandboxSpec:
+        """Return what the sandboxes of the task are; call it after `reset` has loaded one."""
+        assert self._task is not None
+        machine = self._task.settings.environment
+        return SandboxSpec(limits=machine.limits, image=machine.docker_image)
+
     async def reset(self, task: Task, seed: int) -> Observation:
         """Start a sandbox with the task's files; the seed changes nothing, because a task's id fixes everything."""
         await self.close()
         self._task = self.load(task)
-        sandbox = await self._start()
-        for path, file in self._task.environment.items():
-            await sandbox.write_file(f"{HOME}/{path}", file.data, mode=file.mode)
+        await self._set_out()
         return Observation(text=self._task.instruction, data={"timeout_s": self._task.settings.agent.timeout_sec})
 
     async def step(self, action: JsonObject) -> StepResult:
@@ -119,6 +123,18 @@ class ShellEnvironment(Environment):
             await self._sandboxes[-1].stop()
             self._sandboxes.pop()
 
+    async def _set_out(self) -> None:
+        """Prepare for the agent, once `reset` has loaded the task."""
+        await self._open(self.spec())
+
+    async def _open(self, spec: SandboxSpec) -> Sandbox:
+        """Start the agent's sandbox with the task's files."""
+        assert self._task is not None
+        sandbox = await self._started(spec)
+        for path, file in self._task.environment.items():
+            await sandbox.write_file(f"{HOME}/{path}", file.data, mode=file.mode)
+        return sandbox
+
     async def _command(self, sandbox: Sandbox, command: Command) -> StepResult:
         result = await sandbox.execute(
             ["bash", "-c", command.command], timeout_s=command.timeout_s, most_output=MOST_OUTPUT
@@ -138,10 +154,10 @@ class ShellEnvironment(Environment):
         return self._sandboxes[0]
 
     async def _start(self) -> Sandbox:
-        assert self._task is not None
+        return await self._started(self.spec())
+
+    async def _started(self, spec: SandboxSpec) -> Sandbox:
         assert self.provider is not None
-        machine = self._task.settings.environment
-        spec = SandboxSpec(limits=machine.limits, image=machine.docker_image)
         sandbox = await self.provider.start(spec, self.processes)
         self._sandboxes.append(sandbox)
         return sandbox

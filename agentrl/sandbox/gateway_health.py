@@ -1,0 +1,126 @@
+"""What the door of one episode saw of the gateway: whether what became of the episode may be the gateway's fault.
+
+Guarantees: a call failed if the gateway was out of reach, broke off, answered with a status of 500 or more, ended a stream by
+such an error, or said that engines died under the request. The gateway's other refusals are answers like any other. A failed
+call is forgiven once a chat completion that began after it succeeds: then the program had tried again. A call that the
+program itself gave up says nothing. A failure is known before the program sees it, so no program can end too early for that.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+CHAT = "/v1/chat/completions"
+TAIL = 8192
+"""Bytes of an answer's end that are looked at; an error of the gateway's is shorter."""
+EVENTS = "text/event-stream"
+DONE = b"data: [DONE]"
+ENGINE_DIED = "engine_died"
+"""Code of a 400, so that nobody repeats a request that may have killed the engines."""
+REFUSED = "invalid_request_error"
+"""Type of a stream's error that is not the gateway's fault."""
+
+
+class GatewayHealth:
+    """The calls of one door."""
+
+    def __init__(self) -> None:
+        self._begun = 0
+        self._failed_at = 0
+        self._problem: str | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """What the gateway failed in last, if no later chat completion succeeded; None if nothing is held against it."""
+        return self._problem
+
+    def call(self, path: str) -> Call:
+        """Return the record of a call that begins now."""
+        self._begun += 1
+        return Call(self, self._begun, path == CHAT)
+
+    def failed(self, problem: str) -> None:
+        """Note a failure."""
+        self._failed_at = self._begun
+        self._problem = problem
+
+    def succeeded(self, number: int) -> None:
+        """Note that the chat completion with this number was answered."""
+        if number > self._failed_at:
+            self._problem = None
+
+
+class Call:
+    """One call; tell it what comes, before the program gets it."""
+
+    def __init__(self, health: GatewayHealth, number: int, chat: bool) -> None:
+        self._health, self._number, self._chat = health, number, chat
+        self._status = 0
+        self._events = self._known = False
+        self._tail = b""
+
+    def began(self, status: int, content_type: str) -> None:
+        """Note the head of the answer."""
+        self._status = status
+        self._events = content_type.startswith(EVENTS)
+        if status >= 500:
+            self._failed(f"it answered with status {status}")
+
+    def part(self, data: bytes) -> None:
+        """Note a piece of the body."""
+        self._tail = (self._tail + data)[-TAIL:]
+        if self._events:
+            self._read_events()
+
+    def ended(self) -> None:
+        """Note that the answer is complete."""
+        if self._known:
+            return
+        if self._events:
+            self._failed("it ended a reply before its end")
+        elif self._status >= 400:
+            self._refused(_error(self._tail))
+        else:
+            self._succeeded()
+
+    def broke(self, reason: str) -> None:
+        """Note that the connection to the gateway failed."""
+        self._failed(reason)
+
+    def _read_events(self) -> None:
+        """Look whether the stream's last whole event ends it."""
+        events = self._tail.split(b"\n\n")
+        last = events[-2] if len(events) > 1 else b""
+        if last.startswith(DONE):
+            self._succeeded()
+        elif last.startswith(b'data: {"error"'):
+            self._refused(_error(last.removeprefix(b"data: ")))
+
+    def _refused(self, error: dict[str, Any]) -> None:
+        """Note an error that the gateway itself answered."""
+        if error.get("code") == ENGINE_DIED:
+            self._failed("its engines died under a request")
+        elif self._events and error.get("type") != REFUSED:
+            self._failed(f"it ended a reply with the error {error.get('code')!r}")
+        self._known = True
+
+    def _failed(self, problem: str) -> None:
+        if not self._known:
+            self._known = True
+            self._health.failed(problem)
+
+    def _succeeded(self) -> None:
+        if not self._known:
+            self._known = True
+            if self._chat:
+                self._health.succeeded(self._number)
+
+
+def _error(body: bytes) -> dict[str, Any]:
+    """Return the error of a body in OpenAI's shape; empty if there is none."""
+    try:
+        error = json.loads(body)["error"]
+    except (ValueError, KeyError, TypeError):
+        return {}
+    return error if isinstance(error, dict) else {}
