@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -95,3 +96,21 @@ async def scripted_chat(
             yield chat
         finally:
             chat.gate.set()
+
+
+async def _main(command: str) -> None:
+    """Say the address, answer the first request with a command and no later one, and say when one has come; to be killed."""
+
+    def answer(number: int, body: dict[str, Any]) -> Answer:
+        if number == 0:
+            return called("bash", command=command)
+        print("asked again", flush=True)
+        return None
+
+    async with scripted_chat(answer) as chat:
+        print(chat.url, flush=True)
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(sys.argv[1]))

@@ -292,6 +292,8 @@ async def test_what_the_sandbox_refuses_is_not_the_client_s_fault(make: Callable
     async with ready(make().playing(refuse)) as environment:
         with pytest.raises(InfraError, match="scripted could not be started: no folder /nowhere"):
             await environment.step(running())
+        with pytest.raises(InvalidError, match="reset it for another run"):
+            await environment.step(running())
         with pytest.raises(InfraError):
             await environment.evaluate()
 
