@@ -207,7 +207,7 @@ async def test_no_group_begins_while_many_samples_wait_for_the_trainer(
     stack: Stack, pool: AgentPool, drive: Drive
 ) -> None:
     pool.runs.ask = asks(stack)
-    driving = asyncio.create_task(drive.run(most_ready=1, parallel=2))
+    driving = asyncio.create_task(drive.run(most_ready=1, parallel=1))
     await until(lambda: "waiting for the trainer: 2 rollouts are ready" in drive.said)
     assert len(pool.runs.keys) == 2
     assert await leases(pool) == 0
