@@ -106,7 +106,7 @@ async def test_groups_are_driven_rewarded_and_trained(
         assert all(episode.reward == (1.0 if episode.status == "ok" else -1.0) for episode in members)
         assert all((episode.state, episode.reason) == ("settled", None) for episode in members)
     assert stack.ledger.ready_count() == 6
-    assert pool.runs.most == 2
+    assert pool.runs.most <= 2
     assert {(action["model"], action["timeout_s"]) for action in pool.runs.actions} == {("policy", 50.0)}
     assert await leases(pool) == 0
 
