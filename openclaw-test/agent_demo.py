@@ -1,4 +1,4 @@
-"""An agent program learns on a CPU: a tiny policy is taught to solve a task half of the time, and training does the rest.
+"""An agent program is trained on a CPU: a tiny policy is taught to solve a task half of the time, then reinforced by rewards.
 
 Guarantees: the run is the real one: launcher, trainer, gateway, a pool with sandboxes, the unmodified program and the driver.
 The exit status is 0 only if every update happened. What was started is stopped, also on Ctrl-C, SIGTERM or a crash.
@@ -42,7 +42,7 @@ POOL_S = 120.0
 LISTENING = re.compile(r"agentrl\.pool: listening on (http://\S+)")
 VARIABLES = {
     "BATCH_SIZE": str(GROUP),
-    "LEARNING_RATE": "2e-3",
+    "LEARNING_RATE": "3e-4",
     "CONTEXT_LENGTH": "8192",
     "MAX_TOKENS_PER_GPU": "8192",
     "MAX_RESPONSE_LENGTH": "64",
@@ -60,7 +60,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = CommandLine(prog="run_tiny_cpu_mini_swe_agent.sh", description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
     add("--harness", choices=[*PROGRAMS], default="mini-swe-agent", help="agent program (%(default)s)")
-    add("--updates", type=int, default=6, help="optimizer steps (%(default)s)")
+    add("--updates", type=int, default=16, help="optimizer steps (%(default)s)")
     add("--seed", type=int, default=0, help="of the run (%(default)s)")
     add("--port", type=port_number, default=30000, help="of the gateway (%(default)s)")
     add("--run-dir", type=Path, help="for logs, ledger and checkpoints (default: runs/...)")
