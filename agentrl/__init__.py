@@ -1,10 +1,10 @@
 """Environments that agents act in, lent out by lease. A module imports only modules below it; `lint-imports` checks this.
 
 * ``pool``, ``router``: the commands: a pool of this machine's environments; one address for several pools.
+* ``harness``: agent programs of others that run in a task's sandbox, behind the gateway, and the command that drives them.
 * ``web``: the HTTP side of both.
 * ``routing``: picks a pool for a lease.
-* ``rollout``, ``harness``: an agent loop that gives slime samples, for environments without a harness; agent programs of
-  others that run in a task's sandbox, behind the gateway.
+* ``rollout``: an agent loop that gives slime samples, for environments without a harness.
 * ``client``, ``leases``: an episode, over HTTP or in this process; the core of a pool.
 * ``registry``, ``tasks``, ``bridges``: the tasks of a server, by id; task folders, and the tasks that come with the
   project; environments of other projects.

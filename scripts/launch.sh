@@ -82,3 +82,17 @@ demo() {
     esac
     LAUNCHED_AS="$(started_as)" program "$openclaw_root/openclaw-test/demo.py" "$@"
 }
+
+# Sets up the CPU environment and an agent program if they are missing, and becomes the demo of that program; its first two
+# words are --harness and the program. --dry-run sets up nothing.
+agent_demo() {
+    case " $* " in
+        *" --dry-run "* | *" --help "* | *" -h "*) ;;
+        *)
+            bash "$openclaw_root/scripts/setup.sh" cpu
+            bash "$openclaw_root/scripts/setup_bubblewrap.sh"
+            bash "$openclaw_root/scripts/setup_${2//-/_}.sh"
+            ;;
+    esac
+    program "$openclaw_root/openclaw-test/agent_demo.py" "$@"
+}

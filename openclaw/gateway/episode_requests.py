@@ -18,7 +18,10 @@ Score = Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)]
 
 
 class EpisodeRequest(BaseModel):
-    """Creates an episode; ``group`` and ``group_size`` come together."""
+    """Creates an episode; ``group`` and ``group_size`` come together.
+
+    The same ``request_id`` again gives the same episode with a new key, so a lost answer leaves no episode behind.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -27,6 +30,7 @@ class EpisodeRequest(BaseModel):
     group: str | None = Field(None, min_length=1, max_length=EPISODE_NAME.most)
     group_size: int | None = Field(None, ge=2, le=EPISODE_GROUP.most)
     metadata: dict[str, Any] = Field(default_factory=dict)
+    request_id: str | None = Field(None, pattern=r"^[A-Za-z0-9_-]{8,64}$")
 
 
 class RewardRequest(BaseModel):

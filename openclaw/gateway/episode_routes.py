@@ -1,4 +1,4 @@
-"""The routes of episodes: ``POST /v1/episodes``, ``GET`` and ``DELETE /v1/episodes/{id}``, ``POST .../{id}/reward``.
+"""The routes of episodes: ``POST`` and ``GET /v1/episodes``, ``GET`` and ``DELETE /v1/episodes/{id}``, ``POST .../{id}/reward``.
 
 Guarantees: a client acts only on episodes that it reaches (`openclaw.gateway.auth`); any other id gets the 404 of an unknown
 one. The guard refuses the key of an episode on all of them. Stateless; `openclaw.gateway.episodes` does the work.
@@ -23,6 +23,11 @@ def add_episode_routes(app: FastAPI, service: ChatService) -> None:
         """Create an episode for one run of an agent; the answer has its key, which is shown once."""
         wanted = parse_episode(take_body(request.scope))
         return json_response(await service.episodes.create(wanted, client_of(request.scope), f"{request.base_url}v1"))
+
+    @app.get(EPISODES_PATH)
+    async def overview(request: Request) -> Response:
+        """Return what a driver of episodes asks for: whether rewards train, and how much waits for the trainer."""
+        return json_response(await service.episodes.overview(client_of(request.scope)))
 
     @app.post(REWARD_PATH)
     async def reward_episode(episode_id: str, request: Request) -> Response:

@@ -10,6 +10,7 @@ What did not get a reward in time has none.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -37,7 +38,7 @@ ID_LENGTH = 12
 class EpisodeStore(Protocol):
     """What the routes need from the ledger."""
 
-    def create_episode(self, episode: Episode, most_open: int) -> None: ...
+    def create_episode(self, episode: Episode, most_open: int) -> Episode | None: ...
     def episode(self, episode_id: str, *, deleted: bool = False) -> Episode: ...
     def open_episodes(self) -> list[Episode]: ...
     def close_episode(
@@ -49,6 +50,7 @@ class EpisodeStore(Protocol):
     def episode_sessions(self, episode: Episode) -> list[str]: ...
     def delete_episode(self, episode_id: str) -> Episode: ...
     def delete_quiet_episodes(self, since: float) -> int: ...
+    def ready_count(self) -> int: ...
 
 
 class EpisodeDesk:
@@ -85,14 +87,15 @@ class EpisodeDesk:
             self._accept(episode)
 
     async def create(self, wanted: EpisodeRequest, client: Client, base_url: str) -> dict[str, Any]:
-        """Create an episode of the client, and return its key.
+        """Create an episode of the client, and return its key; a repeated request gets a new key of the same episode.
 
         Raises:
-            ApiError: 409 if its group is full or different, 429 if too many episodes are open.
+            ApiError: 409 if its group is full or different, if too many episodes are open, or if the ``request_id`` was of an
+                episode that has ended or is another one.
         """
         key, now = new_key(), self._clock()
         episode = Episode(
-            id=f"{EPISODE}{secrets.token_hex(ID_LENGTH)}",
+            id=f"{EPISODE}{_id_of(wanted, client)}",
             owner=client.owner,
             key_name=client.name,
             key_digest=key_digest(key),
@@ -104,11 +107,15 @@ class EpisodeDesk:
             metadata=wanted.metadata,
         )
         try:
-            await asyncio.to_thread(self._store.create_episode, episode, OPEN_EPISODES.most)
+            earlier = await asyncio.to_thread(self._store.create_episode, episode, OPEN_EPISODES.most)
         except EpisodeConflictError as error:
             raise ApiError(409, str(error), code="episode_conflict") from error
+        if earlier is None:
+            self._metrics.episodes.labels(event="created").inc()
+        else:
+            self.keys.end(episode.id)
+            episode = earlier
         self._accept(episode)
-        self._metrics.episodes.labels(event="created").inc()
         told = {"id": episode.id, "object": "episode", "api_key": key, "base_url": base_url}
         return {**told, "expires_at": episode.expires_at}
 
@@ -138,6 +145,13 @@ class EpisodeDesk:
             self._metrics.episodes.labels(event=f"closed_{given.status}").inc()
             await self._settle()
         return await self.tell(episode_id, client)
+
+    async def overview(self, client: Client) -> dict[str, Any]:
+        """Return whether rewards train, the rollouts that wait for the trainer, and the client's open episodes."""
+        ready = await asyncio.to_thread(self._store.ready_count)
+        opened = await asyncio.to_thread(self._store.open_episodes)
+        own = sum(episode.owner == client.owner for episode in opened)
+        return {"object": "episodes", "trains_rewards": self._rules.trains_rewards, "ready": ready, "open": own}
 
     async def tell(self, episode_id: str, client: Client) -> dict[str, Any]:
         """Return an episode's state and counts.
@@ -235,6 +249,13 @@ class EpisodeDesk:
         if episode.key_digest is not None:
             key = EpisodeKey(episode.id, episode.turn_owner, episode.key_name, episode.expires_at)
             self.keys.add(episode.key_digest, key)
+
+
+def _id_of(wanted: EpisodeRequest, client: Client) -> str:
+    """Return the hexadecimal part of an episode's id: random, or always the same for a client's ``request_id``."""
+    if wanted.request_id is None:
+        return secrets.token_hex(ID_LENGTH)
+    return hashlib.sha256(f"{client.owner}\0{wanted.request_id}".encode()).hexdigest()[: 2 * ID_LENGTH]
 
 
 def _sum(one: Forgotten, other: Forgotten) -> Forgotten:

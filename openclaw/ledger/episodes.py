@@ -36,21 +36,27 @@ from openclaw.ledger.records import Turn
 class EpisodeQueries(Database):
     """The ledger's queries for the episode routes and the inspect command."""
 
-    def create_episode(self, episode: Episode, most_open: int) -> None:
-        """Commit a new episode.
+    def create_episode(self, episode: Episode, most_open: int) -> Episode | None:
+        """Commit a new episode; or, if it is open already, its new key.
 
         Args:
             episode: the episode, open.
             most_open: how many open episodes its owner may have, this one included.
 
+        Returns:
+            None, or the open episode of this id with its new key.
+
         Raises:
-            EpisodeConflictError: its owner has too many open episodes, its group is full, or the group's other episodes
-                have another task or size.
+            EpisodeConflictError: its owner has too many open episodes, its group is full, the group's other episodes
+                have another task or size, or the id is of an episode that has ended or is another one.
         """
         if self.redaction is not None:
             [told] = self.redaction.messages([{"task": episode.task, "metadata": dict(episode.metadata)}])
             episode = replace(episode, task=told["task"], metadata=told["metadata"])
         with self.transaction() as connection:
+            if (earlier := _same(connection, episode)) is not None:
+                self.update_one(connection, "episodes", episode.id, key_digest=episode.key_digest)
+                return earlier
             opened = connection.execute(
                 "SELECT COUNT(*) FROM episodes WHERE state = 'open' AND owner = ?", (episode.owner,)
             ).fetchone()[0]
@@ -75,6 +81,7 @@ class EpisodeQueries(Database):
             }
             marks = ", ".join("?" for _ in columns)
             connection.execute(f"INSERT INTO episodes ({', '.join(columns)}) VALUES ({marks})", tuple(columns.values()))
+        return None
 
     def episode(self, episode_id: str, *, deleted: bool = False) -> Episode:
         """Return one episode; ``deleted``: also one whose contents were deleted.
@@ -204,6 +211,22 @@ class EpisodeQueries(Database):
         for episode in quiet:
             self.delete_episode(episode.id)
         return len(quiet)
+
+
+def _same(connection: sqlite3.Connection, episode: Episode) -> Episode | None:
+    """Return the stored episode that a repeated request means, with the request's key; None for a new id.
+
+    Raises:
+        EpisodeConflictError: the id is of an episode that has ended or is another one.
+    """
+    row = connection.execute("SELECT * FROM episodes WHERE id = ?", (episode.id,)).fetchone()
+    if row is None:
+        return None
+    stored = replace(Episode.of(row), key_digest=episode.key_digest)
+    times = {"created_at": stored.created_at, "expires_at": stored.expires_at}
+    if stored.expires_at <= episode.created_at or stored != replace(episode, **times):
+        raise EpisodeConflictError("this request_id created an episode that has ended or is another one; use a new one")
+    return stored
 
 
 def members(connection: sqlite3.Connection, episode: Episode) -> list[Episode]:

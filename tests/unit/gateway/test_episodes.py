@@ -312,3 +312,33 @@ async def test_an_episode_is_forgotten_with_all_its_turns(stack: Stack, http: ht
         assert answer.status_code == 404
     with pytest.raises(AuthenticationError):
         await ask(stack, episode, TASK, "No.")
+
+
+async def test_a_repeated_request_gets_the_same_episode_with_a_new_key(stack: Stack, http: httpx.AsyncClient) -> None:
+    """A driver whose answer was lost sends its request again: no second episode takes a place of the group."""
+    wanted = {"group": "g", "group_size": 2, "request_id": "request-1", "metadata": {"try": 1}}
+    lost = await create(http, **wanted)
+    stack.clock[0] += 1
+    again = await create(http, **wanted)
+    assert (again["id"], again["expires_at"]) == (lost["id"], lost["expires_at"])
+    assert stack.metric("openclaw_episodes_total", event="created") == 1
+    with pytest.raises(AuthenticationError):
+        await ask(stack, lost, TASK, "no")
+    stack.replies.clear()
+    await ask(stack, again, TASK, "yes")
+    assert (await reward(http, again, 1.0)).status_code == 200
+
+    await create(http, group="g", group_size=2, request_id="request-2")
+    for changes in ({}, {"metadata": {"try": 2}}):
+        refused = await http.post("/v1/episodes", json={"task": "count", "ttl_s": 60.0, **wanted, **changes})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "episode_conflict")
+        assert "use a new one" in refused.json()["error"]["message"]
+
+
+async def test_a_driver_sees_how_much_waits_for_the_trainer(stack: Stack, http: httpx.AsyncClient) -> None:
+    episode = await create(http)
+    told = (await http.get("/v1/episodes")).json()
+    assert told == {"object": "episodes", "trains_rewards": True, "ready": 0, "open": 1}
+    await three_turns(stack, episode)
+    await reward(http, episode, 1.0)
+    assert (await http.get("/v1/episodes")).json() == {**told, "ready": 1, "open": 0}

@@ -10,6 +10,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import agent_demo
 import demo
 import pytest
 import run_eval
@@ -22,8 +23,9 @@ ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = sorted(
     str(path.relative_to(ROOT)) for path in ROOT.glob("openclaw-*/run_*.sh") if path.parent.name != "openclaw-test"
 )
-DEMOS = [script for script in SCRIPTS if "/run_tiny_cpu" in script]
-GPU_SCRIPTS = [script for script in SCRIPTS if script not in DEMOS]
+AGENT_DEMOS = ["openclaw-rl/run_tiny_cpu_mini_swe_agent.sh"]
+DEMOS = [script for script in SCRIPTS if "/run_tiny_cpu" in script and script not in AGENT_DEMOS]
+GPU_SCRIPTS = [script for script in SCRIPTS if script not in (*DEMOS, *AGENT_DEMOS)]
 # Scripts that start something else than a run of the launcher, each with the words that it cannot do without.
 EXAMPLE, EVALUATION, SERVER, JUDGE = (
     "extensions/example-method/run_tiny_cpu.sh",
@@ -150,6 +152,19 @@ def test_the_demo_shows_its_plan(
     assert output.splitlines()[-1] == "dry run: the plan is valid, nothing was started"
 
 
+@pytest.mark.parametrize("script", AGENT_DEMOS)
+def test_the_demo_of_an_agent_shows_its_plan(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(CLEAN))
+    words = shell_parts()[script][0][3:]
+    assert agent_demo.main(words) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "dry run: the plan is valid, nothing was started"
+    with pytest.raises(SystemExit, match="2"):
+        agent_demo.main([*words, "--learning-rat", "1"])
+    assert "unknown argument --learning-rat" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("number", demo.STOP_SIGNALS)
 def test_a_signal_ends_the_build_of_the_model(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = []
@@ -225,7 +240,10 @@ def test_a_script_has_nothing_but_its_model_and_method_lines(script: str) -> Non
     assert shebang == "#!/usr/bin/env bash"
     assert comment.startswith("# ")
     assert source == SOURCE_LINE
-    assert re.fullmatch(r'(launch|demo) --method \S+( --model \S+)?( --\S+( [\w.]+)?)* "\$@"', call)
+    beginning = (
+        r"agent_demo --harness [\w-]+" if script in AGENT_DEMOS else r"(launch|demo) --method \S+( --model \S+)?"
+    )
+    assert re.fullmatch(beginning + r'( --\S+( [\w.]+)?)* "\$@"', call)
     assert os.access(ROOT / script, os.X_OK)
 
 

@@ -76,3 +76,14 @@ def test_an_export_runs_by_itself(family: str, tmp_path: Path, capsys: pytest.Ca
 def test_the_list_of_families(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     assert capsys.readouterr().out.split() == [*FAMILIES]
+
+
+def test_the_command_names_tasks_of_families(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--family", "write_word", "--family", "copy_file", "--count", "2", "--first", "5"]
+    assert main(["ids", *words]) == 0
+    assert capsys.readouterr().out.split() == [
+        *("shell/write_word/train/5", "shell/write_word/train/6"),
+        *("shell/copy_file/train/5", "shell/copy_file/train/6"),
+    ]
+    assert main(["ids", *words, "--first", "999999"]) == 2
+    assert "there is no task" in capsys.readouterr().err
