@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from agentrl.bridges.verifiers import PREFIX, verifiers_environment
 from agentrl.environment import Environment, Weight
 from agentrl.exceptions import AgentError, ConfigError
-from agentrl.harness.environment import GATEWAY_URL
+from agentrl.harness.environment import GATEWAY_URL, sweep_doors
 from agentrl.harness.offer import NAMES as HARNESSES
 from agentrl.harness.offer import offer_harnesses
 from agentrl.leases.capacity import Capacity
@@ -151,6 +151,8 @@ async def run(options: argparse.Namespace) -> int:
             logger.warning("ended %d process groups that an earlier server left", left)
         settings = SandboxSettings(options.sandbox, options.sandbox_image, options.sandbox_runtime)
         await prepare_sandboxes(environments, settings, ledger.pool)
+        if left := sweep_doors(ledger.pool):
+            logger.warning("removed %d doors that an earlier server left", left)
         app = create_app(pool, registry, key=key, most_body_bytes=options.max_body_bytes)
         await serve(app, listening, PROG.removeprefix("python -m "), end)
     finally:

@@ -8,11 +8,12 @@ whatever the program left is never rewarded. Program and sandbox live until the 
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -134,7 +135,7 @@ class HarnessEnvironment(ShellEnvironment):
             InfraError: sandbox or gateway failed.
             InvalidError: the sandbox refused what it was told to start.
         """
-        folder = Path(self._door.enter_context(TemporaryDirectory(prefix="agentrl-door-")))
+        folder = Path(self._door.enter_context(TemporaryDirectory(prefix=_prefix(self.processes.pool))))
         health = GatewayHealth()
         socket = await self._door.enter_async_context(
             model_door(self.gateway_url, asked.api_key, folder / "door", health)
@@ -155,6 +156,19 @@ class HarnessEnvironment(ShellEnvironment):
         if health.problem is not None:
             raise InfraError(f"the gateway failed {harness.name}: {health.problem}", code="gateway_failed")
         return result
+
+
+def sweep_doors(pool: str) -> int:
+    """Remove the doors that a killed server of this pool left; return how many. No two servers use a pool at a time."""
+    left = list(Path(gettempdir()).glob(f"{_prefix(pool)}*"))
+    for folder in left:
+        shutil.rmtree(folder)
+    return len(left)
+
+
+def _prefix(pool: str) -> str:
+    """Return how the names of a pool's doors begin."""
+    return f"agentrl-door-{pool}-"
 
 
 def _with(spec: SandboxSpec, harness: Harness, socket: Path) -> SandboxSpec:

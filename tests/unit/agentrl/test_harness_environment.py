@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from agentrl.client.in_process import InProcessLeases
 from agentrl.environment import Task, Weight
 from agentrl.exceptions import AgentError, InfraError, InvalidError, NotFoundError
-from agentrl.harness.environment import MOST_OUTPUT, PORT, HarnessEnvironment
+from agentrl.harness.environment import MOST_OUTPUT, PORT, HarnessEnvironment, sweep_doors
 from agentrl.harness.interface import Assignment
 from agentrl.leases.capacity import Capacity
 from agentrl.leases.metrics import PoolMetrics
@@ -464,3 +464,19 @@ def test_a_task_weighs_as_much_as_the_largest_program_needs(make: Callable[..., 
     plain = {task.id: task.weight for task in ShellEnvironment.tasks()}
     for task in made.kind.tasks():
         assert task.weight == plain[task.id] + Weight(900)
+
+
+async def test_doors_of_a_killed_pool_are_removed_and_no_others(make: Callable[..., Made]) -> None:
+    made = make()
+
+    async def look(sandbox: Sandbox, assignment: Assignment) -> ExecResult:
+        assert made.folder.is_dir()
+        assert sweep_doors("another") == 0
+        assert made.folder.is_dir()
+        assert sweep_doors(made.ledger.pool) == 1
+        assert not made.folder.exists()
+        made.folder.mkdir()
+        return result("seen")
+
+    async with ready(made.playing(look)) as environment:
+        await environment.step(running())
