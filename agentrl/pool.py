@@ -19,7 +19,8 @@ from prometheus_client import CollectorRegistry
 from agentrl.bridges.verifiers import PREFIX, verifiers_environment
 from agentrl.environment import Environment, Weight
 from agentrl.exceptions import AgentError, ConfigError
-from agentrl.harness.environment import GATEWAY_URL, sweep_doors
+from agentrl.harness.addresses import GATEWAY_URL
+from agentrl.harness.environment import sweep_doors
 from agentrl.harness.offer import NAMES as HARNESSES
 from agentrl.harness.offer import offer_harnesses
 from agentrl.leases.capacity import Capacity

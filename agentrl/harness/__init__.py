@@ -4,6 +4,7 @@
 * ``environment``: an environment whose one action runs one of them.
 * ``mini_swe_agent``, ``openclaw``: programs that come with the project.
 * ``interface``: what an agent program must offer to be started.
+* ``addresses``: of servers, as people write them.
 * ``__main__``, ``options``, ``checks``: the command that drives episodes, and what it refuses.
 * ``driver``: groups of runs, in order and in parallel. ``run``: one run, from lease to reward.
 * ``gateway``: the gateway's episode routes. ``records``, ``screen``: what is kept and shown.

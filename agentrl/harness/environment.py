@@ -8,8 +8,9 @@ whatever the program left is never rewarded. Program and sandbox live until the 
 
 from __future__ import annotations
 
+import asyncio
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -20,15 +21,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrl.environment import Task, Weight
 from agentrl.exceptions import InfraError, InvalidError
+from agentrl.harness.addresses import GATEWAY_URL
 from agentrl.harness.interface import Assignment, Harness
 from agentrl.processes.owned import Processes
 from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
 from agentrl.sandbox.gateway_health import GatewayHealth
-from agentrl.sandbox.interface import Door, ExecResult, SandboxSpec
+from agentrl.sandbox.interface import Door, ExecResult, Mount, SandboxSpec
 from agentrl.sandbox.model_door import model_door
 from agentrl.tasks.shell.environment import ShellEnvironment
 
-GATEWAY_URL = "http://127.0.0.1:30000"
 PORT = 30_000
 """Of the model, inside; not one that tasks like to use themselves."""
 MOST_OUTPUT = 16_384
@@ -140,7 +141,7 @@ class HarnessEnvironment(ShellEnvironment):
         socket = await self._door.enter_async_context(
             model_door(self.gateway_url, asked.api_key, folder / "door", health)
         )
-        sandbox = await self._open(_with(self.spec(), harness, socket))
+        sandbox = await self._open(_with(self.spec(), harness, await asyncio.to_thread(harness.mounts), socket))
         assert self._task is not None
         result = await harness.run(
             sandbox,
@@ -171,14 +172,14 @@ def _prefix(pool: str) -> str:
     return f"agentrl-door-{pool}-"
 
 
-def _with(spec: SandboxSpec, harness: Harness, socket: Path) -> SandboxSpec:
+def _with(spec: SandboxSpec, harness: Harness, mounts: Sequence[Mount], socket: Path) -> SandboxSpec:
     """Return a sandbox with room for a program, its files, and its way to the model."""
     limits = replace(
         spec.limits,
         memory_mib=spec.limits.memory_mib + harness.memory_mib,
         processes=spec.limits.processes + harness.processes,
     )
-    return replace(spec, limits=limits, mounts=harness.mounts(), doors=[Door(PORT, socket)])
+    return replace(spec, limits=limits, mounts=mounts, doors=[Door(PORT, socket)])
 
 
 def _read(action: JsonObject) -> RunAgent:

@@ -48,7 +48,7 @@ class Harness(Protocol):
     processes: int
 
     def mounts(self) -> Sequence[Mount]:
-        """Return the folders of the host that hold the program.
+        """Return the folders of the host that hold the program; called for each run, in a thread.
 
         Raises:
             ConfigError: it is not installed; says which command installs it.

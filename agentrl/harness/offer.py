@@ -8,11 +8,10 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 
-import httpx
-
 from agentrl.environment import Environment
 from agentrl.exceptions import ConfigError
-from agentrl.harness.environment import GATEWAY_URL, HarnessEnvironment
+from agentrl.harness.addresses import GATEWAY_URL, server_address
+from agentrl.harness.environment import HarnessEnvironment
 from agentrl.harness.interface import Harness
 
 NAMES = {
@@ -85,10 +84,6 @@ def _address(url: str) -> str:
     Raises:
         ConfigError: it is none.
     """
-    try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL:
-        parsed = httpx.URL()
-    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.userinfo or parsed.raw_path != b"/":
+    if (address := server_address(url)) is None:
         raise ConfigError(f"--gateway-url {url} is no address of a gateway; write for example {GATEWAY_URL}")
-    return str(parsed)
+    return address

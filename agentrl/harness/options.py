@@ -9,12 +9,13 @@ import argparse
 import os
 import sys
 from pathlib import Path
-
-import httpx
+from typing import get_args
 
 from agentrl.exceptions import ConfigError
+from agentrl.harness.addresses import GATEWAY_URL, server_address
 from agentrl.harness.gateway import KEY_VARIABLE as GATEWAY_KEY
 from agentrl.harness.run import LONGEST_RUN_S
+from agentrl.rollout.rewards import Mode
 from agentrl.web.options import KEY_VARIABLE as POOL_KEY
 from agentrl.web.options import above_zero, count
 from slime.utils.command_line import CommandLine
@@ -22,10 +23,8 @@ from slime.utils.command_line import CommandLine
 PROG = "python -m agentrl.harness"
 POOL_URL_VARIABLE = "AGENTRL_POOL_URL"
 POOL_URL = "http://127.0.0.1:30200"
-GATEWAY_URL = "http://127.0.0.1:30000"
 LONGEST_TASK = 256
 """Characters of a task's id, see `agentrl.protocol`."""
-REWARDS = ("binary", "partial", "raw")
 
 
 def build_parser() -> CommandLine:
@@ -48,7 +47,7 @@ def build_parser() -> CommandLine:
     add("--tries", type=count, default=3, metavar="N", help="runs for each member of a group (%(default)s)")
     add(
         "--reward",
-        choices=REWARDS,
+        choices=get_args(Mode),
         default="binary",
         help="reward of a score f: 1 if f is at least 1, else -1; or 2f - 1; or f (%(default)s)",
     )
@@ -112,10 +111,6 @@ def _run_seconds(text: str) -> float:
 
 
 def _address(text: str) -> str:
-    try:
-        url = httpx.URL(text)
-    except httpx.InvalidURL:
-        url = httpx.URL()
-    if url.scheme not in ("http", "https") or not url.host or url.userinfo or url.path not in ("", "/"):
+    if (address := server_address(text)) is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no address of a server; write for example {GATEWAY_URL}")
-    return str(url)
+    return address

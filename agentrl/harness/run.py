@@ -34,7 +34,6 @@ TTL_MARGIN_S = 300.0
 LONGEST_RUN_S = LONGEST_S - STEP_MARGIN_S
 LEAVE_S = 15.0
 """Seconds that a cancelled run takes for its last requests to the gateway."""
-STATUSES: dict[str, Status] = {"ok": "ok", "task_failed": "task_failed", "timeout": "timeout"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +138,7 @@ class AgentRuns:
         try:
             verdict = await self._verdict(seat, so_far)
             reward = self._reward_of(verdict)
-            closed = await self._uncut(self._close(so_far, STATUSES[verdict.status], reward))
+            closed = await self._uncut(self._close(so_far, verdict.status, reward))
         except (AgentError, RefusedError, _Lost) as error:
             problem = _refusal(error)
             await self._uncut(self._close_lost(so_far))
