@@ -60,6 +60,7 @@ STEPS = (
         (
             *("--shape", "qwen3-0.6b", "--samples", "48", "--longest", "4096", "--lengths", "2048", "--cap", "16384"),
             *("--padded", "4", "--rounds", "5", "--sides", "packed", "padded", "LoRA, packed", "whole logits"),
+            *("--parts", "steps", "pass"),
         ),
         seconds=320,
     ),
