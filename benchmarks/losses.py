@@ -8,7 +8,8 @@ The verdict, in the file and as the last line: gathered top-K is at least `TIMES
 The exit status is 1 where it is not; `--quick`, whose tensors are too small for the factor, asks for `TIMES_FASTER_QUICK`.
 
 The default chunk on a CPU is a 32nd of the rows, as --log-probs-chunk-size 1024 is of a micro-batch of 32768 tokens. On CUDA one process
-measures all cases one after the other: the allocator tells the peak of each.
+measures all cases one after the other: the allocator tells the peak of each. Hidden states and head are float32 on a CPU and bfloat16
+on CUDA, as in the trainer (--dtype); either side casts the logits to float32.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ SIZES = {
     "cuda": {"rows": 1024, "vocabulary": 151_936, "width": 1024, "chunk": 128, "repeats": 5},
 }
 """On CUDA the vocabulary of Qwen3: the loop over k keeps a table of all logits for each k, 31 GB at these sizes."""
+DTYPES = {"cpu": "float32", "cuda": "bfloat16"}
 TEMPERATURE = 0.7
 TIMES_FASTER, TIMES_FASTER_QUICK = 20.0, 5.0
 
@@ -72,20 +74,22 @@ TIMES_FASTER, TIMES_FASTER_QUICK = 20.0, 5.0
 class Inputs:
     """Hidden states, an LM head, targets and the streams of a batch of equal samples, the same for every case."""
 
-    def __init__(self, rows: int, vocabulary: int, width: int, samples: int, top: int, device: torch.device) -> None:
+    def __init__(self, options: Namespace, samples: int = 8) -> None:
+        rows, vocabulary, width = options.rows, options.vocabulary, options.width
+        device, dtype = torch.device(options.device), getattr(torch, options.dtype)
         generator = torch.Generator().manual_seed(0)
 
         def normal(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=generator).to(device)
 
-        self.hidden = normal(rows, width).requires_grad_()
-        self.weight = (normal(vocabulary, width) * 0.05).requires_grad_()
+        self.hidden = normal(rows, width).to(dtype).requires_grad_()
+        self.weight = (normal(vocabulary, width) * 0.05).to(dtype).requires_grad_()
         self.targets = torch.randint(0, vocabulary, (rows,), generator=generator).to(device)
         lengths = [rows // samples] * (samples - 1) + [rows - rows // samples * (samples - 1)]
         with torch.no_grad():
-            logits = self.hidden @ self.weight.T / TEMPERATURE
+            logits = self.logits()
             old = compute_log_probs(logits, self.targets).squeeze(-1)
-            found = torch.log_softmax(logits + 0.5 * normal(rows, vocabulary), -1).topk(top)
+            found = torch.log_softmax(logits + 0.5 * normal(rows, vocabulary), -1).topk(options.top)
         self.top_log_probs, self.top_ids = found.values, found.indices
         self.batch: dict[str, Any] = {
             name: list((old + 0.1 * normal(rows)).split(lengths))
@@ -94,6 +98,10 @@ class Inputs:
         self.batch["advantages"] = list(normal(rows).split(lengths))
         self.batch["loss_masks"] = [torch.ones(length, device=device) for length in lengths]
         self.batch |= {"response_lengths": lengths, "total_lengths": lengths}
+
+    def logits(self) -> Tensor:
+        """All logits in float32, divided by the temperature: the head in its own dtype, as models compute it."""
+        return (self.hidden @ self.weight.T).float() / TEMPERATURE
 
 
 def settings(changes: dict[str, Any]) -> Arguments:
@@ -121,7 +129,7 @@ def plain(inputs: Inputs, changes: dict[str, Any]) -> Case:
     reduce = make_reducer(False, inputs.batch["response_lengths"], inputs.batch["loss_masks"])
 
     def run() -> Tensor:
-        table = torch.log_softmax(inputs.hidden @ inputs.weight.T / TEMPERATURE, dim=-1)
+        table = torch.log_softmax(inputs.logits(), dim=-1)
         entropy = -(table.exp() * table).sum(-1)
         log_probs = table.gather(-1, inputs.targets[:, None])[:, 0]
         return _reduced(args, inputs, log_probs, entropy if args.entropy_coef else entropy.detach(), reduce)
@@ -150,7 +158,7 @@ def per_k_loop(inputs: Inputs, divergence: Callable[[Tensor, Tensor], Tensor]) -
     """Top-K distillation as one log-probability call per k, over the same logits."""
 
     def run() -> Tensor:
-        logits = inputs.hidden @ inputs.weight.T / TEMPERATURE
+        logits = inputs.logits()
         columns = [compute_log_probs(logits, inputs.top_ids[:, k]) for k in range(inputs.top_ids.size(1))]
         return divergence(torch.cat(columns, dim=-1), inputs.top_log_probs).sum()
 
@@ -197,13 +205,13 @@ def run_side(name: str, side: str, options: Namespace, for_memory: bool) -> dict
     torch.set_num_threads(options.threads)
     if for_memory:
         give_back_freed_blocks()
-    inputs = Inputs(options.rows, options.vocabulary, options.width, 8, options.top, torch.device(options.device))
+    inputs = Inputs(options)
     return measure(build(inputs, name, options.chunk)[side], inputs, 1 if for_memory else options.repeats)
 
 
 def run_cases(names: Sequence[str], options: Namespace) -> dict[str, dict[str, dict[str, float]]]:
     """Measure both sides of every case on CUDA, whose allocator knows the peak of each; for a process of its own."""
-    inputs = Inputs(options.rows, options.vocabulary, options.width, 8, options.top, torch.device(options.device))
+    inputs = Inputs(options)
     return {
         name: {
             side: measure(case, inputs, options.repeats) for side, case in build(inputs, name, options.chunk).items()
@@ -272,13 +280,15 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=int, help=text)
     parser.add_argument("--top", type=int, default=50, help="K of the top-K cases (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch on a CPU (default: %(default)s)")
+    parser.add_argument("--dtype", choices=sorted(set(DTYPES.values())), help="default: float32, on CUDA bfloat16")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="64 rows, a vocabulary of 8192: checks that it runs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     arguments = parser.parse_args()
-    for name, size in SIZES[torch.device(arguments.device).type].items():
+    kind = torch.device(arguments.device).type
+    for name, value in (SIZES[kind] | {"dtype": DTYPES[kind]}).items():
         if getattr(arguments, name) is None:
-            setattr(arguments, name, size)
+            setattr(arguments, name, value)
     if arguments.quick:
         arguments.rows, arguments.vocabulary, arguments.chunk, arguments.repeats = 64, 8192, 16, 3
     # Torch imports its compiler at the first call of a checkpointed function; once here, not once in each of the forks.
@@ -287,7 +297,9 @@ def main() -> int:
     for result in measure_cases((*POLICY_CASES, *DISTILLATION_CASES), arguments):
         results.append(result)
         print(json.dumps(result), flush=True)
-    shape = {name: getattr(arguments, name) for name in ("rows", "vocabulary", "width", "chunk", "top", "threads")}
+    shape = {
+        name: getattr(arguments, name) for name in ("rows", "vocabulary", "width", "dtype", "chunk", "top", "threads")
+    }
     judged = verdict(results, TIMES_FASTER_QUICK if arguments.quick else TIMES_FASTER)
     document = {"machine": describe_machine(), "device": arguments.device, "shape": shape, "cases": results}
     document["verdict"] = judged

@@ -18,7 +18,7 @@ A ratio is the median over the rounds of two steps of the same round, and has it
 noise. On CUDA the steps of a round are minutes apart, so it shows scatter but does not take the machine's moods out.
 CPU time does not see other processes take turns on the cores.
 
-Verdicts: packed is at least 1.5 times as fast as padded, eight samples at a time as they come (mixed; beside it the ratio to
+Verdicts: packed is at least 1.5 times as fast as padded, eight samples (--padded) at a time as they come (mixed; beside it the ratio to
 padding the micro-batches that packing made, which puts samples of like lengths together); the peak of a logprob pass does not
 grow with vocabulary times length; our step is at least as fast as TRL's at its
 fastest micro-batch size, on mixed lengths and on equal ones, where nothing is padded.
@@ -119,7 +119,10 @@ def plans(options: Namespace, model: Path, files: dict[str, str], folder: Path) 
     variants: dict[str, tuple[list[str], dict[str, Any]]] = {
         "packed": (every, {}),
         "LoRA, packed": (every, lora),
-        "padded": (["mixed"], {"pack_sequences": False, "use_dynamic_batch_size": False, "micro_batch_size": PADDED}),
+        "padded": (
+            ["mixed"],
+            {"pack_sequences": False, "use_dynamic_batch_size": False, "micro_batch_size": options.padded},
+        ),
         "padded, by length": (["mixed"], {"pack_sequences": False}),
         "one sample at a time": (["mixed"], {"use_dynamic_batch_size": False, "micro_batch_size": 1}),
         "whole logits": (["mixed"], {"log_probs_chunk_size": logprob_pass.WHOLE}),
@@ -248,6 +251,7 @@ def main() -> int:
     parser.add_argument("--longest", type=int, default=512, help="tokens of its longest (default: %(default)s)")
     parser.add_argument("--lengths", type=int, nargs="*", default=[128, 512, 1024], help="of batches of equal samples")
     parser.add_argument("--cap", type=int, default=1024, help="tokens per micro-batch (default: %(default)s)")
+    parser.add_argument("--padded", type=int, default=PADDED, help="samples of a padded one (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="measured steps per side (default: %(default)s)")
     parser.add_argument(
         "--pass-tokens", type=int, nargs="+", default=[2048, 32_768], help="lengths of the logprob pass"
@@ -284,7 +288,8 @@ def main() -> int:
     found = verdicts(rows, memory)
     if "top-k" in options.parts:
         top = Namespace(rows=64 if options.quick else 256, vocabulary=8192 if options.quick else 32_768, width=64,
-                        chunk=8, top=TOP, repeats=3, threads=1, device=options.device)  # fmt: skip
+                        chunk=8, top=TOP, repeats=3, threads=1, device=options.device,
+                        dtype=losses.DTYPES[options.device])  # fmt: skip
         distillation = list(losses.measure_cases(tuple(losses.DISTILLATION_CASES), top))
         faster = losses.TIMES_FASTER_QUICK if options.quick else losses.TIMES_FASTER
         of_top_k = losses.verdict(distillation, faster)

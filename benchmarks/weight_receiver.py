@@ -214,6 +214,12 @@ class LocalHandle:
         return _Call(self._pool, getattr(self.engine, name))
 
 
+def numbered(device: str) -> torch.device:
+    """Return ``device``; ``cuda`` is the first GPU, because torch makes no GPU without a number the current one."""
+    found = torch.device(device)
+    return torch.device("cuda", 0) if found.type == "cuda" and found.index is None else found
+
+
 class ReceiverProcess:
     """A running receiver and its engine handle; end it with ``stop``."""
 
@@ -265,9 +271,10 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    if torch.device(arguments.device).type == "cuda":
-        torch.cuda.set_device(arguments.device)
-    _Handler.receiver = Receiver(Model(json.loads(arguments.spec.read_text()), arguments.device))
+    device = numbered(arguments.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    _Handler.receiver = Receiver(Model(json.loads(arguments.spec.read_text()), str(device)))
     server = ThreadingHTTPServer(("127.0.0.1", arguments.port), _Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     sys.stdin.read()

@@ -43,7 +43,7 @@ POOL_S = 120.0
 LISTENING = re.compile(r"agentrl\.pool: listening on (http://\S+)")
 VARIABLES = {
     "BATCH_SIZE": str(GROUP),
-    "LEARNING_RATE": "3e-4",
+    "LEARNING_RATE": "6e-4",
     "CONTEXT_LENGTH": "8192",
     "MAX_TOKENS_PER_GPU": "8192",
     "MAX_RESPONSE_LENGTH": "64",
@@ -206,8 +206,9 @@ def carry_out(options: argparse.Namespace, console: Console) -> None:
         train(options, run, driver, console)
         console.print("stopping")
     scores = scores_of(records_of(options) / EPISODES)
-    first, last = scores[:GROUP], scores[-GROUP:]
-    console.print(f"solved   {share(first)} of the first {GROUP} runs, {share(last)} of the last {GROUP}")
+    quarter = max(len(scores) // 4, 1)
+    first, last = scores[:quarter], scores[-quarter:]
+    console.print(f"solved   {share(first)} of the first {quarter} runs, {share(last)} of the last {quarter}")
     console.print(f"runs     {len(scores)} in {time.monotonic() - began:.0f} s; {options.run_dir}", soft_wrap=True)
 
 

@@ -59,9 +59,9 @@ STEPS = (
         "benchmarks.trainer",
         (
             *("--shape", "qwen3-0.6b", "--samples", "48", "--longest", "4096", "--lengths", "2048", "--cap", "16384"),
-            *("--rounds", "5", "--sides", "packed", "padded", "LoRA, packed", "whole logits"),
+            *("--padded", "4", "--rounds", "5", "--sides", "packed", "padded", "LoRA, packed", "whole logits"),
         ),
-        seconds=200,
+        seconds=320,
     ),
     Step(
         "trainer 4B, 32k tokens",
