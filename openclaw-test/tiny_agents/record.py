@@ -19,6 +19,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
+from tiny_demo.launched import MODEL_NAME
 
 from agentrl.environment import Task
 from agentrl.harness.environment import HarnessEnvironment
@@ -88,7 +89,7 @@ async def record(harness: Harness, task: str, replies: Sequence[Reply]) -> Recor
             environment = kind(Processes(ledger))
             try:
                 await environment.reset(Task(task), 0)
-                asked = {"harness": harness.name, "api_key": "none", "model": "policy", "timeout_s": RUN_S}
+                asked = {"harness": harness.name, "api_key": "none", "model": MODEL_NAME, "timeout_s": RUN_S}
                 await environment.step({"run_agent": asked})
                 verdict = await environment.evaluate()
             finally:
@@ -104,7 +105,7 @@ async def _stand_in(requests: list[dict[str, Any]], replies: Sequence[Reply]) ->
 
     @app.get("/v1/models")
     def models() -> dict[str, Any]:
-        return {"object": "list", "data": [{"id": "policy", "object": "model", "max_model_len": CONTEXT}]}
+        return {"object": "list", "data": [{"id": MODEL_NAME, "object": "model", "max_model_len": CONTEXT}]}
 
     @app.post("/v1/chat/completions")
     async def complete(request: Request) -> Response:
@@ -128,7 +129,7 @@ async def _stand_in(requests: list[dict[str, Any]], replies: Sequence[Reply]) ->
 
 
 def _head(number: int, kind: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{number}", "object": kind, "created": 0, "model": "policy"}
+    return {"id": f"chatcmpl-{number}", "object": kind, "created": 0, "model": MODEL_NAME}
 
 
 def _reason(message: dict[str, Any]) -> str:
