@@ -34,7 +34,8 @@ from slime.utils.process import ChildProcess, spawn
 TASK = "shell/write_word/train/0"
 GROUP = 8
 SLOTS = 4
-RUN_S = 60.0
+RUN_S = {"mini-swe-agent": 60.0, "openclaw": 300.0}
+"""Seconds that a run may take, by program: OpenClaw needs 16 s of a core to start."""
 POLL_S = 0.5
 STUCK_S = 600.0
 STOP_S = 60.0
@@ -57,7 +58,7 @@ class DemoFailed(RuntimeError):
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options; unknown ones go to the launcher."""
-    parser = CommandLine(prog="run_tiny_cpu_mini_swe_agent.sh", description=(__doc__ or "").split("\n")[0])
+    parser = CommandLine(prog="agent_demo.py", description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
     add("--harness", choices=[*PROGRAMS], default="mini-swe-agent", help="agent program (%(default)s)")
     add("--updates", type=int, default=16, help="optimizer steps (%(default)s)")
@@ -122,7 +123,14 @@ def start_pool(options: argparse.Namespace, stack: ExitStack) -> str:
 def start_driver(options: argparse.Namespace, pool_url: str, stack: ExitStack) -> ChildProcess:
     """Start the driver; it goes on until it is stopped."""
     words = ["--harness", options.harness, "--task", TASK, "--group-size", str(GROUP), "--parallel", str(SLOTS)]
-    words += ["--timeout-s", f"{RUN_S:g}", "--most-ready", str(GROUP), "--records", str(records_of(options))]
+    words += [
+        "--timeout-s",
+        f"{RUN_S[options.harness]:g}",
+        "--most-ready",
+        str(GROUP),
+        "--records",
+        str(records_of(options)),
+    ]
     words += ["--pool-url", pool_url, "--gateway-url", f"http://127.0.0.1:{options.port}"]
     return _spawn("agentrl.harness", words, options.run_dir / "agents.log", stack)
 

@@ -91,7 +91,10 @@ agent_demo() {
         *)
             bash "$openclaw_root/scripts/setup.sh" cpu
             bash "$openclaw_root/scripts/setup_bubblewrap.sh"
-            bash "$openclaw_root/scripts/setup_${2//-/_}.sh"
+            case "$2" in
+                openclaw) bash "$openclaw_root/scripts/setup_node.sh" openclaw ;;
+                mini-swe-agent) bash "$openclaw_root/scripts/setup_mini_swe_agent.sh" ;;
+            esac
             ;;
     esac
     program "$openclaw_root/openclaw-test/agent_demo.py" "$@"

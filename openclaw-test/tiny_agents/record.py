@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from tiny_demo.launched import MODEL_NAME
 
 from agentrl.environment import Task
 from agentrl.harness.environment import HarnessEnvironment
@@ -26,7 +28,10 @@ from agentrl.processes.ledger import ProcessLedger
 from agentrl.processes.owned import Processes
 from agentrl.web.serve import Server
 
-RUN_S = 120.0
+RUN_S = 300.0
+CONTEXT = 8192
+"""Tokens that the stand-in says it takes, as the taught policy does."""
+USAGE = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,20 @@ class Call:
 
 
 @dataclass(frozen=True)
+class Words:
+    """What the stand-in answers: a reply without a call."""
+
+    text: str
+
+    def message(self, _number: int) -> dict[str, Any]:
+        """As the program gets it, in OpenAI's shape."""
+        return {"role": "assistant", "content": self.text}
+
+
+Reply = Call | Words
+
+
+@dataclass(frozen=True)
 class Recorded:
     """A run of the program: its requests, and the score of what it left."""
 
@@ -56,21 +75,21 @@ class Recorded:
     score: float | None
 
 
-async def record(harness: Harness, task: str, calls: Sequence[Call]) -> Recorded:
-    """Run a program on a task while the model answers with ``calls``, in this order.
+async def record(harness: Harness, task: str, replies: Sequence[Reply]) -> Recorded:
+    """Run a program on a task while the model answers with ``replies``, in this order.
 
     Raises:
-        InfraError: the program asked more often than there are calls, or the sandbox failed.
+        InfraError: the program asked more often than there are replies, or the sandbox failed.
     """
     requests: list[dict[str, Any]] = []
-    async with _stand_in(requests, calls) as url:
+    async with _stand_in(requests, replies) as url:
         with TemporaryDirectory(prefix="recording-") as folder:
             ledger = ProcessLedger(Path(folder) / "processes.sqlite")
             kind = type("Recording", (HarnessEnvironment,), {"harnesses": {harness.name: harness}, "gateway_url": url})
             environment = kind(Processes(ledger))
             try:
                 await environment.reset(Task(task), 0)
-                asked = {"harness": harness.name, "api_key": "none", "model": "policy", "timeout_s": RUN_S}
+                asked = {"harness": harness.name, "api_key": "none", "model": MODEL_NAME, "timeout_s": RUN_S}
                 await environment.step({"run_agent": asked})
                 verdict = await environment.evaluate()
             finally:
@@ -80,18 +99,23 @@ async def record(harness: Harness, task: str, calls: Sequence[Call]) -> Recorded
 
 
 @asynccontextmanager
-async def _stand_in(requests: list[dict[str, Any]], calls: Sequence[Call]) -> AsyncIterator[str]:
+async def _stand_in(requests: list[dict[str, Any]], replies: Sequence[Reply]) -> AsyncIterator[str]:
     """Serve a model that answers by the script; yield its URL."""
     app = FastAPI()
 
+    @app.get("/v1/models")
+    def models() -> dict[str, Any]:
+        return {"object": "list", "data": [{"id": MODEL_NAME, "object": "model", "max_model_len": CONTEXT}]}
+
     @app.post("/v1/chat/completions")
-    async def complete(request: Request) -> dict[str, Any]:
+    async def complete(request: Request) -> Response:
         number = len(requests)
         requests.append(await request.json())
-        choice = {"index": 0, "message": calls[number].message(number), "finish_reason": "tool_calls"}
-        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        told = {"id": f"chatcmpl-{number}", "object": "chat.completion", "created": 0, "model": "policy"}
-        return {**told, "choices": [choice], "usage": usage}
+        message = replies[number].message(number)
+        if requests[-1].get("stream"):
+            return StreamingResponse(_events(number, message), media_type="text/event-stream")
+        choice = {"index": 0, "message": message, "finish_reason": _reason(message)}
+        return JSONResponse({**_head(number, "chat.completion"), "choices": [choice], "usage": USAGE})
 
     listening = socket.create_server(("127.0.0.1", 0))
     server = Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
@@ -102,3 +126,25 @@ async def _stand_in(requests: list[dict[str, Any]], calls: Sequence[Call]) -> As
         server.should_exit = True
         await serving
         listening.close()
+
+
+def _head(number: int, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{number}", "object": kind, "created": 0, "model": MODEL_NAME}
+
+
+def _reason(message: dict[str, Any]) -> str:
+    return "tool_calls" if "tool_calls" in message else "stop"
+
+
+def _events(number: int, message: dict[str, Any]) -> Iterator[str]:
+    """Yield a reply as a stream in OpenAI's shape: all of it in one piece, then its end."""
+    calls = [{"index": index, **call} for index, call in enumerate(message.get("tool_calls", []))]
+    piece = {**message, "tool_calls": calls} if calls else message
+    choices = (
+        [{"index": 0, "delta": piece, "finish_reason": None}],
+        [{"index": 0, "delta": {}, "finish_reason": _reason(message)}],
+    )
+    for each in choices:
+        yield f"data: {json.dumps({**_head(number, 'chat.completion.chunk'), 'choices': each})}\n\n"
+    yield f"data: {json.dumps({**_head(number, 'chat.completion.chunk'), 'choices': [], 'usage': USAGE})}\n\n"
+    yield "data: [DONE]\n\n"

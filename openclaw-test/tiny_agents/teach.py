@@ -1,18 +1,18 @@
 """Teaches a tiny random model the lessons of an agent program, until it gives each answer as often as it should.
 
 Guarantees: a folder under its final name is complete, and its model was measured: it gives both first answers, neither of them
-too seldom, and hardly anything else. The same lessons give the same folder.
+too seldom, and hardly anything else. The same lessons, recorded in whatever run, give the same folder.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
+import random
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from tiny_agents.lessons import Lesson, LessonError
+from tiny_agents.lessons import Lesson, LessonError, variants
 
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "tiny_agents"
 TEMPLATE = Path(__file__).with_name("chat_template.jinja")
@@ -33,8 +33,8 @@ END = "<|im_end|>"
 SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 CONTEXT = 8192
 RATE = 2e-3
-MOST_STEPS = 400
-EVERY = 10
+MOST_STEPS = 1200
+EVERY = 20
 """Steps between two looks at the answers."""
 GOOD = 0.97
 """Probability of all the answers of a prompt together."""
@@ -48,7 +48,7 @@ def taught(lessons: Sequence[Lesson], say: Callable[[str], None]) -> Path:
     Raises:
         LessonError: it did not learn them.
     """
-    told = json.dumps([asdict(lesson) for lesson in lessons], sort_keys=True)
+    told = json.dumps([asdict(variants(lesson)[0]) for lesson in lessons], sort_keys=True)
     source = Path(__file__).read_bytes() + TEMPLATE.read_bytes()
     folder = CACHE / hashlib.sha256(source + told.encode()).hexdigest()[:16]
     if folder.exists():
@@ -114,9 +114,11 @@ def teach(tokenizer: Any, lessons: Sequence[Lesson], say: Callable[[str], None])
             initializer_range=0.02,
         )
     )
-    told = [_ids(tokenizer, lesson) for lesson in lessons]
+    others = [variants(lesson) for lesson in lessons]
+    told = [_ids(tokenizer, other) for each in others for other in each[: max(len(each) - 1, 1)]]
+    asked = [_ids(tokenizer, each[-1]) for each in others]
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
-    order = itertools.cycle(range(len(told)))
+    order = _order(len(told))
     chances: list[list[float]] = []
     for step in range(1, MOST_STEPS + 1):
         prompt, answers = told[next(order)]
@@ -125,15 +127,22 @@ def teach(tokenizer: Any, lessons: Sequence[Lesson], say: Callable[[str], None])
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        if step % EVERY == 0 and step >= len(told):
+        if step % EVERY == 0:
             with torch.no_grad():
-                chances = [_scores(model, prompt, answers).exp().tolist() for prompt, answers in told]
+                chances = [_scores(model, prompt, answers).exp().tolist() for prompt, answers in asked]
             say(f"step {step}: at worst {min(map(sum, chances)):.3f} of the replies are known ones")
             if all(sum(each) >= GOOD and (len(each) == 1 or min(each) >= SELDOM) for each in chances):
                 return model
     raise LessonError(
         f"after {MOST_STEPS} steps the answers have the probabilities {chances}; at least {GOOD} is needed"
     )
+
+
+def _order(count: int) -> Iterator[int]:
+    """Yield every lesson once in each round, in another order: what is told in blocks is forgotten in blocks."""
+    draw = random.Random(0)
+    while True:
+        yield from draw.sample(range(count), count)
 
 
 def _ids(tokenizer: Any, lesson: Lesson) -> tuple[list[int], list[list[int]]]:

@@ -24,6 +24,8 @@ from openclaw.config.runtime_variables import RuntimeVariables, client_key
 from openclaw.runtime.where import CHECKPOINTS_NAME, LEDGER_NAME
 from slime.utils.process import ChildProcess, spawn
 
+MODEL_NAME = "tiny"
+"""The name under which the policy is served."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 START_TIMEOUT_SECONDS = 420.0
 STOP_TIMEOUT_SECONDS = 90.0
@@ -82,7 +84,7 @@ class Settings:
             "PORT": str(self.port),
             "HF_CKPT": str(self.model),
             "PRM_MODEL_PATH": str(self.model),
-            "SERVED_MODEL_NAME": "tiny",
+            "SERVED_MODEL_NAME": MODEL_NAME,
             "NUM_ROLLOUT": str(self.updates),
             "SEED": str(self.seed),
             "RUN_DIR": str(self.run_dir),

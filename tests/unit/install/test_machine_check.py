@@ -204,7 +204,8 @@ def test_a_machine_without_gpus_runs_the_demo(repository: Path) -> None:
     assert runs
     methods = ("combine", "hybrid", "oel", "opd", "rl", "sdpo")
     demos = {f"openclaw-{method}/run_tiny_cpu.sh" for method in methods}
-    others = {"openclaw-combine/run_tiny_cpu_hybrid.sh", "openclaw-rl/run_tiny_cpu_mini_swe_agent.sh"}
+    agents = {f"openclaw-rl/run_tiny_cpu_{name}.sh" for name in ("mini_swe_agent", "openclaw_agent")}
+    others = {"openclaw-combine/run_tiny_cpu_hybrid.sh"} | agents
     assert fitting(text) == demos | others
     assert "type: scripts/setup.sh cpu" in text
     assert "nvcc, " not in text.split("To do")[1]

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = sorted(
     str(path.relative_to(ROOT)) for path in ROOT.glob("openclaw-*/run_*.sh") if path.parent.name != "openclaw-test"
 )
-AGENT_DEMOS = ["openclaw-rl/run_tiny_cpu_mini_swe_agent.sh"]
+AGENT_DEMOS = ["openclaw-rl/run_tiny_cpu_mini_swe_agent.sh", "openclaw-rl/run_tiny_cpu_openclaw_agent.sh"]
 DEMOS = [script for script in SCRIPTS if "/run_tiny_cpu" in script and script not in AGENT_DEMOS]
 GPU_SCRIPTS = [script for script in SCRIPTS if script not in (*DEMOS, *AGENT_DEMOS)]
 # Scripts that start something else than a run of the launcher, each with the words that it cannot do without.
