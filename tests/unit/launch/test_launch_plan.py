@@ -19,6 +19,7 @@ from openclaw.launch.profiles import GPU8, TINY_CPU
 from openclaw.launch.report import STARTED_AS
 from openclaw.launch.resolve import make_plan
 from openclaw.launch.variables import LAUNCH_VARIABLES, REPLACED, parse_gpus
+from openclaw.runtime.process import free_port
 from slime.arguments.checkpoint import CONTINUE_VARIABLE
 from tests.helpers.checkpoints import config_only
 
@@ -321,7 +322,8 @@ def test_a_dry_run_is_short_and_shows_what_the_user_set(repository: Path) -> Non
 def test_the_driver_gets_the_line_that_continues_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[dict[str, str]] = []
     model = str(config_only(tmp_path / "a model"))
-    given = {"HF_CKPT": model, "BATCH_SIZE": "4", "RESUME": "", "SGLANG_API_KEY": "s3cret"}
+    port = free_port("127.0.0.1", 0)
+    given = {"HF_CKPT": model, "BATCH_SIZE": "4", "RESUME": "", "SGLANG_API_KEY": "s3cret", "PORT": str(port)}
     words = ["--method", "rl", "--profile", "tiny_cpu", "--wandb-key", "s3cret"]
     monkeypatch.setattr(os, "execve", lambda program, command, environment: started.append(environment))
     monkeypatch.setattr(os, "environ", CLEAN | given)
@@ -329,7 +331,7 @@ def test_the_driver_gets_the_line_that_continues_the_run(tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "environ", CLEAN | given | {STARTED_AS: "'bash' 'run mine.sh' '--lr' '1e-5'"})
     main(words)
     module, script = (environment[CONTINUE_VARIABLE] for environment in started)
-    variables = f"HF_CKPT='{tmp_path}/a model' BATCH_SIZE=4 "
+    variables = f"HF_CKPT='{tmp_path}/a model' BATCH_SIZE=4 PORT={port} "
     assert module.startswith(variables)
     assert module.endswith(" -m openclaw.launch --method rl --profile tiny_cpu --wandb-key *** --resume")
     assert script == f"{variables}bash 'run mine.sh' --lr 1e-5 --resume"
