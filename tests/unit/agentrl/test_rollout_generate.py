@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from agentrl.environment import Task
+from agentrl.exceptions import DeadlineError
 from agentrl.protocol import LeaseRequest
 from agentrl.rollout import generate as loop
 from agentrl.rollout.records import names, read
@@ -260,6 +261,7 @@ async def test_an_environment_that_breaks_midway_is_lost(stage: Raise) -> None:
         ({"AGENTRL_MAX_SAMPLED_TOKENS": "4"}, "sampled_tokens", 2),
         ({"AGENTRL_EPISODE_SECONDS": "0.000001"}, "seconds", 0),
         ({"AGENTRL_MAX_REPLY_TOKENS": "1"}, "reply_tokens", 1),
+        ({"AGENTRL_STEP_SECONDS": "0.1"}, "step_seconds", 2),
     ],
 )
 async def test_limits_truncate(
@@ -267,12 +269,38 @@ async def test_limits_truncate(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    async with stage([f"on{END}"]) as on:
+    replies = ["on", "hang"] if ending == "step_seconds" else ["on"]
+    async with stage([f"{reply}{END}" for reply in replies]) as on:
         assert len(on.tokenizer.encode(f"on{END}", add_special_tokens=False)) == 2
         (sample,) = await on.play()
         assert (sample.status, sample.metadata["agent"]["ending"]) == (Sample.Status.TRUNCATED, ending)
         assert sample.metadata["agent"]["turns"] == turns
+        assert sample.metadata["agent"].get("attempts") == 1
         assert sample.remove_sample == (turns == 0)
+        assert sample.reward == {"step_seconds": -1.0, "seconds": 0.0}.get(ending, 1.0)
+
+
+async def test_an_environment_may_give_its_steps_more_time(stage: Raise, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENTRL_STEP_SECONDS", "60")
+    task = Task("guess", {"steps": 2, "step_seconds": 0.1})
+    async with stage([f"hang{END}"], task) as on:
+        (sample,) = await on.play()
+        assert sample.metadata["agent"]["ending"] == "step_seconds"
+
+
+async def test_a_pool_that_does_not_answer_is_an_infrastructure_failure(
+    stage: Raise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTRL_TRIES", "1")
+
+    async def silent(*_: Any) -> Any:
+        raise DeadlineError("no answer within 135 s", code="no_answer")
+
+    async with stage([f"one{END}"]) as on:
+        monkeypatch.setattr(on.pool, "step", silent)
+        lost = await on.play()
+        assert (lost.status, lost.reward) == (Sample.Status.ABORTED, None)
+        assert lost.metadata["agent_lost"] == "timeout"
 
 
 async def test_a_task_that_is_too_long_is_truncated_and_not_trained(stage: Raise) -> None:
@@ -361,11 +389,13 @@ async def test_the_judges_scores_are_in_rewards_and_steps(stage: Raise, monkeypa
     [
         ("elsewhere", {}, "no task 'elsewhere'"),
         ("guess", {"dynamic_history": False}, "add --dynamic-history"),
+        ("strange", {}, "actions are 'telepathy'"),
         ("guess", {"use_rollout_routing_replay": True}, "remove --use-rollout-routing-replay"),
     ],
 )
 async def test_what_no_retry_helps_is_an_error(stage: Raise, task_id: str, changes: Any, words: str) -> None:
-    async with stage([f"one{END}"]) as on:
+    tasks = (Task("guess", {"steps": 3}), Task("strange", {"steps": 3, "actions": "telepathy"}))
+    async with stage([f"one{END}"], *tasks) as on:
         with pytest.raises(ConfigurationError, match=words):
             await on.play(on.sample(task_id), **changes)
 
@@ -386,3 +416,16 @@ async def test_a_lease_that_is_not_to_be_had_is_an_infrastructure_failure(
 def test_without_a_url_the_error_says_what_to_set() -> None:
     with pytest.raises(ConfigurationError, match="set it to a pool's URL"):
         loop.service_of(loop.Settings.from_env({}))
+
+
+@pytest.mark.parametrize("seed", ["1", -1, None, 0.5])
+async def test_a_seed_that_is_none_is_an_error(stage: Raise, seed: Any) -> None:
+    async with stage([f"one{END}"]) as on:
+        with pytest.raises(ConfigurationError, match="give its row a whole number"):
+            await on.play(on.sample(metadata={"task_id": "guess", "seed": seed}))
+
+
+async def test_the_prompts_seed_is_that_of_the_reset(stage: Raise) -> None:
+    async with stage([f"one{END}"]) as on:
+        await on.play(on.sample(metadata={"task_id": "guess", "seed": 5}))
+        assert on.environment.seeds == [5]
