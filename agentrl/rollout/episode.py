@@ -172,7 +172,7 @@ class EpisodeRun:
             seen = await lent.reset(self._seed, timeout_s=settings.step_seconds)
         self._opening = begin = opening(seen)
         self._conversation = Conversation(
-            self._speech, begin.messages, begin.tools, {**self._keywords, **begin.keywords}
+            self._speech, list(begin.messages), begin.tools, {**self._keywords, **begin.keywords}
         )
         self._record.write("reset", task_id=self._task_id, seed=self._seed, messages=begin.messages, tools=begin.tools)
         return lent

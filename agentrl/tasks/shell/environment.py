@@ -151,5 +151,5 @@ def _seen(result: ExecResult, timeout_s: float) -> str:
         notes.append(f"[ended after {timeout_s:g} s, with everything that it had started]")
     elif result.exit_code or not result.output:
         notes.append(f"[exit code {result.exit_code}]")
-    lines = [result.output.decode(errors="replace").removesuffix("\n")] if result.output else []
-    return "\n".join([*lines, *notes])
+    text = result.output.decode(errors="replace")
+    return "\n".join([*filter(None, [text.removesuffix("\n")]), *notes]) if notes else text

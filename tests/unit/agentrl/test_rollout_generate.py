@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -28,73 +27,19 @@ from slime.utils import http_utils
 from slime.utils.misc import SingletonMeta
 from slime.utils.types import Sample
 from tests.helpers.agent_pools import until
-from tests.helpers.agent_rollouts import GUESS, ScriptedPolicy, Talk, pool_of, talk
-from tests.helpers.rollout_engine import rollout_args
-
-END = "<|im_end|>"
-PARAMETERS: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 64}
-
-
-@dataclass
-class Stage:
-    """What a test plays on."""
-
-    args: Arguments
-    policy: ScriptedPolicy
-    environment: type[Talk]
-    pool: Any
-    tokenizer: Any
-
-    def sample(self, task_id: str = "guess", **fields: Any) -> Sample:
-        return Sample(**{"group_index": 3, "index": 7, "prompt": "?", "metadata": {"task_id": task_id}, **fields})
-
-    async def play(self, sample: Sample | None = None, evaluation: bool = False, **changes: Any) -> Any:
-        args = self.args.changed(**changes)
-        return await loop.generate(args, sample or self.sample(), dict(PARAMETERS), evaluation)
-
-    async def leases(self) -> int:
-        return (await self.pool.status()).leases
-
-    def record(self) -> Any:
-        return read(Path(self.args.run_dir), names(Path(self.args.run_dir))[-1])
-
-    def kinds(self) -> list[str]:
-        return [event["kind"] for event in self.record().events]
-
+from tests.helpers.agent_rollouts import GUESS, talk
+from tests.helpers.agent_stages import END, PARAMETERS, Stage, staged
 
 Raise = Callable[..., Any]
 
 
 @pytest.fixture
 def stage(tmp_path: Path, tiny_random_model: Path, monkeypatch: pytest.MonkeyPatch) -> Raise:
-    @asynccontextmanager
-    async def set_up(replies: Sequence[str], *tasks: Task) -> AsyncIterator[Stage]:
-        """Play ``replies`` by the number of turns before; the last one goes on."""
-        args = rollout_args(tiny_random_model).changed(
-            run_dir=str(tmp_path), dynamic_history=True, apply_chat_template_kwargs={"enable_thinking": True}
-        )
-        SingletonMeta.clear(GenerateState)
-        tokenizer = GenerateState(args).tokenizer
-        opened = tokenizer.encode("<|im_start|>assistant", add_special_tokens=False)
+    """Return a function that sets up a stage on which a policy plays ``replies``; the last one goes on."""
 
-        def script(prompt: list[int]) -> list[int]:
-            before = sum(prompt[n : n + len(opened)] == opened for n in range(len(prompt))) - 1
-            return tokenizer.encode(replies[min(before, len(replies) - 1)], add_special_tokens=False)
-
-        policy = ScriptedPolicy(script)
-        monkeypatch.setattr(http_utils, "_http_client", httpx.AsyncClient(transport=httpx.MockTransport(policy)))
+    def set_up(replies: Sequence[str], *tasks: Task) -> AbstractAsyncContextManager[Stage]:
         environment = talk(*(tasks or (Task("guess", {"steps": 3}),)))
-        async with pool_of(environment, tmp_path) as pool:
-
-            @asynccontextmanager
-            async def service(settings: Any) -> AsyncIterator[Any]:
-                yield pool
-
-            monkeypatch.setattr(loop, "service_of", service)
-            yield Stage(args, policy, environment, pool, tokenizer)
-            await loop.agents_of(args).parking.close()
-            assert (await pool.status()).leases == 0
-        SingletonMeta.clear(GenerateState)
+        return staged(environment, replies, tmp_path, tiny_random_model, monkeypatch)
 
     return set_up
 

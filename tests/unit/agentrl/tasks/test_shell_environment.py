@@ -176,7 +176,7 @@ async def test_steps(make: Make) -> None:
         (bash("true", timeout_s=0), "arguments of bash are wrong: timeout_s: "),
         (bash("true", more=1), "arguments of bash are wrong: more: "),
         ({"tool": "write_file", "arguments": {"path": "x"}}, "arguments of write_file are wrong: content: "),
-        *((writing(path, ""), "below") for path in ("/etc/passwd", "../x")),
+        *((writing(path, ""), "is outside of /work and /tmp") for path in ("/etc/passwd", "../x")),
     ],
 )
 async def test_an_action_that_makes_no_sense(action: Any, says: str, make: Make) -> None:
