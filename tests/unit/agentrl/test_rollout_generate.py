@@ -8,23 +8,18 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from agentrl.environment import Task
 from agentrl.exceptions import DeadlineError
 from agentrl.protocol import LeaseRequest
 from agentrl.rollout import generate as loop
-from agentrl.rollout.records import names, read
 from openclaw.ledger.records import Vote
-from slime.args import Arguments
 from slime.exceptions import ConfigurationError
 from slime.rollout.engine_pool import abort_until_idle
 from slime.rollout.generation import GenerateState, generate_and_rm_group
 from slime.rollout.rewards import rollout_ids
 from slime.rollout.train_data import convert
-from slime.utils import http_utils
-from slime.utils.misc import SingletonMeta
 from slime.utils.types import Sample
 from tests.helpers.agent_pools import until
 from tests.helpers.agent_rollouts import GUESS, talk
