@@ -12,7 +12,7 @@ import pytest
 
 from agentrl.environment import Task
 from agentrl.exceptions import DeadlineError
-from agentrl.protocol import LeaseRequest
+from agentrl.protocol import LeaseRequest, StepRequest, StepResult
 from agentrl.rollout import generate as loop
 from openclaw.ledger.records import Vote
 from slime.exceptions import ConfigurationError
@@ -220,12 +220,18 @@ async def test_limits_truncate(
         assert sample.reward == {"step_seconds": -1.0, "seconds": 0.0}.get(ending, 1.0)
 
 
-async def test_an_environment_may_give_its_steps_more_time(stage: Raise, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AGENTRL_STEP_SECONDS", "60")
-    task = Task("guess", {"steps": 2, "step_seconds": 0.1})
-    async with stage([f"hang{END}"], task) as on:
-        (sample,) = await on.play()
-        assert sample.metadata["agent"]["ending"] == "step_seconds"
+async def test_an_environment_says_how_long_a_step_may_take(stage: Raise, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    async with stage([f"one{END}"], Task("guess", {"steps": 2, "step_seconds": 700})) as on:
+        step = on.pool.step
+
+        async def noted(lease_id: str, request: StepRequest) -> StepResult:
+            asked.append(request.timeout_s)
+            return await step(lease_id, request)
+
+        monkeypatch.setattr(on.pool, "step", noted)
+        await on.play()
+    assert asked == [700.0, 700.0]
 
 
 async def test_a_pool_that_does_not_answer_is_an_infrastructure_failure(
