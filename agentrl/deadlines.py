@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
+PASSED = "deadline_passed"
+"""Code of the DeadlineError of an operation that took too long in its environment; others are of the way to it."""
 CANCEL_GRACE_S = 2.0
 """How long a cancelled operation may take to end before it is abandoned."""
 WORKER_MARGIN_S = 5.0

@@ -29,6 +29,8 @@ PREVIEW = 60
 SHOWN_LOCAL = "local"
 EPISODE_VIEWER = "agentrl.rollout.inspect"
 """Named, because nothing imports `agentrl`."""
+EPISODE_RECORDS = "episodes/*.jsonl"
+"""Of the agent loop, in a run's folder."""
 SCORED_BY = {"judge": "score", "feedback": "user ", "rule": "rule "}
 
 
@@ -168,6 +170,9 @@ def build_parser() -> CommandLine:
     what.add_argument("--session", metavar="ID", help="one conversation in full; the beginning of its id is enough")
     what.add_argument("--episodes", action="store_true", help="one line per episode of an agent")
     what.add_argument("--episode", metavar="ID", help="the story of one episode; the beginning of its id is enough")
+    parser.add_argument(
+        "--tokens", action="store_true", help="with --episode of the agent loop: ids and log-probabilities"
+    )
     what.add_argument("--export", type=Path, metavar="FILE", help="same as the command export")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     exported = commands.add_parser("export", help="write all conversations as JSON lines")
@@ -195,10 +200,15 @@ def no_ledger(place: Path) -> str:
     return f"no ledger at {place}; name a folder under runs/: a run prints the line at its start"
 
 
-def show_episodes(run: Path, episode: str | None) -> int:
-    """Let the agent loop, whose runs have no ledger, show its records (`agentrl.rollout.inspect`); return its exit code."""
+def show_episodes(run: Path, episode: str | None, *, tokens: bool = False) -> int:
+    """Let the agent loop show its own records (`agentrl.rollout.inspect`); return its exit code."""
     viewer = import_module(EPISODE_VIEWER)
-    return viewer.main([str(run), *(["--episode", episode] if episode else [])])
+    return viewer.main([str(run), *(["--episode", episode] if episode else []), *(["--tokens"] if tokens else [])])
+
+
+def of_the_loop(run: Path, begin: str) -> bool:
+    """Return whether the agent loop has recorded an episode in a run's folder whose name begins like that."""
+    return any(record.name.startswith(begin) for record in run.glob(EPISODE_RECORDS))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -207,11 +217,18 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.all and not options.turns:
         parser.error("--all goes with --turns")
+    if options.tokens and not options.episode:
+        parser.error("--tokens goes with --episode")
     if options.export:
         options.command, options.file = "export", options.export
     found = find_ledger(options.ledger)
-    if found is None and (options.episodes or options.episode):
-        return show_episodes(options.ledger, options.episode)
+    run = options.ledger
+    if (found is None and (options.episodes or options.episode)) or (
+        options.episode and of_the_loop(run, options.episode)
+    ):
+        return show_episodes(run, options.episode, tokens=options.tokens)
+    if options.tokens:
+        parser.error(f"--tokens shows what the agent loop recorded; {run} has no such episode {options.episode}")
     if options.command == "import" and found is None:
         if options.ledger.is_dir():
             options.ledger /= LEDGER_NAME
@@ -228,6 +245,8 @@ def main(argv: list[str] | None = None) -> int:
     except (LedgerError, ConfigError) as error:
         print(error, file=sys.stderr)
         return 2
+    if options.episodes and of_the_loop(run, ""):
+        return show_episodes(run, None)
     return 0
 
 

@@ -32,7 +32,7 @@ PASSED = 0.5
 
 
 class VerifiersEnvironment(Environment):
-    """An episode of ``name``, which a subclass sets: an action is the agent's reply as ``{"content": text}``."""
+    """An episode of ``name``, which a subclass sets: an action is the agent's reply as ``{"text": TEXT}``."""
 
     name: str
 
@@ -78,9 +78,9 @@ class VerifiersEnvironment(Environment):
     async def step(self, action: JsonObject) -> StepResult:
         """Give the agent's reply, and return the environment's messages."""
         assert self._lines is not None
-        text = action.get("content")
-        if not isinstance(text, str) or set(action) != {"content"}:
-            raise InvalidError('send the reply as {"content": text}; tools are not supported', code="invalid_action")
+        text = action.get("text")
+        if not isinstance(text, str) or set(action) != {"text"}:
+            raise InvalidError('send the reply as {"text": TEXT}; there are no tools', code="invalid_action")
         answer = await self._lines.ask({"step": text})
         return StepResult(observation=_observation(answer), done=bool(answer["done"]))
 

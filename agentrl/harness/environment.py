@@ -119,6 +119,10 @@ class HarnessEnvironment(ShellEnvironment):
         finally:
             await self._door.aclose()
 
+    def _play(self) -> JsonObject:
+        """Keep the agent loop away: the program acts, not the client."""
+        return {"actions": "run_agent"}
+
     async def _set_out(self) -> None:
         """Start nothing: the sandbox needs to know the program."""
         self._state = "ready"

@@ -18,9 +18,9 @@ from agentrl.client.episode import episode
 from agentrl.exceptions import AgentError, ConfigError, InvalidError
 from agentrl.harness.gateway import AwayError, Created, EpisodeGateway, RefusedError, Status
 from agentrl.protocol import LONGEST_S, Verdict
-from agentrl.rollout.exceptions import EpisodeLost
 from agentrl.rollout.rewards import Mode, outcome
 from agentrl.service import LeaseService
+from slime.exceptions import ConfigurationError
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -186,7 +186,7 @@ class AgentRuns:
             raise _Lost(f"the verdict is {verdict.status} without a score: {verdict.detail or 'no detail'}")
         try:
             reward = outcome(verdict, self._agent.reward)
-        except EpisodeLost as error:
+        except ConfigurationError as error:
             raise ConfigError(f"the score is {verdict.score:g}, not from 0 to 1; use --reward binary") from error
         if not -1 <= reward <= 1:
             raise ConfigError(f"the score is {reward:g}, and a reward is from -1 to 1; use --reward binary")

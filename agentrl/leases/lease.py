@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from agentrl.deadlines import CANCEL_GRACE_S, WORKER_MARGIN_S, awaited, ended_in_time
+from agentrl.deadlines import CANCEL_GRACE_S, PASSED, WORKER_MARGIN_S, awaited, ended_in_time
 from agentrl.environment import Environment, Task
 from agentrl.exceptions import AgentError, DeadlineError, InfraError, InternalError, InvalidError, NotFoundError
 from agentrl.leases.metrics import PoolMetrics
@@ -232,4 +232,4 @@ def _error_of(task: asyncio.Task[Any], kind: type[Any]) -> AgentError | None:
 
 
 def _late(name: str, seconds: float) -> DeadlineError:
-    return DeadlineError(f"{name} took longer than its {seconds:g} s; take a new lease", code="deadline_passed")
+    return DeadlineError(f"{name} took longer than its {seconds:g} s; take a new lease", code=PASSED)

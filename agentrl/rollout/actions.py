@@ -1,26 +1,22 @@
 """How a reply becomes actions, and how what the environment answers becomes messages.
 
-An environment chooses in the ``data`` of its first observation: ``actions`` is one of `FORMS`, ``tools`` are OpenAI tools,
-``system`` is a system prompt, ``chat_template_kwargs`` are for the chat template. With ``tools`` the default form is
-``tool_calls``, otherwise ``text``.
-
-Guarantees: a reply that cannot be read becomes no action. The policy's words stay as they are, and it gets a structured
-error. Pure.
+What an environment chooses is in `agentrl.rollout.opening`. Guarantees: a reply that cannot be read becomes no action. The
+policy's words stay as they are, and it gets a structured error. Pure.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agentrl.protocol import JsonObject, Observation
-from agentrl.rollout.exceptions import EpisodeLost
-from agentrl.rollout.prompts import Message, Reply, Tools
+from agentrl.rollout.prompts import Message, Reply
 from openclaw.messages.arguments import read_arguments
 from openclaw.messages.text import content_text
+from slime.exceptions import ConfigurationError
 
 BLOCK = re.compile(r"^```[^\n`]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
 
@@ -103,44 +99,16 @@ class Text:
 FORMS: Mapping[str, Form] = {"tool_calls": ToolCalls(), "code_block": CodeBlock(), "text": Text()}
 
 
-@dataclass(frozen=True)
-class Opening:
-    """How an episode begins: its first messages, the tools, the form of actions, keywords for the chat template."""
-
-    messages: list[Message]
-    tools: Tools
-    form: Form
-    keywords: Mapping[str, Any]
-
-
-def opening(observation: Observation) -> Opening:
-    """Return how an episode with this first observation begins.
-
-    Raises:
-        EpisodeLost: the environment names no known form, or asks for what this loop cannot do.
-    """
-    data = observation.data
-    tools = data.get("tools") or []
-    name = data.get("actions") or ("tool_calls" if tools else "text")
-    if not isinstance(name, str) or name not in FORMS:
-        raise EpisodeLost("opening", f"the environment's actions are {name!r}; use one of {', '.join(FORMS)}")
-    keywords = data.get("chat_template_kwargs") or {}
-    if not isinstance(tools, list) or not isinstance(keywords, dict):
-        raise EpisodeLost("opening", "the environment's tools are no list, or its chat_template_kwargs no object")
-    system = data.get("system")
-    first: Sequence[Message] = [{"role": "system", "content": system}] if system else []
-    messages = [*first, {"role": "user", "content": text_of(observation)}]
-    return Opening(messages, [tool for tool in tools if isinstance(tool, dict)], FORMS[name], keywords)
-
-
 def text_of(observation: Observation) -> str:
     """Return the text of an observation.
 
     Raises:
-        EpisodeLost: it has pictures, which this loop does not show to the policy.
+        ConfigurationError: it has pictures, which this loop does not show to the policy.
     """
     if observation.images:
-        raise EpisodeLost("opening", "the observation has pictures; the agent loop shows the policy text only")
+        raise ConfigurationError(
+            "the observation has pictures, and the agent loop shows text only; use an environment without pictures"
+        )
     return observation.text
 
 

@@ -1,7 +1,7 @@
 """What is left out of a conversation that no longer fits: whole messages, never tokens.
 
 A conversation that fits stays as it is. One that does not is cut to `SHARE` of its budget if that is possible, and stays
-cut, so that the turns after it extend each other again. The first messages, before any reply, always stay.
+cut, so that the turns after it extend each other again. The first messages, with which the episode began, always stay.
 
 * ``none``: nothing is left out.
 * ``drop_middle``: exchanges (a reply and what followed it) go from the middle; of those that stay, 30 % are the oldest.
@@ -46,6 +46,7 @@ def cut(
     budget: int,
     length: Callable[[Kept], int],
     *,
+    first: int,
     keep_observations: int = 3,
 ) -> Cut | None:
     """Return a conversation cut to at most ``budget`` tokens, or None if the policy cannot do that.
@@ -55,12 +56,13 @@ def cut(
         messages: the conversation, which is too long.
         budget: most tokens of the prompt.
         length: number of tokens of the prompt of messages.
+        first: number of messages with which the episode began.
         keep_observations: of ``elide``, the newest observations that stay whole.
     """
     candidates = {
         "none": lambda: iter(()),
-        "drop_middle": lambda: _without_middle(messages),
-        "elide": lambda: _elided(messages, keep_observations),
+        "drop_middle": lambda: _without_middle(messages, first),
+        "elide": lambda: _elided(messages, first, keep_observations),
     }[policy]()
     fitting: Cut | None = None
     for candidate in candidates:
@@ -72,16 +74,15 @@ def cut(
     return fitting
 
 
-def exchanges(messages: Sequence[Message]) -> tuple[int, list[range]]:
-    """Return the number of first messages, and the positions of each exchange after them."""
-    starts = [position for position, message in enumerate(messages) if message["role"] == "assistant"]
-    first, *_ = bounds = [*starts, len(messages)]
-    return first, [range(*pair) for pair in itertools.pairwise(bounds)]
+def exchanges(messages: Sequence[Message], first: int) -> list[range]:
+    """Return the positions of each exchange after the ``first`` messages."""
+    replies = [position for position in range(first, len(messages)) if messages[position]["role"] == "assistant"]
+    return [range(*pair) for pair in itertools.pairwise([*replies, len(messages)])]
 
 
-def _without_middle(messages: Sequence[Message]) -> Iterator[Cut]:
+def _without_middle(messages: Sequence[Message], first: int) -> Iterator[Cut]:
     """Yield the conversation with fewer and fewer exchanges; the newest always stays."""
-    _, found = exchanges(messages)
+    found = exchanges(messages, first)
     for stay in range(len(found) - 1, 0, -1):
         oldest = min(int(OLDEST_SHARE * stay), stay - 1)
         gone = found[oldest : len(found) - (stay - oldest)]
@@ -92,9 +93,8 @@ def _without_middle(messages: Sequence[Message]) -> Iterator[Cut]:
         yield Cut([*head, (None, note), *tail], dropped=dropped)
 
 
-def _elided(messages: Sequence[Message], keep: int) -> Iterator[Cut]:
+def _elided(messages: Sequence[Message], first: int, keep: int) -> Iterator[Cut]:
     """Yield the conversation with shorter and shorter old observations."""
-    first, _ = exchanges(messages)
     heard = [n for n in range(first, len(messages)) if messages[n]["role"] != "assistant"]
     old = heard[: len(heard) - keep] if keep else heard
     for characters in ELIDED_CHARACTERS:

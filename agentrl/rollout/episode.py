@@ -2,7 +2,9 @@
 
 Guarantees: the lease is given back however the episode ends, cancellation included. An episode that the rollout aborts keeps
 its lease and its half reply; `EpisodeRun.play` then goes on exactly there. A failure that is not the agent's is an
-`EpisodeLost`, so it has no reward. Every limit ends the episode as truncated, and its state is still judged.
+`EpisodeLost`, so it has no reward. Every limit ends the episode as truncated, and its state is still judged. An action that
+outlasts its time in the environment is one of these limits; it cannot be judged, so it counts as failed. A pool that does
+not answer is infrastructure.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.client.episode import Episode, episode
+from agentrl.deadlines import PASSED
 from agentrl.exceptions import AgentError, DeadlineError, InvalidError
 from agentrl.protocol import StepResult, Verdict
-from agentrl.rollout.actions import Action, Form, Malformed, error_text, opening, text_of
+from agentrl.rollout.actions import Action, Malformed, error_text, text_of
 from agentrl.rollout.context import cut
 from agentrl.rollout.exceptions import EpisodeLost
+from agentrl.rollout.opening import Opening, opening
 from agentrl.rollout.policy import Policy, turn_of
 from agentrl.rollout.prompts import Conversation, Message, Reply, Speech
 from agentrl.rollout.records import EpisodeRecord
@@ -31,6 +35,9 @@ from slime.rollout.segments import SampledTurn
 from slime.utils.types import PrefixCacheInfo, Sample
 
 DONE = "done"
+LATE = "step_seconds"
+FAILED = Verdict(status="timeout", score=0.0, detail="an action of the agent took longer than a step may")
+"""Of an episode that ends `LATE`: its environment was cut off in the middle, and cannot judge."""
 NEVER = ("unknown_task", "larger_than_pool")
 """Codes of errors that no other lease would avoid."""
 LEAST_REPLY_SHARE = 4
@@ -109,7 +116,7 @@ class EpisodeRun:
         self._judge = judge
         self._stack = AsyncExitStack()
         self._lent: Episode | None = None
-        self._form: Form
+        self._opening: Opening
         self._conversation: Conversation
         self._first_prompt: list[int] = []
         self._turns: list[Turn] = []
@@ -130,7 +137,8 @@ class EpisodeRun:
 
         Raises:
             EpisodeLost: the infrastructure failed.
-            ConfigurationError: there is no such task, or the key or the task's size is wrong.
+            ConfigurationError: another try cannot help: there is no such task, the key or the task's size is wrong, or
+                this loop cannot play the environment.
         """
         try:
             lent = self._lent or await self._begin()
@@ -162,10 +170,9 @@ class EpisodeRun:
             lending = episode(service, self._task_id, ttl_s=settings.ttl_seconds, wait_s=settings.wait_seconds)
             self._lent = lent = await self._stack.enter_async_context(lending)
             seen = await lent.reset(self._seed, timeout_s=settings.step_seconds)
-        begin = opening(seen)
-        self._form = begin.form
+        self._opening = begin = opening(seen)
         self._conversation = Conversation(
-            self._speech, begin.messages, begin.tools, {**self._keywords, **begin.keywords}
+            self._speech, list(begin.messages), begin.tools, {**self._keywords, **begin.keywords}
         )
         self._record.write("reset", task_id=self._task_id, seed=self._seed, messages=begin.messages, tools=begin.tools)
         return lent
@@ -206,7 +213,7 @@ class EpisodeRun:
         heard = await self._acted(lent, reply)
         self._conversation.heard(heard)
         if self._judge is not None:
-            goal = "\n\n".join(message["content"] for message in before if message["role"] in ("system", "user"))
+            goal = "\n\n".join(message["content"] for message in self._opening.messages)
             self._judge.ask(turn.step_id, step_question(goal, before, reply.message, heard))
         return True
 
@@ -230,7 +237,8 @@ class EpisodeRun:
         if len(ids) <= budget:
             return ids
         keep = settings.keep_observations
-        found = cut(settings.context, talk.messages, budget, talk.length_of, keep_observations=keep)
+        first = len(self._opening.messages)
+        found = cut(settings.context, talk.messages, budget, talk.length_of, first=first, keep_observations=keep)
         if found is None:
             self._ending = "context"
             return None
@@ -254,15 +262,15 @@ class EpisodeRun:
         """Carry out a reply's actions; return the messages that follow, and set the ending if the episode is over."""
         t = len(self._turns) - 1
         try:
-            actions = self._form.actions(reply)
+            actions = self._opening.form.actions(reply)
         except Malformed as error:
             self._malformed += 1
             self._record.write("malformed", t=t, message=str(error))
-            return [self._form.answer(error_text("malformed_action", str(error)), None)]
+            return [self._opening.form.answer(error_text("malformed_action", str(error)), None)]
         heard: list[Message] = []
         for action in actions:
             self._record.write("action", t=t, action=action.content)
-            heard.append(self._form.answer(await self._step(lent, action, t), action.call_id))
+            heard.append(self._opening.form.answer(await self._step(lent, action, t), action.call_id))
             if self._ending is not None:
                 break
         return heard
@@ -273,7 +281,9 @@ class EpisodeRun:
             with self._outside_engine():
                 result = await self._stepped(lent, action)
         except DeadlineError as error:
-            self._ending, text = "step_seconds", error_text(error.code, error.message)
+            if error.code != PASSED:
+                raise EpisodeLost(error.kind, str(error)) from error
+            self._ending, text = LATE, error_text(error.code, error.message)
         else:
             if isinstance(result, InvalidError):
                 text = error_text(result.code, result.message)
@@ -285,7 +295,8 @@ class EpisodeRun:
 
     async def _stepped(self, lent: Episode, action: Action) -> StepResult | InvalidError:
         try:
-            return await lent.step(action.content, timeout_s=self._settings.step_seconds)
+            seconds = self._opening.step_seconds or self._settings.step_seconds
+            return await lent.step(action.content, timeout_s=seconds)
         except InvalidError as error:
             return error
 
@@ -309,6 +320,8 @@ class EpisodeRun:
         return Result(turns, self._first_prompt, self._ending, reached, counts, self._prefix_cache, self._outside)
 
     async def _judged(self, lent: Episode) -> Verdict:
+        if self._ending == LATE:
+            return FAILED
         with self._outside_engine(), _no_deadline():
             return await lent.evaluate(timeout_s=self._settings.evaluate_seconds)
 

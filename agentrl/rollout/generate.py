@@ -1,6 +1,7 @@
 """``--custom-generate-function-path agentrl.rollout.generate.generate``: slime's samples from episodes.
 
-The prompt's ``metadata["task_id"]`` names the task, or else the prompt itself does; ``metadata["seed"]`` is its seed (default 0).
+The prompt's ``metadata["task_id"]`` names the task, or else the prompt itself does; ``metadata["seed"]`` is the seed of its
+reset (default 0).
 
 Guarantees: an episode that is lost to the infrastructure is tried again with a new lease, `Settings.tries` times. After that
 the sample is aborted without a reward, so that slime drops and counts its group and asks for another. An episode that
@@ -138,10 +139,17 @@ def _new_run(
         settings,
         EpisodeRecord(Path(args.run_dir), name),
         task_id=task_id,
-        seed=int(sample.metadata.get("seed") or 0),
+        seed=_seed(sample),
         keywords={**args.apply_chat_template_kwargs, **(sample.apply_chat_template_kwargs or {})},
         judge=agents.step_judge(),
     )
+
+
+def _seed(sample: Sample) -> int:
+    seed = sample.metadata.get("seed", 0)
+    if not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise ConfigurationError(f"the prompt's seed is {seed!r}; give its row a whole number from 0 to 2^63 - 1")
+    return seed
 
 
 async def _aborted(args: Arguments, agents: Agents, settings: Settings, sample: Sample, run: EpisodeRun) -> Sample:

@@ -15,6 +15,7 @@ from typing import Literal
 
 from agentrl.protocol import Verdict
 from agentrl.rollout.exceptions import EpisodeLost
+from slime.exceptions import ConfigurationError
 
 Mode = Literal["binary", "partial", "raw"]
 VALID_VOTES = (-1, 1)
@@ -24,7 +25,8 @@ def outcome(verdict: Verdict, mode: Mode) -> float:
     """Return the outcome: 1 or -1 by whether the score is at least 1, or ``2f - 1`` of a score from 0 to 1, or the score.
 
     Raises:
-        EpisodeLost: the verdict has no score, or none that the mode can read.
+        EpisodeLost: the verdict has no score.
+        ConfigurationError: the mode cannot read the environment's scores.
     """
     score = verdict.score
     if score is None:
@@ -34,7 +36,9 @@ def outcome(verdict: Verdict, mode: Mode) -> float:
     if mode == "binary":
         return 1.0 if score >= 1 else -1.0
     if not 0 <= score <= 1:
-        raise EpisodeLost("verdict", f"the score is {score}, not from 0 to 1; use AGENTRL_REWARD=raw")
+        raise ConfigurationError(
+            f"AGENTRL_REWARD=partial takes scores from 0 to 1, but the environment's is {score:g}; use AGENTRL_REWARD=raw"
+        )
     return 2 * score - 1
 
 

@@ -27,7 +27,12 @@ class Settings(EnvironmentConfig):
     episode_seconds: float = variable(
         "AGENTRL_EPISODE_SECONDS", 1800.0, "seconds after which no further turn begins; parked time counts", above=0.0
     )
-    step_seconds: float = variable("AGENTRL_STEP_SECONDS", 120.0, "most seconds of a reset or step", above=0.0)
+    step_seconds: float = variable(
+        "AGENTRL_STEP_SECONDS",
+        120.0,
+        "most seconds of a reset, and of a step unless the environment says how long one may take",
+        above=0.0,
+    )
     evaluate_seconds: float = variable("AGENTRL_EVALUATE_SECONDS", 600.0, "most seconds of an evaluation", above=0.0)
     wait_seconds: float = variable("AGENTRL_WAIT_SECONDS", 600.0, "most seconds to wait for a lease", above=0.0)
     ttl_seconds: float = variable(

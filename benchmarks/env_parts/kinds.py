@@ -37,10 +37,15 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "Shell": Kind(
             "agentrl.tasks.shell.environment.ShellEnvironment",
             "shell/sum_column/train/0",
-            {"command": "echo done"},
+            {"tool": "bash", "arguments": {"command": "echo done"}},
             "shell/sum_column/train/0",
-            ({"command": "sleep 3600 >/dev/null 2>&1 & setsid sleep 3601 >/dev/null 2>&1 &"},),
-            {"command": "exec sleep 599", "timeout_s": 600},
+            (
+                {
+                    "tool": "bash",
+                    "arguments": {"command": "sleep 3600 >/dev/null 2>&1 & setsid sleep 3601 >/dev/null 2>&1 &"},
+                },
+            ),
+            {"tool": "bash", "arguments": {"command": "exec sleep 599", "timeout_s": 600}},
         ),
     }
 )

@@ -37,11 +37,12 @@ GUESS: dict[str, Any] = {
 class Talk(Environment):
     """Answers each action with its number and the action, until ``steps`` of the task's data are done.
 
-    ``broken`` resets of all its episodes fail; ``seen`` has every action.
+    ``broken`` resets of all its episodes fail; ``seen`` has every action, ``seeds`` every seed.
     """
 
     broken: ClassVar[int] = 0
     seen: ClassVar[list[JsonObject]] = []
+    seeds: ClassVar[list[int]] = []
     offered: ClassVar[list[Task]] = []
 
     @classmethod
@@ -53,6 +54,7 @@ class Talk(Environment):
         if cls.broken:
             cls.broken -= 1
             raise InfraError("the image is missing", code="no_image")
+        cls.seeds.append(seed)
         self.task, self.count = task, 0
         return Observation(text=str(task.data.get("text", "Guess my number.")), data=dict(task.data))
 
@@ -63,6 +65,8 @@ class Talk(Environment):
             raise InvalidError("that is no number; say one", code="no_number")
         if action.get("text") == "break":
             raise OSError("the machine is gone")
+        if action.get("text") == "hang":
+            await asyncio.get_running_loop().create_future()
         said = json.dumps(action) + str(self.task.data.get("more", ""))
         return StepResult(
             observation=Observation(text=f"{self.count}: {said}"), done=self.count >= self.task.data["steps"]
@@ -77,7 +81,7 @@ class Talk(Environment):
 
 def talk(*tasks: Task) -> type[Talk]:
     """Return a new environment class with these tasks."""
-    return type("OwnTalk", (Talk,), {"offered": list(tasks), "seen": [], "broken": 0})
+    return type("OwnTalk", (Talk,), {"offered": list(tasks), "seen": [], "seeds": [], "broken": 0})
 
 
 @asynccontextmanager

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from types import MappingProxyType
+from typing import Any
 
 from agentrl.environment import Task
-from agentrl.protocol import Verdict
+from agentrl.protocol import JsonObject, Verdict
 from agentrl.tasks.shell.environment import ShellEnvironment
 from agentrl.tasks.shell.generate import generate
 
@@ -73,12 +74,17 @@ def oracle(task_id: str) -> str:
     return generate(task_id).solution["solve.sh"].data.decode()
 
 
+def bash(command: Any, **more: Any) -> JsonObject:
+    """Return the action that runs a command."""
+    return {"tool": "bash", "arguments": {"command": command, **more}}
+
+
 async def judged(environment: ShellEnvironment, task_id: str, command: str) -> Verdict:
     """Return the verdict of an agent that runs one command."""
     try:
         await environment.reset(Task(task_id), 0)
         if command:
-            await environment.step({"command": command, "timeout_s": 120.0})
+            await environment.step(bash(command, timeout_s=120.0))
         return await environment.evaluate()
     finally:
         await environment.close()

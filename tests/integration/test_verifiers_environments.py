@@ -34,14 +34,14 @@ async def test_an_episode_of_several_turns(tmp_path: Path) -> None:
             {"role": "system", "content": "One word only."},
             {"role": "user", "content": "Guess the word."},
         ]
-        wrong = await environment.step({"content": "water"})
+        wrong = await environment.step({"text": "water"})
         assert (wrong.observation.text, wrong.done) == ("No. It begins with 'b'; 2 left.", False)
-        assert (await environment.step({"content": "bread"})).done
+        assert (await environment.step({"text": "bread"})).done
         verdict = await environment.evaluate()
         assert (verdict.status, verdict.score) == ("ok", 1.0)
         assert '"turns": 2.0' in verdict.detail
         await environment.reset(first, 0)
-        await environment.step({"content": "water"})
+        await environment.step({"text": "water"})
         early = await environment.evaluate()
         assert (early.status, early.score) == ("task_failed", 0.0)
 
@@ -52,7 +52,7 @@ async def test_an_episode_of_one_turn_has_the_weighted_reward(tmp_path: Path) ->
     (task,) = kind.tasks()
     async with lent(kind, tmp_path) as environment:
         assert (await environment.reset(task, 0)).text == "Reverse: abc"
-        assert (await environment.step({"content": "cba"})).done
+        assert (await environment.step({"text": "cba"})).done
         assert (await environment.evaluate()).score == 2.0
 
 

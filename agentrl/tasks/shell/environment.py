@@ -1,56 +1,32 @@
 """The environment of shell tasks: a sandbox with the task's files, commands in it, and a verdict from outside of it.
 
-Actions: ``{"command": LINE, "timeout_s": S}`` runs a line of bash, and ``{"write_file": {"path": P, "content": TEXT}}`` writes
-a file below the working directory or /tmp. Each command starts in the working directory; what it leaves in the background
-lives on until the verdict.
+The actions are calls of the tools in `agentrl.tasks.shell.tools`, so the agent loop can play it. Each command starts in the
+working directory; what it leaves in the background lives on until the verdict. The environment bounds every step itself,
+and says how long one may take, so a command that hangs is an observation.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable
-from typing import Annotated
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrl.environment import Environment, Task, Weight
-from agentrl.exceptions import InfraError, InvalidError
+from agentrl.exceptions import InfraError
 from agentrl.processes.owned import Processes
 from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
 from agentrl.sandbox.bubblewrap import Bubblewrap
-from agentrl.sandbox.interface import HOME, Sandbox, SandboxSpec
+from agentrl.sandbox.interface import HOME, ExecResult, Sandbox, SandboxSpec
 from agentrl.tasks.harbor import HarborTask
 from agentrl.tasks.shell.families import FAMILIES, NEEDS
 from agentrl.tasks.shell.generate import SETTINGS, SPLITS, generate, task_name
+from agentrl.tasks.shell.tools import LONGEST_COMMAND_S, SYSTEM, Bash, read_call, tools
 from agentrl.tasks.shell.verify import verify
 
 MOST_OUTPUT = 16_384
 """Bytes of a command's output that the agent sees."""
+STEP_S = LONGEST_COMMAND_S + 120
+"""After which a sandbox that still owes an answer has failed."""
 TASKS_PER_FAMILY = {"train": 200, "heldout": 20}
-
-
-class _Action(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class Command(_Action):
-    """Run a line of bash for at most ``timeout_s`` seconds."""
-
-    command: Annotated[str, Field(min_length=1, max_length=100_000)]
-    timeout_s: Annotated[float, Field(gt=0, le=600)] = 30.0
-
-
-class NewFile(_Action):
-    """A text file; a relative path starts in the working directory."""
-
-    path: Annotated[str, Field(min_length=1, max_length=1000)]
-    content: Annotated[str, Field(max_length=1_000_000)]
-
-
-class Writing(_Action):
-    """Write a file."""
-
-    write_file: NewFile
 
 
 class ShellEnvironment(Environment):
@@ -91,25 +67,25 @@ class ShellEnvironment(Environment):
         await self.close()
         self._task = self.load(task)
         await self._set_out()
-        return Observation(text=self._task.instruction, data={"timeout_s": self._task.settings.agent.timeout_sec})
+        data: JsonObject = {"timeout_s": self._task.settings.agent.timeout_sec, **self._play()}
+        return Observation(text=self._task.instruction, data=data)
 
     async def step(self, action: JsonObject) -> StepResult:
-        """Run a command or write a file."""
+        """Run a command, write a file, or end the episode.
+
+        Raises:
+            InvalidError: the call makes no sense; it says what to write.
+            InfraError: the sandbox failed.
+        """
         sandbox = self._running()
-        try:
-            if "command" in action:
-                return await self._command(sandbox, Command.model_validate(action))
-            writing = Writing.model_validate(action)
-        except ValidationError as error:
-            problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-            raise InvalidError(
-                f'{problems}; send {{"command": LINE}} or {{"write_file": {{"path": PATH, "content": TEXT}}}}',
-                code="invalid_action",
-            ) from None
-        new = writing.write_file
-        path = new.path if new.path.startswith("/") else f"{HOME}/{new.path}"
-        await sandbox.write_file(path, new.content.encode(errors="replace"))
-        return StepResult(observation=Observation(text=f"wrote {new.path}"))
+        call = read_call(action)
+        if call is None:
+            return StepResult(observation=Observation(text="The task has ended."), done=True)
+        if isinstance(call, Bash):
+            return await self._command(sandbox, call)
+        path = call.path if call.path.startswith("/") else f"{HOME}/{call.path}"
+        await sandbox.write_file(path, call.content.encode(errors="replace"))
+        return StepResult(observation=Observation(text=f"wrote {call.path}"))
 
     async def evaluate(self) -> Verdict:
         """Stop the agent's sandbox and judge what it left."""
@@ -123,6 +99,10 @@ class ShellEnvironment(Environment):
             await self._sandboxes[-1].stop()
             self._sandboxes.pop()
 
+    def _play(self) -> JsonObject:
+        """Return what the agent loop needs to know; see `agentrl.rollout.actions`."""
+        return {"system": SYSTEM, "tools": list(tools()), "step_seconds": STEP_S}
+
     async def _set_out(self) -> None:
         """Prepare for the agent, once `reset` has loaded the task."""
         await self._open(self.spec())
@@ -135,18 +115,17 @@ class ShellEnvironment(Environment):
             await sandbox.write_file(f"{HOME}/{path}", file.data, mode=file.mode)
         return sandbox
 
-    async def _command(self, sandbox: Sandbox, command: Command) -> StepResult:
+    async def _command(self, sandbox: Sandbox, command: Bash) -> StepResult:
         result = await sandbox.execute(
             ["bash", "-c", command.command], timeout_s=command.timeout_s, most_output=MOST_OUTPUT
         )
-        text = result.output.decode(errors="replace")
         data: JsonObject = {
             "exit_code": result.exit_code,
             "timed_out": result.timed_out,
             "cut_bytes": result.cut_bytes,
             "seconds": result.seconds,
         }
-        return StepResult(observation=Observation(text=text, data=data))
+        return StepResult(observation=Observation(text=_seen(result, command.timeout_s), data=data))
 
     def _running(self) -> Sandbox:
         if not self._sandboxes:
@@ -161,3 +140,16 @@ class ShellEnvironment(Environment):
         sandbox = await self.provider.start(spec, self.processes)
         self._sandboxes.append(sandbox)
         return sandbox
+
+
+def _seen(result: ExecResult, timeout_s: float) -> str:
+    """Return a command's output, and lines in brackets about what the output does not show."""
+    notes: list[str] = []
+    if result.cut_bytes:
+        notes.append(f"[{result.cut_bytes} bytes in the middle of the output are left out]")
+    if result.timed_out:
+        notes.append(f"[ended after {timeout_s:g} s, with everything that it had started]")
+    elif result.exit_code or not result.output:
+        notes.append(f"[exit code {result.exit_code}]")
+    text = result.output.decode(errors="replace")
+    return "\n".join([*filter(None, [text.removesuffix("\n")]), *notes]) if notes else text

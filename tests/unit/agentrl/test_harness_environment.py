@@ -24,10 +24,12 @@ from agentrl.processes.ledger import ProcessLedger
 from agentrl.processes.owned import Processes
 from agentrl.protocol import StepRequest
 from agentrl.registry import Registry
+from agentrl.rollout.opening import opening
 from agentrl.sandbox.interface import ExecResult, Mount, Sandbox
 from agentrl.tasks.harbor import HarborTask
 from agentrl.tasks.shell.environment import ShellEnvironment
 from agentrl.tasks.shell.generate import SETTINGS, generate
+from slime.exceptions import ConfigurationError
 from tests.helpers.agent_pools import QUICK, Clock, asked, judging, renewing, resetting, until
 from tests.helpers.plain_sandboxes import PlainProvider
 from tests.helpers.scripted_chat import refused, said, scripted_chat, streamed
@@ -102,7 +104,9 @@ async def test_a_reset_starts_nothing(make: Callable[..., Made]) -> None:
     environment = made.environment()
     seen = await environment.reset(Task(WORD), 0)
     assert seen.text == generate(WORD).instruction
-    assert seen.data["timeout_s"] == 600.0
+    assert seen.data == {"timeout_s": 600.0, "actions": "run_agent"}
+    with pytest.raises(ConfigurationError, match="actions are 'run_agent'; the agent loop plays"):
+        opening(seen)
     assert made.provider.started == []
 
 

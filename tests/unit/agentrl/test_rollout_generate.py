@@ -3,97 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from agentrl.environment import Task
-from agentrl.protocol import LeaseRequest
+from agentrl.exceptions import DeadlineError
+from agentrl.protocol import LeaseRequest, StepRequest, StepResult
 from agentrl.rollout import generate as loop
-from agentrl.rollout.records import names, read
 from openclaw.ledger.records import Vote
-from slime.args import Arguments
 from slime.exceptions import ConfigurationError
 from slime.rollout.engine_pool import abort_until_idle
 from slime.rollout.generation import GenerateState, generate_and_rm_group
 from slime.rollout.rewards import rollout_ids
 from slime.rollout.train_data import convert
-from slime.utils import http_utils
-from slime.utils.misc import SingletonMeta
 from slime.utils.types import Sample
 from tests.helpers.agent_pools import until
-from tests.helpers.agent_rollouts import GUESS, ScriptedPolicy, Talk, pool_of, talk
-from tests.helpers.rollout_engine import rollout_args
-
-END = "<|im_end|>"
-PARAMETERS: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 64}
-
-
-@dataclass
-class Stage:
-    """What a test plays on."""
-
-    args: Arguments
-    policy: ScriptedPolicy
-    environment: type[Talk]
-    pool: Any
-    tokenizer: Any
-
-    def sample(self, task_id: str = "guess", **fields: Any) -> Sample:
-        return Sample(**{"group_index": 3, "index": 7, "prompt": "?", "metadata": {"task_id": task_id}, **fields})
-
-    async def play(self, sample: Sample | None = None, evaluation: bool = False, **changes: Any) -> Any:
-        args = self.args.changed(**changes)
-        return await loop.generate(args, sample or self.sample(), dict(PARAMETERS), evaluation)
-
-    async def leases(self) -> int:
-        return (await self.pool.status()).leases
-
-    def record(self) -> Any:
-        return read(Path(self.args.run_dir), names(Path(self.args.run_dir))[-1])
-
-    def kinds(self) -> list[str]:
-        return [event["kind"] for event in self.record().events]
-
+from tests.helpers.agent_rollouts import GUESS, talk
+from tests.helpers.agent_stages import END, PARAMETERS, Stage, staged
 
 Raise = Callable[..., Any]
 
 
 @pytest.fixture
 def stage(tmp_path: Path, tiny_random_model: Path, monkeypatch: pytest.MonkeyPatch) -> Raise:
-    @asynccontextmanager
-    async def set_up(replies: Sequence[str], *tasks: Task) -> AsyncIterator[Stage]:
-        """Play ``replies`` by the number of turns before; the last one goes on."""
-        args = rollout_args(tiny_random_model).changed(
-            run_dir=str(tmp_path), dynamic_history=True, apply_chat_template_kwargs={"enable_thinking": True}
-        )
-        SingletonMeta.clear(GenerateState)
-        tokenizer = GenerateState(args).tokenizer
-        opened = tokenizer.encode("<|im_start|>assistant", add_special_tokens=False)
+    """Return a function that sets up a stage on which a policy plays ``replies``; the last one goes on."""
 
-        def script(prompt: list[int]) -> list[int]:
-            before = sum(prompt[n : n + len(opened)] == opened for n in range(len(prompt))) - 1
-            return tokenizer.encode(replies[min(before, len(replies) - 1)], add_special_tokens=False)
-
-        policy = ScriptedPolicy(script)
-        monkeypatch.setattr(http_utils, "_http_client", httpx.AsyncClient(transport=httpx.MockTransport(policy)))
+    def set_up(replies: Sequence[str], *tasks: Task) -> AbstractAsyncContextManager[Stage]:
         environment = talk(*(tasks or (Task("guess", {"steps": 3}),)))
-        async with pool_of(environment, tmp_path) as pool:
-
-            @asynccontextmanager
-            async def service(settings: Any) -> AsyncIterator[Any]:
-                yield pool
-
-            monkeypatch.setattr(loop, "service_of", service)
-            yield Stage(args, policy, environment, pool, tokenizer)
-            await loop.agents_of(args).parking.close()
-            assert (await pool.status()).leases == 0
-        SingletonMeta.clear(GenerateState)
+        return staged(environment, replies, tmp_path, tiny_random_model, monkeypatch)
 
     return set_up
 
@@ -260,6 +201,7 @@ async def test_an_environment_that_breaks_midway_is_lost(stage: Raise) -> None:
         ({"AGENTRL_MAX_SAMPLED_TOKENS": "4"}, "sampled_tokens", 2),
         ({"AGENTRL_EPISODE_SECONDS": "0.000001"}, "seconds", 0),
         ({"AGENTRL_MAX_REPLY_TOKENS": "1"}, "reply_tokens", 1),
+        ({"AGENTRL_STEP_SECONDS": "0.1"}, "step_seconds", 2),
     ],
 )
 async def test_limits_truncate(
@@ -267,12 +209,44 @@ async def test_limits_truncate(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    async with stage([f"on{END}"]) as on:
+    replies = ["on", "hang"] if ending == "step_seconds" else ["on"]
+    async with stage([f"{reply}{END}" for reply in replies]) as on:
         assert len(on.tokenizer.encode(f"on{END}", add_special_tokens=False)) == 2
         (sample,) = await on.play()
         assert (sample.status, sample.metadata["agent"]["ending"]) == (Sample.Status.TRUNCATED, ending)
         assert sample.metadata["agent"]["turns"] == turns
+        assert sample.metadata["agent"].get("attempts") == 1
         assert sample.remove_sample == (turns == 0)
+        assert sample.reward == {"step_seconds": -1.0, "seconds": 0.0}.get(ending, 1.0)
+
+
+async def test_an_environment_says_how_long_a_step_may_take(stage: Raise, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    async with stage([f"one{END}"], Task("guess", {"steps": 2, "step_seconds": 700})) as on:
+        step = on.pool.step
+
+        async def noted(lease_id: str, request: StepRequest) -> StepResult:
+            asked.append(request.timeout_s)
+            return await step(lease_id, request)
+
+        monkeypatch.setattr(on.pool, "step", noted)
+        await on.play()
+    assert asked == [700.0, 700.0]
+
+
+async def test_a_pool_that_does_not_answer_is_an_infrastructure_failure(
+    stage: Raise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTRL_TRIES", "1")
+
+    async def silent(*_: Any) -> Any:
+        raise DeadlineError("no answer within 135 s", code="no_answer")
+
+    async with stage([f"one{END}"]) as on:
+        monkeypatch.setattr(on.pool, "step", silent)
+        lost = await on.play()
+        assert (lost.status, lost.reward) == (Sample.Status.ABORTED, None)
+        assert lost.metadata["agent_lost"] == "timeout"
 
 
 async def test_a_task_that_is_too_long_is_truncated_and_not_trained(stage: Raise) -> None:
@@ -361,11 +335,13 @@ async def test_the_judges_scores_are_in_rewards_and_steps(stage: Raise, monkeypa
     [
         ("elsewhere", {}, "no task 'elsewhere'"),
         ("guess", {"dynamic_history": False}, "add --dynamic-history"),
+        ("strange", {}, "actions are 'telepathy'"),
         ("guess", {"use_rollout_routing_replay": True}, "remove --use-rollout-routing-replay"),
     ],
 )
 async def test_what_no_retry_helps_is_an_error(stage: Raise, task_id: str, changes: Any, words: str) -> None:
-    async with stage([f"one{END}"]) as on:
+    tasks = (Task("guess", {"steps": 3}), Task("strange", {"steps": 3, "actions": "telepathy"}))
+    async with stage([f"one{END}"], *tasks) as on:
         with pytest.raises(ConfigurationError, match=words):
             await on.play(on.sample(task_id), **changes)
 
@@ -386,3 +362,16 @@ async def test_a_lease_that_is_not_to_be_had_is_an_infrastructure_failure(
 def test_without_a_url_the_error_says_what_to_set() -> None:
     with pytest.raises(ConfigurationError, match="set it to a pool's URL"):
         loop.service_of(loop.Settings.from_env({}))
+
+
+@pytest.mark.parametrize("seed", ["1", -1, None, 0.5])
+async def test_a_seed_that_is_none_is_an_error(stage: Raise, seed: Any) -> None:
+    async with stage([f"one{END}"]) as on:
+        with pytest.raises(ConfigurationError, match="give its row a whole number"):
+            await on.play(on.sample(metadata={"task_id": "guess", "seed": seed}))
+
+
+async def test_the_prompts_seed_is_that_of_the_reset(stage: Raise) -> None:
+    async with stage([f"one{END}"]) as on:
+        await on.play(on.sample(metadata={"task_id": "guess", "seed": 5}))
+        assert on.environment.seeds == [5]

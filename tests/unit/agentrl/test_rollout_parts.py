@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 
 from agentrl.protocol import Observation, Verdict
-from agentrl.rollout.actions import FORMS, Malformed, opening, text_of
+from agentrl.rollout.actions import FORMS, Malformed, text_of
 from agentrl.rollout.context import Kept, cut, exchanges
 from agentrl.rollout.exceptions import EpisodeLost
+from agentrl.rollout.opening import opening
 from agentrl.rollout.prompts import Message, Reply
 from agentrl.rollout.rewards import outcome, step_rewards, step_score
 from agentrl.rollout.settings import Settings
 from openclaw.exceptions import ConfigError
+from slime.exceptions import ConfigurationError
 from slime.rollout.rewards import trajectory_reward
 from tests.helpers.agent_rollouts import GUESS
 
@@ -67,10 +69,46 @@ def test_an_environment_chooses_how_the_episode_begins() -> None:
     assert (begin.form, begin.tools) == (FORMS["tool_calls"], [GUESS])
     assert opening(Observation(text="Guess.")).form is FORMS["text"]
     assert opening(Observation(text="x", data={"actions": "code_block"})).form is FORMS["code_block"]
-    with pytest.raises(EpisodeLost, match="use one of tool_calls, code_block, text"):
-        opening(Observation(text="x", data={"actions": "telepathy"}))
-    with pytest.raises(EpisodeLost, match="pictures"):
+    with pytest.raises(ConfigurationError, match="pictures"):
         text_of(Observation(images=("aGk=",)))
+
+
+def test_an_episode_begins_with_the_environments_messages() -> None:
+    parts = [{"type": "text", "text": "Guess "}, {"type": "text", "text": "again."}]
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Guess."},
+        {"role": "assistant", "content": "7"},
+        {"role": "user", "content": parts, "name": "Ann"},
+    ]
+    begin = opening(Observation(text="for people", data={"messages": messages, "step_seconds": 7}))
+    assert begin.messages == [*messages[:3], {"role": "user", "content": "Guess again."}]
+    assert (begin.form, begin.step_seconds) == (FORMS["text"], 7.0)
+
+
+ASKS = {"role": "user", "content": "x"}
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"actions": "telepathy"}, "the agent loop plays tool_calls, code_block, text"),
+        ({"tools": [{"name": "guess"}]}, "tools.0.type: Field required"),
+        ({"tools": {}}, "tools: Input should be a valid list"),
+        ({"chat_template_kwargs": []}, "chat_template_kwargs: "),
+        ({"system": 3}, "system: Input should be a valid string"),
+        ({"step_seconds": 0}, "step_seconds: "),
+        ({"messages": []}, "messages: "),
+        ({"messages": ["x"]}, "messages.0: "),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role: "),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content"),
+        ({"messages": [ASKS, {"role": "assistant", "content": "y"}]}, "end with the assistant's"),
+        ({"messages": [ASKS], "system": "s"}, "both system and messages"),
+    ],
+)
+def test_what_the_loop_cannot_play_is_an_error_of_the_configuration(data: Any, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        opening(Observation(text="x", data=data))
 
 
 def talk(turns: int, size: int = 10) -> list[Message]:
@@ -86,32 +124,33 @@ def characters(kept: Kept) -> int:
 
 
 def test_exchanges_follow_the_first_messages() -> None:
-    assert exchanges(talk(2)) == (2, [range(2, 4), range(4, 6)])
-    assert exchanges(talk(0)) == (2, [])
+    assert exchanges(talk(2), 2) == [range(2, 4), range(4, 6)]
+    assert exchanges(talk(0), 2) == []
+    assert exchanges(talk(2), 4) == [range(4, 6)], "an episode that begins with an example"
 
 
 def test_the_middle_goes_and_three_tenths_of_the_rest_are_the_oldest() -> None:
-    found = cut("drop_middle", talk(20, 100), 3200, characters)
+    found = cut("drop_middle", talk(20, 100), 3200, characters, first=2)
     assert found is not None
     stay = [position for position, _ in found.kept]
     # three quarters of 3200 hold the 200 of the task, the note and 10 exchanges of 200
     assert stay == [*range(8), None, *range(28, 42)]
     assert found.dropped == tuple(range(8, 28))
     assert found.kept[8][1] == {"role": "user", "content": "[10 earlier exchanges are left out]"}
-    assert cut("drop_middle", talk(20, 100), 3200, characters) == found
+    assert cut("drop_middle", talk(20, 100), 3200, characters, first=2) == found
 
 
 def test_a_cut_that_only_just_fits_is_better_than_none() -> None:
     messages = talk(3, 100)
-    found = cut("drop_middle", messages, 480, characters)
+    found = cut("drop_middle", messages, 480, characters, first=2)
     assert found is not None
     assert [position for position, _ in found.kept] == [0, 1, None, 6, 7]
-    assert cut("drop_middle", messages, 420, characters) is None
+    assert cut("drop_middle", messages, 420, characters, first=2) is None
 
 
 def test_old_observations_shrink_and_replies_stay() -> None:
     messages = talk(6, 1000)
-    found = cut("elide", messages, 12_000, characters, keep_observations=2)
+    found = cut("elide", messages, 12_000, characters, first=2, keep_observations=2)
     assert found is not None
     assert found.shortened == (3, 5, 7, 9)
     assert [message for position, message in found.kept if position is not None] == [
@@ -122,7 +161,7 @@ def test_old_observations_shrink_and_replies_stay() -> None:
 
 
 def test_without_a_policy_nothing_is_left_out() -> None:
-    assert cut("none", talk(5), 10, characters) is None
+    assert cut("none", talk(5), 10, characters, first=2) is None
 
 
 @pytest.mark.parametrize(
@@ -138,12 +177,16 @@ def test_outcomes(mode: Any, score: float, expected: float) -> None:
     [
         ("raw", Verdict(status="infra_error", detail="no image")),
         ("binary", Verdict(status="timeout")),
-        ("partial", Verdict(status="ok", score=1.5)),
     ],
 )
 def test_what_is_no_outcome_is_never_rewarded(mode: Any, verdict: Verdict) -> None:
     with pytest.raises(EpisodeLost):
         outcome(verdict, mode)
+
+
+def test_a_score_that_the_mode_cannot_read_stops_the_run() -> None:
+    with pytest.raises(ConfigurationError, match=r"the environment's is 1.5; use AGENTRL_REWARD=raw"):
+        outcome(Verdict(status="ok", score=1.5), "partial")
 
 
 def test_a_step_without_a_valid_vote_is_masked() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from agentrl.rollout import inspect as viewer
 from agentrl.rollout.records import EpisodeRecord, RecordError, names, read
 from openclaw import inspect as of_runs
+from openclaw.ledger.store import Ledger
 from tests.helpers.agent_records import write_episode
 
 SECRET = "sk-ant-api03-" + "aB3dE5gH7jK9mN1pQ3sT5vW7yZ" * 3
@@ -52,6 +53,23 @@ def test_an_episode_is_shown_by_both_commands(tmp_path: Path, capsys: pytest.Cap
     assert viewer.main([str(tmp_path), "--episode", "train-3", "--tokens"]) == 0
     shown = capsys.readouterr().out
     assert "  ids: [9, 10, 11]\n  logprobs: [-1.5, -0.3333333333333333, 0.0]\n" in shown
+    assert of_runs.main([str(tmp_path), "--episode", "train-3", "--tokens"]) == 0
+    assert capsys.readouterr().out == shown
+
+
+def test_a_run_with_a_ledger_shows_both_kinds_of_episodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Ledger(tmp_path / "ledger.sqlite")
+    write_episode(tmp_path).close()
+    assert of_runs.main([str(tmp_path), "--episodes"]) == 0
+    assert capsys.readouterr().out == GOLDEN.splitlines()[0] + "\n"
+    assert of_runs.main([str(tmp_path), "--episode", "train-3"]) == 0
+    assert capsys.readouterr().out == GOLDEN
+    assert of_runs.main([str(tmp_path), "--episode", "other"]) == 2
+    assert "--episodes lists them" in capsys.readouterr().err
+    for words in (["--tokens"], ["--tokens", "--episode", "other"]):
+        with pytest.raises(SystemExit):
+            of_runs.main([str(tmp_path), *words])
+        assert "--tokens" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

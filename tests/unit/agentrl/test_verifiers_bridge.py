@@ -90,9 +90,9 @@ async def test_a_worker_that_hangs_ends_with_its_lease_and_is_of_no_more_use(fak
         pid = environment._lines._process.pid
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
-                await environment.step({"content": "x"})
+                await environment.step({"text": "x"})
         with pytest.raises(InfraError, match="failed before"):
-            await environment.step({"content": "x"})
+            await environment.step({"text": "x"})
         assert mark_of(pid)
     assert mark_of(pid) is None
 
@@ -102,10 +102,10 @@ async def test_a_wrong_action_goes_on(fake: Fake, tmp_path: Path) -> None:
     (task,) = kind.tasks()
     async with lent(kind, tmp_path) as environment:
         await environment.reset(task, 0)
-        for action in ({}, {"content": 1}, {"content": "x", "tool_calls": []}):
+        for action in ({}, {"text": 1}, {"content": "x"}, {"text": "x", "tool_calls": []}):
             with pytest.raises(InvalidError, match="send the reply as"):
                 await environment.step(action)  # pyright: ignore[reportArgumentType]
-        assert (await environment.step({"content": "x"})).observation.text == "hi"
+        assert (await environment.step({"text": "x"})).observation.text == "hi"
 
 
 def test_without_the_package_the_command_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

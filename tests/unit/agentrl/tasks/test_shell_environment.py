@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 
@@ -13,16 +14,23 @@ from agentrl.environment import Task
 from agentrl.exceptions import InfraError, InvalidError
 from agentrl.processes.ledger import ProcessLedger
 from agentrl.processes.owned import Processes
+from agentrl.protocol import JsonObject
+from agentrl.rollout.actions import FORMS
+from agentrl.rollout.opening import opening
 from agentrl.tasks.harbor import File, HarborTask
 from agentrl.tasks.shell import snapshot
-from agentrl.tasks.shell.environment import MOST_OUTPUT, ShellEnvironment
+from agentrl.tasks.shell.environment import MOST_OUTPUT, STEP_S, ShellEnvironment
 from agentrl.tasks.shell.families import EASY, FAMILIES
 from agentrl.tasks.shell.generate import generate
 from tests.helpers.plain_sandboxes import PlainProvider
-from tests.helpers.shell_agents import ATTACKS, judged, oracle
+from tests.helpers.shell_agents import ATTACKS, bash, judged, oracle
 
 Make = Callable[..., ShellEnvironment]
 WORD = "shell/write_word/train/1"
+
+
+def writing(path: str, content: str) -> JsonObject:
+    return {"tool": "write_file", "arguments": {"path": path, "content": content}}
 
 
 @pytest.fixture
@@ -138,41 +146,65 @@ async def test_a_reward_between(make: Make) -> None:
 async def test_steps(make: Make) -> None:
     environment = make()
     with pytest.raises(InfraError, match="reset it first"):
-        await environment.step({"command": "true"})
+        await environment.step(bash("true"))
     seen = await environment.reset(Task(WORD), 0)
     assert seen.text == generate(WORD).instruction
-    await environment.step({"write_file": {"path": "sub/a.txt", "content": "höher\n"}})
-    result = await environment.step({"command": "cat sub/a.txt; echo wrong >&2; exit 3"})
-    assert result.observation.text == "höher\nwrong\n"
+    await environment.step(writing("sub/a.txt", "höher\n"))
+    result = await environment.step(bash("cat sub/a.txt; echo wrong >&2; exit 3"))
+    assert result.observation.text == "höher\nwrong\n[exit code 3]"
     assert (result.observation.data["exit_code"], result.observation.data["timed_out"]) == (3, False)
-    result = await environment.step({"command": "yes", "timeout_s": 0.3})
+    result = await environment.step(bash("yes", timeout_s=0.3))
     assert (result.observation.data["exit_code"], result.observation.data["timed_out"]) == (None, True)
-    assert len(result.observation.text.encode()) <= MOST_OUTPUT
-    assert result.observation.data["cut_bytes"]
+    shown, cut, ended = result.observation.text.rsplit("\n", 2)
+    assert len(shown.encode()) <= MOST_OUTPUT
+    assert cut == f"[{result.observation.data['cut_bytes']} bytes in the middle of the output are left out]"
+    assert ended == "[ended after 0.3 s, with everything that it had started]"
+    assert (await environment.step(bash("true"))).observation.text == "[exit code 0]"
     await environment.close()
     await environment.close()
 
 
 @pytest.mark.parametrize(
-    "action",
+    ("action", "says"),
     [
-        *({}, {"command": ""}, {"command": 3}, {"command": "true", "timeout_s": 0}, {"command": "true", "more": 1}),
-        *({"write_file": {"path": path, "content": ""}} for path in ("/etc/passwd", "../x")),
+        ({}, "an action is"),
+        ({"command": "true"}, "call bash with a command"),
+        ({"tool": "bash", "arguments": {}, "more": 1}, "an action is"),
+        ({"tool": "ls", "arguments": {}}, "there is no tool 'ls'; call bash"),
+        ({"tool": "bash", "arguments": "true"}, "arguments of bash are wrong: it: Input should be"),
+        *((bash(command), "arguments of bash are wrong: command: ") for command in ("", 3)),
+        (bash("true", timeout_s=0), "arguments of bash are wrong: timeout_s: "),
+        (bash("true", more=1), "arguments of bash are wrong: more: "),
+        ({"tool": "write_file", "arguments": {"path": "x"}}, "arguments of write_file are wrong: content: "),
+        *((writing(path, ""), "is outside of /work and /tmp") for path in ("/etc/passwd", "../x")),
     ],
 )
-async def test_an_action_that_makes_no_sense(action: dict[str, object], make: Make) -> None:
+async def test_an_action_that_makes_no_sense(action: Any, says: str, make: Make) -> None:
     environment = make()
     await environment.reset(Task(WORD), 0)
-    with pytest.raises(InvalidError):
-        await environment.step(action)  # pyright: ignore[reportArgumentType]
-    assert (await environment.step({"command": "echo on"})).observation.text == "on\n"
+    with pytest.raises(InvalidError, match=says):
+        await environment.step(action)
+    assert (await environment.step(bash("echo on"))).observation.text == "on\n"
+    await environment.close()
+
+
+async def test_a_reply_without_a_call_ends_the_episode(make: Make) -> None:
+    environment = make()
+    seen = await environment.reset(Task(WORD), 0)
+    begin = opening(seen)
+    assert begin.form is FORMS["tool_calls"]
+    assert [tool["function"]["name"] for tool in begin.tools] == ["bash", "write_file"]
+    assert begin.tools[0]["function"]["parameters"]["properties"].keys() == {"command", "timeout_s"}
+    assert begin.messages[0]["role"] == "system"
+    assert begin.step_seconds == STEP_S
+    assert (await environment.step({"text": "Done."})).done
     await environment.close()
 
 
 async def test_a_reset_starts_anew(make: Make, provider: PlainProvider) -> None:
     environment = make()
     await environment.reset(Task(WORD), 0)
-    await environment.step({"command": oracle(WORD)})
+    await environment.step(bash(oracle(WORD)))
     await environment.reset(Task(WORD), 0)
     assert [sandbox.stopped for sandbox in provider.started] == [True, False]
     assert (await environment.evaluate()).score == 0.0

@@ -1,0 +1,119 @@
+"""How an environment says that its episode begins: the ``data`` of its first observation.
+
+``system`` is a system prompt, ``tools`` are OpenAI tools, ``chat_template_kwargs`` are for the chat template. ``actions`` is
+one of `agentrl.rollout.actions.FORMS`: by default ``tool_calls`` with tools, otherwise ``text``. ``messages`` begin the
+conversation in place of ``system`` and the observation's text. ``step_seconds`` is the longest that a step may take.
+
+Guarantee: what this loop cannot play is a ConfigurationError, since another lease would not help. Other fields are the
+environment's own. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from agentrl.protocol import LONGEST_S, JsonObject, Observation
+from agentrl.rollout.actions import FORMS, Form, text_of
+from agentrl.rollout.prompts import Message, Tools
+from openclaw.messages.text import content_text
+from slime.exceptions import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How an episode begins.
+
+    Attributes:
+        messages: the first ones; the last one is the user's.
+        tools: that the policy may call.
+        form: of its actions.
+        keywords: for the chat template.
+        step_seconds: the longest that a step may take; None if the environment does not say.
+    """
+
+    messages: list[Message]
+    tools: Tools
+    form: Form
+    keywords: Mapping[str, Any]
+    step_seconds: float | None
+
+
+class _Read(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+
+
+class _Text(_Read):
+    type: Literal["text"]
+    text: str
+
+
+class _Message(_Read):
+    role: Literal["system", "user", "assistant"]
+    content: str | list[_Text]
+
+
+class _Function(_Read):
+    name: Annotated[str, Field(min_length=1)]
+    parameters: JsonObject | None = None
+
+
+class _Tool(_Read):
+    type: Literal["function"]
+    function: _Function
+
+
+class _Data(_Read):
+    """The fields that are this loop's; null stands for a missing one."""
+
+    system: str | None = None
+    messages: Annotated[list[_Message], Field(min_length=1)] | None = None
+    tools: list[_Tool] | None = None
+    actions: str | None = None
+    chat_template_kwargs: JsonObject | None = None
+    step_seconds: Annotated[float, Field(gt=0, le=LONGEST_S)] | None = None
+
+
+def opening(observation: Observation) -> Opening:
+    """Return how an episode with this first observation begins.
+
+    Raises:
+        ConfigurationError: the environment asks for what this loop cannot do; it says what.
+    """
+    data = observation.data
+    try:
+        read = _Data.model_validate(data)
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise ConfigurationError(
+            f"the agent loop cannot play this environment: its first data has {problems}"
+        ) from None
+    name = read.actions or ("tool_calls" if read.tools else "text")
+    if name not in FORMS:
+        raise ConfigurationError(f"the environment's actions are {name!r}; the agent loop plays {', '.join(FORMS)}")
+    return Opening(
+        _messages(read, text_of(observation)),
+        data.get("tools") or [],  # pyright: ignore[reportArgumentType] - `_Data` has checked them
+        FORMS[name],
+        read.chat_template_kwargs or {},
+        read.step_seconds,
+    )
+
+
+def _messages(read: _Data, text: str) -> list[Message]:
+    """Return the first messages."""
+    if read.messages is None:
+        system: list[Message] = [{"role": "system", "content": read.system}] if read.system else []
+        return [*system, {"role": "user", "content": text}]
+    if read.system is not None:
+        raise ConfigurationError("the environment's first data has both system and messages; put it into messages")
+    if read.messages[-1].role != "user":
+        raise ConfigurationError(
+            f"the environment's messages end with the {read.messages[-1].role}'s; the last one must be the user's"
+        )
+    return [
+        {"role": message.role, "content": content_text(message.model_dump()["content"])} for message in read.messages
+    ]
