@@ -33,7 +33,9 @@ def test_the_quick_run_compares_every_case(tmp_path: Path, repository: Path) -> 
 def test_one_process_measures_several_cases_as_on_cuda() -> None:
     """The way that CUDA takes: what a case leaves behind must not reach the next one."""
     names = ["sft_loss", "top-K reverse KL"]
-    options = SimpleNamespace(rows=32, vocabulary=512, width=16, chunk=8, top=5, repeats=1, device="cpu", dtype="float32")
+    options = SimpleNamespace(
+        rows=32, vocabulary=512, width=16, chunk=8, top=5, repeats=1, device="cpu", dtype="float32"
+    )
     found = in_own_process(losses.run_cases, names, options)
     assert list(found) == names
     for name, sides in found.items():
