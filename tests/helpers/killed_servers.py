@@ -30,13 +30,13 @@ TRIES = 100
 
 @dataclass
 class Command:
-    """One command line, which may be started several times; ``url`` is empty for one that serves nothing."""
+    """One command line, which may be started several times; `start` is for one that serves at ``url``."""
 
     name: str
     argv: list[str]
     environment: dict[str, str]
     log: Path
-    url: str = ""
+    url: str
     process: subprocess.Popen[bytes] | None = None
     pids: list[int] = field(default_factory=list)
 
@@ -109,39 +109,36 @@ class Servers:
         for each in (self.runs, self.temporary):
             each.mkdir()
         self._folder = folder
-        self.gateway = self._command(
-            "gateway",
-            ["openclaw.runtime"],
-            OPENCLAW_POLICY_URL=engine_url,
-            OPENCLAW_JUDGE_URL=engine_url,
-            OPENCLAW_TOKENIZER=str(model),
-            OPENCLAW_JUDGE_TOKENIZER=str(model),
-            OPENCLAW_METHOD=METHOD,
-            OPENCLAW_LEDGER=str(self.ledger),
-            OPENCLAW_ENGINE_WAIT_SECONDS="1",
-            OPENCLAW_GRACE_SECONDS="1",
-        )
-        gateway = ["--gateway-url", self.gateway.url]
+        port = find_available_port()
+        variables = {
+            "PORT": str(port),
+            "OPENCLAW_POLICY_URL": engine_url,
+            "OPENCLAW_JUDGE_URL": engine_url,
+            "OPENCLAW_TOKENIZER": str(model),
+            "OPENCLAW_JUDGE_TOKENIZER": str(model),
+            "OPENCLAW_METHOD": METHOD,
+            "OPENCLAW_LEDGER": str(self.ledger),
+            "OPENCLAW_ENGINE_WAIT_SECONDS": "1",
+            "OPENCLAW_GRACE_SECONDS": "1",
+        }
+        self.gateway = self._command("gateway", ["openclaw.runtime"], port, variables)
+        gateway, port = ["--gateway-url", self.gateway.url], find_available_port()
         agent = f"{KillableAgent.__module__}.{KillableAgent.__name__}"
         pool = ["agentrl.pool", "--env", "agentrl.harness.environment.HarnessEnvironment", "--harness", agent, *gateway]
         pool += ["--slots", "1", "--memory-mib", "4096", "--cpu", "4", "--ledger", str(self.pool_ledger)]
-        self.pool = self._command("pool", pool, TMPDIR=str(self.temporary), **{FOLDER_VARIABLE: str(self.runs)})
+        pool += ["--port", str(port)]
+        self.pool = self._command("pool", pool, port, {"TMPDIR": str(self.temporary), FOLDER_VARIABLE: str(self.runs)})
         driver = ["agentrl.harness", "--harness", KillableAgent.name, "--task", TASK, "--group-size", "2", *gateway]
         driver += ["--parallel", "1", "--groups", "1", "--tries", str(TRIES), "--pool-url", self.pool.url]
-        self.driver = self._command("driver", [*driver, "--records", str(self.records)], serves=False)
+        self.driver = self._command("driver", [*driver, "--records", str(self.records)], 0, {})
 
-    def _command(self, name: str, module: list[str], serves: bool = True, **variables: str) -> Command:
-        """Return ``python -m MODULE``; one that serves gets a port of its own."""
-        port = find_available_port() if serves else 0
+    def _command(self, name: str, module: list[str], port: int, variables: dict[str, str]) -> Command:
+        """Return ``python -m MODULE`` with these variables, and few others of this process."""
         kept = {each: os.environ[each] for each in ("PATH", "HOME", "OMP_NUM_THREADS") if each in os.environ}
         paths = os.pathsep.join(str(REPOSITORY / each) for each in (".", "slime", "openclaw-rl"))
         environment = {**kept, **KEYS, "PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", **variables}
-        argv = [sys.executable, "-m", *module]
-        if name == "pool":
-            argv += ["--port", str(port)]
-        elif serves:
-            environment["PORT"] = str(port)
-        return Command(name, argv, environment, self._folder / f"{name}.log", f"http://127.0.0.1:{port}")
+        url = f"http://127.0.0.1:{port}"
+        return Command(name, [sys.executable, "-m", *module], environment, self._folder / f"{name}.log", url)
 
     async def start(self) -> None:
         """Start all; the driver begins its first run."""

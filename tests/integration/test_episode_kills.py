@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -63,7 +63,8 @@ async def running(folder: Path, engine_url: str, model: Path) -> AsyncIterator[S
 @asynccontextmanager
 async def engine_of_replies() -> AsyncIterator[MockEngine]:
     """Serve replies that all differ; the gate lets the first one through, and the beginning of the second."""
-    tokenizer, numbers = build_tokenizer(), itertools.count(10)
+    tokenizer: Any = build_tokenizer()
+    numbers = itertools.count(10)
 
     def reply(number: int) -> list[int]:
         text = f"This is the reply with the number {number}."
