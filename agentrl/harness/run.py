@@ -20,6 +20,7 @@ from agentrl.harness.gateway import AwayError, Created, EpisodeGateway, RefusedE
 from agentrl.protocol import LONGEST_S, Verdict
 from agentrl.rollout.rewards import Mode, outcome
 from agentrl.service import LeaseService
+from openclaw.config.bounds import EPISODE_SECONDS
 from slime.exceptions import ConfigurationError
 
 logger = logging.getLogger(__name__)
@@ -161,7 +162,8 @@ class AgentRuns:
             told = (await lent.reset(timeout_s=RESET_S)).data.get("timeout_s")
             limits = [each for each in (told, self._agent.timeout_s) if isinstance(each, (int, float))]
             timeout_s = min([*limits, LONGEST_RUN_S])
-            ttl_s = seat.waves * (WAIT_S + RESET_S + timeout_s + EVALUATE_S) + TTL_MARGIN_S
+            longest_s = seat.waves * (WAIT_S + RESET_S + timeout_s + EVALUATE_S) + TTL_MARGIN_S
+            ttl_s = min(longest_s, EPISODE_SECONDS.most)
             created = await self._uncut(self._create(seat, ttl_s, so_far))
             asked = {"harness": self._agent.harness, "api_key": created.api_key, "model": self._agent.model}
             result = await lent.step(

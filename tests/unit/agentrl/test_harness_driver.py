@@ -18,6 +18,7 @@ from agentrl.harness.driver import Plan
 from agentrl.harness.gateway import AwayError, EpisodeGateway
 from agentrl.harness.records import EPISODES, GROUPS, lines
 from agentrl.protocol import Verdict
+from openclaw.config.bounds import EPISODE_SECONDS
 from openclaw.ledger.episode_records import Episode
 from tests.helpers.agent_pools import ADDRESS, PATIENT_S, CutTransport, until
 from tests.helpers.agent_runs import AGENT, FAILED, SOLVED, AgentPool, Drive, Elsewhere, Runs, start_pool
@@ -337,6 +338,13 @@ async def test_an_episode_that_expired_is_lost(stack: Stack, pool: AgentPool, dr
     await driving
     assert "has ended with status 'expired'" in drive.said
     assert drive.screen.tally.finished == 1
+
+
+async def test_runs_that_may_take_months_have_episodes_of_the_longest_time(stack: Stack, drive: Drive) -> None:
+    await drive.run(groups=1, parallel=1, tries=100_000)
+    assert drive.screen.tally.finished == 1
+    lives = [each.expires_at - each.created_at for each in stack.ledger.episodes()]
+    assert lives == [EPISODE_SECONDS.most] * 2
 
 
 def test_each_epoch_has_all_tasks_in_an_order_of_the_seed() -> None:
