@@ -47,7 +47,7 @@ def test_other_groups_and_other_owners_go_on_waiting(ledger: Ledger) -> None:
 def test_a_refused_close_changes_nothing(ledger: Ledger) -> None:
     closed(ledger, "a", 1.0)
     opened = create(ledger, "b", group="g", group_size=4)
-    with pytest.raises(EpisodeConflictError, match="1 episodes of the group 'g' are open; .*send end_open"):
+    with pytest.raises(EpisodeConflictError, match=r"1 episodes of the group 'g' are open; .*send end_open"):
         ledger.close_group("alice", "g")
     with pytest.raises(UnknownRecordError):
         ledger.close_group("alice", "other", end_open=True)
