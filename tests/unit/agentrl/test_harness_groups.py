@@ -11,6 +11,7 @@ import pytest
 
 from agentrl.harness.gateway import EpisodeGateway
 from agentrl.harness.records import BEGUN, GROUPS, Records, lines, schedule_of
+from agentrl.harness.run import AgentRuns, Ended
 from tests.helpers.agent_pools import ADDRESS, PATIENT_S, CutTransport, until
 from tests.helpers.agent_runs import FAILED, SOLVED, TASKS, AgentPool, Drive
 from tests.unit.agentrl import test_harness_driver as driving
@@ -18,7 +19,8 @@ from tests.unit.gateway import conftest as gateways
 
 start, tokenizer = gateways.start, gateways.tokenizer
 stack, pools, pool, drive = driving.stack, driving.pools, driving.pool, driving.drive
-LOST, Stack = driving.LOST, gateways.Stack
+LOST = driving.LOST
+Stack = gateways.Stack
 
 
 def holding(stack: Stack, pool: AgentPool, first: int) -> asyncio.Event:
@@ -55,13 +57,19 @@ async def test_what_a_group_has_that_is_given_up_is_trained_at_once(
 
 
 async def test_members_that_are_lost_together_give_a_group_up_once(
-    stack: Stack, pool: AgentPool, drive: Drive, tmp_path: Path
+    drive: Drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool.runs.gate.clear()
-    pool.runs.ends += [LOST] * 8
-    run = asyncio.create_task(drive.run(groups=2, group_size=4, parallel=4, tries=1, records=tmp_path))
-    await until(lambda: pool.runs.running == 4)
-    pool.runs.gate.set()
+    """All members of a group end in the same turn of the event loop."""
+    go = asyncio.Event()
+
+    async def lose(*_: object) -> Ended:
+        await go.wait()
+        return Ended(episode=None, status="infra_error", seconds=1.0, problem="lost")
+
+    monkeypatch.setattr(AgentRuns, "run", lose)
+    run = asyncio.create_task(drive.run(groups=2, group_size=4, parallel=8, tries=1, records=tmp_path))
+    await until(lambda: driving.states(tmp_path) == ["begun", "begun"])
+    go.set()
     await run
     assert Counter(driving.states(tmp_path)) == {"begun": 2, "given_up": 2}
     assert drive.screen.tally.given_up == 2
