@@ -1,7 +1,7 @@
 """``python -m agentrl.harness``: lets an agent program work on tasks, and rewards its episodes at the gateway.
 
-Guarantees: errors are one line, with exit status 2 for bad input and 1 for a server that has gone, or if no group was
-finished. The first SIGINT or SIGTERM ends all runs, gives their leases back and deletes their episodes; the exit status is
+Guarantees: errors are one line, with exit status 2 for bad input and 1 for a server that has gone, or if a group that was
+asked for is not finished. The first SIGINT or SIGTERM ends all runs, gives their leases back and deletes their episodes; the exit status is
 then 130 or 143. It ends with its parent if a launcher started it.
 """
 
@@ -19,7 +19,7 @@ from rich.console import Console
 
 from agentrl.client.http import HttpLeases
 from agentrl.exceptions import AgentError, ConfigError
-from agentrl.harness.checks import check_gateway, check_pool
+from agentrl.harness.checks import check_gateway, check_plan, check_pool
 from agentrl.harness.driver import Driver, Plan
 from agentrl.harness.gateway import KEY_VARIABLE as GATEWAY_KEY
 from agentrl.harness.gateway import AwayError, EpisodeGateway, RefusedError
@@ -85,6 +85,19 @@ async def drive(options: argparse.Namespace, tasks: Sequence[str]) -> int:
         AwayError: pool or gateway have gone.
         AgentError: the pool does not answer at the start.
     """
+    groups = options.epochs * len(tasks) if options.epochs else options.groups
+    plan = Plan(
+        tasks=tasks,
+        group_size=options.group_size,
+        spare=options.spare,
+        parallel=options.parallel,
+        groups=groups,
+        tries=options.tries,
+        most_ready=options.most_ready,
+        seed=options.seed,
+        metadata={"harness": options.harness},
+    )
+    check_plan(plan, options.timeout_s)
     pool_key, gateway_key = os.environ.get(POOL_KEY) or None, os.environ.get(GATEWAY_KEY) or None
     async with (
         HttpLeases(options.pool_url, pool_key, unreachable_s=START_S) as pool,
@@ -93,17 +106,6 @@ async def drive(options: argparse.Namespace, tasks: Sequence[str]) -> int:
         await check_gateway(gateway)
         await check_pool(pool, tasks)
         model = options.model or await gateway.model()
-    groups = options.epochs * len(tasks) if options.epochs else options.groups
-    plan = Plan(
-        tasks=tasks,
-        group_size=options.group_size,
-        parallel=options.parallel,
-        groups=groups,
-        tries=options.tries,
-        most_ready=options.most_ready,
-        seed=options.seed,
-        metadata={"harness": options.harness},
-    )
     agent = Agent(harness=options.harness, model=model, timeout_s=options.timeout_s, reward=options.reward)
     records = Records(options.records, schedule_of(tasks, options.harness, options.group_size, options.seed))
     finished = sum(number < groups for number in records.finished()) if groups else len(records.finished())
@@ -117,7 +119,11 @@ async def drive(options: argparse.Namespace, tasks: Sequence[str]) -> int:
                 await Driver(plan, pool, gateway, AgentRuns(pool, gateway, agent), records, screen).drive()
     finally:
         screen.summary()
-    return 0 if screen.tally.finished or finished else FAILED_EXIT
+    finished += screen.tally.finished
+    if groups is None or finished == groups:
+        return 0
+    print(f"{PROG}: {groups - finished} of {groups} groups are not finished", file=sys.stderr)
+    return FAILED_EXIT
 
 
 if __name__ == "__main__":

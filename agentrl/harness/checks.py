@@ -1,4 +1,5 @@
-"""What is known before the first run: gateway and pool answer, rewards train, and the pool has every task.
+"""What is known before the first run: the plan fits the gateway's bounds, gateway and pool answer, rewards train, and the pool
+has every task.
 
 Guarantee: nothing is left behind: a lease that was asked for is given back.
 """
@@ -10,12 +11,37 @@ from collections.abc import Iterable
 
 from agentrl.client.episode import new_request_id
 from agentrl.exceptions import CapacityError, ConfigError, InvalidError, NotFoundError
+from agentrl.harness.driver import Plan
 from agentrl.harness.gateway import EpisodeGateway, RefusedError
+from agentrl.harness.run import LONGEST_RUN_S, key_seconds
 from agentrl.protocol import LeaseRequest
 from agentrl.service import LeaseService
+from openclaw.config.bounds import EPISODE_GROUP, EPISODE_SECONDS
 
 AT_A_TIME = 8
 TOO_LARGE = "larger_than_pool"
+
+
+def check_plan(plan: Plan, timeout_s: float | None) -> None:
+    """See that the gateway allows groups of this size, and that the keys of their episodes can live as long as they take.
+
+    Args:
+        plan: what is driven.
+        timeout_s: most seconds of a run; None, which tasks decide, counts as the longest that a pool allows.
+
+    Raises:
+        ConfigError: it does not; names the options to change.
+    """
+    if plan.members > EPISODE_GROUP.most:
+        raise ConfigError(
+            f"--group-size and --spare are {plan.members} together; a group has at most {EPISODE_GROUP.most} runs"
+        )
+    needed = key_seconds(plan.waves, timeout_s or LONGEST_RUN_S)
+    if needed > EPISODE_SECONDS.most:
+        raise ConfigError(
+            f"a group may take {plan.waves} runs one after another, {needed:.0f} s, but an episode lasts at most "
+            f"{EPISODE_SECONDS.most} s; raise --parallel, or lower --timeout-s, --tries or --group-size"
+        )
 
 
 async def check_gateway(gateway: EpisodeGateway) -> None:

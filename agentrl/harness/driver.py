@@ -2,29 +2,35 @@
 
 Guarantees: no group begins while pool or gateway are away, or while more rollouts wait for the trainer than `Plan.most_ready`:
 what the policy sampled would be stale before it is trained. A lost run is never rewarded; another one takes its place, at most
-`Plan.tries` in all, then the group is given up and the driver goes on. When `drive` is cancelled or fails, every run ends
-first, as `agentrl.harness.run` says.
+`Plan.tries` in all. A group that lacks more members then than it has spare ones is given up, and the driver goes on. A group has
+exactly `Plan.group_size` rewarded members when it is finished: those that came first; spare runs are ended, and never rewarded.
+The gateway settles at once what a group has that is given up, that the driver leaves behind, or that a killed one left. When
+`drive` is cancelled or fails, every run ends first, as `agentrl.harness.run` says.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import random
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 
-from agentrl.exceptions import AgentError, InvalidError
-from agentrl.harness.gateway import AWAY_S, AwayError, EpisodeGateway
-from agentrl.harness.records import FINISHED, Records
-from agentrl.harness.run import AgentRuns, Ended, Seat
+from agentrl.exceptions import AgentError, ConfigError, InvalidError
+from agentrl.harness.gateway import AWAY_S, AwayError, EpisodeGateway, GroupClosed, RefusedError
+from agentrl.harness.records import BEGUN, FINISHED, GIVEN_UP, Records
+from agentrl.harness.run import LEAVE_S, AgentRuns, Ended, Seat
 from agentrl.harness.screen import Screen
 from agentrl.service import LeaseService
 
-GIVEN_UP = "given_up"
+logger = logging.getLogger(__name__)
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 30.0
+LEFT = "the driver ended before it"
+"""Problem of a group that a driver began and did not end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +40,7 @@ class Plan:
     Attributes:
         tasks: their ids; one that stands twice is driven twice per epoch.
         group_size: runs of a task whose rewards are compared.
+        spare: runs that each group begins besides, so that it does not wait for its slowest ones.
         parallel: most runs at a time.
         groups: of the whole schedule, None without an end.
         tries: runs for each member of a group.
@@ -50,6 +57,7 @@ class Plan:
     most_ready: int
     seed: int
     metadata: dict[str, str]
+    spare: int = 0
 
     def schedule(self) -> Iterator[tuple[int, str]]:
         """Yield numbers and tasks of groups; each epoch has all tasks, in an order of its own."""
@@ -62,22 +70,38 @@ class Plan:
             yield from order
 
     @property
+    def members(self) -> int:
+        """How many members of a group begin."""
+        return self.group_size + self.spare
+
+    @property
     def waves(self) -> int:
         """How many runs one after another a group takes at most."""
-        return self.tries * -(-self.group_size // self.parallel)
+        return self.tries * -(-self.members // self.parallel)
 
 
 @dataclass
 class _Group:
-    """A group under way; its name is new in every process."""
+    """A group under way; its name is new in every process.
+
+    Attributes:
+        places: one for each reward that the group takes.
+        ended: its rewarded runs.
+        running: of the members that fill a seat.
+        given_up: how many members lost all their runs.
+        problem: why it is given up, empty if it is not.
+        over: whether it is settled at the gateway, or about to be.
+    """
 
     number: int
     task: str
+    places: asyncio.Semaphore
     name: str = ""
-    ended: list[Ended] = field(default_factory=list)
-    running: int = 0
+    ended: list[Ended] = field(default_factory=list[Ended])
+    running: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
+    given_up: int = 0
     problem: str = ""
-    told: bool = False
+    over: bool = False
 
     def __post_init__(self) -> None:
         self.name = f"{self.task}#{self.number}-{secrets.token_hex(4)}"
@@ -85,6 +109,13 @@ class _Group:
     @property
     def shown(self) -> str:
         return f"group {self.number} ({self.task})"
+
+    @property
+    def line(self) -> dict[str, object]:
+        """What the records say of it, but its state."""
+        rewards = [ended.reward for ended in self.ended]
+        scores = [ended.score for ended in self.ended]
+        return {"number": self.number, "task": self.task, "group": self.name, "rewards": rewards, "scores": scores}
 
 
 class Driver:
@@ -107,6 +138,7 @@ class Driver:
         self._records, self._screen = records, screen
         self._away_s, self._first_pause_s = away_s, first_pause_s
         self._free = asyncio.Semaphore(plan.parallel)
+        self._under_way: dict[str, _Group] = {}
 
     async def drive(self) -> None:
         """Drive all groups that no earlier process has finished.
@@ -114,80 +146,129 @@ class Driver:
         Raises:
             AwayError: pool or gateway have gone.
             ConfigError: they refuse what every run asks for.
-            RefusedError: the gateway does not delete an episode.
+            RefusedError: the gateway does not delete an episode, or does not close a group.
         """
         finished = self._records.finished()
+        await self._close_left()
         try:
             async with asyncio.TaskGroup() as tasks:
                 for number, task in self._plan.schedule():
                     if number not in finished:
-                        await self._begin(_Group(number, task), tasks)
+                        places = asyncio.Semaphore(self._plan.group_size)
+                        await self._begin(_Group(number, task, places), tasks)
         except BaseExceptionGroup as several:
             raise several.exceptions[0] from None
+        finally:
+            await self._leave()
 
     async def _begin(self, group: _Group, tasks: asyncio.TaskGroup) -> None:
         """Start the runs of a group, each as soon as there is room for it."""
-        for seat in range(self._plan.group_size):
+        for seat in range(self._plan.members):
             await self._free.acquire()
             if seat == 0:
                 await self._pool_answers()
                 await self._queue_is_short()
-            if group.problem:
+                self._records.group({**group.line, "state": BEGUN})
+                self._under_way[group.name] = group
+            if group.problem or group.over:
                 self._free.release()
                 return
-            group.running += 1
-            tasks.create_task(self._fill(group, seat), name=f"{group.name} {seat}")
+            task = tasks.create_task(self._fill(group, seat), name=f"{group.name} {seat}")
+            group.running.add(task)
+            task.add_done_callback(partial(self._left_seat, group))
+
+    def _left_seat(self, group: _Group, task: asyncio.Task[None]) -> None:
+        """Make room for another run; called for a run that was ended before it began, too."""
+        group.running.discard(task)
+        self._free.release()
 
     async def _fill(self, group: _Group, seat: int) -> None:
         """Run the program until a run of this member is rewarded, or its tries or the group are over."""
-        try:
-            for attempt in range(1, self._plan.tries + 1):
-                ended = await self._runs.run(self._seat(group, seat, attempt))
-                self._keep(group, seat, attempt, ended)
-                if ended.reward is not None:
-                    group.ended.append(ended)
-                    break
-                if attempt == self._plan.tries:
-                    group.problem = f"{attempt} runs of a member were lost"
-                if group.problem:
-                    break
-                await asyncio.sleep(pause(attempt, self._first_pause_s))
-                await self._pool_answers()
-                if group.problem:
-                    break
-        finally:
-            group.running -= 1
-            self._free.release()
-        self._tell(group)
+        for attempt in range(1, self._plan.tries + 1):
+            ended = await self._runs.run(self._seat(group, seat, attempt))
+            self._keep(group, seat, attempt, ended)
+            if ended.reward is not None:
+                group.ended.append(ended)
+                break
+            if attempt == self._plan.tries:
+                group.given_up += 1
+                if group.given_up > self._plan.spare:
+                    group.problem = group.problem or f"{attempt} runs of a member were lost"
+            if group.problem or attempt == self._plan.tries:
+                break
+            await asyncio.sleep(pause(attempt, self._first_pause_s))
+            await self._pool_answers()
+            if group.problem:
+                break
+        if not group.over:
+            await self._settle(group)
 
     def _seat(self, group: _Group, seat: int, attempt: int) -> Seat:
         metadata = {**self._plan.metadata, "seat": seat, "attempt": attempt}
         return Seat(
             task=group.task,
             group=group.name,
-            group_size=self._plan.group_size,
+            group_size=self._plan.members,
             waves=self._plan.waves,
             metadata=metadata,
+            places=group.places,
         )
 
     def _keep(self, group: _Group, seat: int, attempt: int, ended: Ended) -> None:
         place = {"number": group.number, "task": group.task, "group": group.name, "seat": seat, "attempt": attempt}
         self._records.episode({**place, **asdict(ended)})
         again = f", try {attempt}" if attempt > 1 else ""
-        self._screen.run(group.shown, f"run {seat + 1} of {self._plan.group_size}{again}", ended)
+        self._screen.run(group.shown, f"run {seat + 1} of {self._plan.members}{again}", ended)
 
-    def _tell(self, group: _Group) -> None:
-        """Say and keep what became of a group, once it is over."""
-        rewards = [ended.reward for ended in group.ended if ended.reward is not None]
-        scores = [ended.score for ended in group.ended if ended.score is not None]
-        line = {"number": group.number, "task": group.task, "group": group.name, "rewards": rewards, "scores": scores}
-        if len(rewards) == self._plan.group_size:
-            self._records.group({**line, "state": FINISHED})
-            self._screen.finished(group.shown, rewards, scores)
-        elif group.problem and not group.running and not group.told:
-            group.told = True
-            self._records.group({**line, "state": GIVEN_UP, "problem": group.problem})
-            self._screen.given_up(group.shown, group.problem, len(rewards))
+    async def _settle(self, group: _Group) -> None:
+        """Settle, say and keep what became of a group, if this member was the last that it waited for."""
+        others = {task for task in group.running if task is not asyncio.current_task() and not task.done()}
+        if len(group.ended) == self._plan.group_size:
+            group.over = True
+            await self._end_spare(group, others)
+            self._records.group({**group.line, "state": FINISHED})
+            self._screen.finished(group.shown, *_results(group))
+        elif group.problem and not others:
+            group.over = True
+            await self._gateway.close_group(group.name)
+            self._records.group({**group.line, "state": GIVEN_UP, "problem": group.problem})
+            self._screen.given_up(group.shown, group.problem, len(group.ended))
+        if group.over:
+            del self._under_way[group.name]
+
+    async def _end_spare(self, group: _Group, others: set[asyncio.Task[None]]) -> None:
+        """End the runs that a full group does not need, and have the gateway compare the others."""
+        if not self._plan.spare:
+            return
+        for each in others:
+            each.cancel()
+        if others:
+            await asyncio.wait(others)
+        self._screen.spared(group.shown, len(others))
+        await self._gateway.close_group(group.name)
+
+    async def _close_left(self) -> None:
+        """Close the groups that earlier processes left unfinished; they begin anew, under other names."""
+        for line in self._records.left():
+            closed = await self._gateway.close_group(line["group"])
+            self._records.group({**line, "state": GIVEN_UP, "problem": LEFT})
+            if closed is not None:
+                self._screen.say(f"group {line['number']} ({line['task']}) of an earlier run: {_told(closed)}")
+
+    async def _leave(self) -> None:
+        """Close the groups that are under way when the driver ends early; a later process closes what it cannot."""
+        try:
+            async with asyncio.timeout(LEAVE_S):
+                for group in self._under_way.values():
+                    closed = await self._gateway.close_group(group.name)
+                    self._records.group({**group.line, "state": GIVEN_UP, "problem": LEFT})
+                    if closed is not None:
+                        self._screen.say(f"{group.shown} is left: {_told(closed)}")
+        except (TimeoutError, AwayError, RefusedError, ConfigError) as error:
+            reason = str(error) or f"no answer within {LEAVE_S:g} s"
+            logger.warning(
+                "groups were left open at the gateway (%s); the same command with --records closes them", reason
+            )
 
     async def _pool_answers(self) -> None:
         """Wait until the pool grants leases.
@@ -223,6 +304,18 @@ class Driver:
                 bound = f"--most-ready is {self._plan.most_ready}"
                 self._screen.say(f"waiting for the trainer: {ready} rollouts are ready, {bound}")
             await asyncio.sleep(pause(attempt, self._first_pause_s))
+
+
+def _results(group: _Group) -> tuple[list[float], list[float]]:
+    """Return rewards and scores of a group's rewarded runs."""
+    rewards = [ended.reward for ended in group.ended if ended.reward is not None]
+    return rewards, [ended.score for ended in group.ended if ended.score is not None]
+
+
+def _told(closed: GroupClosed) -> str:
+    """Return what became of a group that was closed."""
+    others = "".join(f", {count} {reason}" for reason, count in closed.reasons.items())
+    return f"closed, {closed.trained} runs are trained{others}"
 
 
 def pause(attempt: int, first_s: float) -> float:

@@ -87,6 +87,13 @@ class Closed(Told):
     counts: Counts
 
 
+class GroupClosed(Told):
+    """A closed group: how many members gave samples, and why others did not."""
+
+    trained: int
+    reasons: dict[str, int]
+
+
 class _Model(Told):
     id: str
 
@@ -170,6 +177,19 @@ class EpisodeGateway:
                 if error.code != "replies_under_way" or clock() >= latest:
                     raise
                 await asyncio.sleep(FIRST_PAUSE_S)
+
+    async def close_group(self, group: str) -> GroupClosed | None:
+        """Settle a group as the rewarded members that it has, and end those that are open; errors as `create`.
+
+        Returns:
+            None if the gateway has no episode of it, so that there is nothing to settle.
+        """
+        try:
+            return await self._send("POST", f"{EPISODES}/groups/close", GroupClosed, {"group": group, "end_open": True})
+        except RefusedError as error:
+            if error.code != "group_not_found":
+                raise
+            return None
 
     async def forget(self, episode_id: str) -> None:
         """Delete an episode with all its turns; errors as `create`."""

@@ -48,18 +48,22 @@ class MiniSweAgent:
         self.step_limit = step_limit
         self.command_s = command_s
         self.attempts = attempts
+        self._mounts: Sequence[Mount] = ()
 
     def mounts(self) -> Sequence[Mount]:
-        """Return the installed program.
+        """Return the installed program; once it was found, it is not looked for again.
 
         Raises:
             ConfigError: it is not installed, or for another Python.
         """
+        if self._mounts:
+            return self._mounts
         if subprocess.run([SETUP, "--check"], check=False, capture_output=True).returncode != 0:
             raise ConfigError(
                 "mini-swe-agent is not installed for /usr/bin/python3; run bash scripts/setup_mini_swe_agent.sh"
             )
-        return [Mount(INSTALLED, INSIDE)]
+        self._mounts = [Mount(INSTALLED, INSIDE)]
+        return self._mounts
 
     async def run(self, sandbox: Sandbox, assignment: Assignment) -> ExecResult:
         """Run it; see `agentrl.harness.interface.Harness.run`."""

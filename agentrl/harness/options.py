@@ -39,6 +39,13 @@ def build_parser() -> CommandLine:
     add("--tasks", type=Path, metavar="FILE", help="ids of the pool's tasks, one a line; - reads standard input")
     add("--task", action="append", default=[], metavar="ID", help="a task's id; repeat it for more")
     add("--group-size", type=_group, default=8, metavar="N", help="runs of a task that are compared (%(default)s)")
+    add(
+        "--spare",
+        type=_spare,
+        default=0,
+        metavar="N",
+        help="begin N more runs per group; the first that end are taken, which favours short ones (%(default)s)",
+    )
     add("--parallel", type=count, default=16, metavar="N", help="most runs at a time (%(default)s)")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--epochs", type=count, metavar="N", help="how often each task has its group (default: no end)")
@@ -101,6 +108,10 @@ def _group(text: str) -> int:
     if not 2 <= number <= 1024:
         raise argparse.ArgumentTypeError(f"{text} is no size of a group; rewards are compared in groups of 2 to 1024")
     return number
+
+
+def _spare(text: str) -> int:
+    return 0 if text == "0" else count(text)
 
 
 def _run_seconds(text: str) -> float:

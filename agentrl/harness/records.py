@@ -1,7 +1,7 @@
 """The records of a driver: a folder with a line per run and per group, from which a later process goes on.
 
-Guarantees: a line is on disk before the next run of its group begins. Files are for their owner only. A folder belongs to
-one schedule; another one is refused. A line that a crash cut off is ignored.
+Guarantees: a line is on disk before the next run of its group begins, and the name of a group before its first run. Files are
+for their owner only. A folder belongs to one schedule; another one is refused. A line that a crash cut off is ignored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from slime.utils.private_files import private, private_folder
 EPISODES = "episodes.jsonl"
 GROUPS = "groups.jsonl"
 SCHEDULE = "schedule.json"
-FINISHED = "finished"
+BEGUN, FINISHED, GIVEN_UP = "begun", "finished", "given_up"
+"""States of a group; what it has then was settled at the gateway, unless it has only begun."""
 
 
 def schedule_of(tasks: Sequence[str], harness: str, group_size: int, seed: int) -> dict[str, Any]:
@@ -61,12 +62,20 @@ class Records:
             return frozenset()
         return frozenset(line["number"] for line in lines(self._folder / GROUPS) if line["state"] == FINISHED)
 
+    def left(self) -> list[dict[str, Any]]:
+        """Return the lines of the groups that earlier processes began and did not end, oldest first."""
+        if self._folder is None:
+            return []
+        found = list(lines(self._folder / GROUPS))
+        ended = {line["group"] for line in found if line["state"] != BEGUN}
+        return [line for line in found if line["state"] == BEGUN and line["group"] not in ended]
+
     def episode(self, line: Mapping[str, Any]) -> None:
         """Keep what became of a run."""
         self._append(EPISODES, line)
 
     def group(self, line: Mapping[str, Any]) -> None:
-        """Keep what became of a group; ``number`` and ``state`` are needed to go on."""
+        """Keep that a group begins, or what became of it; ``number``, ``group`` and ``state`` are needed to go on."""
         self._append(GROUPS, line)
 
     def _append(self, name: str, line: Mapping[str, Any]) -> None:

@@ -16,11 +16,10 @@ from typing import Any, TypeVar
 
 from agentrl.client.episode import episode
 from agentrl.exceptions import AgentError, ConfigError, InvalidError
-from agentrl.harness.gateway import AwayError, Created, EpisodeGateway, RefusedError, Status
+from agentrl.harness.gateway import AwayError, Closed, Created, EpisodeGateway, RefusedError, Status
 from agentrl.protocol import LONGEST_S, Verdict
 from agentrl.rollout.rewards import Mode, outcome
 from agentrl.service import LeaseService
-from openclaw.config.bounds import EPISODE_SECONDS
 from slime.exceptions import ConfigurationError
 
 logger = logging.getLogger(__name__)
@@ -64,6 +63,7 @@ class Seat:
         group_size: members.
         waves: how many runs one after another the group may take, from which its episodes' time to live follows.
         metadata: for the episode.
+        places: of the group, one for each reward; a run with a verdict waits for one, and has it once it is rewarded.
     """
 
     task: str
@@ -71,6 +71,7 @@ class Seat:
     group_size: int
     waves: int
     metadata: Mapping[str, object]
+    places: asyncio.Semaphore
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +140,7 @@ class AgentRuns:
         try:
             verdict = await self._verdict(seat, so_far)
             reward = self._reward_of(verdict)
-            closed = await self._uncut(self._close(so_far, verdict.status, reward))
+            closed = await self._reward(seat, so_far, verdict.status, reward)
         except (AgentError, RefusedError, _Lost) as error:
             problem = _refusal(error)
             await self._uncut(self._close_lost(so_far))
@@ -162,9 +163,7 @@ class AgentRuns:
             told = (await lent.reset(timeout_s=RESET_S)).data.get("timeout_s")
             limits = [each for each in (told, self._agent.timeout_s) if isinstance(each, (int, float))]
             timeout_s = min([*limits, LONGEST_RUN_S])
-            longest_s = seat.waves * (WAIT_S + RESET_S + timeout_s + EVALUATE_S) + TTL_MARGIN_S
-            ttl_s = min(longest_s, EPISODE_SECONDS.most)
-            created = await self._uncut(self._create(seat, ttl_s, so_far))
+            created = await self._uncut(self._create(seat, key_seconds(seat.waves, timeout_s), so_far))
             asked = {"harness": self._agent.harness, "api_key": created.api_key, "model": self._agent.model}
             result = await lent.step(
                 {"run_agent": {**asked, "timeout_s": timeout_s}}, timeout_s=timeout_s + STEP_MARGIN_S
@@ -194,7 +193,15 @@ class AgentRuns:
             raise ConfigError(f"the score is {reward:g}, and a reward is from -1 to 1; use --reward binary")
         return reward
 
-    async def _close(self, so_far: _Progress, status: Status, reward: float | None) -> Any:
+    async def _reward(self, seat: Seat, so_far: _Progress, status: Status, reward: float) -> Closed:
+        await seat.places.acquire()
+        try:
+            return await self._uncut(self._close(so_far, status, reward))
+        except RefusedError:
+            seat.places.release()
+            raise
+
+    async def _close(self, so_far: _Progress, status: Status, reward: float | None) -> Closed:
         assert so_far.created is not None
         closed = await self._gateway.reward(so_far.created.id, status, reward)
         so_far.over = True
@@ -232,6 +239,11 @@ class AgentRuns:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             raise
+
+
+def key_seconds(waves: int, timeout_s: float) -> float:
+    """Return how long the key of an episode lives whose group takes ``waves`` runs of ``timeout_s`` one after another."""
+    return waves * (WAIT_S + RESET_S + timeout_s + EVALUATE_S) + TTL_MARGIN_S
 
 
 def _refusal(error: Exception) -> str:

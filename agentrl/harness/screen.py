@@ -23,6 +23,7 @@ class Tally:
         scores: of the rewarded runs.
         rewards: of the same runs.
         lost: runs that the infrastructure spoiled.
+        spared: spare runs that were ended, because their group was full.
         seconds: of the rewarded runs.
     """
 
@@ -31,6 +32,7 @@ class Tally:
     scores: list[float] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     lost: int = 0
+    spared: int = 0
     seconds: list[float] = field(default_factory=list)
 
     def add(self, ended: Ended) -> None:
@@ -96,6 +98,12 @@ class Screen:
         self.say(f"{group}: mean reward {statistics.fmean(rewards):.3f}, solved {solved(scores)} of {len(scores)}")
         self._progress.advance(self._bar)
 
+    def spared(self, group: str, count: int) -> None:
+        """Print how many spare runs of a full group were ended."""
+        self.tally.spared += count
+        if count:
+            self.say(f"{group}: full, {count} spare runs ended")
+
     def given_up(self, group: str, why: str, rewarded: int) -> None:
         """Print that members of a group are missing."""
         self.tally.given_up += 1
@@ -107,6 +115,7 @@ class Screen:
         tally, table = self.tally, Table("", "number")
         rows = {"groups finished": tally.finished, "groups given up": tally.given_up}
         rows |= {"runs rewarded": len(tally.scores), "runs lost": tally.lost, "runs solved": tally.solved}
+        rows |= {"spare runs ended": tally.spared} if tally.spared else {}
         for name, count in rows.items():
             table.add_row(name, str(count))
         if tally.scores:

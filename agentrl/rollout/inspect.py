@@ -39,9 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--tokens goes with --episode")
     try:
         if options.episode:
-            lines = episode_lines(read(options.run, _whole(options.run, options.episode)), tokens=options.tokens)
+            name = _whole(options.run, options.episode)
+            lines = episode_lines(read(options.run, name, tokens=options.tokens), tokens=options.tokens)
         else:
-            lines = (summary(read(options.run, name)) for name in _all(options.run))
+            lines = (summary(read(options.run, name, tokens=False)) for name in _all(options.run))
         for line in lines:
             print(line)
     except RecordError as error:

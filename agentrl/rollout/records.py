@@ -123,8 +123,8 @@ def names(folder: Path) -> list[str]:
     return [file.stem for file in files]
 
 
-def read(folder: Path, name: str) -> Episode:
-    """Return a record.
+def read(folder: Path, name: str, *, tokens: bool = True) -> Episode:
+    """Return a record, without its ``tokens`` if they are not wanted: then the ``.ids`` file is not read.
 
     Raises:
         RecordError: there is none, it is of a newer version, or damaged before its last line.
@@ -143,14 +143,18 @@ def read(folder: Path, name: str) -> Episode:
         if event["v"] > VERSION:
             raise RecordError(f"{place} is of version {event['v']}; this program reads up to {VERSION}; update it")
         episode.events.append(event)
-    numbers = place.with_suffix(".ids")
+    if tokens:
+        _add_tokens(episode, place.with_suffix(".ids"))
+    return episode
+
+
+def _add_tokens(episode: Episode, numbers: Path) -> None:
     stored = numbers.read_bytes() if numbers.exists() else b""
     whole: list[int] = []
     for event in episode.events:
         if event["kind"] == "policy" and "at" in event:
-            episode.tokens[event["n"]] = tokens = _read_tokens(stored, event, whole)
-            whole = [*tokens.prompt_ids, *tokens.ids]
-    return episode
+            episode.tokens[event["n"]] = found = _read_tokens(stored, event, whole)
+            whole = [*found.prompt_ids, *found.ids]
 
 
 def _read_tokens(stored: bytes, event: dict[str, Any], before: Sequence[int]) -> Tokens:

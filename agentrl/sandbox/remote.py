@@ -131,7 +131,10 @@ class E2BProvider:
         )
 
     async def close(self) -> None:
-        """Close the connections to the host; sandboxes live on."""
+        """Close the connections to the host, which the provider's sandboxes need, too: stop them first.
+
+        A machine that was not stopped runs until its lifetime is over.
+        """
         await self._api.close()
 
     async def check(self) -> None:

@@ -13,6 +13,7 @@ from openclaw.gateway.errors import bad_request
 
 EPISODES_PATH = "/v1/episodes"
 REWARD_PATH = "/v1/episodes/{episode_id}/reward"
+GROUP_CLOSE_PATH = "/v1/episodes/groups/close"
 Body = TypeVar("Body", bound=BaseModel)
 Score = Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)]
 
@@ -46,6 +47,18 @@ class RewardRequest(BaseModel):
     scores: dict[str, Score] = Field(default_factory=dict[str, float])
 
 
+class GroupRequest(BaseModel):
+    """Closes a group, whose name is in the body because it may contain any character.
+
+    ``end_open`` ends its open episodes as an ``infra_error`` does; without it they are a conflict.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    group: str = Field(min_length=1, max_length=EPISODE_NAME.most)
+    end_open: bool = False
+
+
 def parse_episode(body: bytes) -> EpisodeRequest:
     """Return the request in ``body``.
 
@@ -73,6 +86,15 @@ def parse_reward(body: bytes) -> RewardRequest:
     if request.scores and request.reward is None:
         raise bad_request("scores add to a reward; send both, or leave scores out", param="scores")
     return request
+
+
+def parse_group(body: bytes) -> GroupRequest:
+    """Return the request in ``body``.
+
+    Raises:
+        ApiError: 400, naming the invalid field; 413 for a body beyond its bound.
+    """
+    return _parse(GroupRequest, body)
 
 
 def _parse(model: type[Body], body: bytes) -> Body:

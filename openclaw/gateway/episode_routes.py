@@ -1,7 +1,7 @@
-"""The routes of episodes: ``POST`` and ``GET /v1/episodes``, ``GET`` and ``DELETE /v1/episodes/{id}``, ``POST .../{id}/reward``.
+"""The routes of episodes: ``/v1/episodes``, ``.../{id}``, ``.../{id}/reward`` and ``.../groups/close``.
 
 Guarantees: a client acts only on episodes that it reaches (`openclaw.gateway.auth`); any other id gets the 404 of an unknown
-one. The guard refuses the key of an episode on all of them. Stateless; `openclaw.gateway.episodes` does the work.
+one. A client closes its own groups only. The guard refuses the key of an episode on all of them. Stateless; `openclaw.gateway.episodes` does the work.
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ from openclaw.gateway.access_log import client_of
 from openclaw.gateway.bodies import take_body
 from openclaw.gateway.chat import ChatService
 from openclaw.gateway.client_connection import json_response
-from openclaw.gateway.episode_requests import EPISODES_PATH, REWARD_PATH, parse_episode, parse_reward
+from openclaw.gateway.episode_requests import (
+    EPISODES_PATH,
+    GROUP_CLOSE_PATH,
+    REWARD_PATH,
+    parse_episode,
+    parse_group,
+    parse_reward,
+)
 
 
 def add_episode_routes(app: FastAPI, service: ChatService) -> None:
@@ -26,8 +33,14 @@ def add_episode_routes(app: FastAPI, service: ChatService) -> None:
 
     @app.get(EPISODES_PATH)
     async def overview(request: Request) -> Response:
-        """Return what a driver of episodes asks for: whether rewards train, and how much waits for the trainer."""
+        """Return what a driver of episodes asks for: whether rewards train, and how much of the client's waits for the trainer."""
         return json_response(await service.episodes.overview(client_of(request.scope)))
+
+    @app.post(GROUP_CLOSE_PATH)
+    async def close_group(request: Request) -> Response:
+        """Settle an unfinished group as the members that it has; again, it changes nothing."""
+        given = parse_group(take_body(request.scope))
+        return json_response(await service.episodes.close_group(given, client_of(request.scope)))
 
     @app.post(REWARD_PATH)
     async def reward_episode(episode_id: str, request: Request) -> Response:

@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -21,10 +22,17 @@ from typing import Any, Protocol
 from openclaw.config.bounds import EPISODE_WAIT, OPEN_EPISODES
 from openclaw.gateway.auth import Client
 from openclaw.gateway.episode_keys import EpisodeKey, EpisodeKeys, key_digest, new_key
-from openclaw.gateway.episode_requests import EpisodeRequest, RewardRequest
+from openclaw.gateway.episode_requests import EpisodeRequest, GroupRequest, RewardRequest
 from openclaw.gateway.errors import ApiError, bad_request
 from openclaw.gateway.metrics import GatewayMetrics
-from openclaw.ledger.episode_records import Episode, EpisodeCounts, EpisodeRules, EpisodeStatus, Settled
+from openclaw.ledger.episode_records import (
+    INFRA_ERROR,
+    Episode,
+    EpisodeCounts,
+    EpisodeRules,
+    EpisodeStatus,
+    Settled,
+)
 from openclaw.ledger.exceptions import EpisodeConflictError, LedgerFullError, UnknownRecordError, UnknownTurnError
 from openclaw.ledger.forget import Forgotten
 from openclaw.owners import EPISODE, owns
@@ -45,12 +53,14 @@ class EpisodeStore(Protocol):
         self, episode_id: str, status: EpisodeStatus, reward: float | None, scores: Mapping[str, float]
     ) -> bool: ...
     def expire_episodes(self) -> list[Settled]: ...
+    def close_group(self, owner: str, name: str, *, end_open: bool = False) -> list[Settled]: ...
+    def group(self, owner: str, name: str) -> list[Episode]: ...
     def settle_episodes(self, rules: EpisodeRules) -> list[Settled]: ...
     def episode_counts(self, episode: Episode) -> EpisodeCounts: ...
     def episode_sessions(self, episode: Episode) -> list[str]: ...
     def delete_episode(self, episode_id: str) -> Episode: ...
     def delete_quiet_episodes(self, since: float) -> int: ...
-    def ready_count(self) -> int: ...
+    def ready_count(self, owner: str | None = None) -> int: ...
 
 
 class EpisodeDesk:
@@ -146,9 +156,34 @@ class EpisodeDesk:
             await self._settle()
         return await self.tell(episode_id, client)
 
+    async def close_group(self, given: GroupRequest, client: Client) -> dict[str, Any]:
+        """Settle a group as the members that it has, and return how many gave samples, and why others did not.
+
+        Raises:
+            ApiError: 404 for a group that is unknown or another owner's, 409 if an episode of it is open.
+        """
+        try:
+            ended = await asyncio.to_thread(self._store.close_group, client.owner, given.group, end_open=given.end_open)
+        except EpisodeConflictError as error:
+            raise ApiError(409, str(error), code="group_open", param="group") from error
+        except UnknownRecordError as error:
+            raise ApiError(404, f"there is no group {given.group!r}", code="group_not_found", param="group") from error
+        for each in ended:
+            self.keys.end(each.id)
+            self._metrics.episodes.labels(event=f"closed_{INFRA_ERROR}").inc()
+        self._count(ended)
+        await self._settle()
+        found = await asyncio.to_thread(self._store.group, client.owner, given.group)
+        reasons = Counter(episode.reason for episode in found if episode.reason is not None)
+        trained = sum(episode.state == "settled" and episode.reason is None for episode in found)
+        return {"object": "episode_group", "group": given.group, "trained": trained, "reasons": dict(reasons)}
+
     async def overview(self, client: Client) -> dict[str, Any]:
-        """Return whether rewards train, the rollouts that wait for the trainer, and the client's open episodes."""
-        ready = await asyncio.to_thread(self._store.ready_count)
+        """Return whether rewards train, the client's rollouts that wait for the trainer, and its open episodes.
+
+        An admin sees the rollouts of all owners.
+        """
+        ready = await asyncio.to_thread(self._store.ready_count, None if client.admin else client.owner)
         opened = await asyncio.to_thread(self._store.open_episodes)
         own = sum(episode.owner == client.owner for episode in opened)
         return {"object": "episodes", "trains_rewards": self._rules.trains_rewards, "ready": ready, "open": own}

@@ -10,7 +10,14 @@ from typing import Any
 from pydantic import BaseModel
 
 from openclaw.gateway.completions import CHAT_PATH
-from openclaw.gateway.episode_requests import EPISODES_PATH, REWARD_PATH, EpisodeRequest, RewardRequest
+from openclaw.gateway.episode_requests import (
+    EPISODES_PATH,
+    GROUP_CLOSE_PATH,
+    REWARD_PATH,
+    EpisodeRequest,
+    GroupRequest,
+    RewardRequest,
+)
 from openclaw.gateway.feedback import FeedbackRequest
 from openclaw.gateway.schema import ChatRequest
 
@@ -79,7 +86,7 @@ CHAT_OPERATION = {
     "operationId": "chat_completions",
 }
 BODIES: dict[str, type[BaseModel]] = {CHAT_PATH: ChatRequest, "/v1/feedback": FeedbackRequest}
-BODIES |= {EPISODES_PATH: EpisodeRequest, REWARD_PATH: RewardRequest}
+BODIES |= {EPISODES_PATH: EpisodeRequest, REWARD_PATH: RewardRequest, GROUP_CLOSE_PATH: GroupRequest}
 ANSWERS: dict[str, dict[str, Any]] = {
     CHAT_PATH: {
         "application/json": {"schema": COMPLETION},

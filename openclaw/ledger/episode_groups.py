@@ -3,8 +3,8 @@
 The reward of an episode is what its driver gave, plus the run's coefficient times the mean score of its turns.
 
 A group is settled when it has as many closed episodes as it was announced with. It is given up when none of its episodes is
-open and the time of all of them is over: two or more are then compared without the missing ones, a single one gives no
-samples. Episodes that ended by an error of the infrastructure, without a reward or by time are missing.
+open and the time of all of them is over, or its driver closes it: two or more are then compared without the missing ones, a
+single one gives no samples. Episodes that ended by an error of the infrastructure, without a reward or by time are missing.
 
 Guarantees: all episodes of a group are settled in one transaction, each once, whatever crashes. Rewards are compared only
 within a group, or with earlier rewards of episodes of the same owner that have no group; never with those of people's
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from openclaw.ledger.baseline import BASELINE, WINDOW, mean_of
 from openclaw.ledger.codec import encode_sample
 from openclaw.ledger.episode_records import (
+    INFRA_ERROR,
     NO_SIGNAL,
     NO_TURNS,
     REWARD_UNUSED,
@@ -31,6 +32,7 @@ from openclaw.ledger.episode_records import (
 )
 from openclaw.ledger.episode_samples import EpisodeSample, Made, episode_samples
 from openclaw.ledger.episodes import EpisodeQueries, members, settle
+from openclaw.ledger.exceptions import EpisodeConflictError, UnknownRecordError
 from slime.rollout.rewards import CONSTANT, compared, trajectory_reward
 
 
@@ -44,6 +46,42 @@ class Due:
 
 class EpisodeGroupQueries(EpisodeQueries):
     """The ledger's queries that settle episodes."""
+
+    def close_group(self, owner: str, name: str, *, end_open: bool = False) -> list[Settled]:
+        """Commit that a group gets no more members, so that `settle_episodes` compares those it has.
+
+        Does nothing to a group that is settled. Nothing is kept of the group itself: a new episode of this name waits for
+        others again.
+
+        Args:
+            owner: of the group.
+            name: of the group.
+            end_open: end its open episodes as spoiled by the infrastructure; otherwise they are a conflict.
+
+        Returns:
+            The episodes that were open.
+
+        Raises:
+            UnknownRecordError: if the owner has no episode in such a group.
+            EpisodeConflictError: if an episode of it is open.
+        """
+        now = self.clock()
+        with self.transaction() as connection:
+            found = self.group(owner, name)
+            if not found:
+                raise UnknownRecordError(f"{self.path} holds no group {name!r}")
+            opened = [episode.id for episode in found if episode.state == "open"]
+            if opened and not end_open:
+                raise EpisodeConflictError(
+                    f"{len(opened)} episodes of the group {name!r} are open; reward or delete them, or send end_open"
+                )
+            for each in opened:
+                self.close_episode(each, INFRA_ERROR, None)
+            connection.execute(
+                "UPDATE episodes SET expires_at = ? WHERE owner = ? AND group_name = ? AND state = 'closed' AND expires_at > ?",
+                (now, owner, name, now),
+            )
+        return [Settled(each, INFRA_ERROR) for each in opened]
 
     def settle_episodes(self, rules: EpisodeRules) -> list[Settled]:
         """Settle every closed episode that is due, and return what became of each."""

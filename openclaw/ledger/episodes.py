@@ -139,6 +139,11 @@ class EpisodeQueries(Database):
                 settle(connection, episode, Settled(episode_id, unusable), self.clock())
         return True
 
+    def group(self, owner: str, name: str) -> list[Episode]:
+        """Return an owner's episodes of a group that were not deleted, oldest first."""
+        found = self.rows("SELECT * FROM episodes WHERE owner = ? AND group_name = ? ORDER BY number", (owner, name))
+        return [Episode.of(row) for row in found]
+
     def expire_episodes(self) -> list[Settled]:
         """Close the open episodes whose time is over, without reward; return them."""
         now = self.clock()

@@ -14,7 +14,7 @@ from __future__ import annotations
 from openclaw.ledger.codec import decode_sample
 from openclaw.ledger.database import Database
 from openclaw.ledger.quota import Candidate, Quota, choose
-from openclaw.owners import owner_of, root
+from openclaw.owners import owner_of, prefixes, root
 from slime.utils.types import Sample
 
 STATED = (
@@ -37,9 +37,19 @@ def rollout_of(sample: Sample) -> str | int:
 class SampleQueries(Database):
     """The ledger's queries for the rollout function and the data source."""
 
-    def ready_count(self) -> int:
-        """Return the number of ready rollouts: samples of turns, and whole episodes."""
-        return self.rows(f"SELECT COUNT(DISTINCT {ROLLOUT}) AS n FROM samples WHERE state = 'ready'")[0]["n"]
+    def ready_count(self, owner: str | None = None) -> int:
+        """Return the number of ready rollouts: samples of turns, and whole episodes.
+
+        Only those of ``owner``, which is not `LOCAL`, and its children; of all owners if it is None.
+        """
+        if owner is None:
+            return self.rows(f"SELECT COUNT(DISTINCT {ROLLOUT}) AS n FROM samples WHERE state = 'ready'")[0]["n"]
+        own, children = prefixes(owner)
+        return self.rows(
+            f"SELECT COUNT(DISTINCT {ROLLOUT}) AS n FROM samples JOIN turns ON turns.id = samples.turn_id"
+            " WHERE samples.state = 'ready' AND (substr(session_id, 1, ?) = ? OR substr(session_id, 1, ?) = ?)",
+            (len(own), own, len(children), children),
+        )[0]["n"]
 
     def leased_count(self, rollout_id: int) -> int:
         """Return the number of rollouts, as `ready_count` counts them, that are leased to a batch."""

@@ -14,13 +14,15 @@ from typing import Any
 
 import pytest
 
-from agentrl.exceptions import AgentError, ConfigError
+from agentrl.exceptions import AgentError, ConfigError, InfraError
 from agentrl.harness import __main__ as command
 from agentrl.harness.__main__ import drive, main
+from agentrl.harness.checks import check_plan
+from agentrl.harness.driver import Plan
 from agentrl.harness.gateway import AwayError
 from agentrl.harness.options import PROG, build_parser, read_tasks
 from tests.helpers.agent_pools import PATIENT_S, asked, until
-from tests.helpers.agent_runs import AgentPool, Runs, start_pool
+from tests.helpers.agent_runs import FAILED, SOLVED, AgentPool, Runs, start_pool
 from tests.helpers.mock_engine import serve
 from tests.unit.gateway import conftest as gateways
 
@@ -65,6 +67,12 @@ async def served(pool: AgentPool, stack: Stack, monkeypatch: pytest.MonkeyPatch)
         ),
         ([*BASE, "--group-size", "0"], "'0' is not a whole number from 1"),
         ([*BASE, "--group-size", "1"], "rewards are compared in groups of 2 to 1024"),
+        ([*BASE, "--spare", "-1"], "'-1' is not a whole number from 1"),
+        ([*BASE, "--group-size", "1020", "--spare", "5"], "are 1025 together; a group has at most 1024 runs"),
+        (
+            [*BASE, "--group-size", "64", "--parallel", "1"],
+            "192 runs one after another, 1624620 s, but an episode lasts",
+        ),
         ([*BASE, "--timeout-s", "9000"], "a run takes at most 7140 s"),
         ([*BASE, "--epochs", "1", "--groups", "1"], "not allowed with"),
         ([*BASE, "--pool-url", "localhost"], "'localhost' is no address of a server"),
@@ -188,6 +196,28 @@ async def test_the_command_drives_a_group(served: list[str], stack: Stack, tmp_p
     assert len(stack.ledger.episodes()) == 2
     status, out, err = await ended(await begun(words))
     assert (status, err, len(stack.ledger.episodes())) == (0, "", 2)
+
+
+async def test_the_status_says_whether_all_groups_are_finished(
+    served: list[str], pool: AgentPool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pool.runs.ends += [SOLVED, FAILED, InfraError("the sandbox is gone", code="gone")]
+    words = [*served, "--groups", "3", "--group-size", "2", "--parallel", "1", "--tries", "1"]
+    words += ["--records", str(tmp_path / "records")]
+    assert await driven(words) == 1
+    assert f"{PROG}: 1 of 3 groups are not finished\n" in capsys.readouterr().err
+    assert await driven(words) == 0
+    assert await driven(words) == 0
+
+
+def test_a_plan_is_refused_if_its_episodes_cannot_live_as_long_as_their_group() -> None:
+    plan = Plan(tasks=["easy"], group_size=64, parallel=1, groups=1, tries=3, most_ready=1, seed=0, metadata={})
+    with pytest.raises(ConfigError, match="at most 604800 s; raise --parallel, or lower --timeout-s, --tries"):
+        check_plan(plan, 2000.0)
+    check_plan(plan, 1800.0)
+    check_plan(replace(plan, parallel=4), None)
+    with pytest.raises(ConfigError, match="195 runs one after another"):
+        check_plan(replace(plan, spare=1), None)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

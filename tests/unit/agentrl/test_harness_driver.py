@@ -18,7 +18,6 @@ from agentrl.harness.driver import Plan
 from agentrl.harness.gateway import AwayError, EpisodeGateway
 from agentrl.harness.records import EPISODES, GROUPS, lines
 from agentrl.protocol import Verdict
-from openclaw.config.bounds import EPISODE_SECONDS
 from openclaw.ledger.episode_records import Episode
 from tests.helpers.agent_pools import ADDRESS, PATIENT_S, CutTransport, until
 from tests.helpers.agent_runs import AGENT, FAILED, SOLVED, AgentPool, Drive, Elsewhere, Runs, start_pool
@@ -85,6 +84,10 @@ async def leases(pool: AgentPool) -> int:
     return (await pool.pool.status()).leases
 
 
+def states(records: Path) -> list[str]:
+    return [line["state"] for line in lines(records / GROUPS)]
+
+
 def by_group(episodes: list[Episode]) -> dict[str, list[Episode]]:
     groups: dict[str, list[Episode]] = {}
     for episode in episodes:
@@ -114,7 +117,7 @@ async def test_groups_are_driven_rewarded_and_trained(
     kept = list(lines(tmp_path / "records" / EPISODES))
     assert {line["episode"] for line in kept} == {episode.id for episode in stack.ledger.episodes()}
     assert {(line["attempt"], line["turns"], line["problem"]) for line in kept} == {(1, 1, "")}
-    assert [line["state"] for line in lines(tmp_path / "records" / GROUPS)] == ["finished", "finished"]
+    assert sorted(states(tmp_path / "records")) == ["begun", "begun", "finished", "finished"]
     assert "mean reward" in drive.said
     assert "solved" in drive.said
     drive.screen.summary()
@@ -149,7 +152,8 @@ async def test_a_group_without_a_member_is_given_up_and_the_next_one_begins(
     assert [episode.state for episode in second] == ["settled"] * 3
     assert "given up with 1 rewarded members: 2 runs of a member were lost" in drive.said
     assert (drive.screen.tally.finished, drive.screen.tally.given_up) == (1, 1)
-    assert [line["state"] for line in lines(tmp_path / GROUPS)] == ["given_up", "finished"]
+    assert sorted(states(tmp_path)) == ["begun", "begun", "finished", "given_up"]
+    assert stack.ledger.episode(first[0].id).reason == "straggler", "it waits for no other member"
 
 
 async def test_answers_that_are_lost_create_and_reward_nothing_twice(
@@ -338,13 +342,6 @@ async def test_an_episode_that_expired_is_lost(stack: Stack, pool: AgentPool, dr
     await driving
     assert "has ended with status 'expired'" in drive.said
     assert drive.screen.tally.finished == 1
-
-
-async def test_runs_that_may_take_months_have_episodes_of_the_longest_time(stack: Stack, drive: Drive) -> None:
-    await drive.run(groups=1, parallel=1, tries=100_000)
-    assert drive.screen.tally.finished == 1
-    lives = [each.expires_at - each.created_at for each in stack.ledger.episodes()]
-    assert lives == [EPISODE_SECONDS.most] * 2
 
 
 def test_each_epoch_has_all_tasks_in_an_order_of_the_seed() -> None:

@@ -32,8 +32,11 @@ def test_it_is_offered_only_if_it_is_installed(tmp_path: Path, monkeypatch: pyte
             with pytest.raises(ConfigError, match=r"run bash scripts/setup_mini_swe_agent\.sh"):
                 MiniSweAgent().mounts()
         else:
-            (mount,) = MiniSweAgent().mounts()
+            found = MiniSweAgent()
+            (mount,) = found.mounts()
             assert mount.inside == "/opt/mini-swe-agent"
+            check.unlink()
+            assert found.mounts() == [mount], "a later run starts no process to look again"
 
 
 async def test_what_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

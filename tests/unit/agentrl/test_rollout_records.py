@@ -90,6 +90,19 @@ def test_a_name_that_is_unknown_or_stands_for_two(
     assert "has no episodes" in capsys.readouterr().err
 
 
+def test_numbers_that_are_not_shown_are_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder in place of the numbers cannot be read."""
+    write_episode(tmp_path, "one").close()
+    numbers = tmp_path / "episodes" / "one.ids"
+    numbers.unlink()
+    numbers.mkdir()
+    assert viewer.main([str(tmp_path)]) == 0
+    assert viewer.main([str(tmp_path), "--episode", "one"]) == 0
+    assert "2 turns" in capsys.readouterr().out
+    with pytest.raises(IsADirectoryError):
+        viewer.main([str(tmp_path), "--episode", "one", "--tokens"])
+
+
 def test_tokens_are_stored_once_and_exactly(tmp_path: Path) -> None:
     record = write_episode(tmp_path)
     episode = read(tmp_path, record.name)
