@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from agentrl.harness.records import EPISODES, GROUPS, lines
+from agentrl.harness.records import BEGUN, EPISODES, GROUPS, lines
 from slime.utils.http_utils import find_available_port
 from tests.helpers.killable_agent import FOLDER_VARIABLE, TASK, KillableAgent
 from tests.helpers.waiting import eventually
@@ -26,6 +26,8 @@ KEYS = {"OPENCLAW_API_KEY": "sk-operator-0123456789", "AGENTRL_KEY": "pool-01234
 METHOD = "openclaw_rl_method.BinaryRL"
 TRIES = 100
 """Runs are lost as long as an engine takes to come back."""
+RUN_S = 600
+"""Most seconds of a run; a group of runs of any length would outlive what the gateway allows."""
 
 
 @dataclass
@@ -129,7 +131,18 @@ class Servers:
         pool += ["--port", str(port)]
         self.pool = self._command("pool", pool, port, {"TMPDIR": str(self.temporary), FOLDER_VARIABLE: str(self.runs)})
         driver = ["agentrl.harness", "--harness", KillableAgent.name, "--task", TASK, "--group-size", "2", *gateway]
-        driver += ["--parallel", "1", "--groups", "1", "--tries", str(TRIES), "--pool-url", self.pool.url]
+        driver += [
+            "--parallel",
+            "1",
+            "--groups",
+            "1",
+            "--tries",
+            str(TRIES),
+            "--timeout-s",
+            str(RUN_S),
+            "--pool-url",
+            self.pool.url,
+        ]
         self.driver = self._command("driver", [*driver, "--records", str(self.records)], 0, {})
 
     def _command(self, name: str, module: list[str], port: int, variables: dict[str, str]) -> Command:
@@ -152,7 +165,7 @@ class Servers:
 
     def ended_groups(self) -> list[dict[str, object]]:
         """Return what the driver kept of each group that is over."""
-        return list(lines(self.records / GROUPS))
+        return [line for line in lines(self.records / GROUPS) if line["state"] != BEGUN]
 
     async def driven(self) -> None:
         """Wait until the driver has ended well."""
