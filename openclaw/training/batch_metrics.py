@@ -13,6 +13,8 @@ from openclaw.ledger.store import Ledger
 from openclaw.owners import owner_of, root
 from slime.utils.types import Sample
 
+MASKED = "masked_stale"
+"""Entry of a sample's metadata: how many of its tokens are not trained because their weights are too old."""
 DEGENERATE = ("truncated", "repetition")
 """Reasons of `openclaw.judge.hygiene` that show a policy falling apart; such replies are in no batch."""
 
@@ -20,7 +22,7 @@ DEGENERATE = ("truncated", "repetition")
 def batch_metrics(ledger: Ledger, samples: list[Sample], bound: int | None) -> dict[str, float]:
     """Return a batch's metrics: staleness, terms, owners, and the ledger's counts by state and reason.
 
-    ``bound`` is ``--max-weight-staleness``; samples beyond it in the batch are trained with correction.
+    ``bound`` is ``--max-weight-staleness`` if samples beyond it are trained with correction, otherwise None.
     """
     counts = ledger.counts()
     stale = [sample.metadata["staleness"] for sample in samples]
@@ -32,6 +34,7 @@ def batch_metrics(ledger: Ledger, samples: list[Sample], bound: int | None) -> d
         "openclaw/staleness_mean": sum(stale) / len(stale),
         "openclaw/staleness_max": float(max(stale)),
         "openclaw/corrected_stale": 0.0 if bound is None else float(sum(age > bound for age in stale)),
+        "openclaw/masked_stale_tokens": float(sum(sample.metadata.get(MASKED, 0) for sample in samples)),
         "openclaw/hinted_share": len(hinted) / len(samples),
         "openclaw/feedback_scored_share": sum(WEIGHT in sample.metadata for sample in samples) / len(samples),
         "openclaw/baseline": sum(sample.metadata.get(BASELINE, 0.0) for sample in samples) / len(samples),

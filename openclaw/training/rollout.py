@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,7 +26,7 @@ from openclaw.ledger.store import Ledger
 from openclaw.runtime.process import RuntimeSupervisor
 from openclaw.runtime.start import start_runtime
 from openclaw.runtime.where import RUNTIME_LOG_NAME, chat_command, inspect_command, ledger_path, shown_path
-from openclaw.training.batch_metrics import batch_metrics
+from openclaw.training.batch_metrics import MASKED, batch_metrics
 from openclaw.training.judge_errors import JudgeErrors
 from openclaw.training.live import LiveRollout
 from openclaw.training.live_arguments import check_arguments
@@ -34,6 +34,7 @@ from slime.args import Arguments
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.data_source import DataSource, Story
 from slime.rollout.sglang_rollout import eval_rollout
+from slime.rollout.staleness import mask_stale, version_number
 from slime.utils.async_utils import run
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
@@ -173,7 +174,9 @@ def live_rollout(
     supervisor = data_source.runtime
     started = time.monotonic()
     samples, dropped = collect(args, rollout_id, data_source, supervisor)
-    metrics = batch_metrics(data_source.ledger, samples, args.max_weight_staleness)
+    metrics = batch_metrics(
+        data_source.ledger, samples, args.max_weight_staleness if args.stale_samples == "correct" else None
+    )
     metrics |= {
         "openclaw/wait_seconds": time.monotonic() - started,
         "openclaw/dropped_stale": float(dropped),
@@ -188,7 +191,8 @@ def collect(
 ) -> tuple[list[Sample], int]:
     """Lease a full batch; return it and the number of samples dropped as stale; an episode is stale as a whole.
 
-    With ``--stale-samples correct`` none is dropped: the loss weighs tokens by their likelihood under the trainer's weights.
+    With ``--stale-samples mask`` stale tokens get loss mask 0, and only a rollout of which nothing is left is dropped. With
+    ``correct`` none is dropped: the loss weighs tokens by their likelihood under the trainer's weights.
     """
     ledger, wanted = source.ledger, args.rollout_batch_size
     dropped = 0
@@ -197,9 +201,9 @@ def collect(
         wait_for_samples(source, rollout_id, wanted - held, supervisor)
         samples = until_available(lambda: ledger.claim_samples(rollout_id, wanted, source.quota), source.stopped)
         version = ledger.live_weight_version()
-        bound = args.max_weight_staleness if args.stale_samples == "drop" else None
+        bound = args.max_weight_staleness
         rollouts = by_rollout(samples)
-        old = [pieces for pieces in rollouts if any(is_stale(sample, version, bound) for sample in pieces)]
+        old = [pieces for pieces in rollouts if too_old(pieces, version, bound, args.stale_samples)]
         for pieces in old:
             sample_id = pieces[0].metadata["ledger_id"]
             until_available(partial(ledger.drop_sample, sample_id, STALE, rollout_id), source.stopped)
@@ -248,11 +252,6 @@ def wait_for_samples(source: LedgerDataSource, rollout_id: int, count: int, supe
             )
 
 
-def version_number(version: str) -> int:
-    """Return a weight version as a number; an engine's initial version (``default``) is 0."""
-    return 0 if version == "default" else int(version)
-
-
 def staleness(sample: Sample, live_version: str | None) -> int:
     """Return the number of updates between the oldest weights that sampled the reply and the live weights.
 
@@ -262,6 +261,25 @@ def staleness(sample: Sample, live_version: str | None) -> int:
         return 0
     live = version_number(live_version)
     return max(abs(live - version_number(version)) for version in sample.weight_versions)
+
+
+def too_old(rollout: Sequence[Sample], live_version: str | None, bound: int | None, mode: str) -> bool:
+    """Return whether no token of a rollout may be trained; with the mode ``mask``, zero the masks of those that may not.
+
+    Args:
+        rollout: its samples.
+        live_version: the weights that serve.
+        bound: ``--max-weight-staleness``.
+        mode: ``--stale-samples``.
+    """
+    if mode == "correct" or bound is None or not any(is_stale(sample, live_version, bound) for sample in rollout):
+        return False
+    if mode == "mask":
+        live = version_number(live_version or "")
+        for sample in rollout:
+            sample.metadata[MASKED] = mask_stale(sample, live, bound)
+        return not any(any(sample.loss_mask or []) for sample in rollout)
+    return True
 
 
 def is_stale(sample: Sample, live_version: str | None, bound: int | None) -> bool:

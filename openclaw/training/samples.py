@@ -47,6 +47,7 @@ def make_sample(
         reward=float(reward),
         loss_mask=[1] * len(turn.response_ids),
         weight_versions=list(dict.fromkeys(span.version for span in turn.weight_versions)),
+        weight_spans=[[span.version, span.start, span.end] for span in turn.weight_versions],
         rollout_log_probs=list(turn.response_logprobs),
         teacher_log_probs=None if teacher_log_probs is None else list(teacher_log_probs),
         teacher_topk_log_probs=None if teacher_topk is None else teacher_topk.log_probs,

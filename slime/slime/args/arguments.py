@@ -94,7 +94,7 @@ class Arguments(FlatArguments):
     rollout_health_check_timeout: float = 30.0
     rollout_health_check_first_wait: float = 0.0
     max_weight_staleness: int | None = None
-    stale_samples: Literal["drop", "correct"] = "drop"
+    stale_samples: Literal["drop", "mask", "correct"] = "drop"
     update_weights_interval: int = 1
     rollout_global_dataset: bool = True
     prompt_data: str | None = None

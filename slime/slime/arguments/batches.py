@@ -136,8 +136,8 @@ def check_staleness(args: Arguments) -> list[str]:
         problems.append(
             f"--max-weight-staleness {args.max_weight_staleness}: give 0 or more, or remove it for no bound"
         )
-    if args.stale_samples == "correct" and args.max_weight_staleness is None:
-        problems.append("--stale-samples correct has no effect without --max-weight-staleness N; add it")
+    if args.stale_samples != "drop" and args.max_weight_staleness is None:
+        problems.append(f"--stale-samples {args.stale_samples} has no effect without --max-weight-staleness N; add it")
     if args.stale_samples == "correct" and not (args.use_tis or args.use_rollout_logprobs):
         problems.append(
             "--stale-samples correct needs a loss that uses the sampling policy: add --use-tis, or --use-rollout-logprobs "

@@ -119,10 +119,10 @@ ROLLOUT = Group(
         ),
         Option(
             "--stale-samples",
-            "drop and count stale samples, or train on them with importance weights",
+            "drop and count stale samples, train only their tokens of newer weights (mask), or all with importance weights",
             str,
             "drop",
-            ("drop", "correct"),
+            ("drop", "mask", "correct"),
         ),
         Option("--update-weights-interval", "rollouts between weight pushes; the last rollout always pushes", int, 1),
     ),

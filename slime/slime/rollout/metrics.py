@@ -104,7 +104,10 @@ def is_repetitive(text: str) -> bool:
 
 
 def oldest_versions(samples: Sequence[Sample]) -> dict[str, float]:
-    """Return mean, minimum and maximum over samples of the oldest weight version per sample; empty if unknown."""
+    """Return mean, minimum and maximum over samples of the oldest weight version per sample, and the mean over tokens.
+
+    Empty if unknown.
+    """
     oldest = [
         min(map(int, sample.weight_versions))
         for sample in samples
@@ -116,15 +119,30 @@ def oldest_versions(samples: Sequence[Sample]) -> dict[str, float]:
         "rollout/oldest_version_mean": statistics.fmean(oldest),
         "rollout/oldest_version_min": min(oldest),
         "rollout/oldest_version_max": max(oldest),
+        **_token_versions(samples),
     }
 
 
+def _token_versions(samples: Sequence[Sample]) -> dict[str, float]:
+    """Return the mean over sampled tokens of their weight version; empty if unknown."""
+    spans = [span for sample in samples for span in sample.weight_spans if str(span[0]).isdigit()]
+    count = sum(end - start for _, start, end in spans)
+    if not count:
+        return {}
+    return {"rollout/token_version_mean": sum(int(version) * (end - start) for version, start, end in spans) / count}
+
+
 def staleness(metrics: dict[str, Any], weight_version: str) -> dict[str, float]:
-    """Return how many versions a batch is behind the trainer's weights, from :func:`oldest_versions`."""
+    """Return how many versions a batch is behind the trainer's weights, from :func:`oldest_versions`.
+
+    ``staleness_*`` are over samples, each as old as its oldest token; ``token_staleness_mean`` is over tokens.
+    """
     if "rollout/oldest_version_mean" not in metrics or not weight_version.isdigit():
         return {}
     current = int(weight_version)
+    tokens = metrics.get("rollout/token_version_mean")
     return {
+        **({} if tokens is None else {"rollout/token_staleness_mean": current - tokens}),
         "rollout/staleness_min": current - metrics["rollout/oldest_version_max"],
         "rollout/staleness_mean": current - metrics["rollout/oldest_version_mean"],
         "rollout/staleness_max": current - metrics["rollout/oldest_version_min"],

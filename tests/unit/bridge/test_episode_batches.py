@@ -89,3 +89,28 @@ def test_an_episode_is_stale_as_a_whole_and_as_its_oldest_token(args: Arguments,
     assert source.ledger.counts()["sample_reasons"] == {"stale": 2}
     source.load(None)
     assert len(source) == 3, "a restored checkpoint brings all of it back"
+
+
+def test_only_the_stale_tokens_of_an_episode_are_masked(args: Arguments, source: LedgerDataSource) -> None:
+    args.max_weight_staleness, args.stale_samples = 2, "mask"
+    episode = create(source.ledger, "long")
+    say(source.ledger, episode, "one", [1], [2])
+    spans = [VersionSpan("1", 0, 1), VersionSpan("5", 1, 3)]
+    say(source.ledger, episode, "two", [1, 2, 3], [4, 5, 6], weight_versions=spans)
+    source.ledger.close_episode(episode.id, "ok", 1.0)
+    gone = create(source.ledger, "gone", owner="bob")
+    say(source.ledger, gone, "one", [1], [2])
+    source.ledger.close_episode(gone.id, "ok", -1.0)
+    source.ledger.settle_episodes(RULES)
+    judged_sample(source.ledger, "turn", version="3")
+    source.weights_live(0, "5")
+    samples, dropped = batch(args, source, 1)
+    assert dropped == 1
+    assert source.ledger.counts()["sample_reasons"] == {"stale": 1}
+    (merged,) = [sample for sample in samples if "episode" in sample.metadata]
+    assert (merged.tokens, merged.loss_mask) == ([1, 2, 3, 4, 5, 6], [0, 0, 0, 1, 1])
+    assert convert(args, samples)["rollout_mask_sums"][samples.index(merged)] == 2
+    (turn,) = [sample for sample in samples if "episode" not in sample.metadata]
+    assert all(turn.loss_mask or [])
+    metrics = batch_metrics(source.ledger, samples, None)
+    assert (metrics["openclaw/masked_stale_tokens"], metrics["openclaw/corrected_stale"]) == (2.0, 0.0)

@@ -235,4 +235,6 @@ def test_metrics_describe_the_batch_and_its_age() -> None:
     ages = staleness(oldest_versions(samples), "6")
     assert ages == {"rollout/staleness_min": 1, "rollout/staleness_mean": 2.0, "rollout/staleness_max": 3}
     assert staleness(oldest_versions([sample(0, weight_versions=["default"])]), "6") == {}
+    samples[1].weight_spans, samples[0].weight_spans = [["5", 0, 4]], [["3", 0, 1], ["4", 1, 2]]
+    assert staleness(oldest_versions(samples), "6")["rollout/token_staleness_mean"] == 6 - (3 + 4 + 4 * 5) / 6
     assert [one.index for one in flatten([[samples[0]], [[samples[1]]]])] == [0, 1]

@@ -172,6 +172,8 @@ def test_stale_samples_are_corrected_only_where_the_loss_can(
     assert parse_args([*base, "--max-weight-staleness", "0"]).stale_samples == "drop"
     words = [*base, "--stale-samples", "correct"]
     assert "no effect without --max-weight-staleness" in refusal(capsys, [*words, "--use-tis"])
+    assert "no effect without --max-weight-staleness" in refusal(capsys, [*base, "--stale-samples", "mask"])
+    assert parse_args([*base, "--stale-samples", "mask", "--max-weight-staleness", "4"]).stale_samples == "mask"
     assert "add --use-tis" in refusal(capsys, [*words, "--max-weight-staleness", "4"])
     for loss in ("--use-tis", "--use-rollout-logprobs"):
         assert parse_args([*words, "--max-weight-staleness", "4", loss]).stale_samples == "correct"
