@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from openclaw.config.environment_config import EnvironmentConfig, variable
 
+GATE_PATH = "openclaw.gate.plugin.decide"
+"""The value of ``--before-push-path`` that switches the gate on."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class GateVariables(EnvironmentConfig):
