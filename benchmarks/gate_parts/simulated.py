@@ -175,7 +175,9 @@ class Simulation:
 
     def _talk(self, rollout_id: int) -> None:
         """Ask a round of problems, and judge the replies."""
-        messages = [[{"role": "user", "content": draw_short(self._rng, "train").question}] for _ in range(TURNS_PER_ROUND)]
+        messages = [
+            [{"role": "user", "content": draw_short(self._rng, "train").question}] for _ in range(TURNS_PER_ROUND)
+        ]
         prompts = [self._sampler.prompt(each) for each in messages]
         self._sampler.model = self._serving
         for asked, prompt, reply in zip(messages, prompts, self._sampler.replies(prompts, LONGEST_REPLY), strict=True):

@@ -63,7 +63,7 @@ class GateVariables(EnvironmentConfig):
         minimum=0.0,
     )
     gate_margin: float = variable(
-        "OPENCLAW_GATE_MARGIN", 0.02, "nats per token below zero from which a margin counts as a fall", minimum=0.0
+        "OPENCLAW_GATE_MARGIN", 0.0005, "nats per token below zero from which a margin counts as a fall", minimum=0.0
     )
     gate_memory: int = variable(
         "OPENCLAW_GATE_MEMORY",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from openclaw.config.gate_variables import GateVariables
 from openclaw.gate.decision import Evidence, Paired, Scored
-from openclaw.gate.replies import reply_reader, sound
+from openclaw.gate.replies import Reply, reply_reader, sound, unread
 from openclaw.gate.tasks import Task, read_tasks
 from openclaw.ledger.decisions import Window
 from openclaw.ledger.probes import Candidate, choose_probes, part_of
@@ -58,13 +58,16 @@ class Questions:
                 )
             )
             if probe.max_new_tokens:
-                reader = reply_reader(self.tokenizer)
-                replies.append(sound(*(reader.read(turn.prompt_ids, each, turn.tools) for each in (before, after))))
+                replies.append(sound(self._reply(turn, before), self._reply(turn, after)))
         for task, (probe, before, after) in zip(self.tasks, asked[len(self.turns) :], strict=True):
             reader = reply_reader(self.tokenizer)
             old, new = (task.solved_by(reader.read(probe.prompt_ids, each).text) for each in (before, after))
             tasks.append(Paired(old, new, task.weight))
         return Evidence(scored, replies, tasks)
+
+    def _reply(self, turn: Turn, answer: Answer) -> Reply:
+        """Return a greedy reply to a turn's prompt; only one that may call tools has to be read."""
+        return reply_reader(self.tokenizer).read(turn.prompt_ids, answer, turn.tools) if turn.tools else unread(answer)
 
 
 def ask_about(args: Arguments, ledger: Ledger, window: Window, bounds: GateVariables) -> Questions:

@@ -7,7 +7,7 @@ a tool call is broken here if the gateway could not read it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -36,6 +36,12 @@ class Reply:
     def degenerate(self) -> bool:
         """Whether any of the rules of `openclaw.judge.hygiene` speaks against it."""
         return self.cut or self.repeats or self.broken_call
+
+
+def unread(answer: Answer) -> Reply:
+    """Return a reply without its text and tool calls, for which no tokenizer is needed."""
+    ids = answer.greedy_ids[:-1] if answer.finished else answer.greedy_ids
+    return Reply("", not answer.finished, is_repetitive(ids), broken_call=False)
 
 
 def sound(serving: Reply, candidate: Reply) -> Paired:
@@ -67,7 +73,7 @@ class ReplyReader:
             answer: with greedy ids.
             tools: of the request; without any a tool call is text.
         """
-        ids = answer.greedy_ids[:-1] if answer.finished else answer.greedy_ids
+        ids, found = answer.greedy_ids[:-1] if answer.finished else answer.greedy_ids, unread(answer)
         functions = [tool.get("function") or {} for tool in tools or ()]
         schemas = {str(each.get("name")): each.get("parameters") or {} for each in functions}
         reasoning = self._form.reasoning
@@ -78,7 +84,7 @@ class ReplyReader:
         )
         deltas = parser.push(self._tokenizer.decode(ids, skip_special_tokens=False)) + parser.finish()
         text = "".join(delta.text for delta in deltas if isinstance(delta, Content))
-        return Reply(text, not answer.finished, is_repetitive(ids), parser.malformed > 0)
+        return replace(found, text=text, broken_call=parser.malformed > 0)
 
 
 @cache

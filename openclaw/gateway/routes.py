@@ -102,7 +102,7 @@ def add_status_routes(app: FastAPI, service: ChatService, registry: CollectorReg
         note = paused(config.run_dir) if config.run_dir else None
         offer = await service.outcomes.offered(config.gate_offer) if config.run_dir else None
         told |= {} if note is None else {"training": str(note)}
-        told |= {} if offer is None else {"gate": f"{offer}, type: openclaw-rl accept {config.run_dir}"}
+        told |= {} if offer is None else {"gate": f"{offer}, type: openclaw-rl accept RUN"}
         return json_response(told)
 
     @app.get("/metrics")

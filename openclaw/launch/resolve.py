@@ -227,7 +227,9 @@ def settings_problems(runtime: RuntimeConfig) -> list[str]:
     """Return why a run with these settings of the runtime would serve, but never train, or end at its first update."""
     problems: list[str] = []
     if runtime.top_p < 1:
-        problems.append(f"OPENCLAW_TOP_P={runtime.top_p:g}: turns sampled with top_p below 1 are never trained; unset it")
+        problems.append(
+            f"OPENCLAW_TOP_P={runtime.top_p:g}: turns sampled with top_p below 1 are never trained; unset it"
+        )
     if runtime.gate_tasks:
         try:
             read_tasks(runtime.gate_tasks)

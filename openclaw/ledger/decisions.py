@@ -105,6 +105,8 @@ class DecisionQueries(Database):
     ) -> int:
         """Record what was decided about a batch, in place of an earlier decision about it; return its number.
 
+        A start replaces nothing: its weights are those after the batch before, whatever was decided about that.
+
         Args:
             rollout_id: the batch.
             kind: of the decision.
@@ -117,8 +119,9 @@ class DecisionQueries(Database):
         """
         with self.transaction() as connection:
             connection.execute(
-                "UPDATE decisions SET undone_at = ? WHERE rollout_id = ? AND kind IN ('step', 'refused') AND undone_at IS NULL",
-                (self.clock(), rollout_id),
+                "UPDATE decisions SET undone_at = ? WHERE rollout_id = ? AND kind IN ('step', 'refused')"
+                " AND undone_at IS NULL AND ? <> 'start'",
+                (self.clock(), rollout_id, kind),
             )
             number = self._insert_decision(
                 connection,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from openclaw.config.gate_variables import GateVariables
 from openclaw.gate.decision import BY_MARGIN, TOO_FEW, Evidence, Paired, Scored, decide_on
 
-BOUNDS = GateVariables()
+BOUNDS = GateVariables(gate_margin=0.02)
 
 
 def scored(liked: float, disliked: float, count: int = 8, *, stated: bool = False, noise: float = 0.01) -> list[Scored]:
