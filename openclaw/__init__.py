@@ -4,6 +4,7 @@
 * ``chat``, ``inspect``, ``resume``, ``server``: commands.
 * ``inspect_episodes``: what the look into a ledger shows of episodes.
 * ``launch``: a launch script's variables become a plan.
+* ``gate``: whether an update may serve.
 * ``training``: the ledger's samples become batches.
 * ``runtime``: the process that serves and judges.
 * ``gateway``, ``judge``: answer requests; judge turns.
