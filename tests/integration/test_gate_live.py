@@ -44,7 +44,9 @@ def agrees(answers: list[Any], wanted: list[Any]) -> bool:
     """Whether a version's answers are those of a folder."""
     replies = all(answer[1] == reply for answer, (_, reply) in zip(answers, wanted, strict=True))
     scores = [answer[0] for answer in answers]
-    return replies and all(own == pytest.approx(other, abs=1e-4) for own, (other, _) in zip(scores, wanted, strict=True))
+    return replies and all(
+        own == pytest.approx(other, abs=1e-4) for own, (other, _) in zip(scores, wanted, strict=True)
+    )
 
 
 def engine_says(url: str) -> list[int]:
@@ -79,7 +81,9 @@ def test_refuse_kill_and_roll_back(repository: Path, tmp_path: Path, tiny_random
     last = expected(run_dir / "hf-2")
     assert agrees(heard[0]["serving"], expected(tiny_random_model))
     assert agrees(heard[0]["candidate"], accepted)
-    assert heard[1]["serving"] == heard[2]["serving"] == heard[0]["candidate"], "what serves after the refusal, bit for bit"
+    assert heard[1]["serving"] == heard[2]["serving"] == heard[0]["candidate"], (
+        "what serves after the refusal, bit for bit"
+    )
     assert not agrees(heard[1]["candidate"], accepted)
     assert agrees(heard[2]["candidate"], last)
     weights = [(run_dir / f"hf-{rollout_id}" / "model.safetensors").read_bytes() for rollout_id in range(3)]

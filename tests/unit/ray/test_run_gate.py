@@ -207,9 +207,7 @@ def test_an_engine_that_restarts_meanwhile_gets_what_serves(run: Run, world: Wor
     assert pushes == ["trainer 1 push what serves, 0", "trainer 1 push 1"]
 
 
-def test_a_rank_that_dies_during_a_probe_ends_the_plugin_and_the_batch_is_trained_again(
-    run: Run, world: World
-) -> None:
+def test_a_rank_that_dies_during_a_probe_ends_the_plugin_and_the_batch_is_trained_again(run: Run, world: World) -> None:
     world.deaths = [("ask", RankLostError("training rank 0 died", "ask"))]
     run.repeat(loop)
     trained = [line.split(" on ")[0] for line in world.log if " train " in line]
@@ -243,7 +241,7 @@ def test_an_error_of_the_plugin_ends_the_run(run: Run, world: World, plugin: str
         raise PluginError("no probes: record some first")
 
     ACTIONS["decide"] = broken
-    with pytest.raises(PluginError, match="no probes|returned True; return a Decision"):
+    with pytest.raises(PluginError, match=r"no probes|returned True; return a Decision"):
         run.repeat(loop)
     assert not [line for line in world.log if "push" in line]
     assert not [line for line in world.log if "decided" in line]
