@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from slime.args import Arguments
 from slime.rollout.before_push import Decision, Policies, Probe
 
 PROBES, PROMPT_TOKENS, REPLY_TOKENS, GREEDY, GREEDY_TOKENS = 64, 100, 40, 8, 48
@@ -25,7 +26,7 @@ def probes(vocabulary: int = 1000) -> list[Probe]:
     return [Probe(ids(PROMPT_TOKENS), ids(REPLY_TOKENS), GREEDY_TOKENS if n < GREEDY else 0) for n in range(PROBES)]
 
 
-def decide(args: Any, rollout_id: int, data_source: Any, policies: Policies) -> Decision:
+def decide(args: Arguments, rollout_id: int, data_source: Any, policies: Policies) -> Decision:
     """Ask both versions and accept; write down when it began and ended."""
     start = time.time()
     means = [
