@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -27,6 +27,7 @@ from slime.utils.types import Sample
 from tests.helpers.agent_pools import until
 from tests.helpers.agent_rollouts import GUESS, talk
 from tests.helpers.agent_stages import END, PARAMETERS, Stage, staged
+from tests.helpers.rollout_engine import rollout_args
 
 Raise = Callable[..., Any]
 
@@ -357,6 +358,20 @@ class AgreeingJudge:
     async def votes(self, kind: Any, question: Any, count: int) -> list[Vote]:
         self.asked.append(question.reply)
         return [Vote(kind, "", 1 if question.reply == "one" else None, None, 0.1)] * count
+
+
+def test_the_judge_has_its_own_engines_tokenizer_and_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "EngineHttp", lambda url, timeout, concurrency: (url, concurrency))
+    monkeypatch.setattr(loop, "load_tokenizer", lambda path, trust_remote_code: f"tokenizer of {path}")
+    monkeypatch.setattr(loop, "JudgeClient", lambda *told: told)
+    votes: dict[str, Any] = {"prm_m": 3, "prm_temperature": 0.3, "prm_max_new_tokens": 77}
+    where: dict[str, Any] = {"prm_router_ip": "10.0.0.9", "prm_router_port": 4321}
+    args = rollout_args(Path("policy")).changed(prm_model_path="judge", **votes, **where)
+    engine, tokenizer, _, sampling = cast(Any, loop._judge(args))
+    assert engine == ("http://10.0.0.9:4321", loop.JUDGED_AT_A_TIME * 3)
+    assert tokenizer == "tokenizer of judge"
+    assert (sampling.temperature, sampling.max_new_tokens) == (0.3, 77)
+    assert loop._judge(args.changed(prm_router_ip=None)) is None
 
 
 async def test_the_judges_scores_are_in_rewards_and_steps(stage: Raise, monkeypatch: pytest.MonkeyPatch) -> None:
