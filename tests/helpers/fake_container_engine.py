@@ -168,7 +168,9 @@ def run(folder: Path, settings: dict[str, Any], argv: list[str]) -> int:
 def with_doors(told: str, mounts: list[str]) -> str:
     """Return the supervisor's settings with the sockets of doors where this machine has them."""
     settings = json.loads(told)
-    fields = [dict(each.partition("=")[::2] for each in mount.split(",")) for mount in mounts]
+    fields: list[dict[str, str]] = [
+        {name: value for name, _, value in (each.partition("=") for each in mount.split(","))} for mount in mounts
+    ]
     hosts = {each["target"]: each["source"] for each in fields}
     for path in hosts.values():
         if Path(path).is_socket():
