@@ -35,7 +35,6 @@ from agentrl.sandbox.bubblewrap import refuse_nonsense
 from agentrl.sandbox.interface import HOME, Door, Limits, Mount, SandboxSpec
 from agentrl.sandbox.probe import CHECKED, prove
 from agentrl.sandbox.supervised import CODE, CODE_INSIDE, ROOT_INSIDE, SupervisedSandbox, command
-from slime.utils.private_files import OTHERS
 
 logger = logging.getLogger(__name__)
 Engine = Literal["docker", "podman"]
@@ -285,7 +284,7 @@ def _opened(door: Door) -> Path:
         InvalidError: other users of this machine could connect, too.
     """
     folder = door.socket.parent
-    if stat.S_IMODE(folder.stat().st_mode) & OTHERS:
+    if folder.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise InvalidError(
             f"other users can enter {folder}; put the socket of a door into a folder of mode 0700", code="bad_spec"
         )
