@@ -1,150 +1,150 @@
-"""Does the gate stop bad updates, let good ones pass, and cost little?
+"""What does the gate add to an update, and what do running requests notice? A real run of the shipped tiny model on the CPU.
 
-`python -m benchmarks.gate [--quick] --json FILE [--seeds 0,1,2] [--no-live]`. Four measurements:
-
-* **flipped**: three batches with all verdicts flipped, with and without the gate; the held-out share of liked replies of the
-  served version before, its lowest value, and after.
-* **healthy**: no flips; refusals are false. The errors and margins of the decisions are recorded, too.
-* **taste**: the user likes the opposite from some batch on, and accepts what is offered.
-* **live**: a real run (SGLang, Ray, FSDP2, gateway); seconds that the gate adds to an update, and waits of requests.
-
-The first three simulate the loop in one process on the tiny model, with the real ledger and gate (`gate_parts.simulated`). A case in FILE is
-kept, so an interrupted benchmark continues where it stopped.
+`python -m benchmarks.gate [--rollouts N] --json FILE`. Clients stream from the engine all the time; a wait is the time between two
+tokens of a stream. Waits are given while the plugin decides, and at all other times; those across a push count as other times.
+Figures are recorded, not judged; exit status 1 when a request was refused or broke off.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
+import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
-from benchmarks.gate_parts.live import measure_live
-from benchmarks.gate_parts.simulated import Outcome, Setting, simulate
-from benchmarks.machine import describe_machine
-from openclaw.config.gate_variables import GateVariables
+import httpx
 
-WARM_UP = 14
-FLIPPED = 3
-AFTER = 3
-RATE = 3e-4
-WITHOUT_REPLIES = replace(GateVariables(), gate_replies=0)
-"""The simulated cases measure opinions; the live one asks for greedy replies, too."""
+from benchmarks.fault_parts.checks import write_json
+from benchmarks.gate_parts.plugin import WINDOWS
+from benchmarks.machine import REPOSITORY, describe_machine
 
-
-def setting(seed: int, quick: bool) -> Setting:
-    """Return a healthy run."""
-    return Setting(seed, updates=WARM_UP + FLIPPED + AFTER, learning_rate=RATE, held_out=96 if quick else 192)
+MODEL = REPOSITORY / "openclaw-test" / "tiny_models" / "shipped"
+SECONDS = ("perf/snapshot_time", "perf/probe_time", "perf/update_weights_time")
+MAX_TOKENS, START_SECONDS = 200, 300.0
 
 
-def flipped(seed: int, quick: bool, *, gated: bool) -> dict:
-    """Return what three batches of flipped verdicts do to the served version."""
-    wrong = tuple(range(WARM_UP, WARM_UP + FLIPPED))
-    found = simulate(replace(setting(seed, quick), flipped=wrong, gated=gated), WITHOUT_REPLIES)
-    before, during = found.liked[WARM_UP], found.liked[WARM_UP + 1 : WARM_UP + FLIPPED + 1]
-    return {
-        "liked_before": before,
-        "largest_fall": round(before - min(during), 4),
-        "liked_at_end": found.liked[-1],
-        "flipped_refused": sum(each in wrong for each in found.refused),
-        "others_refused": sum(each not in wrong for each in found.refused),
-        **traces(found),
-    }
+class Client(threading.Thread):
+    """Streams one reply after the other and records each wait as (end, seconds)."""
+
+    def __init__(self, url: str, seed: int) -> None:
+        super().__init__(daemon=True)
+        self.waits: list[tuple[float, float]] = []
+        self.refused = 0
+        self.stops = threading.Event()
+        self._url, self._seed = url, seed
+
+    def run(self) -> None:
+        """Go on until ``stops``."""
+        limits = {"temperature": 1.0, "max_new_tokens": MAX_TOKENS, "ignore_eos": True}
+        body = {"input_ids": [1, 29, 203 + self._seed], "sampling_params": limits, "stream": True}
+        with httpx.Client(timeout=60.0, trust_env=False) as client:
+            while not self.stops.is_set():
+                try:
+                    with client.stream("POST", f"{self._url}/generate", json=body) as response:
+                        response.raise_for_status()
+                        self._read(response)
+                except httpx.HTTPError:
+                    self.refused += not self.stops.is_set()
+
+    def _read(self, response: httpx.Response) -> None:
+        last = None
+        for line in response.iter_lines():
+            if not line or self.stops.is_set():
+                continue
+            now = time.time()
+            if last is not None:
+                self.waits.append((now, now - last))
+            last = now
 
 
-def healthy(seed: int, quick: bool) -> dict:
-    """Return the false refusals of a healthy run."""
-    found = simulate(setting(seed, quick), WITHOUT_REPLIES)
-    return {"decisions": len(found.margins), "false_refusals": len(found.refused), **traces(found)}
+def start(run_dir: Path, rollouts: int) -> subprocess.Popen[bytes]:
+    """Start the run."""
+    prompts = run_dir / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"prompt": f"{n} + 1 ="}) for n in range(40)))
+    words = f"""--hf-checkpoint {MODEL} --device cpu --actor-num-gpus-per-node 1 --rollout-num-gpus 1 --num-gpus 2
+        --run-dir {run_dir} --save {run_dir / "save"} --prompt-data {prompts} --input-key prompt
+        --rollout-batch-size 2 --n-samples-per-prompt 4 --rollout-max-response-len 24 --num-rollout {rollouts}
+        --custom-rm-path tests.helpers.rewards.prefer_even_ids --use-dynamic-batch-size --max-tokens-per-gpu 4096
+        --before-push-path benchmarks.gate_parts.plugin.decide --serve-when-done"""
+    paths = os.pathsep.join([str(REPOSITORY / "slime"), str(REPOSITORY)])
+    with (run_dir / "driver.log").open("wb") as log:
+        command = [sys.executable, str(REPOSITORY / "slime" / "train_async.py"), *words.split()]
+        return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": paths}, stdout=log, stderr=log)
 
 
-def taste(seed: int, quick: bool) -> dict:
-    """Return how a change of taste is followed once it is accepted; ``liked`` counts the old rule."""
-    changes = replace(setting(seed, quick), updates=WARM_UP + 12, new_taste_from=WARM_UP, accepts=True)
-    found = simulate(changes, WITHOUT_REPLIES)
-    at = found.accepted_at[0] if found.accepted_at else None
-    return {
-        "refused": found.refused,
-        "accepted_at": found.accepted_at,
-        "old_rule_at_change": found.liked[WARM_UP],
-        "old_rule_at_acceptance": None if at is None else found.liked[at + 1],
-        "old_rule_at_end": found.liked[-1],
-        **traces(found),
-    }
+def wait_for(run: subprocess.Popen[bytes], log: Path, words: str) -> str:
+    """Return the first line with ``words``.
+
+    Raises:
+        RuntimeError: the run ended, or took too long.
+    """
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and run.poll() is None:
+        for line in log.read_text(errors="replace").splitlines():
+            if words in line:
+                return line
+        time.sleep(0.1)
+    raise RuntimeError(f"no {words!r} in {log}:\n{log.read_text(errors='replace')[-3000:]}")
 
 
-def traces(found: Outcome) -> dict:
-    """Return the curves of a run, rounded."""
-    rounded = {
-        name: [None if each is None else round(each, 5) for each in values]
-        for name, values in asdict(found).items()
-        if name in ("liked", "margins", "errors", "to_best", "probes", "seconds")
-    }
-    return {"traces": rounded}
+def spread(values: list[float]) -> dict[str, float]:
+    """Return number, median, 99th percentile and maximum, in seconds."""
+    if len(values) < 2:
+        return {"count": len(values)}
+    found = {"count": len(values), "median": statistics.median(values)}
+    found |= {"p99": statistics.quantiles(values, n=100)[98], "max": max(values)}
+    return {name: round(value, 4) for name, value in found.items()}
 
 
-def summarise(cases: dict[str, dict]) -> dict:
-    """Return the figures that people compare."""
-    groups: dict[str, list[dict]] = {}
-    for name, case in cases.items():
-        groups.setdefault(name.partition(":")[0], []).append(case)
-    summary: dict = {}
-    for name in ("flipped_gated", "flipped_ungated"):
-        if found := groups.get(name):
-            falls = [case["largest_fall"] for case in found]
-            summary[name] = {
-                "largest_fall_mean": round(statistics.mean(falls), 4),
-                "largest_fall_worst": max(falls),
-                "flipped_refused": sum(case["flipped_refused"] for case in found),
-                "flipped_batches": FLIPPED * len(found),
-                "others_refused": sum(case["others_refused"] for case in found),
-            }
-    if found := groups.get("healthy"):
-        summary["healthy"] = {
-            "false_refusals": sum(case["false_refusals"] for case in found),
-            "decisions": sum(case["decisions"] for case in found),
-        }
-    if found := groups.get("taste"):
-        summary["taste"] = [
-            {name: value for name, value in case.items() if name.startswith(("old", "acc", "ref"))} for case in found
-        ]
-    return {**summary, **({"live": cases["live"]} if "live" in cases else {})}
+def figures(run_dir: Path, waits: list[tuple[float, float]]) -> dict[str, Any]:
+    """Return the seconds of each part, and the waits while the plugin decided and otherwise."""
+    windows = [json.loads(line) for line in (run_dir / WINDOWS).read_text().splitlines()]
+
+    def decides(end: float, seconds: float) -> bool:
+        return any(end <= window["end"] and end - seconds >= window["start"] for window in windows)
+
+    inside = [seconds for end, seconds in waits if decides(end, seconds)]
+    outside = [seconds for end, seconds in waits if not decides(end, seconds)]
+    logged = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    parts = {name: spread([row[name] for row in logged if name in row]) for name in SECONDS}
+    return {"seconds": parts, "waits while it decides": spread(inside), "other waits": spread(outside)}
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Measure what FILE lacks; write it after each case."""
-    parser = argparse.ArgumentParser(prog="benchmarks.gate", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="fewer held-out problems and one seed")
-    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="where the figures go")
-    parser.add_argument("--seeds", default=None, help="numbers, separated by commas (default: 0,1,2; with --quick: 0)")
-    parser.add_argument("--no-live", action="store_true", help="leave the real run out")
-    options = parser.parse_args(argv)
-    seeds = [int(word) for word in (options.seeds or ("0" if options.quick else "0,1,2")).split(",")]
-    result = json.loads(options.json.read_text()) if options.json.exists() else {"cases": {}}
-    cases: dict[str, dict] = result["cases"]
-    quick = options.quick
-    todo: dict[str, Callable[[], dict]] = {}
-    for seed in seeds:
-        todo[f"flipped_gated:{seed}"] = lambda seed=seed: flipped(seed, quick, gated=True)
-        todo[f"flipped_ungated:{seed}"] = lambda seed=seed: flipped(seed, quick, gated=False)
-        todo[f"healthy:{seed}"] = lambda seed=seed: healthy(seed, quick)
-        todo[f"taste:{seed}"] = lambda seed=seed: taste(seed, quick)
-    if not options.no_live:
-        todo["live"] = lambda: measure_live(6 if quick else 16, 0)
-    for number, (name, measure) in enumerate(todo.items(), start=1):
-        if name in cases:
-            continue
-        started = time.monotonic()
-        cases[name] = measure()
-        print(f"{number}/{len(todo)} {name}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
-        result |= {"machine": describe_machine(), "bounds": asdict(GateVariables()), "summary": summarise(cases)}
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result.get("summary", {}), indent=1))
-    return 0
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gate", description=__doc__)
+    parser.add_argument("--rollouts", type=int, default=10, help="updates (default: %(default)s)")
+    parser.add_argument("--clients", type=int, default=1, help="streams at once (default: %(default)s)")
+    parser.add_argument("--json", required=True, type=Path, help="file for the figures")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="gate-") as name:
+        run_dir = Path(name)
+        run = start(run_dir, arguments.rollouts)
+        try:
+            url = wait_for(run, run_dir / "driver.log", "policy engine: ").removeprefix("policy engine: ")
+            clients = [Client(url, seed) for seed in range(arguments.clients)]
+            for client in clients:
+                client.start()
+            wait_for(run, run_dir / "driver.log", "serving until")
+            for client in clients:
+                client.stops.set()
+                client.join(10.0)
+        finally:
+            run.terminate()
+            run.wait(60)
+        waits = [wait for client in clients for wait in client.waits]
+        found = {"clients": arguments.clients, **figures(run_dir, waits)}
+        refused = sum(client.refused for client in clients)
+    write_json(arguments.json, {"machine": describe_machine(), "refused": refused, **found})
+    print(json.dumps(found, indent=1))
+    return int(refused > 0)
 
 
 if __name__ == "__main__":

@@ -50,8 +50,8 @@ def state_of(actor: Any) -> dict[str, Any]:
     changing = actor._changing()
     tensors = [*changing.weights, *states_of(changing.optimizers), *changing.others]
     local = [getattr(tensor, "_local_tensor", tensor).detach().clone() for tensor in tensors]
-    settings = [
-        {name: value for name, value in group.items() if name != "params"}
+    settings = [  # Megatron's loader adds a step to the groups, which torch's AdamW does not read
+        {name: value for name, value in group.items() if name not in ("params", "step")}
         for optimizer in changing.optimizers
         for group in optimizer.param_groups
     ]
@@ -98,12 +98,20 @@ def refuse_one(rank: int, world_size: int, cases: list[dict[str, Any]], model: s
 
             train(BEFORE)
             actor.update_weights()
+            saved = state_of(actor)
+            if args.save:
+                actor.save(BEFORE)
+                actor.publish(BEFORE)
             if refuses:
                 results.append(_refuse(actor, pushes, lambda: train(REFUSED)))
             train(AFTER)
             actor.update_weights()
             assert pushes.version == "2", pushes.version
             ends.append(state_of(actor) | {"pushed": pushes.weights})
+            if args.save:
+                actor.restore(BEFORE + 1)
+                assert same(saved, state_of(actor)), "a checkpoint brings everything back"
+                assert actor.versions() == ("2", "3"), "versions only rise"
             actor.shutdown()
         assert same(*ends), changes
         assert all(torch.equal(ends[0]["pushed"][name], value) for name, value in ends[1]["pushed"].items())

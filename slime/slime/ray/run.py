@@ -25,16 +25,17 @@ from slime.args import Arguments, required
 from slime.arguments.at_start import missing_at_start
 from slime.arguments.backend import backend_line
 from slime.arguments.placement import describe_placement, start_lines, trainer_waits
-from slime.exceptions import ConfigurationError, LostError, NodeLostError, RankLostError, TrainerError
-from slime.observability.metric_utils import TrainSteps, compute_rollout_step, rollout_part
+from slime.exceptions import ConfigurationError, LostError, NodeLostError, RankLostError
+from slime.observability.metric_utils import compute_rollout_step, rollout_part
 from slime.ray.cluster import ray_cluster
 from slime.ray.fuses import Fuses
 from slime.ray.gate import Gate
 from slime.ray.gpu_alternation import GpuAlternation, push_is_due
-from slime.ray.mismatch_alarm import MismatchAlarm
 from slime.ray.nodes import check_nodes
 from slime.ray.placement import create_placement, release_placement, with_replacements
-from slime.ray.report import Step, Trained, evaluation_line, say, step_line, times
+from slime.ray.pushes import send_weights
+from slime.ray.report import Step, Trained, evaluation_line, say, times
+from slime.ray.reports import Reports
 from slime.ray.restarts import Restarts, raised_itself
 from slime.ray.rollbacks import Rollbacks
 from slime.ray.rollout import RolloutBatch, create_rollout_manager
@@ -55,7 +56,6 @@ logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 2.0
 _PROGRESS_SECONDS = 0.5
-PUSH_ATTEMPTS = 3
 # During these calls the engines may hold a mix of old and new weights.
 WEIGHT_METHODS = ("connect_rollout_engines", "update_weights")
 
@@ -80,12 +80,11 @@ class Run:
         self._processes = RunProcesses()
         self._resources = contextlib.ExitStack()
         self._restarts = Restarts(None, 0, trains=False)
-        self._train_steps = TrainSteps(args)
+        self._reports = Reports(args)
         self._alternation = GpuAlternation(args, self._ask)
         self._fuses = Fuses(args)
         self._gate = Gate(args, self._processes, self._look_after)
         self._rollbacks = Rollbacks(args)
-        self._mismatch = MismatchAlarm()
 
     @property
     def start_rollout_id(self) -> int:
@@ -371,28 +370,9 @@ class Run:
         self._alternation.for_engines(self._processes.trainer, send)
 
     def _send_weights(self, *, connect: bool) -> None:
-        """Push the trainer's weights to all engines, in at most ``PUSH_ATTEMPTS`` attempts.
-
-        A push that fails on an engine ends that engine (`slime.weight_sync`). It is restarted, and all engines get the
-        weights again. Any other failure is raised.
-        """
-        trainer = self._processes.trainer
-        assert trainer is not None
-        for attempt in range(1, PUSH_ATTEMPTS + 1):
-            try:
-                if connect:
-                    trainer.connect_rollout_engines(self._ask("engine_handles"))
-                self.weight_version = trainer.update_weights()
-                if connect:
-                    self._ask("weights_arrived")
-                return
-            except LostError:
-                raise
-            except TrainerError:
-                if attempt == PUSH_ATTEMPTS or not self._ask("recover_engines"):
-                    raise
-                logger.exception("an engine failed in a weight update (attempt %d); sending the weights again", attempt)
-                connect = True
+        """Push the trainer's weights to all engines."""
+        assert self._processes.trainer is not None
+        self.weight_version = send_weights(self._processes.trainer, self._ask, connect=connect)
 
     # Checkpoints and reports
 
@@ -474,12 +454,4 @@ class Run:
         self, rollout_id: int, rollout: dict[str, Any], train: dict[str, Any], seconds: float, waited: float = 0.0
     ) -> None:
         rollout = {**rollout, **rollout_part(train), **times(train, seconds, waited)}
-        rollout["rollout/step"] = compute_rollout_step(self.args, rollout_id)
-        if self.weight_version.isdigit():
-            rollout["rollout/weight_version"] = int(self.weight_version)
-        logging_utils.log(self.args, rollout, step_key="rollout/step")
-        for record in self._train_steps.records(rollout_id, train):
-            logging_utils.log(self.args, record, step_key="train/step")
-        say(step_line(rollout_id, {**rollout, **train}, self.weight_version))
-        if warning := self._mismatch.line(rollout_id, {**rollout, **train}):
-            say(warning)
+        self._reports.step(rollout_id, rollout, train, self.weight_version)

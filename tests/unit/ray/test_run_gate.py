@@ -241,7 +241,7 @@ def test_an_error_of_the_plugin_ends_the_run(run: Run, world: World, plugin: str
         raise PluginError("no probes: record some first")
 
     ACTIONS["decide"] = broken
-    with pytest.raises(PluginError, match="no probes|returned True; return a Decision"):
+    with pytest.raises(PluginError, match=r"no probes|returned True; return a Decision"):
         run.repeat(loop)
     assert not [line for line in world.log if "push" in line]
     assert not [line for line in world.log if "decided" in line]

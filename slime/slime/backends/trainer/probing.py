@@ -83,7 +83,8 @@ class ProbeWork:
 
     def __init__(self, args: Arguments, probes: Sequence[Probe], rank: int, ranks: int) -> None:
         """``rank`` of ``ranks`` with different samples."""
-        self._budget = max(1, step_tokens(args))
+        given = args.max_tokens_per_gpu if args.use_dynamic_batch_size else None
+        self._budget = max(1, given or step_tokens(args))
         self._probes = probes
         self._rank, self._ranks = rank, ranks
 
