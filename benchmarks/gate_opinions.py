@@ -31,6 +31,7 @@ from openclaw.config.gate_variables import GateVariables
 WARM_UP = 14
 STEADY = 40
 FLIPPED = 3
+LONG = 35
 AFTER = 3
 RATE = 3e-4
 WITHOUT_REPLIES = replace(GateVariables(), gate_replies=0)
@@ -80,26 +81,31 @@ def taste(seed: int, quick: bool) -> dict:
 
 def many(seeds: int) -> dict:
     """Return figures of the policy of a few styles: false refusals, the worst falls, and how a new taste is followed."""
-    wrong = tuple(range(STEADY, STEADY + FLIPPED))
 
-    def falls(*, gated: bool) -> tuple[list[float], int]:
-        runs = [tabular.run(tabular.Case(seed, STEADY + 5, flipped=wrong, gated=gated)) for seed in range(seeds)]
+    def falls(flips: int, *, gated: bool) -> dict:
+        wrong = tuple(range(STEADY, STEADY + flips))
+        runs = [tabular.run(tabular.Case(seed, STEADY + flips, flipped=wrong, gated=gated)) for seed in range(seeds)]
         lost = [each.liked[STEADY] - min(each.liked[STEADY + 1 :]) for each in runs]
-        return lost, sum(batch in wrong for each in runs for batch in each.refused)
+        return {
+            "largest_fall_mean": round(statistics.mean(lost), 4),
+            "largest_fall_worst": round(max(lost), 4),
+            "runs_that_fall_by_more_than_0.05": sum(each > 0.05 for each in lost),
+            "refused": sum(batch in wrong for each in runs for batch in each.refused),
+        }
 
     calm = [tabular.run(tabular.Case(seed, STEADY + 20)) for seed in range(seeds)]
     changes = [
         tabular.run(tabular.Case(seed, STEADY + 60, new_taste_from=STEADY, accepts=True)) for seed in range(seeds)
     ]
-    (gated, refused), (ungated, _) = falls(gated=True), falls(gated=False)
     return {
         "seeds": seeds,
         "false_refusals": sum(len(each.refused) for each in calm),
         "decisions": sum(each.compared for each in calm),
-        "flipped_refused": refused,
-        "flipped_batches": FLIPPED * seeds,
-        "largest_fall_gated": {"mean": round(statistics.mean(gated), 4), "worst": round(max(gated), 4)},
-        "largest_fall_ungated": {"mean": round(statistics.mean(ungated), 4), "worst": round(max(ungated), 4)},
+        "flipped": {
+            f"{flips}_batches_{'gated' if gated else 'ungated'}": falls(flips, gated=gated)
+            for flips in (FLIPPED, LONG)
+            for gated in (True, False)
+        },
         "taste_changed": {
             "old_rule_before": round(statistics.mean(each.liked[STEADY] for each in changes), 4),
             "old_rule_at_end": round(statistics.mean(each.liked[-1] for each in changes), 4),
@@ -157,7 +163,7 @@ def main(argv: list[str] | None = None) -> int:
     result = json.loads(options.json.read_text()) if options.json.exists() else {"cases": {}}
     cases: dict[str, dict] = result["cases"]
     quick = options.quick
-    todo: dict[str, Callable[[], dict]] = {"tabular": lambda: many(4 if quick else 100)}
+    todo: dict[str, Callable[[], dict]] = {"tabular": lambda: many(4 if quick else 40)}
     for seed in seeds:
         todo[f"flipped_gated:{seed}"] = lambda seed=seed: flipped(seed, quick, gated=True)
         todo[f"flipped_ungated:{seed}"] = lambda seed=seed: flipped(seed, quick, gated=False)

@@ -1,6 +1,7 @@
 """The environment variables of the gate (`openclaw.gate`): which turns are probes, and the bounds of its decisions.
 
-The defaults were measured with ``python -m benchmarks.gate``; `instructions/gate.md` has the figures.
+Probes, memory, errors and margin were chosen with ``python -m benchmarks.gate_opinions``; the other bounds are far from what healthy
+runs of the tiny model show.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class GateVariables(EnvironmentConfig):
         maximum=0.5,
     )
     gate_probes: int = variable(
-        "OPENCLAW_GATE_PROBES", 16, "most liked and most disliked replies that the gate scores per update", minimum=1
+        "OPENCLAW_GATE_PROBES", 64, "most liked and most disliked replies that the gate scores per update", minimum=1
     )
     gate_tokens: int = variable(
         "OPENCLAW_GATE_TOKENS",
@@ -58,7 +59,7 @@ class GateVariables(EnvironmentConfig):
     )
     gate_errors: float = variable(
         "OPENCLAW_GATE_ERRORS",
-        2.0,
+        1.5,
         "standard errors below zero from which a margin counts as a fall",
         minimum=0.0,
     )
@@ -67,7 +68,7 @@ class GateVariables(EnvironmentConfig):
     )
     gate_memory: int = variable(
         "OPENCLAW_GATE_MEMORY",
-        16,
+        48,
         "accepted versions that an update is compared with, so that many small falls do not add up",
         minimum=1,
     )
