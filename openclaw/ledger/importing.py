@@ -159,14 +159,16 @@ def read_turns(value: dict[str, Any], where: str) -> list[ImportedTurn]:
 
 
 def _listed(turn: dict[str, Any], name: str, place: str) -> list[dict[str, Any]] | None:
-    found = turn.get(name)
-    if found is not None and not (_is_array(found) and all(map(_is_object, found))):
+    found: object = turn.get(name)
+    if not found:
+        return None
+    if not (_is_array(found) and all(map(_is_object, found))):
         raise ImportFormatError(f"{place}: {name} is not a list of objects; write it as in a request, or leave it out")
-    return found or None
+    return found
 
 
 def _named(turn: dict[str, Any], name: str, place: str) -> dict[str, Any]:
-    found = turn.get(name) or {}
+    found: object = turn.get(name) or {}
     if not _is_object(found):
         raise ImportFormatError(f"{place}: {name} is not an object; leave it out")
     return found

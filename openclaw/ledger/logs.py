@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from openclaw.ledger.codec import decode_turn, encode_turn
 from openclaw.ledger.records import TopK, Turn, Verdict, VersionSpan
@@ -86,17 +86,15 @@ class LogQueries(TurnQueries):
                 if isinstance(outcome, str):
                     self.update_one(connection, "turns", turn.id, state="ended", reason=outcome)
                     continue
-                scored = Turn(
-                    **{
-                        **vars(turn),
-                        "prompt_ids": outcome.prompt_ids,
-                        "response_ids": outcome.response_ids,
-                        "response_logprobs": outcome.log_probs,
-                        "weight_versions": [VersionSpan(outcome.version, 0, len(outcome.response_ids))],
-                        "response_topk": outcome.topk,
-                        "state": "pending",
-                        "scored": True,
-                    }
+                scored = replace(
+                    turn,
+                    prompt_ids=outcome.prompt_ids,
+                    response_ids=outcome.response_ids,
+                    response_logprobs=outcome.log_probs,
+                    weight_versions=[VersionSpan(outcome.version, 0, len(outcome.response_ids))],
+                    response_topk=outcome.topk,
+                    state="pending",
+                    scored=True,
                 )
                 scored.validate()
                 columns = encode_turn(scored)

@@ -78,13 +78,14 @@ def story(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Story:
         family = run.family()
         run.process.kill()
         run.wait_end()
-        left = wait_until(lambda: [alive(family)] if not alive(family) else None, lambda: f"{alive(family)} ended")[0]
+        left = alive(family)
         steps = run.steps()
     finally:
         if run.process.poll() is None:
             run.process.kill()
     again = LiveRun(repository, folder, model, "combine", "--resume", **settings)
     try:
+        wait_until(lambda: again.process.poll() is not None or None, lambda: f"the end:\n{again.text()[-4000:]}")
         exit_code = again.wait_end()
     finally:
         if again.process.poll() is None:

@@ -106,7 +106,9 @@ def test_a_secret_in_a_verdict_is_redacted(ledger: Ledger, tmp_path: Path) -> No
     turn = {"prompt": "q", "response": "a", "next_state": "n", "verdict": verdict.to_dict()}
     taken(ledger, tmp_path, {"session_id": "s", "turns": [turn]})
     [record] = ledger.export_turns()
-    assert SECRET not in json.dumps(ledger.kept_verdict(record.turn.id).to_dict())
+    kept = ledger.kept_verdict(record.turn.id)
+    assert kept is not None
+    assert SECRET not in json.dumps(kept.to_dict())
 
 
 @pytest.fixture
