@@ -127,6 +127,11 @@ class LogQueries(TurnQueries):
         """Return whether any turn waits for scores."""
         return bool(self.rows("SELECT 1 FROM turns WHERE state = 'unscored' LIMIT 1"))
 
+    def batches_taken(self) -> int:
+        """Return how many batches were handed out; the last one's step may still be under way."""
+        found = self.rows("SELECT COUNT(DISTINCT rollout_id) AS n FROM samples WHERE state IN ('leased', 'trained')")
+        return found[0]["n"]
+
     def nothing_to_come(self) -> bool:
         """Return whether no sample can follow from what is in the ledger: all is scored, judged and closed."""
         waits = self.rows("SELECT 1 FROM turns WHERE state IN ('unscored', 'pending') LIMIT 1")

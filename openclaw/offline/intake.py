@@ -73,7 +73,7 @@ class Report:
 
     def lines(self) -> Iterator[str]:
         """Yield the report for a person."""
-        yield f"{counted(self.conversations, 'conversation')}, {counted(self.turns, 'turn')}"
+        yield f"{counted(self.conversations, 'conversation')}, {counted(self.turns, 'new turn')}"
         if self.known:
             yield f"{self.known} turns were already in the ledger"
         if self.samples:

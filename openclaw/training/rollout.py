@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.ledger.baseline import BASELINE
+from openclaw.ledger.counted import counted
 from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.quota import Quota
 from openclaw.ledger.records import SCORED
@@ -295,7 +296,7 @@ def used_text(ledger: Ledger, batch_size: int) -> str:
     rest = f", {left} left, too few for a batch of {batch_size}" if left else ""
     scored = f" ({counts['scored']} turns scored from text)" if counts["scored"] else ""
     return (
-        f"data     all used: {used} samples in {counts['steps']} steps{rest}{scored}; "
+        f"data     all used: {counted(used, 'sample')} in {counted(ledger.batches_taken(), 'step')}{rest}{scored}; "
         f"not trained: {', '.join(reasons) or 'nothing'}"
     )
 

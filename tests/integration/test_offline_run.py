@@ -100,7 +100,8 @@ def test_the_run_ends_by_itself_when_its_data_is_used(story: Story) -> None:
     assert story.exit_code == 0, story.end
     [line] = [line for line in story.end.splitlines() if line.startswith("data ")]
     assert f"{len(story.turns)} turns scored from text" in line
-    assert "26 conversations, 26 turns" in story.end
+    assert "24 samples in 6 steps, 2 left, too few for a batch of 4" in line
+    assert "26 conversations, 0 new turns" in story.end
     assert "26 turns were already in the ledger" in story.end
 
 

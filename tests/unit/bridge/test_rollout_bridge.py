@@ -286,7 +286,7 @@ def test_a_run_on_logs_ends_when_no_batch_is_left_and_says_what_it_used(
     with pytest.raises(DataUsedError) as raised:
         claim(args, source, 1)
     assert str(raised.value) == (
-        "data     all used: 2 samples in 1 steps, 1 left, too few for a batch of 2 (3 turns scored from text); "
+        "data     all used: 2 samples in 1 step, 1 left, too few for a batch of 2 (3 turns scored from text); "
         "not trained: side 1"
     )
     assert claim(args, source, 0).samples, "a batch that it holds is handed out again"

@@ -69,7 +69,7 @@ def test_a_dry_run_counts_and_writes_nothing(
 ) -> None:
     launch(monkeypatch, tmp_path, "--dry-run", "--epochs", "3", DATA_PATH=log)
     out = capsys.readouterr().out
-    assert f"logs     {log}, 3 times\n         1 conversation, 1 turn\n         1 turn to score" in out
+    assert f"logs     {log}, 3 times\n         1 conversation, 1 new turn\n         1 turn to score" in out
     assert not (tmp_path / "run").exists()
 
 

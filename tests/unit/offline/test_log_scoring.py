@@ -56,8 +56,9 @@ def queue(ledger: Ledger, turn_id: str, session_id: str = "s", **changes: Any) -
 
 
 def table(ids: Sequence[int]) -> list[float]:
-    """Log probabilities at temperature 1 of every token after ``ids``: a few matter, one of them the last id's neighbour."""
-    logits = [6.0 if token == (ids[-1] + 1) % VOCABULARY else (token * 7919 % 31) / 10 for token in range(VOCABULARY)]
+    """Log probabilities at temperature 1 of every token after ``ids``: after odd ones few tokens matter, after even ones all."""
+    sharp = 3.0 if ids[-1] % 2 else 0.1
+    logits = [(token * 7919 + ids[-1]) % 31 * sharp for token in range(VOCABULARY)]
     total = math.log(math.fsum(map(math.exp, logits)))
     return [logit - total for logit in logits]
 
@@ -116,6 +117,10 @@ def test_scores_are_those_of_the_trainers_temperature_and_marked(
         expected = at([*turn.prompt_ids, *turn.response_ids[:position]], temperature)[token]
         assert value == pytest.approx(expected, abs=2e-4)
     assert engine.payloads[0]["input_ids"] == [*turn.prompt_ids, *turn.response_ids]
+    if temperature < 1:
+        assert 1 < len(engine.payloads) < len(turn.response_ids), (
+            "only positions that the likeliest tokens do not settle"
+        )
     assert make_sample(turn, 1.0, score=1).metadata["scored"] is True
     assert "scored" not in make_sample(make_turn(), 1.0, score=1).metadata
     assert ledger.counts()["scored"] == 1
@@ -128,7 +133,7 @@ def test_a_method_of_the_policys_top_k_gets_it(ledger: Ledger, renderer: Rendere
     assert turn.response_topk is not None
     for position, (ids, values) in enumerate(zip(turn.response_topk.ids, turn.response_topk.log_probs, strict=True)):
         expected = at([*turn.prompt_ids, *turn.response_ids[:position]], 0.6)
-        assert ids[0] == max(range(VOCABULARY), key=expected.__getitem__)
+        assert expected[ids[0]] == max(expected)
         assert values == pytest.approx([expected[token] for token in ids], abs=2e-4)
 
 
