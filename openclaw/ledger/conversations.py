@@ -40,7 +40,7 @@ def turn_values(record: TurnRecord) -> dict[str, Any]:
     further = {
         "tools": turn.tools,
         "chat_template_kwargs": turn.chat_template_kwargs,
-        "verdict": verdict and verdict.to_dict(),
+        "verdict": verdict and json.loads(json.dumps(verdict.to_dict())),  # lists, no tuples
         "finish_reason": turn.finish_reason if turn.finish_reason == CUT_OFF else None,
     }
     return {
