@@ -14,6 +14,7 @@ USAGE_EXIT = 2
 COMMANDS = {
     "chat": "talk to a running server, rate its replies, and see what it learns",
     "inspect": "show the verdict, sample and step of each turn of a run",
+    "replay": "make the samples of a finished run again, and compare them bit by bit",
     "resume": "let a run train again that a fuse has paused",
     "versions": "show the versions of a run's weights, and what the gate decided",
     "rollback": "let an earlier version of a run's weights serve again",

@@ -92,7 +92,7 @@ class ForgetQueries(Database):
             )
             samples = connection.execute(f"DELETE FROM samples WHERE {of_session}", which).rowcount
             connection.execute(f"DELETE FROM verdicts WHERE turn_id IN {turns_of}", (session_id,))
-            for table in ("feedback", "probe_scores"):
+            for table in ("feedback", "logs", "probe_scores"):
                 connection.execute(f"DELETE FROM {table} WHERE turn_id IN {turns_of}", (session_id,))
             turns = connection.execute("DELETE FROM turns WHERE session_id = ?", (session_id,)).rowcount
             connection.execute("DELETE FROM sessions WHERE id = ?", (session_id,))

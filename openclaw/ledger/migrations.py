@@ -199,6 +199,15 @@ CREATE INDEX samples_by_rollout ON samples(rollout_id) WHERE rollout_id IS NOT N
 CREATE INDEX turns_for_probes ON turns(number) WHERE reason = 'probe';
 """
 
+_VERSION_12 = """
+-- The triggers, which follow from the states, let a turn of a log wait for its scores.
+ALTER TABLE turns ADD COLUMN scored INTEGER NOT NULL DEFAULT 0;  -- 1: ids rendered from text, log-probabilities scored
+CREATE TABLE logs (                  -- turns that logs brought
+    turn_id TEXT PRIMARY KEY REFERENCES turns(id),
+    verdict TEXT                     -- the verdict that the log had, which is kept; NULL: judged here
+);
+"""
+
 
 def fill_conversations(connection: sqlite3.Connection) -> None:
     """Set the digest of main turns that were recorded before its column existed."""
@@ -247,5 +256,6 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(9, "episodes of agents, and their samples of several turns", _VERSION_9),
     Migration(10, "scores of an episode's turns", _VERSION_10),
     Migration(11, "what the gate decided about each version of the weights", _VERSION_11),
+    Migration(12, "turns of logs, which wait for scores and may keep their verdicts", _VERSION_12),
 )
 VERSION = MIGRATIONS[-1].version

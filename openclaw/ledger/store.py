@@ -6,8 +6,8 @@ synchronous: call them from asyncio through ``asyncio.to_thread``.
 
 The methods are grouped by who calls them: `openclaw.ledger.turns`, `openclaw.ledger.feedback`, `openclaw.ledger.graph`,
 `openclaw.ledger.samples`, `openclaw.ledger.outcome`, `openclaw.ledger.reports`, `openclaw.ledger.forget`,
-`openclaw.ledger.transfer`, `openclaw.ledger.episodes`, `openclaw.ledger.episode_groups`, `openclaw.ledger.probes` and
-`openclaw.ledger.decisions`.
+`openclaw.ledger.transfer`, `openclaw.ledger.episodes`, `openclaw.ledger.episode_groups`, `openclaw.ledger.probes`,
+`openclaw.ledger.decisions` and `openclaw.ledger.logs`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from openclaw.ledger.decisions import DecisionQueries
 from openclaw.ledger.episode_groups import EpisodeGroupQueries
 from openclaw.ledger.forget import ForgetQueries
 from openclaw.ledger.graph import GraphQueries
+from openclaw.ledger.logs import LogQueries
 from openclaw.ledger.outcome import OutcomeQueries
 from openclaw.ledger.probes import ProbeQueries
 from openclaw.ledger.reports import ReportQueries
@@ -33,5 +34,6 @@ class Ledger(
     EpisodeGroupQueries,
     ProbeQueries,
     DecisionQueries,
+    LogQueries,
 ):
     """``Ledger(path)`` opens the file, creating or migrating it."""
