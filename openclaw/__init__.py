@@ -5,6 +5,7 @@
 * ``inspect_episodes``: what the look into a ledger shows of episodes.
 * ``launch``: a launch script's variables become a plan.
 * ``offline``: logs become turns of a ledger; a finished run is replayed.
+* ``gate``: whether an update may serve.
 * ``training``: the ledger's samples become batches.
 * ``runtime``: the process that serves and judges.
 * ``gateway``, ``judge``: answer requests; judge turns.

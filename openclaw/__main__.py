@@ -16,12 +16,17 @@ COMMANDS = {
     "inspect": "show the verdict, sample and step of each turn of a run",
     "replay": "make the samples of a finished run again, and compare them bit by bit",
     "resume": "let a run train again that a fuse has paused",
+    "versions": "show the versions of a run's weights, and what the gate decided",
+    "rollback": "let an earlier version of a run's weights serve again",
+    "accept": "accept a change of taste that the gate refused several times",
     "models": "list the models of the launch scripts, or download one",
     "method": "check the folder of a learning method",
     "server": "serve a model and record its conversations, without training",
     "launch": "start a run that serves and learns",
 }
 """The name of each command, which is also its module in this package, and what it does."""
+IN_THE_GATE = ("versions", "rollback", "accept")
+"""Commands whose modules are in `openclaw.gate`."""
 
 
 def help_text() -> str:
@@ -29,6 +34,11 @@ def help_text() -> str:
     lines = [f"  {name:8} {what}" for name, what in COMMANDS.items()]
     end = f"{PROG} COMMAND --help lists the options of a command."
     return "\n".join([f"usage: {PROG} COMMAND ...", "", *lines, "", end])
+
+
+def module_of(name: str) -> str:
+    """Return the module of a command."""
+    return f"openclaw.gate.{name}" if name in IN_THE_GATE else f"openclaw.{name}"
 
 
 def unknown(name: str) -> str:
@@ -50,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(unknown(name), file=sys.stderr)
         return USAGE_EXIT
     sys.argv[1:] = rest
-    runpy.run_module(f"openclaw.{name}", run_name="__main__", alter_sys=True)
+    runpy.run_module(module_of(name), run_name="__main__", alter_sys=True)
     return 0
 
 

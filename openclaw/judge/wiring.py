@@ -128,6 +128,7 @@ def build_judge_loop(
             timeout=config.judge_seconds,
             vote_threshold=config.majority_vote_threshold,
             quorum=config.judge_quorum,
+            gate_share=config.gate_share,
             attempts=config.judge_attempts,
         ),
     )

@@ -11,7 +11,7 @@ that holds text only is unscored until the policy's engine has scored its reply,
 scores are too old to train on; unscored -> ended when it cannot be scored, with a reason.
 Sample: ready -> leased (to a rollout id) -> trained (a checkpoint contains its step); leased or trained -> ready when a
 checkpoint before that step is restored; ready or leased -> dropped with a reason, and back when the drop is undone by
-a restored checkpoint.
+a restored checkpoint or a quarantined batch is accepted; leased or trained -> dropped when a rollback takes the step back.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FIRST_TURN_STATES: frozenset[str] = frozenset({"waiting", "unscored", "excluded"
 VALID_SAMPLE_TRANSITIONS: Mapping[str, frozenset[str]] = {
     "ready": frozenset({"leased", "dropped"}),
     "leased": frozenset({"ready", "trained", "dropped"}),
-    "trained": frozenset({"ready"}),
+    "trained": frozenset({"ready", "dropped"}),
     "dropped": frozenset({"ready"}),
 }
 FIRST_SAMPLE_STATES: frozenset[str] = frozenset({"ready"})

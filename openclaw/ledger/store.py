@@ -6,16 +6,19 @@ synchronous: call them from asyncio through ``asyncio.to_thread``.
 
 The methods are grouped by who calls them: `openclaw.ledger.turns`, `openclaw.ledger.feedback`, `openclaw.ledger.graph`,
 `openclaw.ledger.samples`, `openclaw.ledger.outcome`, `openclaw.ledger.reports`, `openclaw.ledger.forget`,
-`openclaw.ledger.transfer`, `openclaw.ledger.episodes`, `openclaw.ledger.episode_groups` and `openclaw.ledger.logs`.
+`openclaw.ledger.transfer`, `openclaw.ledger.episodes`, `openclaw.ledger.episode_groups`, `openclaw.ledger.logs`,
+`openclaw.ledger.probes` and `openclaw.ledger.decisions`.
 """
 
 from __future__ import annotations
 
+from openclaw.ledger.decisions import DecisionQueries
 from openclaw.ledger.episode_groups import EpisodeGroupQueries
 from openclaw.ledger.forget import ForgetQueries
 from openclaw.ledger.graph import GraphQueries
 from openclaw.ledger.logs import LogQueries
 from openclaw.ledger.outcome import OutcomeQueries
+from openclaw.ledger.probes import ProbeQueries
 from openclaw.ledger.reports import ReportQueries
 from openclaw.ledger.samples import SampleQueries
 from openclaw.ledger.transfer import TransferQueries
@@ -30,5 +33,7 @@ class Ledger(
     ForgetQueries,
     EpisodeGroupQueries,
     LogQueries,
+    ProbeQueries,
+    DecisionQueries,
 ):
     """``Ledger(path)`` opens the file, creating or migrating it."""

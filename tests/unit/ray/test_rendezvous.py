@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from slime.args import Arguments
 from slime.backends.trainer.rank import TrainRank
+from slime.backends.trainer.snapshot import Changing
 from slime.exceptions import RankLostError
 from slime.ray.actor_group import TrainGroup
 from slime.utils.forwarded_environment import of_node
@@ -24,6 +25,12 @@ class Bare(TrainRank):
 
     def _read(self, folder: Path) -> dict[str, Any]:
         return {}
+
+    def _save_folder(self) -> Path:
+        raise NotImplementedError
+
+    def _changing(self) -> Changing:
+        raise NotImplementedError
 
     def _device_tensors(self) -> tuple[Iterator[torch.Tensor], Iterator[torch.Tensor]]:
         return iter(()), iter(())

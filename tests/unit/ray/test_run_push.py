@@ -13,7 +13,8 @@ from slime.exceptions import ConfigurationError, TrainerError
 from slime.ray import run as run_module
 from slime.ray.execute import execute
 from slime.ray.gpu_alternation import push_is_due
-from slime.ray.run import PUSH_ATTEMPTS, Run
+from slime.ray.pushes import PUSH_ATTEMPTS
+from slime.ray.run import Run
 
 
 class Remote:

@@ -1,0 +1,72 @@
+"""The flag of the gate: what it cannot work with, and what its snapshots take of the host's memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime.args import Arguments
+from slime.arguments import parse_args
+from slime.arguments.gate import check_gate
+from slime.arguments.memory_budget.disk import host_line, snapshot_bytes
+from slime.arguments.memory_budget.parts import GIB
+from slime.arguments.memory_budget.shape import Shape
+from slime.arguments.plugin_names import missing_plugins
+from tests.helpers.arguments import refusal
+from tests.unit.slime_core.test_memory_budget import QWEN3_4B
+
+PLUGIN = "tests.helpers.gate_plugin.decide"
+PROMPTS = "--prompt-data p.jsonl --rollout-max-response-len 64"
+
+
+def test_a_plugin_is_found_before_anything_starts(base: list[str], tmp_path: Path) -> None:
+    words = [*base, *PROMPTS.split()]
+    assert parse_args([*words, "--before-push-path", PLUGIN]).before_push_path == PLUGIN
+    file = tmp_path / "gate.py"
+    file.write_text("def decide(args, rollout_id, data_source, policies): ...\n")
+    assert parse_args([*words, "--before-push-path", f"{file}:decide"]).before_push_path == f"{file}:decide"
+    (missing,) = missing_plugins(parse_args([*words, "--before-push-path", f"{file}:judge"]))
+    assert missing.startswith(f"--before-push-path {file}:judge: {file} has no 'judge'")
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--update-weights-interval 2", "--update-weights-interval 2 joins several; remove the interval"),
+        ("--debug-rollout-only", "no effect with --debug-rollout-only"),
+        ("--debug-train-only", "no effect with --debug-train-only"),
+        ("--load-debug-rollout-data x", "or replayed rollouts"),
+    ],
+)
+def test_what_cannot_have_a_gate_is_refused(
+    base: list[str], capsys: pytest.CaptureFixture[str], flags: str, says: str
+) -> None:
+    assert says in refusal(capsys, [*base, *PROMPTS.split(), "--before-push-path", PLUGIN, *flags.split()])
+
+
+@pytest.mark.parametrize("name", ["optimizer_cpu_offload", "use_precision_aware_optimizer"])
+def test_an_optimizer_whose_state_is_elsewhere_is_refused(name: str) -> None:
+    args = Arguments(before_push_path=PLUGIN, update_weights_interval=1, **{name: True})
+    (problem,) = check_gate(args)
+    assert f"cannot undo the steps of --{name.replace('_', '-')}" in problem
+    assert check_gate(args.changed(before_push_path=None)) == []
+
+
+def test_snapshots_are_in_the_budget() -> None:
+    """Weights in float32 and both moments; adapters only with LoRA; a Megatron copy has its own weights too."""
+    shape, whole = QWEN3_4B, QWEN3_4B.parameters
+    flags: dict[str, Any] = {"train_backend": "fsdp", "train_dtype": "bfloat16", "actor_num_nodes": 1}
+    args = Arguments(before_push_path=PLUGIN, actor_num_gpus_per_node=4, **flags)
+    assert snapshot_bytes(args, shape) == 12 * whole
+    assert snapshot_bytes(args.changed(ref_update_interval=1), shape) == 14 * whole
+    lora = args.changed(use_lora=True, lora_rank=16)
+    assert snapshot_bytes(lora, shape) == 12 * shape.adapters(16)
+    megatron = args.changed(train_backend="megatron", tensor_model_parallel_size=2)
+    assert snapshot_bytes(megatron, shape) == (12 + 2 * 2) * whole
+    critic = whole - (0 if shape.tied else shape.embedding)
+    assert snapshot_bytes(args.changed(use_critic=True), shape) == 12 * (whole + critic)
+    assert f"{12 * whole / GIB:.1f} GiB more (--before-push-path)" in host_line(args, shape)
+    assert isinstance(shape, Shape)
+    assert "before-push" not in host_line(args.changed(before_push_path=None), shape)
