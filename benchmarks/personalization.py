@@ -28,6 +28,7 @@ from benchmarks.personal_parts.figures import table
 from benchmarks.personal_parts.matrix import ABLATIONS, BASE, FORMS, JOINT, METHODS, Cell, cells, offered
 from benchmarks.personal_parts.records import OtherSizesError, Record, RunError, load, run, write
 from benchmarks.personal_parts.report import Asked, rows, write_report
+from openclaw.launch.methods import methods_of
 from openclaw.launch.variables import LAUNCH_VARIABLES
 
 sys.path.append(str(REPOSITORY / "openclaw-test"))
@@ -98,6 +99,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(str(error))
     options.people = dict(zip([user.name for user in people], map(_absolute, options.users.split(",")), strict=True))
     options.methods, options.forms = options.methods.split(","), options.forms.split(",")
+    names = {BASE, *(method.config.name for method in methods_of() if not method.variant)}
+    if unknown := [name for name in options.methods if name not in names]:
+        parser.error(f"--methods {unknown[0]}: known: {BASE}, {', '.join(sorted(names - {BASE}))}")
     if options.jobs < 1:
         parser.error(f"--jobs {options.jobs}: give 1 or more")
     if unknown := set(options.forms) - set(FORMS):

@@ -105,7 +105,7 @@ def cells(
         arms: settings of ablations; they run in the first form.
     """
     everybody = tuple(users)
-    groups = [(name,) for name in everybody] if SEPARATE in forms else []
+    groups: list[tuple[str, ...]] = [(name,) for name in everybody] if SEPARATE in forms else []
     if JOINT in forms and (len(everybody) > 1 or not groups):
         groups.insert(0, everybody)
     for seed in seeds:

@@ -70,10 +70,7 @@ def run(cell: Cell, options: Sequence[str], folder: Path) -> Record:
         command = [sys.executable, str(PROGRAM), "--method", cell.method, "--users", ",".join(cell.files)]
         command += ["--seed", str(cell.seed), "--report", str(report), "--run-dir", str(Path(place) / "run"), *options]
         command += cell.arm.flags if cell.arm else ()
-        if subprocess.run(command, cwd=REPOSITORY, env=environment, check=False).returncode != 0:
-            raise RunError(
-                f"{cell.name} failed, see above; the same command tries again, and keeps the runs that are done"
-            )
+        _follow(cell, command, environment)
         found = json.loads(report.read_text())
     record = {**found, "form": cell.form, "arm": cell.arm.name if cell.arm else None, "variables": variables}
     record["machine"] = describe_machine()

@@ -120,8 +120,8 @@ class User(BaseModel):
     role: Annotated[StrictStr, Field(min_length=1)] | None = None
 
     def likes(self, reply: str) -> bool:
-        """Return whether a reply follows the rule."""
-        return self.rule.likes(reply)
+        """Return whether a reply follows the rule; nobody likes an empty one."""
+        return bool(reply.strip()) and self.rule.likes(reply)
 
     def first_message(self, item: Item) -> str:
         """Return the first message about a problem."""
