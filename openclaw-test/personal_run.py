@@ -71,6 +71,7 @@ def build_parser() -> CommandLine:
     add("--user-model", default="default", help="model name in requests to it (default: %(default)s)")
     add("--port", type=port_number, default=None, help="of the gateway (default: a free one)")
     add("--run-dir", type=Path, default=None, help="for logs, ledger and checkpoints (default: runs/...)")
+    add("--dry-run", action="store_true", help="check users, sizes and the run's plan; start nothing")
     return parser
 
 
@@ -191,6 +192,17 @@ def tell(text: str) -> None:
     print(text, flush=True)
 
 
+def dry_run(options: argparse.Namespace) -> int:
+    """Say what would be measured; start nothing."""
+    for user in options.people:
+        tell(f"user     {user.name}: {user.wish}")
+    sizes: Sizes = options.sizes
+    tell(f"counts   at most {sizes.most_sessions} sessions of each user, one after the other")
+    tell(f"scores   {sizes.heldout} problems, after {', '.join(map(str, (0, *sizes.score_after)))} updates")
+    tell(f"runs     {' '.join(options.settings.launcher_words)}")
+    return 0
+
+
 async def interruptible(options: argparse.Namespace) -> dict[str, Any]:
     """Carry out; SIGINT and SIGTERM cancel it once, so that it still stops what it started."""
     task = asyncio.ensure_future(carry_out(options))
@@ -203,6 +215,8 @@ def main() -> int:
     """Command line."""
     options = parse()
     refuse_bad_plan(options.settings, options.own_flags)
+    if options.dry_run:
+        return dry_run(options)
     try:
         ensure_built()
         report = asyncio.run(interruptible(options))
