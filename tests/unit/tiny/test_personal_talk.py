@@ -111,6 +111,14 @@ async def test_parallel_sessions_come_after_the_count_and_never_skip_an_update()
     assert speakers[0].counted == 7
 
 
+async def test_the_count_goes_on_until_every_user_is_content() -> None:
+    run = Run(good_after=2)
+    sizes = Sizes(most_sessions=8, score_after=(1,), heldout=2, more_sessions=0)
+    speakers, _ = await hold(run, ["student", "doctor"], sizes)
+    assert [speaker.sessions for speaker in speakers] == [5, None], "the replies call nobody a doctor"
+    assert [speaker.counted for speaker in speakers] == [8, 8]
+
+
 async def test_a_rule_that_is_never_followed_is_no_number() -> None:
     run = Run(good_after=100)
     sizes = Sizes(most_sessions=6, score_after=(1, 50), heldout=2, more_sessions=10)

@@ -158,7 +158,7 @@ def test_every_condition_must_hold(tmp_path: Path) -> None:
         thanks: [Yes.]
         """
     user = read_user(written(tmp_path, text))
-    assert user.likes("Dear Ann, well done, you rock")
+    assert user.likes("Dear Ann, WELL done, you rock")
     for broken in (
         "To Ann, well done, you rock",
         "Dear Ann, well done, we rock",
@@ -172,6 +172,18 @@ def test_every_condition_must_hold(tmp_path: Path) -> None:
         "Dear Ann, well done, you 2 rock",
     ):
         assert not user.likes(broken), broken
+
+
+@pytest.mark.parametrize(
+    ("rule", "least", "one_less", "most", "one_more"),
+    [
+        ({"min_words": 3, "max_words": 5}, "a, b, c", "a, b!!!", "a b c, d e", "a b c d e f"),
+        ({"min_tokens": 3, "max_tokens": 5}, "a b!", "ab!", "a, b, c", "a, b, c!"),
+    ],
+)
+def test_bounds_are_included(rule: dict[str, int], least: str, one_less: str, most: str, one_more: str) -> None:
+    found = Rule.model_validate(rule)
+    assert [found.likes(reply) for reply in (least, one_less, most, one_more)] == [True, False, True, False]
 
 
 def test_a_hint_follows_each_complaint(tmp_path: Path) -> None:
