@@ -227,12 +227,13 @@ def test_the_estimate_uses_the_folders_own_runs() -> None:
 
 
 def test_the_default_fits_into_an_hour_on_two_idle_cores() -> None:
-    """As `SECONDS_PER_RUN` has it; instructions/personalization.md says how it was measured."""
+    """By the seconds that `SECONDS_PER_RUN` explains, with a margin for a slower machine."""
     options = personalization.parse(["--json", "r.json"])
     todo = list(cells(options.methods, options.people, options.forms, options.seeds, []))
     assert options.seeds == [0, 1, 2]
     assert len(options.people) == 2
-    assert personalization.seconds_left(todo, []) / options.jobs <= 3600
+    assert {cell.method for cell in todo} == set(matrix.METHODS)
+    assert 1.5 * personalization.seconds_left(todo, []) / options.jobs <= 3600
 
 
 @pytest.mark.parametrize(
