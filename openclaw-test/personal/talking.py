@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from measure import heldout_items, measure
-from student import Refused, Student
+from student import Student
 
 from personal.counting import sessions_to_follow
 from personal.sizes import Sizes
@@ -126,11 +126,14 @@ class Talk:
 
     async def _count_without_learning(self) -> None:
         """Hold all sessions, several at a time: their order means nothing to a model that does not change."""
+        slots = asyncio.Semaphore(self._sizes.parallel)
+
+        async def one(student: Student, number: int) -> None:
+            async with slots:
+                await student.session(number)
+
         for speaker in self._speakers:
-            stop = asyncio.Event()
-            await speaker.student.talk(self._sizes.parallel, stop, self._sizes.most_sessions)
-            if errors := speaker.student.tally.errors:
-                raise Refused(errors[0])
+            await asyncio.gather(*(one(speaker.student, number) for number in range(self._sizes.most_sessions)))
             speaker.counted = self._sizes.most_sessions
         self._tell(f"counted: {self._progress()}")
 
