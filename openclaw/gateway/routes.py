@@ -96,8 +96,9 @@ def add_status_routes(app: FastAPI, service: ChatService, registry: CollectorReg
 
     @app.get("/healthz")
     async def healthz() -> Response:
-        """Report that the gateway takes requests, and why training is paused if it is."""
+        """Report that the gateway takes requests, how long some waited for an engine, and why training is paused if it is."""
         told = {"status": "ok", "model": service.config.model_name, "sessions": len(service.sessions)}
+        told["engine_away_seconds"] = round(service.engine.away.seconds, 3)
         note = paused(service.config.run_dir) if service.config.run_dir else None
         return json_response(told if note is None else {**told, "training": str(note)})
 
