@@ -14,6 +14,7 @@ USAGE_EXIT = 2
 COMMANDS = {
     "chat": "talk to a running server, rate its replies, and see what it learns",
     "inspect": "show the verdict, sample and step of each turn of a run",
+    "replay": "make the samples of a finished run again, and compare them bit by bit",
     "resume": "let a run train again that a fuse has paused",
     "models": "list the models of the launch scripts, or download one",
     "method": "check the folder of a learning method",

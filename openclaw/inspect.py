@@ -17,6 +17,7 @@ from openclaw.exceptions import ConfigError
 from openclaw.inspect_episodes import clock, episode_lines, episode_text
 from openclaw.ledger.commands import COMMANDS
 from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
+from openclaw.ledger.records import SCORED
 from openclaw.ledger.reports import OwnerSamples, SampleRecord, TurnRecord
 from openclaw.ledger.store import Ledger
 from openclaw.messages.preview import preview
@@ -64,7 +65,7 @@ def sample_line(record: SampleRecord) -> str:
     sample = record.sample
     taught = sample.teacher_log_probs is not None or sample.teacher_topk_indices is not None
     teacher = "teacher" if taught else "-"
-    versions = ",".join(sample.weight_versions) or "-"
+    versions = ("scored:" if sample.metadata.get(SCORED) else "") + (",".join(sample.weight_versions) or "-")
     return (
         f"sample {record.id:<6} turn {record.turn_id:20} reward {sample.reward:+.2f}  {sample.response_length:5} tokens"
         f"  {teacher:7}  weights {versions:8}  {step_text(record)}"
@@ -111,6 +112,8 @@ def summary(ledger: Ledger) -> Iterable[str]:
     for group in ("turns", "turn_reasons", "samples", "sample_reasons"):
         entries = "  ".join(f"{name} {count}" for name, count in counts[group].items())
         yield f"{group.replace('_', ' '):15} {entries or '-'}"
+    if counts["scored"]:
+        yield f"scored          {counts['scored']} turns came as text: an engine scored their replies, and sampled none"
     yield from owner_lines(ledger.owner_samples())
     if error := ledger.judge_error():
         yield f"last judge error: {error}"
@@ -177,7 +180,9 @@ def build_parser() -> CommandLine:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     exported = commands.add_parser("export", help="write all conversations as JSON lines")
     exported.add_argument("file", type=Path, metavar="FILE", help="output file; an existing one is replaced")
-    imported = commands.add_parser("import", help="add conversations from JSON lines; they are stored, not trained")
+    imported = commands.add_parser(
+        "import", help="add conversations from JSON lines, to read and export; DATA_PATH=FILE trains from them"
+    )
     imported.add_argument(
         "file", type=Path, metavar="FILE", help="one JSON object, or one per line, as export writes them"
     )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from slime.arguments import parse_args
+from slime.exceptions import DataUsedError
 from slime.utils.process import watch_lifeline
 
 if TYPE_CHECKING:
@@ -17,10 +18,14 @@ if TYPE_CHECKING:
 
 
 def train(run: Run) -> None:
-    """Collect and train one batch at a time, until ``num_rollout``."""
+    """Collect and train one batch at a time, until ``num_rollout`` or the end of the data."""
     run.evaluate_start()
     for rollout_id in range(run.start_rollout_id, run.args.num_rollout):
-        batch = run.wait(run.generate(rollout_id))
+        try:
+            batch = run.wait(run.generate(rollout_id))
+        except DataUsedError as end:
+            run.data_used(end)
+            break
         step = run.step(rollout_id, batch)
         run.save_if_due(rollout_id)
         run.publish(rollout_id, batch, step)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from slime.arguments import parse_args
 from slime.arguments.cluster import check_asynchronous
+from slime.exceptions import DataUsedError
 from slime.utils.process import watch_lifeline
 
 if TYPE_CHECKING:
@@ -14,12 +15,16 @@ if TYPE_CHECKING:
 
 
 def train(run: Run) -> None:
-    """Collect batch ``r + 1`` while batch ``r`` trains, until ``num_rollout``."""
+    """Collect batch ``r + 1`` while batch ``r`` trains, until ``num_rollout`` or the end of the data."""
     run.evaluate_start()
     last = run.args.num_rollout
     batch = run.generate(run.start_rollout_id) if run.start_rollout_id < last else None
     for rollout_id in range(run.start_rollout_id, last):
-        data = run.wait(batch)
+        try:
+            data = run.wait(batch)
+        except DataUsedError as end:
+            run.data_used(end)
+            break
         if rollout_id + 1 < last:
             batch = run.generate(rollout_id + 1)
         run.train(rollout_id, data)

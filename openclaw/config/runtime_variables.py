@@ -128,6 +128,17 @@ class RuntimeVariables(EnvironmentConfig):
     eval_mode: bool = variable(
         "OPENCLAW_EVAL_MODE", False, "1: record turns with the reason 'evaluation', and never judge or train them"
     )
+    offline: bool = variable(
+        "OPENCLAW_OFFLINE",
+        False,
+        "1: score the turns of logs, train them, and end training when they are used; DATA_PATH sets it",
+    )
+    score_ahead: int = variable(
+        "OPENCLAW_SCORE_AHEAD",
+        32,
+        "turns of logs are scored while fewer turns and samples than this wait for the judge or a batch; DATA_PATH sets one batch",
+        minimum=1,
+    )
     engine_wait_seconds: float = variable(
         "OPENCLAW_ENGINE_WAIT_SECONDS", 60.0, "seconds that requests wait for an unavailable engine", minimum=0.0
     )

@@ -23,6 +23,7 @@ from openclaw.messages.text import content_text
 from openclaw.rendering.controls import clean, unmarked
 from openclaw.rendering.extension import ids_after
 from openclaw.rendering.prompts import TEMPLATE_ERRORS, Prompts
+from openclaw.rendering.replies import reply_ids
 
 TAIL_TOKENS = 16
 SHORT_CHARACTERS = 8192
@@ -72,6 +73,27 @@ class Renderer:
                 if served is not None and served.replies:
                     return self._splicer.ids(spoken, offered, keywords, served)
                 return self._prompts.encode(self._prompts.write(spoken, offered, keywords))
+            except TEMPLATE_ERRORS as error:
+                raise RenderError(f"the chat template refuses the messages: {unmarked(str(error))}") from error
+
+    def render_reply(
+        self,
+        messages: Sequence[Message],
+        reply: Message,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> tuple[list[int], list[int]]:
+        """Return the ids of a request and of a reply to it that came as text.
+
+        Raises:
+            RenderError: when the template refuses the messages, or gives the reply no text of its own.
+        """
+        with self._lock:
+            try:
+                spoken = [template_message(message) for message in (*messages, reply)]
+                *asked, said = clean(spoken)
+                offered, keywords = clean((tools or (), chat_template_kwargs or {}))
+                return reply_ids(self._prompts, asked, said, offered, keywords)
             except TEMPLATE_ERRORS as error:
                 raise RenderError(f"the chat template refuses the messages: {unmarked(str(error))}") from error
 

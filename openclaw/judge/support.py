@@ -122,22 +122,35 @@ class SupportScorer:
         self, turn: Turn, prompt_ids: Sequence[int], position: int, ids: Sequence[int]
     ) -> tuple[list[float], str]:
         """Return the log probabilities of ``ids`` as the next token, at the turn's temperature, and the weight version."""
-        answer = await self._teacher.generate(
-            {
-                "input_ids": [*prompt_ids, *turn.response_ids[:position]],
-                "sampling_params": {"max_new_tokens": 1, "temperature": turn.temperature},
-                "return_logprob": True,
-                "token_ids_logprob": list(ids),
-            }
-        )
-        meta = answer["meta_info"]
-        rows: list[list[list[Any]]] = meta.get("output_token_ids_logprobs") or [[]]
-        if [entry[1] for entry in rows[0]] != list(ids):
-            raise TeacherMismatchError(f"asked for the log-probabilities of {list(ids)}, the engine gave others")
-        values = [entry[0] for entry in rows[0]]
-        if not all(value is not None and math.isfinite(value) for value in values):
-            raise TeacherMismatchError("the engine gave a log-probability that is not a finite number")
-        return values, str(meta.get("weight_version", ""))
+        before = [*prompt_ids, *turn.response_ids[:position]]
+        return await next_token_log_probs(self._teacher, before, ids, turn.temperature)
+
+
+async def next_token_log_probs(
+    engine: Engine, before: Sequence[int], ids: Sequence[int], temperature: float
+) -> tuple[list[float], str]:
+    """Return the log probabilities of ``ids`` as the next token after ``before``, at a temperature, and the weight version.
+
+    Raises:
+        TeacherMismatchError: if the engine gave other tokens, or a value that is not finite.
+        JudgeError: if the engine was unavailable.
+    """
+    answer = await engine.generate(
+        {
+            "input_ids": list(before),
+            "sampling_params": {"max_new_tokens": 1, "temperature": temperature},
+            "return_logprob": True,
+            "token_ids_logprob": list(ids),
+        }
+    )
+    meta = answer["meta_info"]
+    rows: list[list[list[Any]]] = meta.get("output_token_ids_logprobs") or [[]]
+    if [entry[1] for entry in rows[0]] != list(ids):
+        raise TeacherMismatchError(f"asked for the log-probabilities of {list(ids)}, the engine gave others")
+    values = [entry[0] for entry in rows[0]]
+    if not all(value is not None and math.isfinite(value) for value in values):
+        raise TeacherMismatchError("the engine gave a log-probability that is not a finite number")
+    return values, str(meta.get("weight_version", ""))
 
 
 def _rows_of(scores: Scores) -> TopK:

@@ -19,6 +19,7 @@ from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling
 from openclaw.judge.endpoint import EndpointJudge
 from openclaw.judge.hygiene import Limits
 from openclaw.judge.interface import Judge, NoJudge
+from openclaw.judge.log_scoring import LogScorer, RenderReply, ScorerSettings
 from openclaw.judge.metrics import JudgeMetrics
 from openclaw.judge.outage import Probed, watch_outages
 from openclaw.judge.own_class import load_class_judge
@@ -44,21 +45,27 @@ class Asked(Probed, Protocol):
 class JudgeLoop:
     """A worker, and the judge or its engine and the policy's engine, which it asks.
 
-    ``student_topk`` is how many of the policy's likeliest tokens its method needs at each position of a reply.
+    ``student_topk`` is how many of the policy's likeliest tokens its method needs at each position of a reply. ``scorer``
+    scores the turns of logs in a run that trains from them.
     """
 
     worker: JudgeWorker
     engines: tuple[Asked, ...]
     student_topk: int = 0
+    scorer: LogScorer | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Judge until ``stop`` is set, then close the connections."""
         worker = self.worker
         watch = asyncio.create_task(watch_outages(self.engines, worker.missed_engine, worker.retry_postponed))
+        scoring = asyncio.create_task(self.scorer.run(stop)) if self.scorer else None
         try:
             await worker.run(stop)
         finally:
             watch.cancel()
+            if scoring is not None:
+                scoring.cancel()
+                await asyncio.gather(scoring, return_exceptions=True)
             for engine in self.engines:
                 await engine.close()
 
@@ -72,7 +79,13 @@ async def _all_answer(engines: tuple[Asked, ...]) -> bool:
     return all(await asyncio.gather(*(engine.answers() for engine in engines)))
 
 
-def build_judge_loop(config: RuntimeConfig, ledger: Ledger, render: Render, registry: CollectorRegistry) -> JudgeLoop:
+def build_judge_loop(
+    config: RuntimeConfig,
+    ledger: Ledger,
+    render: Render,
+    registry: CollectorRegistry,
+    render_reply: RenderReply | None = None,
+) -> JudgeLoop:
     """Return the judge loop that ``config`` describes.
 
     Args:
@@ -80,6 +93,7 @@ def build_judge_loop(config: RuntimeConfig, ledger: Ledger, render: Render, regi
         ledger: of the run.
         render: renders messages, tools and template keywords to prompt ids, as the gateway does.
         registry: where metrics are registered.
+        render_reply: renders a request and a reply that came as text; for a run that trains from logs.
 
     Raises:
         ConfigError: if an engine that the method needs, the judge's tokenizer or the method is not configured.
@@ -117,7 +131,11 @@ def build_judge_loop(config: RuntimeConfig, ledger: Ledger, render: Render, regi
             attempts=config.judge_attempts,
         ),
     )
-    return JudgeLoop(worker, asked, plan.student_topk)
+    scorer = None
+    if config.offline and render_reply is not None:
+        settings = ScorerSettings(config.temperature, config.score_ahead, config.train_token_limit, plan.student_topk)
+        scorer = LogScorer(ledger, policy, render_reply, settings, worker.notify)
+    return JudgeLoop(worker, asked, plan.student_topk, scorer)
 
 
 def build_teacher(

@@ -178,7 +178,7 @@ class JudgeWorker:
         turn = item.turn
         try:
             async with asyncio.timeout(self._settings.timeout):
-                verdict, decision = await self._decide(turn, item.feedback)
+                verdict, decision = await self._decide(turn, item.feedback, item.kept)
             samples = weighted(decision.samples, verdict, item.choices)
             await self._record(turn.id, verdict, replace(decision, samples=samples), len(item.feedback))
         except UnknownRecordError:
@@ -249,10 +249,13 @@ class JudgeWorker:
             logger.error("could not make postponed turns due; they wait out their pause: %s", error)
         self.notify()
 
-    async def _decide(self, turn: Turn, feedback: Sequence[Feedback]) -> tuple[Verdict, SampleDecision]:
+    async def _decide(
+        self, turn: Turn, feedback: Sequence[Feedback], kept: Verdict | None
+    ) -> tuple[Verdict, SampleDecision]:
         """Return a turn's verdict and samples; skip the judge for a turn that cannot be trained.
 
-        A person's stated score is final. Judges see only feedback in words.
+        A person's stated score is final. Judges see only feedback in words. They are not asked about a turn whose log
+        ``kept`` a verdict; only the teacher reads it again.
         """
         reason = defect(turn, self._limits)
         if reason is not None:
@@ -267,6 +270,9 @@ class JudgeWorker:
             return verdict, decision or SampleDecision(reason=MALFORMED_CALL)
         messages = judged_messages(turn, stated)
         turn = replace(turn, next_state=messages)
+        if kept is not None and stated.score is None:
+            verdict = await self._teaching.taught(turn, kept)
+            return verdict, self._method.samples(turn, verdict)
         question = Question.about(turn.messages, turn.response_message, messages)
         try:
             prm, hints = await together(

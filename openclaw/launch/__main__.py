@@ -14,8 +14,9 @@ from dataclasses import replace
 from typing import NoReturn
 
 from openclaw.config.runtime_variables import RuntimeVariables
-from openclaw.exceptions import ConfigError
+from openclaw.exceptions import ConfigError, OpenClawError
 from openclaw.launch.known_names import name_warnings
+from openclaw.launch.logs import add_log_options, check_log_options, take_in_logs
 from openclaw.launch.method_check import plan_problems
 from openclaw.launch.methods import REPOSITORY, find_method, method_file, methods_of, recommended
 from openclaw.launch.plan import Plan
@@ -79,6 +80,17 @@ def check_port(plan: Plan) -> None:
         fail(str(error))
 
 
+def read_logs_of(plan: Plan, options: argparse.Namespace) -> None:
+    """Take the logs of ``DATA_PATH`` into the run's ledger, and print what they hold; in a dry run only print it."""
+    if not plan.variables["data_path"].value or plan.variables["node_rank"].value:
+        return
+    try:
+        for line in take_in_logs(plan, options, dry=options.dry_run):
+            print(line, flush=True)
+    except OpenClawError as error:
+        fail(str(error))
+
+
 def method_help(argv: Sequence[str] | None) -> str:
     """Return the ``--help`` text on variables of the method in the command line, empty without a method."""
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -114,6 +126,7 @@ def build_parser(of_method: str = "") -> CommandLine:
     parser.add_argument("--lora", action="store_true", help=f"train LoRA adapters (default profile: {LORA_PROFILE})")
     parser.add_argument("--model", help="shape in slime/scripts/models, checked against the checkpoint")
     parser.add_argument("--name", help="folder under runs/ (default: profile and method)")
+    add_log_options(parser)
     parser.add_argument("--dry-run", action="store_true", help="print and validate the plan, start nothing")
     parser.add_argument(
         "--verbose", action="store_true", help="print every variable, every flag and the command, also before a start"
@@ -133,6 +146,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         profile = replace(profile, variables={**profile.variables, "USE_LORA": True})
     try:
         plan = make_plan(profile, options.method, options.model, extra, os.environ, options.name, parser.known_flags())
+    except ConfigError as error:
+        fail(str(error))
+    try:
+        check_log_options(options, plan.variables["data_path"].value)
     except ConfigError as error:
         fail(str(error))
     for warning in name_warnings(os.environ, options.method):
@@ -156,12 +173,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     if wrong:
         fail(as_list("the plan cannot work", wrong))
     if options.dry_run:
+        read_logs_of(plan, options)
         print("dry run: the plan is valid, nothing was started")
         return
     check_machine(plan)
     if missing:
         fail(as_list("the plan cannot work", missing))
     check_port(plan)
+    read_logs_of(plan, options)
     for warning in plan.budget.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     sys.stdout.flush()

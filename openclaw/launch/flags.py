@@ -15,6 +15,7 @@ from openclaw.config.method_config import MethodConfig
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.config.variable import Value
 from openclaw.exceptions import ConfigError
+from openclaw.launch.logs import CORRECTED
 from openclaw.launch.methods import REPOSITORY
 from openclaw.launch.profiles import Profile
 from slime.arguments.machines import ADDRESS_VARIABLE, named_cluster
@@ -153,6 +154,7 @@ def _rollout_flags(inputs: FlagInputs) -> Words:
         *("--rollout-max-response-len", v["max_response_length"]),
         *("--rollout-max-context-len", runtime.context_length, "--rollout-temperature", runtime.temperature),
         *([] if staleness is None else ["--max-weight-staleness", staleness]),
+        *(CORRECTED if v["data_path"] else []),
     ]
 
 

@@ -44,7 +44,7 @@ KEYS: dict[str, str | tuple[Any, str]] = {
     "evaluation.judge_model": "PRM_MODEL_PATH",
     "evaluation.majority_voting": (True, _ALWAYS),
     "evaluation.num_judges": "PRM_M",
-    "evaluation.consensus_threshold": (0.5, "the majority of the votes decides; remove it"),
+    "evaluation.consensus_threshold": "MAJORITY_VOTE_THRESHOLD",
     "evaluation.eval_frequency": "--eval-interval",
     "rollout_config.collection_mode": ("session_aware", _ALWAYS),
     "rollout_config.max_concurrent_sessions": "OPENCLAW_MAX_SESSIONS",

@@ -19,7 +19,7 @@ TRACKER_SECRETS = ("WANDB_API_KEY", "WANDB_KEY", "HF_TOKEN")
 STARTED_AS = "LAUNCHED_AS"
 """The variable in which scripts/launch.sh gives the command line of the script."""
 WORKER_MODULE = "slime.ray.worker_node"
-OTHER_SOURCES = ("default", "profile", "method", "model")
+OTHER_SOURCES = ("default", "profile", "method", "model", "logs")
 """Sources of a value that the user did not set."""
 
 

@@ -21,6 +21,7 @@ from openclaw.launch.flags import FlagInputs, flag_sections
 from openclaw.launch.gpus import check_listed, gpus_of_roles
 from openclaw.launch.guide_files import with_guide_file
 from openclaw.launch.known_names import check_names
+from openclaw.launch.logs import with_logs
 from openclaw.launch.memory import plan_budget
 from openclaw.launch.methods import REPOSITORY, FoundMethod, find_method
 from openclaw.launch.nodes import check_nodes, node_command
@@ -34,7 +35,7 @@ from slime.arguments.cluster import check_asynchronous
 from slime.arguments.parser import parser_for, read_arguments
 from slime.utils.forwarded_environment import FORWARD_VARIABLE
 
-PATH_FIELDS = ("hf_ckpt", "ref_load", "save_ckpt", "prm_model_path", "run_dir")
+PATH_FIELDS = ("hf_ckpt", "ref_load", "save_ckpt", "prm_model_path", "run_dir", "data_path")
 # The variable that sets each flag that a problem may name.
 VARIABLE_OF_FLAG = {
     "num-gpus": "NUM_GPUS",
@@ -85,6 +86,7 @@ def make_plan(
     check_replaced(environment, built_in=not found.config.has_environments)
     check_names(environment, found)
     variables = _launch_variables(found, profile, model, environment)
+    profile, variables = with_logs(profile, variables)
     live = _live_settings(found, profile, environment)
     own_judge = found.config.asks_judge and not live.runtime.judged_elsewhere
     counts, ids = gpus_of_roles(variables, judge=own_judge)

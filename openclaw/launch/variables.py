@@ -58,6 +58,11 @@ class LaunchVariables(EnvironmentConfig):
     prm_model_path: str | None = variable(
         "PRM_MODEL_PATH", None, "judge checkpoint; default: HF_CKPT", aliases=("JUDGE_MODEL_PATH",)
     )
+    data_path: str | None = variable(
+        "DATA_PATH",
+        None,
+        "logs to train from instead of live traffic: a run's folder or ledger, or a file or folder of conversations or chat logs",
+    )
     run_dir: str | None = variable("RUN_DIR", None, "logs, metrics and ledger; default: runs/<script>")
     resume: bool = variable("RESUME", False, "1: continue from the newest checkpoint in SAVE_CKPT")
     save_interval: int = variable("SAVE_INTERVAL", 10, "steps between checkpoints", minimum=1)
@@ -107,7 +112,6 @@ REPLACED: dict[str, str] = {
     "GRAD_ACCUM_STEPS": "gradients accumulate over the whole batch; MAX_TOKENS_PER_GPU bounds a micro-batch",
     "VALUE_CLIP": "no method here has a critic; unset it",
     "RESUME_CKPT": "write SAVE_CKPT=FOLDER RESUME=1 with the folder that holds the checkpoints",
-    "DATA_PATH": "training from recorded conversations is not implemented yet; unset it",
     "OPENCLAW_RECORD_ENABLED": "the ledger (OPENCLAW_LEDGER) always records every turn; unset it",
     "OPENCLAW_RECORD_FILE": "the ledger records every turn; set its path with OPENCLAW_LEDGER",
     "OPENCLAW_PRM_RECORD_FILE": "the ledger records every verdict; set its path with OPENCLAW_LEDGER",

@@ -103,6 +103,7 @@ def encode_turn(turn: Turn) -> dict[str, Any]:
         "malformed_calls": turn.malformed_calls,
         "topk_log_probs": None if turn.response_topk is None else pack_floats(flat(turn.response_topk.log_probs)),
         "topk_ids": None if turn.response_topk is None else pack_ids(flat(turn.response_topk.ids) or []),
+        "scored": int(turn.scored),
     }
 
 
@@ -135,6 +136,7 @@ def decode_turn(row: Row) -> Turn:
         conversation=row["conversation"],
         malformed_calls=row["malformed_calls"],
         response_topk=decode_topk(row["topk_log_probs"], row["topk_ids"], len(response_ids)),
+        scored=bool(row["scored"]),
     )
 
 

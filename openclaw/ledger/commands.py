@@ -61,7 +61,7 @@ def import_command(options: argparse.Namespace) -> Iterable[str]:
     with closing(Ledger(options.ledger, redaction=redactor)) as ledger, progress_bar("importing") as on_progress:
         result = import_conversations(ledger, options.file, on_progress)
     yield f"added {counted(result.added, 'turn')} of {counted(result.sessions, 'session')}; {result.known} were already there"
-    yield "imported turns can be read and exported, but not judged or trained: they lack an engine's ids and log-probabilities"
+    yield f"imported turns are for reading and export; to train from the file, start a run with DATA_PATH={options.file}"
 
 
 def export_command(options: argparse.Namespace) -> Iterable[str]:

@@ -2,8 +2,9 @@
 
 One line per session: ``{"session_id", "turns": [{"type", "prompt", "response", "next_state", "trainable"}]}`` with
 ``type`` ``main`` or ``side``, ``prompt`` the request messages, ``response`` the assistant message, and ``next_state`` the
-messages after it or null. ``trainable`` says whether the turn gave a sample that was not dropped; for an imported turn
-(`openclaw.ledger.importing`) it is the file's value.
+messages after it or null. ``trainable`` says whether the turn waits for a judge or gave a sample that was not dropped; for
+an imported turn (`openclaw.ledger.importing`) it is the file's value. Where a turn has them, ``tools``,
+``chat_template_kwargs``, ``verdict`` (`Verdict.to_dict`) and ``finish_reason`` (``length``: cut off) follow.
 
 Guarantees: read-only; sessions in the order of their first turn, turns in the order they were recorded.
 """
@@ -21,6 +22,7 @@ from slime.utils.private_files import private
 
 CONVERSATIONS_NAME = "conversations.jsonl"
 """The file's name in a folder of recorded or collected turns."""
+CUT_OFF = "length"
 IMPORTED = "imported"
 IMPORTED_NOT_TRAINABLE = "imported_not_trainable"
 
@@ -33,12 +35,21 @@ def conversations(ledger: Ledger) -> Iterator[dict[str, Any]]:
 
 def turn_values(record: TurnRecord) -> dict[str, Any]:
     """Return one turn in the conversation format."""
+    turn, verdict = record.turn, record.verdict or record.kept
+    to_judge = turn.state in ("pending", "unscored") or turn.reason == IMPORTED
+    further = {
+        "tools": turn.tools,
+        "chat_template_kwargs": turn.chat_template_kwargs,
+        "verdict": verdict and json.loads(json.dumps(verdict.to_dict())),  # lists, no tuples
+        "finish_reason": turn.finish_reason if turn.finish_reason == CUT_OFF else None,
+    }
     return {
-        "type": record.turn.kind,
-        "prompt": record.turn.messages,
-        "response": record.turn.response_message,
-        "next_state": record.turn.next_state,
-        "trainable": record.turn.reason == IMPORTED or any(sample.state != "dropped" for sample in record.samples),
+        "type": turn.kind,
+        "prompt": turn.messages,
+        "response": turn.response_message,
+        "next_state": turn.next_state,
+        "trainable": to_judge or any(sample.state != "dropped" for sample in record.samples),
+        **{name: value for name, value in further.items() if value},
     }
 
 

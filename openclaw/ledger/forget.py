@@ -91,7 +91,8 @@ class ForgetQueries(Database):
             )
             samples = connection.execute(f"DELETE FROM samples WHERE {of_session}", which).rowcount
             connection.execute(f"DELETE FROM verdicts WHERE turn_id IN {turns_of}", (session_id,))
-            connection.execute(f"DELETE FROM feedback WHERE turn_id IN {turns_of}", (session_id,))
+            for table in ("feedback", "logs"):
+                connection.execute(f"DELETE FROM {table} WHERE turn_id IN {turns_of}", (session_id,))
             turns = connection.execute("DELETE FROM turns WHERE session_id = ?", (session_id,)).rowcount
             connection.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
             connection.execute(

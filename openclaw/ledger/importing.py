@@ -1,8 +1,9 @@
 """Imports conversations in JSON lines (see `openclaw.ledger.conversations`) into a ledger.
 
 Guarantees: importing a file again adds nothing, and exporting an imported file gives the same file. A file with an
-invalid line adds nothing at all. Imported turns are for reading, export and offline use. They are never judged or trained
-(reason ``imported``): no engine sampled their tokens, so they have neither ids nor log-probabilities.
+invalid line adds nothing at all. Imported turns are for reading and export. They are never judged or trained
+(reason ``imported``): no engine sampled their tokens, so they have neither ids nor log-probabilities. A run with
+``DATA_PATH`` trains such a file (`openclaw.offline`).
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ import json
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from openclaw.ledger.conversations import IMPORTED, IMPORTED_NOT_TRAINABLE
+from openclaw.ledger.conversations import CUT_OFF, IMPORTED, IMPORTED_NOT_TRAINABLE
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.kept_ids import kept_id
-from openclaw.ledger.records import Message, Turn, TurnKind
+from openclaw.ledger.records import Message, Turn, TurnKind, Verdict
 from openclaw.ledger.store import Ledger
 
 FORMAT = '{"session_id", "turns": [{"type", "prompt", "response", "next_state", "trainable"}]}'
@@ -40,13 +41,17 @@ class Imported:
 
 @dataclass(frozen=True)
 class ImportedTurn:
-    """A turn as a file describes it, its texts turned into messages."""
+    """A turn as a file describes it, its texts turned into messages; ``verdict`` is what a judge said elsewhere."""
 
     kind: TurnKind
     trainable: bool
     messages: list[Message]
     response_message: Message
     next_state: list[Message] | None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
+    verdict: Verdict | None = None
+    finish_reason: str = "stop"
 
 
 def import_conversations(
@@ -62,29 +67,30 @@ def import_conversations(
     Raises:
         ImportFormatError: naming the first invalid line; nothing is added then.
     """
-    parsed = [(where, _session_id(value, where), _turns(value, where)) for where, value in _objects(path)]
+    parsed = [(where, read_session_id(value, where), read_turns(value, where)) for where, value in read_objects(path)]
     result = Imported()
     for number, (_, session_id, turns) in enumerate(parsed, start=1):
-        held = Counter(_identity(record.turn) for record in ledger.export_turns(session_id))
+        held = Counter(identity_of(record.turn) for record in ledger.export_turns(session_id))
         position = held.total()
-        new: list[Turn] = []
+        new: list[tuple[Turn, Verdict | None]] = []
         for described in turns:
-            turn = _turn(session_id, position + len(new), described, ledger)
-            identity = _identity(turn)
+            turn_id = f"imported-{uuid.uuid4().hex}"
+            turn = described_turn(turn_id, session_id, position + len(new), described, ledger)
+            identity = identity_of(turn)
             if held[identity] > 0:
                 held[identity] -= 1
                 result.known += 1
             else:
-                new.append(turn)
+                new.append((turn, redacted_verdict(described.verdict, ledger)))
         if new:
-            ledger.record_imported(session_id, new)
+            ledger.record_log_turns(session_id, new, closed=True)
         result.sessions += 1
         result.added += len(new)
         on_progress(number, len(parsed))
     return result
 
 
-def _objects(path: Path) -> Iterator[tuple[str, Any]]:
+def read_objects(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield (place, value) of each conversation: the whole file, or its lines."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -112,14 +118,14 @@ def _is_array(value: object) -> TypeGuard[list[Any]]:
     return isinstance(value, list)
 
 
-def _session_id(value: object, where: str) -> str:
+def read_session_id(value: object, where: str) -> str:
     found = value.get("session_id") if _is_object(value) else None
     if not isinstance(found, str) or not found:
         raise ImportFormatError(f"{where}: session_id is missing; write {FORMAT}")
     return kept_id(found)
 
 
-def _turns(value: dict[str, Any], where: str) -> list[ImportedTurn]:
+def read_turns(value: dict[str, Any], where: str) -> list[ImportedTurn]:
     """Return the turns with validated fields and texts converted to messages."""
     turns = value.get("turns")
     if not _is_array(turns):
@@ -132,7 +138,7 @@ def _turns(value: dict[str, Any], where: str) -> list[ImportedTurn]:
         kind, trainable = turn.get("type", "main"), turn.get("trainable", True)
         if kind not in KINDS or not isinstance(trainable, bool):
             raise ImportFormatError(f"{place}: type must be main or side, trainable true or false")
-        reply = _messages(turn.get("response"), "assistant", f"{place}: response")
+        reply = read_messages(turn.get("response"), "assistant", f"{place}: response")
         if len(reply) != 1:
             raise ImportFormatError(f"{place}: response is one message, got {len(reply)}")
         following = turn.get("next_state")
@@ -140,15 +146,48 @@ def _turns(value: dict[str, Any], where: str) -> list[ImportedTurn]:
             ImportedTurn(
                 kind=kind,
                 trainable=trainable,
-                messages=_messages(turn.get("prompt"), "user", f"{place}: prompt"),
+                messages=read_messages(turn.get("prompt"), "user", f"{place}: prompt"),
                 response_message=reply[0],
-                next_state=None if following is None else _messages(following, "user", f"{place}: next_state"),
+                next_state=None if following is None else read_messages(following, "user", f"{place}: next_state"),
+                tools=_listed(turn, "tools", place),
+                chat_template_kwargs=_named(turn, "chat_template_kwargs", place),
+                verdict=_verdict(turn, place),
+                finish_reason=CUT_OFF if turn.get("finish_reason") == CUT_OFF else "stop",
             )
         )
     return checked
 
 
-def _messages(value: object, role: str, where: str) -> list[Message]:
+def _listed(turn: dict[str, Any], name: str, place: str) -> list[dict[str, Any]] | None:
+    found: object = turn.get(name)
+    if not found:
+        return None
+    if not (_is_array(found) and all(map(_is_object, found))):
+        raise ImportFormatError(f"{place}: {name} is not a list of objects; write it as in a request, or leave it out")
+    return found
+
+
+def _named(turn: dict[str, Any], name: str, place: str) -> dict[str, Any]:
+    found: object = turn.get(name) or {}
+    if not _is_object(found):
+        raise ImportFormatError(f"{place}: {name} is not an object; leave it out")
+    return found
+
+
+def _verdict(turn: dict[str, Any], place: str) -> Verdict | None:
+    found = turn.get("verdict")
+    if found is None:
+        return None
+    try:
+        verdict = Verdict.from_dict(found)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ImportFormatError(f"{place}: verdict is not one that export wrote ({error!r}); leave it out") from error
+    if verdict.score not in (-1, 0, 1, None):
+        raise ImportFormatError(f"{place}: verdict has the score {verdict.score!r}; write -1, 0, 1 or null")
+    return verdict
+
+
+def read_messages(value: object, role: str, where: str) -> list[Message]:
     """Return a text, a message or a list of messages as messages; a text gets the role ``role``."""
     if isinstance(value, str):
         return [{"role": role, "content": value}]
@@ -158,10 +197,11 @@ def _messages(value: object, role: str, where: str) -> list[Message]:
     return found
 
 
-def _turn(session_id: str, position: int, described: ImportedTurn, ledger: Ledger) -> Turn:
+def described_turn(turn_id: str, session_id: str, position: int, described: ImportedTurn, ledger: Ledger) -> Turn:
+    """Return a described turn as the ledger keeps one that was not served here, redacted."""
     now = ledger.clock()
     turn = Turn(
-        id=f"imported-{uuid.uuid4().hex}",
+        id=turn_id,
         session_id=session_id,
         index=position,
         kind=described.kind,
@@ -171,10 +211,13 @@ def _turn(session_id: str, position: int, described: ImportedTurn, ledger: Ledge
         prompt_ids=[],
         response_ids=[],
         response_logprobs=[],
-        finish_reason="stop",
+        finish_reason=described.finish_reason,
         response_message=described.response_message,
         temperature=0.0,
         top_p=1.0,
+        tools=described.tools,
+        chat_template_kwargs=described.chat_template_kwargs,
+        state="excluded",
         reason=IMPORTED if described.trainable else IMPORTED_NOT_TRAINABLE,
         next_state=described.next_state,
         next_state_at=None if described.next_state is None else now,
@@ -182,6 +225,19 @@ def _turn(session_id: str, position: int, described: ImportedTurn, ledger: Ledge
     return turn if ledger.redaction is None else ledger.redaction.turn(turn)
 
 
-def _identity(turn: Turn) -> str:
+def redacted_verdict(verdict: Verdict | None, ledger: Ledger) -> Verdict | None:
+    """Return a verdict whose words are redacted as the ledger's are."""
+    redaction = ledger.redaction
+    if verdict is None or redaction is None:
+        return verdict
+
+    def clear(text: str | None) -> str | None:
+        return None if text is None else redaction.text(text)
+
+    votes = tuple(replace(vote, answer=clear(vote.answer) or "", hint=clear(vote.hint)) for vote in verdict.votes)
+    return replace(verdict, hint=clear(verdict.hint), votes=votes)
+
+
+def identity_of(turn: Turn) -> str:
     """Return the key by which two turns of a session are the same."""
     return json.dumps([turn.kind, turn.messages, turn.response_message, turn.next_state], sort_keys=True)

@@ -172,6 +172,15 @@ _VERSION_10 = """
 ALTER TABLE episodes ADD COLUMN scores TEXT;  -- the driver's scores of turns, by turn id
 """
 
+_VERSION_12 = """
+-- The triggers, which follow from the states, let a turn of a log wait for its scores.
+ALTER TABLE turns ADD COLUMN scored INTEGER NOT NULL DEFAULT 0;  -- 1: ids rendered from text, log-probabilities scored
+CREATE TABLE logs (                  -- turns that logs brought
+    turn_id TEXT PRIMARY KEY REFERENCES turns(id),
+    verdict TEXT                     -- the verdict that the log had, which is kept; NULL: judged here
+);
+"""
+
 
 def fill_conversations(connection: sqlite3.Connection) -> None:
     """Set the digest of main turns that were recorded before its column existed."""
@@ -219,5 +228,6 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(8, "the policy's own top K at sampling, with a turn and a sample", _VERSION_8),
     Migration(9, "episodes of agents, and their samples of several turns", _VERSION_9),
     Migration(10, "scores of an episode's turns", _VERSION_10),
+    Migration(12, "turns of logs, which wait for scores and may keep their verdicts", _VERSION_12),
 )
 VERSION = MIGRATIONS[-1].version

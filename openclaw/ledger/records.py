@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 TurnKind = Literal["main", "side"]
-TurnState = Literal["waiting", "pending", "judged", "ended", "excluded"]
+TurnState = Literal["waiting", "unscored", "pending", "judged", "ended", "excluded"]
 SampleState = Literal["ready", "leased", "trained", "dropped"]
 JudgeKind = Literal["prm", "hint"]
 ScoreSource = Literal["judge", "feedback", "rule"]
@@ -20,6 +20,8 @@ Signal = Literal["next_state", "regenerated", "feedback"]
 Thumbs = Literal["up", "down"]
 Message = dict[str, Any]
 TEMPERATURE_TOLERANCE = 1e-6
+SCORED = "scored"
+"""Key in a sample's metadata: its log-probabilities are scores of a text from a log, see `Turn.scored`."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class Turn:
         malformed_calls: number of tool calls in the reply that could not be read.
         response_topk: the policy's own most likely tokens at each response token, with log-probabilities at
             ``temperature``, from the request that sampled the reply; None if the method does not read them.
+        scored: whether the turn came as text from a log: the ids are rendered from it, and the log-probabilities are
+            scores by the weights in ``weight_versions``, which did not write the reply.
     """
 
     id: str
@@ -89,6 +93,7 @@ class Turn:
     conversation: bytes | None = None
     malformed_calls: int = 0
     response_topk: TopK | None = None
+    scored: bool = False
 
     @property
     def never_trained(self) -> str | None:
@@ -214,12 +219,16 @@ class Verdict:
 
 @dataclass(frozen=True)
 class PendingTurn:
-    """A turn that waits for the judge, its number of failed attempts, its feedback, and its request's choices."""
+    """A turn that waits for the judge, its number of failed attempts, its feedback, and its request's choices.
+
+    ``kept`` is the verdict that its log had; the judge is then not asked.
+    """
 
     turn: Turn
     attempts: int
     feedback: tuple[Feedback, ...] = ()
     choices: int = 1
+    kept: Verdict | None = None
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ Guarantees: read-only; each row is a consistent snapshot.
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -38,13 +39,14 @@ class SampleRecord:
 
 @dataclass(frozen=True)
 class TurnRecord:
-    """A turn with its verdict and samples."""
+    """A turn with its verdict and samples; ``kept`` is the verdict that its log had."""
 
     turn: Turn
     verdict: Verdict | None
     samples: list[SampleRecord]
     judge_attempts: int
     judge_error: str | None
+    kept: Verdict | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class ReportQueries(Database):
         """Return counts of turns and samples by state, and by reason for not being trained.
 
         Keys: ``turns``, ``samples`` {state: n}; ``turn_reasons``, ``sample_reasons`` {reason: n}; ``sessions``,
-        ``steps``, ``judge_attempts_failed``: n.
+        ``steps``, ``scored`` (turns that came as text), ``judge_attempts_failed``: n.
         """
 
         def grouped(sql: str) -> dict[str, int]:
@@ -117,6 +119,7 @@ class ReportQueries(Database):
             "sample_reasons": grouped(by_reason.format("samples")),
             "sessions": single("SELECT COUNT(*) AS n FROM sessions"),
             "steps": single("SELECT COUNT(*) AS n FROM steps WHERE undone_at IS NULL"),
+            "scored": single("SELECT COUNT(*) AS n FROM turns WHERE scored = 1"),
             "judge_attempts_failed": single("SELECT COALESCE(SUM(judge_attempts), 0) AS n FROM turns"),
         }
 
@@ -151,8 +154,9 @@ class ReportQueries(Database):
         last = 0
         while True:
             found = self.rows(
-                "SELECT turns.*, verdict, teacher_log_probs FROM turns LEFT JOIN verdicts"
-                f" ON verdicts.turn_id = turns.id WHERE number > ? {condition} ORDER BY number LIMIT {_PAGE}",
+                "SELECT turns.*, verdicts.verdict, teacher_log_probs, logs.verdict AS kept FROM turns LEFT JOIN verdicts"
+                " ON verdicts.turn_id = turns.id LEFT JOIN logs ON logs.turn_id = turns.id"
+                f" WHERE number > ? {condition} ORDER BY number LIMIT {_PAGE}",
                 (last, *parameters),
             )
             if not found:
@@ -165,6 +169,7 @@ class ReportQueries(Database):
                     samples=self.sample_records(row["id"]),
                     judge_attempts=row["judge_attempts"],
                     judge_error=row["judge_error"],
+                    kept=None if row["kept"] is None else Verdict.from_dict(json.loads(row["kept"])),
                 )
 
     def session_ids(self) -> list[str]:

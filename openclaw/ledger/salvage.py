@@ -26,9 +26,9 @@ from openclaw.ledger.store import Ledger
 # Parents first.
 TABLES = (
     "sessions", "turns", "verdicts", "samples", "steps", "feedback", "forgotten_samples", "forgotten_sessions",
-    "episodes",
+    "episodes", "logs",
 )  # fmt: skip
-CHILDREN_OF_TURNS = ("verdicts", "samples", "feedback")
+CHILDREN_OF_TURNS = ("verdicts", "samples", "feedback", "logs")
 HEADER_BYTES = 100
 UNKNOWN_ROWS = 1_000_000
 """Number of row ids to try if the file does not reveal their number."""
@@ -43,7 +43,7 @@ class Salvage:
 
 
 def _decode_turn(row: sqlite3.Row) -> None:
-    decode_turn({"signal": None, "conversation": None, **dict(row)})
+    decode_turn({"signal": None, "conversation": None, "scored": 0, **dict(row)})
 
 
 READABLE: dict[str, Callable[[sqlite3.Row], Any]] = {

@@ -47,7 +47,7 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
             )
         if 0 < version < VERSION:
             logger.info("%s has ledger version %d; backed up to %s", path, version, back_up(path, version))
-        for migration in MIGRATIONS[version:]:
+        for migration in [each for each in MIGRATIONS if each.version > version]:
             for statement in statements(migration.statements):
                 connection.execute(statement)
             if migration.fill is not None:

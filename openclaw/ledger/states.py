@@ -6,7 +6,9 @@ process can make an illegal transition. `openclaw.ledger.store` owns the rows.
 
 Turn: waiting (no next state yet) -> pending (has one, waits for the judge) -> judged; judged -> pending when feedback
 arrives before a step has used its samples; waiting -> ended when its session
-ends, ended -> pending when the session resumes; excluded turns (side, aborted, evaluation) stay so.
+ends, ended -> pending when the session resumes; excluded turns (side, aborted, evaluation) stay so. A turn of a log
+that holds text only is unscored until the policy's engine has scored its reply, then pending; judged -> unscored when its
+scores are too old to train on; unscored -> ended when it cannot be scored, with a reason.
 Sample: ready -> leased (to a rollout id) -> trained (a checkpoint contains its step); leased or trained -> ready when a
 checkpoint before that step is restored; ready or leased -> dropped with a reason, and back when the drop is undone by
 a restored checkpoint.
@@ -20,10 +22,11 @@ VALID_TURN_TRANSITIONS: Mapping[str, frozenset[str]] = {
     "waiting": frozenset({"pending", "ended"}),
     "ended": frozenset({"pending"}),
     "pending": frozenset({"judged"}),
-    "judged": frozenset({"pending"}),
+    "judged": frozenset({"pending", "unscored"}),
+    "unscored": frozenset({"pending", "ended"}),
     "excluded": frozenset(),
 }
-FIRST_TURN_STATES: frozenset[str] = frozenset({"waiting", "excluded"})
+FIRST_TURN_STATES: frozenset[str] = frozenset({"waiting", "unscored", "excluded"})
 
 VALID_SAMPLE_TRANSITIONS: Mapping[str, frozenset[str]] = {
     "ready": frozenset({"leased", "dropped"}),

@@ -6,7 +6,7 @@ synchronous: call them from asyncio through ``asyncio.to_thread``.
 
 The methods are grouped by who calls them: `openclaw.ledger.turns`, `openclaw.ledger.feedback`, `openclaw.ledger.graph`,
 `openclaw.ledger.samples`, `openclaw.ledger.outcome`, `openclaw.ledger.reports`, `openclaw.ledger.forget`,
-`openclaw.ledger.transfer`, `openclaw.ledger.episodes` and `openclaw.ledger.episode_groups`.
+`openclaw.ledger.transfer`, `openclaw.ledger.episodes`, `openclaw.ledger.episode_groups` and `openclaw.ledger.logs`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 from openclaw.ledger.episode_groups import EpisodeGroupQueries
 from openclaw.ledger.forget import ForgetQueries
 from openclaw.ledger.graph import GraphQueries
+from openclaw.ledger.logs import LogQueries
 from openclaw.ledger.outcome import OutcomeQueries
 from openclaw.ledger.reports import ReportQueries
 from openclaw.ledger.samples import SampleQueries
@@ -21,6 +22,13 @@ from openclaw.ledger.transfer import TransferQueries
 
 
 class Ledger(
-    TransferQueries, GraphQueries, SampleQueries, OutcomeQueries, ReportQueries, ForgetQueries, EpisodeGroupQueries
+    TransferQueries,
+    GraphQueries,
+    SampleQueries,
+    OutcomeQueries,
+    ReportQueries,
+    ForgetQueries,
+    EpisodeGroupQueries,
+    LogQueries,
 ):
     """``Ledger(path)`` opens the file, creating or migrating it."""

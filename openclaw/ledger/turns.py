@@ -75,17 +75,6 @@ class TurnQueries(Database):
             self._insert_turn(connection, turn)
         return turn
 
-    def record_imported(self, session_id: str, turns: Sequence[Turn]) -> None:
-        """Commit turns that were not served here, each with a reason; a new session is ended at once."""
-        now = self.clock()
-        with self.transaction() as connection:
-            connection.execute(
-                "INSERT INTO sessions (id, started_at, ended_at, closed_at) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
-                (session_id, now, now, now),
-            )
-            for turn in turns:
-                self._insert_turn(connection, replace(turn, state="excluded"))
-
     def record_next_state(
         self, turn_id: str, messages: Sequence[Message], at: float, signal: Signal = "next_state"
     ) -> None:
@@ -169,8 +158,17 @@ class TurnQueries(Database):
     def _to_judge(self, row: sqlite3.Row) -> PendingTurn:
         turn_id = row["id"]
         return PendingTurn(
-            decode_turn(row), row["judge_attempts"], tuple(self.feedback(turn_id)), self.choices(turn_id)
+            decode_turn(row),
+            row["judge_attempts"],
+            tuple(self.feedback(turn_id)),
+            self.choices(turn_id),
+            self.kept_verdict(turn_id),
         )
+
+    def kept_verdict(self, turn_id: str) -> Verdict | None:
+        """Return the verdict that a turn's log had and that counts here, without the teacher's numbers; else None."""
+        found = self.rows("SELECT verdict FROM logs WHERE turn_id = ? AND verdict IS NOT NULL", (turn_id,))
+        return Verdict.from_dict(json.loads(found[0]["verdict"])) if found else None
 
     def choices(self, turn_id: str) -> int:
         """Return how many choices the request of a turn asked for: its ``n``.
@@ -245,7 +243,7 @@ class TurnQueries(Database):
         """Return sessions that have ended, have no turn to judge and are not closed yet."""
         found = self.rows(
             "SELECT id FROM sessions WHERE ended_at IS NOT NULL AND closed_at IS NULL AND NOT EXISTS"
-            " (SELECT 1 FROM turns WHERE session_id = sessions.id AND state IN ('waiting', 'pending'))"
+            " (SELECT 1 FROM turns WHERE session_id = sessions.id AND state IN ('waiting', 'unscored', 'pending'))"
             " ORDER BY ended_at LIMIT ?",
             (limit,),
         )
@@ -273,7 +271,7 @@ class TurnQueries(Database):
         with self.transaction() as connection:
             closed = connection.execute(
                 "UPDATE sessions SET closed_at = ? WHERE id = ? AND closed_at IS NULL AND ended_at IS NOT NULL AND NOT EXISTS"
-                " (SELECT 1 FROM turns WHERE session_id = sessions.id AND state IN ('waiting', 'pending'))",
+                " (SELECT 1 FROM turns WHERE session_id = sessions.id AND state IN ('waiting', 'unscored', 'pending'))",
                 (at, session_id),
             ).rowcount
             if closed == 0:

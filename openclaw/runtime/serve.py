@@ -87,7 +87,9 @@ async def serve(config: RuntimeConfig) -> None:
     ledger.reserve()
     slots = Slots(requests_path(config.ledger or ""))
     try:
-        judge = build_judge_loop(config, ledger, renderer.render, registry) if config.method else None
+        judge = None
+        if config.method:
+            judge = build_judge_loop(config, ledger, renderer.render, registry, renderer.render_reply)
         service = build_service(
             config,
             tokenizer,

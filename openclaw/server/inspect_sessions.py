@@ -11,9 +11,7 @@ from openclaw.ledger.conversations import conversations
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.where import LEDGER_NAME
 
-UNJUDGED = (
-    "SELECT session_id, COUNT(*) AS n FROM turns WHERE state IN ('waiting', 'pending', 'ended') GROUP BY session_id"
-)
+UNJUDGED = "SELECT session_id, COUNT(*) AS n FROM turns WHERE state IN ('waiting', 'unscored', 'pending', 'ended') GROUP BY session_id"
 
 
 def inspect_sessions(path: str | Path) -> list[dict[str, Any]]:

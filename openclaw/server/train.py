@@ -1,8 +1,9 @@
 """Trains a method on the turns of a folder, then exits: the third of the processes serve, collect, train.
 
-Guarantees: this is the ordinary run of `openclaw.launch` on the folder's ledger, with judge and checkpoints. It ends when
-no turn is left to judge and too few samples are left for a batch, or on Ctrl-C, and saves first. The folder may grow
-meanwhile.
+Guarantees: this is the ordinary run of `openclaw.launch`, with judge and checkpoints. On a folder of collected turns it
+trains the folder's ledger, which may grow meanwhile, and ends when no turn is left to judge and too few samples are left
+for a batch, or on Ctrl-C, and saves first. A run's folder, a ledger that a run has trained, and logs are only read: they
+are the new run's ``DATA_PATH``.
 """
 
 from __future__ import annotations
@@ -12,17 +13,21 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.exceptions import ConfigError
+from openclaw.launch.logs import add_log_options, log_words
 from openclaw.launch.methods import methods_of, recommended
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.resolve import make_plan
 from openclaw.launch.variables import LaunchVariables, parse_gpus
 from openclaw.ledger.counted import counted
+from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.store import Ledger
+from openclaw.offline.reading import read_logs
 from openclaw.runtime.where import LEDGER_NAME, own_import_paths
 from slime.utils.command_line import CommandLine, existing_folder
 from slime.utils.process import ChildProcess, StopRequested, spawn, watch_lifeline
@@ -35,18 +40,28 @@ END_SECONDS = 600.0
 CORRECTED = ("--max-weight-staleness", "1", "--stale-samples", "correct")
 """From the second step on, recorded turns are older than the weights; the loss weighs them instead of dropping them."""
 HF_FOLDER = "hf-{rollout_id}"
+RUN_NAME = "run"
 DEFAULTS = {RuntimeVariables.declared("port"): "0", LaunchVariables.declared("num_rollout"): "100000000"}
 """What a job without them gets: any free port, and no bound on its steps."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One training: the launcher's arguments and variables."""
+    """One training: the launcher's arguments and variables.
+
+    Attributes:
+        profile: of the machine.
+        method: the method.
+        variables: of the launcher.
+        extra: flags of the trainer.
+        own: the launcher's options about logs.
+    """
 
     profile: str
     method: str
     variables: Mapping[str, str]
     extra: tuple[str, ...]
+    own: tuple[str, ...] = ()
 
     @property
     def command(self) -> list[str]:
@@ -59,6 +74,7 @@ class Job:
             self.profile,
             "--method",
             self.method,
+            *self.own,
             *self.extra,
         ]
 
@@ -93,18 +109,22 @@ def make_job(arguments: argparse.Namespace, extra: Sequence[str], environment: M
     """Return the training job.
 
     Raises:
-        ConfigError: if the folder has no ledger or there are too few GPUs.
+        ConfigError: if there are too few GPUs, or an option about logs on a folder of collected turns.
     """
-    ledger = arguments.rollout_dir.absolute() / LEDGER_NAME
-    if not ledger.is_file():
-        raise ConfigError(f"--rollout-dir {arguments.rollout_dir} has no {LEDGER_NAME}; collect_rollouts.py writes it")
+    save, folder = arguments.checkpoint_dir.absolute(), arguments.rollout_dir.absolute()
     profile, placement = gpu_variables(arguments.gpus)
-    save = arguments.checkpoint_dir.absolute()
+    collected = is_collected(folder, save)
+    own = tuple(log_words(arguments))
+    if collected and own:
+        raise ConfigError(f"{own[0]} is about logs, and --rollout-dir {arguments.rollout_dir} holds collected turns")
+    if not collected and arguments.keep_running:
+        own = (*own, "--serve-when-done")
+    source = {"OPENCLAW_LEDGER": str(folder / LEDGER_NAME)} if collected else {"DATA_PATH": str(folder)}
     variables = {
         **placement,
-        "OPENCLAW_LEDGER": str(ledger),
+        **source,
         "SAVE_CKPT": str(save),
-        "RUN_DIR": str(save / "run"),
+        "RUN_DIR": str(save / RUN_NAME),
         "PYTHONPATH": os.pathsep.join(own_import_paths()),
     }
     for variable, default in DEFAULTS.items():
@@ -112,8 +132,21 @@ def make_job(arguments: argparse.Namespace, extra: Sequence[str], environment: M
             variables[variable.name] = default
     if arguments.model_path:
         variables |= {"HF_CKPT": arguments.model_path, "MODEL_PATH": "", "BASE_MODEL_PATH": ""}
-    flags = (*CORRECTED, "--save-hf", str(save / HF_FOLDER), *extra)
-    return Job(profile, method_names()[arguments.method], variables, flags)
+    flags = (*(CORRECTED if collected else ()), "--save-hf", str(save / HF_FOLDER), *extra)
+    return Job(profile, method_names()[arguments.method], variables, flags, own)
+
+
+def is_collected(folder: Path, save: Path) -> bool:
+    """Return whether a folder holds the turns of a collector, or of an earlier job with these checkpoints.
+
+    Any other ledger with steps is the record of a run, which a second training must not change.
+    """
+    if not (folder / LEDGER_NAME).is_file():
+        return False
+    if save == folder or (save / RUN_NAME).is_dir():
+        return not (save / LEDGER_NAME).is_file() or save == folder
+    with closing(Ledger(folder / LEDGER_NAME)) as ledger:
+        return not ledger.step_records()
 
 
 def method_names() -> dict[str, str]:
@@ -139,27 +172,37 @@ def main(argv: Sequence[str] | None = None, prog: str = "train_async.py") -> int
     """Train until no batch is left; return the run's exit status."""
     parser = CommandLine(
         prog=prog,
-        description="Judge and train the turns that collect_rollouts.py stored in a folder. Other flags go to the trainer.",
+        description="Judge and train the turns that collect_rollouts.py stored in a folder, those of a finished run, or "
+        "logs (instructions/offline_training.md). Other flags go to the trainer.",
     )
     add = parser.add_argument
     add(
-        "--rollout-dir", required=True, type=existing_folder, metavar="D", help="folder that collect_rollouts.py writes"
+        "--rollout-dir",
+        required=True,
+        type=existing_folder,
+        metavar="D",
+        help="folder that collect_rollouts.py writes, a run's folder, or a folder of logs",
     )
     add("--checkpoint-dir", required=True, type=Path, metavar="D", help="folder for checkpoints and logs")
     usual = recommended().config.name
     add("--method", choices=sorted(method_names()), default=usual, help="learning method (default: %(default)s)")
     add("--gpus", default="8", help="a count, a list 0,1,2,3, or cpu (default: %(default)s)")
     add("--model-path", metavar="P", help="the checkpoint that was served (variable HF_CKPT)")
-    add("--keep-running", action="store_true", help="wait for further turns instead of exiting")
+    add("--keep-running", action="store_true", help="wait for further turns instead of exiting; with logs: serve")
+    add_log_options(parser)
     arguments, extra = parser.parse_known_args(argv)
     watch_lifeline()
     try:
         job = make_job(arguments, extra, os.environ)
         environment = {**os.environ, **job.variables}
         plan = make_plan(PROFILES[job.profile], job.method, None, job.extra, environment)
-    except ConfigError as error:
+        if "DATA_PATH" in job.variables:
+            read_logs(arguments.rollout_dir)
+    except (ConfigError, LedgerError) as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return 2
+    if "DATA_PATH" in job.variables:
+        return _run_to_its_end(job, environment)
     ledger = Ledger(job.variables["OPENCLAW_LEDGER"])
     try:
         return _train(job, environment, ledger, plan.args.rollout_batch_size, arguments.keep_running)
@@ -181,6 +224,16 @@ def _train(job: Job, environment: Mapping[str, str], ledger: Ledger, batch_size:
     if status == 0:
         steps = ledger.counts()["steps"]
         print(f"{counted(steps, 'step')} trained; checkpoints are in {environment['SAVE_CKPT']}", flush=True)
+    return stop.exit_code or status
+
+
+def _run_to_its_end(job: Job, environment: Mapping[str, str]) -> int:
+    """Run a job that ends by itself, unless a signal ends it."""
+    stop = StopRequested().install()
+    child = spawn(job.command, env=environment, name="training")
+    while child.alive() and not stop.wait(POLL_SECONDS):
+        pass
+    status = _end(child)
     return stop.exit_code or status
 
 

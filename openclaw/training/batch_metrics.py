@@ -9,6 +9,7 @@ from collections import Counter
 
 from openclaw.ledger.baseline import BASELINE
 from openclaw.ledger.opinion import WEIGHT
+from openclaw.ledger.records import SCORED
 from openclaw.ledger.store import Ledger
 from openclaw.owners import owner_of, root
 from slime.utils.types import Sample
@@ -36,6 +37,7 @@ def batch_metrics(ledger: Ledger, samples: list[Sample], bound: int | None) -> d
         "openclaw/corrected_stale": 0.0 if bound is None else float(sum(age > bound for age in stale)),
         "openclaw/masked_stale_tokens": float(sum(sample.metadata.get(MASKED, 0) for sample in samples)),
         "openclaw/hinted_share": len(hinted) / len(samples),
+        "openclaw/scored_share": sum(SCORED in sample.metadata for sample in samples) / len(samples),
         "openclaw/feedback_scored_share": sum(WEIGHT in sample.metadata for sample in samples) / len(samples),
         "openclaw/baseline": sum(sample.metadata.get(BASELINE, 0.0) for sample in samples) / len(samples),
         "openclaw/degenerate_share": ledger.degenerate_share(DEGENERATE),

@@ -19,8 +19,10 @@ from typing import Any, TypeVar
 
 from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.ledger.baseline import BASELINE
+from openclaw.ledger.counted import counted
 from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.quota import Quota
+from openclaw.ledger.records import SCORED
 from openclaw.ledger.samples import rollout_of
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.process import RuntimeSupervisor
@@ -31,6 +33,7 @@ from openclaw.training.judge_errors import JudgeErrors
 from openclaw.training.live import LiveRollout
 from openclaw.training.live_arguments import check_arguments
 from slime.args import Arguments
+from slime.exceptions import DataUsedError
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.data_source import DataSource, Story
 from slime.rollout.sglang_rollout import eval_rollout
@@ -61,6 +64,7 @@ class LedgerDataSource(DataSource):
         self.ledger = Ledger(ledger_path(args))
         self.quota = Quota.from_env()
         self.compares = compares_rewards()
+        self.offline = is_offline()
         self.judge_errors = JudgeErrors(self.ledger, str(Path(args.run_dir) / RUNTIME_LOG_NAME))
         self.stopped = threading.Event()
         self._runtime: RuntimeSupervisor | None = None
@@ -202,19 +206,33 @@ def collect(
         samples = until_available(lambda: ledger.claim_samples(rollout_id, wanted, source.quota), source.stopped)
         version = ledger.live_weight_version()
         bound = args.max_weight_staleness
-        rollouts = by_rollout(samples)
+        rollouts, rescored = fresh_scores(source, by_rollout(samples), version, bound)
         old = [pieces for pieces in rollouts if too_old(pieces, version, bound, args.stale_samples)]
         for pieces in old:
             sample_id = pieces[0].metadata["ledger_id"]
             until_available(partial(ledger.drop_sample, sample_id, STALE, rollout_id), source.stopped)
         stale = sum(map(len, old))
         dropped += stale
+        if rescored:
+            logger.info("rollout %d: the scores of %d samples of logs are renewed", rollout_id, rescored)
         if not stale and len(rollouts) == wanted:  # fewer if a session was deleted meanwhile
             return [
                 prepare(sample, version, source.compares, pieces[0]) for pieces in rollouts for sample in pieces
             ], dropped
         if stale:
             logger.warning("rollout %d: dropped %d stale samples, more than %s updates old", rollout_id, stale, bound)
+
+
+def fresh_scores(
+    source: LedgerDataSource, rollouts: list[list[Sample]], version: str | None, bound: int | None
+) -> tuple[list[list[Sample]], int]:
+    """Return the rollouts without those of logs whose scores are too old, and the number of these; they are scored again."""
+    if not source.offline:
+        return rollouts, 0
+    old = [pieces for pieces in rollouts if pieces[0].metadata.get(SCORED) and is_stale(pieces[0], version, bound)]
+    for pieces in old:
+        until_available(partial(source.ledger.score_again, pieces[0].metadata["ledger_id"]), source.stopped)
+    return [pieces for pieces in rollouts if pieces not in old], len(old)
 
 
 def by_rollout(samples: list[Sample]) -> list[list[Sample]]:
@@ -225,16 +243,31 @@ def by_rollout(samples: list[Sample]) -> list[list[Sample]]:
     return list(rollouts.values())
 
 
+def is_offline(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether the run trains from logs and ends when they are used, as ``OPENCLAW_OFFLINE`` says."""
+    return bool(RuntimeVariables.declared("offline").read(environment)[0])
+
+
 def compares_rewards(environment: Mapping[str, str] = os.environ) -> bool:
     """Return whether rewards are compared with earlier ones, as ``OPENCLAW_BASELINE`` says."""
     return bool(RuntimeVariables.declared("baseline").read(environment)[0])
 
 
 def wait_for_samples(source: LedgerDataSource, rollout_id: int, count: int, supervisor: RuntimeSupervisor) -> None:
-    """Wait until ``count`` samples are ready; log judge errors at once and the progress every ten seconds."""
+    """Wait until ``count`` samples are ready; log judge errors at once and the progress every ten seconds.
+
+    Raises:
+        DataUsedError: the run trains from logs, and fewer are left.
+        InterruptedError: the data source was disposed of meanwhile.
+    """
     ledger = source.ledger
     next_word = time.monotonic() + PROGRESS_SECONDS
-    while (ready := ledger.ready_count()) < count:
+    while True:
+        used = source.offline and ledger.nothing_to_come()  # before the count, so that no last sample is missed
+        if (ready := ledger.ready_count()) >= count:
+            return
+        if used:
+            raise DataUsedError(used_text(ledger, source.args.rollout_batch_size))
         supervisor.check()
         source.judge_errors.look()
         if source.stopped.wait(POLL_SECONDS):
@@ -250,6 +283,22 @@ def wait_for_samples(source: LedgerDataSource, rollout_id: int, count: int, supe
                 counts["turns"],
                 counts["turn_reasons"],
             )
+
+
+def used_text(ledger: Ledger, batch_size: int) -> str:
+    """Return what the run did with its logs, by reason."""
+    counts = ledger.counts()
+    samples = counts["samples"]
+    used, left = samples.get("leased", 0) + samples.get("trained", 0), samples.get("ready", 0)
+    reasons = [
+        f"{name} {count}" for group in ("turn_reasons", "sample_reasons") for name, count in counts[group].items()
+    ]
+    rest = f", {left} left, too few for a batch of {batch_size}" if left else ""
+    scored = f" ({counts['scored']} turns scored from text)" if counts["scored"] else ""
+    return (
+        f"data     all used: {counted(used, 'sample')} in {counted(ledger.batches_taken(), 'step')}{rest}{scored}; "
+        f"not trained: {', '.join(reasons) or 'nothing'}"
+    )
 
 
 def staleness(sample: Sample, live_version: str | None) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from openclaw.ledger.records import TopK, Turn
+from openclaw.ledger.records import SCORED, TopK, Turn
 from openclaw.messages.text import response_text
 from slime.utils.types import Sample
 
@@ -59,6 +59,7 @@ def make_sample(
             "turn_index": turn.index,
             "next_state_at": turn.next_state_at,
             "raw_reward": float(score or 0),
+            **({SCORED: True} if turn.scored else {}),
             **(metadata or {}),
         },
     )

@@ -15,6 +15,13 @@ class PluginError(SlimeError, ImportError):
     """A plugin was not found, or returned something that violates its contract."""
 
 
+class DataUsedError(SlimeError, RuntimeError):
+    """A rollout function raises this instead of returning a batch: its data is used, so the run is done.
+
+    The message says what was used and what was not.
+    """
+
+
 class SampleError(SlimeError, ValueError):
     """A sample's per-token lists do not match its tokens."""
 

@@ -38,7 +38,7 @@ def judged_sample(ledger: Ledger, turn_id: str, *, session_id: str = "session", 
     turn = make_turn(turn_id, session_id=session_id, weight_versions=[VersionSpan(version, 0, 3)])
     ledger.record_turn(turn)
     ledger.record_next_state(turn_id, USER_NEXT, 102.0)
-    ledger.record_judged(turn_id, Verdict(score=1), [make_sample(turn, 1.0, score=1)], None)
+    ledger.record_judged(turn_id, Verdict(score=1), [make_sample(ledger.turn(turn_id), 1.0, score=1)], None)
 
 
 def failed_turn(ledger: Ledger, turn_id: str, error: str) -> None:

@@ -55,6 +55,7 @@ RULES = (
     Rule(Kind.SERVER, r"curl |(.* \| )?openclaw-rl chat\b|python -m openclaw_combine\.test_rollout ", "asks a gateway"),
     Rule(Kind.RUN, r"(source|export|umask|printf) ", "the shell's state, and files of a few bytes"),
     Rule(Kind.RUN, r"python -m openclaw\.inspect ", "reads and edits a ledger"),
+    Rule(Kind.RUN, r"python -m openclaw\.replay ", "reads a ledger"),
     Rule(Kind.RUN, r"python -m agentrl\.rollout\.inspect ", "reads records of episodes"),
     Rule(Kind.RUN, r"python -m openclaw\.(method (check|clauses)|models$)", "reads what is here"),
     Rule(Kind.RUN, r"python -m slime\.contract ", "checks plugins, here those that the page shows"),

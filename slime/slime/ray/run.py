@@ -25,7 +25,7 @@ from slime.args import Arguments, required
 from slime.arguments.at_start import missing_at_start
 from slime.arguments.backend import backend_line
 from slime.arguments.placement import describe_placement, start_lines, trainer_waits
-from slime.exceptions import ConfigurationError, LostError, NodeLostError, RankLostError, TrainerError
+from slime.exceptions import ConfigurationError, DataUsedError, LostError, NodeLostError, RankLostError, TrainerError
 from slime.observability.metric_utils import TrainSteps, compute_rollout_step, rollout_part
 from slime.ray.cluster import ray_cluster
 from slime.ray.fuses import Fuses
@@ -370,6 +370,12 @@ class Run:
                     raise
                 logger.exception("an engine failed in a weight update (attempt %d); sending the weights again", attempt)
                 connect = True
+
+    def data_used(self, end: DataUsedError) -> None:
+        """Print what the rollout function says about the end of its data, and save the last step."""
+        say(str(getattr(end, "cause", None) or end))  # Ray's copy of an error has the traceback in its text
+        if self._unsaved():
+            self.save(self._progress.trained)
 
     # Checkpoints and reports
 

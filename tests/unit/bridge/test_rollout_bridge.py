@@ -9,6 +9,7 @@ import sqlite3
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ import pytest
 
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError
+from openclaw.ledger.logs import ReplyScores
 from openclaw.ledger.records import Verdict
+from openclaw.ledger.store import Ledger
 from openclaw.owners import stored_id
 from openclaw.runtime.process import RuntimeFailedError, RuntimeSupervisor, free_port
 from openclaw.runtime.start import runtime_environment
@@ -25,7 +28,9 @@ from openclaw.runtime.where import ledger_path, reachable_host
 from openclaw.training import rollout
 from openclaw.training.judge_errors import JudgeErrors
 from openclaw.training.rollout import LedgerDataSource, LiveRollout, staleness
+from openclaw.training.samples import make_sample
 from slime.args import Arguments
+from slime.exceptions import DataUsedError
 from slime.utils.types import Sample
 from tests.helpers.ledger_records import USER_NEXT, failed_turn, judged_sample, make_turn
 from tests.helpers.rollout_args import rollout_args
@@ -240,6 +245,64 @@ def test_stale_samples_can_be_kept_for_the_loss_to_correct(args: Arguments, sour
     assert output.metrics["openclaw/corrected_stale"] == 1.0
     assert output.metrics["openclaw/staleness_max"] == 4.0
     assert source.ledger.counts()["sample_reasons"] == {}
+
+
+def scored_sample(ledger: Ledger, turn_id: str, version: str) -> None:
+    turn = make_turn(turn_id, state="unscored", next_state=USER_NEXT, next_state_at=1.0, session_id=turn_id)
+    ledger.record_log_turns(turn_id, [(turn, None)], closed=True)
+    scores = ReplyScores(turn.prompt_ids, turn.response_ids, turn.response_logprobs, version)
+    ledger.record_scores([(ledger.turn(turn_id), scores)])
+    sample = make_sample(ledger.turn(turn_id), 1.0, score=1)
+    ledger.record_judged(turn_id, Verdict(score=1), [sample], None)
+
+
+@pytest.mark.parametrize("mode", ["drop", "correct"])
+def test_old_scores_of_logs_are_renewed_and_never_dropped(args: Arguments, source: LedgerDataSource, mode: Any) -> None:
+    args.max_weight_staleness, args.stale_samples, source.offline = 2, mode, True
+    for number, version in enumerate(["1", "4"]):
+        scored_sample(source.ledger, f"turn-{number}", version)
+    judged_sample(source.ledger, "sampled", version="5")
+    source.weights_live(0, "5")
+    output = claim(args, source, 1)
+    assert ids(output) == [2, 3]
+    assert source.ledger.turn("turn-0").state == "unscored"
+    assert source.ledger.counts()["sample_reasons"] == {"rescored": 1}
+    assert output.metrics["openclaw/scored_share"] == 0.5
+
+
+def test_a_run_on_logs_ends_when_no_batch_is_left_and_says_what_it_used(
+    args: Arguments, source: LedgerDataSource
+) -> None:
+    source.offline = True
+    for number in range(3):
+        scored_sample(source.ledger, f"turn-{number}", "1")
+    source.ledger.record_log_turns(
+        "side",
+        [(make_turn("side", session_id="side", kind="side", state="excluded", reason="side"), None)],
+        closed=True,
+    )
+    assert ids(claim(args, source, 0)) == [1, 2]
+    source.weights_live(0, "1")
+    with pytest.raises(DataUsedError) as raised:
+        claim(args, source, 1)
+    assert str(raised.value) == (
+        "data     all used: 2 samples in 1 step, 1 left, too few for a batch of 2 (3 turns scored from text); "
+        "not trained: side 1"
+    )
+    assert claim(args, source, 0).samples, "a batch that it holds is handed out again"
+
+
+def test_a_run_on_logs_waits_for_what_is_to_come(args: Arguments, source: LedgerDataSource) -> None:
+    source.offline = True
+    source.ledger.record_turn(make_turn())
+    source.ledger.record_next_state("turn-0", USER_NEXT, 102.0)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(claim, args, source, 0)
+        with pytest.raises(TimeoutError):
+            waiting.result(0.1)
+        source.ledger.record_judged("turn-0", Verdict(score=0), [], "score_zero")
+        with pytest.raises(DataUsedError):
+            waiting.result(DEADLINE)
 
 
 def test_without_a_bound_nothing_is_stale(args: Arguments, source: LedgerDataSource) -> None:

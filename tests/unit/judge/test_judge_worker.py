@@ -23,6 +23,8 @@ from openclaw.judge.teacher import TeacherScorer
 from openclaw.judge.voting import CASTINGS
 from openclaw.judge.worker import GAVE_UP, NO_QUORUM, JudgeWorker, WorkerSettings
 from openclaw.ledger.exceptions import LedgerUnavailableError
+from openclaw.ledger.logs import ReplyScores
+from openclaw.ledger.records import Verdict, Vote
 from openclaw.ledger.store import Ledger
 from tests.helpers.fake_engine import FakeEngine
 from tests.helpers.ledger_records import USER_NEXT, make_turn
@@ -108,6 +110,22 @@ async def test_pending_turn_becomes_a_sample(ledger: Ledger) -> None:
     [record] = ledger.judged_turns("session")
     assert [(vote.judge, vote.value) for vote in record.verdict.votes] == [("prm", -1)]
     assert bench.count("openclaw_judge_votes_total", judge="prm", value="-1") == 1
+
+
+async def test_a_verdict_of_a_log_is_kept_and_only_the_teacher_reads_it(ledger: Ledger) -> None:
+    kept = Verdict(score=-1, hint="Write plain prose.", votes=(Vote("prm", "\\boxed{-1}", -1),))
+    bench = Bench(ledger, FakeEngine(score=lambda ids: [-0.5] * len(ids)), method=Combine(CONFIG))
+    turn = make_turn("of-a-log", state="unscored", next_state=USER_NEXT, next_state_at=102.0)
+    ledger.record_log_turns("session", [(turn, kept)])
+    scores = ReplyScores(turn.prompt_ids, turn.response_ids, turn.response_logprobs, "1")
+    ledger.record_scores([(ledger.turn("of-a-log"), scores)])
+    async with bench.running():
+        await until(judged(bench))
+    [record] = ledger.judged_turns("session")
+    assert replace(record.verdict, teacher_log_probs=None, teacher_versions=()) == kept
+    assert all(payload.get("return_logprob") for payload in bench.engine.payloads), "no judge was asked"
+    [sample] = ledger.claim_samples(0, 5)
+    assert (sample.reward, sample.teacher_log_probs, sample.metadata["scored"]) == (-1.0, turn.response_logprobs, True)
 
 
 async def test_notify_judges_without_waiting_for_the_poll(ledger: Ledger) -> None:

@@ -52,6 +52,7 @@ def test_a_training_config_is_a_plan(tmp_path: Path) -> None:
     assert (args.lr, args.lr_warmup_iters, args.num_rollout, args.eps_clip, args.prm_m) == (3e-6, 5, 40, 0.1, 5)
     assert made.own == Config(w_rl=0.5, w_opd=2.0)
     assert (made.runtime.served_model_name, made.runtime.tokenizer) == ("my-policy", str(model))
+    assert made.runtime.majority_vote_threshold == 0.5
     assert plan(file, "--lr", "1e-7", BATCH_SIZE="4").args.rollout_batch_size == 4
     assert plan(file, "--lr", "1e-7").args.lr == 1e-7
 
@@ -78,7 +79,9 @@ def test_a_rollout_config_is_read_too(tmp_path: Path) -> None:
         ("rollout: {max_turns: 5}", "the client decides"),
         ("rollout: {parallel_envs: 5}", "the client decides"),
         ("evaluation: {majority_voting: false}", "is always so here"),
-        ("evaluation: {consensus_threshold: 0.9}", "the majority of the votes decides"),
+        ("rollout_config: {collection_mode: single}", "is always so here"),
+        ("rollout_config: {reward_computation: {type: continuous}}", "the method's script decides"),
+        ("rollout_config: {reward_computation: {aggregation: mean}}", "is always so here"),
         ("rollout_config: {trajectory_format: x}", "python -m openclaw.inspect"),
         ("rollout_config: {message_classification: {side: [a]}}", "X-Turn-Type: main or side"),
         ("training: {learning_rat: 1}", "unknown key training.learning_rat"),
@@ -94,6 +97,42 @@ def test_a_key_that_cannot_be_honoured_says_what_to_do(tmp_path: Path, text: str
     with pytest.raises(ConfigError, match="unsupported keys") as raised:
         read_guide_file(str(file), "combine")
     assert says in str(raised.value)
+
+
+DOCUMENTED = {
+    "model": "name checkpoint_path tokenizer_path",
+    "training": "method batch_size gradient_accumulation_steps learning_rate warmup_steps max_steps ppo_clip_ratio "
+    "value_clip_ratio gae_lambda teacher_temperature hint_extraction_model binary_weight opd_weight",
+    "rollout": "num_workers max_turns session_aware parallel_envs",
+    "evaluation": "judge_model majority_voting num_judges consensus_threshold eval_frequency",
+    "rollout_config": "collection_mode max_concurrent_sessions session_timeout trajectory_format message_classification "
+    "reward_computation.type reward_computation.aggregation reward_computation.num_samples",
+}
+"""The keys that guides teach; the other tests here set each of them, or are refused by it."""
+
+
+@pytest.mark.parametrize("key", [f"{part}.{name}" for part, names in DOCUMENTED.items() for name in names.split()])
+def test_every_documented_key_is_known(key: str) -> None:
+    assert key == "training.method" or key in known_keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "variables", "flags"),
+    [
+        ("training: {hint_extraction_model: m}", {"PRM_MODEL_PATH": "m"}, []),
+        ("evaluation: {judge_model: m}", {"PRM_MODEL_PATH": "m"}, []),
+        ("evaluation: {eval_frequency: 5}", {}, ["--eval-interval", "5"]),
+        ("training: {method: combine, warmup_steps: 5}", {}, ["--lr-warmup-iters", "5"]),
+        ("training: {teacher_temperature: 1.0, gradient_accumulation_steps: 1}", {}, []),
+        ("rollout_config: {reward_computation: {type: binary, num_samples: 3}}", {"PRM_M": "3"}, []),
+    ],
+)
+def test_what_a_key_sets(tmp_path: Path, text: str, variables: dict[str, str], flags: list[str]) -> None:
+    file = tmp_path / "training_config.yaml"
+    file.write_text(text)
+    found = read_guide_file(str(file), "combine")
+    assert found is not None
+    assert (found.variables, found.flags) == (variables, flags)
 
 
 def test_every_key_names_a_variable_or_a_flag_that_exists() -> None:

@@ -143,7 +143,10 @@ def test_export_is_one_conversation_a_line(ledger: Ledger, tmp_path: Path, capsy
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert lines == list(conversations(ledger))
     assert [line["session_id"] for line in lines] == ["session", "other", "third"]
-    assert [turn["trainable"] for line in lines for turn in line["turns"]] == [True, False, False, False, False]
+    assert [turn["trainable"] for line in lines for turn in line["turns"]] == [True, False, False, False, True], (
+        "the last one waits for the judge"
+    )
+    assert Verdict.from_dict(lines[0]["turns"][0].pop("verdict")) == Verdict(score=1)
     assert lines[0]["turns"][0] == {
         "type": "main",
         "prompt": [{"role": "user", "content": "What is 2 + 3?"}],

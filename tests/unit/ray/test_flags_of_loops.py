@@ -14,7 +14,7 @@ import train_async
 from slime.args import Arguments
 from slime.arguments.checkpoint import LATEST
 from slime.arguments.placement import Placement
-from slime.exceptions import ConfigurationError
+from slime.exceptions import ConfigurationError, DataUsedError
 from slime.ray import run as run_module
 from slime.ray.placement import ReservedPlacement
 from slime.ray.run import Run
@@ -75,6 +75,32 @@ def test_engines_serve_on_where_the_flag_wants_it(program: ModuleType) -> None:
     run: Any = Loop(serve_when_done=True)
     program.train(run)
     assert (run.trained, run.served) == ([1, 2, 3], True)
+
+
+class UsedUp(Loop):
+    """A loop whose data ends at a rollout."""
+
+    def __init__(self, end: int, **flags: Any) -> None:
+        super().__init__(**flags)
+        self.end, self.told = end, ""
+
+    def wait(self, batch: int) -> int:
+        if batch == self.end:
+            raise DataUsedError("all used")
+        return batch
+
+    def data_used(self, end: DataUsedError) -> None:
+        self.told = str(end)
+
+
+@pytest.mark.parametrize("program", [train, train_async])
+def test_a_run_ends_with_its_data(program: ModuleType) -> None:
+    run: Any = UsedUp(3)
+    program.train(run)
+    assert (run.trained, run.served, run.told) == ([1, 2], False, "all used")
+    run = UsedUp(1, serve_when_done=True)
+    program.train(run)
+    assert (run.trained, run.served) == ([], True)
 
 
 def started(monkeypatch: pytest.MonkeyPatch, **flags: Any) -> tuple[Run, list[int]]:

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from slime.args import Arguments
-from slime.exceptions import RankLostError
+from slime.exceptions import DataUsedError, RankLostError
 from slime.ray.report import Step, Trained
 from slime.ray.run import Run
 from slime.ray.run_state import TRANSITIONS, Phase, Progress, RunLife
@@ -62,3 +62,18 @@ def test_a_run_that_was_left_does_not_start_again() -> None:
     run.__exit__(None, None, None)
     with pytest.raises(RuntimeError, match="from ENDING to STARTING"):
         run._start()
+
+
+def test_the_end_of_the_data_is_told_and_the_last_step_saved(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, saved = Run(Arguments(save="checkpoints", run_dir="run")), list[int | None]()
+    monkeypatch.setattr(run, "save", saved.append)
+    of_ray = DataUsedError("a traceback of another process")
+    of_ray.cause = DataUsedError("data     all used")  # type: ignore[attr-defined]
+    run.data_used(of_ray)
+    assert saved == [], "nothing was trained"
+    run._progress.stepped(Trained(3, {}, Step({}, 1.0, 0.0)))
+    run.data_used(DataUsedError("data     all used"))
+    assert saved == [3]
+    assert capsys.readouterr().out.splitlines() == ["data     all used"] * 2

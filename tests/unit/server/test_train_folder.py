@@ -12,9 +12,11 @@ from openclaw.launch.profiles import PROFILES
 from openclaw.launch.resolve import make_plan
 from openclaw.ledger.records import Verdict
 from openclaw.ledger.store import Ledger
-from openclaw.server.train import gpu_variables, main, make_job, nothing_left
+from openclaw.server.train import Job, gpu_variables, main, make_job, nothing_left
 from slime.arguments.dry_run import MISSING_PATH
 from tests.helpers.ledger_records import USER_NEXT, judged_sample, make_turn
+
+NO_LOGS = {"keep_running": False, "epochs": 1, "limit": None, "judge_again": False}
 
 
 @pytest.fixture
@@ -40,7 +42,12 @@ def test_a_list_of_gpus_is_split() -> None:
 
 def test_the_run_of_a_folder(ledger: Ledger, tmp_path: Path) -> None:
     arguments = SimpleNamespace(
-        rollout_dir=ledger.path.parent, checkpoint_dir=tmp_path / "c", method="binary", gpus="cpu", model_path="/m"
+        rollout_dir=ledger.path.parent,
+        checkpoint_dir=tmp_path / "c",
+        method="binary",
+        gpus="cpu",
+        model_path="/m",
+        **NO_LOGS,
     )
     job = make_job(arguments, ["--lr", "1e-6"], {})
     assert job.command[1:] == ["-m", "openclaw.launch", "--profile", "tiny_cpu", "--method", "rl", *job.extra]
@@ -56,9 +63,47 @@ def test_the_run_of_a_folder(ledger: Ledger, tmp_path: Path) -> None:
     )
 
 
+def job_of(folder: Path, save: Path, **changes: object) -> Job:
+    arguments = {"rollout_dir": folder, "checkpoint_dir": save, "method": "combine", "gpus": "cpu", "model_path": "/m"}
+    return make_job(SimpleNamespace(**{**arguments, **NO_LOGS, **changes}), [], {})
+
+
+def test_the_record_of_a_run_is_only_read(ledger: Ledger, tmp_path: Path) -> None:
+    judged_sample(ledger, "turn-0")
+    ledger.claim_samples(0, 1)
+    ledger.record_step(0, "1", 200.0, 201.0)
+    folder, save = ledger.path.parent, tmp_path / "c"
+    job = job_of(folder, save, epochs=2, limit=5, judge_again=True, keep_running=True)
+    assert (job.variables["DATA_PATH"], "OPENCLAW_LEDGER" in job.variables) == (str(folder), False)
+    assert job.own == ("--epochs", "2", "--limit", "5", "--judge-again", "--serve-when-done")
+    assert job.command[-len(job.own) - len(job.extra) :] == [*job.own, *job.extra]
+    assert "OPENCLAW_LEDGER" in job_of(folder, folder).variables, "its own checkpoints are there: it goes on"
+    (save / "run").mkdir(parents=True)
+    assert "OPENCLAW_LEDGER" in job_of(folder, save).variables, "an earlier job began in place"
+    (save / "ledger.sqlite").touch()
+    assert "DATA_PATH" in job_of(folder, save).variables, "an earlier job began with a copy"
+
+
+def test_a_folder_of_logs_is_trained(tmp_path: Path) -> None:
+    job = job_of(tmp_path, tmp_path / "c")
+    assert job.variables["DATA_PATH"] == str(tmp_path)
+    plan = make_plan(PROFILES[job.profile], job.method, None, job.extra, job.variables)
+    assert (plan.args.stale_samples, plan.args.max_weight_staleness, plan.args.serve_when_done) == ("correct", 4, False)
+
+
+def test_options_about_logs_do_not_fit_collected_turns(ledger: Ledger, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--epochs is about logs"):
+        job_of(ledger.path.parent, tmp_path / "c", epochs=2)
+
+
 def test_the_callers_port_and_bound_stay_under_any_name(ledger: Ledger, tmp_path: Path) -> None:
     arguments = SimpleNamespace(
-        rollout_dir=ledger.path.parent, checkpoint_dir=tmp_path / "c", method="binary", gpus="cpu", model_path="/m"
+        rollout_dir=ledger.path.parent,
+        checkpoint_dir=tmp_path / "c",
+        method="binary",
+        gpus="cpu",
+        model_path="/m",
+        **NO_LOGS,
     )
     environment = {"OPENCLAW_PORT": "31000", "UPDATES": "7"}
     job = make_job(arguments, [], environment)
@@ -68,7 +113,7 @@ def test_the_callers_port_and_bound_stay_under_any_name(ledger: Ledger, tmp_path
 
 def test_a_folder_without_turns_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--rollout-dir", str(tmp_path), "--checkpoint-dir", str(tmp_path / "c"), "--gpus", "cpu"]) == 2
-    assert "collect_rollouts.py writes it" in capsys.readouterr().err
+    assert "neither ledger.sqlite nor a .jsonl or .json file" in capsys.readouterr().err
 
 
 def test_too_little_for_a_batch_starts_nothing(

@@ -1,0 +1,185 @@
+"""Copies the turns of a run into the ledger of another run, with their ids, verdicts and samples.
+
+Guarantees: a copied row has the bits of its source: ids, log-probabilities, verdict, the teacher's numbers, rewards and
+baselines. A sample that a step had used is ready again; one that had been dropped stays dropped. The samples come in the
+order of their batches, so the same batch size gives the same batches (openclaw.ledger.samples hands out the oldest
+first). The source is only read. Copying again adds nothing: a copy keeps the turn's id. One transaction copies all.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from openclaw.ledger.codec import decode_turn, encode_turn
+from openclaw.ledger.redact import REDACTED
+from openclaw.ledger.store import Ledger
+
+ORDER = "CASE WHEN state IN ('leased', 'trained') THEN rollout_id ELSE 9223372036854775807 END"
+
+
+@dataclass
+class Copied:
+    """Counts: ``turns`` by outcome, ``samples`` by state, turns already ``known``, and turns that came as text.
+
+    ``sides`` is how many side turns stayed behind.
+    """
+
+    turns: Counter[str] = field(default_factory=Counter[str])
+    samples: Counter[str] = field(default_factory=Counter[str])
+    known: int = 0
+    sides: int = 0
+
+
+def suffixed(name: str, number: int) -> str:
+    """Return an id of pass ``number`` through the data; the first pass keeps it."""
+    return name if number == 1 else f"{name}~{number}"
+
+
+def copy_run(
+    source: Ledger,
+    target: Ledger,
+    sessions: Collection[str],
+    *,
+    judge_again: bool = False,
+    number: int = 1,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Copied:
+    """Copy the main turns of ``sessions`` that have token ids, once.
+
+    Args:
+        source: of a run.
+        target: of the new run; its redaction applies.
+        sessions: which conversations.
+        judge_again: leave verdicts and samples behind, so that the turns are judged here.
+        number: of the pass through the data.
+        on_progress: called with the number of conversations done and in total.
+    """
+    result, new = Copied(), dict[str, bool]()
+    with target.transaction() as connection:
+        for done, session_id in enumerate(sessions, start=1):
+            _copy_session(source, target, connection, session_id, number, result, new, judge_again)
+            on_progress(done, len(sessions))
+        if not judge_again:
+            _copy_samples(source, target, connection, new, number, result)
+    return result
+
+
+def _copy_session(
+    source: Ledger,
+    target: Ledger,
+    connection: sqlite3.Connection,
+    session_id: str,
+    number: int,
+    result: Copied,
+    new: dict[str, bool],
+    judge_again: bool,
+) -> None:
+    rows = source.rows(
+        "SELECT * FROM turns WHERE session_id = ? AND kind = 'main' AND length(prompt_ids) > 0 ORDER BY number",
+        (session_id,),
+    )
+    sides = source.rows("SELECT COUNT(*) AS n FROM turns WHERE session_id = ? AND kind = 'side'", (session_id,))
+    result.sides += sides[0]["n"]
+    own_session = suffixed(session_id, number)
+    for row in rows:
+        turn_id = suffixed(row["id"], number)
+        if connection.execute("SELECT 1 FROM turns WHERE id = ?", (turn_id,)).fetchone() is not None:
+            result.known += 1
+            continue
+        [session] = source.rows("SELECT * FROM sessions WHERE id = ?", (session_id,))
+        ended = session["ended_at"] or target.clock()
+        closed = None if judge_again else session["closed_at"]
+        connection.execute(
+            "INSERT INTO sessions (id, started_at, ended_at, closed_at) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
+            (own_session, session["started_at"], ended, closed),
+        )
+        outcome = _copy_turn(source, target, connection, row, turn_id, own_session, judge_again)
+        result.turns[outcome] += 1
+        new[row["id"]] = outcome == "judged"
+
+
+def _copy_turn(
+    source: Ledger,
+    target: Ledger,
+    connection: sqlite3.Connection,
+    row: sqlite3.Row,
+    turn_id: str,
+    session_id: str,
+    judge_again: bool,
+) -> str:
+    """Copy one turn with its feedback and verdict; return its state, or why it gives no sample."""
+    values: dict[str, Any] = {**dict(row), "id": turn_id, "session_id": session_id, "segment": None}
+    del values["number"]
+    if target.redaction is not None:
+        turn = decode_turn(row)
+        redacted = target.redaction.turn(turn)
+        if redacted != turn:
+            values |= {**encode_turn(redacted), "id": turn_id, "session_id": session_id}
+            if redacted.reason == REDACTED:
+                values |= {"state": "excluded", "reason": REDACTED}
+    state, reason = values["state"], values["reason"]
+    if state == "excluded":
+        _insert(connection, "turns", values)
+        return reason or state
+    if state == "waiting":
+        state, reason = "ended", "no_next_state"
+    verdict = source.rows("SELECT * FROM verdicts WHERE turn_id = ?", (row["id"],)) if state == "judged" else []
+    if state == "judged" and judge_again:
+        state, reason, verdict = "pending", None, []
+    path = {"ended": ["ended"], "pending": ["pending"], "judged": ["pending", "judged"]}[state]
+    fresh = {"judge_attempts": 0, "judge_error": None, "not_before": 0.0, "reason": None}
+    _insert(connection, "turns", {**values, **fresh, "state": "waiting"})
+    for step in path:
+        target.update_one(connection, "turns", turn_id, state=step)
+    target.update_one(connection, "turns", turn_id, reason=reason)
+    for each in source.rows("SELECT * FROM feedback WHERE turn_id = ? ORDER BY id", (row["id"],)):
+        given = {**dict(each), "turn_id": turn_id}
+        del given["id"]
+        if target.redaction is not None and given["text"] is not None:
+            given["text"] = target.redaction.text(given["text"])
+        _insert(connection, "feedback", given)
+    for each in verdict:
+        _insert(connection, "verdicts", {**dict(each), "turn_id": turn_id})
+    return state if reason is None else reason
+
+
+def _copy_samples(
+    source: Ledger,
+    target: Ledger,
+    connection: sqlite3.Connection,
+    new: dict[str, bool],
+    number: int,
+    result: Copied,
+) -> None:
+    """Copy the samples of new turns in the order of their batches, those without a batch last."""
+    segments: dict[int, int] = {}
+    for row in source.rows(f"SELECT * FROM samples ORDER BY {ORDER}, id"):
+        if row["turn_id"] not in new:
+            continue
+        turn_id = suffixed(row["turn_id"], number)
+        redacted = connection.execute("SELECT reason FROM turns WHERE id = ?", (turn_id,)).fetchone()["reason"]
+        if redacted == REDACTED:
+            continue
+        dropped = row["state"] == "dropped"
+        values = {**dict(row), "turn_id": turn_id, "state": "ready", "rollout_id": None, "reason": None}
+        if values["episode"] is not None:
+            values["episode"] = suffixed(values["episode"], number)
+        del values["id"]
+        sample_id = _insert(connection, "samples", values)
+        segments[row["id"]] = sample_id
+        if dropped:
+            target.update_one(connection, "samples", sample_id, state="dropped", reason=row["reason"])
+        result.samples[row["reason"] if dropped else "ready"] += 1
+    for row in source.rows("SELECT id, segment FROM turns WHERE segment IS NOT NULL"):
+        if row["id"] in new and row["segment"] in segments:
+            target.update_one(connection, "turns", suffixed(row["id"], number), segment=segments[row["segment"]])
+
+
+def _insert(connection: sqlite3.Connection, table: str, values: dict[str, Any]) -> int:
+    marks = ", ".join("?" for _ in values)
+    cursor = connection.execute(f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks})", tuple(values.values()))
+    return cursor.lastrowid or 0

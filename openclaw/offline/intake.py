@@ -1,0 +1,204 @@
+"""Queues the turns of logs in a run's ledger, once.
+
+Guarantees: the id of a turn follows from its content, so taking in a log again, or a longer version of it, adds only what
+is new. Texts are redacted as in live traffic; a turn with a secret is not trained. Turns that cannot be trained are kept
+with a reason. Passes after the first have ids and sessions of their own, behind those of the first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+
+from openclaw.ledger.conversations import IMPORTED
+from openclaw.ledger.copying import copy_run, suffixed
+from openclaw.ledger.counted import counted
+from openclaw.ledger.importing import ImportedTurn, described_turn, identity_of, redacted_verdict
+from openclaw.ledger.records import Message, Turn, Verdict
+from openclaw.ledger.redact import REDACTED
+from openclaw.ledger.reports import TurnRecord
+from openclaw.ledger.store import Ledger
+from openclaw.ledger.turns import NO_NEXT_STATE
+from openclaw.offline.chat_logs import LoggedConversation
+from openclaw.offline.reading import Logs
+
+MEDIA = "log_media"
+"""Why a turn of a log is not trained: a message has a picture or file, of which a log's text says nothing."""
+DIGEST_BYTES = 12
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """How logs are taken in.
+
+    Attributes:
+        passes: how often each conversation is trained.
+        limit: most conversations, the first ones; None: all.
+        judge_again: whether verdicts in the logs are left behind.
+    """
+
+    passes: int = 1
+    limit: int | None = None
+    judge_again: bool = False
+
+
+@dataclass
+class Report:
+    """What taking in found, for one pass.
+
+    Attributes:
+        conversations: how many.
+        turns: how many of them are new.
+        known: turns that the ledger had.
+        to_score: turns of which only the text is known.
+        with_verdict: turns whose verdict is kept.
+        to_judge: turns with token ids that a judge of this run reads.
+        samples: samples that a run had left, ready as they were.
+        reasons: turns and samples that are not trained, by reason.
+    """
+
+    conversations: int = 0
+    turns: int = 0
+    known: int = 0
+    to_score: int = 0
+    with_verdict: int = 0
+    to_judge: int = 0
+    samples: int = 0
+    reasons: Counter[str] = field(default_factory=Counter[str])
+
+    def lines(self) -> Iterator[str]:
+        """Yield the report for a person."""
+        yield f"{counted(self.conversations, 'conversation')}, {counted(self.turns, 'new turn')}"
+        if self.known:
+            yield f"{self.known} turns were already in the ledger"
+        if self.samples:
+            yield f"{counted(self.samples, 'sample')} of the earlier run, trained with the ids and log-probabilities it sampled"
+        if self.to_score:
+            yield f"{counted(self.to_score, 'turn')} to score: rendered once, scored by the engine, marked as scored"
+        if self.to_judge:
+            yield f"{counted(self.to_judge, 'turn')} to judge, with the ids and log-probabilities that were sampled"
+        if self.with_verdict:
+            yield f"{counted(self.with_verdict, 'turn')} with a verdict, which is kept (--judge-again asks the judge)"
+        for reason, count in sorted(self.reasons.items()):
+            yield f"not trained: {reason} {count}"
+
+
+def take_in(logs: Logs, ledger: Ledger, wishes: Wishes, on_progress: Progress = lambda done, total: None) -> Report:
+    """Queue the turns of ``logs``; return the report of the first pass.
+
+    Raises:
+        LedgerError: the ledger of the logs or of the run cannot be used.
+    """
+    reports: list[Report] = []
+    for number in range(1, wishes.passes + 1):
+        if logs.ledger is not None:
+            with closing(Ledger(logs.ledger)) as source:
+                reports.append(_take_run(source, ledger, wishes, number, on_progress))
+        else:
+            spoken = [each for each in logs.conversations if any(turn.kind == "main" for turn in each.turns)]
+            reports.append(_take_texts(spoken[: wishes.limit], ledger, wishes, number, on_progress))
+    return reports[0]
+
+
+def _take_run(source: Ledger, ledger: Ledger, wishes: Wishes, number: int, on_progress: Progress) -> Report:
+    """Copy the turns with token ids, and queue those that came to the run as text."""
+    sessions = [name for name in source.session_ids() if _has_main_turn(source, name)][: wishes.limit]
+    copied = copy_run(source, ledger, sessions, judge_again=wishes.judge_again, number=number, on_progress=on_progress)
+    ready = copied.samples.pop("ready", 0)
+    judged = copied.turns.pop("judged", 0)
+    waiting = copied.turns.pop("pending", 0)
+    report = Report(
+        conversations=len(sessions),
+        turns=judged + waiting + copied.turns.total(),
+        known=copied.known,
+        with_verdict=judged,
+        to_judge=waiting,
+        samples=ready,
+        reasons=copied.turns + copied.samples,
+    )
+    for name in sessions:
+        texts = [
+            record for record in source.export_turns(name) if record.turn.kind == "main" and not record.turn.prompt_ids
+        ]
+        texts = [record for record in texts if record.turn.state == "unscored" or record.turn.reason == IMPORTED]
+        if texts:
+            _queue(
+                LoggedConversation(name, name, [_as_imported(each) for each in texts]), ledger, wishes, number, report
+            )
+    return report
+
+
+def _has_main_turn(source: Ledger, session_id: str) -> bool:
+    return bool(source.rows("SELECT 1 FROM turns WHERE session_id = ? AND kind = 'main' LIMIT 1", (session_id,)))
+
+
+def _as_imported(record: TurnRecord) -> ImportedTurn:
+    turn = record.turn
+    return ImportedTurn(
+        turn.kind, True, turn.messages, turn.response_message, turn.next_state, turn.tools, turn.chat_template_kwargs,
+        record.verdict or record.kept, turn.finish_reason,
+    )  # fmt: skip
+
+
+def _take_texts(
+    conversations: Sequence[LoggedConversation], ledger: Ledger, wishes: Wishes, number: int, on_progress: Progress
+) -> Report:
+    report = Report(conversations=len(conversations))
+    for done, conversation in enumerate(conversations, start=1):
+        _queue(conversation, ledger, wishes, number, report)
+        on_progress(done, len(conversations))
+    return report
+
+
+def _queue(conversation: LoggedConversation, ledger: Ledger, wishes: Wishes, number: int, report: Report) -> None:
+    """Commit the turns of a conversation that the ledger lacks."""
+    session_id = suffixed(conversation.session_id, number)
+    seen: Counter[str] = Counter()
+    turns: list[tuple[Turn, Verdict | None]] = []
+    for position, described in enumerate(conversation.turns):
+        turn = described_turn("", session_id, position, described, ledger)
+        identity = identity_of(turn)
+        digest = blake2b(json.dumps([session_id, seen[identity], identity]).encode(), digest_size=DIGEST_BYTES)
+        seen[identity] += 1
+        reason = _untrained(turn, described)
+        verdict = None if wishes.judge_again else redacted_verdict(described.verdict, ledger)
+        turn = replace(turn, id=f"log-{digest.hexdigest()}", state="excluded" if reason else "unscored", reason=reason)
+        turns.append((turn, verdict))
+    known = {turn.id for turn, _ in turns if ledger.rows("SELECT 1 FROM turns WHERE id = ?", (turn.id,))}
+    ledger.record_log_turns(session_id, turns)
+    for turn, verdict in turns:
+        if turn.id in known:
+            report.known += 1
+            continue
+        report.turns += 1
+        if turn.reason is not None:
+            report.reasons[turn.reason] += 1
+        else:
+            report.to_score += 1
+            report.with_verdict += verdict is not None
+
+
+def _untrained(turn: Turn, described: ImportedTurn) -> str | None:
+    """Return why a turn of a log is not trained, or None."""
+    if turn.kind == "side":
+        return "side"
+    before = (described.messages, described.response_message, described.tools, described.chat_template_kwargs)
+    if before != (turn.messages, turn.response_message, turn.tools, turn.chat_template_kwargs):
+        return REDACTED
+    if not turn.next_state and described.verdict is None:
+        return NO_NEXT_STATE
+    if turn.reason != IMPORTED:
+        return turn.reason
+    if any(map(_has_media, [*turn.messages, turn.response_message])):
+        return MEDIA
+    return None
+
+
+def _has_media(message: Message) -> bool:
+    content = message.get("content")
+    return isinstance(content, list) and any(part.get("type", "text") != "text" for part in content)

@@ -1,0 +1,213 @@
+"""Logs are queued once: every turn is scored, judged or trained, or has a reason; a run's rows keep their bits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openclaw.exceptions import ConfigError
+from openclaw.ledger.conversations import write_conversations
+from openclaw.ledger.records import Feedback, Verdict, Vote
+from openclaw.ledger.redact import Redactor
+from openclaw.ledger.store import Ledger
+from openclaw.offline.checks import check_tokens, same_batches
+from openclaw.offline.intake import Report, Wishes, take_in
+from openclaw.offline.reading import read_logs
+from openclaw.training.samples import make_sample
+from tests.helpers.ledger_records import USER_NEXT, judged_sample, make_turn
+
+SECRET = "ghp_" + "a1B2" * 9
+USER = {"role": "user", "content": "What is 2 + 3?"}
+REPLY = {"role": "assistant", "content": "It is **5**."}
+PICTURE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}
+CHAT = {"messages": [USER, REPLY, *USER_NEXT, REPLY]}
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "new.sqlite", redaction=Redactor("secrets"))
+
+
+def taken(ledger: Ledger, tmp_path: Path, *lines: Any, **wishes: Any) -> Report:
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return take_in(read_logs(path), ledger, Wishes(**wishes))
+
+
+def test_turns_of_a_chat_wait_for_scores_or_have_a_reason(ledger: Ledger, tmp_path: Path) -> None:
+    secret = {"messages": [{"role": "user", "content": f"My key is {SECRET}"}, REPLY, *USER_NEXT]}
+    reacted = {"messages": [USER, REPLY, {"role": "user", "content": f"use {SECRET}"}]}
+    left_out = {"messages": [USER, {**REPLY, "weight": 0}, *USER_NEXT]}
+    report = taken(ledger, tmp_path, CHAT, {"messages": [PICTURE, REPLY, *USER_NEXT]}, secret, reacted, left_out)
+    assert (report.conversations, report.turns, report.to_score) == (5, 6, 2)
+    assert report.reasons == {"no_next_state": 1, "log_media": 1, "redacted": 1, "imported_not_trainable": 1}
+    assert ledger.counts()["turns"] == {"excluded": 4, "unscored": 2}
+    assert ledger.counts()["turn_reasons"] == report.reasons
+    assert ledger.finished_sessions(9) == [name for name in ledger.session_ids() if not any(
+        record.turn.state == "unscored" for record in ledger.export_turns(name)
+    )]  # fmt: skip
+    ledger.close()
+    assert SECRET.encode() not in ledger.path.read_bytes()
+
+
+def test_a_log_that_is_read_again_or_has_grown_adds_only_what_is_new(ledger: Ledger, tmp_path: Path) -> None:
+    assert taken(ledger, tmp_path, CHAT, CHAT).turns == 2, "the same conversation without a name is one conversation"
+    again = taken(ledger, tmp_path, CHAT)
+    assert (again.turns, again.known) == (0, 2)
+    more = taken(ledger, tmp_path, CHAT, {"messages": [*USER_NEXT, REPLY, USER]})
+    assert (more.turns, more.known) == (1, 2)
+    assert ledger.counts()["turns"] == {"excluded": 1, "unscored": 2}
+
+
+def test_the_same_words_said_twice_stay_two_turns(ledger: Ledger, tmp_path: Path) -> None:
+    turn = {"prompt": "q", "response": "a", "next_state": "n"}
+    assert taken(ledger, tmp_path, {"session_id": "s", "turns": [turn, turn]}).to_score == 2
+    assert taken(ledger, tmp_path, {"session_id": "s", "turns": [turn, turn, turn]}).to_score == 1
+
+
+def test_limit_and_passes(ledger: Ledger, tmp_path: Path) -> None:
+    side = {"session_id": "side", "turns": [{"type": "side", "prompt": "q", "response": "a"}]}
+    other = {"messages": [*USER_NEXT, REPLY, USER]}
+    report = taken(ledger, tmp_path, side, CHAT, other, limit=1, passes=3)
+    assert (report.conversations, report.to_score) == (1, 1)
+    assert len(ledger.session_ids()) == 3
+    sessions = [record.turn.session_id for record in ledger.export_turns() if record.turn.state == "unscored"]
+    assert [name[-2:] for name in sessions[1:]] == ["~2", "~3"], "a pass begins after the one before it"
+
+
+VERDICT = Verdict(score=-1, hint="No bold.", votes=(Vote("prm", "\\boxed{-1}", -1), Vote("hint", "x", 1, "No bold.")))
+
+
+def test_an_export_keeps_its_verdicts_unless_the_judge_is_asked_again(ledger: Ledger, tmp_path: Path) -> None:
+    run = Ledger(tmp_path / "run.sqlite")
+    turn = make_turn("t", tools=[{"type": "function", "function": {"name": "f"}}], finish_reason="length")
+    run.record_turn(turn)
+    run.record_next_state("t", USER_NEXT, 102.0)
+    run.record_judged("t", VERDICT, [make_sample(turn, -1.0, score=-1)], None)
+    run.record_turn(make_turn("open", session_id="b"))
+    run.record_next_state("open", USER_NEXT, 103.0)
+    write_conversations(run, tmp_path / "export.jsonl")
+    report = take_in(read_logs(tmp_path / "export.jsonl"), ledger, Wishes())
+    assert (report.to_score, report.with_verdict) == (2, 1)
+    kept, judged = [record.turn for record in ledger.export_turns()]
+    assert (kept.tools, kept.finish_reason) == (turn.tools, "length")
+    assert ledger.kept_verdict(kept.id) == VERDICT
+    assert ledger.kept_verdict(judged.id) is None
+    other = Ledger(tmp_path / "other.sqlite")
+    take_in(read_logs(tmp_path / "export.jsonl"), other, Wishes(judge_again=True))
+    assert {other.kept_verdict(record.turn.id) for record in other.export_turns()} == {None}
+
+
+def test_a_secret_in_a_verdict_is_redacted(ledger: Ledger, tmp_path: Path) -> None:
+    verdict = Verdict(score=-1, hint=f"Never say {SECRET}", votes=(Vote("hint", SECRET, 1, SECRET),))
+    turn = {"prompt": "q", "response": "a", "next_state": "n", "verdict": verdict.to_dict()}
+    taken(ledger, tmp_path, {"session_id": "s", "turns": [turn]})
+    [record] = ledger.export_turns()
+    kept = ledger.kept_verdict(record.turn.id)
+    assert kept is not None
+    assert SECRET not in json.dumps(kept.to_dict())
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Ledger:
+    """A run of two steps, a dropped sample, one that is ready, a side turn, an unanswered one, one to judge."""
+    run = Ledger(tmp_path / "run.sqlite")
+    for number in range(6):
+        judged_sample(run, f"t{number}", session_id=f"s{number % 3}", version=str(number))
+    run.record_feedback(Feedback(turn_id="t5", created_at=1.0, thumbs="up", text="fine"), USER_NEXT)
+    run.record_judged(
+        "t5", Verdict(score=1, score_source="feedback"), [make_sample(run.turn("t5"), 1.0, score=1)], None
+    )
+    run.record_turn(make_turn("side", kind="side", session_id="only-side"))
+    run.record_turn(make_turn("unanswered", session_id="s0"))
+    run.record_turn(make_turn("pending", session_id="s0"))
+    run.record_next_state("pending", USER_NEXT, 105.0)
+    for rollout_id, samples in ((0, (2, 3)), (1, (1, 5))):
+        with run.transaction() as connection:
+            for sample in samples:
+                run.update_one(connection, "samples", sample, state="leased", rollout_id=rollout_id)
+        run.record_step(rollout_id, str(rollout_id), 200.0, 201.0)
+    run.drop_sample(4, "stale", 1)
+    return run
+
+
+def rows(ledger: Ledger, table: str, *left_out: str) -> list[dict[str, Any]]:
+    found = [dict(row) for row in ledger.rows(f"SELECT * FROM {table} ORDER BY 1")]
+    return [{name: value for name, value in row.items() if name not in left_out} for row in found]
+
+
+def test_a_run_is_copied_bit_by_bit_in_the_order_of_its_batches(run: Ledger, ledger: Ledger) -> None:
+    report = take_in(read_logs(run.path), ledger, Wishes())
+    assert (report.conversations, report.samples, report.with_verdict, report.to_judge) == (3, 5, 6, 1)
+    assert report.reasons == {"no_next_state": 1, "stale": 1, "superseded": 1}
+    assert [record.turn_id for record in ledger.sample_records() if record.state == "ready"] == [
+        "t1",
+        "t2",
+        "t0",
+        "t4",
+        "t5",
+    ]
+    theirs = {row["turn_id"]: row for row in rows(run, "samples") if row["reason"] is None}
+    changed = ("id", "state", "rollout_id")
+    for row in rows(ledger, "samples"):
+        if row["state"] == "ready":
+            kept = theirs[row["turn_id"]]
+            assert {n: v for n, v in row.items() if n not in changed} == {
+                n: v for n, v in kept.items() if n not in changed
+            }
+    assert rows(ledger, "verdicts") == rows(run, "verdicts")
+    assert rows(ledger, "feedback", "id") == rows(run, "feedback", "id")
+    before = {row["id"]: row for row in rows(run, "turns", "number", "state", "reason")}
+    assert all(before[row["id"]] == row for row in rows(ledger, "turns", "number", "state", "reason"))
+    first = ledger.claim_samples(0, 2)
+    assert [sample.metadata["turn_id"] for sample in first] == ["t1", "t2"], "the batch of step 0"
+    assert run.counts()["samples"] == {"dropped": 2, "leased": 4, "ready": 1}, "the run itself is unchanged"
+
+
+def test_a_run_is_copied_once(run: Ledger, ledger: Ledger) -> None:
+    take_in(read_logs(run.path), ledger, Wishes())
+    ledger.claim_samples(0, 2)
+    before = [rows(ledger, table) for table in ("turns", "samples", "verdicts", "feedback", "sessions")]
+    report = take_in(read_logs(run.path), ledger, Wishes())
+    assert (report.turns, report.known, report.samples) == (0, 8, 0)
+    assert [rows(ledger, table) for table in ("turns", "samples", "verdicts", "feedback", "sessions")] == before
+
+
+def test_judged_again_a_run_keeps_its_ids_only(run: Ledger, ledger: Ledger) -> None:
+    report = take_in(read_logs(run.path), ledger, Wishes(judge_again=True))
+    assert (report.to_judge, report.samples) == (7, 0)
+    assert len(ledger.pending_turns(20)) == 7
+    assert ledger.turn("t3").response_logprobs == run.turn("t3").response_logprobs
+
+
+def test_passes_through_a_run(run: Ledger, ledger: Ledger) -> None:
+    take_in(read_logs(run.path), ledger, Wishes(passes=2, limit=1))
+    assert [record.turn_id for record in ledger.sample_records()] == ["t0", "t3", "t0~2", "t3~2"]
+
+
+def test_secrets_of_a_run_that_did_not_redact(tmp_path: Path, ledger: Ledger) -> None:
+    run = Ledger(tmp_path / "open.sqlite")
+    turn = make_turn("t", messages=[{"role": "user", "content": f"key {SECRET}"}])
+    run.record_turn(turn)
+    run.record_next_state("t", USER_NEXT, 102.0)
+    run.record_judged("t", Verdict(score=1), [make_sample(turn, 1.0, score=1)], None)
+    report = take_in(read_logs(run.path), ledger, Wishes())
+    assert report.reasons == {"redacted": 1}
+    assert ledger.ready_count() == 0
+    assert ledger.turn("t").response_ids == []
+
+
+def test_ids_of_another_tokenizer_are_refused(run: Ledger, tmp_path: Path, tiny_random_model: Path) -> None:
+    with pytest.raises(ConfigError, match=r"its token ids are not those of .*name the model of that run with HF_CKPT"):
+        check_tokens(run.path, str(tiny_random_model))
+
+
+def test_another_batch_size_is_said(run: Ledger) -> None:
+    assert same_batches(run.path, 2) is None
+    assert (
+        same_batches(run.path, 16)
+        == "its steps had 2 samples and this run's have 16; BATCH_SIZE=2 gives the same batches"
+    )

@@ -1,0 +1,100 @@
+"""Replaying a run: the method makes its samples again, bit by bit, and a new run gets its batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openclaw_combine_method import Combine
+
+from openclaw.config.runtime import RuntimeConfig
+from openclaw.ledger.records import Verdict
+from openclaw.ledger.store import Ledger
+from openclaw.offline.replay import replay
+from openclaw.replay import main
+from tests.helpers.ledger_records import USER_NEXT, make_turn
+
+METHOD = Combine(RuntimeConfig.from_env({}))
+TEACHER = (-0.1, -1e-17, -2.0 / 3.0)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Ledger:
+    """A run of Combine: three steps of two samples, in which ids and logprobs differ by turn."""
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    for number in range(7):
+        turn = make_turn(f"t{number}", session_id=f"s{number}", response_ids=[5, 6, 7 + number])
+        ledger.record_turn(turn)
+        ledger.record_next_state(turn.id, USER_NEXT, 102.0 + number)
+        verdict = Verdict(
+            score=(-1) ** number,
+            hint="Plain." if number % 2 else None,
+            teacher_log_probs=TEACHER if number % 2 else None,
+        )
+        decision = METHOD.samples(ledger.turn(turn.id), verdict)
+        ledger.record_judged(turn.id, verdict, decision.samples, decision.reason)
+    for rollout_id in range(3):
+        ledger.claim_samples(rollout_id, 2)
+        ledger.record_step(rollout_id, str(rollout_id), 200.0, 201.0)
+    ledger.mark_trained(1)
+    return ledger
+
+
+def test_samples_and_batches_are_reproduced(run: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+    result = replay(run, METHOD)
+    assert (result.same, result.different, result.batches, result.other_batches) == (7, [], 3, [])
+    assert result.exact
+    assert main([str(run.path), "--method", "combine"]) == 0
+    assert "7 samples reproduced bit by bit, 0 different\n3 steps with the same batch" in capsys.readouterr().out
+
+
+def change(ledger: Ledger, table: str, turn_id: str, **columns: Any) -> None:
+    with ledger.transaction() as connection:
+        names = ", ".join(f"{name} = ?" for name in columns)
+        key = "id" if table == "turns" else "turn_id"
+        connection.execute(f"UPDATE {table} SET {names} WHERE {key} = ?", (*columns.values(), turn_id))
+
+
+def last_bit(blob: bytes) -> bytes:
+    return bytes([blob[0] ^ 1]) + blob[1:]
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "field"),
+    [
+        ("turns", "response_logprobs", "rollout_log_probs"),
+        ("turns", "response_ids", "tokens"),
+        ("verdicts", "teacher_log_probs", "teacher_log_probs"),
+        ("samples", "rollout_log_probs", "rollout_log_probs"),
+    ],
+)
+def test_one_bit_is_noticed(
+    run: Ledger, table: str, column: str, field: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [row] = run.rows(f"SELECT {column} FROM {table} WHERE {'id' if table == 'turns' else 'turn_id'} = 't3'")
+    change(run, table, "t3", **{column: last_bit(row[column])})
+    result = replay(run, METHOD)
+    assert result.same == 6
+    assert result.different == [f"turn t3: other {field}"]
+    assert main([str(run.path), "--method", "combine"]) == 1
+    assert f"turn t3: other {field}" in capsys.readouterr().out
+
+
+def test_another_setting_of_the_method_is_noticed(run: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENCLAW_COMBINE_W_RL", "0.5")
+    assert main([str(run.path), "--method", "combine"]) == 1
+
+
+def test_a_copy_follows_the_recorded_batches(run: Ledger) -> None:
+    change(run, "samples", "t1", rollout_id=2)
+    change(run, "samples", "t5", rollout_id=0)
+    result = replay(run, METHOD)
+    assert (result.other_batches, result.batches) == ([], 3), "whatever the order of the ids"
+
+
+def test_what_cannot_be_replayed_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path), "--method", "combine"]) == 2
+    assert "no ledger in" in capsys.readouterr().err
+    Ledger(tmp_path / "ledger.sqlite").close()
+    assert main([str(tmp_path), "--method", "combine"]) == 1, "nothing was compared"
