@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import reference_pages
+from chat import AGENT_KEY
+from simulated_users.llm import KEY_VARIABLE as USER_LLM_KEY
 
 from agentrl.bridges.verifiers import PATH_VARIABLE, PYTHON_VARIABLE
 from agentrl.rollout.settings import Settings
@@ -182,7 +184,7 @@ def test_every_variable_in_the_documentation_exists(repository: Path) -> None:
         "LEDGER",
         "FILE",
         "ID",
-        *("ESTIMATORS", "TRANSPORTS"),
+        *("ABLATIONS", "ESTIMATORS", "TRANSPORTS"),
         "HINT_START",
         "HINT_END",
         *FORWARDED,
@@ -194,6 +196,7 @@ def test_every_variable_in_the_documentation_exists(repository: Path) -> None:
         "RAY_JOB_STOP_WAIT_TIME_S",
         TOKEN_VARIABLE,
         KEY_VARIABLE,
+        *(USER_LLM_KEY, AGENT_KEY),
         MODE_VARIABLE,
         # scripts/setup.sh and the programs it runs
         *("PYTHON", "TORCH_INDEX", "PATH", "CUDA_HOME", "CUDA_PATH"),
