@@ -79,7 +79,8 @@ def mismatch(look: Look) -> Iterator[Finding]:
 def no_samples(look: Look) -> Iterator[Finding]:
     """Find conversations that have stopped giving samples."""
     last = max((sample.created_at for sample in look.samples), default=0.0)
-    since = [turn for turn in look.mains if turn.finished_at > last]
+    settled = [turn for turn in look.mains if turn.state not in ("waiting", "pending")]
+    since = [turn for turn in settled if turn.finished_at > last]
     if len(since) < SILENT_TURNS or look.last_at - max(last, since[0].created_at) < SILENT_SECONDS:
         return
     why = ", ".join(f"{name} {count}" for name, count in look.reasons.most_common(3)) or "they are not judged yet"

@@ -17,6 +17,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from openclaw.messages.preview import harmless
 from openclaw.report import sections
 from openclaw.report.curves import latency_chart, liked_chart, metric_charts, wanted
 from openclaw.report.examples import pairs
@@ -70,7 +71,9 @@ def _wanted(name: str) -> bool:
 def _page(run: RunFolder, owner: str | None, totals: Totals, values: dict[str, Any]) -> str:
     folder = files(__package__ or "openclaw.report")
     style = (folder / "style.css").read_text(encoding="utf-8")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, finalize=_plain, trim_blocks=True, lstrip_blocks=True
+    )
     environment.filters |= {"clock": _clock, "share": _share}
     template = environment.from_string((folder / "page.html.jinja").read_text(encoding="utf-8"))
     return template.render(
@@ -83,6 +86,11 @@ def _page(run: RunFolder, owner: str | None, totals: Totals, values: dict[str, A
         made_at=datetime.now().timestamp(),
         **values,
     )
+
+
+def _plain(value: Any) -> Any:
+    """Return a text without control characters, before it is escaped; everything else unchanged."""
+    return harmless(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _clock(seconds: float | None) -> str:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from openclaw.ledger.overview import TurnText
 from openclaw.ledger.store import Ledger
-from openclaw.messages.preview import harmless
 from openclaw.messages.text import clip_middle, content_text, response_text
 from openclaw.report.totals import FirstReply
 
@@ -87,7 +86,7 @@ def _spread(firsts: Sequence[FirstReply]) -> Sequence[FirstReply]:
 
 def _candidate(text: TurnText, first: FirstReply) -> _Candidate:
     asked = [message for message in text.messages if message.get("role") == "user"]
-    question = harmless(content_text(asked[-1].get("content"))) if asked else ""
-    reply = clip_middle(harmless(response_text(text.response_message)), LONGEST)
+    question = content_text(asked[-1].get("content")) if asked else ""
+    reply = clip_middle(response_text(text.response_message), LONGEST)
     example = Example(clip_middle(question, LONGEST), reply, first.updates, first.score)
     return _Candidate(example, first.kind, frozenset(WORD.findall(question.lower())))
