@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,6 @@ def turns(rng: random.Random, count: int) -> Iterator[tuple[Turn, str]]:
         if index:
             asked += [{"role": "assistant", "content": text(rng, 120)}, {"role": "user", "content": text(rng, 60)}]
         at = START + SECONDS_PER_TURN * number
-        version = str(number // (2 * BATCH))
         ids = [rng.randrange(1000) for _ in range(REPLY_TOKENS)]
         yield (
             Turn(
@@ -90,7 +90,6 @@ def turns(rng: random.Random, count: int) -> Iterator[tuple[Turn, str]]:
                 response_message={"role": "assistant", "content": text(rng, 120)},
                 temperature=0.6,
                 top_p=1.0,
-                weight_versions=[VersionSpan(version, 0, REPLY_TOKENS)],
             ),
             text(rng, 40),
         )
@@ -110,6 +109,7 @@ def write_run(folder: Path, count: int) -> Path:
                 for _, (turn, reaction) in zip(range(PER_TRANSACTION), source, strict=False):
                     now[0] = turn.finished_at + 2
                     progress = (turn.created_at - START) / (SECONDS_PER_TURN * count)
+                    turn = replace(turn, weight_versions=[VersionSpan(str(step), 0, REPLY_TOKENS)])
                     ready += _record(ledger, rng, turn, reaction, progress)
                     if ready >= BATCH:
                         _step(ledger, tracker, rng, step, now[0])

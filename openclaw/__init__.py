@@ -1,8 +1,8 @@
 """The runtime for live traffic, in rooms. A room imports only rooms below it; `lint-imports` checks this.
 
 * ``__main__``: the command ``openclaw-rl``, which runs the others by name.
-* ``chat``, ``inspect``, ``resume``, ``server``: commands.
-* ``inspect_episodes``: what the look into a ledger shows of episodes.
+* ``chat``, ``doctor``, ``inspect``, ``report``, ``resume``, ``server``: commands.
+* ``inspect_episodes``, ``runs``: what the look into a ledger shows of episodes; a run's folder, read for people.
 * ``launch``: a launch script's variables become a plan.
 * ``training``: the ledger's samples become batches.
 * ``runtime``: the process that serves and judges.

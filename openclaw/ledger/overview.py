@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from openclaw.ledger.database import Database
 from openclaw.ledger.records import Message, SampleState, ScoreSource, TurnKind, TurnState
@@ -142,10 +143,10 @@ class OverviewQueries(Database):
             for row in found:
                 if not belongs(row["session_id"], owner):
                     continue
-                columns = dict(row)
-                votes = tuple(VoteFact(*vote) for vote in json.loads(columns.pop("votes")))
-                flags = {name: bool(columns.pop(name)) for name in ("is_first", "hinted")}
-                yield TurnFacts(**columns, **flags, votes=votes)
+                columns: dict[str, Any] = dict(row)
+                columns["votes"] = tuple(VoteFact(*vote) for vote in json.loads(row["votes"]))
+                columns |= {name: bool(row[name]) for name in ("is_first", "hinted")}
+                yield TurnFacts(**columns)
 
     def sample_facts(self, owner: str | None = None) -> Iterator[SampleFacts]:
         """Yield every sample of ``owner`` (of everybody: None), oldest first."""
@@ -154,8 +155,8 @@ class OverviewQueries(Database):
             last = found[-1]["id"]
             for row in found:
                 if belongs(row["session_id"], owner):
-                    columns = dict(row)
-                    yield SampleFacts(**{**columns, "of_episode": bool(columns["of_episode"])})
+                    columns: dict[str, Any] = {**dict(row), "of_episode": bool(row["of_episode"])}
+                    yield SampleFacts(**columns)
 
     def newest_turn(self) -> int:
         """Return the number of the newest turn; 0 without any. Numbers count from 1."""

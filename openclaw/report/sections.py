@@ -26,7 +26,7 @@ class ReasonRow(NamedTuple):
     """How often something was not trained for a reason, with the reason in words."""
 
     name: str
-    count: int
+    number: int
     sentence: str
     remedy: str
 
@@ -43,7 +43,7 @@ class Version(NamedTuple):
 class Episodes(NamedTuple):
     """What became of the episodes: how they ended, why some gave nothing, and their mean reward early and late."""
 
-    count: int
+    number: int
     ends: list[tuple[str, int]]
     reasons: list[ReasonRow]
     early: float | None
