@@ -10,7 +10,7 @@ case "${1:-}" in
 usage: tests/run.sh [--fast | --lint] [pytest arguments]
 
   (nothing)  lint, unit, contract and integration tests (real SGLang, Ray and training on the CPU)
-  --fast     unit, contract and security tests only, in a few minutes
+  --fast     unit and contract tests only, without the slow files among them
   --lint     ruff, pyright, import-linter and shellcheck only
 TEXT
         exit 0
@@ -44,16 +44,21 @@ fast() {
     if [ -w /dev/shm ] && [ "$(df -kP /dev/shm | awk 'NR == 2 { print $4 }')" -gt "$FAST_KIB" ]; then place=/dev/shm; fi
     files="$(mktemp -d -p "$place" slime-tests-XXXXXX)"
     trap 'rm -rf "$files"' EXIT
-    TMPDIR="$files" "${PYTEST[@]}" faulthandler_timeout=330 tests/unit tests/contract tests/security "$@" || status=$?
+    TMPDIR="$files" "${PYTEST[@]}" faulthandler_timeout=330 tests/unit tests/contract -m "not slow" "$@" || status=$?
     rm -rf "$files"
     return "$status"
 }
+
+# Files of unit tests that take long: they run with the integration tests.
+slow_files() { grep -rl --include='*.py' '^pytestmark = pytest.mark.slow$' tests/unit tests/contract; }
 
 # The tiny model comes first, by itself: it is there unless its sources changed, and then no test's time-out pays for it. Then
 # the longest; conftest.py says what stays in one process.
 integration() {
     PYTHONPATH=openclaw-test python -m tiny_models.build
-    "${PYTEST[@]}" faulthandler_timeout=1500 tests/integration tests/gpu --no-loadscope-reorder --durations 25
+    mapfile -t slow < <(slow_files)
+    "${PYTEST[@]}" faulthandler_timeout=1500 tests/integration tests/gpu tests/security "${slow[@]}" \
+        --no-loadscope-reorder --durations 25
 }
 
 case "${1:-}" in

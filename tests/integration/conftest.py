@@ -36,13 +36,21 @@ SHARED = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort integration tests by `LONGEST_FIRST`; all others come after them, in their order. Each has `TEST_SECONDS` or says more."""
+    """Sort integration tests by `LONGEST_FIRST`, then the others, then the slow files of unit tests. An integration test has
+    `TEST_SECONDS` or says more.
+    """
     rank = {name: number for number, name in enumerate(LONGEST_FIRST)}
     here = Path(__file__).parent
     for item in items:
         if item.path.parent == here and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TEST_SECONDS))
-    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)) if item.path.parent == here else -1)
+
+    def place(item: pytest.Item) -> int:
+        if item.path.parent.name == "gpu":
+            return -1
+        return rank.get(item.path.stem, len(rank)) if item.path.parent == here else len(rank) + 1
+
+    items.sort(key=place)
 
 
 class TogetherByEngine(LoadScopeScheduling):

@@ -12,6 +12,8 @@ from tests.security.grammar import generate
 from tests.security.hold import fast, hold
 from tests.security.server import Server, running_server
 
+pytestmark = pytest.mark.slow
+
 SEED = 13
 REQUESTS = 200
 DESCRIBED = 40

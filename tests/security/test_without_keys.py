@@ -10,6 +10,8 @@ from tests.security.attack import Attack
 from tests.security.hold import fast, hold
 from tests.security.server import Server, running_server
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:

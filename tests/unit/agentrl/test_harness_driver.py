@@ -23,6 +23,8 @@ from tests.helpers.agent_pools import ADDRESS, PATIENT_S, CutTransport, until
 from tests.helpers.agent_runs import AGENT, FAILED, SOLVED, AgentPool, Drive, Elsewhere, Runs, start_pool
 from tests.unit.gateway import conftest as gateways
 
+pytestmark = pytest.mark.slow
+
 start, tokenizer = gateways.start, gateways.tokenizer
 Stack = gateways.Stack
 Start = Callable[..., Coroutine[Any, Any, AgentPool]]

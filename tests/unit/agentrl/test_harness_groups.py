@@ -17,6 +17,8 @@ from tests.helpers.agent_runs import FAILED, SOLVED, TASKS, AgentPool, Drive
 from tests.unit.agentrl import test_harness_driver as driving
 from tests.unit.gateway import conftest as gateways
 
+pytestmark = pytest.mark.slow
+
 start, tokenizer = gateways.start, gateways.tokenizer
 stack, pools, pool, drive = driving.stack, driving.pools, driving.pool, driving.drive
 LOST = driving.LOST

@@ -13,6 +13,8 @@ from agentrl.exceptions import InvalidError
 from agentrl.leases.pool import Pool
 from tests.helpers.agent_pools import Build, World, until
 
+pytestmark = pytest.mark.slow
+
 WARM_UP, EPISODES = 40, 120
 
 

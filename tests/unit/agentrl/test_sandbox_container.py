@@ -25,6 +25,8 @@ from tests.helpers.sandbox_cases import LONG_S, SPEC
 from tests.helpers.sandbox_findings import GOOD, saying
 from tests.helpers.sandbox_worlds import container
 
+pytestmark = pytest.mark.slow
+
 LIMITS = Limits(memory_mib=300, cpus=1.5, processes=77, disk_mib=40, open_files=99)
 MANDATORY = [
     "--rm",

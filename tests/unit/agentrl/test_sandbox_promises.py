@@ -13,6 +13,8 @@ from agentrl.sandbox.interface import Sandbox
 from tests.helpers.sandbox_cases import CASES, SPEC, Case
 from tests.helpers.sandbox_worlds import WORLDS
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(params=WORLDS, ids=lambda world: world.__name__)
 async def sandbox(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Sandbox]:

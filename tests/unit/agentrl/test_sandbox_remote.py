@@ -22,6 +22,8 @@ from tests.helpers.sandbox_cases import LONG_S, SPEC
 from tests.helpers.sandbox_findings import GOOD, saying
 from tests.helpers.sandbox_worlds import QUICK, e2b_settings
 
+pytestmark = pytest.mark.slow
+
 START = "/process.Process/Start"
 FAULTS = ["429", "500", "502", "503", "drop before", "drop after"]
 

@@ -16,6 +16,8 @@ import pytest
 from openclaw.ledger.records import Turn
 from tests.unit.gateway.conftest import Stack, Starter
 
+pytestmark = pytest.mark.slow
+
 READ = 'PRE-1 calling tool\n<tool_call>\n{"name": "read", "arguments": {"path": "foo.txt"}}\n</tool_call>'
 EXEC = '{}\n<tool_call>\n{{"name": "exec", "arguments": {{"command": "echo hi"}}}}\n</tool_call>'
 USER_A, USER_B = "b7c6b4ad-ad1c-497f-bf3e-921fd51a4ec3", "d4ff8fa0-23e9-4d65-816c-e2ce6a0bc8d5"

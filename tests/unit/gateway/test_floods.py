@@ -17,6 +17,8 @@ import pytest
 
 from tests.helpers.waiting import eventually
 
+pytestmark = pytest.mark.slow
+
 MEGABYTE = 1 << 20
 MOST_GROWTH = 100 * MEGABYTE
 CHAT = {"messages": [{"role": "user", "content": "Hello?"}]}

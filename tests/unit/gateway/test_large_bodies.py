@@ -23,6 +23,8 @@ from openclaw.gateway.schema import parse_request
 from tests.helpers.waiting import wait_until
 from tests.unit.gateway.conftest import Stack
 
+pytestmark = pytest.mark.slow
+
 CONTEXT = 2048
 USER: Any = {"role": "user", "content": "Hello?"}
 PADDING = "x" * LARGE_BODY.most

@@ -19,6 +19,8 @@ from openclaw.messages.issued import new_completion_id, tool_call_id
 from openclaw.owners import LOCAL, owner_of
 from tests.helpers.conversations import World, assistant, tool, user
 
+pytestmark = pytest.mark.slow
+
 INTERLEAVINGS = 1000
 TOGETHER = 100
 STEPS = 3

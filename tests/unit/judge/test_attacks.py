@@ -18,6 +18,8 @@ from tests.helpers.fake_engine import FakeEngine
 from tests.helpers.judge_attacks import NONCE, Gullible, attacks
 from tests.helpers.tiny_random import build_tokenizer
 
+pytestmark = pytest.mark.slow
+
 FEWEST = 300
 KINDS: tuple[JudgeKind, ...] = ("prm", "hint")
 

@@ -28,6 +28,8 @@ from tests.helpers.mock_engine import mock_engine, serve
 from tests.helpers.tiny_random import build_tokenizer
 from tests.helpers.waiting import eventually
 
+pytestmark = pytest.mark.slow
+
 VOTES, ATTEMPTS, TRIES = 2, 2, 3
 REPLY = "The sum is five."
 PATIENCE = 120.0

@@ -12,6 +12,8 @@ import pytest
 from tests.helpers.simulated_policy import Reply, Simulation
 from tests.helpers.tabular_policy import train
 
+pytestmark = pytest.mark.slow
+
 UPDATES = 16
 SEEDS = (0, 1)
 THANKS = {"role": "user", "content": "Thanks, that is what I wanted."}

@@ -19,6 +19,8 @@ from slime.backends.megatron_utils.cp_utils import (
 from tests.helpers.cp_ranks import LENGTHS, check_context_parallel_names
 from tests.helpers.trainer import on_ranks
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_gather_and_reduce_the_whole(ranks: int, tmp_path: Path) -> None:
