@@ -19,6 +19,9 @@ COMMANDS = {
     "forget": "delete all data of a session of a run",
     "export": "write the conversations of a run as JSON lines",
     "resume": "let a run train again that a fuse has paused",
+    "versions": "show the versions of a run's weights, and what the gate decided",
+    "rollback": "let an earlier version of a run's weights serve again",
+    "accept": "accept a change of taste that the gate refused several times",
     "models": "list the models of the launch scripts, or download one",
     "method": "check the folder of a learning method",
     "server": "serve a model and record its conversations, without training",
@@ -27,6 +30,8 @@ COMMANDS = {
 """The name of each command, which is also its module in this package, and what it does."""
 OF_INSPECT = frozenset({"forget", "export"})
 """Commands of ``openclaw-rl inspect RUN`` that are commands of their own, too; they have no module."""
+IN_THE_GATE = ("versions", "rollback", "accept")
+"""Commands whose modules are in `openclaw.gate`."""
 
 
 def help_text() -> str:
@@ -34,6 +39,11 @@ def help_text() -> str:
     lines = [f"  {name:8} {what}" for name, what in COMMANDS.items()]
     end = f"{PROG} COMMAND --help lists the options of a command."
     return "\n".join([f"usage: {PROG} COMMAND ...", "", *lines, "", end])
+
+
+def module_of(name: str) -> str:
+    """Return the module of a command."""
+    return f"openclaw.gate.{name}" if name in IN_THE_GATE else f"openclaw.{name}"
 
 
 def unknown(name: str) -> str:
@@ -59,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rest.remove(place) if place in rest else None
         name, rest = "inspect", [place, name, *rest]
     sys.argv[1:] = rest
-    runpy.run_module(f"openclaw.{name}", run_name="__main__", alter_sys=True)
+    runpy.run_module(module_of(name), run_name="__main__", alter_sys=True)
     return 0
 
 

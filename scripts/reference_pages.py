@@ -38,7 +38,7 @@ SOURCE = "Written by `python scripts/reference_pages.py`; do not edit."
 FLAG_PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "flags_run": (
         "Flags: cluster, checkpoints, weight sync",
-        ("options", "cluster", "sharing", "checkpoints", "weight sync"),
+        ("options", "cluster", "sharing", "checkpoints", "weight sync", "gate"),
     ),
     "flags_rollout": (
         "Flags: rollout, data, evaluation, engines, judge",
@@ -72,6 +72,7 @@ CLAUSE_PAGES: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
                 *("rollout_log", "eval_log", "reward_post_process", "convert", "data_postprocess"),
             ),
             "Training": ("loss", "advantage", "tis", "pg_loss_reducer"),
+            "Before a push": ("before_push",),
             "Flags of your own, and Megatron": (
                 *("arguments", "model_provider", "megatron_init", "before_log_prob", "before_train_step"),
             ),

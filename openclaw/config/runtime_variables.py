@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from openclaw.config.environment_config import EnvironmentConfig, variable
+from openclaw.config.environment_config import variable
+from openclaw.config.gate_variables import GateVariables
 
 
 @dataclass(frozen=True, kw_only=True)
-class RuntimeVariables(EnvironmentConfig):
-    """One field per variable."""
+class RuntimeVariables(GateVariables):
+    """One field per variable; those of the gate are in the class that this one extends."""
 
     host: str = variable(
         "HOST",

@@ -1,4 +1,4 @@
-"""``GET /v1/turns/{response_id}``: what became of a reply, for whoever got it.
+"""``GET /v1/turns/{response_id}``: what became of a reply, for whoever got it; and of what the gate refused.
 
 Guarantees: read-only. The answer has verdict and training step, but no text of the conversation except the judge's hint.
 Another owner's reply gets the 404 of an unknown one, here and for feedback.
@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 from openclaw.gateway.auth import Client
 from openclaw.gateway.errors import ApiError
-from openclaw.ledger.exceptions import UnknownRecordError
+from openclaw.ledger.decisions import Offer
+from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
 from openclaw.ledger.outcome import Outcome
 
 
@@ -26,6 +27,7 @@ class OutcomeStore(TurnOwners, Protocol):
     """What the route needs from the ledger."""
 
     def outcome(self, turn_id: str) -> Outcome: ...
+    def offer(self, fewest: int) -> Offer | None: ...
 
 
 class OutcomeDesk:
@@ -51,6 +53,13 @@ class OutcomeDesk:
         except UnknownRecordError as error:
             raise unknown_reply() from error
         return {"object": "turn", "id": response_id, **asdict(outcome)}
+
+    async def offered(self, fewest: int) -> Offer | None:
+        """Return the change that a person may accept (`openclaw.gate`), or None; None if the ledger cannot be read now."""
+        try:
+            return await asyncio.to_thread(self._store.offer, fewest)
+        except LedgerError:
+            return None
 
 
 def require_own_turn(store: TurnOwners, turn_id: str, client: Client) -> None:

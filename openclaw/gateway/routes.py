@@ -96,10 +96,14 @@ def add_status_routes(app: FastAPI, service: ChatService, registry: CollectorReg
 
     @app.get("/healthz")
     async def healthz() -> Response:
-        """Report that the gateway takes requests, and why training is paused if it is."""
-        told = {"status": "ok", "model": service.config.model_name, "sessions": len(service.sessions)}
-        note = paused(service.config.run_dir) if service.config.run_dir else None
-        return json_response(told if note is None else {**told, "training": str(note)})
+        """Report that the gateway takes requests, why training is paused, and what the gate keeps refusing."""
+        config = service.config
+        told = {"status": "ok", "model": config.model_name, "sessions": len(service.sessions)}
+        note = paused(config.run_dir) if config.run_dir else None
+        offer = await service.outcomes.offered(config.gate_offer) if config.run_dir else None
+        told |= {} if note is None else {"training": str(note)}
+        told |= {} if offer is None else {"gate": f"{offer}, type: openclaw-rl accept RUN"}
+        return json_response(told)
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:

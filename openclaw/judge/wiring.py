@@ -114,6 +114,7 @@ def build_judge_loop(config: RuntimeConfig, ledger: Ledger, render: Render, regi
             timeout=config.judge_seconds,
             vote_threshold=config.majority_vote_threshold,
             quorum=config.judge_quorum,
+            gate_share=config.gate_share,
             attempts=config.judge_attempts,
         ),
     )

@@ -41,6 +41,7 @@ from openclaw.ledger.exceptions import (
     UnknownRecordError,
 )
 from openclaw.ledger.opinion import judged_messages, opinion, weighted
+from openclaw.ledger.probes import PROBE
 from openclaw.ledger.records import Feedback, PendingTurn, Turn, Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.method import Method, SampleDecision
@@ -62,6 +63,7 @@ class WorkerSettings:
         timeout: seconds for all votes and the teacher of a turn.
         vote_threshold: minimum share of the valid votes for a majority.
         quorum: minimum share of valid votes among those asked for; with fewer there is no score, or no hint.
+        gate_share: share of the turns that become probes of the gate (`openclaw.ledger.probes`).
         attempts: failed attempts after which a turn is given up, unless an engine is away.
         poll_seconds: how often the worker polls the ledger without a call of `JudgeWorker.notify`.
         first_pause: seconds before the first retry of a failed turn, doubled for each further one.
@@ -72,6 +74,7 @@ class WorkerSettings:
     timeout: float = LEAST_JUDGE_SECONDS
     vote_threshold: float = RuntimeVariables.majority_vote_threshold
     quorum: float = RuntimeVariables.judge_quorum
+    gate_share: float = 0.0
     attempts: int = RuntimeVariables.judge_attempts
     poll_seconds: float = 0.5
     first_pause: float = 1.0
@@ -297,7 +300,12 @@ class JudgeWorker:
             logger.warning("turn %s trains nothing, too few of the judge's answers are votes (%s)", turn.id, counts)
         elif not decision.samples and answered:
             decision = SampleDecision(reason=ASKS_BACK)
+        if decision.samples and verdict.score and await self._becomes_probe(turn):
+            decision = SampleDecision(reason=PROBE)
         return verdict, decision
+
+    async def _becomes_probe(self, turn: Turn) -> bool:
+        return await asyncio.to_thread(self._ledger.becomes_probe, turn, self._settings.gate_share)
 
     async def _close_sessions(self) -> None:
         """Collect the samples of finished sessions, once each; retry a failed session later."""
@@ -319,7 +327,8 @@ class JudgeWorker:
 
     async def _close_session(self, session_id: str) -> None:
         judged = await asyncio.to_thread(self._ledger.judged_turns, session_id)
-        samples = self._method.session_samples(judged)
+        probes = any(each.turn.reason == PROBE for each in judged)  # of such a session nothing more is trained
+        samples = [] if probes else self._method.session_samples(judged)
         closed = await asyncio.to_thread(self._ledger.close_session, session_id, samples, self._ledger.clock())
         if closed:
             self._metrics.session_samples.inc(len(samples))

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from openclaw.config.gate_variables import GATE_PATH
 from openclaw.config.method_config import MethodConfig
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.config.variable import Value
@@ -164,6 +165,7 @@ def _method_flags(inputs: FlagInputs) -> Words:
         *([] if OWN_PASS.intersection(inputs.extra) else ["--use-rollout-logprobs"]),
         *(["--use-kl-loss", "--kl-loss-coef", kl, "--kl-loss-type", "k3"] if kl else []),
         *(["--fuses", *fuses] if (fuses := str(v["fuses"]).split()) and fuses != [NO_FUSES] else []),
+        *(["--before-push-path", GATE_PATH] if v["gate"] and inputs.own.rollout_function else []),
     ]
 
 

@@ -17,6 +17,8 @@ from openclaw.config.method_config import MethodConfig
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.config.variable import Value
+from openclaw.exceptions import ConfigError
+from openclaw.gate.tasks import read_tasks
 from openclaw.launch.flags import FlagInputs, flag_sections
 from openclaw.launch.gpus import check_listed, gpus_of_roles
 from openclaw.launch.guide_files import with_guide_file
@@ -52,6 +54,7 @@ VARIABLE_OF_FLAG = {
     "prm-model-path": "PRM_MODEL_PATH",
     "save": "SAVE_CKPT",
     "resume": "RESUME=1",
+    "before-push-path": "GATE=0",
     "rotary-base": "MODEL_ARGS_ROTARY_BASE",
 }
 
@@ -221,10 +224,18 @@ def _read_flags(
 
 
 def settings_problems(runtime: RuntimeConfig) -> list[str]:
-    """Return why a run with these settings of the runtime would serve, but never train."""
+    """Return why a run with these settings of the runtime would serve, but never train, or end at its first update."""
+    problems: list[str] = []
     if runtime.top_p < 1:
-        return [f"OPENCLAW_TOP_P={runtime.top_p:g}: turns sampled with top_p below 1 are never trained; unset it"]
-    return []
+        problems.append(
+            f"OPENCLAW_TOP_P={runtime.top_p:g}: turns sampled with top_p below 1 are never trained; unset it"
+        )
+    if runtime.gate_tasks:
+        try:
+            read_tasks(runtime.gate_tasks)
+        except ConfigError as error:
+            problems.append(str(error))
+    return problems
 
 
 def usual_model(profile: Profile, model: str | None) -> str:

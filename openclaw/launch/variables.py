@@ -83,6 +83,11 @@ class LaunchVariables(EnvironmentConfig):
         DEFAULT_FUSES,
         "bounds on metrics, separated by spaces, beyond which training pauses and serving goes on; off: none",
     )
+    gate: bool = variable(
+        "GATE",
+        True,
+        "1: an update serves only if probes and tasks do not speak against it, see gate.md; 0: every update serves",
+    )
     gradient_checkpointing: bool = variable("USE_GRADIENT_CHECKPOINTING", True, "recompute activations")
     max_tokens_per_gpu: int = variable(
         "MAX_TOKENS_PER_GPU", 32768, "tokens per micro-batch and training GPU", minimum=16

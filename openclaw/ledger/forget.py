@@ -1,6 +1,7 @@
 """Deletes all data of a session from the ledger, but keeps the counts of trained samples.
 
-Guarantees: one transaction deletes a session's turns, verdicts, samples (trained or not) and feedback. If the session belongs
+Guarantees: one transaction deletes a session's turns, verdicts, samples (trained or not), feedback and scores as
+probes. If the session belongs
 to an episode, all samples of the episode go, because each may hold turns of several sessions. What remains is a
 digest of its id with the time, and a tombstone per sample (`forgotten_samples`) with the step that used it. A batch that
 already has such a sample finishes its step; a crash does not bring the sample back. A reply that is running when its
@@ -91,7 +92,8 @@ class ForgetQueries(Database):
             )
             samples = connection.execute(f"DELETE FROM samples WHERE {of_session}", which).rowcount
             connection.execute(f"DELETE FROM verdicts WHERE turn_id IN {turns_of}", (session_id,))
-            connection.execute(f"DELETE FROM feedback WHERE turn_id IN {turns_of}", (session_id,))
+            for table in ("feedback", "probe_scores"):
+                connection.execute(f"DELETE FROM {table} WHERE turn_id IN {turns_of}", (session_id,))
             turns = connection.execute("DELETE FROM turns WHERE session_id = ?", (session_id,)).rowcount
             connection.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
             connection.execute(

@@ -172,6 +172,32 @@ _VERSION_10 = """
 ALTER TABLE episodes ADD COLUMN scores TEXT;  -- the driver's scores of turns, by turn id
 """
 
+_VERSION_11 = """
+-- The triggers, which follow from the states, also let a trained sample be dropped, because a rollback takes its step back.
+CREATE TABLE decisions (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    rollout_id INTEGER NOT NULL,        -- the batch; of a rollback or an acceptance the last one before it
+    kind TEXT NOT NULL CHECK (kind IN ('start', 'step', 'refused', 'rollback', 'accept')),
+    weight_version TEXT NOT NULL,       -- the weights that serve if the batch is accepted
+    why TEXT NOT NULL,
+    by_margin INTEGER NOT NULL DEFAULT 0 CHECK (by_margin IN (0, 1)),  -- refused by the users' opinions alone
+    metrics TEXT NOT NULL,
+    first_turn INTEGER,                 -- number of the batch's middle turn; of an acceptance: older probes are retired
+    last_turn INTEGER,                  -- of an acceptance: newest turn then
+    decided_at REAL NOT NULL,
+    undone_at REAL                      -- when a checkpoint from before the batch was restored, or it was decided again
+);
+CREATE UNIQUE INDEX decisions_by_rollout ON decisions(rollout_id) WHERE undone_at IS NULL AND kind IN ('step', 'refused');
+CREATE TABLE probe_scores (             -- mean log-probability per token of a probe's reply under some weights
+    decision INTEGER NOT NULL REFERENCES decisions(number),
+    turn_id TEXT NOT NULL REFERENCES turns(id),
+    score REAL NOT NULL,
+    PRIMARY KEY (decision, turn_id)
+);
+CREATE INDEX probe_scores_by_turn ON probe_scores(turn_id);
+CREATE INDEX turns_for_probes ON turns(number) WHERE reason = 'probe';
+"""
+
 
 def fill_conversations(connection: sqlite3.Connection) -> None:
     """Set the digest of main turns that were recorded before its column existed."""
@@ -219,5 +245,6 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(8, "the policy's own top K at sampling, with a turn and a sample", _VERSION_8),
     Migration(9, "episodes of agents, and their samples of several turns", _VERSION_9),
     Migration(10, "scores of an episode's turns", _VERSION_10),
+    Migration(11, "what the gate decided about each version of the weights", _VERSION_11),
 )
 VERSION = MIGRATIONS[-1].version

@@ -176,9 +176,7 @@ class OverviewQueries(Database):
         return self.rows("SELECT COUNT(*) AS n FROM steps WHERE undone_at IS NULL")[0]["n"]
 
     def gate_decisions(self) -> list[GateDecision]:
-        """Return what a gate decided about updates, oldest first; none where no gate has written the table."""
-        if not self.rows("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'decisions'"):
-            return []
+        """Return what the gate and people decided about updates, oldest first, without the numbers of `decisions`."""
         found = self.rows(
             "SELECT rollout_id, kind, weight_version, why, decided_at FROM decisions WHERE undone_at IS NULL ORDER BY number"
         )

@@ -9,7 +9,7 @@ arrives before a step has used its samples; waiting -> ended when its session
 ends, ended -> pending when the session resumes; excluded turns (side, aborted, evaluation) stay so.
 Sample: ready -> leased (to a rollout id) -> trained (a checkpoint contains its step); leased or trained -> ready when a
 checkpoint before that step is restored; ready or leased -> dropped with a reason, and back when the drop is undone by
-a restored checkpoint.
+a restored checkpoint or a quarantined batch is accepted; leased or trained -> dropped when a rollback takes the step back.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FIRST_TURN_STATES: frozenset[str] = frozenset({"waiting", "excluded"})
 VALID_SAMPLE_TRANSITIONS: Mapping[str, frozenset[str]] = {
     "ready": frozenset({"leased", "dropped"}),
     "leased": frozenset({"ready", "trained", "dropped"}),
-    "trained": frozenset({"ready"}),
+    "trained": frozenset({"ready", "dropped"}),
     "dropped": frozenset({"ready"}),
 }
 FIRST_SAMPLE_STATES: frozenset[str] = frozenset({"ready"})

@@ -6,21 +6,32 @@ synchronous: call them from asyncio through ``asyncio.to_thread``.
 
 The methods are grouped by who calls them: `openclaw.ledger.turns`, `openclaw.ledger.feedback`, `openclaw.ledger.graph`,
 `openclaw.ledger.samples`, `openclaw.ledger.outcome`, `openclaw.ledger.reports`, `openclaw.ledger.forget`,
-`openclaw.ledger.transfer`, `openclaw.ledger.episodes` and `openclaw.ledger.episode_groups`.
+`openclaw.ledger.transfer`, `openclaw.ledger.episodes`, `openclaw.ledger.episode_groups`, `openclaw.ledger.probes` and
+`openclaw.ledger.decisions`.
 """
 
 from __future__ import annotations
 
+from openclaw.ledger.decisions import DecisionQueries
 from openclaw.ledger.episode_groups import EpisodeGroupQueries
 from openclaw.ledger.forget import ForgetQueries
 from openclaw.ledger.graph import GraphQueries
 from openclaw.ledger.outcome import OutcomeQueries
+from openclaw.ledger.probes import ProbeQueries
 from openclaw.ledger.reports import ReportQueries
 from openclaw.ledger.samples import SampleQueries
 from openclaw.ledger.transfer import TransferQueries
 
 
 class Ledger(
-    TransferQueries, GraphQueries, SampleQueries, OutcomeQueries, ReportQueries, ForgetQueries, EpisodeGroupQueries
+    TransferQueries,
+    GraphQueries,
+    SampleQueries,
+    OutcomeQueries,
+    ReportQueries,
+    ForgetQueries,
+    EpisodeGroupQueries,
+    ProbeQueries,
+    DecisionQueries,
 ):
     """``Ledger(path)`` opens the file, creating or migrating it."""

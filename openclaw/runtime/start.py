@@ -80,6 +80,7 @@ def runtime_environment(
         "OPENCLAW_OPD_TEACHER": args.opd_teacher,
         "OPENCLAW_DISTILL_TOPK": str(args.distill_topk),
         "OPENCLAW_TEMPERATURE": str(args.rollout_temperature),
+        **({} if args.before_push_path else {"OPENCLAW_GATE_SHARE": "0"}),  # nobody would ask the probes
     }
     for name, (field, flag, value) in {
         "OPENCLAW_TEMPERATURE": ("temperature", "--rollout-temperature", args.rollout_temperature),

@@ -88,10 +88,19 @@ def python_module(module: str, *words: str) -> str:
     return shlex.join([shown_path(sys.executable), "-m", module, *words])
 
 
+def own_command(*words: str) -> str:
+    """Return the command line of ``openclaw-rl`` in this process's environment."""
+    return shlex.join([shown_path(Path(sys.executable).with_name("openclaw-rl")), *words])
+
+
 def chat_command(url: str) -> str:
     """Return the command that talks to a server from a terminal; ``url``: of its OpenAI API."""
-    words = [shown_path(Path(sys.executable).with_name("openclaw-rl")), "chat"]
-    return shlex.join(words if url == DEFAULT_URL else [*words, "--base-url", url])
+    return own_command("chat", *([] if url == DEFAULT_URL else ["--base-url", url]))
+
+
+def gate_command(name: str, run_dir: str | Path) -> str:
+    """Return the command ``versions``, ``rollback`` or ``accept`` about a run."""
+    return own_command(name, shown_path(run_dir))
 
 
 def inspect_command(args: Arguments, environment: Mapping[str, str] = os.environ) -> str:

@@ -32,6 +32,7 @@ from openclaw.training.live import LiveRollout
 from openclaw.training.live_arguments import check_arguments
 from slime.args import Arguments
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
+from slime.rollout.before_push import Decision
 from slime.rollout.data_source import DataSource, Story
 from slime.rollout.sglang_rollout import eval_rollout
 from slime.rollout.staleness import mask_stale, version_number
@@ -138,6 +139,24 @@ class LedgerDataSource(DataSource):
         """Drop the samples of a batch whose step a fuse held back; the reason is `FUSE`."""
         count = until_available(lambda: self.ledger.drop_leased(rollout_id, FUSE), self.stopped)
         logger.error("rollout %d: %d samples are dropped, because its step was not taken: %s", rollout_id, count, why)
+
+    def step_undone(self, rollout_id: int, why: str) -> None:
+        """Quarantine the samples of a batch whose steps the gate undid; ``openclaw-rl accept`` may release them."""
+        count = until_available(lambda: self.ledger.quarantine(rollout_id), self.stopped)
+        logger.warning("rollout %d: %d samples are in quarantine: %s", rollout_id, count, why)
+
+    def gate_decided(self, rollout_id: int, decision: Decision) -> None:
+        """Log the decision about a batch."""
+        logger.log(logging.INFO if decision.accepted else logging.WARNING, "rollout %d: %s", rollout_id, decision.why)
+
+    def weights_restored(self, rollout_id: int, from_rollout_id: int, version: str) -> None:
+        """Record a rollback: the weights after ``rollout_id`` serve as ``version`` in place of those after ``from_rollout_id``."""
+        count = until_available(
+            lambda: self.ledger.record_rollback(rollout_id, from_rollout_id, str(version), time.time()), self.stopped
+        )
+        logger.warning(
+            "version %s serves: the weights after rollout %d; %d samples are unlearned", version, rollout_id, count
+        )
 
     def check(self) -> None:
         """Log the judge side's last error; raise RuntimeFailedError if the runtime process has failed.

@@ -29,6 +29,7 @@ OWN = {
     "advantage": "tests.helpers.good_plugins.constant_advantage",
     "tis": "slime.algorithms.losses.rejection.icepop_function",
     "pg_loss_reducer": "slime.algorithms.losses.reduce.constant_denominator",
+    "before_push": "tests.helpers.good_plugins.accept_what_scores_better",
     "arguments": "tests.helpers.good_plugins.add_custom_arguments",
     "model_provider": "tests.helpers.good_plugins.model_provider",
     "megatron_init": "tests.helpers.good_plugins.megatron_init",

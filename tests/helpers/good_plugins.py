@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import torch
 
 from slime.backends.megatron_utils.loss import get_log_probs_and_entropy
+from slime.rollout.before_push import Decision, Probe
 from slime.utils.types import Sample
 
 
@@ -27,6 +28,13 @@ def count_all(args, all_groups, data_source):
 
 async def trace(args, sample, *, rollout_id=None, evaluation=False):
     sample.trace = {"rollout": rollout_id, "evaluation": evaluation}
+
+
+def accept_what_scores_better(args, rollout_id, data_source, policies):
+    probes = [Probe([1, 2, 3], [4, 5], max_new_tokens=3)]
+    means = [statistics.fmean(policy.ask(probes)[0].log_probs) for policy in policies]
+    margin = means[1] - means[0]
+    return Decision(margin >= 0, f"margin {margin:.3f}", {"gate/margin": margin})
 
 
 def log_rollout(rollout_id, args, samples, extra_metrics, rollout_time):

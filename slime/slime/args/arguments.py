@@ -243,6 +243,7 @@ class Arguments(FlatArguments):
     clip_grad: float = 1.0
     fuses: list[str] | None = None
     resume_training: bool = False
+    before_push_path: str | None = None
     swiglu: bool = False
     num_layers: int | None = None
     hidden_size: int | None = None

@@ -20,6 +20,7 @@ from slime.arguments.dry_run import show_plan
 from slime.arguments.engines import JUDGE
 from slime.arguments.environments import ENVIRONMENTS
 from slime.arguments.fuses import FUSES
+from slime.arguments.gate import GATE
 from slime.arguments.help_pages import COMMON, add_help_all, short_help
 from slime.arguments.megatron import MEGATRON
 from slime.arguments.memory_budget import memory_problems
@@ -51,6 +52,7 @@ GROUPS = (
     LORA,
     OPTIMIZER,
     FUSES,
+    GATE,
     MODEL_SHAPE,
     MEGATRON,
     TRACKING,

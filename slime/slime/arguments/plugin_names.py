@@ -19,6 +19,7 @@ from slime.arguments.plugin_paths import defined_names, is_plugin_file
 
 PLUGIN_OPTIONS = (
     "rollout_function_path",  # first: the evaluation function defaults to it
+    "before_push_path",
     "buffer_filter_path",
     "custom_advantage_function_path",
     "custom_convert_samples_to_train_data_path",

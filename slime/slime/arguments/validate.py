@@ -25,6 +25,7 @@ from slime.arguments.engines import check_engines, check_judge
 from slime.arguments.environments import check_environments
 from slime.arguments.evaluation import check_evaluation
 from slime.arguments.fuses import check_fuses
+from slime.arguments.gate import check_gate
 from slime.arguments.machines import check_given, derive_machines
 from slime.arguments.megatron import check_megatron, check_megatron_shape, derive_megatron
 from slime.arguments.model_shape import check_model_shape, check_trainable
@@ -83,6 +84,7 @@ def validate(args: Arguments, words: Sequence[str] = ()) -> list[str]:
         *check_environments(args),
         *check_fixed(args),
         *check_fuses(args),
+        *check_gate(args),
         *check_megatron(args),
         *check_shared(args, os.environ),
     ]

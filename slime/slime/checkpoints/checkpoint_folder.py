@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 from slime.checkpoints.all_ranks import on_all_ranks, on_rank_zero
+from slime.checkpoints.versions import checkpoint_folders
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ LATEST = "latest_checkpointed_iteration.txt"
 
 def replace_folder(temporary: Path, final: Path) -> None:
     """Rename ``temporary`` to ``final``; keep an existing ``final`` until the new one is in place."""
-    old = final.with_name(final.name + ".old")
+    old = _replaced(final)
     if old.exists():
         shutil.rmtree(old)
     if final.exists():
@@ -42,6 +43,11 @@ def replace_folder(temporary: Path, final: Path) -> None:
     os.replace(temporary, final)
     if old.exists():
         shutil.rmtree(old)
+
+
+def _replaced(final: Path) -> Path:
+    """Return where :func:`replace_folder` keeps the earlier folder until the new one is in place."""
+    return final.with_name(final.name + ".old")
 
 
 def unfinished(final: Path) -> Path:
@@ -75,6 +81,8 @@ def find(path: Path) -> Path | None:
     if not latest.exists():
         return None
     folder = folder_of(path, int(latest.read_text().strip()))
+    if not (folder / "meta.json").exists() and (_replaced(folder) / "meta.json").exists():
+        return _replaced(folder)  # a crash between the two renames of `replace_folder`
     if not (folder / "meta.json").exists():
         raise FileNotFoundError(
             f"{latest} names {folder.name}, which does not exist; write the number of one that does"
@@ -134,9 +142,7 @@ def publish(root: Path, iteration: int, keep: int) -> None:
     os.replace(temporary, root / LATEST)
     if keep <= 0:
         return
-    folders = sorted(
-        path for path in root.glob("iter_*") if path.is_dir() and path.name.removeprefix("iter_").isdigit()
-    )
+    folders = checkpoint_folders(root)
     for folder in folders[: max(0, len(folders) - keep)]:
         if folder != folder_of(root, iteration):
             shutil.rmtree(folder)

@@ -82,6 +82,7 @@ CHECKERS: dict[str, Checker] = {
     "tis": on_tensors("check_tis"),
     "pg_loss_reducer": on_tensors("check_pg_loss_reducer"),
     "arguments": check_arguments,
+    "before_push": hooks.check_before_push,
     "model_provider": check_model_provider,
     "megatron_init": check_megatron_init,
     "before_log_prob": check_before_log_prob,

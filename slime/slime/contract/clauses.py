@@ -244,6 +244,16 @@ KINDS: dict[str, Kind] = {
             "declares no required flag",
         ),
     ),
+    "before_push": Kind(
+        "before_push_path",
+        "after the steps of each rollout and before their weights serve, in the rollout manager",
+        (
+            "is called as fn(args, rollout_id, data_source, policies)",
+            SYNCHRONOUS,
+            RUNS,
+            "returns a Decision, with a bool, one line and finite numbers by name",
+        ),
+    ),
     "model_provider": Kind(
         "custom_model_provider_path",
         "when Megatron builds the model",

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from slime.contract.clauses import require, running
 from slime.contract.rollout_side import is_number
 from slime.contract.signature import check_call, check_synchronous
 from slime.contract.surroundings import Surroundings
+from slime.rollout.before_push import Answer, Decision, Policies, Probe
+from slime.utils.misc import load_function
 
 Plugin = Callable[..., Any]
 
@@ -70,6 +72,35 @@ def check_convert(plugin: Plugin, surroundings: Surroundings) -> None:
         convert_with(lambda *_: data, surroundings.args, samples)
     except ConversionError as error:
         require(False, error.clause, error.detail)
+
+
+class StandInPolicy:
+    """Gives every token of a stored reply the same probability, and ends a greedy reply at once."""
+
+    def __init__(self, version: str) -> None:
+        self.version = version
+
+    def ask(self, probes: Sequence[Probe]) -> list[Answer]:
+        """Return one answer per probe."""
+        return [Answer([-0.5] * len(probe.reply_ids), [1][: probe.max_new_tokens], True) for probe in probes]
+
+
+def check_before_push(plugin: Plugin, surroundings: Surroundings) -> None:
+    """Check the function that decides about an update, on two versions with the same answers."""
+    check_call(plugin, "before_push-1", 4)
+    check_synchronous(plugin, "before_push-2")
+    source = load_function(surroundings.args.data_source_path)(surroundings.args)
+    with running("before_push-3"):
+        decision = plugin(surroundings.args, 0, source, Policies(StandInPolicy("1"), StandInPolicy("2")))
+    require(
+        isinstance(decision, Decision)
+        and isinstance(decision.accepted, bool)
+        and isinstance(decision.why, str)
+        and "\n" not in decision.why
+        and all(isinstance(name, str) and is_number(value) for name, value in decision.metrics.items()),
+        "before_push-4",
+        f"it returned {decision!r:.200}",
+    )
 
 
 def check_data_postprocess(plugin: Plugin, surroundings: Surroundings) -> None:

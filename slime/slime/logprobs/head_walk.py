@@ -16,7 +16,7 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +69,7 @@ class Walk:
         return local.masked_fill_(~here, 0), here
 
 
-def _logits(inputs: tuple[Tensor, ...], weights: tuple[Tensor, ...], block: slice) -> Tensor:
+def logits_of(inputs: Sequence[Tensor], weights: Sequence[Tensor], block: slice) -> Tensor:
     """Return ``sum_i x_i W_i[block]^T``."""
     logits = inputs[0] @ weights[0][block].T
     for rows, weight in zip(inputs[1:], weights[1:], strict=True):
@@ -138,7 +138,7 @@ class HeadWalk(torch.autograd.Function):
         ctx.kept = None
         blocks = walk.blocks()
         for block in blocks:
-            logits = _logits(inputs, weights, block)
+            logits = logits_of(inputs, weights, block)
             if block is blocks[-1] and any(ctx.needs_input_grad):
                 ctx.kept = logits
             for part in _slices(logits):
@@ -176,7 +176,7 @@ class HeadWalk(torch.autograd.Function):
         for block in reversed(walk.blocks()):
             # A kept float32 block holds exp(z - the rank's largest z); a kept bfloat16 block still holds logits.
             kept_largest = ctx.kept_largest if table is not None and table.dtype == torch.float32 else None
-            table = _logits(inputs, weights, block) if table is None else table
+            table = logits_of(inputs, weights, block) if table is None else table
             _to_gradient(table, walk, block, rows, kept_largest, ids, of_ids, entropy, of_entropy)
             _add_gradients(table, block, inputs, weights, sums, of_weights)
             table = None

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from slime.logprobs.head_walk import HeadWalk, Walk
+from slime.logprobs.head_walk import HeadWalk, Walk, logits_of
 from slime.utils.head_memory import block_width, chunk_rows
 from slime.utils.vocab_parallel import is_split
 
@@ -102,6 +103,28 @@ class ResponseRows:
             group=self.group,
             vocab_size=self.vocab_size,
         )
+
+    @torch.no_grad()
+    def most_likely(self) -> Tensor:
+        """Return the most likely token ``[N]`` of each row, the first of equals; all ranks of ``group`` call together."""
+        width = self.pairs[0][1].size(0)
+        first = self.group.rank() * width if is_split(self.group) else 0
+        columns = width if self.vocab_size is None else min(width, max(0, self.vocab_size - first))
+        chunk = chunk_rows(self.chunk, width)
+        walk = Walk(1.0, block_width(len(self), columns, chunk), first, columns, False, self.group)
+        inputs, weights = [rows.to(weight.dtype) for rows, weight in self.pairs], [weight for _, weight in self.pairs]
+        best = inputs[0].new_full((len(self),), -torch.inf, dtype=torch.float32)
+        ids = torch.full((len(self),), first, device=best.device)
+        for block in walk.blocks():
+            value, place = logits_of(inputs, weights, block).float().max(-1)
+            ids = torch.where(value > best, place + first + block.start, ids)
+            best = torch.maximum(best, value)
+        if is_split(self.group):
+            largest = best.clone()
+            dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self.group)
+            ids = torch.where(best == largest, ids, torch.iinfo(ids.dtype).max)
+            dist.all_reduce(ids, op=dist.ReduceOp.MIN, group=self.group)
+        return ids
 
     def nothing(self) -> Tensor:
         """Return zero with a gradient path to the head and the hidden states."""

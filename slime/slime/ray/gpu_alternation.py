@@ -34,6 +34,11 @@ class GpuAlternation:
         self._trainer_works = False
         self.run_ends = False
 
+    @property
+    def alternates(self) -> bool:
+        """Whether one of them has to leave before the other works."""
+        return self.engines_sleep or self.trainer_leaves
+
     def before_a_trainer(self) -> None:
         """Make room for a trainer that is about to start."""
         self._sleep()

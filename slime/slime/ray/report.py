@@ -16,12 +16,26 @@ from slime.utils.fuses import Blown
 
 
 class Step(NamedTuple):
-    """Metrics of one rollout's steps, their seconds, how long the trainer waited for the batch, and what held it back."""
+    """One rollout's steps.
+
+    Attributes:
+        metrics: of the steps.
+        seconds: that they took.
+        waited: seconds that the trainer waited for the batch.
+        refused: the fuse that held them back, or None.
+        undone: why they were taken back before a push, or None.
+    """
 
     metrics: dict[str, Any]
     seconds: float
     waited: float
     refused: Blown | None = None
+    undone: str | None = None
+
+    @property
+    def learned(self) -> bool:
+        """Whether the trainer's weights are those after the steps."""
+        return self.refused is None and self.undone is None
 
 
 class Trained(NamedTuple):

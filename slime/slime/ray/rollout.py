@@ -21,6 +21,7 @@ from slime.args import Arguments, required
 from slime.arguments.placement import ENGINE_ROLES, Placement, data_parallel_size, stage_of
 from slime.exceptions import ConfigurationError, PluginError
 from slime.observability.metric_utils import compute_rollout_step
+from slime.ray.decisions import Decisions
 from slime.ray.engines import EngineGroup, engine_groups
 from slime.ray.placement import ReservedPlacement
 from slime.rollout.base_types import RolloutFnEvalOutput, call_rollout_fn
@@ -55,7 +56,7 @@ class RolloutBatch(TypedDict):
     metrics: dict[str, Any]
 
 
-class RolloutManager:
+class RolloutManager(Decisions):
     """The actor that :func:`create_rollout_manager` creates; see the module."""
 
     _newest_rollout = -1

@@ -29,12 +29,14 @@ from slime.exceptions import ConfigurationError, LostError, NodeLostError, RankL
 from slime.observability.metric_utils import TrainSteps, compute_rollout_step, rollout_part
 from slime.ray.cluster import ray_cluster
 from slime.ray.fuses import Fuses
+from slime.ray.gate import Gate
 from slime.ray.gpu_alternation import GpuAlternation, push_is_due
 from slime.ray.mismatch_alarm import MismatchAlarm
 from slime.ray.nodes import check_nodes
 from slime.ray.placement import create_placement, release_placement, with_replacements
 from slime.ray.report import Step, Trained, evaluation_line, say, step_line, times
 from slime.ray.restarts import Restarts, raised_itself
+from slime.ray.rollbacks import Rollbacks
 from slime.ray.rollout import RolloutBatch, create_rollout_manager
 from slime.ray.run_processes import RunProcesses
 from slime.ray.run_state import Phase, Progress, RunLife
@@ -43,7 +45,6 @@ from slime.ray.trainer import Trainer
 from slime.rollout.data_source import Story
 from slime.rollout.metrics import staleness
 from slime.utils import logging_utils
-from slime.utils.fuses import Blown
 from slime.utils.metric_names import PAUSED
 from slime.utils.misc import should_run_periodic_action
 from slime.utils.private_files import private_run_folder
@@ -82,6 +83,8 @@ class Run:
         self._train_steps = TrainSteps(args)
         self._alternation = GpuAlternation(args, self._ask)
         self._fuses = Fuses(args)
+        self._gate = Gate(args, self._processes, self._look_after)
+        self._rollbacks = Rollbacks(args)
         self._mismatch = MismatchAlarm()
 
     @property
@@ -124,6 +127,7 @@ class Run:
             say(f"warning: {warning}")
         begin_logs(Path(args.run_dir), resumes=args.resume)  # not before the folders are known to be this run's
         self._fuses.at_start()
+        self._rollbacks.at_start()
         logging_utils.init_tracking(args)
         self._resources.callback(logging_utils.finish_tracking, args)
         self._resources.callback(self._processes.dispose_manager)
@@ -195,16 +199,28 @@ class Run:
         return False
 
     def wait(self, reference: Any) -> Any:
-        """Return the value of a reference and recover engines meanwhile; raise :class:`Stopped` on a signal."""
+        """Return the value of a reference, and meanwhile recover engines and go back to older weights if asked.
+
+        Raises:
+            Stopped: a signal arrived.
+        """
         while True:
             if self.stop:  # checked first, so that a loop whose batches are always ready ends too
                 raise Stopped
             done, _ = ray.wait([reference], timeout=_POLL_SECONDS)
             if done:
                 return self._value(reference)
-            check_nodes(self._processes.nodes())
-            if self.weight_version:
-                self.recover()
+            self._look_after()
+            if not self._alternation.alternates:
+                self._roll_back()
+
+    def _look_after(self) -> None:
+        """Restart engines; raise :class:`Stopped` on a signal, and a LostError after a loss."""
+        if self.stop:
+            raise Stopped
+        check_nodes(self._processes.nodes())
+        if self.weight_version:
+            self.recover()
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         """Call the rollout manager; raise ManagerLostError if it has died, Stopped on a signal."""
@@ -272,30 +288,36 @@ class Run:
     def step(self, rollout_id: int, batch: RolloutBatch) -> Step:
         """Take the steps of one batch without a push; a no-op without a trainer.
 
-        Waits while training is paused. A step that blows a fuse is not taken, and pauses training.
+        Waits while training is paused. A step that blows a fuse is not taken, and pauses training. Steps that the gate
+        refuses are undone.
         """
         trainer = self._processes.trainer
         if trainer is None:
             return Step({}, 0.0, 0.0)
         self._wait_while_paused()
+        self._roll_back()
         start = time.monotonic()
         batch["metrics"].update(staleness(batch["metrics"], self.weight_version) | self._fuses.recent())
         self._alternation.for_trainer(trainer)
         metrics: dict[str, Any] = {}
-        refused = self._fuses.of_batch(batch["metrics"])
+        undone, refused = None, self._fuses.of_batch(batch["metrics"])
         if refused is None:
+            self._gate.before_steps()
             metrics = trainer.train(rollout_id, batch["shards"], batch["critic_shards"])
             refused = self._fuses.of_steps(metrics, batch["metrics"])
-        step = Step(metrics, time.monotonic() - start, waited=start - self._progress.free_since, refused=refused)
+            undone = self._gate.after_steps(rollout_id, batch["metrics"], held=refused is not None)
+        step = Step(metrics, time.monotonic() - start, start - self._progress.free_since, refused, undone)
         self._progress.stepped(Trained(rollout_id, batch["metrics"], step))
         if refused is not None:
-            self._pause(rollout_id, refused)
+            self._fuses.pause(rollout_id, refused)
+        if not step.learned:
+            self._without(rollout_id, step)
         return step
 
-    def _pause(self, rollout_id: int, cause: Blown) -> None:
-        """Pause training, tell the data source that the batch is not trained, and save, so that a restart agrees."""
-        self._fuses.pause(rollout_id, cause)
-        self._ask("on_step_refused", rollout_id, str(cause))
+    def _without(self, rollout_id: int, step: Step) -> None:
+        """Tell the data source that the batch is not trained, and save, so that a restart agrees."""
+        told = ("on_step_undone", step.undone) if step.refused is None else ("on_step_refused", str(step.refused))
+        self._ask(told[0], rollout_id, told[1])
         if self.args.save:
             self.save(rollout_id)
 
@@ -307,14 +329,15 @@ class Run:
             if self.stop.wait(_POLL_SECONDS):
                 raise Stopped
             self.recover()
+            self._roll_back()
         say("training goes on")
 
     def publish(self, rollout_id: int, batch: RolloutBatch, step: Step) -> None:
         """Push the weights if a push is due, then report. Also used by a restart that resumes past this rollout."""
-        start, due = time.monotonic(), step.refused is None and push_is_due(self.args, rollout_id)
+        start, due = time.monotonic(), step.learned and push_is_due(self.args, rollout_id)
         if self._serves_engines():
-            # Engines that slept need weights: after a refused step the trainer still has the last good ones.
-            self._hand_over(push=due or (step.refused is not None and self._alternation.engines_sleep))
+            # Engines that slept need weights: without the step the trainer has the last good ones.
+            self._hand_over(push=due or (not step.learned and self._alternation.engines_sleep))
         self._tell(Trained(rollout_id, batch["metrics"], step), start, live=due and self._serves_engines())
 
     def _tell(self, trained: Trained, start: float, *, live: bool) -> None:
@@ -390,8 +413,9 @@ class Run:
             return
         self._alternation.for_trainer(trainer)
         folder = trainer.save(rollout_id)
-        # Ignore signals: an interrupted checkpoint would have to start over.
-        self._processes.value(manager.save.remote(rollout_id), None)
+        if rollout_id != self._progress.saved:  # else its position is saved, and the data source has moved on
+            # Ignore signals: an interrupted checkpoint would have to start over.
+            self._processes.value(manager.save.remote(rollout_id), None)
         trainer.publish(rollout_id)
         self._note_saved(rollout_id)
         say(f"saved {folder}")
@@ -429,6 +453,22 @@ class Run:
         say("training is done; serving until SIGINT or SIGTERM")
         while not self.stop.wait(_POLL_SECONDS):
             self.recover()
+            self._roll_back()
+
+    def _roll_back(self) -> None:
+        """Go back to the checkpoint that someone asked for, if any, and push its weights under a new version."""
+        trainer, last = self._processes.trainer, self._progress.last
+        if trainer is None or not self._serves_engines() or self._life.phase is not Phase.UP:
+            return
+        with self._rollbacks.due(self.weight_version) as saved:
+            if saved is None:
+                return
+            self._alternation.for_trainer(trainer)
+            trainer.restore(saved.iteration)
+            self._hand_over(push=True)
+            self._ask("on_weights_restored", saved.rollout_id, last, self.weight_version)
+            self.save(last)
+            say(f"weights {saved.weight_version} serve again, as version {self.weight_version}")
 
     def _report(
         self, rollout_id: int, rollout: dict[str, Any], train: dict[str, Any], seconds: float, waited: float = 0.0

@@ -80,6 +80,11 @@ class Progress:
         """Whether there are steps that no checkpoint contains."""
         return self.trained is not None and self.trained != self.saved
 
+    @property
+    def last(self) -> int:
+        """The last rollout that was trained, in a checkpoint or not; -1 without one."""
+        return self.start - 1 if self.trained is None else self.trained
+
     def stepped(self, trained: Trained) -> None:
         """Record that a rollout was trained."""
         self.trained, self.untold = trained.rollout_id, trained

@@ -6,6 +6,7 @@ and critic step concurrently. A policy checkpoint is never published without the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -13,6 +14,7 @@ from slime.args import Arguments
 from slime.observability.metric_utils import STEPS
 from slime.ray.actor_group import TrainGroup
 from slime.ray.placement import ReservedPlacement
+from slime.utils.probes import Answer, Probe
 
 
 class Trainer:
@@ -53,6 +55,30 @@ class Trainer:
         """Push the policy's weights to the engines and return their new version."""
         return self._actor.update_weights()
 
+    def take_snapshot(self) -> None:
+        """Copy to the host what the next steps change, on every rank."""
+        self._all("take_snapshot")
+
+    def keep_steps(self) -> None:
+        """Keep what was trained since `take_snapshot`."""
+        self._all("keep_steps")
+
+    def undo_steps(self) -> None:
+        """Go back to the state at `take_snapshot`, bit for bit."""
+        self._all("undo_steps")
+
+    def versions(self) -> tuple[str, str]:
+        """Return the version that serves, and the one that the trainer's weights get; equal if no step changed them."""
+        return self._actor.gather("versions", self._actor.ask("versions"))[0]
+
+    def ask(self, served: bool, probes: Sequence[Probe]) -> list[Answer]:
+        """Return one answer per probe, with the weights that are ``served`` or with the trainer's."""
+        return merged(self._actor.gather("ask", self._actor.ask("ask", served, list(probes))), len(probes))
+
+    def restore(self, iteration: int) -> None:
+        """Go back to the run's checkpoints after ``iteration`` rollouts; a push gives the weights a new version."""
+        self._all("restore", iteration)
+
     def save(self, rollout_id: int) -> str:
         """Write checkpoints that contain the step of ``rollout_id`` and return the policy's folder.
 
@@ -76,8 +102,8 @@ class Trainer:
         """Move the ranks' memory back to their GPUs."""
         self._all("onload")
 
-    def _all(self, method: str) -> None:
-        asked = [(group, group.ask(method)) for group in (self._actor, self._critic) if group is not None]
+    def _all(self, method: str, *arguments: Any) -> None:
+        asked = [(group, group.ask(method, *arguments)) for group in (self._actor, self._critic) if group is not None]
         for group, references in asked:
             group.gather(method, references)
 
@@ -92,6 +118,15 @@ class Trainer:
         for group in (self._actor, self._critic):
             if group is not None:
                 group.kill()
+
+
+def merged(parts: Sequence[dict[int, Answer]], count: int) -> list[Answer]:
+    """Return ``count`` answers from those of each rank by the probe's number; two ranks may share a probe."""
+    found = [Answer([], [], False) for _ in range(count)]
+    for number, answer in (item for part in parts for item in part.items()):
+        scores, reply, finished = found[number]
+        found[number] = Answer(answer.log_probs or scores, answer.greedy_ids or reply, answer.finished or finished)
+    return found
 
 
 def side_by_side(critic: dict[str, Any], policy: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from slime.args import Arguments
 from slime.exceptions import CheckpointError, ConfigurationError
+from slime.rollout.before_push import Decision
 from slime.rollout.multimodal_prompts import (
     check_places,
     copy_sharing_media,
@@ -79,6 +80,19 @@ class DataSource(abc.ABC):
 
     def step_refused(self, rollout_id: int, why: str) -> None:  # noqa: B027
         """Learn that the batch of ``rollout_id`` was not trained, because a fuse held its step back."""
+
+    def gate_decided(self, rollout_id: int, decision: Decision) -> None:  # noqa: B027
+        """Learn what ``--before-push-path`` decided about the steps of ``rollout_id``; again if they had to be repeated."""
+
+    def step_undone(self, rollout_id: int, why: str) -> None:  # noqa: B027
+        """Learn that the steps of ``rollout_id`` were refused and undone; a checkpoint without them follows."""
+
+    def weights_restored(self, rollout_id: int, from_rollout_id: int, version: str) -> None:  # noqa: B027
+        """Learn that someone took back the steps after ``rollout_id`` up to ``from_rollout_id``.
+
+        The engines serve the weights of ``rollout_id`` again, as ``version``. A checkpoint of them follows; if the run ends
+        before, this is called again.
+        """
 
     def check(self) -> None:  # noqa: B027
         """Raise to end the run; called every few seconds."""

@@ -11,7 +11,10 @@ from typing import Any
 from slime.rollout.data_source import DataSource
 from slime.utils.types import Sample
 
-OPTIONAL = ("before_rollouts", "story", "mark", "weights_live", "step_refused", "check", "dispose")
+OPTIONAL = (
+    *("before_rollouts", "story", "mark", "weights_live", "step_refused", "gate_decided", "step_undone"),
+    *("weights_restored", "check", "dispose"),
+)
 
 
 class ForeignDataSource(DataSource):

@@ -8,12 +8,11 @@ all. Anybody who knows the folder can read it: the driver waits while it is ther
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import NamedTuple
 
-from slime.utils.private_files import private
+from slime.utils.private_files import write_note
 
 NAME = "paused.json"
 
@@ -32,12 +31,7 @@ class Paused(NamedTuple):
 def pause(run_dir: str | Path, rollout_id: int, why: str) -> Paused:
     """Write the note and return it."""
     note = Paused(rollout_id, why, time.time())
-    part = Path(run_dir, f"{NAME}.part")
-    with open(part, "w", encoding="utf-8", opener=private) as file:
-        json.dump(note._asdict(), file)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(part.with_name(NAME))
+    write_note(Path(run_dir, NAME), note._asdict())
     return note
 
 

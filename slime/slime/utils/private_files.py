@@ -6,10 +6,12 @@ user owns it. An existing folder keeps its mode unless it holds a run. Stateless
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
@@ -56,3 +58,13 @@ def private(path: str, flags: int) -> int:
     descriptor = os.open(path, flags, FILE_MODE)
     make_private(descriptor)
     return descriptor
+
+
+def write_note(file: Path, content: dict[str, Any]) -> None:
+    """Write a small JSON file of mode 0600, whole or not at all; it survives a crash right after."""
+    part = file.with_name(f"{file.name}.part")
+    with open(part, "w", encoding="utf-8", opener=private) as out:
+        json.dump(content, out)
+        out.flush()
+        os.fsync(out.fileno())
+    part.replace(file)

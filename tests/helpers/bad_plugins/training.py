@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from slime.algorithms.losses.rejection import icepop_function
+from slime.rollout.before_push import Decision
 from tests.helpers.good_plugins import likelihood
 
 
@@ -99,3 +100,19 @@ def pg_loss_reducer_3(total_lengths, response_lengths, loss_masks, calculate_per
 
 def pg_loss_reducer_4(total_lengths, response_lengths, loss_masks, calculate_per_token_loss):
     return torch.sum
+
+
+def before_push_1(args, policies):
+    return Decision(True, "fine")
+
+
+async def before_push_2(args, rollout_id, data_source, policies):
+    return Decision(True, "fine")
+
+
+def before_push_3(args, rollout_id, data_source, policies):
+    raise RuntimeError("no probes")
+
+
+def before_push_4(args, rollout_id, data_source, policies):
+    return Decision(True, "fine", {"gate/margin": float("nan")})

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from openclaw.__main__ import COMMANDS, OF_INSPECT, main
+from openclaw.__main__ import COMMANDS, OF_INSPECT, main, module_of
 from openclaw.ledger.store import Ledger
 from tests.helpers.ledger_records import judged_sample
 
@@ -54,9 +54,10 @@ def test_a_misspelled_command(name: str, advice: str, capsys: pytest.CaptureFixt
 
 def test_every_command_is_a_program(repository: Path) -> None:
     for name in COMMANDS.keys() - OF_INSPECT:
-        spec = importlib.util.find_spec(f"openclaw.{name}")
+        module = module_of(name)
+        spec = importlib.util.find_spec(module)
         assert spec is not None
-        assert not spec.submodule_search_locations or importlib.util.find_spec(f"openclaw.{name}.__main__")
+        assert not spec.submodule_search_locations or importlib.util.find_spec(f"{module}.__main__")
     project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
     assert project["scripts"] == {"openclaw-rl": "openclaw.__main__:main"}
 

@@ -320,3 +320,15 @@ async def test_a_paused_training_is_shown_while_the_server_serves(
         "training is paused since rollout 7: train/ppo_kl>0.5 (it is 2)",
     )
     assert "openclaw_training_paused 1.0" in (await http.get("/metrics")).text
+
+
+async def test_what_the_gate_keeps_refusing_is_shown(stack: Stack, http: httpx.AsyncClient, tmp_path: Path) -> None:
+    for rollout_id in range(3):
+        assert "gate" not in (await http.get("/healthz")).json()
+        stack.ledger.record_decision(rollout_id, "refused", "1", "worse", by_margin=True)
+    assert "gate" not in (await http.get("/healthz")).json()  # a server without a run
+    stack.service.config = replace(stack.service.config, run_dir=str(tmp_path))
+    told = (await http.get("/healthz")).json()
+    assert told["status"] == "ok"
+    assert told["gate"].startswith("the gate refused 3 batches in a row")
+    assert told["gate"].endswith("type: openclaw-rl accept RUN")

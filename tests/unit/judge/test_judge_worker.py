@@ -23,7 +23,9 @@ from openclaw.judge.teacher import TeacherScorer
 from openclaw.judge.voting import CASTINGS
 from openclaw.judge.worker import GAVE_UP, NO_QUORUM, JudgeWorker, WorkerSettings
 from openclaw.ledger.exceptions import LedgerUnavailableError
+from openclaw.ledger.probes import PROBE, drawn, part_of
 from openclaw.ledger.store import Ledger
+from openclaw.training.samples import make_sample
 from tests.helpers.fake_engine import FakeEngine
 from tests.helpers.ledger_records import USER_NEXT, make_turn
 from tests.helpers.tiny_random import build_tokenizer
@@ -454,3 +456,36 @@ async def test_a_turn_forgotten_while_it_is_judged_is_let_go(ledger: Ledger, cap
             await until(lambda: "was deleted while it was judged" in caplog.text)
     assert ledger.counts()["turns"] == {}
     assert ledger.ready_count() == 0
+
+
+async def test_a_share_of_the_turns_becomes_probes_and_gives_no_sample(ledger: Ledger) -> None:
+    bench = Bench(ledger, FakeEngine(lambda _: "\\boxed{1}"), replace(SETTINGS, gate_share=0.5))
+    names = [f"turn-{number}" for number in range(12)]
+    for name in names:
+        bench.pend(name, session_id=name)
+    async with bench.running():
+        await until(judged(bench, len(names)))
+    wanted = {name for name in names if drawn(part_of(name, 0), 0.5)}
+    assert 0 < len(wanted) < len(names)
+    records = {record.turn.id: record for record in ledger.export_turns()}
+    assert {name for name, record in records.items() if record.turn.reason == PROBE} == wanted
+    assert all(bool(record.samples) == (name not in wanted) for name, record in records.items())
+    assert all(record.verdict is not None and record.verdict.score == 1 for record in records.values())
+    assert bench.count("openclaw_judge_turns_total", outcome="probe") == len(wanted)
+
+
+async def test_a_session_with_a_probe_gives_no_samples_as_a_whole(ledger: Ledger) -> None:
+    class Whole(BinaryRL):
+        def session_samples(self, judged: Any) -> list[tuple[str, Any]]:
+            return [(judged[0].turn.id, make_sample(judged[0].turn, 1.0, score=1))]
+
+    method: Any = Whole(CONFIG)
+    bench = Bench(ledger, FakeEngine(lambda _: "\\boxed{1}"), replace(SETTINGS, gate_share=0.5), method)
+    names = [f"turn-{number}" for number in range(12)]
+    for name in names:
+        bench.pend(name, session_id=name)
+        ledger.end_session(name, 103.0)
+    async with bench.running():
+        await until(lambda: not ledger.finished_sessions(99) and judged(bench, len(names))())
+    for record in ledger.export_turns():
+        assert len(record.samples) == (0 if record.turn.reason == PROBE else 2)

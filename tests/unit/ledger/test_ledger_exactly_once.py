@@ -3,7 +3,8 @@
 The model of the state machine is a trainer whose weights are the list of samples it was trained on. A checkpoint copies
 that list; a crash goes back to the copy. The ledger must then hand out exactly the samples that are not in it. Sessions
 of one sample each are forgotten at any moment: their samples are never handed out again, and steps keep their count.
-Episodes of two samples each go the same way; both of their samples always have the same state.
+Episodes of two samples each go the same way; both of their samples always have the same state. The gate may refuse a step: its batch
+is in quarantine until a person accepts it. A rollback takes steps back; their samples are dropped.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class TrainingRun(RuleBasedStateMachine):
         self.next_step = 0
         self.batches: dict[int, list[int]] = {}
         self.dropped: dict[int, int] = {}
+        self.refused: dict[int, int] = {}
+        self.trained_in: dict[int, int] = {}
         self.forgotten: set[int] = set()
         self.steps: dict[int, int] = {}
         self.checkpoints: list[tuple[int, list[int]]] = [(-1, [])]
@@ -117,9 +120,56 @@ class TrainingRun(RuleBasedStateMachine):
     @rule()
     def step(self) -> None:
         self.steps[self.next_step] = len(self.batches[self.next_step])
-        self.weights += self.batches.pop(self.next_step)
+        batch = self.batches.pop(self.next_step)
+        self.weights += batch
+        self.trained_in |= dict.fromkeys(batch, self.next_step)
         self.ledger.record_step(self.next_step, str(self.next_step + 1), 1.0, 2.0)
         self.next_step += 1
+
+    @precondition(lambda self: self.next_rollout > self.next_step)
+    @rule(killed_before_its_quarantine=st.booleans())
+    def refuse(self, killed_before_its_quarantine: bool) -> None:
+        rollout_id = self.next_step
+        self.ledger.record_decision(rollout_id, "refused", "9", "worse", by_margin=True)
+        if killed_before_its_quarantine:
+            self.crash_and_restore(back=0)
+            return
+        for _ in range(2):
+            self.ledger.quarantine(rollout_id)
+        batch = self.batches.pop(rollout_id)
+        self.next_step += 1
+        self.dropped |= dict.fromkeys(batch, rollout_id)
+        self.refused |= dict.fromkeys(batch, rollout_id)
+
+    @rule(fewest=st.integers(1, 2))
+    def accept(self, fewest: int) -> None:
+        batches = {each.rollout_id for each in self.ledger.refusals()}
+        accepted = self.ledger.accept_refused(fewest)
+        assert (accepted is not None) == (len(batches) >= fewest)
+        if accepted is not None:
+            released = {sample for sample, rollout in self.refused.items() if rollout in batches}
+            assert accepted.samples == len(released - self.forgotten)
+            for sample in released:
+                del self.refused[sample], self.dropped[sample]
+
+    @precondition(lambda self: len(self.checkpoints) > 1)
+    @rule(data=st.data(), killed_before_the_checkpoint=st.booleans())
+    def roll_back(self, data: st.DataObject, killed_before_the_checkpoint: bool) -> None:
+        to, weights = data.draw(st.sampled_from(self.checkpoints))
+        last = self.next_step - 1
+        if to > last:
+            return
+        gone = {sample for sample in self.weights if sample not in weights}
+        self.ledger.record_rollback(to, last, "99", 3.0)
+        if killed_before_the_checkpoint:
+            self.crash_and_restore(back=0)
+            return
+        self.weights = list(weights)
+        self.dropped |= {sample: self.trained_in[sample] for sample in gone}
+        self.steps = {step: count for step, count in self.steps.items() if step <= to}
+        self.steps.setdefault(last, 0)
+        self.checkpoints = [*(each for each in self.checkpoints if each[0] < last), (last, list(weights))]
+        self.ledger.mark_trained(last)
 
     @precondition(lambda self: self.next_step - 1 > self.checkpoints[-1][0])
     @rule(killed_before_the_ledger_knows=st.booleans())
@@ -140,6 +190,7 @@ class TrainingRun(RuleBasedStateMachine):
         self.weights = list(weights)
         self.batches = {}
         self.dropped = {sample: rollout for sample, rollout in self.dropped.items() if rollout <= rollout_id}
+        self.refused = {sample: rollout for sample, rollout in self.refused.items() if rollout <= rollout_id}
         self.steps = {step: count for step, count in self.steps.items() if step <= rollout_id}
         self.next_rollout = self.next_step = rollout_id + 1
         assert self.ready() == self.created - len({*self.weights, *self.dropped, *self.forgotten})

@@ -12,6 +12,7 @@ from pathlib import Path
 from slime.args import Arguments
 from slime.arguments.memory_budget.parts import GIB
 from slime.arguments.memory_budget.shape import Shape
+from slime.arguments.placement import data_parallel_size
 
 
 def checkpoint_bytes(args: Arguments, shape: Shape) -> float:
@@ -59,4 +60,23 @@ def host_line(args: Arguments, shape: Shape) -> str:
     if args.fsdp_cpu_offload or args.optimizer_cpu_offload or args.offload_train:
         kept = (2 * whole + 16 * shape.adapters(args.lora_rank) if args.use_lora else 16 * whole) / GIB
     stays = f", and {kept:.1f} GiB stay there (offload)" if kept else ""
+    copied = snapshot_bytes(args, shape) / GIB
+    stays += f"; the ranks' snapshots take {copied:.1f} GiB more (--before-push-path)" if copied else ""
     return f"  host memory: rank 0 reads {reads:.1f} GiB of weights at the start{stays}"
+
+
+def snapshot_bytes(args: Arguments, shape: Shape) -> float:
+    """Return the bytes of all ranks' snapshots: float32 weights and moments, what follows the policy, and the critic.
+
+    Every copy of a Megatron model also has weights in the training dtype.
+    """
+    if not args.before_push_path:
+        return 0.0
+    whole = shape.parameters + shape.tower
+    element = 4 if args.train_dtype == "float32" else 2
+    trained = float(shape.adapters(args.lora_rank) if args.use_lora else whole)
+    each = 12.0
+    if args.train_backend == "megatron":
+        each += element * data_parallel_size(args, args.actor_num_nodes * args.actor_num_gpus_per_node)
+    critic = whole - (0 if shape.tied else shape.embedding) if args.use_critic else 0
+    return each * (trained + critic) + (element * whole if args.ref_update_interval else 0)

@@ -10,15 +10,17 @@ from typing import Any
 
 import torch
 
-from slime.backends.fsdp_utils import checkpoint, moving_reference
+from slime.backends.fsdp_utils import checkpoint, greedy, moving_reference
 from slime.backends.fsdp_utils.lora import adapters_off
 from slime.backends.fsdp_utils.model import PolicyModel, build_policy
-from slime.backends.fsdp_utils.optimizer import build_optimizer, tensors_of
+from slime.backends.fsdp_utils.optimizer import build_optimizer, changing, tensors_of
 from slime.backends.fsdp_utils.train_step import log_prob_pass, logprob_pass_with_entropy, optimizer_step
 from slime.backends.fsdp_utils.weights import adapter_weights, export_adapter, full_weights
 from slime.backends.trainer.actor import TrainActor
 from slime.backends.trainer.micro_batch import Metrics
+from slime.backends.trainer.probing import Continuation, Rounds
 from slime.backends.trainer.rollout_data import RolloutShard
+from slime.backends.trainer.snapshot import Changing
 from slime.utils.hf_checkpoint import DTYPES
 
 
@@ -85,6 +87,23 @@ class FSDPTrainActor(TrainActor):
     def _device_tensors(self) -> tuple[Iterator[torch.Tensor], Iterator[torch.Tensor]]:
         reference = tensors_of(self._reference) if self._reference is not None else ()
         return chain(tensors_of(self.policy, self.optimizer), reference), iter(())
+
+    def _changing(self) -> Changing:
+        moves = self._reference is not None and self.args.ref_update_interval is not None
+        reference = list(tensors_of(self._reference)) if moves and self._reference is not None else []
+        return changing(self.policy, self.optimizer, self.schedule, reference)
+
+    def _scores(self, data: RolloutShard) -> list[torch.Tensor]:
+        return log_prob_pass(self.args.changed(rollout_temperature=1.0), self.policy, data, self.device)
+
+    def _next_ids(self, data: RolloutShard) -> list[int]:
+        return greedy.next_ids(self.args, self.policy, data, self.device)
+
+    def _greedy(self, batches: list[list[Continuation]], rounds: Rounds) -> None:
+        if not greedy.has_cache(self.policy):
+            return super()._greedy(batches, rounds)
+        for batch in batches:
+            greedy.by_cache(self.policy, batch, rounds, self.device, self.args.log_probs_chunk_size)
 
     def _write(self, root: Path, iteration: int, meta: dict[str, Any]) -> Path:
         folder = checkpoint.save(root, iteration, self.policy, self.optimizer, meta)

@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from slime.args import Arguments
 from slime.backends.fsdp_utils import checkpoint
 from slime.backends.fsdp_utils.model import hidden_states, load_hf, sharded
-from slime.backends.fsdp_utils.optimizer import build_optimizer, tensors_of
+from slime.backends.fsdp_utils.optimizer import build_optimizer, changing, tensors_of
 from slime.backends.fsdp_utils.train_step import optimizer_step, per_sample_pass
 from slime.backends.trainer.critic import CriticActor
 from slime.backends.trainer.micro_batch import Metrics, value_micro_batch_loss
 from slime.backends.trainer.packing import MicroBatch
 from slime.backends.trainer.rollout_data import RolloutShard
+from slime.backends.trainer.snapshot import Changing
 
 
 class ValueModel(nn.Module):
@@ -77,6 +78,9 @@ class FSDPCriticActor(CriticActor):
 
     def _device_tensors(self) -> tuple[Iterator[torch.Tensor], Iterator[torch.Tensor]]:
         return tensors_of(self.model, self.optimizer), iter(())
+
+    def _changing(self) -> Changing:
+        return changing(self.model, self.optimizer, self.schedule)
 
     def _write(self, root: Path, iteration: int, meta: dict[str, Any]) -> Path:
         return checkpoint.save(root, iteration, self.model, self.optimizer, meta)

@@ -16,7 +16,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 
 from slime.args import Arguments
 from slime.arguments.model_shape import VISION_LANGUAGE_TYPES
@@ -82,6 +88,20 @@ class PolicyModel(nn.Module):
         rows = ResponseRows(head_pairs(lm_head, hidden[batch.rows]), chunk_size)
         return of_rows(rows) if of_rows else rows.log_probs(batch.targets, temperature=temperature)
 
+    def next_ids(self, input_ids: Tensor, mask: Tensor, position_ids: Tensor, cache: Any, chunk_size: int) -> Tensor:
+        """Return the most likely next token ``[B]`` of each row and extend ``cache``; a second forward for FSDP.
+
+        Args:
+            input_ids: ``[B, L]`` new tokens.
+            mask: ``[B, K + L]``, 0 where the ``K`` cached or the new tokens are padding.
+            position_ids: ``[B, L]`` of the new tokens.
+            cache: keys and values of the ``K`` tokens before.
+            chunk_size: as for :meth:`forward`.
+        """
+        arguments = {"input_ids": input_ids, "attention_mask": mask, "position_ids": position_ids}
+        hidden = self.hf.base_model(**arguments, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
+        return ResponseRows(head_pairs(self.hf.get_output_embeddings(), hidden), chunk_size).most_likely()
+
 
 def hidden_states(hf: Any, implementation: str, batch: MicroBatch) -> Tensor:
     """Return the last hidden states ``[T, H]`` of the flattened input of ``batch``."""
@@ -116,7 +136,9 @@ def build_policy(args: Arguments, path: str, *, device: torch.device, trainable:
             hf.gradient_checkpointing_enable({"use_reentrant": False})
         return PolicyModel(hf, implementation)
 
-    return sharded(args, construct, device=device, trainable=trainable)
+    policy = sharded(args, construct, device=device, trainable=trainable)
+    register_fsdp_forward_method(policy, "next_ids")
+    return policy
 
 
 def load_hf(args: Arguments, path: str, auto_class: Any, dtype: torch.dtype, *, empty: bool) -> tuple[Any, str]:

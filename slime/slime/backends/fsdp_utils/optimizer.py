@@ -7,7 +7,7 @@ global norm decides. Weight decay applies to matrices only.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from slime.args import Arguments
 from slime.backends.trainer.schedule import Schedule
+from slime.backends.trainer.snapshot import Changing
 
 logger = logging.getLogger(__name__)
 
@@ -93,3 +94,13 @@ def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None)
     yield from model.buffers()
     for state in optimizer.state.values() if optimizer is not None else ():
         yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+
+
+def changing(
+    model: nn.Module, optimizer: torch.optim.AdamW, schedule: Schedule, others: Sequence[torch.Tensor] = ()
+) -> Changing:
+    """Return what a step changes, ``others`` included; every parameter gets its moments."""
+    free_whole_parameters(model)
+    start_moments(optimizer)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return Changing([*trained, *model.buffers()], others, [optimizer], schedule)

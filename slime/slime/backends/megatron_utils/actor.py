@@ -21,7 +21,7 @@ from slime.backends.megatron_utils.model import build_model, unwrapped
 from slime.backends.megatron_utils.rank import MegatronRank
 from slime.backends.megatron_utils.routing_replay import RoutingReplay
 from slime.backends.megatron_utils.schedule import Around
-from slime.backends.megatron_utils.train_step import log_prob_pass, optimizer_step, policy_loss_of
+from slime.backends.megatron_utils.train_step import log_prob_pass, most_likely_pass, optimizer_step, policy_loss_of
 from slime.backends.megatron_utils.weights import adapter_weights, full_weights
 from slime.backends.trainer.actor import TrainActor
 from slime.backends.trainer.lora import write_adapter
@@ -71,6 +71,14 @@ class MegatronTrainActor(MegatronRank, TrainActor):
         self._before_pass(prefix)
         with self._routing(data, None, is_reference=bool(prefix)) as around:
             return log_prob_pass(self.args, self.model, data, self.device, self.shape.vocab_size, around=around)
+
+    def _scores(self, data: RolloutShard) -> list[torch.Tensor]:
+        self._before_pass("")
+        args = self.args.changed(rollout_temperature=1.0)
+        return log_prob_pass(args, self.model, data, self.device, self.shape.vocab_size)
+
+    def _next_ids(self, data: RolloutShard) -> list[int]:
+        return most_likely_pass(self.args, self.model, data, self.device, self.shape.vocab_size)
 
     def _routing(
         self, data: RolloutShard, step: int | None, is_reference: bool = False

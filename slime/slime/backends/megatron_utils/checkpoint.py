@@ -42,7 +42,7 @@ def save_state(path: Path, model: Any, optimizer: Any | None, device: torch.devi
     with model_device(device):
         state = {"model": _trained(model).sharded_state_dict(metadata=_metadata())}
         if optimizer is not None:
-            _start_moments(optimizer)
+            start_moments(optimizer)
             state["optimizer"] = optimizer.sharded_state_dict(state["model"], metadata=_metadata())
         with _results_in_this_process():
             dist_checkpointing.save(state, str(path))
@@ -141,7 +141,7 @@ def _torch_adams(optimizer: Any) -> list[Any]:
     return [part for part in _parts(optimizer) if isinstance(part.optimizer, torch.optim.AdamW)]
 
 
-def _start_moments(optimizer: Any) -> None:
+def start_moments(optimizer: Any) -> None:
     """Create the initial state of optimizers that took no step, such as a policy waiting for its critic.
 
     Megatron-core's function for Transformer Engine sets no step counts, so it does not work for torch's AdamW.

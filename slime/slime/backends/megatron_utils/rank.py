@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from slime.backends.megatron_utils import parallel
-from slime.backends.megatron_utils.checkpoint import BACKEND, load_state, save_state
+from slime.backends.megatron_utils.checkpoint import BACKEND, load_state, save_state, start_moments
 from slime.backends.megatron_utils.model import data_parallel, unwrapped
 from slime.backends.megatron_utils.optimizer import build_optimizer
-from slime.backends.megatron_utils.rank_memory import gradients_of, tensors_of
+from slime.backends.megatron_utils.rank_memory import gradients_of, optimizers_of, tensors_of
 from slime.backends.trainer.rank import TrainRank
+from slime.backends.trainer.snapshot import Changing
 from slime.checkpoints import checkpoint_folder
 from slime.utils.misc import load_function
 
@@ -45,6 +46,12 @@ class MegatronRank(TrainRank):
 
     def _device_tensors(self) -> tuple[Iterator[torch.Tensor], Iterator[torch.Tensor]]:
         return tensors_of(self.model, self.optimizer), gradients_of(self.model)
+
+    def _changing(self) -> Changing:
+        start_moments(self.optimizer)
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        weights = [*trained, *unwrapped(self.model).buffers()]
+        return Changing(weights, (), optimizers_of(self.optimizer), self.schedule)
 
     def _common_meta(self, rollout_id: int) -> dict[str, Any]:
         return super()._common_meta(rollout_id) | {"backend": BACKEND, "optimizer": True}

@@ -16,14 +16,17 @@ def tensors_of(model: Any, optimizer: Any) -> Iterator[Tensor]:
     """Yield parameters (views of Megatron's flat buffers), module buffers, and the optimizer's weights and moments."""
     yield from model.parameters()
     yield from unwrapped(model).buffers()
-    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
-        inner = part.optimizer
-        if inner is None:  # this rank's part of the model has nothing to train
-            continue
+    for inner in optimizers_of(optimizer):
         for group in inner.param_groups:
             yield from group["params"]
         for state in inner.state.values():
             yield from (value for value in state.values() if isinstance(value, Tensor))
+
+
+def optimizers_of(optimizer: Any) -> list[Any]:
+    """Return torch's optimizers inside Megatron's; none if this rank's part of the model has nothing to train."""
+    parts = getattr(optimizer, "chained_optimizers", [optimizer])
+    return [part.optimizer for part in parts if part.optimizer is not None]
 
 
 def gradients_of(model: Any) -> Iterator[Tensor]:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from slime.args import Arguments
-from slime.backends.megatron_utils.context_parallel import own_part
+from slime.backends.megatron_utils.context_parallel import own_part, share_of, whole_responses
 from slime.backends.megatron_utils.head import Head
 from slime.backends.megatron_utils.model import unwrapped
 from slime.backends.megatron_utils.optimizer import apply_gradients
@@ -29,6 +29,7 @@ from slime.backends.trainer.packing import MicroBatch
 from slime.backends.trainer.rollout_data import IMAGES, RolloutShard
 from slime.backends.trainer.schedule import Schedule
 from slime.logprobs.context_parallel import own_place
+from slime.logprobs.response_rows import ResponseRows
 from slime.utils.metric_names import HELD
 
 LossOfHidden = Callable[[list[int], Tensor], tuple[Tensor, dict[str, Tensor]]]
@@ -101,6 +102,19 @@ def log_prob_pass(
         return head(batch, temperature=args.rollout_temperature, chunk_size=args.log_probs_chunk_size)[0]
 
     return per_sample_pass(args, model, shard, device, log_probs, around=around)
+
+
+def most_likely_pass(
+    args: Arguments, model: Any, shard: RolloutShard, device: torch.device, vocab_size: int
+) -> list[int]:
+    """Return the most likely token at the place of each sample's last one; responses have one token."""
+
+    def most_likely(hidden: Tensor, batch: MicroBatch) -> Tensor:
+        head = Head(unwrapped(model), hidden, vocab_size)
+        found = head(batch, temperature=1.0, chunk_size=args.log_probs_chunk_size, of_rows=ResponseRows.most_likely)
+        return whole_responses(found, share_of(batch, *own_place()).owned, len(batch.targets))
+
+    return [int(token) for token in per_sample_pass(args, model, shard, device, most_likely)]
 
 
 def policy_loss_of(

@@ -24,6 +24,7 @@ from slime.algorithms.advantages import compute_advantages
 from slime.args import Arguments, required
 from slime.backends.trainer.flops import forward_flops, speeds, step_flops
 from slime.backends.trainer.micro_batch import Metrics
+from slime.backends.trainer.probing import Continuation, ProbeWork, Rounds, by_whole_passes, stop_ids
 from slime.backends.trainer.profiling import MemoryHistory
 from slime.backends.trainer.rank import TrainRank, fetch, mean_of_steps
 from slime.backends.trainer.rollout_data import RolloutShard, postprocess
@@ -35,6 +36,7 @@ from slime.observability.metric_utils import STEPS
 from slime.utils import streams
 from slime.utils.hf_checkpoint import DTYPES, read_config
 from slime.utils.misc import load_function
+from slime.utils.probes import Answer, Probe
 from slime.weight_sync import WeightSync
 from slime.weight_sync.transports import make_weight_sync
 
@@ -55,7 +57,7 @@ class TrainActor(TrainRank):
         self._sync: WeightSync | None = None
         self._data: RolloutShard | None = None
         self.weight_version = 0
-        self._changed_since_push = False
+        self._changed_since_push = self._changed_before = False
         self._history: MemoryHistory | None = None
 
     @abstractmethod
@@ -230,6 +232,58 @@ class TrainActor(TrainRank):
         step = step_flops(config, lengths, responses, lora_rank=rank)
         return speeds(self._seconds, forward_flops(config, lengths, responses) / copy, step / copy, sum(lengths))
 
+    # Before a push
+
+    def take_snapshot(self) -> None:
+        """Copy to the host what the next steps change."""
+        super().take_snapshot()
+        self._changed_before = self._changed_since_push
+
+    def undo_steps(self) -> None:
+        """Go back to the state at :meth:`take_snapshot`."""
+        if self._undoable:
+            self._changed_since_push = self._changed_before
+        super().undo_steps()
+
+    def _as_served(self) -> AbstractContextManager[None]:
+        """Run the block with the weights of the snapshot."""
+        assert self._snapshot is not None
+        return self._snapshot.swapped(self._changing())
+
+    def versions(self) -> tuple[str, str]:
+        """Return the version that serves, and the one that the current weights get; equal if no step changed them."""
+        return str(self.weight_version), str(self._next_version())
+
+    @abstractmethod
+    def _scores(self, data: RolloutShard) -> list[torch.Tensor]:
+        """Return ``[R_i]`` log probabilities of every sample at temperature 1, on the CPU."""
+
+    @abstractmethod
+    def _next_ids(self, data: RolloutShard) -> list[int]:
+        """Return the most likely token at the place of each sample's last one; all samples are one micro-batch."""
+
+    def _greedy(self, batches: list[list[Continuation]], rounds: Rounds) -> None:
+        """Complete the replies of ``batches``; here every token takes a forward pass over all tokens before it."""
+        for batch in batches:
+            by_whole_passes(batch, rounds, self._next_ids)
+
+    def ask(self, served: bool, probes: Sequence[Probe]) -> dict[int, Answer]:
+        """Return this rank's answers by the number of the probe: with the weights that are ``served``, or the current ones."""
+        self._check_memory()
+        group = self.data_group
+        work = ProbeWork(self.args, probes, dist.get_rank(group), dist.get_world_size(group))
+        rounds = Rounds(stop_ids(Path(self.args.hf_checkpoint)), self.device, group)
+        with self._as_served() if served and self._undoable else nullcontext():
+            scored = work.scores(self._scores)
+            continued = work.continuations()
+            self._greedy(continued, rounds)
+        return work.answers(scored, continued)
+
+    def restore(self, iteration: int) -> None:
+        """Go back to the run's own checkpoint after ``iteration`` rollouts; the next push gives its weights a new version."""
+        super().restore(iteration)
+        self._changed_since_push = True
+
     # Weights
 
     def connect_rollout_engines(self, engine_handles: list[Any]) -> None:
@@ -238,8 +292,15 @@ class TrainActor(TrainRank):
         self._sync.connect(engine_handles)
 
     def update_weights(self) -> str:
-        """Push the current weights to the engines and return their version; works while offloaded."""
+        """Push the current weights to the engines and return their version; works while offloaded.
+
+        Until steps after :meth:`take_snapshot` are kept, the weights of the snapshot are pushed, under the version that serves.
+        """
         assert self._sync is not None
+        if self._undoable:
+            with self._as_served(), self._timed("update_weights"):
+                self._sync.push(self._sync_weights(), str(self.weight_version))
+            return str(self.weight_version)
         version = self._next_version()
         with self._timed("update_weights"):
             self._sync.push(self._sync_weights(), str(version))

@@ -63,7 +63,7 @@ class HostMemory:
         self._synchronize()  # other streams may still use them
         for away in leaving.values():
             if away.start is not None:
-                host[away.start : away.start + away.size].copy_(_bytes(away.storage), non_blocking=True)
+                host[away.start : away.start + away.size].copy_(bytes_of(away.storage), non_blocking=True)
         self._synchronize()
         self._away = leaving
         for away in leaving.values():
@@ -77,9 +77,9 @@ class HostMemory:
         for away in self._away.values():
             away.storage.resize_(away.size)
             if away.start is None:
-                _bytes(away.storage).zero_()
+                bytes_of(away.storage).zero_()
             else:
-                _bytes(away.storage).copy_(self._bytes_at(away.start, away.size), non_blocking=True)
+                bytes_of(away.storage).copy_(self._bytes_at(away.start, away.size), non_blocking=True)
         self._synchronize()
         self._away = {}
 
@@ -141,5 +141,5 @@ def storage_of(tensor: Tensor) -> torch.UntypedStorage:
     return local.detach().untyped_storage()
 
 
-def _bytes(storage: torch.UntypedStorage) -> Tensor:
+def bytes_of(storage: torch.UntypedStorage) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

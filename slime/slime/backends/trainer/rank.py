@@ -28,9 +28,10 @@ from slime.backends.trainer.micro_batch import Metrics
 from slime.backends.trainer.offload import HostMemory
 from slime.backends.trainer.profiling import TARGETS, profiled
 from slime.backends.trainer.schedule import Schedule
+from slime.backends.trainer.snapshot import Changing, Snapshot
 from slime.backends.trainer.trainable import PATTERNS, check_same_parameters
 from slime.backends.trainer.wandb_folders import remove_at_the_end
-from slime.checkpoints.checkpoint_folder import read_meta
+from slime.checkpoints.checkpoint_folder import folder_of, read_meta
 from slime.exceptions import CheckpointError, TrainerError
 from slime.utils.forwarded_environment import own_of_machine
 from slime.utils.metric_names import is_largest
@@ -48,6 +49,9 @@ class TrainRank(ABC):
     schedule: Schedule
     device: torch.device
     _host_memory: HostMemory | None = None
+    _snapshot: Snapshot | None = None
+    _undoable = False
+    """Whether the steps since :meth:`take_snapshot` are neither kept nor undone."""
 
     def __init__(self, world_size: int, rank: int, master_addr: str, master_port: int = 0) -> None:
         """``master_addr`` is rank 0's machine; its port is ``master_port``, or chosen by :meth:`open_rendezvous`."""
@@ -141,6 +145,15 @@ class TrainRank(ABC):
         logger.info("continuing from %s", folder)
         return meta
 
+    def restore(self, iteration: int) -> None:
+        """Go back to the run's own checkpoint after ``iteration`` rollouts."""
+        self._check_memory()
+        self._restore(folder_of(self._save_folder(), iteration))
+
+    @abstractmethod
+    def _save_folder(self) -> Path:
+        """Return the root of this role's checkpoints."""
+
     @abstractmethod
     def _read(self, folder: Path) -> dict[str, Any]:
         """Load model, optimizer and random state of the checkpoint ``folder`` and return its metadata."""
@@ -156,6 +169,30 @@ class TrainRank(ABC):
             "hf_checkpoint": str(self.args.hf_checkpoint),
             **{name: getattr(self.args, name) for name in PATTERNS},
         }
+
+    # Undoing a rollout's steps
+
+    @abstractmethod
+    def _changing(self) -> Changing:
+        """Return what a step changes; the state of every optimizer is complete."""
+
+    def take_snapshot(self) -> None:
+        """Copy to the host what the next steps change; then :meth:`keep_steps` or :meth:`undo_steps` follows."""
+        self._check_memory()
+        self._snapshot = self._snapshot or Snapshot(self.device)
+        self._snapshot.take(self._changing())
+        self._undoable = True
+
+    def keep_steps(self) -> None:
+        """Keep what was trained since :meth:`take_snapshot`; its host memory is used again."""
+        self._undoable = False
+
+    def undo_steps(self) -> None:
+        """Go back to the state at :meth:`take_snapshot`, bit for bit; a no-op without one that is open."""
+        if self._undoable:
+            assert self._snapshot is not None
+            self._snapshot.put(self._changing())
+        self._undoable = False
 
     # Memory
 
@@ -192,8 +229,9 @@ class TrainRank(ABC):
 
     def shutdown(self) -> None:
         """Leave the process groups."""
-        if self._host_memory is not None:
-            self._host_memory.close()
+        for memory in (self._host_memory, self._snapshot):
+            if memory is not None:
+                memory.close()
         if dist.is_initialized():
             dist.destroy_process_group()
         self._store = None

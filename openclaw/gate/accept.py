@@ -1,0 +1,53 @@
+"""``openclaw-rl accept RUN``: accept a change of taste that the gate refused several times in a row.
+
+Guarantees: one transaction of the ledger, whether the run is up or down, and a second call finds nothing to accept.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from openclaw.config.gate_variables import GateVariables
+from openclaw.gate.run_folder import open_run
+from openclaw.ledger.exceptions import LedgerError
+from openclaw.ledger.store import Ledger
+from openclaw.runtime.where import gate_command
+from slime.utils.command_line import CommandLine
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Accept; return the exit code: 2, with one line, if nothing is offered."""
+    parser = CommandLine(
+        prog="openclaw-rl accept",
+        description="Accept what the gate refused because it contradicts earlier opinions: users changed their mind.",
+        epilog="The refused samples are trained after all, and older probes are retired.",
+    )
+    parser.add_argument(
+        "run", type=Path, metavar="RUN", help="the run's folder, as the line about the refusals names it"
+    )
+    options = parser.parse_args(argv)
+    fewest = GateVariables.from_env().gate_offer
+    try:
+        run = open_run(options.run)
+        with closing(Ledger(run.ledger)) as ledger:
+            accepted = ledger.accept_refused(fewest)
+            refusals = len([each for each in ledger.refusals() if each.by_margin])
+    except LedgerError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if accepted is None:
+        shown = gate_command("versions", run.folder)
+        print(
+            f"nothing to accept in {run.folder}: {refusals} of {fewest} refusals in a row by users' opinions; see: {shown}",
+            file=sys.stderr,
+        )
+        return 2
+    print(f"{accepted.why}; probes from before that are retired, and the next updates follow the new opinions")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

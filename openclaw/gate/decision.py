@@ -1,0 +1,196 @@
+"""Decide whether an update may serve, from the answers of both versions.
+
+Guarantees: a pure function of its inputs, in float64. It refuses for a named reason with its numbers, and never because
+there is too little to compare. Every comparison is paired: both versions answered the same questions.
+
+* **Opinions.** The paired margin (`openclaw.gate.margin`) against the serving version, and against each of the last accepted
+  versions, so that many small falls do not add up to a large one.
+* **Degenerate replies.** Greedy replies to the same prompts; the share that is cut off, repeats or breaks its tool calls.
+* **Drift.** How far the scores of all stored replies moved, and the largest fall of a liked one.
+* **Tasks.** Greedy replies whose answers can be verified.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from openclaw.config.gate_variables import GateVariables
+from openclaw.gate.margin import Change, Margin, chance_of_signs, paired_margin
+
+STATED_WEIGHT = 2.0
+"""Weight of a person's feedback; a judge's verdict has 1."""
+UNLIKELY = 0.05
+"""Chance of a fall at random below which it counts: of five tasks or replies that all got worse it is 0.03."""
+BY_MARGIN, TOO_FEW = "gate/refused_by_margin", "gate/too_few_probes"
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A stored reply under both versions.
+
+    Attributes:
+        turn_id: the turn.
+        part: of its session.
+        liked: the opinion on it; None for a turn that is no probe.
+        stated: whether a person's feedback is the opinion.
+        serving: mean log-probability per token under the serving version.
+        candidate: the same under the candidate.
+    """
+
+    turn_id: str
+    part: str
+    liked: bool | None
+    stated: bool
+    serving: float
+    candidate: float
+
+
+@dataclass(frozen=True)
+class Paired:
+    """One greedy reply under both versions; ``weight``: of a task. True is good: right, or not degenerate."""
+
+    serving: bool
+    candidate: bool
+    weight: int = 1
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What both versions answered.
+
+    Attributes:
+        scored: stored replies, probes and others.
+        replies: greedy replies to users' prompts.
+        tasks: verified tasks.
+        earlier: scores of the last accepted versions, by version and turn.
+    """
+
+    scored: Sequence[Scored] = ()
+    replies: Sequence[Paired] = ()
+    tasks: Sequence[Paired] = ()
+    earlier: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The decision.
+
+    Attributes:
+        refusals: what speaks against the update, one clause each; empty: it may serve.
+        by_margin: whether only the users' opinions speak against it.
+        note: what was compared, or why too little was.
+        too_few: whether there were too few probes to compare opinions.
+        metrics: numbers for the trackers.
+    """
+
+    refusals: tuple[str, ...]
+    by_margin: bool
+    note: str
+    too_few: bool
+    metrics: dict[str, float]
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the update may serve."""
+        return not self.refusals
+
+
+def decide_on(evidence: Evidence, bounds: GateVariables) -> Finding:
+    """Return whether an update may serve."""
+    now = paired_margin(_changes(evidence.scored, {each.turn_id: each.serving for each in evidence.scored}))
+    metrics = {"gate/probes_liked": float(now.liked), "gate/probes_disliked": float(now.disliked)}
+    opinions, margins = _opinions(evidence, now, bounds)
+    others, measured = _others(evidence, bounds)
+    metrics |= margins | measured
+    by_margin = bool(opinions) and not others
+    too_few = not now.enough(bounds.gate_fewest)
+    metrics |= {BY_MARGIN: float(by_margin), TOO_FEW: float(too_few)}
+    if not too_few:
+        note = f"margin {_signed(now)} nats/token, {now.liked} liked and {now.disliked} disliked parts of sessions"
+    else:
+        note = (
+            f"too few probes to compare opinions: {now.liked} liked and {now.disliked} disliked parts of sessions, "
+            f"{bounds.gate_fewest} of each are needed"
+        )
+    return Finding((*opinions, *others), by_margin, note, too_few, metrics)
+
+
+def _changes(scored: Sequence[Scored], before: Mapping[str, float]) -> list[Change]:
+    """Return the changes of the probes' scores since the scores ``before``, of those that have one."""
+    return [
+        Change(each.part, each.liked, STATED_WEIGHT if each.stated else 1.0, each.candidate - before[each.turn_id])
+        for each in scored
+        if each.liked is not None and each.turn_id in before
+    ]
+
+
+def _signed(margin: Margin) -> str:
+    return f"{margin.value:+.3f} ± {margin.error:.3f}"
+
+
+def _opinions(evidence: Evidence, now: Margin, bounds: GateVariables) -> tuple[list[str], dict[str, float]]:
+    """Return what the users' opinions say against the update, and the margins."""
+    if not now.enough(bounds.gate_fewest):
+        return [], {}
+    metrics = {"gate/margin": now.value, "gate/margin_error": now.error}
+    if now.fell(bounds.gate_errors, bounds.gate_margin):
+        return [f"it moves towards what users disliked: margin {_signed(now)} nats/token"], metrics
+    compared = {
+        version: margin
+        for version, scores in evidence.earlier.items()
+        if (margin := paired_margin(_changes(evidence.scored, scores))).enough(bounds.gate_fewest)
+    }
+    if not compared:
+        return [], metrics
+    best = min(compared, key=lambda version: compared[version].value)
+    metrics["gate/margin_to_best"] = compared[best].value
+    fallen = {each: found for each, found in compared.items() if found.fell(bounds.gate_errors, bounds.gate_margin)}
+    if not fallen:
+        return [], metrics
+    far = min(fallen, key=lambda version: fallen[version].value)
+    return [f"small steps away from version {far} add up: margin {_signed(fallen[far])} nats/token"], metrics
+
+
+def _others(evidence: Evidence, bounds: GateVariables) -> tuple[list[str], dict[str, float]]:
+    """Return what replies, drift and tasks say against the update, and their numbers."""
+    refusals: list[str] = []
+    metrics: dict[str, float] = {}
+    if evidence.replies:
+        before, after = _share(evidence.replies, serving=True), _share(evidence.replies, serving=False)
+        metrics |= {"gate/degenerate_serving": 1 - before, "gate/degenerate_candidate": 1 - after}
+        if before - after > bounds.gate_degenerate and _is_unlikely(evidence.replies):
+            refusals.append(
+                f"{1 - after:.0%} of its greedy replies are degenerate, of the serving version {1 - before:.0%}"
+            )
+    if evidence.scored:
+        changes = [each.candidate - each.serving for each in evidence.scored]
+        drift = math.fsum(map(abs, changes)) / len(changes)
+        jump = max((each.serving - each.candidate for each in evidence.scored if each.liked), default=0.0)
+        metrics |= {"gate/drift": drift, "gate/jump": jump}
+        if not drift <= bounds.gate_drift:
+            refusals.append(
+                f"scores moved by {drift:.2f} nats/token, more than OPENCLAW_GATE_DRIFT={bounds.gate_drift:g}"
+            )
+        if jump > bounds.gate_jump:
+            refusals.append(
+                f"a liked reply fell by {jump:.2f} nats/token, more than OPENCLAW_GATE_JUMP={bounds.gate_jump:g}"
+            )
+    if evidence.tasks:
+        before, after = _share(evidence.tasks, serving=True), _share(evidence.tasks, serving=False)
+        metrics |= {"gate/tasks_serving": before, "gate/tasks_candidate": after}
+        if after < before and _is_unlikely(evidence.tasks):
+            refusals.append(f"it solves {after:.0%} of the verified tasks, the serving version {before:.0%}")
+    return refusals, metrics
+
+
+def _share(pairs: Sequence[Paired], *, serving: bool) -> float:
+    """Return the weighted share of good replies of one version."""
+    good = sum(each.weight for each in pairs if (each.serving if serving else each.candidate))
+    return good / sum(each.weight for each in pairs)
+
+
+def _is_unlikely(pairs: Sequence[Paired]) -> bool:
+    """Return whether a fall like this would be a rare accident if no version were better."""
+    return chance_of_signs([each.weight * (each.candidate - each.serving) for each in pairs]) <= UNLIKELY

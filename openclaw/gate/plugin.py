@@ -1,0 +1,156 @@
+"""``--before-push-path openclaw.gate.plugin.decide``: asks both versions of the policy, decides, and records why.
+
+Guarantees: the decision is in the ledger, with the scores of the probes, before the trainer acts on it. If a person
+accepts a change while the versions answer, the decision is made again. Any error ends the run, because nobody knows then
+whether the update may serve. Without probes and tasks an update passes, which is counted and said once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
+from typing import TypeVar
+
+from openclaw.config.gate_variables import GateVariables
+from openclaw.gate.decision import Evidence, Finding, decide_on
+from openclaw.gate.questions import ask_about
+from openclaw.ledger.decisions import DecisionRecord
+from openclaw.ledger.store import Ledger
+from openclaw.runtime.where import gate_command
+from openclaw.training.rollout import LedgerDataSource, until_available
+from slime.args import Arguments
+from slime.rollout.before_push import Decision, Policies
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def decide(args: Arguments, rollout_id: int, data_source: object, policies: Policies) -> Decision:
+    """Decide whether the weights after the steps of ``rollout_id`` may serve.
+
+    Raises:
+        ValueError: the data source has no ledger.
+        ConfigError: a variable of the gate is invalid.
+    """
+    if not isinstance(data_source, LedgerDataSource):
+        raise ValueError(
+            "the gate reads the ledger; add --data-source-path openclaw.training.rollout.LedgerDataSource, "
+            "or leave out --before-push-path openclaw.gate.plugin.decide"
+        )
+    gate = Gate(args, data_source.ledger, GateVariables.from_env(), data_source.stopped)
+    return gate.decide(rollout_id, policies)
+
+
+class Gate:
+    """Decides about updates of one run; stateless, the ledger remembers."""
+
+    def __init__(self, args: Arguments, ledger: Ledger, bounds: GateVariables, stopped: threading.Event) -> None:
+        """Create the gate.
+
+        Args:
+            args: of the run.
+            ledger: of the run.
+            bounds: of the decision.
+            stopped: ends the wait for an unavailable ledger.
+        """
+        self._args = args
+        self._ledger = ledger
+        self._bounds = bounds
+        self._stopped = stopped
+
+    def decide(self, rollout_id: int, policies: Policies) -> Decision:
+        """Ask both versions, decide, and record the decision."""
+        started = time.monotonic()
+        ledger, bounds = self._ledger, self._bounds
+        first_turn = self._patiently(lambda: ledger.middle_turn(rollout_id))
+        while True:
+            window = self._patiently(lambda: ledger.probe_window(first_turn))
+            questions = self._patiently(partial(ask_about, self._args, ledger, window, bounds))
+            answers = [policy.ask(questions.probes) if questions.probes else [] for policy in policies]
+            evidence = questions.evidence(*answers)
+            serving = self._patiently(lambda: self._serving(rollout_id, policies.serving.version))
+            evidence = self._patiently(partial(self._with_earlier, evidence, serving))
+            finding = decide_on(evidence, bounds)
+            if self._patiently(lambda: ledger.probe_window(first_turn)) == window:
+                break
+            logger.info("rollout %d: a change was accepted meanwhile; both versions are compared again", rollout_id)
+        why = self._patiently(lambda: self._why(rollout_id, finding, policies))
+        metrics = {**finding.metrics, "gate/seconds": time.monotonic() - started}
+        decision = Decision(finding.accepted, why, metrics)
+        self._patiently(
+            lambda: self._record(rollout_id, first_turn, policies, finding, decision, evidence, serving.number)
+        )
+        return decision
+
+    def _patiently(self, call: Callable[[], T]) -> T:
+        return until_available(call, self._stopped)
+
+    def _serving(self, rollout_id: int, version: str) -> DecisionRecord:
+        """Return the decision that let the serving version serve; record a start if there is none."""
+        found = self._ledger.serving()
+        if found is None or found.weight_version != version:
+            self._ledger.record_decision(rollout_id - 1, "start", version, "the weights of the first comparison")
+            found = self._ledger.serving()
+        assert found is not None
+        return found
+
+    def _with_earlier(self, evidence: Evidence, serving: DecisionRecord) -> Evidence:
+        """Return the evidence with the scores of the last accepted versions but the serving one."""
+        names = {each.number: each.weight_version for each in self._ledger.decisions()}
+        earlier = self._ledger.accepted_scores(self._bounds.gate_memory)
+        named = {names[number]: scores for number, scores in earlier.items() if number != serving.number}
+        return replace(evidence, earlier=named)
+
+    def _record(
+        self,
+        rollout_id: int,
+        first_turn: int | None,
+        policies: Policies,
+        finding: Finding,
+        decision: Decision,
+        evidence: Evidence,
+        serving: int,
+    ) -> None:
+        """Record a decision with the scores of the probes under both versions."""
+        probes = [each for each in evidence.scored if each.liked is not None]
+        with self._ledger.transaction():
+            self._ledger.add_scores(serving, {each.turn_id: each.serving for each in probes})
+            self._ledger.record_decision(
+                rollout_id,
+                "step" if decision.accepted else "refused",
+                policies.candidate.version,
+                decision.why,
+                by_margin=finding.by_margin,
+                metrics=decision.metrics,
+                first_turn=first_turn,
+                scores={each.turn_id: each.candidate for each in probes} if decision.accepted else {},
+            )
+
+    def _why(self, rollout_id: int, finding: Finding, policies: Policies) -> str:
+        """Return one line about a decision: what was found, and after a refusal what to type."""
+        version, run_dir = policies.candidate.version, self._args.run_dir
+        if finding.accepted:
+            if finding.too_few:
+                _say_once(str(run_dir))
+            return f"version {version} may serve: {finding.note}"
+        line = f"version {version} is refused, version {policies.serving.version} keeps serving: "
+        line += "; ".join(finding.refusals)
+        others = [each for each in self._ledger.refusals() if each.by_margin and each.rollout_id != rollout_id]
+        row = 1 + len(others)
+        if finding.by_margin and row >= self._bounds.gate_offer:
+            accept = gate_command("accept", run_dir)
+            return f"{line}; this is refusal {row} in a row, and if users changed their mind, type: {accept}"
+        return f"{line}; its samples are in quarantine, to see all versions type: {gate_command('versions', run_dir)}"
+
+
+@cache
+def _say_once(run_dir: str) -> None:
+    """Log that the users' opinions do not decide yet, once per run and process."""
+    logger.warning(
+        "the gate of %s has too few probes: until it has more, updates pass on its other checks alone", run_dir
+    )

@@ -1,0 +1,86 @@
+"""``openclaw-rl rollback RUN --to V``: let an earlier version of the weights serve again.
+
+Guarantees: the wish is a note in the run's folder (`slime.utils.rollback`), so it survives the end of any process. A run
+that is up acts within seconds; one that is down, when it is resumed. Nothing is asked for that the run cannot do.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from openclaw.gate.run_folder import RunFolder, open_run
+from openclaw.ledger.exceptions import LedgerError
+from openclaw.ledger.store import Ledger
+from slime.utils.command_line import CommandLine
+from slime.utils.rollback import ask_rollback, asked_rollback
+
+POLL_SECONDS = 0.5
+PROGRESS_SECONDS = 10.0
+
+
+def known_versions(run: RunFolder) -> str:
+    """Return the versions that have a checkpoint, as words."""
+    found = list(dict.fromkeys(each.weight_version for each in run.saved()))
+    return f"checkpoints have {', '.join(found)}" if found else f"there is no checkpoint in {run.save} yet"
+
+
+def wait_until_done(run: RunFolder, rollbacks: int, tell: Callable[[str], None]) -> int:
+    """Wait until the run has acted on the note; return the exit code.
+
+    Args:
+        run: that is up.
+        rollbacks: number of rollbacks in its ledger before.
+        tell: takes lines about the progress.
+    """
+    started = told = time.monotonic()
+    while asked_rollback(run.folder) is not None:
+        if not run.is_up():
+            tell(f"the run in {run.folder} has ended meanwhile; it goes back when it is resumed")
+            return 0
+        if time.monotonic() - told >= PROGRESS_SECONDS:
+            told = time.monotonic()
+            tell(f"waiting for the run to go back, {told - started:.0f} s: it finishes its step first")
+        time.sleep(POLL_SECONDS)
+    with closing(Ledger(run.ledger)) as ledger:
+        done = ledger.decisions("AND kind = 'rollback' ORDER BY number")
+    if len(done) <= rollbacks:
+        print(f"the run did not go back; the last lines in {run.folder} say why", file=sys.stderr)
+        return 1
+    tell(f"version {done[-1].weight_version} serves now: {done[-1].why}")
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Ask for a rollback and wait for it; return the exit code: 2, with one line, for an unknown version or folder."""
+    parser = CommandLine(
+        prog="openclaw-rl rollback",
+        description="Let an earlier version of a run's weights serve again; training goes on from there.",
+        epilog="The version must have a checkpoint: openclaw-rl versions RUN shows which have one.",
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder, such as runs/NAME")
+    parser.add_argument("--to", required=True, metavar="V", help="version of the weights")
+    options = parser.parse_args(argv)
+    try:
+        run = open_run(options.run)
+        if options.to not in [each.weight_version for each in run.saved()]:
+            print(f"no checkpoint of version {options.to}; {known_versions(run)}", file=sys.stderr)
+            return 2
+        with closing(Ledger(run.ledger)) as ledger:
+            rollbacks = len(ledger.decisions("AND kind = 'rollback'"))
+        ask_rollback(run.folder, options.to)
+        if not run.is_up():
+            print(f"the run in {run.folder} is down; it goes back to version {options.to} when it is resumed")
+            return 0
+        print(f"asked the run to go back to version {options.to}", flush=True)
+        return wait_until_done(run, rollbacks, lambda line: print(line, flush=True))
+    except LedgerError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,177 @@
+"""``openclaw-rl versions RUN``: which versions of the weights a run had, and what the gate decided about each.
+
+Guarantees: read-only, and works while the run writes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from openclaw.config.gate_variables import GateVariables
+from openclaw.gate.run_folder import RunFolder, open_run
+from openclaw.ledger.decisions import DecisionRecord, Kind
+from openclaw.ledger.exceptions import LedgerError
+from openclaw.ledger.store import Ledger
+from openclaw.runtime.where import gate_command
+from slime.utils.command_line import CommandLine
+
+PIPE_WIDTH = 200
+WORDS: dict[Kind, str] = {
+    "start": "start",
+    "step": "accepted",
+    "refused": "refused",
+    "rollback": "rolled back",
+    "accept": "change accepted",
+}
+
+
+@dataclass(frozen=True)
+class Version:
+    """A row of the table.
+
+    Attributes:
+        version: of the weights.
+        decided_at: seconds since the epoch.
+        live_at: when it went live; None if it did not, or before the first step.
+        step: the last batch in the weights.
+        samples: in that batch: trained, or in quarantine.
+        decision: what the gate decided.
+        why: in one line.
+        margin: of the users' opinions in nats per token, and its standard error ``margin_error``; None without.
+        tasks: share of the verified tasks that it solves; None without.
+        checkpoint: whether ``openclaw-rl rollback`` can go back to it.
+        serves: whether it serves now.
+    """
+
+    version: str
+    decided_at: float
+    live_at: float | None
+    step: int
+    samples: int
+    decision: str
+    why: str
+    margin: float | None
+    margin_error: float | None
+    tasks: float | None
+    checkpoint: bool
+    serves: bool
+
+
+def versions_of(ledger: Ledger, checkpoints: Sequence[str]) -> list[Version]:
+    """Return the versions of a run, oldest first: those that the gate decided about, and steps without a decision."""
+    decisions = ledger.decisions()
+    serving = ledger.live_weight_version()
+    decided = {(each.rollout_id, each.weight_version) for each in decisions}
+    rows = [_version(each, checkpoints, serving) for each in decisions]
+    for step in ledger.step_records():
+        if (step["rollout_id"], step["weight_version"]) not in decided:
+            record = DecisionRecord(
+                0, step["rollout_id"], "step", step["weight_version"], "no gate decided", decided_at=step["trained_at"]
+            )
+            live = replace(record, live_at=step["live_at"], samples=step["samples"])
+            rows.append(_version(live, checkpoints, serving))
+    return sorted(rows, key=lambda row: row.decided_at)
+
+
+def _version(record: DecisionRecord, checkpoints: Sequence[str], serving: str | None) -> Version:
+    serves = record.kind in ("step", "rollback", "start") and record.weight_version == serving
+    return Version(
+        version=record.weight_version,
+        decided_at=record.decided_at,
+        live_at=record.live_at,
+        step=record.rollout_id,
+        samples=record.samples,
+        decision=WORDS[record.kind],
+        why=record.why,
+        margin=record.metrics.get("gate/margin"),
+        margin_error=record.metrics.get("gate/margin_error"),
+        tasks=record.metrics.get("gate/tasks_candidate"),
+        checkpoint=record.kind in ("step", "rollback", "start") and record.weight_version in checkpoints,
+        serves=serves,
+    )
+
+
+def table(versions: Sequence[Version]) -> Table:
+    """Return the versions as a table for a terminal."""
+    found = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in ("version", "decided", "live", "step", "samples", "decision", "margin", "tasks", "checkpoint", ""):
+        found.add_column(
+            title, justify="right" if title in ("version", "step", "samples", "margin", "tasks") else "left"
+        )
+    for each in versions:
+        margin = "" if each.margin is None else f"{each.margin:+.3f} ± {each.margin_error or 0.0:.3f}"
+        found.add_row(
+            each.version,
+            _clock(each.decided_at),
+            "" if each.live_at is None else _clock(each.live_at),
+            str(each.step),
+            str(each.samples),
+            each.decision,
+            margin,
+            "" if each.tasks is None else f"{each.tasks:.0%}",
+            "yes" if each.checkpoint else "",
+            "serves" if each.serves else "",
+        )
+    return found
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%m-%d %H:%M:%S", time.localtime(at))
+
+
+def refusal_lines(versions: Sequence[Version]) -> Iterator[str]:
+    """Yield why each refused version was refused."""
+    for each in versions:
+        if each.decision in (WORDS["refused"], WORDS["rollback"], WORDS["accept"]):
+            yield f"step {each.step}: {each.why}"
+
+
+def show(run: RunFolder, ledger: Ledger, *, as_json: bool) -> None:
+    """Print the versions of a run."""
+    found = versions_of(ledger, [each.weight_version for each in run.saved()])
+    offer = ledger.offer(GateVariables.from_env().gate_offer)
+    offered = f"{offer}, type: {gate_command('accept', run.folder)}" if offer else None
+    if as_json:
+        print(json.dumps({"versions": [asdict(each) for each in found], "offer": offered}, indent=2))
+        return
+    if not found:
+        print(f"{run.folder} has taken no step yet, so it serves the weights it started with")
+        return
+    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    console.print(table(found))
+    for line in refusal_lines(found):
+        console.print(line, markup=False, soft_wrap=True)
+    if offered:
+        console.print(offered, markup=False, soft_wrap=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table, or JSON; return the exit code: 2, with one line, for a folder without a ledger."""
+    parser = CommandLine(
+        prog="openclaw-rl versions", description="Show the versions of a run's weights and what the gate decided."
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder, such as runs/NAME")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(argv)
+    try:
+        run = open_run(options.run)
+        with closing(Ledger(run.ledger)) as ledger:
+            show(run, ledger, as_json=options.json)
+    except LedgerError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

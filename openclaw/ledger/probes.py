@@ -1,0 +1,163 @@
+"""The turns that are kept out of training, so that two versions of the weights can be compared on them.
+
+Guarantees: a turn becomes a probe when it is judged, and stays one: it has the reason `PROBE` and no sample, so its reply is
+never trained. Which turns do is decided by parts of sessions (`part_of`), from a hash: `BLOCK` turns in a row are probes or
+not. At most twice the share of an owner's recent turns are, so that nobody's feedback is lost to the draw. A forgotten
+session takes its probes and their scores along. Pure functions, and read-only queries.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import islice
+
+from openclaw.ledger.codec import decode_turn
+from openclaw.ledger.database import Database
+from openclaw.ledger.records import Turn
+from openclaw.owners import owner_of, root
+
+PROBE = "probe"
+"""Why a judged turn gives no sample: it is kept to compare versions of the weights."""
+BLOCK = 16
+"""Turns in a row of a session that are probes, or not, together: some people have one session for days."""
+RECENT = 256
+"""Number of judged turns in which an owner's share of probes is bounded."""
+MOST_CANDIDATES = 4096
+SCALE = 2**64
+
+
+def part_of(session_id: str, index: int) -> str:
+    """Return the name of the part of a session that the turn ``index`` belongs to."""
+    return f"{session_id}#{index // BLOCK}"
+
+
+def drawn(part: str, share: float) -> bool:
+    """Return whether the turns of a part of a session are probes if ``share`` of all turns shall be."""
+    digest = blake2b(part.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") < share * SCALE
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A turn that can be a probe.
+
+    Attributes:
+        turn_id: the turn.
+        number: its position in the ledger.
+        part: of its session, see `part_of`.
+        owner: whose it is.
+        liked: whether its verdict is 1; otherwise it is -1.
+        stated: whether a person's feedback is the verdict.
+        tokens: of prompt and reply.
+    """
+
+    turn_id: str
+    number: int
+    part: str
+    owner: str
+    liked: bool
+    stated: bool
+    tokens: int
+
+
+def choose_probes(candidates: Sequence[Candidate], most: int, tokens: int) -> list[Candidate]:
+    """Return the newest probes: at most ``most`` per opinion and ``tokens`` in all; the owners take turns.
+
+    Args:
+        candidates: newest first.
+        most: bound per opinion.
+        tokens: bound on the sum of prompts and replies.
+    """
+    liked, disliked = (
+        islice(_owners_in_turn([each for each in candidates if each.liked == opinion]), most)
+        for opinion in (True, False)
+    )
+    chosen: list[Candidate] = []
+    waiting = deque([liked, disliked])
+    while waiting:
+        opinion = waiting.popleft()
+        for each in opinion:
+            if each.tokens > tokens:
+                continue  # a shorter one may fit
+            tokens -= each.tokens
+            chosen.append(each)
+            waiting.append(opinion)
+            break
+    return chosen
+
+
+def _owners_in_turn(candidates: Sequence[Candidate]) -> Iterator[Candidate]:
+    """Yield candidates, one of each owner per round."""
+    queues: dict[str, deque[Candidate]] = {}
+    for each in candidates:
+        queues.setdefault(each.owner, deque()).append(each)
+    while queues:
+        for owner, queue in list(queues.items()):
+            yield queue.popleft()
+            if not queue:
+                del queues[owner]
+
+
+class ProbeQueries(Database):
+    """The ledger's queries for the probe set."""
+
+    def becomes_probe(self, turn: Turn, share: float) -> bool:
+        """Return whether a turn that is being judged with an opinion shall be a probe, at this share of all turns."""
+        if not share or not drawn(part_of(turn.session_id, turn.index), share):
+            return False
+        owner = root(owner_of(turn.session_id))
+        found = self.rows(
+            "SELECT session_id, reason FROM turns WHERE state = 'judged' AND (reason IS NULL OR reason = ?)"
+            " ORDER BY number DESC LIMIT ?",
+            (PROBE, RECENT),
+        )
+        own = [row["reason"] for row in found if root(owner_of(row["session_id"])) == owner]
+        return sum(reason == PROBE for reason in own) + 1 <= 2 * share * (len(own) + 1)
+
+    def probe_candidates(self, first: int, end: int) -> list[Candidate]:
+        """Return the probes with numbers from ``first``, below ``end``, newest first."""
+        found = self.rows(
+            "SELECT number, id, session_id, position, verdict, (length(prompt_ids) + length(response_ids)) / 4 AS tokens"
+            " FROM turns JOIN verdicts ON verdicts.turn_id = turns.id"
+            " WHERE reason = 'probe' AND state = 'judged' AND number >= ? AND number < ? ORDER BY number DESC LIMIT ?",
+            (first, end, MOST_CANDIDATES),
+        )
+        verdicts = [json.loads(row["verdict"]) for row in found]
+        return [
+            Candidate(
+                turn_id=row["id"],
+                number=row["number"],
+                part=part_of(row["session_id"], row["position"]),
+                owner=root(owner_of(row["session_id"])),
+                liked=verdict["score"] > 0,
+                stated=verdict.get("score_source") == "feedback",
+                tokens=row["tokens"],
+            )
+            for row, verdict in zip(found, verdicts, strict=True)
+            if verdict["score"]
+        ]
+
+    def turns_of(self, turn_ids: Sequence[str]) -> list[Turn]:
+        """Return the turns with these ids that the ledger still has, in this order."""
+        marks = ", ".join("?" for _ in turn_ids)
+        found = self.rows(f"SELECT * FROM turns WHERE id IN ({marks})", tuple(turn_ids))
+        turns = {row["id"]: decode_turn(row) for row in found}
+        return [turns[each] for each in turn_ids if each in turns]
+
+    def newest_turns(self, count: int, tokens: int) -> list[Turn]:
+        """Return the newest judged turns that gave samples, up to ``count`` and ``tokens`` of prompts and replies in all."""
+        found = self.rows(
+            "SELECT id, (length(prompt_ids) + length(response_ids)) / 4 AS tokens FROM turns"
+            " WHERE state = 'judged' AND reason IS NULL ORDER BY number DESC LIMIT ?",
+            (count,),
+        )
+        chosen: list[str] = []
+        for row in found:
+            tokens -= row["tokens"]
+            if tokens >= 0:
+                chosen.append(row["id"])
+        return self.turns_of(chosen)

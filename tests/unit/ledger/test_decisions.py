@@ -1,0 +1,188 @@
+"""Decisions in the ledger: quarantine, release, rollback, and which probes may decide."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from openclaw.ledger.decisions import QUARANTINE, ROLLBACK, UNBOUNDED, Window
+from openclaw.ledger.store import Ledger
+from tests.helpers.probes import judged, leased_batch, probes, states
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "ledger.sqlite")
+
+
+def refuse(ledger: Ledger, rollout_id: int, *, by_margin: bool = True, size: int = 4) -> list[int]:
+    """Lease, refuse and quarantine a batch; return its samples."""
+    batch = leased_batch(ledger, rollout_id, size)
+    first = ledger.middle_turn(rollout_id)
+    ledger.record_decision(rollout_id, "refused", "7", "worse", by_margin=by_margin, first_turn=first)
+    ledger.quarantine(rollout_id)
+    return batch
+
+
+def accept_step(ledger: Ledger, rollout_id: int, version: str) -> list[int]:
+    """Lease, train and serve a batch; return its samples."""
+    batch = leased_batch(ledger, rollout_id)
+    ledger.record_decision(rollout_id, "step", version, "better", first_turn=ledger.middle_turn(rollout_id))
+    ledger.record_step(rollout_id, version, 1.0, 2.0)
+    return batch
+
+
+def test_a_refused_batch_is_quarantined_and_released_once(ledger: Ledger) -> None:
+    batches = [refuse(ledger, rollout_id) for rollout_id in range(3)]
+    samples = [sample for batch in batches for sample in batch]
+    assert {states(ledger)[sample][:2] for sample in samples} == {("dropped", QUARANTINE)}
+    assert ledger.ready_count() == 0
+    assert str(ledger.offer(3)).startswith("the gate refused 3 batches in a row")
+    accepted = ledger.accept_refused(3)
+    assert accepted is not None
+    assert accepted.samples == 12
+    assert {states(ledger)[sample] for sample in samples} == {("ready", None, None)}
+    assert ledger.offer(1) is None
+    assert ledger.accept_refused(1) is None
+    assert [sample.metadata["ledger_id"] for sample in ledger.claim_samples(3, 12)] == samples
+
+
+def test_too_few_refusals_in_a_row_are_not_offered(ledger: Ledger) -> None:
+    refuse(ledger, 0)
+    accept_step(ledger, 1, "1")
+    refuse(ledger, 2)
+    refuse(ledger, 3, by_margin=False)
+    refuse(ledger, 4)
+    assert ledger.offer(3) is None
+    assert ledger.accept_refused(3) is None
+    accepted = ledger.accept_refused(2)
+    assert accepted is not None
+    by_batch = {batch: state for state, _, batch in states(ledger).values()}
+    assert by_batch == {0: "dropped", 1: "leased", 3: "dropped", None: "ready"}
+
+
+def test_an_older_checkpoint_brings_a_quarantined_batch_back(ledger: Ledger) -> None:
+    accept_step(ledger, 0, "1")
+    batch = refuse(ledger, 1)
+    ledger.mark_trained(0)
+    ledger.reconcile(1)
+    assert {states(ledger)[sample][1] for sample in batch} == {QUARANTINE}
+    assert len(ledger.refusals()) == 1
+    ledger.reconcile(0)
+    assert {states(ledger)[sample] for sample in batch} == {("ready", None, None)}
+    assert ledger.refusals() == []
+    assert [each.kind for each in ledger.decisions()] == ["step"]
+
+
+def test_an_acceptance_outlives_an_older_checkpoint(ledger: Ledger) -> None:
+    probes(ledger, 2)
+    for rollout_id in range(3):
+        refuse(ledger, rollout_id)
+    ledger.accept_refused(3)
+    window = ledger.probe_window(None)
+    ledger.reconcile(-1)
+    assert [each.kind for each in ledger.decisions()] == ["accept"]
+    assert ledger.probe_window(None) == window
+    assert ledger.ready_count() == 12
+
+
+def test_a_restarted_trainer_may_accept_what_was_refused(ledger: Ledger) -> None:
+    batch = refuse(ledger, 0)
+    assert ledger.middle_turn(0) is not None
+    ledger.record_decision(0, "step", "7", "better")
+    ledger.record_step(0, "7", 1.0, 2.0)
+    assert {states(ledger)[sample] for sample in batch} == {("leased", None, 0)}
+    assert [each.kind for each in ledger.decisions()] == ["step"]
+    assert ledger.step_records()[0]["samples"] == 4
+
+
+def test_released_samples_are_not_taken_back_by_their_old_batch(ledger: Ledger) -> None:
+    batch = refuse(ledger, 0)
+    ledger.accept_refused(1)
+    ledger.record_step(0, "7", 1.0, 2.0)
+    assert {states(ledger)[sample] for sample in batch} == {("ready", None, None)}
+
+
+def test_a_batch_that_is_decided_again_has_one_decision(ledger: Ledger) -> None:
+    refuse(ledger, 0)
+    ledger.record_decision(0, "refused", "7", "worse again", by_margin=True)
+    ledger.quarantine(0)
+    assert [each.why for each in ledger.refusals()] == ["worse again"]
+
+
+def test_a_rollback_unlearns_later_steps(ledger: Ledger) -> None:
+    kept, *gone = [accept_step(ledger, number, str(number + 1)) for number in range(3)]
+    ledger.mark_trained(1)
+    under_way = leased_batch(ledger, 3)
+    assert ledger.record_rollback(0, 2, "4", 9.0) == 8
+    found = states(ledger)
+    assert {found[sample][0] for sample in kept} == {"trained"}
+    assert {found[sample][:2] for batch in gone for sample in batch} == {("dropped", ROLLBACK)}
+    assert {found[sample][0] for sample in under_way} == {"leased"}
+    assert ledger.live_weight_version() == "4"
+    assert [(step["rollout_id"], step["samples"]) for step in ledger.step_records()] == [(0, 4), (2, 0)]
+    serving = ledger.serving()
+    assert serving is not None
+    assert (serving.kind, serving.weight_version) == ("rollback", "4")
+    assert serving.why == "back to version 1; 8 samples are unlearned"
+
+
+def test_a_rollback_that_is_told_again_changes_nothing_more(ledger: Ledger) -> None:
+    for number in range(2):
+        accept_step(ledger, number, str(number + 1))
+    ledger.record_rollback(0, 1, "3", 9.0)
+    before = states(ledger)
+    ledger.record_rollback(0, 1, "4", 9.5)
+    assert states(ledger) == before
+    assert ledger.live_weight_version() == "4"
+    assert [step["rollout_id"] for step in ledger.step_records()] == [0, 1]
+
+
+def test_a_rollback_to_the_serving_weights_unlearns_nothing(ledger: Ledger) -> None:
+    batch = accept_step(ledger, 0, "1")
+    assert ledger.record_rollback(0, 0, "2", 9.0) == 0
+    assert {states(ledger)[sample][0] for sample in batch} == {"leased"}
+    assert [(step["weight_version"], step["samples"]) for step in ledger.step_records()] == [("2", 4)]
+
+
+def test_a_rollback_before_the_first_step(ledger: Ledger) -> None:
+    accept_step(ledger, 0, "1")
+    assert ledger.record_rollback(-1, 0, "2", 9.0) == 4
+    serving = ledger.serving()
+    assert serving is not None
+    assert serving.why == "back to the initial weights; 4 samples are unlearned"
+
+
+def test_the_judge_of_a_batch_does_not_decide_alone(ledger: Ledger) -> None:
+    probes(ledger, 2)  # turns 1 to 4
+    leased_batch(ledger, 0)  # 5 to 8
+    middle = ledger.middle_turn(0)
+    assert middle == 6
+    assert ledger.probe_window(middle) == Window(0, 6)
+    assert ledger.probe_window(None) == Window(0, UNBOUNDED)
+    assert ledger.middle_turn(99) is None
+
+
+def test_refusals_in_a_row_freeze_the_probes_and_an_acceptance_retires_the_old_ones(ledger: Ledger) -> None:
+    probes(ledger, 2)
+    refuse(ledger, 0)  # 5 to 8
+    probes(ledger, 2, "new")  # 9 to 12
+    refuse(ledger, 1)  # 13 to 16
+    assert ledger.probe_window(14) == Window(0, 6)
+    ledger.accept_refused(2)
+    ledger.claim_samples(2, 8)  # both batches
+    assert ledger.probe_window(ledger.middle_turn(2)) == Window(6, 17)
+    judged(ledger, "newer", 1, probe=True)  # 17
+    leased_batch(ledger, 3)  # 18 to 21
+    assert ledger.probe_window(ledger.middle_turn(3)) == Window(6, 19)
+
+
+def test_scores_of_the_last_versions_are_kept(ledger: Ledger) -> None:
+    probes(ledger, 1)
+    for number in range(5):
+        ledger.record_decision(number, "step", str(number + 1), "w", scores={"probe-liked-0": -float(number)})
+    assert ledger.accepted_scores(2) == {4: {"probe-liked-0": -3.0}, 5: {"probe-liked-0": -4.0}}
+    assert ledger.rows("SELECT COUNT(*) AS n FROM probe_scores")[0]["n"] == 2
+    ledger.record_rollback(2, 4, "6", 9.0)
+    assert list(ledger.accepted_scores(4)) == [6]

@@ -1,0 +1,127 @@
+"""Which turns become probes: by parts of sessions, fairly, within bounds; and what a forgotten session leaves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openclaw.ledger.probes import BLOCK, Candidate, choose_probes, drawn, part_of
+from openclaw.ledger.store import Ledger
+from openclaw.owners import stored_id
+from tests.helpers.ledger_records import make_turn
+from tests.helpers.probes import judged, probes
+
+SHARE = 0.1
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "ledger.sqlite")
+
+
+def drawn_session(number: int, *, wanted: bool = True, owner: str = "") -> str:
+    """Return a session whose first part is drawn (or not)."""
+    found = (stored_id(owner, f"s{each}") for each in range(number * 1000, number * 1000 + 1000))
+    return next(each for each in found if drawn(part_of(each, 0), SHARE) == wanted)
+
+
+def test_the_draw_is_the_share_and_the_same_everywhere() -> None:
+    names = [part_of(f"session-{number}", 0) for number in range(20000)]
+    assert sum(drawn(name, SHARE) for name in names) == pytest.approx(2000, abs=150)
+    assert all(drawn(name, 0.2) for name in names if drawn(name, SHARE))
+    assert [name for name in names[:40] if drawn(name, SHARE)] == ["session-12#0"]
+
+
+def test_turns_in_a_row_are_drawn_together_and_long_sessions_have_several_parts() -> None:
+    assert {part_of("s", index) for index in range(BLOCK)} == {"s#0"}
+    long = [drawn(part_of("one long session", index * BLOCK), SHARE) for index in range(400)]
+    assert 20 <= sum(long) <= 60
+
+
+def test_an_owner_keeps_most_of_the_feedback_whatever_the_draw(ledger: Ledger) -> None:
+    session = drawn_session(1)
+    reserved = 0
+    for number in range(40):
+        turn = make_turn(f"t{number}", session_id=session, index=number % BLOCK)
+        found = ledger.becomes_probe(turn, SHARE)
+        reserved += found
+        judged(ledger, f"t{number}", 1, session=session, index=number % BLOCK, probe=found)
+    assert 6 <= reserved <= 8  # a fifth of 40
+    assert not ledger.becomes_probe(make_turn("x", session_id=drawn_session(2, wanted=False)), SHARE)
+    assert not ledger.becomes_probe(make_turn("x", session_id=session), 0.0)
+
+
+def test_the_bound_is_per_owner(ledger: Ledger) -> None:
+    alice, bob = drawn_session(1, owner="alice"), drawn_session(2, owner="bob")
+    for number in range(12):
+        judged(ledger, f"a{number}", 1, session=stored_id("alice", f"other-{number}"))
+    assert ledger.becomes_probe(make_turn("x", session_id=alice), SHARE)
+    assert ledger.becomes_probe(make_turn("x", session_id=drawn_session(1, owner="alice/tests")), SHARE)
+    assert not ledger.becomes_probe(make_turn("x", session_id=bob), SHARE)
+
+
+def test_candidates_are_the_probes_of_a_window(ledger: Ledger) -> None:
+    probes(ledger, 3)
+    judged(ledger, "trained", 1)
+    judged(ledger, "stated", -1, probe=True, source="feedback", session="s", index=BLOCK, reply=5)
+    found = ledger.probe_candidates(0, 10**9)
+    assert [each.turn_id for each in found] == [
+        *("stated", "probe-disliked-2", "probe-liked-2", "probe-disliked-1", "probe-liked-1"),
+        *("probe-disliked-0", "probe-liked-0"),
+    ]
+    assert found[0] == Candidate("stated", 8, "s#1", "", liked=False, stated=True, tokens=9)
+    assert [each.turn_id for each in ledger.probe_candidates(3, 5)] == ["probe-disliked-1", "probe-liked-1"]
+
+
+def test_a_forgotten_session_takes_its_probe_and_scores_along(ledger: Ledger) -> None:
+    probes(ledger, 1)
+    ledger.record_decision(0, "step", "1", "w", scores={"probe-liked-0": -1.0, "probe-disliked-0": -2.0})
+    ledger.forget_session("probe-liked-0")
+    assert [each.turn_id for each in ledger.probe_candidates(0, 10**9)] == ["probe-disliked-0"]
+    assert ledger.accepted_scores(4) == {1: {"probe-disliked-0": -2.0}}
+    ledger.add_scores(1, {"probe-liked-0": -3.0})  # answered after it was forgotten
+    assert ledger.accepted_scores(4) == {1: {"probe-disliked-0": -2.0}}
+
+
+CANDIDATES = st.lists(
+    st.builds(
+        Candidate,
+        turn_id=st.uuids().map(str),
+        number=st.integers(0, 99),
+        part=st.just("p"),
+        owner=st.sampled_from(["", "alice", "bob"]),
+        liked=st.booleans(),
+        stated=st.booleans(),
+        tokens=st.integers(1, 50),
+    ),
+    max_size=40,
+).map(lambda found: [replace(each, number=-number) for number, each in enumerate(found)])
+
+
+@given(CANDIDATES, st.integers(1, 12), st.integers(0, 400))
+def test_the_choice_keeps_its_bounds(candidates: list[Candidate], most: int, tokens: int) -> None:
+    chosen = choose_probes(candidates, most, tokens)
+    assert len({each.turn_id for each in chosen}) == len(chosen)
+    assert sum(each.tokens for each in chosen) <= tokens
+    for opinion in (True, False):
+        group = [each for each in chosen if each.liked == opinion]
+        assert len(group) <= most
+        if sum(each.tokens for each in candidates) <= tokens:
+            waiting = [each for each in candidates if each.liked == opinion]
+            assert len(group) == min(most, len(waiting))
+            counts = {name: sum(each.owner == name for each in group) for name in ("", "alice", "bob")}
+            left = {each.owner for each in waiting if each not in group}
+            assert all(counts[name] >= max(counts.values()) - 1 for name in left)
+            for name in counts:  # the newest of each owner
+                own = [each for each in waiting if each.owner == name]
+                assert [each for each in group if each.owner == name] == own[: counts[name]]
+
+
+def test_a_small_budget_is_shared_by_both_opinions() -> None:
+    candidates = [Candidate(str(n), -n, "p", "", n < 10, False, 10) for n in range(20)]
+    chosen = choose_probes(candidates, 10, 60)
+    assert [each.liked for each in chosen] == [True, False] * 3
