@@ -20,8 +20,10 @@ HANDLED = frozenset(
     {*UNUSUAL, "evaluation", "no_next_state", "redacted", "no_quorum", "judge_gave_up", "judge_refused"}
 )
 """Reasons with a check of their own."""
-EXPECTED = frozenset({"score_zero", "score_zero_no_hint", "no_hint", "no_teacher_log_probs", "no_teacher_topk"})
-"""Reasons that `openclaw.doctor.judging` looks at."""
+EXPECTED = frozenset(
+    {"probe", "score_zero", "score_zero_no_hint", "no_hint", "no_teacher_log_probs", "no_teacher_topk"}
+)
+"""Reasons that mean no harm, or that `openclaw.doctor.judging` looks at."""
 
 
 def no_turns(look: Look) -> Iterator[Finding]:

@@ -68,7 +68,7 @@ RULES = (
     Rule(Kind.RUN, r".* (--dry-run|--help)$", "starts nothing"),
     Rule(Kind.RUN, r"python -m pytest tests/contract/plugins", "the contract's tests on a plugin that the page shows", "-k test_contract"),
     Rule(Kind.SERVER, r"python openclaw-combine/collect_rollouts\.py", "follows a gateway until Ctrl-C", "--once"),
-    Rule(Kind.ELSEWHERE, r"python (-m openclaw\.\w+|-m slime\.ray\.\w+|slime/train\.py --colocate|-m openclaw\.server --enable-rl-intercept)$|openclaw-rl (COMMAND|report|doctor|forget|export)$", "a sentence names a program"),
+    Rule(Kind.ELSEWHERE, r"python (-m openclaw\.\w+|-m slime\.ray\.\w+|slime/train\.py --colocate|-m openclaw\.server --enable-rl-intercept)$|openclaw-rl \w+$", "a sentence names a program"),
     Rule(Kind.ELSEWHERE, r"openclaw-rl resume ", "needs a run whose training is paused; tests/unit/slime_core/test_fuses.py pauses one"),
     Rule(Kind.DRY_RUN, r"(bash )?\S+/run_\w+\.sh", "starts engines and a trainer", "--dry-run"),
     Rule(Kind.DRY_RUN, r"python openclaw-combine/train_async\.py", "starts engines and a trainer in a process of its own, which sees this machine's GPUs", "--dry-run --gpu-memory-gb 80"),

@@ -189,6 +189,13 @@ def replies_are_cut_off(run: MadeRun) -> None:
         run.judge(run.react(run.turn()), None, reason="truncated", votes=[])
 
 
+def the_gate_refuses(run: MadeRun) -> None:
+    run.healthy(3)
+    run.ledger.record_decision(2, "step", "3", "no worse")
+    for rollout in (3, 4, 5):
+        run.ledger.record_decision(rollout, "refused", "4", f"opinions: -0.2 nats in batch {rollout}", by_margin=True)
+
+
 def the_runtime_dies(run: MadeRun) -> None:
     run.healthy(3)
     run.talk(1)
@@ -220,6 +227,12 @@ BROKEN: dict[str, tuple[Callable[[MadeRun], None], str, str, str]] = {
     "top_p": (the_client_sets_top_p, "sampling", "temperature 0.2, top_p 0.9", "Leave the parameter out"),
     "evaluation": (the_run_evaluates, "evaluation", "20 of 20", "OPENCLAW_EVAL_MODE"),
     "truncated": (replies_are_cut_off, "most_truncated", "20 of 20", "OPENCLAW_MAX_TOKENS"),
+    "gate": (
+        the_gate_refuses,
+        "gate_refuses",
+        "the last 3 decisions; the newest: opinions: -0.2 nats in batch 5",
+        "accept",
+    ),
     "restarts": (the_runtime_dies, "restarts", "4 restarts by the newest driver, 1 of them", "logs/processes.log"),
 }
 
@@ -257,6 +270,13 @@ def test_what_was_mended_is_not_reported(run: MadeRun, monkeypatch: pytest.Monke
     one_turn_sessions(run)
     judge_is_cut_off(run)
     run.healthy(12)
+    assert names(run) == []
+
+
+def test_a_gate_that_accepts_now_and_then_is_no_fault(run: MadeRun) -> None:
+    the_gate_refuses(run)
+    run.ledger.record_decision(6, "step", "4", "no worse")
+    run.ledger.record_decision(7, "refused", "5", "tasks")
     assert names(run) == []
 
 

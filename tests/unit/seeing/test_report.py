@@ -207,6 +207,19 @@ def test_an_owner_sees_nothing_of_another(tmp_path: Path) -> None:
         main([str(run.folder), "--owner", ""])
 
 
+def test_gate_decisions_are_shown(run: MadeRun, tmp_path: Path) -> None:
+    run.healthy(3)
+    assert "Gate decisions" not in page_of(run)
+    gated = MadeRun(tmp_path / "gated").healthy(3)
+    gated.ledger.record_decision(1, "step", "2", "no worse")
+    gated.ledger.record_decision(2, "refused", "3", "opinions: <b>worse</b>")
+    text = Elements(page_of(gated)).text
+    assert "Versions and gate decisions" in text
+    assert re.search(r"Gate decisions (step 1, refused 1|refused 1, step 1)\.", text)
+    assert re.search(r"2 refused 3 \S+ \S+ opinions: <b>worse</b>", text)
+    assert "Gate decisions" not in build(open_run(gated.folder), "").page, "its probes are everybody's"
+
+
 def test_a_run_that_is_down_empty_or_broken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     empty = MadeRun(tmp_path / "empty")
     text = Elements(page_of(empty)).text
