@@ -31,6 +31,7 @@ from slime.utils.private_files import private_folder
 
 PREVIEW = 60
 SHOWN_LOCAL = "local"
+SHOWN_REFUSALS = 5
 EPISODE_VIEWER = "agentrl.rollout.inspect"
 """Named, because nothing imports `agentrl`."""
 EPISODE_RECORDS = "episodes/*.jsonl"
@@ -118,6 +119,8 @@ def summary(ledger: Ledger) -> Iterable[str]:
     yield from owner_lines(ledger.owner_samples())
     if error := ledger.judge_error():
         yield f"last judge error: {error}"
+    for refused in ledger.decisions("AND kind = 'refused' ORDER BY number DESC LIMIT ?", (SHOWN_REFUSALS,)):
+        yield f"step {refused.rollout_id:<4} {refused.samples:3} samples  in quarantine: {refused.why}"
     for step in ledger.step_records():
         seconds = step["live_at"] - step["trained_at"]
         yield (

@@ -20,6 +20,11 @@ class History:
     points: list[dict[str, Any]] = field(default_factory=list)
 
 
+def batches_done(ledger: Ledger) -> int:
+    """Return the number of updates that are live, and of those that the gate refused."""
+    return int(ledger.counts()["steps"]) + len(ledger.decisions("AND kind = 'refused'"))
+
+
 class Watch:
     """Reads the ledger and the student's tally; a context manager for the display."""
 
@@ -31,7 +36,7 @@ class Watch:
         self._started = time.monotonic()
         self.history = History(list(earlier))
         self.ready = 0
-        self.steps = int(ledger.counts()["steps"])
+        self.steps = batches_done(ledger)
         text = (
             "updates, {task.fields[sessions]} sessions, {task.fields[turns]} turns, {task.fields[ready]} samples ready"
         )
@@ -56,12 +61,12 @@ class Watch:
 
     @property
     def done(self) -> bool:
-        """Whether all updates are live."""
+        """Whether all updates are live or refused."""
         return self.steps >= self._updates
 
     def look(self) -> None:
         """Read the ledger and update the display."""
-        steps = int(self._ledger.counts()["steps"])
+        steps = batches_done(self._ledger)
         self.ready = self._ledger.ready_count()
         rate = self._tally.recent_rule_rate
         liked = "-" if rate is None else f"{rate:.2f}"

@@ -18,7 +18,7 @@ from typing import TypeVar
 from openclaw.config.gate_variables import GateVariables
 from openclaw.gate.decision import Evidence, Finding, decide_on
 from openclaw.gate.questions import ask_about
-from openclaw.ledger.decisions import DecisionRecord
+from openclaw.ledger.decisions import SERVING, DecisionRecord
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.where import gate_command
 from openclaw.training.rollout import LedgerDataSource, until_available
@@ -101,8 +101,10 @@ class Gate:
 
     def _with_earlier(self, evidence: Evidence, serving: DecisionRecord) -> Evidence:
         """Return the evidence with the scores of the last accepted versions but the serving one."""
-        names = {each.number: each.weight_version for each in self._ledger.decisions()}
-        earlier = self._ledger.accepted_scores(self._bounds.gate_memory)
+        memory = self._bounds.gate_memory
+        earlier = self._ledger.accepted_scores(memory)
+        newest = self._ledger.decisions(f"AND kind IN {SERVING} ORDER BY number DESC LIMIT ?", (memory,))
+        names = {each.number: each.weight_version for each in newest}
         named = {names[number]: scores for number, scores in earlier.items() if number != serving.number}
         return replace(evidence, earlier=named)
 

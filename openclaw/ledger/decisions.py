@@ -21,6 +21,8 @@ from openclaw.ledger.database import Database
 Kind = Literal["start", "step", "refused", "rollback", "accept"]
 QUARANTINE, ROLLBACK = "quarantine", "rollback"
 """Why a sample was dropped: the gate refused its batch; a rollback went back to weights without it."""
+SERVING = "('start', 'step', 'rollback')"
+"""The kinds of decisions whose weights serve, or served, in SQL."""
 UNBOUNDED = 2**62
 
 
@@ -159,7 +161,7 @@ class DecisionQueries(Database):
 
     def serving(self) -> DecisionRecord | None:
         """Return the newest decision whose weights serve: a start, a step or a rollback; None before the first."""
-        found = self.decisions("AND kind IN ('start', 'step', 'rollback') ORDER BY number DESC LIMIT 1")
+        found = self.decisions(f"AND kind IN {SERVING} ORDER BY number DESC LIMIT 1")
         return found[0] if found else None
 
     def accepted_scores(self, count: int) -> dict[int, dict[str, float]]:
@@ -172,13 +174,13 @@ class DecisionQueries(Database):
                 "SELECT MAX(number) FROM decisions WHERE kind IN ('rollback', 'accept') AND undone_at IS NULL"
             ).fetchone()
             kept = connection.execute(
-                "SELECT number FROM decisions WHERE kind IN ('start', 'step', 'rollback') AND undone_at IS NULL AND number >= ?"
+                f"SELECT number FROM decisions WHERE kind IN {SERVING} AND undone_at IS NULL AND number >= ?"
                 " ORDER BY number DESC LIMIT ?",
                 (marks[0] or 0, count),
             ).fetchall()
             oldest = min((row["number"] for row in kept), default=UNBOUNDED)
             serving = connection.execute(
-                "SELECT MAX(number) FROM decisions WHERE kind IN ('start', 'step', 'rollback') AND undone_at IS NULL"
+                f"SELECT MAX(number) FROM decisions WHERE kind IN {SERVING} AND undone_at IS NULL"
             ).fetchone()[0]
             connection.execute(
                 "DELETE FROM probe_scores WHERE decision < ? AND decision <> ?",

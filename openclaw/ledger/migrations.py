@@ -195,6 +195,7 @@ CREATE TABLE probe_scores (             -- mean log-probability per token of a p
     PRIMARY KEY (decision, turn_id)
 );
 CREATE INDEX probe_scores_by_turn ON probe_scores(turn_id);
+CREATE INDEX samples_by_rollout ON samples(rollout_id) WHERE rollout_id IS NOT NULL;
 CREATE INDEX turns_for_probes ON turns(number) WHERE reason = 'probe';
 """
 

@@ -24,9 +24,9 @@ PROBE = "probe"
 """Why a judged turn gives no sample: it is kept to compare versions of the weights."""
 BLOCK = 16
 """Turns in a row of a session that are probes, or not, together: some people have one session for days."""
-RECENT = 256
+RECENT = 128
 """Number of judged turns in which an owner's share of probes is bounded."""
-MOST_CANDIDATES = 4096
+MOST_CANDIDATES = 1024
 SCALE = 2**64
 
 

@@ -367,6 +367,14 @@ def test_ledger_lies_with_the_checkpoints(args: Arguments, tmp_path: Path) -> No
     assert ledger_path(args, {"OPENCLAW_LEDGER": "/elsewhere.db"}) == Path("/elsewhere.db")
 
 
+def test_turns_become_probes_only_in_a_run_with_a_gate(args: Arguments) -> None:
+    share = {"OPENCLAW_GATE_SHARE": "0.3"}
+    assert RuntimeConfig.from_env(runtime_environment(args, "m.M", share)).gate_share == 0
+    args.before_push_path = "openclaw.gate.plugin.decide"
+    assert RuntimeConfig.from_env(runtime_environment(args, "m.M", share)).gate_share == 0.3
+    assert RuntimeConfig.from_env(runtime_environment(args, "m.M", {})).gate_share == 0.1
+
+
 def test_runtime_environment_is_what_the_run_decides_over_what_the_caller_set(args: Arguments) -> None:
     given = {
         "PATH": "/bin",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from openclaw.config.gate_variables import GATE_PATH
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.exceptions import ConfigError
 from openclaw.launch.__main__ import main
@@ -21,6 +22,7 @@ from openclaw.launch.resolve import make_plan
 from openclaw.launch.variables import LAUNCH_VARIABLES, REPLACED, parse_gpus
 from openclaw.runtime.process import free_port
 from slime.arguments.checkpoint import CONTINUE_VARIABLE
+from slime.utils.misc import load_function
 from tests.helpers.checkpoints import config_only
 
 METHODS = ("rl", "opd", "combine")
@@ -404,3 +406,16 @@ def test_a_live_run_has_fuses_unless_the_variable_says_otherwise(tmp_path: Path)
     assert plan(model=model, OPENCLAW_FUSES="train/ppo_kl>2 a<1").args.fuses == ["train/ppo_kl>2", "a<1"]
     assert plan(model=model, OPENCLAW_FUSES="off").args.fuses is None
     assert any("no fuse" in problem for problem in plan(model=model, OPENCLAW_FUSES="nonsense").problems)
+
+
+def test_the_gate_is_a_variable_and_its_tasks_are_checked_before_anything_starts(tmp_path: Path) -> None:
+    model = config_only(tmp_path / "model")
+    assert plan(model=model).args.before_push_path is None
+    gated = plan(model=model, GATE="1")
+    assert gated.args.before_push_path == GATE_PATH
+    assert gated.problems == plan(model=model).problems
+    assert callable(load_function(GATE_PATH))
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text('{"messages": []}')
+    *_, problem = plan(model=model, GATE="1", OPENCLAW_GATE_TASKS=str(tasks)).problems
+    assert problem.startswith(f"OPENCLAW_GATE_TASKS={tasks} line 1: messages is not a list of messages")
