@@ -4,6 +4,7 @@
 * ``chat``, ``doctor``, ``inspect``, ``report``, ``resume``, ``server``: commands.
 * ``inspect_episodes``, ``runs``: what the look into a ledger shows of episodes; a run's folder, read for people.
 * ``launch``: a launch script's variables become a plan.
+* ``gate``: whether an update may serve.
 * ``training``: the ledger's samples become batches.
 * ``runtime``: the process that serves and judges.
 * ``gateway``, ``judge``: answer requests; judge turns.
