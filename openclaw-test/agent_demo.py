@@ -106,12 +106,17 @@ def policy(options: argparse.Namespace, console: Console) -> Path:
         return taught(recorded, status.update)
 
 
+def pool_words(options: argparse.Namespace) -> list[str]:
+    """Return the arguments of the pool."""
+    words = ["--env", "agentrl.harness.environment.HarnessEnvironment", "--harness", options.harness]
+    words += ["--gateway-url", f"http://127.0.0.1:{options.port}", "--slots", str(SLOTS), "--port", "0"]
+    return [*words, "--ledger", str(options.run_dir / "pool.sqlite")]
+
+
 def start_pool(options: argparse.Namespace, stack: ExitStack) -> str:
     """Start the pool; return its address."""
     log = options.run_dir / "pool.log"
-    words = ["--env", "agentrl.harness.environment.HarnessEnvironment", "--harness", options.harness]
-    words += ["--gateway-url", f"http://127.0.0.1:{options.port}", "--slots", str(SLOTS), "--port", "0"]
-    pool = _spawn("agentrl.pool", [*words, "--ledger", str(options.run_dir / "pool.sqlite")], log, stack)
+    pool = _spawn("agentrl.pool", pool_words(options), log, stack)
     deadline = time.monotonic() + POOL_S
     while time.monotonic() < deadline and pool.alive():
         if found := LISTENING.search(log.read_text()):
@@ -120,19 +125,17 @@ def start_pool(options: argparse.Namespace, stack: ExitStack) -> str:
     raise DemoFailed(f"the pool did not start; the end of {log}:\n{pool.log_tail()}")
 
 
+def driver_words(options: argparse.Namespace, pool_url: str) -> list[str]:
+    """Return the arguments of the driver."""
+    words = ["--harness", options.harness, "--task", TASK, "--group-size", str(GROUP), "--parallel", str(SLOTS)]
+    words += ["--timeout-s", f"{RUN_S[options.harness]:g}", "--most-ready", str(GROUP)]
+    words += ["--records", str(records_of(options))]
+    return [*words, "--pool-url", pool_url, "--gateway-url", f"http://127.0.0.1:{options.port}"]
+
+
 def start_driver(options: argparse.Namespace, pool_url: str, stack: ExitStack) -> ChildProcess:
     """Start the driver; it goes on until it is stopped."""
-    words = ["--harness", options.harness, "--task", TASK, "--group-size", str(GROUP), "--parallel", str(SLOTS)]
-    words += [
-        "--timeout-s",
-        f"{RUN_S[options.harness]:g}",
-        "--most-ready",
-        str(GROUP),
-        "--records",
-        str(records_of(options)),
-    ]
-    words += ["--pool-url", pool_url, "--gateway-url", f"http://127.0.0.1:{options.port}"]
-    return _spawn("agentrl.harness", words, options.run_dir / "agents.log", stack)
+    return _spawn("agentrl.harness", driver_words(options, pool_url), options.run_dir / "agents.log", stack)
 
 
 def records_of(options: argparse.Namespace) -> Path:

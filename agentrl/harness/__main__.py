@@ -77,6 +77,21 @@ async def _until_signal(options: argparse.Namespace, tasks: Sequence[str]) -> in
         return SIGNALLED_EXIT + received[0]
 
 
+def plan_of(options: argparse.Namespace, tasks: Sequence[str]) -> Plan:
+    """Return what the options say about the groups of the tasks."""
+    return Plan(
+        tasks=tasks,
+        group_size=options.group_size,
+        spare=options.spare,
+        parallel=options.parallel,
+        groups=options.epochs * len(tasks) if options.epochs else options.groups,
+        tries=options.tries,
+        most_ready=options.most_ready,
+        seed=options.seed,
+        metadata={"harness": options.harness},
+    )
+
+
 async def drive(options: argparse.Namespace, tasks: Sequence[str]) -> int:
     """Drive the tasks; return the exit status.
 
@@ -85,18 +100,8 @@ async def drive(options: argparse.Namespace, tasks: Sequence[str]) -> int:
         AwayError: pool or gateway have gone.
         AgentError: the pool does not answer at the start.
     """
-    groups = options.epochs * len(tasks) if options.epochs else options.groups
-    plan = Plan(
-        tasks=tasks,
-        group_size=options.group_size,
-        spare=options.spare,
-        parallel=options.parallel,
-        groups=groups,
-        tries=options.tries,
-        most_ready=options.most_ready,
-        seed=options.seed,
-        metadata={"harness": options.harness},
-    )
+    plan = plan_of(options, tasks)
+    groups = plan.groups
     check_plan(plan, options.timeout_s)
     pool_key, gateway_key = os.environ.get(POOL_KEY) or None, os.environ.get(GATEWAY_KEY) or None
     async with (

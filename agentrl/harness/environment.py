@@ -2,8 +2,8 @@
 
 The one action is ``{"run_agent": {"harness": NAME, "api_key": KEY, "model": MODEL, "timeout_s": S}}``, once after a reset.
 Guarantees: only programs that the pool's operator listed are started, and they reach only the operator's gateway, with the
-client's key. The key is in no log, error or answer. If the gateway failed the program, the run is an `InfraError`, so
-whatever the program left is never rewarded. Program and sandbox live until the verdict, the door until the run ends.
+client's key. The key is in no log, error or answer. If the gateway failed the program, or cost it time that was then over, the
+run is an `InfraError`, so whatever the program left is never rewarded. Program and sandbox live until the verdict, the door until the run ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from agentrl.harness.addresses import GATEWAY_URL
 from agentrl.harness.interface import Assignment, Harness
 from agentrl.processes.owned import Processes
 from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
-from agentrl.sandbox.gateway_health import GatewayHealth
+from agentrl.sandbox.gateway_health import GatewayHealth, Outage
 from agentrl.sandbox.interface import Door, ExecResult, Mount, SandboxSpec
 from agentrl.sandbox.model_door import model_door
 from agentrl.tasks.shell.environment import ShellEnvironment
@@ -147,6 +147,8 @@ class HarnessEnvironment(ShellEnvironment):
         )
         sandbox = await self._open(_with(self.spec(), harness, await asyncio.to_thread(harness.mounts), socket))
         assert self._task is not None
+        outage = Outage(self.gateway_url, health)
+        await outage.begin()
         result = await harness.run(
             sandbox,
             Assignment(
@@ -157,9 +159,10 @@ class HarnessEnvironment(ShellEnvironment):
                 timeout_s=asked.timeout_s,
             ),
         )
+        problem = await outage.problem() if result.timed_out else health.problem
         await self._door.aclose()
-        if health.problem is not None:
-            raise InfraError(f"the gateway failed {harness.name}: {health.problem}", code="gateway_failed")
+        if problem is not None:
+            raise InfraError(f"the gateway failed {harness.name}: {problem}", code="gateway_failed")
         return result
 
 

@@ -4,7 +4,7 @@ Guarantees: the lease is given back however the episode ends, cancellation inclu
 its lease and its half reply; `EpisodeRun.play` then goes on exactly there. A failure that is not the agent's is an
 `EpisodeLost`, so it has no reward. Every limit ends the episode as truncated, and its state is still judged. An action that
 outlasts its time in the environment is one of these limits; it cannot be judged, so it counts as failed. A pool that does
-not answer is infrastructure.
+not answer is infrastructure. The wait for a lease and the time between an abort and the next `play` count as no time of it.
 """
 
 from __future__ import annotations
@@ -124,8 +124,7 @@ class EpisodeRun:
         self._ending: str | None = None
         self._malformed = self._cuts = self._aborts = 0
         self._prefix_cache = PrefixCacheInfo()
-        self._begun = time.monotonic()
-        self._outside = 0.0
+        self._since = self._played = self._outside = 0.0
 
     @property
     def name(self) -> str:
@@ -142,8 +141,10 @@ class EpisodeRun:
         """
         try:
             lent = self._lent or await self._begin()
+            self._since = time.monotonic()
             while self._ending is None:
                 if self._policy.stopping or not await self._turn(lent):
+                    self._played = self._seconds()
                     self._aborts += 1
                     self._record.write("aborted", t=len(self._turns))
                     return None
@@ -224,7 +225,7 @@ class EpisodeRun:
             self._ending = "turns"
         elif self._tokens_left() <= 0:
             self._ending = "sampled_tokens"
-        elif time.monotonic() - self._begun >= settings.episode_seconds:
+        elif self._seconds() >= settings.episode_seconds:
             self._ending = "seconds"
         if self._ending is not None:
             return None
@@ -254,6 +255,10 @@ class EpisodeRun:
             tokens=[len(ids), len(after)],
         )
         return after
+
+    def _seconds(self) -> float:
+        """Return how long the episode was played: neither in the pool's queue nor parked."""
+        return self._played + time.monotonic() - self._since
 
     def _tokens_left(self) -> int:
         return self._settings.max_sampled_tokens - sum(len(turn.sampled.response_ids) for turn in self._turns)

@@ -25,7 +25,7 @@ class Settings(EnvironmentConfig):
         "AGENTRL_MAX_SAMPLED_TOKENS", 32768, "most tokens that the policy samples in an episode", minimum=1
     )
     episode_seconds: float = variable(
-        "AGENTRL_EPISODE_SECONDS", 1800.0, "seconds after which no further turn begins; parked time counts", above=0.0
+        "AGENTRL_EPISODE_SECONDS", 1800.0, "seconds of play after which no further turn begins", above=0.0
     )
     step_seconds: float = variable(
         "AGENTRL_STEP_SECONDS",

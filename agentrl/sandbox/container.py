@@ -176,7 +176,7 @@ class Container:
             _check_name(RUNTIME, self._settings.runtime, "a runtime", "sandbox runtime")
             argv += ["--runtime", self._settings.runtime]
         mounts = [Mount(CODE, CODE_INSIDE), *spec.mounts]
-        mounts += [Mount(_reachable(door), _door_inside(door.port)) for door in spec.doors]
+        mounts += [Mount(_opened(door), _door_inside(door.port)) for door in spec.doors]
         for mount in mounts:
             argv += [
                 "--mount",
@@ -230,7 +230,6 @@ class Container:
         """Start a container and try its walls, its limits and a door; remove it."""
         path = folder / "door"
         server = await asyncio.start_unix_server(_greet, path)
-        path.chmod(0o666)
         ledger = ProcessLedger(folder / "check.sqlite")
         processes = Processes(ledger)
         try:
@@ -278,18 +277,18 @@ def _check_name(pattern: re.Pattern[str], text: str, what: str, setting: str) ->
         raise InvalidError(f"{text!r} is no name of {what}; correct the {setting}", code="bad_image")
 
 
-def _reachable(door: Door) -> Path:
-    """Return a door's socket, if the container's user may connect to it.
+def _opened(door: Door) -> Path:
+    """Return a door's socket, to which the container's user may connect from now on.
 
     Raises:
-        InvalidError: it may not.
+        InvalidError: other users of this machine could connect, too.
     """
-    if not door.socket.stat().st_mode & stat.S_IWOTH:
+    folder = door.socket.parent
+    if folder.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise InvalidError(
-            f"user {USER} of a container cannot connect to {door.socket}; give the socket mode 0666, in a folder that"
-            " only the server enters",
-            code="bad_spec",
+            f"other users can enter {folder}; put the socket of a door into a folder of mode 0700", code="bad_spec"
         )
+    door.socket.chmod(0o666)
     return door.socket
 
 

@@ -4,12 +4,17 @@ Guarantees: a call failed if the gateway was out of reach, broke off, answered w
 such an error, or said that engines died under the request. The gateway's other refusals are answers like any other. A failed
 call is forgiven once a chat completion that began after it succeeds: then the program had tried again. A call that the
 program itself gave up says nothing. A failure is known before the program sees it, so no program can end too early for that.
+
+A program whose time was over had less of it if the gateway failed it in between, hangs, or waited for an engine, so `Outage`
+forgives nothing.
 """
 
 from __future__ import annotations
 
 import json
 from typing import Any
+
+import httpx
 
 CHAT = "/v1/chat/completions"
 TAIL = 8192
@@ -20,6 +25,12 @@ ENGINE_DIED = "engine_died"
 """Code of a 400, so that nobody repeats a request that may have killed the engines."""
 REFUSED = "invalid_request_error"
 """Type of a stream's error that is not the gateway's fault."""
+ANSWER_S = 10.0
+"""A gateway that does not tell its health within so many seconds hangs."""
+LEAST_AWAY_S = 1.0
+"""A shorter wait for an engine is not held against the gateway."""
+AWAY = "engine_away_seconds"
+"""Field of the gateway's health: for how long requests have waited for an engine since it started."""
 
 
 class GatewayHealth:
@@ -29,6 +40,12 @@ class GatewayHealth:
         self._begun = 0
         self._failed_at = 0
         self._problem: str | None = None
+        self._first: str | None = None
+
+    @property
+    def first_problem(self) -> str | None:
+        """What the gateway failed in first, forgiven or not."""
+        return self._first
 
     @property
     def problem(self) -> str | None:
@@ -44,6 +61,7 @@ class GatewayHealth:
         """Note a failure."""
         self._failed_at = self._begun
         self._problem = problem
+        self._first = self._first or problem
 
     def succeeded(self, number: int) -> None:
         """Note that the chat completion with this number was answered."""
@@ -115,6 +133,45 @@ class Call:
             self._known = True
             if self._chat:
                 self._health.succeeded(self._number)
+
+
+class Outage:
+    """Whether a gateway could answer during the whole of a run; `begin` before it, `problem` after it."""
+
+    def __init__(self, base_url: str, health: GatewayHealth) -> None:
+        """Prepare; ``health``: of the run's door."""
+        self._base_url, self._health = base_url, health
+        self._before = 0.0
+
+    async def begin(self) -> None:
+        """Ask the gateway how long it has waited for engines so far."""
+        self._before = await _away_seconds(self._base_url) or 0.0
+
+    async def problem(self) -> str | None:
+        """Return what the run lost time to, or None."""
+        if self._health.first_problem is not None:
+            return self._health.first_problem
+        now = await _away_seconds(self._base_url)
+        if now is None:
+            return f"it does not say within {ANSWER_S:g} s how it is"
+        waited = now - self._before
+        return f"requests waited for its engine for {waited:.1f} s of the run" if waited >= LEAST_AWAY_S else None
+
+
+async def _away_seconds(base_url: str) -> float | None:
+    """Return how long the gateway has waited for engines, 0 if it does not tell; None if it cannot answer."""
+    try:
+        async with httpx.AsyncClient(timeout=ANSWER_S, trust_env=False) as client:
+            answer = await client.get(f"{base_url}/healthz")
+        if answer.status_code >= 500:
+            return None
+        told = answer.json()
+    except httpx.HTTPError:
+        return None
+    except ValueError:
+        return 0.0
+    seconds = told.get(AWAY) if isinstance(told, dict) else None
+    return float(seconds) if isinstance(seconds, (int, float)) else 0.0
 
 
 def _error(body: bytes) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from typing import Any
 
 import orjson
 
+from openclaw.engine.away import AwayTime
 from openclaw.engine.connection import Answer, Connections
 from openclaw.engine.deaths import Deaths, Suspicion
 from openclaw.exceptions import (
@@ -101,12 +102,13 @@ class EngineClient:
             wait_seconds: how long a request waits for an engine that is away.
             on_retry: called with ``away`` or ``resumed`` whenever a request is sent again.
             on_death: called with ``resent`` or ``refused`` for each request under which an engine ended.
-            clock: monotonic seconds.
+            clock: monotonic seconds; `away` counts by it, too.
         """
         self.url = url.rstrip("/")
         self._wait_seconds = wait_seconds
         self._on_retry = on_retry
         self._clock = clock
+        self.away = AwayTime(clock)
         self._last_version = "default"
         self._aborts: set[asyncio.Task[None]] = set()
         self._connections = Connections(self.url)
@@ -146,42 +148,49 @@ class EngineClient:
         """
         progress = _Progress()
         pause = FIRST_PAUSE_SECONDS
-        while len(progress.ids) < sampling_params["max_new_tokens"]:
-            before = len(progress.ids)
-            try:
-                attempt = self._attempt(rid, input_ids, sampling_params, progress, top_logprobs, routing_key)
-                async with self._deaths.turn(progress.suspicion) as heard, aclosing(attempt) as chunks:
-                    async for chunk in chunks:
-                        heard()
-                        yield chunk
-                return
-            except EngineBrokeOffError as error:
-                heard_tokens = len(progress.ids) > before
-                if error.while_working:
-                    name = f"{rid} (key {client}, conversation {routing_key})"
-                    self._deaths.note(name, progress.suspicion, heard=heard_tokens)
-                failed = isinstance(error, EngineReportedError) and error.status == 500
-                progress.failures = progress.failures + 1 if failed and not heard_tokens else int(failed)
-                if progress.failures >= MOST_FAILURES or (
-                    failed and progress.ids and GRAMMAR_PARAMETER in sampling_params
-                ):
-                    raise EngineRejectedError(f"{progress.failures} times: {error}") from error
-                if progress.ids and GRAMMAR_PARAMETER in sampling_params:
-                    raise EngineAwayError(
-                        f"{self.url} went away within a reply that follows a grammar: {error}"
-                    ) from error
-                now = self._clock()
-                if progress.away_since is None or heard_tokens:
-                    progress.away_since, pause = now, FIRST_PAUSE_SECONDS
-                if now - progress.away_since + pause > self._wait_seconds:
-                    raise EngineAwayError(f"no answer for {self._wait_seconds:g} s from {self.url}: {error}") from error
-                logger.warning("request %s waits for the engine after %d tokens: %s", rid, len(progress.ids), error)
-            self._on_retry("resumed" if progress.ids else "away")
-            await asyncio.sleep(pause)
-            pause = min(LONGEST_PAUSE_SECONDS, pause * 2)
-            progress.attempts += 1
-        # All tokens were delivered, but the connection broke before the engine reported the end.
-        yield TokenChunk([], [], self._last_version, finish="length")
+        try:
+            while len(progress.ids) < sampling_params["max_new_tokens"]:
+                before = len(progress.ids)
+                try:
+                    attempt = self._attempt(rid, input_ids, sampling_params, progress, top_logprobs, routing_key)
+                    async with self._deaths.turn(progress.suspicion) as heard, aclosing(attempt) as chunks:
+                        async for chunk in chunks:
+                            heard()
+                            self.away.end(rid)
+                            yield chunk
+                    return
+                except EngineBrokeOffError as error:
+                    heard_tokens = len(progress.ids) > before
+                    if error.while_working:
+                        name = f"{rid} (key {client}, conversation {routing_key})"
+                        self._deaths.note(name, progress.suspicion, heard=heard_tokens)
+                    failed = isinstance(error, EngineReportedError) and error.status == 500
+                    progress.failures = progress.failures + 1 if failed and not heard_tokens else int(failed)
+                    if progress.failures >= MOST_FAILURES or (
+                        failed and progress.ids and GRAMMAR_PARAMETER in sampling_params
+                    ):
+                        raise EngineRejectedError(f"{progress.failures} times: {error}") from error
+                    if progress.ids and GRAMMAR_PARAMETER in sampling_params:
+                        raise EngineAwayError(
+                            f"{self.url} went away within a reply that follows a grammar: {error}"
+                        ) from error
+                    now = self._clock()
+                    if progress.away_since is None or heard_tokens:
+                        progress.away_since, pause = now, FIRST_PAUSE_SECONDS
+                    if now - progress.away_since + pause > self._wait_seconds:
+                        raise EngineAwayError(
+                            f"no answer for {self._wait_seconds:g} s from {self.url}: {error}"
+                        ) from error
+                    logger.warning("request %s waits for the engine after %d tokens: %s", rid, len(progress.ids), error)
+                self.away.begin(rid)
+                self._on_retry("resumed" if progress.ids else "away")
+                await asyncio.sleep(pause)
+                pause = min(LONGEST_PAUSE_SECONDS, pause * 2)
+                progress.attempts += 1
+            # All tokens were delivered, but the connection broke before the engine reported the end.
+            yield TokenChunk([], [], self._last_version, finish="length")
+        finally:
+            self.away.end(rid)
 
     async def _attempt(
         self,

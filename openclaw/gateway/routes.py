@@ -96,9 +96,12 @@ def add_status_routes(app: FastAPI, service: ChatService, registry: CollectorReg
 
     @app.get("/healthz")
     async def healthz() -> Response:
-        """Report that the gateway takes requests, why training is paused, and what the gate keeps refusing."""
+        """Report that the gateway takes requests, how long some waited for an engine, why training is paused, and what the
+        gate keeps refusing.
+        """
         config = service.config
         told = {"status": "ok", "model": config.model_name, "sessions": len(service.sessions)}
+        told["engine_away_seconds"] = round(service.engine.away.seconds, 3)
         note = paused(config.run_dir) if config.run_dir else None
         offer = await service.outcomes.offered(config.gate_offer) if config.run_dir else None
         told |= {} if note is None else {"training": str(note)}

@@ -2,7 +2,7 @@
 
 A test makes a `FakeEngine`, which installs itself as an executable; that runs this file as a program. A container is a
 supervisor as a plain process of this machine that is no child of the command line, as with a daemon. It sees the mounts as
-the real one would only for `CODE_INSIDE`. `FakeEngine.change` says what goes wrong.
+the real one would only for `CODE_INSIDE` and for doors, whose ports are those of this machine. `FakeEngine.change` says what goes wrong.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def run(folder: Path, settings: dict[str, Any], argv: list[str]) -> int:
     assert words[:4] == ["-I", "-S", "-B", "-c"]
     assert "agentrl.sandbox.inside.supervisor" in words[4]
     process = subprocess.Popen(
-        [sys.executable, "-S", "-B", str(LOCAL_SUPERVISOR), str(home), words[5]],
+        [sys.executable, "-S", "-B", str(LOCAL_SUPERVISOR), str(home), with_doors(words[5], options.mount)],
         env={"PYTHONPATH": str(packages), "PATH": "/usr/bin:/bin"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -163,6 +163,20 @@ def run(folder: Path, settings: dict[str, Any], argv: list[str]) -> int:
     code = process.wait()
     end(home)
     return 137 if code < 0 else code
+
+
+def with_doors(told: str, mounts: list[str]) -> str:
+    """Return the supervisor's settings with the sockets of doors where this machine has them."""
+    settings = json.loads(told)
+    fields: list[dict[str, str]] = [
+        {name: value for name, _, value in (each.partition("=") for each in mount.split(","))} for mount in mounts
+    ]
+    hosts = {each["target"]: each["source"] for each in fields}
+    for path in hosts.values():
+        if Path(path).is_socket():
+            assert os.stat(path).st_mode & 0o002, f"a container's user may not connect to {path}"
+    settings["doors"] = {port: hosts[path] for port, path in settings["doors"].items()}
+    return json.dumps(settings)
 
 
 def keep_open(pipe: BinaryIO, home: Path) -> None:

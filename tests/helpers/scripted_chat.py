@@ -62,7 +62,8 @@ Answer = dict[str, Any] | Response | None
 class ScriptedChat:
     """What was asked, in order, and what is answered: ``answer`` gets the number of the request, from 0, and its body.
 
-    A message is a complete reply, and None waits for ``gate`` without an answer.
+    A message is a complete reply, and None waits for ``gate`` without an answer. ``healths`` are what ``/healthz`` answers,
+    in order and the last one again; None waits, too.
     """
 
     answer: Callable[[int, dict[str, Any]], Answer]
@@ -70,6 +71,7 @@ class ScriptedChat:
     asked: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
+    healths: list[Any] = field(default_factory=lambda: [{"engine_away_seconds": 0.0}])
 
     async def __call__(self, request: Request) -> Response:
         """Answer a chat completion."""
@@ -83,6 +85,13 @@ class ScriptedChat:
             answer = refused(503, "over", "server_error")
         return answer if isinstance(answer, Response) else whole(answer)
 
+    async def health(self, request: Request) -> Response:
+        """Answer as a gateway does that is asked how it is."""
+        told = self.healths.pop(0) if len(self.healths) > 1 else self.healths[0]
+        if told is None:
+            await self.gate.wait()
+        return told if isinstance(told, Response) else JSONResponse(told)
+
 
 @asynccontextmanager
 async def scripted_chat(
@@ -91,7 +100,8 @@ async def scripted_chat(
     """Serve a script; the last answer of a list is repeated."""
     script = answer if callable(answer) else (lambda number, body: answer[min(number, len(answer) - 1)])
     chat = ScriptedChat(script)
-    async with serve(Starlette(routes=[Route("/v1/chat/completions", chat.__call__, methods=["POST"])])) as chat.url:
+    routes = [Route("/v1/chat/completions", chat.__call__, methods=["POST"]), Route("/healthz", chat.health)]
+    async with serve(Starlette(routes=routes)) as chat.url:
         try:
             yield chat
         finally:

@@ -25,6 +25,7 @@ from agentrl.processes.owned import Processes
 from agentrl.protocol import StepRequest
 from agentrl.registry import Registry
 from agentrl.rollout.opening import opening
+from agentrl.sandbox import gateway_health
 from agentrl.sandbox.interface import ExecResult, Mount, Sandbox
 from agentrl.tasks.harbor import HarborTask
 from agentrl.tasks.shell.environment import ShellEnvironment
@@ -151,15 +152,68 @@ async def test_an_agent_that_does_nothing_has_failed(make: Callable[..., Made]) 
         assert (await environment.evaluate()).status == "task_failed"
 
 
-async def test_a_program_that_was_ended_is_truncated_and_judged(make: Callable[..., Made]) -> None:
-    async def late(sandbox: Sandbox, assignment: Assignment) -> ExecResult:
+def late(made: Made, asks: int = 0) -> Made:
+    """Let the program solve its task, ask the model, and have no time left."""
+
+    async def play(sandbox: Sandbox, assignment: Assignment) -> ExecResult:
+        for _ in range(asks):
+            await ask(socket_of(made.provider.specs[0]), assignment.api_key)
         await shell(sandbox, oracle(WORD))
         return result(timed_out=True)
 
-    async with ready(make().playing(late)) as environment:
+    return made.playing(play)
+
+
+@pytest.mark.parametrize(
+    "healths",
+    [
+        [{"engine_away_seconds": 7.0}, {"engine_away_seconds": 7.0}],
+        [{"engine_away_seconds": 7.0}, {"engine_away_seconds": 7.9}],
+        [{"engine_away_seconds": 7.0}, {"engine_away_seconds": 0.0}],
+        [{"status": "ok"}],
+        [[]],
+        [refused(404)],
+    ],
+)
+async def test_a_program_that_was_ended_is_truncated_and_judged(healths: list[Any], make: Callable[..., Made]) -> None:
+    made = make()
+    async with scripted_chat([said("hello")]) as chat, ready(late(made, 2)) as environment:
+        made.kind.gateway_url, chat.healths = chat.url, healths
         step = await environment.step(running())
         assert (step.done, step.truncated, step.observation.data["exit_code"]) == (True, True, None)
         assert (await environment.evaluate()).score == 1.0
+        assert len(chat.asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("answers", "healths", "problem"),
+    [
+        ([said("hello")], [{}, None], r"does not say within 0\.2 s"),
+        ([said("hello")], [{}, refused(503)], "does not say within"),
+        ([said("hello")], [{"engine_away_seconds": 7.0}, {"engine_away_seconds": 9.0}], r"its engine for 2\.0 s"),
+        ([refused(503), said("hello")], [{}], "status 503"),
+        ([refused(500), refused(503), said("hello")], [{}], "status 500"),
+    ],
+)
+async def test_time_that_the_gateway_took_is_never_the_agent_s(
+    answers: list[Any], healths: list[Any], problem: str, make: Callable[..., Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_health, "ANSWER_S", 0.2 if None in healths else gateway_health.ANSWER_S)
+    made = make()
+    async with scripted_chat(answers) as chat, ready(late(made, len(answers))) as environment:
+        made.kind.gateway_url, chat.healths = chat.url, healths
+        with pytest.raises(InfraError, match=problem):
+            await environment.step(running())
+        with pytest.raises(InfraError):
+            await environment.evaluate()
+
+
+async def test_a_gateway_that_is_gone_when_the_time_is_over_is_never_the_agent_s_doing(
+    make: Callable[..., Made],
+) -> None:
+    async with ready(late(make())) as environment:
+        with pytest.raises(InfraError, match="the gateway failed scripted: it does not say"):
+            await environment.step(running())
 
 
 async def test_the_client_sees_the_end_of_the_output_without_the_key(make: Callable[..., Made]) -> None:

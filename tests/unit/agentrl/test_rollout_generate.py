@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from agentrl.environment import Task
 from agentrl.exceptions import DeadlineError
 from agentrl.protocol import LeaseRequest, StepRequest, StepResult
+from agentrl.rollout import episode as episodes
 from agentrl.rollout import generate as loop
 from openclaw.ledger.records import Vote
 from slime.exceptions import ConfigurationError
@@ -24,6 +27,7 @@ from slime.utils.types import Sample
 from tests.helpers.agent_pools import until
 from tests.helpers.agent_rollouts import GUESS, talk
 from tests.helpers.agent_stages import END, PARAMETERS, Stage, staged
+from tests.helpers.rollout_engine import rollout_args
 
 Raise = Callable[..., Any]
 
@@ -137,6 +141,46 @@ async def test_an_aborted_episode_keeps_its_lease_and_goes_on(stage: Raise) -> N
         assert all(masked[0].loss_mask[start:end] == [1] * (end - start) for _, start, end in masked[0].weight_spans)
 
 
+@dataclass
+class Clock:
+    """The clock of episodes, which a test moves on."""
+
+    later: float = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.later
+
+
+@pytest.mark.parametrize(("turn_s", "ending"), [(400.0, "done"), (600.0, "seconds")])
+async def test_only_the_time_in_which_an_episode_is_played_counts(
+    stage: Raise, monkeypatch: pytest.MonkeyPatch, turn_s: float, ending: str
+) -> None:
+    monkeypatch.setenv("AGENTRL_EPISODE_SECONDS", "1000")
+    async with stage([f"one{END}", f"two and more{END}", f"three{END}"]) as on:
+        clock = Clock()
+        monkeypatch.setattr(episodes, "time", clock)
+        lease, step = on.pool.lease, on.pool.step
+
+        async def queued(request: LeaseRequest) -> Any:
+            clock.later += 5000.0
+            return await lease(request)
+
+        async def slow(lease_id: str, request: StepRequest) -> StepResult:
+            clock.later += turn_s
+            return await step(lease_id, request)
+
+        monkeypatch.setattr(on.pool, "lease", queued)
+        monkeypatch.setattr(on.pool, "step", slow)
+        on.policy.held, on.policy.held_after = True, 1
+        first = asyncio.create_task(on.play(partial_rollout=True))
+        await until(lambda: on.policy.running)
+        sample = await abort(on, first)
+        clock.later += 5000.0
+        (whole,) = await on.play(sample, partial_rollout=True)
+        assert whole.metadata["agent"]["resumed"] is True
+        assert whole.metadata["agent"]["ending"] == ending
+
+
 async def test_a_parked_episode_is_closed_in_time(stage: Raise, monkeypatch: pytest.MonkeyPatch) -> None:
     async with stage([f"one{END}"]) as on:
         monkeypatch.setenv("AGENTRL_PARK_SECONDS", "0.01")
@@ -199,7 +243,7 @@ async def test_an_environment_that_breaks_midway_is_lost(stage: Raise) -> None:
     [
         ({"AGENTRL_MAX_TURNS": "2"}, "turns", 2),
         ({"AGENTRL_MAX_SAMPLED_TOKENS": "4"}, "sampled_tokens", 2),
-        ({"AGENTRL_EPISODE_SECONDS": "0.000001"}, "seconds", 0),
+        ({"AGENTRL_EPISODE_SECONDS": "1e-9"}, "seconds", 0),
         ({"AGENTRL_MAX_REPLY_TOKENS": "1"}, "reply_tokens", 1),
         ({"AGENTRL_STEP_SECONDS": "0.1"}, "step_seconds", 2),
     ],
@@ -314,6 +358,20 @@ class AgreeingJudge:
     async def votes(self, kind: Any, question: Any, count: int) -> list[Vote]:
         self.asked.append(question.reply)
         return [Vote(kind, "", 1 if question.reply == "one" else None, None, 0.1)] * count
+
+
+def test_the_judge_has_its_own_engines_tokenizer_and_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "EngineHttp", lambda url, timeout, concurrency: (url, concurrency))
+    monkeypatch.setattr(loop, "load_tokenizer", lambda path, trust_remote_code: f"tokenizer of {path}")
+    monkeypatch.setattr(loop, "JudgeClient", lambda *told: told)
+    votes: dict[str, Any] = {"prm_m": 3, "prm_temperature": 0.3, "prm_max_new_tokens": 77}
+    where: dict[str, Any] = {"prm_router_ip": "10.0.0.9", "prm_router_port": 4321}
+    args = rollout_args(Path("policy")).changed(prm_model_path="judge", **votes, **where)
+    engine, tokenizer, _, sampling = cast(Any, loop._judge(args))
+    assert engine == ("http://10.0.0.9:4321", loop.JUDGED_AT_A_TIME * 3)
+    assert tokenizer == "tokenizer of judge"
+    assert (sampling.temperature, sampling.max_new_tokens) == (0.3, 77)
+    assert loop._judge(args.changed(prm_router_ip=None)) is None
 
 
 async def test_the_judges_scores_are_in_rewards_and_steps(stage: Raise, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import stat
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -70,12 +71,19 @@ async def processes(tmp_path: Path) -> AsyncIterator[Processes]:
 
 @pytest.fixture
 def door(short_path: Path) -> Iterator[Path]:
-    """A socket of the host that anybody may connect to."""
+    """A private socket of the host in a private folder."""
     path = short_path / "door"
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
-        path.chmod(0o666)
+        path.chmod(0o600)
         yield path
+
+
+@pytest.fixture
+def port() -> int:
+    """A free port of this machine, which the stand-in's doors take."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
 
 
 @pytest.mark.parametrize("flag", MANDATORY)
@@ -89,7 +97,7 @@ async def test_every_wall_is_on_the_command_line(tmp_path: Path, processes: Proc
 
 
 async def test_the_rest_of_the_command_line(
-    engine: FakeEngine, processes: Processes, door: Path, tmp_path: Path
+    engine: FakeEngine, processes: Processes, door: Path, port: int, tmp_path: Path
 ) -> None:
     data = tmp_path / "data"
     data.mkdir()
@@ -97,7 +105,7 @@ async def test_the_rest_of_the_command_line(
     spec = SandboxSpec(
         LIMITS,
         mounts=[Mount(data, "/data")],
-        doors=[Door(8080, door)],
+        doors=[Door(port, door)],
         image="registry.example/team/tool:1.2@sha256:00",
     )
     sandbox = await container(engine).start(spec, processes)
@@ -105,9 +113,12 @@ async def test_the_rest_of_the_command_line(
     (words,) = engine.calls("run")
     at = words.index("--")
     assert words[at + 1] == spec.image
-    assert json.loads(words[-1]) == {"limits": {"RLIMIT_NOFILE": 99}, "doors": {"8080": "/run/agentrl/doors/8080"}}
+    assert json.loads(words[-1]) == {
+        "limits": {"RLIMIT_NOFILE": 99},
+        "doors": {str(port): f"/run/agentrl/doors/{port}"},
+    }
     assert f"type=bind,source={data},target=/data,readonly" in words[:at]
-    assert f"type=bind,source={door},target=/run/agentrl/doors/8080,readonly" in words[:at]
+    assert f"type=bind,source={door},target=/run/agentrl/doors/{port},readonly" in words[:at]
     assert all(word.endswith(",readonly") for word in words if word.startswith("type=bind"))
     assert words[words.index("--label") + 1] == f"agentrl.pool={processes.pool}"
     assert not {"--privileged", "--runtime", "--env", "--publish", "--device"} & set(words)
@@ -143,17 +154,25 @@ async def test_a_runtime_s_name_is_checked(engine: FakeEngine, processes: Proces
 
 
 async def test_paths_that_would_change_the_meaning_are_refused(
-    engine: FakeEngine, processes: Processes, tmp_path: Path, door: Path
+    engine: FakeEngine, processes: Processes, tmp_path: Path
 ) -> None:
     odd = tmp_path / "a,readonly=false"
     odd.mkdir()
     for mount in (Mount(odd, "/data"), Mount(tmp_path, "/data,source=/")):
         with pytest.raises(InvalidError, match=r"comma|no absolute path"):
             await container(engine).start(SandboxSpec(mounts=[mount]), processes)
-    door.chmod(0o660)
-    with pytest.raises(InvalidError, match="give the socket mode 0666"):
+    assert engine.calls("run") == []
+
+
+@pytest.mark.parametrize("mode", [0o701, 0o750])
+async def test_a_door_that_other_users_could_enter_is_refused(
+    engine: FakeEngine, processes: Processes, door: Path, mode: int
+) -> None:
+    door.parent.chmod(mode)
+    with pytest.raises(InvalidError, match="other users can enter"):
         await container(engine).start(SandboxSpec(doors=[Door(8080, door)]), processes)
     assert engine.calls("run") == []
+    assert not door.stat().st_mode & stat.S_IWOTH
 
 
 async def test_a_container_outlives_its_command_line_but_not_its_stop(engine: FakeEngine, processes: Processes) -> None:

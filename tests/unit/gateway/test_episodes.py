@@ -297,6 +297,30 @@ async def test_a_key_survives_a_restart_and_ends_with_its_time(start: Starter) -
     assert samples(second) == []
 
 
+async def test_an_episode_goes_on_behind_a_gateway_that_crashed(start: Starter) -> None:
+    first = await start()
+    async with httpx.AsyncClient(base_url=first.url, trust_env=False) as http:
+        episode = await create(http)
+        said = await ask(first, episode, TASK, "I look.")
+    second = await start()
+    second.engine.version = "2"
+    episode["base_url"] = f"{second.url}/v1"
+    await ask(second, episode, [*said, {"role": "user", "content": "Go on."}], "There are two.")
+    async with httpx.AsyncClient(base_url=second.url, trust_env=False) as http:
+        assert (await reward(http, episode, 1.0)).json()["merged_turns"] == 1
+    (sample,) = samples(second)
+    before, after = second.turns()
+    sampled = [
+        id for id, mask in zip(sample.tokens[-sample.response_length :], sample.loss_mask or [], strict=True) if mask
+    ]
+    assert sampled == [*before.response_ids, *after.response_ids]
+    start_of_second = sample.response_length - len(after.response_ids)
+    assert sample.weight_spans == [
+        [before.weight_versions[0].version, 0, len(before.response_ids)],
+        ["2", start_of_second, sample.response_length],
+    ]
+
+
 async def test_an_episode_is_forgotten_with_all_its_turns(stack: Stack, http: httpx.AsyncClient) -> None:
     episode = await create(http, metadata={"fruit": "marmalade"})
     await three_turns(stack, episode)

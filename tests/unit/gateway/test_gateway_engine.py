@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
+from agentrl.sandbox import gateway_health
 from openclaw.engine.client import EngineClient, TokenChunk
 from openclaw.exceptions import EngineAwayError, EngineProtocolError, EngineRejectedError
 from openclaw.gateway.schema import parse_request
@@ -82,6 +83,53 @@ async def test_the_wait_is_bounded() -> None:
         engine.fail_with = [503] * 50
         with pytest.raises(EngineAwayError, match="no answer for"):
             await collect(engine, wait_seconds=0.1)
+
+
+async def test_waits_for_an_engine_are_counted_once_and_no_longer_than_they_last() -> None:
+    now = [100.0]
+    async with mock_engine(lambda prompt: REPLY) as engine:
+        engine.fail_with = [503] * 4
+
+        def away(kind: str) -> None:
+            now[0] += 10.0
+
+        client = EngineClient(engine.url, wait_seconds=1000, on_retry=away, clock=lambda: now[0])
+
+        async def reply(rid: str) -> list[TokenChunk]:
+            return [chunk async for chunk in client.generate(rid, [1, 2, 3], SAMPLING)]
+
+        assert client.away.seconds == 0.0
+        replies = await asyncio.gather(reply("one"), reply("another"))
+        assert [joined(each)[0] for each in replies] == [REPLY, REPLY]
+        assert client.away.seconds == 40.0
+        now[0] += 50.0
+        assert client.away.seconds == 40.0
+        engine.fail_with = [503] * 1000
+        waiting = asyncio.create_task(reply("third"))
+        async with asyncio.timeout(PATIENCE):
+            while client.away.seconds == 40.0:
+                await asyncio.sleep(0.01)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        counted = client.away.seconds
+        now[0] += 50.0
+        assert client.away.seconds == counted
+        await client.close()
+
+
+async def test_an_engine_that_answers_again_is_not_away_however_long_its_reply_takes() -> None:
+    now = [100.0]
+    async with mock_engine(lambda prompt: REPLY) as engine:
+        engine.fail_with, engine.chunk_tokens = [503], 1
+
+        def away(kind: str) -> None:
+            now[0] += 10.0
+
+        client = EngineClient(engine.url, wait_seconds=1000, on_retry=away, clock=lambda: now[0])
+        async for _ in client.generate("rid", [1, 2, 3], SAMPLING):
+            now[0] += 50.0
+        assert client.away.seconds == 10.0
+        await client.close()
 
 
 async def test_a_refusal_is_not_repeated() -> None:
@@ -215,13 +263,18 @@ async def test_a_crash_in_the_middle_of_a_reply_is_not_seen(stack: Stack) -> Non
     assert stack.metric("openclaw_engine_retries_total", kind="resumed") == 1
 
 
-async def test_an_engine_that_stays_away_is_a_503(start: Starter) -> None:
+async def test_an_engine_that_stays_away_is_a_503(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_health, "LEAST_AWAY_S", 0.01)
     stack = await start(engine_url="http://127.0.0.1:9", engine_wait_seconds=0.1)
+    outage = gateway_health.Outage(stack.url, gateway_health.GatewayHealth())
+    await outage.begin()
+    assert await outage.problem() is None
     with pytest.raises(openai.InternalServerError) as caught:
         await stack.client.chat.completions.create(model="any", messages=USER, stream=True)
     assert caught.value.status_code == 503
     assert caught.value.code == "engine_unavailable"
     assert stack.turns() == []
+    assert "requests waited for its engine" in (await outage.problem() or "")
     assert stack.metric("openclaw_refused_total") == 1
     assert stack.metric("openclaw_requests_in_flight") == 0
 

@@ -15,6 +15,12 @@ import demo
 import pytest
 import run_eval
 
+from agentrl.harness.__main__ import plan_of
+from agentrl.harness.checks import check_plan
+from agentrl.harness.options import build_parser as driver_parser
+from agentrl.harness.options import read_tasks
+from agentrl.pool import build_parser as pool_parser
+from agentrl.registry import load_environment
 from openclaw.launch.__main__ import main
 from openclaw.server.command import main as server
 from slime.arguments import parse_args
@@ -157,12 +163,29 @@ def test_the_demo_of_an_agent_shows_its_plan(
     script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(os, "environ", dict(CLEAN))
-    words = shell_parts()[script][0][3:]
+    first, *others = shell_parts()[script]
+    assert others == [first, first]
+    words = first[3:]
     assert agent_demo.main(words) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "dry run: the plan is valid, nothing was started"
     with pytest.raises(SystemExit, match="2"):
         agent_demo.main([*words, "--learning-rat", "1"])
     assert "unknown argument --learning-rat" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("script", AGENT_DEMOS)
+def test_pool_and_driver_take_what_the_demo_of_an_agent_tells_them(script: str, tmp_path: Path) -> None:
+    options = agent_demo.parse([*shell_parts()[script][0][3:], "--run-dir", str(tmp_path), "--port", "31234"])
+    pool = pool_parser().parse_args(agent_demo.pool_words(options))
+    driver = driver_parser().parse_args(agent_demo.driver_words(options, "http://127.0.0.1:9"))
+    assert pool.harness == [driver.harness] == [options.harness]
+    assert pool.gateway_url == driver.gateway_url == "http://127.0.0.1:31234"
+    tasks = read_tasks(driver)
+    environment = load_environment(pool.env[0])
+    assert set(tasks) <= {task.id for task in environment.tasks()}
+    plan = plan_of(driver, tasks)
+    assert (plan.group_size, plan.parallel, plan.groups) == (agent_demo.GROUP, pool.slots, None)
+    check_plan(plan, driver.timeout_s)
 
 
 @pytest.mark.parametrize("number", demo.STOP_SIGNALS)
