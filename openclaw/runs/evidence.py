@@ -116,7 +116,10 @@ def evidence(turns: Iterable[TurnFacts]) -> Evidence:
 
 def _claim(before: Share, after: Share, updates: int) -> tuple[Verdict, str]:
     if updates == 0:
-        return "unknown", f"Nobody can say yet: all {before.judged} judged first replies are from before the first update."
+        return (
+            "unknown",
+            f"Nobody can say yet: all {before.judged} judged first replies are from before the first update.",
+        )
     if min(before.judged, after.judged) < FEWEST:
         return "unknown", (
             f"Nobody can say yet: {before.judged} first replies were judged in the first third of the updates and "

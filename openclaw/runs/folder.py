@@ -82,7 +82,10 @@ def open_run(place: Path) -> RunFolder:
 def no_ledger(place: Path) -> str:
     """Return a line about a place without a ledger, and what to type instead."""
     if place.is_dir():
-        runs = sorted((each for each in place.iterdir() if each.is_dir() and find_ledger(each)), key=lambda run: run.stat().st_mtime)
+        runs = sorted(
+            (each for each in place.iterdir() if each.is_dir() and find_ledger(each)),
+            key=lambda run: run.stat().st_mtime,
+        )
         meant = f"the newest of {len(runs)} there is {runs[-1]}" if runs else "the run prints the line at its start"
         return f"no {LEDGER_NAME} in {place}; name the folder of a run, such as runs/NAME: {meant}"
     if meant := nearest_path(place):

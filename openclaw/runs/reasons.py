@@ -74,7 +74,8 @@ REASONS: Mapping[str, Reason] = {
     ),
     "duplicate": Reason("The same reply to the same conversation already gave a sample.", NOTHING),
     "off_language": Reason(
-        "The reply is in another script than the user's words.", "Take off_language out of OPENCLAW_HYGIENE to allow it."
+        "The reply is in another script than the user's words.",
+        "Take off_language out of OPENCLAW_HYGIENE to allow it.",
     ),
     "malformed_call": Reason(
         "The reply has a tool call that nobody can read, and the method has no score to blame it with.",
@@ -98,7 +99,9 @@ REASONS: Mapping[str, Reason] = {
     "no_teacher_log_probs": Reason(
         "There was a hint, but the teacher gave no log-probabilities.", "Read runtime.log about the teacher."
     ),
-    "no_teacher_topk": Reason("There was a hint, but the teacher gave no top K.", "Read runtime.log about the teacher."),
+    "no_teacher_topk": Reason(
+        "There was a hint, but the teacher gave no top K.", "Read runtime.log about the teacher."
+    ),
     "no_follow_up": Reason("No user spoke after the reply.", ONE_TURN),
     "other_request": Reason("The user went on to something else.", NOTHING),
     "nothing_new": Reason("What the user said changes nothing about the reply.", NOTHING),

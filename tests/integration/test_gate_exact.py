@@ -47,7 +47,7 @@ def test_a_refused_batch_leaves_no_bit_and_answers_are_those_of_hugging_face(
 @torch.no_grad()
 def _check(folder: Path, weights: dict[str, torch.Tensor], answers: list[Any], *, exact: bool) -> None:
     """Compare answers with transformers' own model: scores in float64, replies as it generates them."""
-    hf = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    hf: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     hf.load_state_dict({name: value.float() for name, value in weights.items()}, strict=False)
     hf.tie_weights()
     for probe, answer in zip(gate_ranks.probes(), answers, strict=True):

@@ -26,7 +26,7 @@ FLAGS = (
 @torch.no_grad()
 def expected(folder: Path) -> list[Any]:
     """Return what transformers' model of ``folder`` answers to the plugin's probes."""
-    hf = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    hf: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     found = []
     for probe in PROBES:
         prompt = torch.tensor([probe.prompt_ids])

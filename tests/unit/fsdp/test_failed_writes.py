@@ -118,6 +118,31 @@ def test_a_checkpoint_that_one_rank_cannot_write_ends_on_all(
     assert not (tmp_path / "iter_0000003").exists()
 
 
+def test_a_crash_between_two_renames_leaves_the_earlier_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: Group
+) -> None:
+    """A run that goes back to older weights writes the newest checkpoint again."""
+    for meta in ({"weight_version": 4}, {"weight_version": 5}):
+        group.run(lambda rank, meta=meta: checkpoint_folder.write(tmp_path, 3, meta, lambda path: None))
+        checkpoint_folder.publish(tmp_path, 3, 0)
+    renames: list[Any] = []
+
+    def killed(source: Any, target: Any) -> None:
+        renames.append(target)
+        if len(renames) == 2:
+            raise KeyboardInterrupt
+        Path(source).rename(target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_folder.os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint_folder.replace_folder(tmp_path / "iter_0000003.tmp", tmp_path / "iter_0000003")
+    assert not (tmp_path / "iter_0000003").exists()
+    found = checkpoint_folder.find(tmp_path)
+    assert found is not None
+    assert checkpoint_folder.read_meta(found) == {"weight_version": 5}
+
+
 def test_without_a_process_group_there_is_one_rank() -> None:
     done: list[str] = []
     all_ranks.on_rank_zero(lambda: done.append("x"))

@@ -141,7 +141,7 @@ def test_greedy_replies_end_by_themselves_and_are_hugging_faces(shipped: Path) -
     """With the cache and by whole passes."""
     args = trainer.trainer_args(shipped, max_tokens_per_gpu=100)
     actor, _ = trainer_ranks.start_actor(args)
-    hf = AutoModelForCausalLM.from_pretrained(shipped)
+    hf: Any = AutoModelForCausalLM.from_pretrained(shipped)
     cached = actor.ask(False, questions(shipped))
     actor.policy.hf._is_stateful = True
     whole = actor.ask(False, questions(shipped))

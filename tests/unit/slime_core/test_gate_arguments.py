@@ -48,7 +48,8 @@ def test_what_cannot_have_a_gate_is_refused(
 
 @pytest.mark.parametrize("name", ["optimizer_cpu_offload", "use_precision_aware_optimizer"])
 def test_an_optimizer_whose_state_is_elsewhere_is_refused(name: str) -> None:
-    args = Arguments(before_push_path=PLUGIN, update_weights_interval=1, **{name: True})
+    flags: dict[str, Any] = {name: True}
+    args = Arguments(before_push_path=PLUGIN, update_weights_interval=1, **flags)
     (problem,) = check_gate(args)
     assert f"cannot undo the steps of --{name.replace('_', '-')}" in problem
     assert check_gate(args.changed(before_push_path=None)) == []
