@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 from asking import server_client
 from measure import MeasureError, gsm8k_items, heldout_items, measure
-from personas import STUDENT, Persona, person
-from student import Student
+from simulated_users.user import User
+from student import STUDENT, Student
 from tiny_demo import live, resume
 from tiny_demo import report as reports
 from tiny_demo.launched import ENDLESS, LaunchedRun, RunFailed, Settings
@@ -63,15 +63,15 @@ async def talk(run: LaunchedRun, client: AsyncOpenAI, ledger: Ledger, options: a
             await asyncio.sleep(POLL_SECONDS / 2)
 
     name, seed = state.speaker(options.seed)
-    persona = user_of(options)
+    user = user_of(options)
     student = Student(
         client,
         MODEL_NAME,
         seed=seed,
         name=name,
         max_turns=options.max_turns,
-        persona=persona,
-        plain=persona is not STUDENT,
+        user=user,
+        plain=user is not STUDENT,
         may_go_on=may_go_on,
     )
     console = options.console
@@ -104,9 +104,9 @@ async def talk(run: LaunchedRun, client: AsyncOpenAI, ledger: Ledger, options: a
     return student.tally, watch.history.points, seconds
 
 
-def user_of(options: argparse.Namespace) -> Persona:
+def user_of(options: argparse.Namespace) -> User:
     """Return who talks: the student, or a person with a taste whose client is plain."""
-    return person(taste_named(options.taste)) if options.taste else STUDENT
+    return taste_named(options.taste) if options.taste else STUDENT
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
@@ -261,7 +261,7 @@ def dry_run(options: argparse.Namespace) -> None:
             f"demo     {options.updates} updates, {options.sessions} sessions at once, measured on {options.heldout} problems"
         )
         if options.taste:
-            print(f"talks    a plain OpenAI client whose taste is {options.taste}: {taste_named(options.taste).rule}")
+            print(f"talks    a plain OpenAI client whose taste is {options.taste}: {taste_named(options.taste).wish}")
     os.environ.update(run.environment(os.environ))
     launch([*run.launcher_words, "--dry-run"])
 

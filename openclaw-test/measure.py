@@ -10,21 +10,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import sys
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from asking import server_client
-from tiny_models.problems import heldout
+from tiny_models.problems import draw_short, heldout
 from tiny_models.replies import follows_rule, gives_number, is_degenerate
 
 from openclaw.runtime.where import DEFAULT_URL
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
+    from simulated_users.user import User
 
 MAX_TOKENS = 160
 PARALLEL = 16
@@ -100,6 +102,12 @@ class Measurement:
         return round(sum(hits) / len(hits), 4)
 
 
+def draw_item(rng: random.Random) -> Item:
+    """Return a problem that the tiny model may be trained on."""
+    problem = draw_short(rng, "train")
+    return Item(problem.question, str(problem.answer))
+
+
 def heldout_items(count: int) -> list[Item]:
     """Return ``count`` held-out template problems."""
     return [Item(problem.question, str(problem.answer)) for problem in heldout(count)]
@@ -131,8 +139,17 @@ async def measure(
     items: list[Item],
     parallel: int = PARALLEL,
     likes: Callable[[str], bool] = follows_rule,
+    user: User | None = None,
 ) -> Measurement:
-    """Ask every item once, ``parallel`` at a time; ``likes`` is the user's rule.
+    """Ask every item once, ``parallel`` at a time.
+
+    Args:
+        client: of the server.
+        model: model name in requests.
+        items: what is asked.
+        parallel: requests at a time.
+        likes: the rule, unless there is a user.
+        user: whose rule, opening message, temperature and limit apply.
 
     Raises:
         MeasureError: if a request is refused.
@@ -140,20 +157,23 @@ async def measure(
     from openai import APIConnectionError, APIStatusError
 
     slots, run = asyncio.Semaphore(parallel), uuid.uuid4().hex[:8]
+    rule, max_tokens = (user.likes, user.max_tokens) if user else (likes, MAX_TOKENS)
+    sampling: dict[str, Any] = {} if user is None or user.temperature is None else {"temperature": user.temperature}
 
     async def ask(number: int, item: Item) -> Reply:
         async with slots:
             raw = await client.chat.completions.with_raw_response.create(
                 model=model,
-                messages=[{"role": "user", "content": item.question}],
-                max_tokens=MAX_TOKENS,
+                messages=[{"role": "user", "content": user.first_message(item) if user else item.question}],
+                max_tokens=max_tokens,
                 extra_headers={"X-Turn-Type": "side", "X-Session-Id": f"measure-{run}-{number}", "X-Session-Done": "1"},
+                **sampling,
             )
         completion, choice = raw.parse(), raw.parse().choices[0]
         tokens = completion.usage.completion_tokens if completion.usage else 0
         version = raw.headers.get("x-weight-version", "")
         text = choice.message.content or ""
-        return Reply(item, text, choice.finish_reason == "stop", tokens, version, likes(text))
+        return Reply(item, text, choice.finish_reason == "stop", tokens, version, rule(text))
 
     try:
         return Measurement(tuple(await asyncio.gather(*(ask(number, item) for number, item in enumerate(items)))))

@@ -1,196 +1,198 @@
-"""Serves a checkpoint and runs small tasks on it: `bash openclaw-test/run_eval.sh --model-path P --eval-tasks conversation`.
+"""Evaluates a model on suites of generated problems: `bash openclaw-test/run_eval.sh --model-path P --eval-tasks conversation`.
 
-Guarantees: stops what it started; records and trains nothing. Without ``--model-path`` it asks a running server. Exit status 1
-if a request was refused, 2 if no request was possible.
+Guarantees: stops what it started; a learning server trains nothing on it. Exit status 0 if all suites ran, 1 if one could not
+or the server was lost, 2 for a wrong command line, 130 after Ctrl-C. What is done stays in ``--output-dir``, and the same command
+goes on from there.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import json
+import importlib.util
+import os
+import shlex
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from asking import server_client
-from eval_tasks import MAX_TOKENS, RUNS_CODE, TASKS, Ask
+from evaluation.case import EvalError, Suite
+from evaluation.options import PROG, Target, read_options, settings_of, targets
+from evaluation.records import Results, prepare
+from evaluation.report import REPORT_MD, Evaluated, Report, save
+from evaluation.run import Meter, Plan, evaluate, too_long
+from evaluation.served import export, served
+from evaluation.suites import build_suites
+from evaluation.talk import Policy
 from rich.console import Console
-from rich.progress import Progress
 
-from openclaw.runtime.where import DEFAULT_URL
+from openclaw.exceptions import ConfigError
 from openclaw.server.command import main as server_command
-from openclaw.server.options import build_parser as server_parser
-from slime.utils.command_line import CommandLine
-from slime.utils.process import ChildProcess, spawn
 
-if TYPE_CHECKING:
-    from openai import AsyncOpenAI
-
-START_SECONDS = 900.0
-PARALLEL = 8
+RETRIES = 4
+"""Of a request, after a lost connection, 429 or 5xx."""
+STOPPED = 130
 
 
-class EvalFailed(RuntimeError):
-    """The server is unreachable or refused a request."""
-
-
-def task_names(text: str) -> list[str]:
-    """Parse ``conversation,coding``."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    unknown = [name for name in names if name not in TASKS]
-    if unknown or not names:
-        raise argparse.ArgumentTypeError(f"unknown task {', '.join(unknown) or repr(text)}; use {', '.join(TASKS)}")
-    return names
-
-
-def build_parser() -> CommandLine:
-    """Return the parser of the command line."""
-    parser = CommandLine(
-        prog="run_eval.sh",
-        description="Serve a checkpoint and run small tasks on it. Other options go to python -m openclaw.server "
-        "(--gpu-ids 0,1).",
-    )
-    add = parser.add_argument
-    add("--model-path", metavar="P", help="serve this checkpoint folder first")
-    add("--base-url", help=f"URL of the running server (default without --model-path: {DEFAULT_URL})")
-    add(
-        "--eval-tasks",
-        type=task_names,
-        help=f"comma-separated tasks out of {','.join(TASKS)} (default: all that may run)",
-    )
-    add("--num-problems", type=int, default=16, help="problems per task (default: %(default)s)")
-    add("--allow-code-execution", action="store_true", help="run the Python that the model writes (needed for coding)")
-    add("--report", type=Path, metavar="FILE", help="also write the figures as JSON")
-    add("--dry-run", action="store_true", help="print the plan and start nothing")
-    return parser
-
-
-async def evaluate(
-    client: AsyncOpenAI, model: str, tasks: Sequence[str], count: int, console: Console
-) -> dict[str, float]:
-    """Return the share of problems solved per task.
+async def model_name(client: Any, target: Target) -> str:
+    """Return the model to ask for, once the server has answered.
 
     Raises:
-        EvalFailed: if a request is refused.
+        EvalError: it does not answer, refuses the key, or has several models.
     """
     from openai import APIConnectionError, APIStatusError
 
-    slots, run = asyncio.Semaphore(PARALLEL), uuid.uuid4().hex[:8]
-
-    def asker(session: str) -> Ask:
-        headers = {"X-Turn-Type": "side", "X-Session-Id": session}
-
-        async def ask(messages: list[dict[str, Any]], **fields: Any) -> Any:
-            completion = await client.chat.completions.create(
-                model=model,
-                messages=list(messages),  # type: ignore[arg-type]
-                max_tokens=MAX_TOKENS,
-                extra_headers=headers,
-                **fields,
-            )
-            return completion.choices[0].message
-
-        return ask
-
-    async def solve(task: str, number: int) -> bool:
-        async with slots:
-            solved = await TASKS[task](asker(f"eval-{run}-{task}-{number}"), number)
-        progress.advance(bar)
-        return solved
-
-    with Progress(console=console) as progress:
-        bar = progress.add_task("asking", total=len(tasks) * count)
-        try:
-            solved = {task: await asyncio.gather(*(solve(task, number) for number in range(count))) for task in tasks}
-        except APIConnectionError as error:
-            raise EvalFailed(
-                f"no server answers at {client.base_url}; start one, or write --model-path P to serve a checkpoint"
+    try:
+        names = [each.id async for each in client.models.list()]
+    except APIConnectionError as error:
+        raise EvalError(
+            f"no server answers at {client.base_url}; start one, or write --model-path P to serve a checkpoint"
+        ) from error
+    except APIStatusError as error:
+        if error.status_code in (401, 403):
+            raise EvalError(
+                f"{client.base_url} refuses the key; set SGLANG_API_KEY, or name a variable with --key-variable"
             ) from error
-        except APIStatusError as error:
-            raise EvalFailed(f"a request was refused: {error}") from error
-    return {task: round(sum(hits) / count, 4) for task, hits in solved.items()}
+        if target.model:
+            return target.model
+        raise EvalError(f"{client.base_url} lists no models ({error.status_code}); name one with --model") from error
+    if target.model and target.model not in names:
+        listed = ", ".join(names[:8]) or "none"
+        print(f"{PROG}: {client.base_url} does not list the model {target.model}; it lists {listed}", file=sys.stderr)
+    if not target.model and len(names) != 1:
+        raise EvalError(f"{client.base_url} has {len(names)} models ({', '.join(names[:8])}); name one with --model")
+    return target.model or names[0]
 
 
-def wait_ready(child: ChildProcess, url: str) -> None:
-    """Return when the server answers."""
-    import httpx
+async def ask_all(
+    options: argparse.Namespace, extra: Sequence[str], models: Sequence[Target], suites: Sequence[Suite], report: Report
+) -> None:
+    """Evaluate the models one after the other; the report has what is there at any moment.
 
-    deadline = time.monotonic() + START_SECONDS
-    with httpx.Client(timeout=2.0, trust_env=False) as client:
-        while time.monotonic() < deadline:
-            if not child.alive():
-                raise EvalFailed(f"the server ended with exit code {child.returncode}:\n{child.log_tail(12)}")
-            with contextlib.suppress(httpx.TransportError):
-                if client.get(f"{url}/healthz").is_success:
-                    return
-            time.sleep(0.5)
-    raise EvalFailed(f"the server did not answer within {START_SECONDS:.0f} s")
+    Raises:
+        EvalError: a server does not start, or is lost.
+    """
+    plan = Plan(options.seeds, options.num_problems, options.samples, options.parallel)
+    meter = Meter(Console(stderr=True))
+    for target, found in zip(models, report.models, strict=True):
+        results = Results(options.output_dir / target.file)
+        found.results = results.records
+        try:
+            if any(plan.left(suite, results) for suite in suites):
+                async with AsyncExitStack() as stack:
+                    policy = await _policy(options, extra, target, stack)
+                    found.not_run = await evaluate(policy, suites, plan, results, meter)
+            found.not_run = {**found.not_run, **too_long(results)}
+        finally:
+            results.close()
 
 
-async def ask_all(options: argparse.Namespace, base_url: str, console: Console) -> dict[str, float]:
-    """Open a client and evaluate."""
-    async with server_client(base_url, 600) as client:
-        return await evaluate(client, "policy", options.eval_tasks, options.num_problems, console)
+async def _policy(options: argparse.Namespace, extra: Sequence[str], target: Target, stack: AsyncExitStack) -> Policy:
+    """Return the model of a target, once it answers; its server and client end with ``stack``."""
+    url = await _url(target, extra, options.output_dir, stack)
+    key = os.environ[target.key_variable] if target.key_variable else None
+    client = await stack.enter_async_context(server_client(url, options.timeout, key))
+    name = await model_name(client, target)
+    return Policy(client.with_options(max_retries=RETRIES), name, options.max_tokens, options.temperature)
+
+
+async def _url(target: Target, extra: Sequence[str], folder: Path, stack: AsyncExitStack) -> str:
+    """Return the URL of a target, whose server ends with ``stack``."""
+    if target.url:
+        return target.url
+    path = target.path
+    if target.run:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".weights-", dir=folder)))
+        path = str(scratch / "checkpoint")
+        await asyncio.to_thread(export, *target.run, Path(path))
+    assert path is not None
+    print(f"{PROG}: starting a server for {target.name}", file=sys.stderr)
+    return await stack.enter_async_context(served(path, extra, folder / f"{Path(target.file).stem}.server.log"))
+
+
+def finish(report: Report, folder: Path) -> None:
+    """Write the report, and say where it is."""
+    pictures: list[str] = []
+    if importlib.util.find_spec("matplotlib") is None:
+        print(f"{PROG}: no pictures, because matplotlib is missing; pip install 'openclaw-rl[demo]'", file=sys.stderr)
+    else:
+        from evaluation.plots import save_plots
+
+        pictures = save_plots(report, folder)
+    save(report, folder, pictures)
+    print_scores(report)
+    print(f"report   {folder / REPORT_MD}")
+
+
+def print_scores(report: Report) -> None:
+    """Print one line per suite."""
+    from evaluation.figures import comparisons, grouped, suite_figures
+
+    for model in report.models:
+        print(f"model    {model.name}")
+        for name, records in grouped(model.records, "suite").items():
+            row = suite_figures(records)
+            print(
+                f"{name:14} {row['score']:.3f}  [{row['low']:.3f}, {row['high']:.3f}]  {row['passed']} of {row['tries']}"
+            )
+        for name, why in model.not_run.items():
+            print(f"{PROG}: {name} did not run: {why}", file=sys.stderr)
+    if report.other:
+        for name, row in comparisons(report.this.records, report.other.records).items():
+            print(f"{name:14} {row['difference']:+.3f}  [{row['low']:+.3f}, {row['high']:+.3f}]  this minus the other")
+
+
+def show_plan(options: argparse.Namespace, extra: Sequence[str], models: Sequence[Target]) -> int:
+    """Print what a run would do; return the exit status."""
+    seeds = f"seed {options.seeds[0]}" if len(options.seeds) == 1 else f"{len(options.seeds)} seeds"
+    print(f"tasks    {', '.join(options.eval_tasks)}, {options.num_problems} problems each, {seeds}")
+    print(f"output   {options.output_dir}")
+    for target in models:
+        if target.url:
+            print(f"server   {target.url}")
+        elif target.run:
+            print(f"run      {target.run[0]}")
+        elif status := server_command(["--model-path", str(target.path), "--dry-run", *extra], PROG):
+            return status
+    print("dry run: the plan is valid, nothing was started")
+    return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
-    parser, console = build_parser(), Console(stderr=True)
-    options, extra = parser.parse_known_args(argv)
-    if options.model_path and options.base_url:
-        parser.error("--model-path serves a checkpoint and --base-url names a running server; write one of them")
-    if not options.model_path:
-        options.base_url = options.base_url or DEFAULT_URL
-    if options.eval_tasks is None:
-        options.eval_tasks = [name for name in TASKS if options.allow_code_execution or name not in RUNS_CODE]
-    if set(RUNS_CODE) & set(options.eval_tasks) and not options.allow_code_execution:
-        parser.error(
-            "the task coding runs Python that the model writes, with your rights: add --allow-code-execution, "
-            "or leave it out with --eval-tasks conversation,tool-use"
-        )
-    if options.base_url and extra:
-        parser.unknown(extra)
-    if options.model_path:
-        served = server_parser("run_eval.sh")
-        served.further_flags = parser.known_flags()
-        served.parse_args(extra)
-    if options.dry_run:
-        print(f"tasks    {', '.join(options.eval_tasks)}, {options.num_problems} problems each")
-        if options.base_url:
-            print(f"server   {options.base_url}\ndry run: the plan is valid, nothing was started")
-            return 0
-        return server_command(["--model-path", options.model_path, "--dry-run", *extra], "run_eval.sh")
-    with tempfile.TemporaryDirectory() as folder:
-        child = None
-        try:
-            base_url = options.base_url
-            if not base_url:
-                from slime.utils.http_utils import find_available_port
-
-                port = find_available_port()
-                command = [sys.executable, "-m", "openclaw.server", "--model-path", options.model_path]
-                log = Path(folder) / "server.log"
-                child = spawn([*command, "--port", str(port), *extra], log_path=log, name="server")
-                wait_ready(child, f"http://127.0.0.1:{port}")
-                base_url = f"http://127.0.0.1:{port}/v1"
-            figures = asyncio.run(ask_all(options, base_url, console))
-        except EvalFailed as error:
-            print(f"run_eval.sh: {error}", file=sys.stderr)
-            return 1
-        finally:
-            if child is not None:
-                child.stop(30.0)
-    values = {"model": options.model_path or options.base_url, "problems": options.num_problems, "solved": figures}
-    print(json.dumps(values, indent=1))
-    if options.report:
-        options.report.write_text(json.dumps(values, indent=1))
-    return 0
+    words = list(sys.argv[1:] if argv is None else argv)
+    options, extra = read_options(words)
+    if options.output_dir is None:
+        options.output_dir = Path("runs") / time.strftime("eval-%Y%m%d-%H%M%S")
+        words += ["--output-dir", str(options.output_dir)]
+    try:
+        models, suites = targets(options), build_suites(options.eval_tasks, options.gsm8k)
+        if options.dry_run:
+            return show_plan(options, extra, models)
+        settings = settings_of(options, models)
+        prepare(options.output_dir, settings)
+        evaluated = [Evaluated(each.name) for each in models]
+        report = Report(settings, evaluated[0], evaluated[1] if evaluated[1:] else None)
+    except (EvalError, ConfigError) as error:
+        print(f"{PROG}: {error}", file=sys.stderr)
+        return 1
+    status = 0
+    try:
+        asyncio.run(ask_all(options, extra, models, suites, report))
+    except KeyboardInterrupt:
+        report.complete, status = False, STOPPED
+        print(f"{PROG}: stopped; to go on: bash openclaw-test/run_eval.sh {shlex.join(words)}", file=sys.stderr)
+    except (EvalError, ConfigError) as error:
+        report.complete, status = False, 1
+        print(f"{PROG}: {error}", file=sys.stderr)
+        print(f"{PROG}: to go on: bash openclaw-test/run_eval.sh {shlex.join(words)}", file=sys.stderr)
+    finish(report, options.output_dir)
+    return status or int(any(each.not_run for each in evaluated))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-r"""A simulated user who talks about homework and has one taste; the student's is no bold, no list, no ``\boxed``.
+"""How a simulated user talks: one problem, a reaction to each reply, and the next problem after a liked one.
 
-Guarantees: deterministic in ``seed`` and the replies. The taste is a fixed rule of the persona (`personas`). The student's
-phrases are held out from the judge's training. The assistant gets what any user's client sends: chat completions over
-the OpenAI SDK, with a session id unless the client is plain. A disliked reply gets a complaint, a liked one thanks and the next problem. So every
-reply except a session's last has a next state. Nothing is retried; refused requests are counted.
+Guarantees: deterministic in ``seed`` and the replies, unless an LLM writes the reactions. The user (`simulated_users.user`) has a
+fixed rule. The assistant gets what any user's client sends: chat completions over the OpenAI SDK, with a session id unless the
+client is plain. A disliked reply gets a complaint, a liked one thanks and the next problem. So every reply except a session's
+last has a next state. Nothing is retried; refused requests are counted.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from measure import Item
-from personas import STUDENT, Persona, draw_item
+from measure import Item, draw_item
+from simulated_users.reaction import PhraseVoice, Voice
+from simulated_users.reading import find_user
+from simulated_users.user import User
+from simulated_users.workspace import Chat, Form
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -24,7 +27,9 @@ if TYPE_CHECKING:
 RECENT = 50
 LAST_WORD_TOKENS = 16
 REFUSED_PAUSE_SECONDS = 0.5
-TURN_TYPE_MAIN = "main"
+TURN_TYPE_MAIN, TURN_TYPE_SIDE = "main", "side"
+STUDENT = find_user("student")
+"""The user of the demo."""
 
 
 @dataclass
@@ -55,7 +60,7 @@ async def always() -> None:
 
 
 class Student:
-    """One student with any number of conversations; owns its tally."""
+    """One user with any number of conversations; owns its tally."""
 
     def __init__(
         self,
@@ -63,10 +68,13 @@ class Student:
         model: str,
         *,
         seed: int = 0,
-        max_turns: int = 3,
+        max_turns: int | None = None,
         name: str | None = None,
-        persona: Persona = STUDENT,
+        user: User = STUDENT,
+        voice: Voice | None = None,
+        form: Form | None = None,
         plain: bool = False,
+        trained: bool = True,
         problems: Sequence[Item] = (),
         may_go_on: Callable[[], Awaitable[None]] = always,
     ) -> None:
@@ -76,20 +84,29 @@ class Student:
             client: of the server; switch its retries off, so that refusals show.
             model: model name in requests.
             seed: of problems and words.
-            max_turns: user messages per session; the last one only reacts.
-            name: prefix of session ids; default: the persona's.
-            persona: who the user is.
+            max_turns: user messages per session; the last one only reacts. Default: the user's.
+            name: prefix of session ids; default: the user's.
+            user: rule, words and limits.
+            voice: who writes the reactions; default: the user's phrases.
+            form: how problems are handed over; default: in the chat.
             plain: send no header of ours, like any OpenAI client.
+            trained: whether the server may train on the conversations; False needs headers.
             problems: topics of the conversations, in order; default: generated ones.
             may_go_on: awaited before each session, for example to wait for the trainer.
         """
-        if max_turns < 2:
+        turns = user.turns if max_turns is None else max_turns
+        if turns < 2:
             raise ValueError("max_turns must be 2 or more: the first reply needs a reaction")
+        if plain and not trained:
+            raise ValueError("a plain client cannot keep its conversations from training")
         self._client, self._model = client, model
-        self._seed, self._max_turns, self._name = seed, max_turns, name or persona.name
-        self._persona, self._plain, self._problems = persona, plain, problems
+        self._seed, self._max_turns, self._name = seed, turns, name or user.name
+        self._user, self._plain, self._trained, self._problems = user, plain, trained, problems
+        self._voice, self._form = voice or PhraseVoice(user), form or Chat()
         self._may_go_on = may_go_on
         self.tally = Tally()
+        self.first_replies: dict[int, bool] = {}
+        """Whether the user liked the first reply, by session number."""
 
     async def talk(self, parallel: int, stop: asyncio.Event, sessions: int | None = None) -> None:
         """Hold ``parallel`` conversations at a time until ``stop`` is set or ``sessions`` are held."""
@@ -115,10 +132,12 @@ class Student:
 
         Raises:
             Refused: when a request is not answered.
+            UserModelError: when the user's LLM does not react.
         """
-        rng = random.Random(f"{self._seed}/{number}")
+        rng, problem = random.Random(f"{self._seed}/{number}"), 0
         session_id = f"{self._name}-{self._seed}-{number}"
-        messages: list[dict[str, Any]] = [{"role": "user", "content": self._opening(rng, number)}]
+        opening = self._form.hand_over(number, problem, self._opening(rng, number))
+        messages: list[dict[str, Any]] = [{"role": "user", "content": opening}]
         self.tally.sessions += 1
         for turn in range(self._max_turns):
             last = turn == self._max_turns - 1
@@ -126,38 +145,41 @@ class Student:
             messages.append({"role": "assistant", "content": reply})
             if last:
                 break
-            liked = self._persona.likes(reply)
+            liked = self._user.likes(self._form.answer(number, problem, reply))
             if turn == 0:
                 self.tally.recent.append(liked)
-            closing = turn == self._max_turns - 2
-            content = self._reaction(rng, liked, None if closing else number + 1)
-            messages.append({"role": "user", "content": content})
+                self.first_replies[number] = liked
+            self.tally.complaints += not liked
+            following = None
+            if liked and turn < self._max_turns - 2:
+                problem += 1
+                following = self._form.hand_over(number, problem, self._opening(rng, number + 1))
+            reaction = await self._voice.react(rng, messages, liked, following)
+            messages.append({"role": "user", "content": reaction})
         return messages
 
     def _opening(self, rng: random.Random, number: int) -> str:
         item = self._problems[number % len(self._problems)] if self._problems else draw_item(rng)
-        return self._persona.opening(item)
-
-    def _reaction(self, rng: random.Random, liked: bool, following: int | None) -> str:
-        """Return a complaint, or approval with the problem ``following``; None ends the conversation."""
-        self.tally.complaints += not liked
-        if not liked:
-            return self._persona.complain(rng)
-        return self._persona.approve(rng, None if following is None else self._opening(rng, following))
+        return self._user.first_message(item)
 
     async def _ask(self, messages: list[dict[str, Any]], session_id: str, last: bool) -> str:
-        headers = {} if self._plain else {"X-Session-Id": session_id, "X-Turn-Type": TURN_TYPE_MAIN}
-        if last and not self._plain:
+        turn_type, agent = TURN_TYPE_MAIN if self._trained else TURN_TYPE_SIDE, self._form.through_agent
+        headers = {} if self._plain or agent else {"X-Session-Id": session_id, "X-Turn-Type": turn_type}
+        if last and headers:
             headers["X-Session-Done"] = "1"
+        more: dict[str, Any] = {} if self._user.temperature is None else {"temperature": self._user.temperature}
+        if agent:
+            more["user"] = session_id
         self.tally.requests += 1
         from openai import APIConnectionError, APIStatusError
 
         try:
             completion = await self._client.chat.completions.create(
                 model=self._model,
-                messages=messages,  # type: ignore[arg-type]
-                max_tokens=LAST_WORD_TOKENS if last else self._persona.max_tokens,
+                messages=messages[-1:] if agent else messages,  # type: ignore[arg-type]
+                max_tokens=LAST_WORD_TOKENS if last else self._user.max_tokens,
                 extra_headers=headers,
+                **more,
             )
         except (APIConnectionError, APIStatusError) as error:
             self.tally.refused += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from chat import main
-from personas import TA
+from simulated_users.reading import find_user
 
 if __name__ == "__main__":
-    sys.exit(main(TA, "ta_chat.py"))
+    sys.exit(main(find_user("ta"), "ta_chat.py"))

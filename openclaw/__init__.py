@@ -1,11 +1,11 @@
 """The runtime for live traffic, in rooms. A room imports only rooms below it; `lint-imports` checks this.
 
 * ``__main__``: the command ``openclaw-rl``, which runs the others by name.
-* ``chat``, ``inspect``, ``replay``, ``resume``, ``server``: commands.
-* ``inspect_episodes``: what the look into a ledger shows of episodes.
+* ``chat``, ``doctor``, ``inspect``, ``replay``, ``report``, ``resume``, ``server``: commands.
+* ``inspect_episodes``, ``runs``: what the look into a ledger shows of episodes; a run's folder, read for people.
 * ``launch``: a launch script's variables become a plan.
-* ``gate``: whether an update may serve.
 * ``offline``: logs become turns of a ledger; a finished run is replayed.
+* ``gate``: whether an update may serve.
 * ``training``: the ledger's samples become batches.
 * ``runtime``: the process that serves and judges.
 * ``gateway``, ``judge``: answer requests; judge turns.

@@ -13,7 +13,11 @@ PROG = "openclaw-rl"
 USAGE_EXIT = 2
 COMMANDS = {
     "chat": "talk to a running server, rate its replies, and see what it learns",
-    "inspect": "show the verdict, sample and step of each turn of a run",
+    "inspect": "show the verdict, sample and step of each turn of a run, or all about one turn",
+    "report": "write one HTML file about a run: is it learning, and why turns were not trained",
+    "doctor": "say what is wrong with a run, with the evidence and what to type",
+    "forget": "delete all data of a session of a run",
+    "export": "write the conversations of a run as JSON lines",
     "replay": "make the samples of a finished run again, and compare them bit by bit",
     "resume": "let a run train again that a fuse has paused",
     "versions": "show the versions of a run's weights, and what the gate decided",
@@ -25,6 +29,8 @@ COMMANDS = {
     "launch": "start a run that serves and learns",
 }
 """The name of each command, which is also its module in this package, and what it does."""
+OF_INSPECT = frozenset({"forget", "export"})
+"""Commands of ``openclaw-rl inspect RUN`` that are commands of their own, too; they have no module."""
 IN_THE_GATE = ("versions", "rollback", "accept")
 """Commands whose modules are in `openclaw.gate`."""
 
@@ -59,6 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(unknown(name), file=sys.stderr)
         return USAGE_EXIT
+    if name in OF_INSPECT:
+        place = next((word for word in rest if not word.startswith("-")), "RUN")  # --help needs no run
+        rest.remove(place) if place in rest else None
+        name, rest = "inspect", [place, name, *rest]
     sys.argv[1:] = rest
     runpy.run_module(module_of(name), run_name="__main__", alter_sys=True)
     return 0

@@ -14,6 +14,10 @@ class ConfigError(OpenClawError, ValueError):
     """An environment variable has an unusable value; the message names it and says what to type."""
 
 
+class NoRunError(OpenClawError):
+    """There is no run at a place; the message says what to type."""
+
+
 class EngineError(OpenClawError):
     """The policy engine failed."""
 

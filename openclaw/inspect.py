@@ -13,17 +13,21 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from openclaw.exceptions import ConfigError
+from rich.console import Console
+from rich.text import Text
+
+from openclaw.exceptions import ConfigError, NoRunError
 from openclaw.inspect_episodes import clock, episode_lines, episode_text
 from openclaw.ledger.commands import COMMANDS
 from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
 from openclaw.ledger.records import SCORED
 from openclaw.ledger.reports import OwnerSamples, SampleRecord, TurnRecord
 from openclaw.ledger.store import Ledger
-from openclaw.messages.preview import preview
+from openclaw.messages.preview import harmless, preview
 from openclaw.messages.text import next_state_text, response_text
+from openclaw.runs.folder import no_ledger, open_run
 from openclaw.runtime.where import LEDGER_NAME, find_ledger
-from slime.utils.command_line import CommandLine, named_by_beginning, nearest_path
+from slime.utils.command_line import CommandLine, named_by_beginning
 from slime.utils.private_files import private_folder
 
 PREVIEW = 60
@@ -57,7 +61,7 @@ def turn_line(record: TurnRecord) -> str:
     hint = f"  hint: {preview(verdict.hint, PREVIEW)}" if verdict and verdict.hint else ""
     return (
         f"{clock(turn.created_at)}  {turn.session_id:20}  #{turn.index:<3} {turn.kind:4} {turn.state:8} "
-        f"{word} {score:>2}  {outcome:40}  {preview(response_text(turn.response_message), PREVIEW)}{hint}"
+        f"{word} {score:>2}  {outcome:40}  {preview(response_text(turn.response_message), PREVIEW)}{hint}  [{turn.id}]"
     )
 
 
@@ -140,12 +144,16 @@ def whole_id(begin: str, sessions: list[str]) -> str:
         raise UnknownRecordError(str(error)) from error
 
 
-def view(ledger: Ledger, options: argparse.Namespace) -> Iterable[str]:
-    """Return the lines of the requested view.
+def view(ledger: Ledger, options: argparse.Namespace, run: Path) -> Iterable[str | Text]:
+    """Return the lines of the requested view of the run at ``run``.
 
     Raises:
-        UnknownRecordError: for a session or episode that is not in the ledger.
+        UnknownRecordError: for a session, turn or episode that is not in the ledger.
     """
+    if options.turn:
+        from openclaw.runs.turn_story import turn_story  # imports torch
+
+        return turn_story(open_run(run), ledger, options.turn, tokens=options.tokens)
     if options.session:
         return session_text(list(ledger.export_turns(whole_id(options.session, ledger.session_ids()))))
     if options.turns:
@@ -157,6 +165,16 @@ def view(ledger: Ledger, options: argparse.Namespace) -> Iterable[str]:
     if options.samples:
         return (sample_line(record) for record in ledger.sample_records())
     return summary(ledger)
+
+
+def show(lines: Iterable[str | Text]) -> None:
+    """Print lines; rich chooses the colours of a `Text`, and none without a terminal or with ``NO_COLOR``."""
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    for line in lines:
+        if isinstance(line, str):
+            print(harmless(line))
+        else:
+            console.print(line)
 
 
 def build_parser() -> CommandLine:
@@ -174,10 +192,17 @@ def build_parser() -> CommandLine:
     parser.add_argument("--all", action="store_true", help="with --turns: side turns too, such as measurements")
     what.add_argument("--samples", action="store_true", help="one line per sample")
     what.add_argument("--session", metavar="ID", help="one conversation in full; the beginning of its id is enough")
+    what.add_argument(
+        "--turn",
+        metavar="ID",
+        help="the whole story of one turn, with the advantage of each token in colour; the beginning of its id, or SESSION#INDEX",
+    )
     what.add_argument("--episodes", action="store_true", help="one line per episode of an agent")
     what.add_argument("--episode", metavar="ID", help="the story of one episode; the beginning of its id is enough")
     parser.add_argument(
-        "--tokens", action="store_true", help="with --episode of the agent loop: ids and log-probabilities"
+        "--tokens",
+        action="store_true",
+        help="with --turn, or --episode of the agent loop: ids and log-probabilities",
     )
     what.add_argument("--export", type=Path, metavar="FILE", help="same as the command export")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
@@ -197,17 +222,6 @@ def build_parser() -> CommandLine:
     return parser
 
 
-def no_ledger(place: Path) -> str:
-    """Return a line about a place without a ledger, and what to type instead."""
-    if place.is_dir():
-        runs = sorted((each for each in place.iterdir() if find_ledger(each)), key=lambda run: run.stat().st_mtime)
-        meant = f"the newest of {len(runs)} there is {runs[-1]}" if runs else "the run prints the line at its start"
-        return f"no {LEDGER_NAME} in {place}; name the folder of a run, such as runs/NAME: {meant}"
-    if meant := nearest_path(place):
-        return f"no ledger at {place}{meant}"
-    return f"no ledger at {place}; name a folder under runs/: a run prints the line at its start"
-
-
 def show_episodes(run: Path, episode: str | None, *, tokens: bool = False) -> int:
     """Let the agent loop show its own records (`agentrl.rollout.inspect`); return its exit code."""
     viewer = import_module(EPISODE_VIEWER)
@@ -225,8 +239,8 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.all and not options.turns:
         parser.error("--all goes with --turns")
-    if options.tokens and not options.episode:
-        parser.error("--tokens goes with --episode")
+    if options.tokens and not (options.episode or options.turn):
+        parser.error("--tokens goes with --turn or --episode")
     if options.export:
         options.command, options.file = "export", options.export
     found = find_ledger(options.ledger)
@@ -235,22 +249,21 @@ def main(argv: list[str] | None = None) -> int:
         options.episode and of_the_loop(run, options.episode)
     ):
         return show_episodes(run, options.episode, tokens=options.tokens)
-    if options.tokens:
+    if options.tokens and options.episode:
         parser.error(f"--tokens shows what the agent loop recorded; {run} has no such episode {options.episode}")
     if options.command == "import" and found is None:
         if options.ledger.is_dir():
             options.ledger /= LEDGER_NAME
         private_folder(options.ledger.parent)
     elif found is None:
-        print(no_ledger(options.ledger), file=sys.stderr)
+        print(no_ledger(run), file=sys.stderr)
         return 2
     else:
         options.ledger = found
     try:
-        lines = COMMANDS[options.command](options) if options.command else view(Ledger(options.ledger), options)
-        for line in lines:
-            print(line)
-    except (LedgerError, ConfigError) as error:
+        lines = COMMANDS[options.command](options) if options.command else view(Ledger(options.ledger), options, run)
+        show(lines)
+    except (LedgerError, ConfigError, NoRunError) as error:
         print(error, file=sys.stderr)
         return 2
     if options.episodes and of_the_loop(run, ""):

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import psutil
 
 from openclaw.config.runtime_variables import RuntimeVariables, client_key
 from openclaw.runtime.where import CHECKPOINTS_NAME, LEDGER_NAME
@@ -160,6 +161,18 @@ class LaunchedRun:
             name: sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(metric))
             for name, metric in names.items()
         }
+
+    def cpu_seconds(self) -> float:
+        """Return the processor time that the run's processes have taken, which another load on the machine changes little."""
+        if self._child is None or not self._child.alive():
+            return 0.0
+        parent = psutil.Process(self._child.pid)
+        total = 0.0
+        for process in (parent, *parent.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                total += times.user + times.system + times.children_user + times.children_system
+        return total
 
     def stop(self) -> int | None:
         """Stop the run, then kill the rest of its process group; return its exit code."""

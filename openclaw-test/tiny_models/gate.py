@@ -10,6 +10,8 @@ import random
 import re
 from typing import Any
 
+from simulated_users.user import User
+
 from openclaw.judge.answers import read_vote
 from openclaw.judge.prompts import append_hint, judge_messages
 from openclaw.ledger.records import JudgeKind
@@ -20,7 +22,7 @@ from tiny_models.hints import quote
 from tiny_models.problems import Problem, draw, draw_short, heldout
 from tiny_models.replies import draw_style, follows_rule, gives_number, is_degenerate, write
 from tiny_models.sampling import Sampler
-from tiny_models.tastes import TASTES, Taste
+from tiny_models.tastes import TASTES
 
 Metrics = dict[str, Any]
 JUDGE_ACCURACY, RIGHT_NUMBER, RULE_LEAST, RULE_MOST = 0.90, 0.89, 0.10, 0.28
@@ -96,7 +98,7 @@ def measure_tastes(sampler: Sampler, cases: int, seed: int = 515151) -> Metrics:
     return metrics
 
 
-def _taste_case(rng: random.Random, taste: Taste) -> JudgeCase:
+def _taste_case(rng: random.Random, taste: User) -> JudgeCase:
     reply = write(rng, draw(rng, "held"), draw_style(rng))
     if rng.random() < 0.5:
         return JudgeCase(reply, taste.complain(rng), "user", -1)

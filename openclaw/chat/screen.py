@@ -14,14 +14,10 @@ import threading
 
 from rich.console import Console
 
+from openclaw.messages.preview import harmless
+
 PROMPT = "you> "
 ERASE_LINE = "\r\x1b[K"
-CONTROLS = {number: None for number in (*range(32), *range(127, 160)) if chr(number) not in "\n\t"}
-
-
-def harmless(text: str) -> str:
-    """Return ``text`` without control characters, such as a terminal's escapes."""
-    return text.translate(CONTROLS)
 
 
 class Screen:

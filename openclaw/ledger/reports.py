@@ -13,13 +13,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from openclaw.ledger.codec import decode_sample, decode_turn, decode_verdict
-from openclaw.ledger.database import Database
+from openclaw.ledger.exceptions import UnknownRecordError
+from openclaw.ledger.overview import OverviewQueries
 from openclaw.ledger.records import SampleState, Turn, Verdict
 from openclaw.ledger.samples import STATED
 from openclaw.owners import owner_of, root
 from slime.utils.types import Sample
 
 _PAGE = 200
+_TURNS = (
+    "SELECT turns.*, verdicts.verdict, teacher_log_probs, logs.verdict AS kept FROM turns"
+    " LEFT JOIN verdicts ON verdicts.turn_id = turns.id LEFT JOIN logs ON logs.turn_id = turns.id"
+)
+"""Turns with their verdict, and the one that a log had."""
 JUDGED = 64
 
 
@@ -81,7 +87,7 @@ class OwnerSamples:
     stated: int
 
 
-class ReportQueries(Database):
+class ReportQueries(OverviewQueries):
     """The ledger's queries for tests, the inspect command and reports."""
 
     def judge_error(self) -> JudgeError | None:
@@ -154,23 +160,21 @@ class ReportQueries(Database):
         last = 0
         while True:
             found = self.rows(
-                "SELECT turns.*, verdicts.verdict, teacher_log_probs, logs.verdict AS kept FROM turns LEFT JOIN verdicts"
-                " ON verdicts.turn_id = turns.id LEFT JOIN logs ON logs.turn_id = turns.id"
-                f" WHERE number > ? {condition} ORDER BY number LIMIT {_PAGE}",
+                f"{_TURNS} WHERE number > ? {condition} ORDER BY number LIMIT {_PAGE}",
                 (last, *parameters),
             )
             if not found:
                 return
             for row in found:
                 last = row["number"]
-                yield TurnRecord(
-                    turn=decode_turn(row),
-                    verdict=None if row["verdict"] is None else decode_verdict(row),
-                    samples=self.sample_records(row["id"]),
-                    judge_attempts=row["judge_attempts"],
-                    judge_error=row["judge_error"],
-                    kept=None if row["kept"] is None else Verdict.from_dict(json.loads(row["kept"])),
-                )
+                yield self._turn_record(row)
+
+    def turn_record(self, turn_id: str) -> TurnRecord:
+        """Return one turn; raise UnknownRecordError if the ledger does not hold it."""
+        found = self.rows(f"{_TURNS} WHERE turns.id = ?", (turn_id,))
+        if not found:
+            raise UnknownRecordError(f"{self.path} holds no turn {turn_id!r}")
+        return self._turn_record(found[0])
 
     def session_ids(self) -> list[str]:
         """Return the sessions in the order of their first turn."""
@@ -179,14 +183,20 @@ class ReportQueries(Database):
 
     def step_records(self) -> list[dict[str, Any]]:
         """Return the steps that were not undone, oldest first, with their numbers of samples, deleted ones included."""
-        found = self.rows(
-            "SELECT steps.*, (SELECT COUNT(*) FROM samples WHERE samples.rollout_id = steps.rollout_id"
-            " AND state IN ('leased', 'trained')) + (SELECT COUNT(*) FROM forgotten_samples"
-            " WHERE forgotten_samples.rollout_id = steps.rollout_id) AS samples"
-            " FROM steps WHERE undone_at IS NULL ORDER BY number"
+        used = self.samples_of_steps()
+        found = self.rows("SELECT * FROM steps WHERE undone_at IS NULL ORDER BY number")
+        names = ("rollout_id", "weight_version", "trained_at", "live_at")
+        return [{**{name: row[name] for name in names}, "samples": used[row["rollout_id"]]} for row in found]
+
+    def _turn_record(self, row: sqlite3.Row) -> TurnRecord:
+        return TurnRecord(
+            turn=decode_turn(row),
+            verdict=None if row["verdict"] is None else decode_verdict(row),
+            samples=self.sample_records(row["id"]),
+            judge_attempts=row["judge_attempts"],
+            judge_error=row["judge_error"],
+            kept=None if row["kept"] is None else Verdict.from_dict(json.loads(row["kept"])),
         )
-        names = ("rollout_id", "weight_version", "trained_at", "live_at", "samples")
-        return [{name: row[name] for name in names} for row in found]
 
     def _sample_record(self, row: sqlite3.Row) -> SampleRecord:
         return SampleRecord(

@@ -26,9 +26,9 @@ from openclaw.ledger.store import Ledger
 # Parents first.
 TABLES = (
     "sessions", "turns", "verdicts", "samples", "steps", "feedback", "forgotten_samples", "forgotten_sessions",
-    "episodes", "decisions", "probe_scores", "logs",
+    "episodes", "logs", "decisions", "probe_scores",
 )  # fmt: skip
-CHILDREN_OF_TURNS = ("verdicts", "samples", "feedback", "probe_scores", "logs")
+CHILDREN_OF_TURNS = ("verdicts", "samples", "feedback", "logs", "probe_scores")
 HEADER_BYTES = 100
 UNKNOWN_ROWS = 1_000_000
 """Number of row ids to try if the file does not reveal their number."""

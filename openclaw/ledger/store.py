@@ -6,8 +6,8 @@ synchronous: call them from asyncio through ``asyncio.to_thread``.
 
 The methods are grouped by who calls them: `openclaw.ledger.turns`, `openclaw.ledger.feedback`, `openclaw.ledger.graph`,
 `openclaw.ledger.samples`, `openclaw.ledger.outcome`, `openclaw.ledger.reports`, `openclaw.ledger.forget`,
-`openclaw.ledger.transfer`, `openclaw.ledger.episodes`, `openclaw.ledger.episode_groups`, `openclaw.ledger.probes`,
-`openclaw.ledger.decisions` and `openclaw.ledger.logs`.
+`openclaw.ledger.transfer`, `openclaw.ledger.episodes`, `openclaw.ledger.episode_groups`, `openclaw.ledger.logs`,
+`openclaw.ledger.probes` and `openclaw.ledger.decisions`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Ledger(
     ReportQueries,
     ForgetQueries,
     EpisodeGroupQueries,
+    LogQueries,
     ProbeQueries,
     DecisionQueries,
-    LogQueries,
 ):
     """``Ledger(path)`` opens the file, creating or migrating it."""

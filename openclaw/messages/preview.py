@@ -1,4 +1,4 @@
-"""A text on one line, as a terminal shows it."""
+"""Text as a terminal may show it: on one line, and without control characters."""
 
 from __future__ import annotations
 
@@ -7,3 +7,16 @@ def preview(text: str, width: int) -> str:
     """Return ``text`` on one line of at most ``width`` characters."""
     line = " ".join(text.split())
     return line if len(line) <= width else line[: width - 1] + "…"
+
+
+CONTROLS = {
+    number: None
+    for number in (*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+    if chr(number) not in "\n\t"
+}
+"""C0 and C1 controls, such as a terminal's escapes, and marks that change the direction of what follows."""
+
+
+def harmless(text: str) -> str:
+    """Return ``text`` without control characters."""
+    return text.translate(CONTROLS)

@@ -37,6 +37,8 @@ PORT_PATIENCE_SECONDS = 15.0
 DEATHS_ALLOWED = 5
 DEATHS_WINDOW_SECONDS = 600.0
 FROZEN_SECONDS = 20.0
+RESTARTING = "restarting it (restart"
+"""In the log, before the number of a restart; `openclaw.doctor` counts them."""
 
 
 class Child(Protocol):
@@ -235,7 +237,7 @@ class RuntimeSupervisor:
                 return
             self.restarts += 1
             reason = frozen or "the runtime process ended"
-            logger.error("%s; restarting it (restart %d)%s\n%s", reason, self.restarts, self._under_way(), self._tail())
+            logger.error("%s; %s %d)%s\n%s", reason, RESTARTING, self.restarts, self._under_way(), self._tail())
 
     def _watch_silence(self, child: Child) -> str:
         """Return once the child ends or `stop` is called, or, with words, once it is frozen."""

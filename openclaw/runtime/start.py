@@ -6,6 +6,7 @@ module keeps no state: the caller owns the returned `RuntimeSupervisor`, which o
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -13,12 +14,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from openclaw.config.runtime import RuntimeConfig
+from openclaw.config.runtime import VARIABLES, RuntimeConfig
 from openclaw.gateway.tls import check_certificate, own_certificate_context
 from openclaw.method import load_method
 from openclaw.runtime.process import PORT_PATIENCE_SECONDS, RuntimeSupervisor, answers, free_port
-from openclaw.runtime.where import RUNTIME_LOG_NAME, ledger_path, own_import_paths, reachable_host, requests_path
+from openclaw.runtime.where import (
+    RUNTIME_LOG_NAME,
+    SETTINGS_NAME,
+    ledger_path,
+    own_import_paths,
+    reachable_host,
+    requests_path,
+)
 from slime.args import Arguments
+from slime.utils.private_files import private, private_folder
 from slime.utils.process import spawn
 
 logger = logging.getLogger(__name__)
@@ -141,6 +150,15 @@ def supervise(
     return supervisor, url
 
 
+def write_settings(run_dir: Path, config: RuntimeConfig) -> None:
+    """Write the runtime's variables that are not defaults to the run's folder, without secrets, for `openclaw.runs`."""
+    private_folder(run_dir)
+    secret = {variable.name for variable in VARIABLES if variable.secret}
+    shown = {name: value for name, value, source in config.describe() if source != "default" and name not in secret}
+    with open(run_dir / SETTINGS_NAME, "w", encoding="utf-8", opener=private) as file:
+        json.dump(shown, file, indent=1)
+
+
 def start_runtime(args: Arguments, method_path: str) -> RuntimeSupervisor:
     """Start a runtime process and return its supervisor, which the caller must stop.
 
@@ -149,7 +167,9 @@ def start_runtime(args: Arguments, method_path: str) -> RuntimeSupervisor:
             die of it again and again.
     """
     environment = runtime_environment(args, method_path)
-    load_method(method_path, RuntimeConfig.from_env(environment), environment)
+    config = RuntimeConfig.from_env(environment)
+    load_method(method_path, config, environment)
+    write_settings(Path(args.run_dir), config)
     supervisor, url = supervise(environment, Path(args.run_dir) / RUNTIME_LOG_NAME, PORT_PATIENCE_SECONDS)
     supervisor.start()
     logger.info("the gateway serves %s/v1; its log is in %s", url, args.run_dir)

@@ -20,6 +20,8 @@ DEFAULT_URL = "http://127.0.0.1:30000/v1"
 CHECKPOINTS_NAME = "checkpoints"
 ARGUMENTS_NAME = "arguments.json"
 RUNTIME_LOG_NAME = "runtime.log"
+SETTINGS_NAME = "runtime.json"
+"""The runtime's variables that are not defaults, without secrets."""
 
 
 def ledger_path(args: Arguments, environment: Mapping[str, str] = os.environ) -> Path:

@@ -49,15 +49,16 @@ class Rule:
         return re.match(self.pattern, command.program) is not None
 
 
-_TOOLS = r"slime/tools/\w+\.py|-m (agentrl\.(pool|router|harness) |benchmarks\.|slime\.ray\.worker_node |tests\.flag_mutations |tests\.security |openclaw\.models \S)"
-_PROGRAMS = (
-    r"slime/(train|train_async|eval_only)\.py --|-m openclaw\.(launch|server) -|openclaw-combine/serve_model\.py"
-)
+_TOOLS = r"slime/tools/\w+\.py|openclaw-test/user_chat\.py|-m (agentrl\.(pool|router|harness) |benchmarks\.|slime\.ray\.worker_node |tests\.flag_mutations |tests\.security |openclaw\.models \S)"
+_PROGRAMS = r"slime/(train|train_async|eval_only)\.py --|openclaw-test/personal_run\.py|-m openclaw\.(launch|server) -|openclaw-combine/serve_model\.py"
 RULES = (
     Rule(Kind.SERVER, r"curl |(.* \| )?openclaw-rl chat\b|python -m openclaw_combine\.test_rollout ", "asks a gateway"),
     Rule(Kind.RUN, r"(source|export|umask|printf) ", "the shell's state, and files of a few bytes"),
     Rule(Kind.RUN, r"python -m openclaw\.inspect ", "reads and edits a ledger"),
     Rule(Kind.RUN, r"python -m openclaw\.replay ", "reads a ledger"),
+    Rule(Kind.RUN, r"openclaw-rl (inspect|report|export|forget) \S", "reads and edits a ledger"),
+    Rule(Kind.PARSED, r"openclaw-rl (versions|rollback|accept) ", "needs a run with a gate's decisions"),
+    Rule(Kind.PARSED, r"openclaw-rl doctor ", "ends with status 1 on a full disk; tests/unit/seeing/test_doctor.py runs it"),
     Rule(Kind.RUN, r"python -m agentrl\.rollout\.inspect ", "reads records of episodes"),
     Rule(Kind.RUN, r"python -m openclaw\.(method (check|clauses)|models$)", "reads what is here"),
     Rule(Kind.RUN, r"python -m slime\.contract ", "checks plugins, here those that the page shows"),
@@ -67,9 +68,9 @@ RULES = (
     Rule(Kind.RUN, r".* (--dry-run|--help)$", "starts nothing"),
     Rule(Kind.RUN, r"python -m pytest tests/contract/plugins", "the contract's tests on a plugin that the page shows", "-k test_contract"),
     Rule(Kind.SERVER, r"python openclaw-combine/collect_rollouts\.py", "follows a gateway until Ctrl-C", "--once"),
-    Rule(Kind.ELSEWHERE, r"python (-m openclaw\.\w+|-m slime\.ray\.\w+|slime/train\.py --colocate|-m openclaw\.server --enable-rl-intercept)$|openclaw-rl COMMAND$", "a sentence names a program"),
+    Rule(Kind.ELSEWHERE, r"python (-m openclaw\.\w+|-m slime\.ray\.\w+|slime/train\.py --colocate|-m openclaw\.server --enable-rl-intercept)$|openclaw-rl \w+$", "a sentence names a program"),
     Rule(Kind.ELSEWHERE, r"openclaw-rl resume ", "needs a run whose training is paused; tests/unit/slime_core/test_fuses.py pauses one"),
-    Rule(Kind.DRY_RUN, r"(bash )?\S+/run_\w+\.sh", "starts engines and a trainer", "--dry-run"),
+    Rule(Kind.DRY_RUN, r"(bash )?\S+/(run_\w+|launch_user_llm)\.sh", "starts engines and a trainer", "--dry-run"),
     Rule(Kind.DRY_RUN, r"python openclaw-combine/train_async\.py", "starts engines and a trainer in a process of its own, which sees this machine's GPUs", "--dry-run --gpu-memory-gb 80"),
     Rule(Kind.DRY_RUN, rf"python ({_PROGRAMS})", "starts engines or a trainer", "--dry-run"),
     Rule(Kind.DRY_RUN, r"ray job submit .* -- python3 ", "starts a training in a cluster of the user's", "--dry-run"),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import reference_pages
+from chat import AGENT_KEY
+from simulated_users.llm import KEY_VARIABLE as USER_LLM_KEY
 
 from agentrl.bridges.verifiers import PATH_VARIABLE, PYTHON_VARIABLE
 from agentrl.rollout.settings import Settings
@@ -25,6 +26,7 @@ from slime.arguments.parser import build_parser
 from slime.arguments.process_environment import NOSET
 from slime.contract import CLAUSES
 from slime.utils.forwarded_environment import FORWARD_VARIABLE, FORWARDED, PREFIXES, travels
+from tests.helpers.reasons import stated_reasons
 
 WORDS_OF_OTHER_PROGRAMS = {
     *("--head", "--address", "--dashboard-host", "--runtime-env-json"),
@@ -182,7 +184,8 @@ def test_every_variable_in_the_documentation_exists(repository: Path) -> None:
         "LEDGER",
         "FILE",
         "ID",
-        *("ESTIMATORS", "TRANSPORTS"),
+        *("ABLATIONS", "ESTIMATORS", "TRANSPORTS", "CHECKS"),
+        "NO_COLOR",
         "HINT_START",
         "HINT_END",
         *FORWARDED,
@@ -194,6 +197,7 @@ def test_every_variable_in_the_documentation_exists(repository: Path) -> None:
         "RAY_JOB_STOP_WAIT_TIME_S",
         TOKEN_VARIABLE,
         KEY_VARIABLE,
+        *(USER_LLM_KEY, AGENT_KEY),
         MODE_VARIABLE,
         # scripts/setup.sh and the programs it runs
         *("PYTHON", "TORCH_INDEX", "PATH", "CUDA_HOME", "CUDA_PATH"),
@@ -226,32 +230,8 @@ def test_every_script_the_documentation_runs_exists(repository: Path) -> None:
             assert (repository / script).exists() or "mymethod" in script, f"{page.name} runs {script}"
 
 
-def reasons_of(tree: ast.Module) -> Iterator[str]:
-    """Yield the reasons that a module gives: ``reason="x"``, ``XYZ = "x"`` given as one, the keys of ``checks`` and ``reasons``."""
-    constants = {
-        node.targets[0].id: node.value.value
-        for node in tree.body
-        if isinstance(node, ast.Assign)
-        and isinstance(node.targets[0], ast.Name)
-        and isinstance(node.value, ast.Constant)
-    }
-    for node in ast.walk(tree):
-        given: list[ast.AST | None] = []
-        if isinstance(node, ast.keyword) and node.arg == "reason":
-            given = list(ast.walk(node.value))
-        elif (
-            isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict) and isinstance(node.targets[0], ast.Name)
-        ):
-            given = list(node.value.keys) if node.targets[0].id in ("checks", "reasons") else []
-        for each in given:
-            value = constants.get(each.id) if isinstance(each, ast.Name) else getattr(each, "value", None)
-            if isinstance(value, str) and value not in ("main", "reason"):  # `turn.kind == "main"`, `row["reason"]`
-                yield value
-
-
 def test_every_reason_against_training_is_on_the_page(repository: Path) -> None:
-    files = [*repository.glob("openclaw/**/*.py"), *repository.glob("openclaw-*/openclaw_*_method.py")]
-    given = {reason for file in files for reason in reasons_of(ast.parse(file.read_text()))}
+    given = stated_reasons(repository)
     assert {"grammar", "too_long", "judge_refused", "no_hint", "score_zero"} <= given
     page = (repository / "instructions" / "ledger.md").read_text()
     assert (given | set(HYGIENE_RULES)) - set(re.findall(r"`(\w+)`", page)) == set()

@@ -52,7 +52,7 @@ CALLS: Mapping[str, type[Call]] = MappingProxyType({"bash": Bash, "write_file": 
 
 def tools() -> list[JsonObject]:
     """Return the tools in OpenAI's format."""
-    return [_tool(name, kind) for name, kind in CALLS.items()]
+    return [openai_tool(name, kind) for name, kind in CALLS.items()]
 
 
 def read_call(action: JsonObject) -> Call | None:
@@ -75,8 +75,13 @@ def read_call(action: JsonObject) -> Call | None:
         raise InvalidError(f"the arguments of {name} are wrong: {problems}; {HOW}", code="invalid_arguments") from None
 
 
-def _tool(name: str, kind: type[Call]) -> JsonObject:
-    """Return a tool with what a model needs of its arguments' schema."""
+def openai_tool(name: str, kind: type[BaseModel]) -> JsonObject:
+    """Return a tool in OpenAI's format, with what a model needs of its arguments' schema.
+
+    Args:
+        name: of the tool.
+        kind: its arguments, each with a plain type and a description; its docstring describes the tool.
+    """
     schema = kind.model_json_schema()
     properties: JsonObject = {
         each: {"type": found["type"], "description": found["description"]}

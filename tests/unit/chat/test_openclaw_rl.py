@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from openclaw.__main__ import COMMANDS, main, module_of
+from openclaw.__main__ import COMMANDS, OF_INSPECT, main, module_of
+from openclaw.ledger.store import Ledger
+from tests.helpers.ledger_records import judged_sample
 
 
 def run(*words: str, repository: Path) -> subprocess.CompletedProcess[str]:
@@ -51,7 +53,7 @@ def test_a_misspelled_command(name: str, advice: str, capsys: pytest.CaptureFixt
 
 
 def test_every_command_is_a_program(repository: Path) -> None:
-    for name in COMMANDS:
+    for name in COMMANDS.keys() - OF_INSPECT:
         module = module_of(name)
         spec = importlib.util.find_spec(module)
         assert spec is not None
@@ -67,3 +69,22 @@ def test_a_command_gets_its_words_and_keeps_its_exit_status(repository: Path) ->
     missing = run("inspect", "/no/such/run", repository=repository)
     assert (missing.returncode, missing.stdout) == (2, "")
     assert missing.stderr.startswith("no ledger at /no/such/run")
+
+
+def test_export_and_forget_are_those_of_inspect(repository: Path, tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    judged_sample(ledger, "turn", session_id="mine")
+    ledger.close()
+    out = tmp_path / "out.jsonl"
+    exported = run("export", str(tmp_path), str(out), repository=repository)
+    assert (exported.returncode, exported.stdout) == (0, f"wrote 1 session to {out}\n")
+    assert "What is 2 + 3?" in out.read_text()
+    forgotten = run("forget", str(tmp_path), "mine", repository=repository)
+    assert (forgotten.returncode, forgotten.stdout.splitlines()[0]) == (0, "deleted 1 turn and 1 sample of 'mine'")
+    assert Ledger(tmp_path / "ledger.sqlite").session_ids() == []
+    helped = run("forget", "--help", repository=repository)
+    assert (helped.returncode, helped.stdout.split("\n")[0]) == (
+        0,
+        "usage: python -m openclaw.inspect RUN forget [-h] SESSION",
+    )
+    assert run("forget", repository=repository).returncode == 2

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import demo
 import pytest
-from personas import STUDENT
+from student import STUDENT
 from tiny_demo import resume
 from tiny_models.tastes import TASTES
 

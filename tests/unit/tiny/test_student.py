@@ -12,7 +12,6 @@ import httpx
 import pytest
 from measure import Item, MeasureError, gsm8k_items, heldout_items, measure
 from openai import AsyncOpenAI
-from personas import person
 from student import Refused, Student
 from tiny_models.phrases import COMPLAINTS, THANKS
 from tiny_models.problems import MAX_NEXT_QUESTION
@@ -88,10 +87,10 @@ async def test_a_disliked_reply_gets_a_complaint_in_held_out_words(server: Serve
 async def test_a_plain_client_sends_no_header_of_ours(server: Server, client: AsyncOpenAI) -> None:
     taste = taste_named("captain")
     server.answer = lambda body: GOOD if len(body["messages"]) == 1 else f"Okay captain. {GOOD}"
-    student = Student(client, "tiny", seed=2, persona=person(taste), plain=True)
+    student = Student(client, "tiny", seed=2, user=taste, plain=True)
     messages = await student.session(0)
-    assert messages[2]["content"] in taste.complaints
-    assert messages[4]["content"] in taste.thanks
+    assert messages[2]["content"] in taste.complaints.phrases
+    assert messages[4]["content"] in taste.thanks.phrases
     assert student.tally.recent_rule_rate == 0.0
     assert len(server.requests) == 3
     assert not {"x-session-id", "x-turn-type", "x-session-done"} & {

@@ -6,13 +6,13 @@ import random
 import re
 
 import pytest
-from personas import person
+from simulated_users.user import User
 from tiny_models.episodes import JudgeCase, judge_answer, judge_episode, policy_episode
 from tiny_models.feedback import approval
 from tiny_models.hints import QUOTE, quote
 from tiny_models.problems import draw
 from tiny_models.replies import CLOSINGS, NAMES_FOR_THE_USER, Manner, draw_manner, draw_style, follows_rule, write
-from tiny_models.tastes import TASTES, Taste, taste_named
+from tiny_models.tastes import TASTES, taste_named
 from tiny_models.wishes import HELD_CLOSINGS, HELD_NAMES, SHARES, draw_wish, granted, liking
 
 from openclaw.judge.answers import read_vote
@@ -23,13 +23,13 @@ def words(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("taste", TASTES, ids=lambda taste: taste.name)
-def test_nobody_in_the_corpus_speaks_like_a_person_with_a_taste(taste: Taste) -> None:
+def test_nobody_in_the_corpus_speaks_like_a_person_with_a_taste(taste: User) -> None:
     rng = random.Random(1)
     corpus = [draw_wish(rng).words for _ in range(6000)]
     corpus += [liking(rng) for _ in range(2000)] + [approval(rng) for _ in range(2000)]
     said = {" ".join(words(text)) for text in corpus}
     known = {word for text in corpus for word in words(text)}
-    for text in taste.complaints + taste.thanks:
+    for text in taste.complaints.phrases + taste.thanks.phrases:
         assert " ".join(words(text)) not in said
         assert set(words(text)) - known, text
 
@@ -46,7 +46,7 @@ def test_nobody_in_the_corpus_asks_for_a_tastes_word() -> None:
 
 
 @pytest.mark.parametrize("taste", TASTES, ids=lambda taste: taste.name)
-def test_some_replies_follow_a_rule_before_anybody_asks(taste: Taste) -> None:
+def test_some_replies_follow_a_rule_before_anybody_asks(taste: User) -> None:
     rng = random.Random(3)
     liked = [taste.likes(write(rng, draw(rng), draw_style(rng))) for _ in range(3000)]
     assert 0.12 < sum(liked) / len(liked) < 0.3
@@ -68,11 +68,11 @@ def test_the_rules() -> None:
 
 
 def test_a_person_says_what_the_taste_says() -> None:
-    user = person(taste_named("captain"))
+    user = taste_named("captain")
     rng = random.Random(5)
-    assert user.complain(rng) in taste_named("captain").complaints
+    assert user.complain(rng) in user.complaints.phrases
     assert user.approve(rng, "What is 1 + 1?").endswith(" What is 1 + 1?")
-    assert user.approve(rng, None) in taste_named("captain").thanks
+    assert user.approve(rng, None) in user.thanks.phrases
 
 
 def test_a_wish_is_granted() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from evaluation.case import EvalError
+from evaluation.served import checkpoint_of, export
 from safetensors.torch import load_file
 from tools import convert_fsdp_to_hf, convert_torch_dist_to_hf
 
+from openclaw.runtime.where import ARGUMENTS_NAME
 from slime.conversion import fsdp_to_hf
 from tests.helpers import tiny_hybrid, tiny_random, tiny_vision, trainer, trainer_ranks, vision_samples
 from tests.helpers.tolerance import assert_near
@@ -40,6 +44,23 @@ def test_full_weights(tmp_path: Path, tiny_random_tied_model: Path) -> None:
     assert not torch.equal(
         converted["model.embed_tokens.weight"], load_file(model / "model.safetensors")["model.embed_tokens.weight"]
     )
+
+
+def test_an_evaluation_takes_the_newest_weights_of_a_run(tmp_path: Path, tiny_random_model: Path) -> None:
+    save, exported = saved_run(tmp_path, tiny_random_model, lr=1e-2)
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / ARGUMENTS_NAME).write_text(json.dumps({"save": str(save), "hf_checkpoint": str(tiny_random_model)}))
+    checkpoint, origin = checkpoint_of(run)
+    assert (checkpoint.name, origin) == ("iter_0000001", tiny_random_model)
+    export(checkpoint, origin, tmp_path / "out")
+    converted = load_file(tmp_path / "out" / "model.safetensors")
+    assert all(torch.equal(converted[name], exported[name]) for name in exported)
+    with pytest.raises(EvalError, match=r"is not converted: .* --force .*; convert it with a program of slime/tools"):
+        export(checkpoint, origin, tmp_path / "out")
+    (run / ARGUMENTS_NAME).write_text(json.dumps({"save": str(tmp_path / "empty"), "hf_checkpoint": "m"}))
+    with pytest.raises(EvalError, match=r"--run .*empty"):
+        checkpoint_of(run)
 
 
 def test_weights_are_read_in_groups(tmp_path: Path, tiny_random_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

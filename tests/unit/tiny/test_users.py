@@ -11,11 +11,14 @@ from pathlib import Path
 import chat
 import httpx
 import pytest
-from measure import Item
+from measure import Item, draw_item
 from openai import AsyncOpenAI
-from personas import STUDENT, TA, TEACHER, Persona, draw_item, token_count
+from simulated_users.reading import find_user
+from simulated_users.rules import token_count
+from simulated_users.user import User
 from student import Student
 
+STUDENT, TA, TEACHER = (find_user(name) for name in ("student", "ta", "teacher"))
 LONG = "You added the numbers in the right order and wrote each step down. " * 8
 FRIENDLY = "Well done, that is right."
 
@@ -29,7 +32,7 @@ FRIENDLY = "Well done, that is right."
         (TEACHER, "Great Job!", "Good."),
     ],
 )
-def test_the_rules(persona: Persona, liked: str, disliked: str) -> None:
+def test_the_rules(persona: User, liked: str, disliked: str) -> None:
     assert persona.likes(liked)
     assert not persona.likes(disliked)
 
@@ -41,7 +44,7 @@ def test_the_ta_counts_to_a_hundred() -> None:
 
 
 @pytest.mark.parametrize("persona", [TA, TEACHER])
-async def test_a_user_complains_until_the_rule_is_followed(persona: Persona) -> None:
+async def test_a_user_complains_until_the_rule_is_followed(persona: User) -> None:
     asked: list[dict] = []
     replies = iter(["Right.", LONG + FRIENDLY, "Bye."])
 
@@ -55,7 +58,7 @@ async def test_a_user_complains_until_the_rule_is_followed(persona: Persona) -> 
 
     http = httpx.AsyncClient(transport=httpx.MockTransport(handle))
     async with AsyncOpenAI(base_url="http://test/v1", api_key="x", max_retries=0, http_client=http) as client:
-        user = Student(client, "m", persona=persona, problems=[Item("How many?", "7")], max_turns=3)
+        user = Student(client, "m", user=persona, problems=[Item("How many?", "7")], max_turns=3)
         messages = await user.session(4)
     assert "How many?" in messages[0]["content"]
     assert (user.tally.complaints, user.tally.recent_rule_rate) == (1, 0.0)
@@ -65,9 +68,9 @@ async def test_a_user_complains_until_the_rule_is_followed(persona: Persona) -> 
 
 def test_generated_problems_are_the_students() -> None:
     item = draw_item(random.Random(1))
-    assert STUDENT.opening(item) == item.question
-    assert item.question in TA.opening(item)
-    assert item.answer in TEACHER.opening(item)
+    assert STUDENT.first_message(item) == item.question
+    assert item.question in TA.first_message(item)
+    assert item.answer in TEACHER.first_message(item)
 
 
 @pytest.mark.parametrize("name", ["student", "ta", "teacher"])

@@ -1,0 +1,212 @@
+"""The report of an evaluation: `report.json` for programs and `report.md` for people, from the same figures.
+
+Guarantee: what a model or a server wrote is shown by `evaluation.markdown`, as text and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evaluation.figures import ALL, Figures, comparisons, grouped, suite_figures
+from evaluation.markdown import block, code, table
+from evaluation.records import Record
+from evaluation.suites import NAMES
+
+REPORT_JSON, REPORT_MD = "report.json", "report.md"
+SHOWN = 1500
+"""Characters of a reply in an example."""
+
+
+@dataclass
+class Evaluated:
+    """One model: how the report calls it, its results, and the suites that could not run with the reason."""
+
+    name: str
+    results: Sequence[Record] = ()
+    not_run: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def records(self) -> list[Record]:
+        """The results, in the order of suites and problems instead of that of their ends."""
+        order = {name: place for place, name in enumerate(NAMES)}
+        return sorted(self.results, key=lambda each: (order[each.suite], each.seed, each.number, each.sample))
+
+
+@dataclass
+class Report:
+    """Everything that the report says.
+
+    Attributes:
+        settings: of the evaluation.
+        this: the model.
+        other: the one it is compared with, if there is one.
+        complete: whether everything that could be asked was.
+    """
+
+    settings: Mapping[str, Any]
+    this: Evaluated
+    other: Evaluated | None = None
+    complete: bool = True
+
+    @property
+    def models(self) -> list[Evaluated]:
+        """The models, this one first."""
+        return [self.this, *([self.other] if self.other else [])]
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """Return the figures; the results themselves are in the files beside it."""
+    found: dict[str, Any] = {"settings": dict(report.settings), "complete": report.complete}
+    for key, model in zip(("model", "compared"), report.models, strict=False):
+        suites = grouped(model.records, "suite")
+        found[key] = {
+            "name": model.name,
+            "not_run": dict(model.not_run),
+            "suites": {
+                name: {**suite_figures(records), "families": _families(records)} for name, records in suites.items()
+            },
+            "seconds": round(sum(each.seconds for each in model.records), 1),
+        }
+    if report.other:
+        found["comparison"] = comparisons(report.this.records, report.other.records)
+    return found
+
+
+def as_markdown(report: Report, pictures: Sequence[str] = ()) -> str:
+    """Return the page.
+
+    Args:
+        report: what it is about.
+        pictures: names of files beside the page.
+    """
+    figures = as_json(report)
+    parts = [f"# Evaluation of {code(report.this.name)}", _facts(report), "## Scores"]
+    for key, model in zip(("model", "compared"), report.models, strict=False):
+        parts += [*([f"### {code(model.name)}"] if report.other else []), _scores(figures[key]["suites"])]
+        parts += [f"**{name} did not run**: {code(why, 500)}" for name, why in model.not_run.items()]
+    parts.append(
+        "A score is the share of problems solved. Its interval is Wilson's, at 95 %. *Degenerate* is the share of tries with a reply "
+        "that was empty, cut off or repetitive."
+    )
+    if report.other:
+        parts += ["## Comparison", _comparison(figures["comparison"])]
+    parts += [f"![{name}]({name})" for name in pictures]
+    parts += ["## Kinds of problems", _kinds(report)]
+    parts += ["## Failures by reason", _failures(report)]
+    parts += ["## Latency", _latency(report, figures)]
+    parts += ["## Examples", *_examples(report.this.records)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def save(report: Report, folder: Path, pictures: Sequence[str]) -> None:
+    """Write both files."""
+    (folder / REPORT_JSON).write_text(json.dumps(as_json(report), indent=1) + "\n")
+    (folder / REPORT_MD).write_text(as_markdown(report, pictures))
+
+
+def _families(records: Sequence[Record]) -> dict[str, Figures]:
+    kept = ("problems", "passed", "tries", "score")
+    return {
+        name: {key: value for key, value in suite_figures(found).items() if key in kept}
+        for name, found in grouped(records, "family").items()
+    }
+
+
+def _facts(report: Report) -> str:
+    lines = [] if report.complete else ["**Incomplete**: the evaluation was stopped. The same command goes on."]
+    lines += [f"* {name.replace('_', ' ')}: {code(_said(value))}" for name, value in report.settings.items()]
+    return "\n".join(lines)
+
+
+def _said(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else "the server's" if value is None else str(value)
+
+
+def _scores(suites: Mapping[str, Figures]) -> str:
+    if not suites:
+        return "No results."
+    rows = [
+        (
+            name, each["problems"], each["tries"], each["passed"], f"{each['score']:.3f}",
+            f"{each['low']:.3f} to {each['high']:.3f}", f"{each['degenerate']:.3f}", each["malformed_calls"],
+        )
+        for name, each in suites.items()
+    ]  # fmt: skip
+    head = ("suite", "problems", "tries", "passed", "score", "95 % interval", "degenerate", "malformed calls")
+    return table(head, rows)
+
+
+def _comparison(found: Mapping[str, Figures]) -> str:
+    rows = [
+        (
+            "all suites" if name == ALL else name, each["problems"], f"{each['this']:.3f}", f"{each['other']:.3f}",
+            f"{each['difference']:+.3f}", f"{each['low']:+.3f} to {each['high']:+.3f}", each["gained"], each["lost"],
+            None if each["p"] is None else f"{each['p']:.3f}",
+        )
+        for name, each in found.items()
+    ]  # fmt: skip
+    head = ("suite", "problems", "this", "other", "difference", "95 % interval", "gained", "lost", "p (McNemar)")
+    note = (
+        "Both models had the same problems. *Gained* problems are solved more often by this model, *lost* ones less often. The "
+        "interval is that of Bonett and Price for paired shares; an interval that contains 0 shows no difference."
+    )
+    return f"{table(head, rows)}\n\n{note}" if rows else "The models have no problem in common."
+
+
+def _kinds(report: Report) -> str:
+    rows = []
+    for name, records in grouped(report.this.records, "suite").items():
+        for family, found in grouped(records, "family").items():
+            shares = {level: suite_figures(each)["score"] for level, each in grouped(found, "level").items()}
+            levels = ", ".join(f"{level}: {shares[level]:.2f}" for level in sorted(shares))
+            rows.append((name, family, len(found), f"{suite_figures(found)['score']:.3f}", levels))
+    return table(("suite", "kind", "tries", "score", "score by level"), rows) if rows else ""
+
+
+def _failures(report: Report) -> str:
+    rows = []
+    for name, records in grouped(report.this.records, "suite").items():
+        for reason, count in suite_figures(records)["failures"].items():
+            first = next(each for each in records if each.reason == reason)
+            rows.append((name, reason.replace("_", " "), count, code(first.detail) if first.detail else None))
+    return table(("suite", "reason", "tries", "such as"), rows) if rows else "None."
+
+
+def _latency(report: Report, figures: Mapping[str, Any]) -> str:
+    rows = [
+        (
+            *((code(model.name),) if report.other else ()), name, each["seconds_median"], each["seconds_p95"],
+            each["tokens"], each["tokens_per_second"],
+        )
+        for key, model in zip(("model", "compared"), report.models, strict=False)
+        for name, each in figures[key]["suites"].items()
+    ]  # fmt: skip
+    head = ("suite", "median seconds", "95th percentile", "tokens", "tokens per second of one request")
+    return table((*(("model",) if report.other else ()), *head), rows) if rows else ""
+
+
+def _examples(records: Sequence[Record]) -> list[str]:
+    parts: list[str] = []
+    for name, found in grouped(records, "suite").items():
+        for passed, title in ((True, "passed"), (False, "failed")):
+            chosen = next((each for each in found if each.passed is passed), None)
+            if chosen is None:
+                continue
+            why = "" if passed else f" ({chosen.reason.replace('_', ' ')})"
+            parts += [f"### {name}, {title}{why}: `{chosen.task}`", block(_conversation(chosen), SHOWN)]
+    return parts
+
+
+def _conversation(record: Record) -> str:
+    lines: list[str] = []
+    for message in record.messages:
+        lines.append(f"[{message['role']}] {message['content']}".rstrip())
+        lines += [
+            f"[call] {call['function']['name']} {call['function']['arguments']}"
+            for call in message.get("tool_calls", ())
+        ]
+    return "\n".join(lines)

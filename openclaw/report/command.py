@@ -1,0 +1,66 @@
+"""The command line of ``openclaw-rl report``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from openclaw.exceptions import NoRunError
+from openclaw.ledger.exceptions import LedgerError
+from openclaw.report.build import build
+from openclaw.runs.folder import open_run
+from openclaw.runs.owner_option import add_owner
+from slime.utils.command_line import CommandLine
+from slime.utils.private_files import private
+
+FILE_NAME = "report.html"
+
+
+def build_parser() -> CommandLine:
+    """Return the command line."""
+    parser = CommandLine(
+        prog="openclaw-rl report",
+        description="Write one HTML file about a run: is it learning, curves, before and after, and why turns were not trained.",
+        epilog="The file opens offline and holds no script. It works while a run writes, and on a run that is down.",
+    )
+    parser.add_argument(
+        "run", type=Path, metavar="RUN", help="a run's folder, its folder of checkpoints, or its ledger"
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE.html", help=f"the file; default: {FILE_NAME} in the run's folder"
+    )
+    add_owner(parser)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the report; return the exit code: 2, with one line of explanation, on failure."""
+    options = build_parser().parse_args(argv)
+    started = time.monotonic()
+    try:
+        run = open_run(options.run)
+        report = build(run, options.owner)
+        target = options.output or (run.folder or run.ledger_path.parent) / FILE_NAME
+        size = write(target, report.page)
+    except (LedgerError, NoRunError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"cannot write the report: {error}; name another file with --output FILE.html", file=sys.stderr)
+        return 2
+    print(report.sentence)
+    print(f"wrote {target} ({size / 1e3:.0f} kB) in {time.monotonic() - started:.1f} s")
+    return 0
+
+
+def write(target: Path, page: str) -> int:
+    """Write a page for this user only, whole or not at all; return its size in bytes."""
+    data = page.encode("utf-8", "replace")  # a conversation may hold half a surrogate pair
+    part = target.with_name(f"{target.name}.part")
+    with open(part, "wb", opener=private) as file:
+        file.write(data)
+    os.replace(part, target)
+    return len(data)

@@ -1,0 +1,211 @@
+"""The whole story of one turn, as lines for a terminal: what was asked, judged, computed and trained, or why not.
+
+Guarantees: text of a conversation cannot control the terminal. Colour shows the advantage of each token, green above 0 and
+red below; rich leaves it out where there is no terminal, and with ``NO_COLOR``.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+
+from rich.style import Style
+from rich.text import Text
+
+from openclaw.ledger.exceptions import UnknownRecordError
+from openclaw.ledger.records import Turn, Verdict
+from openclaw.ledger.reports import SampleRecord, TurnRecord
+from openclaw.ledger.store import Ledger
+from openclaw.messages.preview import harmless, preview
+from openclaw.messages.text import next_state_text, response_text
+from openclaw.runs.advantage import Advantages, advantages_of
+from openclaw.runs.folder import RunFolder
+from openclaw.runs.reasons import in_words
+from openclaw.runs.tokens import run_tokenizer, token_texts
+from slime.utils.command_line import named_by_beginning
+
+ANSWER = 400
+"""Longest part of a judge's answer that is shown."""
+NEWLINE = "⏎"
+MASKED = Style(dim=True)
+WAITS = {
+    "waiting": "It waits for its next state: the judge reads what follows the reply.",
+    "pending": "It waits for the judge.",
+    "ready": "It waits for its batch, which takes a step as soon as it is full.",
+}
+
+
+def meant_turn(ledger: Ledger, named: str) -> str:
+    """Return the turn that a person names: its id, the beginning of it, or ``SESSION#INDEX``.
+
+    Raises:
+        UnknownRecordError: there is none, or more than one.
+    """
+    session, mark, index = named.rpartition("#")
+    if mark and index.isdigit():
+        found = ledger.turn_at(session, int(index))
+        if found is None:
+            raise UnknownRecordError(f"session {session!r} has no turn {index}; --turns lists them")
+        return found
+    try:
+        return named_by_beginning(named, ledger.turn_ids(named), "turn", "--turns lists them")
+    except LookupError as error:
+        raise UnknownRecordError(str(error)) from error
+
+
+def turn_story(run: RunFolder, ledger: Ledger, named: str, *, tokens: bool) -> Iterator[Text]:
+    """Yield the story of a turn; ``tokens`` adds a line per token with its numbers."""
+    record = ledger.turn_record(meant_turn(ledger, named))
+    turn = record.turn
+    yield _line(f"turn {turn.id}", "bold")
+    yield _line(f"  session {turn.session_id}  #{turn.index}  {turn.kind}  {_time(turn.created_at)}")
+    yield from _conversation(turn)
+    yield from _verdict(record)
+    tokenizer = run_tokenizer(run.trainer_arguments())
+    for sample in record.samples:
+        yield from _sample(run, sample, tokenizer, tokens=tokens)
+    if not record.samples and tokens:
+        texts = token_texts(tokenizer, turn.response_ids)
+        yield _line("tokens (id, log-probability, text):")
+        for number, value, text in zip(turn.response_ids, turn.response_logprobs, texts, strict=False):
+            yield _line(f"  {number:8} {value:+9.4f}  {text!r}")
+    yield _line(f"outcome: {outcome(record)}", "bold")
+
+
+def outcome(record: TurnRecord) -> str:
+    """Return in words which step used a turn, what it waits for, or why it is not trained."""
+    used = [each for each in record.samples if each.state in ("leased", "trained")]
+    if used:
+        return " ".join(_used(each) for each in used)
+    if ready := [each for each in record.samples if each.state == "ready"]:
+        return f"{WAITS['ready']} ({len(ready)} sample{'s' * (len(ready) > 1)})"
+    if record.samples:
+        reason = record.samples[-1].reason or ""
+        return f"Not trained ({reason}). {in_words(reason)}"
+    if record.turn.reason is not None:
+        return f"Not trained ({record.turn.reason}). {in_words(record.turn.reason)}"
+    if record.turn.state == "pending" and record.judge_error:
+        return f"Not judged after {record.judge_attempts} attempts; the last failed with {harmless(record.judge_error)}"
+    return WAITS.get(record.turn.state, f"It is {record.turn.state}.")
+
+
+def _used(sample: SampleRecord) -> str:
+    kept = "a checkpoint holds it" if sample.state == "trained" else "the next checkpoint will hold it"
+    if sample.weight_version is None:
+        return f"Step {sample.rollout_id} is using sample {sample.id}; its weights are not live yet."
+    return (
+        f"Step {sample.rollout_id} used sample {sample.id}; its weights are live as version {sample.weight_version} since "
+        f"{_time(sample.live_at)}, and {kept}."
+    )
+
+
+def _conversation(turn: Turn) -> Iterator[Text]:
+    for message in turn.messages:
+        yield from _block(f"{message.get('role', 'user')}:", response_text(message))
+    spans = ", ".join(f"version {span.version}" for span in turn.weight_versions) or "unknown weights"
+    yield from _block(
+        f"reply ({len(turn.response_ids)} tokens, {turn.finish_reason}, temperature {turn.temperature:g}, {spans}):",
+        response_text(turn.response_message),
+    )
+    if turn.next_state:
+        yield from _block(f"next state ({_time(turn.next_state_at)}):", next_state_text(turn.next_state))
+
+
+def _verdict(record: TurnRecord) -> Iterator[Text]:
+    verdict = record.verdict
+    if verdict is None:
+        yield _line("verdict: none")
+        return
+    score = "no score" if verdict.score is None else f"{verdict.score:+d}, by {verdict.score_source}"
+    yield _line(f"verdict: {score}, in {verdict.seconds:.1f} s")
+    for vote in verdict.votes:
+        value = vote.invalid or ("-" if vote.value is None else f"{vote.value:+d}")
+        yield _line(f"  {vote.judge} vote {value} ({vote.seconds:.1f} s): {preview(harmless(vote.answer), ANSWER)}")
+    if verdict.hint:
+        yield from _block("  hint:", verdict.hint)
+    yield from _teacher(record.turn, verdict)
+
+
+def _teacher(turn: Turn, verdict: Verdict) -> Iterator[Text]:
+    taught = verdict.teacher_log_probs
+    if taught is None or len(taught) != len(turn.response_logprobs):
+        return
+    gaps = [own - old for own, old in zip(taught, turn.response_logprobs, strict=True)]
+    versions = f", version {', '.join(verdict.teacher_versions)}" if verdict.teacher_versions else ""
+    yield _line(
+        f"teacher{versions}: log-probability against the reply's own {statistics.fmean(gaps):+.3f} per token, "
+        f"from {min(gaps):+.2f} to {max(gaps):+.2f}"
+    )
+
+
+def _sample(run: RunFolder, record: SampleRecord, tokenizer: object, *, tokens: bool) -> Iterator[Text]:
+    sample = record.sample
+    given = sample.reward
+    found = advantages_of(record, run.trainer_arguments(), run.settings)
+    against = "" if found.baseline is None else f", minus the baseline {found.baseline:+.3f}"
+    dropped = f" ({record.reason})" if record.reason else ""
+    yield _line(f"sample {record.id}: {record.state}{dropped}, reward {given:+.3f}{against} = {found.reward:+.3f}")
+    for sentence in found.missing:
+        yield _line(f"  {sentence}")
+    if found.values is None:
+        return
+    trained = [value for value, kept in zip(found.values, _mask(record), strict=True) if kept]
+    if trained:
+        yield _line(
+            f"  advantage of {len(trained)} tokens: mean {statistics.fmean(trained):+.3f}, "
+            f"from {min(trained):+.3f} to {max(trained):+.3f}"
+        )
+    ids = sample.tokens[len(sample.tokens) - sample.response_length :]
+    texts = token_texts(tokenizer, ids)
+    yield coloured(texts, found.values, _mask(record))
+    if tokens:
+        yield from _table(record, ids, texts, found)
+
+
+def _mask(record: SampleRecord) -> list[int]:
+    return record.sample.loss_mask or [1] * record.sample.response_length
+
+
+def _table(record: SampleRecord, ids: Sequence[int], texts: Sequence[str], found: Advantages) -> Iterator[Text]:
+    sample = record.sample
+    own = sample.rollout_log_probs or [float("nan")] * len(ids)
+    teacher = sample.teacher_log_probs or [float("nan")] * len(ids)
+    yield _line(f"  {'id':>8} {'logprob':>9} {'teacher':>9} {'advantage':>9}  text")
+    columns = zip(ids, own, teacher, found.values or (), _mask(record), texts, strict=True)
+    for number, logprob, taught, value, kept, text in columns:
+        shown = f"{value:+9.4f}" if kept else "   masked"
+        yield _line(f"  {number:8} {logprob:+9.4f} {taught:+9.4f} {shown}  {text!r}")
+
+
+def coloured(texts: Sequence[str], values: Sequence[float], mask: Sequence[int]) -> Text:
+    """Return the tokens on a background of their advantages: the largest in full green or red, 0 in none."""
+    largest = max((abs(value) for value, kept in zip(values, mask, strict=True) if kept), default=0.0) or 1.0
+    result = Text("  ")
+    for text, value, kept in zip(texts, values, mask, strict=True):
+        shown = harmless(text.replace("\n", f"{NEWLINE}\n  "))
+        result.append(shown, _style(value / largest) if kept else MASKED)
+    return result
+
+
+def _style(share: float) -> Style:
+    """Return the style of an advantage from -1 to 1."""
+    strength = round(200 * abs(share))
+    if not strength:
+        return Style()
+    colour = f"rgb(0,{55 + strength},0)" if share > 0 else f"rgb({55 + strength},0,0)"
+    return Style(color="black" if strength > 120 else "white", bgcolor=colour)
+
+
+def _line(text: str, style: str = "") -> Text:
+    return Text(harmless(text), style)
+
+
+def _block(title: str, text: str) -> Iterator[Text]:
+    yield _line(title, "bold")
+    for line in text.splitlines() or [""]:
+        yield _line(f"    {line}")
+
+
+def _time(seconds: float | None) -> str:
+    return "-" if seconds is None else datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")
