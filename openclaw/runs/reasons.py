@@ -46,6 +46,7 @@ REASONS: Mapping[str, Reason] = {
         "Keep secrets out of the conversation; OPENCLAW_REDACT says what counts as one.",
     ),
     "imported": Reason("The turn was imported. It was not served here and has no token ids.", NOTHING),
+    "log_media": Reason("A message of the log has a picture or file, of which the log's text says nothing.", NOTHING),
     "imported_not_trainable": Reason("The turn was imported from a file that calls it not trainable.", NOTHING),
     # Known from what followed.
     "regenerated": Reason(
@@ -111,6 +112,7 @@ REASONS: Mapping[str, Reason] = {
         "Its weights were more updates old than allowed.",
         "Raise MAX_WEIGHT_STALENESS, or train such samples with --stale-samples correct.",
     ),
+    "rescored": Reason("The scores of this turn of a log were too old, so it was scored again.", NOTHING),
     "fuse": Reason(
         "A fuse held back the step that would have used it.", "openclaw-rl resume RUN, once the cause is mended."
     ),

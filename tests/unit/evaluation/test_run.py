@@ -129,6 +129,15 @@ def test_other_settings_need_another_folder(
     assert "temperature" not in client.requests[0]
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Handle SIGINT as Python does by default, whatever this process inherited or an earlier test installed."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(
     client: ScriptedClient, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

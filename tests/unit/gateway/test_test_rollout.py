@@ -31,7 +31,7 @@ async def test_samples_are_collected_and_shown(
     assert [(row["main"], row["side"], row["with_next_state"]) for row in rows] == [(2, 0, 1)] * 5
     assert rows == inspect_sessions(tmp_path / "kept" / "ledger.sqlite")
     assert [row["unjudged"] for row in rows] == [2] * 5
-    said = "2 main and 0 side turns, 1 with a next state, 0 trainable, 2 not judged yet"
+    said = "2 main and 0 side turns, 1 with a next state, 1 trainable, 2 not judged yet"
     assert said in capsys.readouterr().out
 
 

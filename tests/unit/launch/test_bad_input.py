@@ -51,7 +51,7 @@ openclaw-test/run_eval.py | --eval-tasks conversation --model-path m --gpu-idz 0
 openclaw-combine/collect_rollouts.py | --api-endpont x | did you mean --api-endpoint?
 openclaw-combine/train_async.py | --rollout-dir instruction --checkpoint-dir x | did you mean instructions?
 -m openclaw.inspect | instruction | no ledger at instruction; did you mean instructions?
--m openclaw.inspect | runs/x --turn | unknown argument --turn; did you mean --turns?
+-m openclaw.inspect | runs/x --turnz | unknown argument --turnz; did you mean --turn?
 -m openclaw.inspect | runs/x exprt | 'exprt' is not one of export, import, forget, check, salvage; did you mean export?
 -m openclaw.method | chek x | 'chek' is not one of check, clauses; did you mean check?
 -m openclaw.method | check opnclaw-rl | did you mean openclaw-rl?

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from slime.backends.megatron_utils.checkpoint import _start_moments
+from slime.backends.megatron_utils.checkpoint import start_moments
 
 
 class Fused(torch.optim.SGD):
@@ -31,7 +31,7 @@ def test_every_optimizer_gets_what_its_first_step_starts_from() -> None:
         SimpleNamespace(optimizer=None, init_state_fn=None, config=None),
     ]
     parts[1].optimizer.state[moved] = {"exp_avg": torch.ones(3), "exp_avg_sq": torch.ones(3)}
-    _start_moments(SimpleNamespace(chained_optimizers=parts))
+    start_moments(SimpleNamespace(chained_optimizers=parts))
     assert set(parts[0].optimizer.state[adam]) == {"step", "exp_avg", "exp_avg_sq"}
     assert set(parts[1].optimizer.state[fused]) == {"exp_avg", "exp_avg_sq"}
     assert parts[1].optimizer.state[moved]["exp_avg"].all(), "what steps have made stays"
@@ -44,7 +44,7 @@ def test_a_first_step_of_adamw_is_the_same_with_and_without() -> None:
         parameter = torch.nn.Parameter(torch.linspace(-1.0, 1.0, 5))
         optimizer = torch.optim.AdamW([parameter], lr=0.1)
         if prepared:
-            _start_moments(SimpleNamespace(optimizer=optimizer))
+            start_moments(SimpleNamespace(optimizer=optimizer))
         for _ in range(2):
             parameter.grad = parameter.detach() ** 2
             optimizer.step()
