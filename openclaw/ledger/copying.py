@@ -48,7 +48,7 @@ def copy_run(
     number: int = 1,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Copied:
-    """Copy the main turns of ``sessions`` that have token ids, once.
+    """Copy the main turns of ``sessions`` that have token ids, once; not those whose scores are being renewed.
 
     Args:
         source: of a run.
@@ -79,7 +79,8 @@ def _copy_session(
     judge_again: bool,
 ) -> None:
     rows = source.rows(
-        "SELECT * FROM turns WHERE session_id = ? AND kind = 'main' AND length(prompt_ids) > 0 ORDER BY number",
+        "SELECT * FROM turns WHERE session_id = ? AND kind = 'main' AND length(prompt_ids) > 0"
+        " AND state <> 'unscored' ORDER BY number",
         (session_id,),
     )
     sides = source.rows("SELECT COUNT(*) AS n FROM turns WHERE session_id = ? AND kind = 'side'", (session_id,))

@@ -122,10 +122,8 @@ def _take_run(source: Ledger, ledger: Ledger, wishes: Wishes, number: int, on_pr
         reasons=copied.turns + copied.samples,
     )
     for name in sessions:
-        texts = [
-            record for record in source.export_turns(name) if record.turn.kind == "main" and not record.turn.prompt_ids
-        ]
-        texts = [record for record in texts if record.turn.state == "unscored" or record.turn.reason == IMPORTED]
+        turns = [record for record in source.export_turns(name) if record.turn.kind == "main"]
+        texts = [each for each in turns if each.turn.state == "unscored" or each.turn.reason == IMPORTED]
         if texts:
             _queue(
                 LoggedConversation(name, name, [_as_imported(each) for each in texts]), ledger, wishes, number, report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from openclaw.exceptions import ConfigError
 from openclaw.ledger.conversations import write_conversations
+from openclaw.ledger.logs import ReplyScores
 from openclaw.ledger.records import Feedback, Verdict, Vote
 from openclaw.ledger.redact import Redactor
 from openclaw.ledger.store import Ledger
@@ -181,6 +183,19 @@ def test_judged_again_a_run_keeps_its_ids_only(run: Ledger, ledger: Ledger) -> N
     assert (report.to_judge, report.samples) == (7, 0)
     assert len(ledger.pending_turns(20)) == 7
     assert ledger.turn("t3").response_logprobs == run.turn("t3").response_logprobs
+
+
+def test_a_run_that_was_stopped_while_it_renewed_scores(tmp_path: Path, ledger: Ledger) -> None:
+    run = Ledger(tmp_path / "stopped.sqlite")
+    taken(run, tmp_path, CHAT)
+    [turn] = run.unscored_session()
+    run.record_scores([(replace(turn, temperature=0.6), ReplyScores([1], [2, 3], [-0.1, -0.2], "4"))])
+    run.record_judged(turn.id, VERDICT, [make_sample(run.turn(turn.id), -1.0, score=-1)], None)
+    [sample] = run.claim_samples(0, 1)
+    run.score_again(sample.metadata["ledger_id"])
+    report = take_in(read_logs(run.path), ledger, Wishes())
+    assert (report.to_score, report.with_verdict, report.samples) == (1, 1, 0)
+    assert (ledger.turn(turn.id).state, ledger.turn(turn.id).prompt_ids) == ("unscored", [])
 
 
 def test_passes_through_a_run(run: Ledger, ledger: Ledger) -> None:
