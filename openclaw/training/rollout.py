@@ -248,9 +248,13 @@ def fresh_scores(
     """Return the rollouts without those of logs whose scores are too old, and the number of these; they are scored again."""
     if not source.offline:
         return rollouts, 0
-    old = [pieces for pieces in rollouts if pieces[0].metadata.get(SCORED) and is_stale(pieces[0], version, bound)]
-    for pieces in old:
-        until_available(partial(source.ledger.score_again, pieces[0].metadata["ledger_id"]), source.stopped)
+    old = [
+        pieces
+        for pieces in rollouts
+        if pieces[0].metadata.get(SCORED)
+        and is_stale(pieces[0], version, bound)
+        and until_available(partial(source.ledger.score_again, pieces[0].metadata["ledger_id"]), source.stopped)
+    ]
     return [pieces for pieces in rollouts if pieces not in old], len(old)
 
 
