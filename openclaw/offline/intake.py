@@ -1,7 +1,7 @@
 """Queues the turns of logs in a run's ledger, once.
 
 Guarantees: the id of a turn follows from its content, so taking in a log again, or a longer version of it, adds only what
-is new. Texts are redacted as in live traffic; a turn with a secret is not trained. Turns that cannot be trained are kept
+is new. Conversations without a name share the turns that are equal, since one may be the longer version of another. Texts are redacted as in live traffic; a turn with a secret is not trained. Turns that cannot be trained are kept
 with a reason. Passes after the first have ids and sessions of their own, behind those of the first.
 """
 
@@ -23,7 +23,7 @@ from openclaw.ledger.redact import REDACTED
 from openclaw.ledger.reports import TurnRecord
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.turns import NO_NEXT_STATE
-from openclaw.offline.chat_logs import LoggedConversation
+from openclaw.offline.chat_logs import DERIVED, LoggedConversation
 from openclaw.offline.reading import Logs
 
 MEDIA = "log_media"
@@ -161,14 +161,16 @@ def _queue(conversation: LoggedConversation, ledger: Ledger, wishes: Wishes, num
     for position, described in enumerate(conversation.turns):
         turn = described_turn("", session_id, position, described, ledger)
         identity = identity_of(turn)
-        digest = blake2b(json.dumps([session_id, seen[identity], identity]).encode(), digest_size=DIGEST_BYTES)
+        scope = _scope(session_id) if described.trainable else session_id
+        digest = blake2b(json.dumps([scope, seen[identity], identity]).encode(), digest_size=DIGEST_BYTES)
         seen[identity] += 1
         reason = _untrained(turn, described)
         verdict = None if wishes.judge_again else redacted_verdict(described.verdict, ledger)
         turn = replace(turn, id=f"log-{digest.hexdigest()}", state="excluded" if reason else "unscored", reason=reason)
         turns.append((turn, verdict))
     known = {turn.id for turn, _ in turns if ledger.rows("SELECT 1 FROM turns WHERE id = ?", (turn.id,))}
-    ledger.record_log_turns(session_id, turns)
+    if len(known) < len(turns):
+        ledger.record_log_turns(session_id, turns)
     for turn, verdict in turns:
         if turn.id in known:
             report.known += 1
@@ -179,6 +181,11 @@ def _queue(conversation: LoggedConversation, ledger: Ledger, wishes: Wishes, num
         else:
             report.to_score += 1
             report.with_verdict += verdict is not None
+
+
+def _scope(session_id: str) -> str:
+    """Return what the turns of a session differ in from equal ones elsewhere: its name, or the pass if it has none."""
+    return f"{DERIVED}{session_id.partition('~')[2]}" if session_id.startswith(DERIVED) else session_id
 
 
 def _untrained(turn: Turn, described: ImportedTurn) -> str | None:

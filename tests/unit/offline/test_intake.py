@@ -64,6 +64,29 @@ def test_a_log_that_is_read_again_or_has_grown_adds_only_what_is_new(ledger: Led
     assert ledger.counts()["turns"] == {"excluded": 1, "unscored": 2}
 
 
+def test_versions_of_a_conversation_without_a_name_share_their_turns(ledger: Ledger, tmp_path: Path) -> None:
+    """Many programs log the whole conversation after each reply."""
+    more = {"messages": [*CHAT["messages"], *USER_NEXT, REPLY, USER]}
+    short = {"messages": CHAT["messages"][:3]}
+    report = taken(ledger, tmp_path, short, CHAT, more)
+    assert (report.to_score, report.known) == (3, 2), "each reply once"
+    assert taken(ledger, tmp_path, {"messages": [*more["messages"], REPLY, USER]}).to_score == 1
+    other = Ledger(tmp_path / "passes.sqlite")
+    taken(other, tmp_path, short, CHAT, passes=2)
+    assert other.counts()["turns"] == {"excluded": 2, "unscored": 2}, "but each pass has its own"
+    named = [{**line, "session_id": name} for name, line in (("a", short), ("b", CHAT))]
+    assert taken(Ledger(tmp_path / "named.sqlite"), tmp_path, *named).to_score == 2
+
+
+def test_a_call_that_is_logged_twice_is_trained_once(ledger: Ledger, tmp_path: Path) -> None:
+    first = {"request": {"messages": [USER]}, "response": {"choices": [{"message": REPLY}]}}
+    second = {"request": {"messages": [USER, REPLY, *USER_NEXT]}, "response": {"choices": [{"message": REPLY}]}}
+    report = taken(ledger, tmp_path, first, second, first, second)
+    assert (report.turns, report.to_score) == (2, 1)
+    named = [{**line, "session_id": name} for name in ("a", "b") for line in (first, second)]
+    assert taken(ledger, tmp_path, *named).to_score == 2, "two conversations of the same words"
+
+
 def test_the_same_words_said_twice_stay_two_turns(ledger: Ledger, tmp_path: Path) -> None:
     turn = {"prompt": "q", "response": "a", "next_state": "n"}
     assert taken(ledger, tmp_path, {"session_id": "s", "turns": [turn, turn]}).to_score == 2
