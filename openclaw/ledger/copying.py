@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from openclaw.ledger.codec import decode_turn, encode_turn
+from openclaw.ledger.forget import PASS
 from openclaw.ledger.redact import REDACTED
 from openclaw.ledger.store import Ledger
 
@@ -36,7 +37,7 @@ class Copied:
 
 def suffixed(name: str, number: int) -> str:
     """Return an id of pass ``number`` through the data; the first pass keeps it."""
-    return name if number == 1 else f"{name}~{number}"
+    return name if number == 1 else f"{name}{PASS}{number}"
 
 
 def copy_run(

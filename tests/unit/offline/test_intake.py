@@ -221,6 +221,26 @@ def test_a_run_that_was_stopped_while_it_renewed_scores(tmp_path: Path, ledger: 
     assert (ledger.turn(turn.id).state, ledger.turn(turn.id).prompt_ids) == ("unscored", [])
 
 
+@pytest.mark.parametrize("as_text", [False, True])
+def test_a_conversation_that_was_deleted_does_not_come_back(
+    run: Ledger, ledger: Ledger, tmp_path: Path, as_text: bool
+) -> None:
+    path = run.path
+    if as_text:
+        path = tmp_path / "export.jsonl"
+        write_conversations(run, path)
+    wishes = Wishes(passes=2)
+    take_in(read_logs(path), ledger, wishes)
+    before = set(ledger.session_ids())
+    gone = ledger.forget_session("s0")
+    assert before - set(ledger.session_ids()) == {"s0", "s0~2"}, "all passes are one conversation"
+    assert gone.turns > 2
+    report = take_in(read_logs(path), ledger, wishes)
+    assert (report.turns, report.forgotten) == (0, 1)
+    assert before - set(ledger.session_ids()) == {"s0", "s0~2"}
+    assert "1 conversation left out, which this run was told to forget" in report.lines()
+
+
 def test_passes_through_a_run(run: Ledger, ledger: Ledger) -> None:
     take_in(read_logs(run.path), ledger, Wishes(passes=2, limit=1))
     assert [record.turn_id for record in ledger.sample_records()] == ["t0", "t3", "t0~2", "t3~2"]
