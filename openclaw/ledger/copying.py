@@ -14,8 +14,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from openclaw.ledger.codec import decode_turn, encode_turn
+from openclaw.ledger.codec import decode_turn, decode_verdict, encode_turn
 from openclaw.ledger.forget import PASS
+from openclaw.ledger.importing import redacted_verdict
 from openclaw.ledger.redact import REDACTED
 from openclaw.ledger.store import Ledger
 
@@ -123,13 +124,17 @@ def _copy_turn(
             values |= {**encode_turn(redacted), "id": turn_id, "session_id": session_id}
             if redacted.reason == REDACTED:
                 values |= {"state": "excluded", "reason": REDACTED}
+    verdict = source.rows("SELECT * FROM verdicts WHERE turn_id = ?", (row["id"],))
+    if not judge_again and any(redacted_verdict(said, target) != said for said in map(decode_verdict, verdict)):
+        values |= {"state": "excluded", "reason": REDACTED}  # its samples may have the judge's words, too
     state, reason = values["state"], values["reason"]
     if state == "excluded":
         _insert(connection, "turns", values)
         return reason or state
     if state == "waiting":
         state, reason = "ended", "no_next_state"
-    verdict = source.rows("SELECT * FROM verdicts WHERE turn_id = ?", (row["id"],)) if state == "judged" else []
+    if state != "judged":
+        verdict = []
     if state == "judged" and judge_again:
         state, reason, verdict = "pending", None, []
     path = {"ended": ["ended"], "pending": ["pending"], "judged": ["pending", "judged"]}[state]

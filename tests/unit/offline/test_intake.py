@@ -258,6 +258,22 @@ def test_secrets_of_a_run_that_did_not_redact(tmp_path: Path, ledger: Ledger) ->
     assert ledger.turn("t").response_ids == []
 
 
+def test_a_secret_in_the_words_of_a_judge_is_not_copied(tmp_path: Path, ledger: Ledger) -> None:
+    run = Ledger(tmp_path / "open.sqlite")
+    turn = make_turn("t")
+    run.record_turn(turn)
+    run.record_next_state("t", [{"role": "user", "content": f"use {SECRET}"}], 102.0)
+    told = Verdict(score=-1, hint=f"Use {SECRET}.", votes=(Vote("hint", SECRET, 1, f"Use {SECRET}."),))
+    run.record_judged("t", told, [make_sample(turn, -1.0, score=-1, metadata={"hint": told.hint})], None)
+    again = Ledger(tmp_path / "again.sqlite", redaction=Redactor("secrets"))
+    assert take_in(read_logs(run.path), again, Wishes(judge_again=True)).to_judge == 1
+    report = take_in(read_logs(run.path), ledger, Wishes())
+    assert (report.reasons, report.samples) == ({"redacted": 1}, 0)
+    for each in (ledger, again):
+        each.close()
+        assert SECRET.encode() not in each.path.read_bytes()
+
+
 def test_ids_of_another_tokenizer_are_refused(run: Ledger, tmp_path: Path, tiny_random_model: Path) -> None:
     with pytest.raises(ConfigError, match=r"its token ids are not those of .*name the model of that run with HF_CKPT"):
         check_tokens(run.path, str(tiny_random_model))
