@@ -110,7 +110,7 @@ def evidence(turns: Iterable[TurnFacts]) -> Evidence:
     updates = max(at for at, _ in scored)
     third = (updates + 1) / 3
     before = _share(scored, 0, math.ceil(third) - 1)
-    after = _share(scored, math.ceil(2 * third), updates)
+    after = _share(scored, min(updates, math.ceil(2 * third)), updates)
     return Evidence(*_claim(before, after, updates), _windows(scored, updates))
 
 
