@@ -8,13 +8,15 @@ first). The source is only read. Copying again adds nothing: a copy keeps the tu
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from openclaw.ledger.codec import decode_turn, decode_verdict, encode_turn
+from openclaw.ledger.episode_records import EPISODE
 from openclaw.ledger.forget import PASS
 from openclaw.ledger.importing import redacted_verdict
 from openclaw.ledger.redact import REDACTED
@@ -174,7 +176,7 @@ def _copy_samples(
         dropped = row["state"] == "dropped"
         values = {**dict(row), "turn_id": turn_id, "state": "ready", "rollout_id": None, "reason": None}
         if values["episode"] is not None:
-            values["episode"] = suffixed(values["episode"], number)
+            values |= _of_pass(values, number)
         del values["id"]
         sample_id = _insert(connection, "samples", values)
         segments[row["id"]] = sample_id
@@ -184,6 +186,15 @@ def _copy_samples(
     for row in source.rows("SELECT id, segment FROM turns WHERE segment IS NOT NULL"):
         if row["id"] in new and row["segment"] in segments:
             target.update_one(connection, "turns", suffixed(row["id"], number), segment=segments[row["segment"]])
+
+
+def _of_pass(values: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """Return the columns of a sample of an episode that name it: each pass is a rollout of its own."""
+    if number == 1:
+        return {}
+    name, sample = suffixed(values["episode"], number), json.loads(values["sample"])
+    sample["metadata"] |= {EPISODE: name}
+    return {"episode": name, "sample": json.dumps(sample)}
 
 
 def _insert(connection: sqlite3.Connection, table: str, values: dict[str, Any]) -> int:

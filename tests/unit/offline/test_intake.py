@@ -18,6 +18,7 @@ from openclaw.ledger.store import Ledger
 from openclaw.offline.checks import check_tokens, same_batches
 from openclaw.offline.intake import Report, Wishes, take_in
 from openclaw.offline.reading import read_logs
+from openclaw.training.rollout import by_rollout
 from openclaw.training.samples import make_sample
 from tests.helpers.ledger_records import USER_NEXT, judged_sample, make_turn
 
@@ -244,6 +245,22 @@ def test_a_conversation_that_was_deleted_does_not_come_back(
 def test_passes_through_a_run(run: Ledger, ledger: Ledger) -> None:
     take_in(read_logs(run.path), ledger, Wishes(passes=2, limit=1))
     assert [record.turn_id for record in ledger.sample_records()] == ["t0", "t3", "t0~2", "t3~2"]
+
+
+def test_each_pass_of_an_episode_is_a_rollout(tmp_path: Path, ledger: Ledger) -> None:
+    run = Ledger(tmp_path / "episodes.sqlite")
+    for turn_id in ("a", "b"):
+        turn = make_turn(turn_id, session_id="s")
+        run.record_turn(turn)
+        run.record_next_state(turn_id, USER_NEXT, 102.0)
+        sample = make_sample(turn, 1.0, score=1, metadata={"episode": "episode-1"})
+        run.record_judged(turn_id, Verdict(score=1), [sample], None)
+    with run.transaction() as connection:
+        connection.execute("UPDATE samples SET episode = 'episode-1'")
+    take_in(read_logs(run.path), ledger, Wishes(passes=2))
+    assert ledger.ready_count() == 2
+    batch = by_rollout(ledger.claim_samples(0, 2))
+    assert [[sample.metadata["turn_id"] for sample in rollout] for rollout in batch] == [["a", "b"], ["a~2", "b~2"]]
 
 
 def test_secrets_of_a_run_that_did_not_redact(tmp_path: Path, ledger: Ledger) -> None:
