@@ -19,6 +19,7 @@ from openclaw.ledger.codec import decode_turn, decode_verdict, encode_turn
 from openclaw.ledger.episode_records import EPISODE
 from openclaw.ledger.forget import PASS
 from openclaw.ledger.importing import redacted_verdict
+from openclaw.ledger.opinion import choice_of
 from openclaw.ledger.redact import REDACTED
 from openclaw.ledger.store import Ledger
 
@@ -41,6 +42,12 @@ class Copied:
 def suffixed(name: str, number: int) -> str:
     """Return an id of pass ``number`` through the data; the first pass keeps it."""
     return name if number == 1 else f"{name}{PASS}{number}"
+
+
+def turn_of_pass(turn_id: str, number: int) -> str:
+    """Return the id of a turn in pass ``number``; the number of its choice stays at the end."""
+    request, choice = choice_of(turn_id)
+    return suffixed(turn_id, number) if request == turn_id else f"{suffixed(request, number)}.{choice}"
 
 
 def copy_run(
@@ -91,7 +98,7 @@ def _copy_session(
     result.sides += sides[0]["n"]
     own_session = suffixed(session_id, number)
     for row in rows:
-        turn_id = suffixed(row["id"], number)
+        turn_id = turn_of_pass(row["id"], number)
         if connection.execute("SELECT 1 FROM turns WHERE id = ?", (turn_id,)).fetchone() is not None:
             result.known += 1
             continue
@@ -169,7 +176,7 @@ def _copy_samples(
     for row in source.rows(f"SELECT * FROM samples ORDER BY {ORDER}, id"):
         if row["turn_id"] not in new:
             continue
-        turn_id = suffixed(row["turn_id"], number)
+        turn_id = turn_of_pass(row["turn_id"], number)
         redacted = connection.execute("SELECT reason FROM turns WHERE id = ?", (turn_id,)).fetchone()["reason"]
         if redacted == REDACTED:
             continue
@@ -185,7 +192,7 @@ def _copy_samples(
         result.samples[row["reason"] if dropped else "ready"] += 1
     for row in source.rows("SELECT id, segment FROM turns WHERE segment IS NOT NULL"):
         if row["id"] in new and row["segment"] in segments:
-            target.update_one(connection, "turns", suffixed(row["id"], number), segment=segments[row["segment"]])
+            target.update_one(connection, "turns", turn_of_pass(row["id"], number), segment=segments[row["segment"]])
 
 
 def _of_pass(values: Mapping[str, Any], number: int) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class ForgetQueries(Database):
             f"{begin}{number}"
             for number in numbers
             if all(
-                row["id"].startswith(OF_LOG) or row["id"].endswith(f"{PASS}{number}")
+                row["id"].startswith(OF_LOG) or f"{PASS}{number}" in row["id"]
                 for row in self.rows("SELECT id FROM turns WHERE session_id = ?", (f"{begin}{number}",))
             )
         ]

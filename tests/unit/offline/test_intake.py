@@ -247,6 +247,22 @@ def test_passes_through_a_run(run: Ledger, ledger: Ledger) -> None:
     assert [record.turn_id for record in ledger.sample_records()] == ["t0", "t3", "t0~2", "t3~2"]
 
 
+def test_the_choices_of_a_request_stay_together_in_each_pass(tmp_path: Path, ledger: Ledger) -> None:
+    """Feedback on one of several choices counts as its share of one reply."""
+    run = Ledger(tmp_path / "choices.sqlite")
+    for turn_id in ("t", "t.1", "t.2"):
+        run.record_turn(make_turn(turn_id, session_id="s"))
+        run.record_next_state(turn_id, USER_NEXT, 102.0)
+    take_in(read_logs(run.path), ledger, Wishes(passes=2))
+    assert {record.turn.id: ledger.choices(record.turn.id) for record in ledger.export_turns("s~2")} == {
+        "t~2": 3,
+        "t~2.1": 3,
+        "t~2.2": 3,
+    }
+    ledger.forget_session("s")
+    assert ledger.session_ids() == []
+
+
 def test_each_pass_of_an_episode_is_a_rollout(tmp_path: Path, ledger: Ledger) -> None:
     run = Ledger(tmp_path / "episodes.sqlite")
     for turn_id in ("a", "b"):
