@@ -79,6 +79,14 @@ class Evidence:
     windows: tuple[Window, ...]
 
 
+FROM_LOGS = Evidence(
+    "unknown",
+    "Nobody can say from these replies: the run trains from logs, so other weights gave them. Evaluate its checkpoints.",
+    (),
+)
+"""What may be said about a run on logs."""
+
+
 def difference(before: Share, after: Share) -> tuple[float, float]:
     """Return Newcombe's 95 % interval of ``after - before``."""
     low_before, high_before = before.interval
