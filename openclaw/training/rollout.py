@@ -290,7 +290,7 @@ def wait_for_samples(source: LedgerDataSource, rollout_id: int, count: int, supe
         if (ready := ledger.ready_count()) >= count:
             return
         if used:
-            raise DataUsedError(used_text(ledger, source.args.rollout_batch_size))
+            raise DataUsedError(used_text(ledger, source.args.rollout_batch_size, ledger.leased_count(rollout_id)))
         supervisor.check()
         source.judge_errors.look()
         if source.stopped.wait(POLL_SECONDS):
@@ -308,18 +308,19 @@ def wait_for_samples(source: LedgerDataSource, rollout_id: int, count: int, supe
             )
 
 
-def used_text(ledger: Ledger, batch_size: int) -> str:
-    """Return what the run did with its logs, by reason."""
+def used_text(ledger: Ledger, batch_size: int, held: int) -> str:
+    """Return what the run did with its logs, by reason; ``held`` samples wait in a batch that does not become full."""
     counts = ledger.counts()
     samples = counts["samples"]
-    used, left = samples.get("leased", 0) + samples.get("trained", 0), samples.get("ready", 0)
+    used, left = samples.get("leased", 0) + samples.get("trained", 0) - held, samples.get("ready", 0) + held
+    steps = ledger.batches_taken() - bool(held)
     reasons = [
         f"{name} {count}" for group in ("turn_reasons", "sample_reasons") for name, count in counts[group].items()
     ]
     rest = f", {left} left, too few for a batch of {batch_size}" if left else ""
     scored = f" ({counts['scored']} turns scored from text)" if counts["scored"] else ""
     return (
-        f"data     all used: {counted(used, 'sample')} in {counted(ledger.batches_taken(), 'step')}{rest}{scored}; "
+        f"data     all used: {counted(used, 'sample')} in {counted(steps, 'step')}{rest}{scored}; "
         f"not trained: {', '.join(reasons) or 'nothing'}"
     )
 
