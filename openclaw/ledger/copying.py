@@ -8,13 +8,18 @@ first). The source is only read. Copying again adds nothing: a copy keeps the tu
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from openclaw.ledger.codec import decode_turn, encode_turn
+from openclaw.ledger.codec import decode_turn, decode_verdict, encode_turn
+from openclaw.ledger.episode_records import EPISODE
+from openclaw.ledger.forget import PASS
+from openclaw.ledger.importing import redacted_verdict
+from openclaw.ledger.opinion import choice_of
 from openclaw.ledger.redact import REDACTED
 from openclaw.ledger.store import Ledger
 
@@ -36,7 +41,13 @@ class Copied:
 
 def suffixed(name: str, number: int) -> str:
     """Return an id of pass ``number`` through the data; the first pass keeps it."""
-    return name if number == 1 else f"{name}~{number}"
+    return name if number == 1 else f"{name}{PASS}{number}"
+
+
+def turn_of_pass(turn_id: str, number: int) -> str:
+    """Return the id of a turn in pass ``number``; the number of its choice stays at the end."""
+    request, choice = choice_of(turn_id)
+    return suffixed(turn_id, number) if request == turn_id else f"{suffixed(request, number)}.{choice}"
 
 
 def copy_run(
@@ -48,7 +59,7 @@ def copy_run(
     number: int = 1,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Copied:
-    """Copy the main turns of ``sessions`` that have token ids, once.
+    """Copy the main turns of ``sessions`` that have token ids, once; not those whose scores are being renewed.
 
     Args:
         source: of a run.
@@ -79,14 +90,15 @@ def _copy_session(
     judge_again: bool,
 ) -> None:
     rows = source.rows(
-        "SELECT * FROM turns WHERE session_id = ? AND kind = 'main' AND length(prompt_ids) > 0 ORDER BY number",
+        "SELECT * FROM turns WHERE session_id = ? AND kind = 'main' AND length(prompt_ids) > 0"
+        " AND state <> 'unscored' ORDER BY number",
         (session_id,),
     )
     sides = source.rows("SELECT COUNT(*) AS n FROM turns WHERE session_id = ? AND kind = 'side'", (session_id,))
     result.sides += sides[0]["n"]
     own_session = suffixed(session_id, number)
     for row in rows:
-        turn_id = suffixed(row["id"], number)
+        turn_id = turn_of_pass(row["id"], number)
         if connection.execute("SELECT 1 FROM turns WHERE id = ?", (turn_id,)).fetchone() is not None:
             result.known += 1
             continue
@@ -121,13 +133,17 @@ def _copy_turn(
             values |= {**encode_turn(redacted), "id": turn_id, "session_id": session_id}
             if redacted.reason == REDACTED:
                 values |= {"state": "excluded", "reason": REDACTED}
+    verdict = source.rows("SELECT * FROM verdicts WHERE turn_id = ?", (row["id"],))
+    if not judge_again and any(redacted_verdict(said, target) != said for said in map(decode_verdict, verdict)):
+        values |= {"state": "excluded", "reason": REDACTED}  # its samples may have the judge's words, too
     state, reason = values["state"], values["reason"]
     if state == "excluded":
         _insert(connection, "turns", values)
         return reason or state
     if state == "waiting":
         state, reason = "ended", "no_next_state"
-    verdict = source.rows("SELECT * FROM verdicts WHERE turn_id = ?", (row["id"],)) if state == "judged" else []
+    if state != "judged":
+        verdict = []
     if state == "judged" and judge_again:
         state, reason, verdict = "pending", None, []
     path = {"ended": ["ended"], "pending": ["pending"], "judged": ["pending", "judged"]}[state]
@@ -160,14 +176,14 @@ def _copy_samples(
     for row in source.rows(f"SELECT * FROM samples ORDER BY {ORDER}, id"):
         if row["turn_id"] not in new:
             continue
-        turn_id = suffixed(row["turn_id"], number)
+        turn_id = turn_of_pass(row["turn_id"], number)
         redacted = connection.execute("SELECT reason FROM turns WHERE id = ?", (turn_id,)).fetchone()["reason"]
         if redacted == REDACTED:
             continue
         dropped = row["state"] == "dropped"
         values = {**dict(row), "turn_id": turn_id, "state": "ready", "rollout_id": None, "reason": None}
         if values["episode"] is not None:
-            values["episode"] = suffixed(values["episode"], number)
+            values |= _of_pass(values, number)
         del values["id"]
         sample_id = _insert(connection, "samples", values)
         segments[row["id"]] = sample_id
@@ -176,7 +192,16 @@ def _copy_samples(
         result.samples[row["reason"] if dropped else "ready"] += 1
     for row in source.rows("SELECT id, segment FROM turns WHERE segment IS NOT NULL"):
         if row["id"] in new and row["segment"] in segments:
-            target.update_one(connection, "turns", suffixed(row["id"], number), segment=segments[row["segment"]])
+            target.update_one(connection, "turns", turn_of_pass(row["id"], number), segment=segments[row["segment"]])
+
+
+def _of_pass(values: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """Return the columns of a sample of an episode that name it: each pass is a rollout of its own."""
+    if number == 1:
+        return {}
+    name, sample = suffixed(values["episode"], number), json.loads(values["sample"])
+    sample["metadata"] |= {EPISODE: name}
+    return {"episode": name, "sample": json.dumps(sample)}
 
 
 def _insert(connection: sqlite3.Connection, table: str, values: dict[str, Any]) -> int:

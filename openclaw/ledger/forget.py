@@ -1,8 +1,7 @@
 """Deletes all data of a session from the ledger, but keeps the counts of trained samples.
 
 Guarantees: one transaction deletes a session's turns, verdicts, samples (trained or not), feedback and scores as
-probes. If the session belongs
-to an episode, all samples of the episode go, because each may hold turns of several sessions. What remains is a
+probes, and those of its further passes in a run on logs (`openclaw.offline`). If the session belongs to an episode, all samples of the episode go, because each may hold turns of several sessions. What remains is a
 digest of its id with the time, and a tombstone per sample (`forgotten_samples`) with the step that used it. A batch that
 already has such a sample finishes its step; a crash does not bring the sample back. A reply that is running when its
 session is deleted is not recorded (`TurnQueries.record_turn`).
@@ -16,7 +15,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from openclaw.ledger.database import Database
@@ -29,6 +28,10 @@ from openclaw.owners import episode_of, owner_of
 ERASE_SECONDS = 2.0
 """How long `ForgetQueries.erase` waits for other connections."""
 ERASE_PAUSE_SECONDS = 0.05
+PASS = "~"
+"""What the ids of sessions and turns of a further pass have before its number."""
+OF_LOG = "log-"
+"""How the id of a turn begins that came as text from a log."""
 
 
 @dataclass(frozen=True)
@@ -59,15 +62,35 @@ class ForgetQueries(Database):
         with self._lock:
             alone = not self._connection.in_transaction  # in a larger transaction the disk's refusal ends all of it
         try:
-            return self._forget(session_id, under_way=under_way)
+            return self._forget_passes(session_id, under_way=under_way)
         except LedgerFullError:
             if not alone or not release_reserve(self.path):
                 raise
-            return self._forget(session_id, under_way=under_way)
+            return self._forget_passes(session_id, under_way=under_way)
 
     def reserve(self) -> bool:
         """Keep disk space for `forget_session`, if the disk has plenty; return whether it is there."""
         return keep_reserve(self.path)
+
+    def _forget_passes(self, session_id: str, *, under_way: bool) -> Forgotten:
+        with self.transaction():
+            gone = [self._forget(session_id, under_way=under_way)]
+            gone += [self._forget(name, under_way=False) for name in self._passes(session_id)]
+        return Forgotten(*(sum(counts) for counts in zip(*map(astuple, gone), strict=True)))
+
+    def _passes(self, session_id: str) -> list[str]:
+        """Return the sessions ``ID~2``, ``ID~3`` of which all turns are repetitions, so that no client named them."""
+        begin = f"{session_id}{PASS}"
+        found = self.rows("SELECT id FROM sessions WHERE substr(id, 1, ?) = ?", (len(begin), begin))
+        numbers = [number for row in found if (number := row["id"][len(begin) :]).isdigit()]
+        return [
+            f"{begin}{number}"
+            for number in numbers
+            if all(
+                row["id"].startswith(OF_LOG) or f"{PASS}{number}" in row["id"]
+                for row in self.rows("SELECT id FROM turns WHERE session_id = ?", (f"{begin}{number}",))
+            )
+        ]
 
     def _forget(self, session_id: str, *, under_way: bool) -> Forgotten:
         of_session = "(turn_id IN (SELECT id FROM turns WHERE session_id = ?) OR episode = ?)"
@@ -102,6 +125,10 @@ class ForgetQueries(Database):
                 (session_digest(session_id), self.clock()),
             )
         return Forgotten(turns, samples, trained)
+
+    def is_forgotten(self, session_id: str) -> bool:
+        """Return whether the session was deleted at some time."""
+        return bool(self.rows("SELECT 1 FROM forgotten_sessions WHERE session = ?", (session_digest(session_id),)))
 
     def erase(self) -> list[Path]:
         """Remove the bytes of deleted rows from disk; return the deleted backups.

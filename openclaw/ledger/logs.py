@@ -2,8 +2,8 @@
 
 Guarantees: a turn is recorded once, under an id that its content determines. Ids and log-probabilities of a turn are
 written together, and the turns of a conversation become pending together, so that a judge of whole sessions sees all of
-them. A turn that cannot be scored ends with a reason. `score_again` takes back the samples that no step has used and
-keeps the verdict.
+them. A turn that cannot be scored ends with a reason. `score_again` takes back samples only if no other batch has one of
+their turn, and keeps the verdict.
 """
 
 from __future__ import annotations
@@ -101,13 +101,26 @@ class LogQueries(TurnQueries):
                 del columns["id"]
                 self.update_one(connection, "turns", turn.id, **columns)
 
-    def score_again(self, sample_id: int) -> None:
-        """Take back the samples of a scored turn, which no step has used, and let its turn be scored again."""
+    def score_again(self, sample_id: int) -> bool:
+        """Take back a claimed sample of a scored turn with the turn's others, and let the turn be scored again.
+
+        Returns:
+            Whether the sample is out of its batch. It stays in it if another batch has a sample of the same turn, which the
+            turn would give once more.
+        """
         with self.transaction() as connection:
-            row = connection.execute("SELECT turn_id FROM samples WHERE id = ?", (sample_id,)).fetchone()
-            if row is None:
-                return  # deleted meanwhile
+            row = connection.execute(
+                "SELECT turn_id, state, rollout_id FROM samples WHERE id = ?", (sample_id,)
+            ).fetchone()
+            if row is None or row["state"] == "dropped":
+                return True  # deleted meanwhile, or taken back with another sample of its turn
             turn_id = row["turn_id"]
+            used = connection.execute(
+                "SELECT 1 FROM samples WHERE turn_id = ? AND state IN ('leased', 'trained') AND rollout_id <> ? LIMIT 1",
+                (turn_id, row["rollout_id"]),
+            ).fetchone()
+            if used is not None:
+                return False
             unused = connection.execute(
                 "SELECT id FROM samples WHERE turn_id = ? AND state IN ('ready', 'leased')", (turn_id,)
             ).fetchall()
@@ -122,6 +135,7 @@ class LogQueries(TurnQueries):
             )
             connection.execute("DELETE FROM verdicts WHERE turn_id = ?", (turn_id,))
             self.update_one(connection, "turns", turn_id, state="unscored", reason=None)
+        return True
 
     def holds_unscored(self) -> bool:
         """Return whether any turn waits for scores."""

@@ -27,7 +27,7 @@ _VOTES = (
 _TURNS = (
     "SELECT number, turns.id, session_id, kind, state, reason, created_at, finished_at, next_state_at, judged_at, judge_attempts,"
     " finish_reason, temperature, top_p, length(response_ids) / 4 AS response_tokens,"
-    f" instr(messages, '{_ASSISTANT}') = 0 AS is_first, json_extract(weight_versions, '$[0].version') AS version,"
+    f" instr(messages, '{_ASSISTANT}') = 0 AS is_first, CASE WHEN scored = 0 THEN json_extract(weight_versions, '$[0].version') END AS version,"
     " json_extract(verdict, '$.score') AS score, json_extract(verdict, '$.score_source') AS score_source,"
     " json_extract(verdict, '$.seconds') AS seconds, json_extract(verdict, '$.hint') IS NOT NULL AS hinted,"
     f" {_VOTES} AS votes FROM turns LEFT JOIN verdicts ON verdicts.turn_id = turns.id"
@@ -54,7 +54,7 @@ class TurnFacts:
     """A turn in numbers.
 
     ``is_first`` says that no reply comes before it in its request; ``version`` is that of the weights that sampled its
-    first token; ``seconds`` is how long its judging took; ``votes`` is empty without a verdict. See `Turn` and `Verdict` for
+    first token, None if the reply came as text; ``seconds`` is how long its judging took; ``votes`` is empty without a verdict. See `Turn` and `Verdict` for
     the rest.
     """
 

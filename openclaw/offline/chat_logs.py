@@ -4,7 +4,8 @@
   next one are its next state. ``"weight": 0`` on an assistant message keeps it out of training, as in OpenAI's files.
 * ``{"request": {"messages", "tools"?}, "response": {"choices": [...]}}`` is one call, as a client or proxy logs it. The
   request may be named ``body`` or ``kwargs``, both may be wrapped in ``body``, and ``messages`` may stand beside
-  ``response``. A later request that continues a reply gives its next state: the messages after it.
+  ``response``. A later request that continues a reply gives its next state: the messages after it. A call that the logs of
+  a conversation hold twice is one.
 
 Guarantees: nothing is guessed. A message without a role, an unreadable content or the old ``function_call`` is an error
 that names the line. Pure functions.
@@ -31,6 +32,8 @@ SESSION_NAMES = ("session_id", "conversation_id", "thread_id")
 WRITE_MESSAGES = 'write {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
 WRITE_PAIR = 'write {"request": {"messages": [...]}, "response": {"choices": [{"message": {...}}]}}'
 DIGEST_BYTES = 8
+DERIVED = "log-"
+"""How the id of a conversation begins that states none."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,11 @@ class _Pair:
     turn: ImportedTurn
     place: str
 
+    def repeats(self, earlier: _Pair) -> bool:
+        """Return whether this is a call that ``earlier`` has, whatever followed it."""
+        then = replace(earlier.turn, next_state=None)
+        return (self.session_id, self.turn) == (earlier.session_id, then)
+
 
 @dataclass
 class Pairs:
@@ -114,8 +122,11 @@ class Pairs:
             finish_reason=CUT_OFF if finish_reason == CUT_OFF else "stop",
         )
         digest = conversation_digest(messages, reply)
+        pair = _Pair(kept_id(session_id or _derived_id([*messages, reply])), turn, place)
+        if (number := self._by_digest.get(digest)) is not None and pair.repeats(self._pairs[number]):
+            return
         self._by_digest[digest] = len(self._pairs)
-        self._pairs.append(_Pair(kept_id(session_id or _derived_id([*messages, reply])), turn, place))
+        self._pairs.append(pair)
 
     def conversations(self) -> list[LoggedConversation]:
         """Return the conversations in the order of their first lines."""
@@ -222,4 +233,4 @@ def _session_id(value: Mapping[str, Any], messages: Sequence[Message]) -> str:
 def _derived_id(messages: Sequence[Message]) -> str:
     """Return the id of a conversation that states none."""
     text = json.dumps(messages, sort_keys=True)
-    return f"log-{blake2b(text.encode(), digest_size=DIGEST_BYTES).hexdigest()}"
+    return f"{DERIVED}{blake2b(text.encode(), digest_size=DIGEST_BYTES).hexdigest()}"

@@ -1,8 +1,8 @@
 """Queues the turns of logs in a run's ledger, once.
 
 Guarantees: the id of a turn follows from its content, so taking in a log again, or a longer version of it, adds only what
-is new. Texts are redacted as in live traffic; a turn with a secret is not trained. Turns that cannot be trained are kept
-with a reason. Passes after the first have ids and sessions of their own, behind those of the first.
+is new. Conversations without a name share the turns that are equal, since one may be the longer version of another. Texts are redacted as in live traffic; a turn with a secret is not trained. Turns that cannot be trained are kept
+with a reason. A conversation that was deleted from the ledger does not come back. Passes after the first have ids and sessions of their own, behind those of the first.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from hashlib import blake2b
 from openclaw.ledger.conversations import IMPORTED
 from openclaw.ledger.copying import copy_run, suffixed
 from openclaw.ledger.counted import counted
+from openclaw.ledger.forget import OF_LOG, PASS
 from openclaw.ledger.importing import ImportedTurn, described_turn, identity_of, redacted_verdict
 from openclaw.ledger.records import Message, Turn, Verdict
 from openclaw.ledger.redact import REDACTED
 from openclaw.ledger.reports import TurnRecord
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.turns import NO_NEXT_STATE
-from openclaw.offline.chat_logs import LoggedConversation
+from openclaw.offline.chat_logs import DERIVED, LoggedConversation
 from openclaw.offline.reading import Logs
 
 MEDIA = "log_media"
@@ -55,6 +56,7 @@ class Report:
         conversations: how many.
         turns: how many of them are new.
         known: turns that the ledger had.
+        forgotten: conversations that are left out, because they were deleted from the ledger.
         to_score: turns of which only the text is known.
         with_verdict: turns whose verdict is kept.
         to_judge: turns with token ids that a judge of this run reads.
@@ -65,6 +67,7 @@ class Report:
     conversations: int = 0
     turns: int = 0
     known: int = 0
+    forgotten: int = 0
     to_score: int = 0
     with_verdict: int = 0
     to_judge: int = 0
@@ -76,6 +79,8 @@ class Report:
         yield f"{counted(self.conversations, 'conversation')}, {counted(self.turns, 'new turn')}"
         if self.known:
             yield f"{self.known} turns were already in the ledger"
+        if self.forgotten:
+            yield f"{counted(self.forgotten, 'conversation')} left out, which this run was told to forget"
         if self.samples:
             yield f"{counted(self.samples, 'sample')} of the earlier run, trained with the ids and log-probabilities it sampled"
         if self.to_score:
@@ -107,25 +112,25 @@ def take_in(logs: Logs, ledger: Ledger, wishes: Wishes, on_progress: Progress = 
 
 def _take_run(source: Ledger, ledger: Ledger, wishes: Wishes, number: int, on_progress: Progress) -> Report:
     """Copy the turns with token ids, and queue those that came to the run as text."""
-    sessions = [name for name in source.session_ids() if _has_main_turn(source, name)][: wishes.limit]
+    found = [name for name in source.session_ids() if _has_main_turn(source, name)][: wishes.limit]
+    sessions = [name for name in found if not _forgotten(ledger, name, number)]
     copied = copy_run(source, ledger, sessions, judge_again=wishes.judge_again, number=number, on_progress=on_progress)
     ready = copied.samples.pop("ready", 0)
     judged = copied.turns.pop("judged", 0)
     waiting = copied.turns.pop("pending", 0)
     report = Report(
-        conversations=len(sessions),
+        conversations=len(found),
         turns=judged + waiting + copied.turns.total(),
         known=copied.known,
+        forgotten=len(found) - len(sessions),
         with_verdict=judged,
         to_judge=waiting,
         samples=ready,
         reasons=copied.turns + copied.samples,
     )
     for name in sessions:
-        texts = [
-            record for record in source.export_turns(name) if record.turn.kind == "main" and not record.turn.prompt_ids
-        ]
-        texts = [record for record in texts if record.turn.state == "unscored" or record.turn.reason == IMPORTED]
+        turns = [record for record in source.export_turns(name) if record.turn.kind == "main"]
+        texts = [each for each in turns if each.turn.state == "unscored" or each.turn.reason == IMPORTED]
         if texts:
             _queue(
                 LoggedConversation(name, name, [_as_imported(each) for each in texts]), ledger, wishes, number, report
@@ -150,7 +155,10 @@ def _take_texts(
 ) -> Report:
     report = Report(conversations=len(conversations))
     for done, conversation in enumerate(conversations, start=1):
-        _queue(conversation, ledger, wishes, number, report)
+        if _forgotten(ledger, conversation.session_id, number):
+            report.forgotten += 1
+        else:
+            _queue(conversation, ledger, wishes, number, report)
         on_progress(done, len(conversations))
     return report
 
@@ -163,14 +171,18 @@ def _queue(conversation: LoggedConversation, ledger: Ledger, wishes: Wishes, num
     for position, described in enumerate(conversation.turns):
         turn = described_turn("", session_id, position, described, ledger)
         identity = identity_of(turn)
-        digest = blake2b(json.dumps([session_id, seen[identity], identity]).encode(), digest_size=DIGEST_BYTES)
+        scope = _scope(session_id) if described.trainable else session_id
+        digest = blake2b(json.dumps([scope, seen[identity], identity]).encode(), digest_size=DIGEST_BYTES)
         seen[identity] += 1
         reason = _untrained(turn, described)
         verdict = None if wishes.judge_again else redacted_verdict(described.verdict, ledger)
-        turn = replace(turn, id=f"log-{digest.hexdigest()}", state="excluded" if reason else "unscored", reason=reason)
+        turn = replace(
+            turn, id=f"{OF_LOG}{digest.hexdigest()}", state="excluded" if reason else "unscored", reason=reason
+        )
         turns.append((turn, verdict))
     known = {turn.id for turn, _ in turns if ledger.rows("SELECT 1 FROM turns WHERE id = ?", (turn.id,))}
-    ledger.record_log_turns(session_id, turns)
+    if len(known) < len(turns):
+        ledger.record_log_turns(session_id, turns)
     for turn, verdict in turns:
         if turn.id in known:
             report.known += 1
@@ -181,6 +193,16 @@ def _queue(conversation: LoggedConversation, ledger: Ledger, wishes: Wishes, num
         else:
             report.to_score += 1
             report.with_verdict += verdict is not None
+
+
+def _forgotten(ledger: Ledger, session_id: str, number: int) -> bool:
+    """Return whether a conversation was deleted from the ledger, or this pass of it was."""
+    return any(map(ledger.is_forgotten, {session_id, suffixed(session_id, number)}))
+
+
+def _scope(session_id: str) -> str:
+    """Return what the turns of a session differ in from equal ones elsewhere: its name, or the pass if it has none."""
+    return f"{DERIVED}{session_id.partition(PASS)[2]}" if session_id.startswith(DERIVED) else session_id
 
 
 def _untrained(turn: Turn, described: ImportedTurn) -> str | None:

@@ -79,6 +79,14 @@ class Evidence:
     windows: tuple[Window, ...]
 
 
+FROM_LOGS = Evidence(
+    "unknown",
+    "Nobody can say from these replies: the run trains from logs, so other weights gave them. Evaluate its checkpoints.",
+    (),
+)
+"""What may be said about a run on logs."""
+
+
 def difference(before: Share, after: Share) -> tuple[float, float]:
     """Return Newcombe's 95 % interval of ``after - before``."""
     low_before, high_before = before.interval
@@ -110,7 +118,7 @@ def evidence(turns: Iterable[TurnFacts]) -> Evidence:
     updates = max(at for at, _ in scored)
     third = (updates + 1) / 3
     before = _share(scored, 0, math.ceil(third) - 1)
-    after = _share(scored, math.ceil(2 * third), updates)
+    after = _share(scored, min(updates, math.ceil(2 * third)), updates)
     return Evidence(*_claim(before, after, updates), _windows(scored, updates))
 
 

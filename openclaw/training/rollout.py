@@ -248,9 +248,13 @@ def fresh_scores(
     """Return the rollouts without those of logs whose scores are too old, and the number of these; they are scored again."""
     if not source.offline:
         return rollouts, 0
-    old = [pieces for pieces in rollouts if pieces[0].metadata.get(SCORED) and is_stale(pieces[0], version, bound)]
-    for pieces in old:
-        until_available(partial(source.ledger.score_again, pieces[0].metadata["ledger_id"]), source.stopped)
+    old = [
+        pieces
+        for pieces in rollouts
+        if pieces[0].metadata.get(SCORED)
+        and is_stale(pieces[0], version, bound)
+        and until_available(partial(source.ledger.score_again, pieces[0].metadata["ledger_id"]), source.stopped)
+    ]
     return [pieces for pieces in rollouts if pieces not in old], len(old)
 
 
@@ -286,7 +290,7 @@ def wait_for_samples(source: LedgerDataSource, rollout_id: int, count: int, supe
         if (ready := ledger.ready_count()) >= count:
             return
         if used:
-            raise DataUsedError(used_text(ledger, source.args.rollout_batch_size))
+            raise DataUsedError(used_text(ledger, source.args.rollout_batch_size, ledger.leased_count(rollout_id)))
         supervisor.check()
         source.judge_errors.look()
         if source.stopped.wait(POLL_SECONDS):
@@ -304,18 +308,19 @@ def wait_for_samples(source: LedgerDataSource, rollout_id: int, count: int, supe
             )
 
 
-def used_text(ledger: Ledger, batch_size: int) -> str:
-    """Return what the run did with its logs, by reason."""
+def used_text(ledger: Ledger, batch_size: int, held: int) -> str:
+    """Return what the run did with its logs, by reason; ``held`` samples wait in a batch that does not become full."""
     counts = ledger.counts()
     samples = counts["samples"]
-    used, left = samples.get("leased", 0) + samples.get("trained", 0), samples.get("ready", 0)
+    used, left = samples.get("leased", 0) + samples.get("trained", 0) - held, samples.get("ready", 0) + held
+    steps = ledger.batches_taken() - bool(held)
     reasons = [
         f"{name} {count}" for group in ("turn_reasons", "sample_reasons") for name, count in counts[group].items()
     ]
     rest = f", {left} left, too few for a batch of {batch_size}" if left else ""
     scored = f" ({counts['scored']} turns scored from text)" if counts["scored"] else ""
     return (
-        f"data     all used: {counted(used, 'sample')} in {counted(ledger.batches_taken(), 'step')}{rest}{scored}; "
+        f"data     all used: {counted(used, 'sample')} in {counted(steps, 'step')}{rest}{scored}; "
         f"not trained: {', '.join(reasons) or 'nothing'}"
     )
 

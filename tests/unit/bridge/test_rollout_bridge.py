@@ -292,6 +292,20 @@ def test_a_run_on_logs_ends_when_no_batch_is_left_and_says_what_it_used(
     assert claim(args, source, 0).samples, "a batch that it holds is handed out again"
 
 
+def test_a_batch_that_does_not_become_full_is_no_step(args: Arguments, source: LedgerDataSource) -> None:
+    args.max_weight_staleness, source.offline = 2, True
+    scored_sample(source.ledger, "fresh", "5")
+    scored_sample(source.ledger, "old", "1")
+    source.weights_live(0, "5")
+    with ThreadPoolExecutor(1) as pool:
+        batch = pool.submit(claim, args, source, 1)
+        while source.ledger.turn("old").state != "unscored":
+            assert not batch.done(), batch.result()
+        source.ledger.record_scores([(source.ledger.turn("old"), "log_refused")])
+        with pytest.raises(DataUsedError, match="all used: 0 samples in 0 steps, 1 left, too few for a batch of 2"):
+            batch.result(DEADLINE)
+
+
 def test_a_run_on_logs_waits_for_what_is_to_come(args: Arguments, source: LedgerDataSource) -> None:
     source.offline = True
     source.ledger.record_turn(make_turn())

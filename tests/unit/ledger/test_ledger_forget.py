@@ -157,6 +157,13 @@ def test_a_session_under_its_first_reply_is_not_stored(ledger: Ledger) -> None:
     assert ledger.record_turn(make_turn("late", session_id="new")) is None
 
 
+def test_a_session_that_is_only_named_like_a_pass_stays(ledger: Ledger) -> None:
+    for name in ("a", "a~2"):
+        ledger.record_turn(make_turn(f"turn-{name[:1]}{len(name)}", session_id=name))
+    ledger.forget_session("a")
+    assert ledger.session_ids() == ["a~2"]
+
+
 def test_command_forgets(ledger: Ledger, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     talk(ledger, "gone")
     assert main([str(ledger.path), "forget", f"session-{MARKER}"]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ import pytest
 
 from openclaw.exceptions import ConfigError
 from openclaw.ledger.conversations import write_conversations
+from openclaw.ledger.logs import ReplyScores
 from openclaw.ledger.records import Feedback, Verdict, Vote
 from openclaw.ledger.redact import Redactor
 from openclaw.ledger.store import Ledger
 from openclaw.offline.checks import check_tokens, same_batches
 from openclaw.offline.intake import Report, Wishes, take_in
 from openclaw.offline.reading import read_logs
+from openclaw.training.rollout import by_rollout
 from openclaw.training.samples import make_sample
 from tests.helpers.ledger_records import USER_NEXT, judged_sample, make_turn
 
@@ -60,6 +63,29 @@ def test_a_log_that_is_read_again_or_has_grown_adds_only_what_is_new(ledger: Led
     more = taken(ledger, tmp_path, CHAT, {"messages": [*USER_NEXT, REPLY, USER]})
     assert (more.turns, more.known) == (1, 2)
     assert ledger.counts()["turns"] == {"excluded": 1, "unscored": 2}
+
+
+def test_versions_of_a_conversation_without_a_name_share_their_turns(ledger: Ledger, tmp_path: Path) -> None:
+    """Many programs log the whole conversation after each reply."""
+    more = {"messages": [*CHAT["messages"], *USER_NEXT, REPLY, USER]}
+    short = {"messages": CHAT["messages"][:3]}
+    report = taken(ledger, tmp_path, short, CHAT, more)
+    assert (report.to_score, report.known) == (3, 2), "each reply once"
+    assert taken(ledger, tmp_path, {"messages": [*more["messages"], REPLY, USER]}).to_score == 1
+    other = Ledger(tmp_path / "passes.sqlite")
+    taken(other, tmp_path, short, CHAT, passes=2)
+    assert other.counts()["turns"] == {"excluded": 2, "unscored": 2}, "but each pass has its own"
+    named = [{**line, "session_id": name} for name, line in (("a", short), ("b", CHAT))]
+    assert taken(Ledger(tmp_path / "named.sqlite"), tmp_path, *named).to_score == 2
+
+
+def test_a_call_that_is_logged_twice_is_trained_once(ledger: Ledger, tmp_path: Path) -> None:
+    first = {"request": {"messages": [USER]}, "response": {"choices": [{"message": REPLY}]}}
+    second = {"request": {"messages": [USER, REPLY, *USER_NEXT]}, "response": {"choices": [{"message": REPLY}]}}
+    report = taken(ledger, tmp_path, first, second, first, second)
+    assert (report.turns, report.to_score) == (2, 1)
+    named = [{**line, "session_id": name} for name in ("a", "b") for line in (first, second)]
+    assert taken(ledger, tmp_path, *named).to_score == 2, "two conversations of the same words"
 
 
 def test_the_same_words_said_twice_stay_two_turns(ledger: Ledger, tmp_path: Path) -> None:
@@ -183,9 +209,74 @@ def test_judged_again_a_run_keeps_its_ids_only(run: Ledger, ledger: Ledger) -> N
     assert ledger.turn("t3").response_logprobs == run.turn("t3").response_logprobs
 
 
+def test_a_run_that_was_stopped_while_it_renewed_scores(tmp_path: Path, ledger: Ledger) -> None:
+    run = Ledger(tmp_path / "stopped.sqlite")
+    taken(run, tmp_path, CHAT)
+    [turn] = run.unscored_session()
+    run.record_scores([(replace(turn, temperature=0.6), ReplyScores([1], [2, 3], [-0.1, -0.2], "4"))])
+    run.record_judged(turn.id, VERDICT, [make_sample(run.turn(turn.id), -1.0, score=-1)], None)
+    [sample] = run.claim_samples(0, 1)
+    run.score_again(sample.metadata["ledger_id"])
+    report = take_in(read_logs(run.path), ledger, Wishes())
+    assert (report.to_score, report.with_verdict, report.samples) == (1, 1, 0)
+    assert (ledger.turn(turn.id).state, ledger.turn(turn.id).prompt_ids) == ("unscored", [])
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_a_conversation_that_was_deleted_does_not_come_back(
+    run: Ledger, ledger: Ledger, tmp_path: Path, as_text: bool
+) -> None:
+    path = run.path
+    if as_text:
+        path = tmp_path / "export.jsonl"
+        write_conversations(run, path)
+    wishes = Wishes(passes=2)
+    take_in(read_logs(path), ledger, wishes)
+    before = set(ledger.session_ids())
+    gone = ledger.forget_session("s0")
+    assert before - set(ledger.session_ids()) == {"s0", "s0~2"}, "all passes are one conversation"
+    assert gone.turns > 2
+    report = take_in(read_logs(path), ledger, wishes)
+    assert (report.turns, report.forgotten) == (0, 1)
+    assert before - set(ledger.session_ids()) == {"s0", "s0~2"}
+    assert "1 conversation left out, which this run was told to forget" in report.lines()
+
+
 def test_passes_through_a_run(run: Ledger, ledger: Ledger) -> None:
     take_in(read_logs(run.path), ledger, Wishes(passes=2, limit=1))
     assert [record.turn_id for record in ledger.sample_records()] == ["t0", "t3", "t0~2", "t3~2"]
+
+
+def test_the_choices_of_a_request_stay_together_in_each_pass(tmp_path: Path, ledger: Ledger) -> None:
+    """Feedback on one of several choices counts as its share of one reply."""
+    run = Ledger(tmp_path / "choices.sqlite")
+    for turn_id in ("t", "t.1", "t.2"):
+        run.record_turn(make_turn(turn_id, session_id="s"))
+        run.record_next_state(turn_id, USER_NEXT, 102.0)
+    take_in(read_logs(run.path), ledger, Wishes(passes=2))
+    assert {record.turn.id: ledger.choices(record.turn.id) for record in ledger.export_turns("s~2")} == {
+        "t~2": 3,
+        "t~2.1": 3,
+        "t~2.2": 3,
+    }
+    ledger.forget_session("s")
+    assert ledger.session_ids() == []
+
+
+def test_each_pass_of_an_episode_is_a_rollout(tmp_path: Path, ledger: Ledger) -> None:
+    run = Ledger(tmp_path / "episodes.sqlite")
+    for turn_id in ("a", "b"):
+        turn = make_turn(turn_id, session_id="s")
+        run.record_turn(turn)
+        run.record_next_state(turn_id, USER_NEXT, 102.0)
+        sample = make_sample(turn, 1.0, score=1, metadata={"episode": "episode-1"})
+        run.record_judged(turn_id, Verdict(score=1), [sample], None)
+    with run.transaction() as connection:
+        connection.execute("UPDATE samples SET episode = 'episode-1'")
+    take_in(read_logs(run.path), ledger, Wishes(passes=2))
+    assert ledger.ready_count() == 2
+    batch = by_rollout(ledger.claim_samples(0, 2))
+    assert [[sample.metadata["turn_id"] for sample in rollout] for rollout in batch] == [["a", "b"], ["a~2", "b~2"]]
 
 
 def test_secrets_of_a_run_that_did_not_redact(tmp_path: Path, ledger: Ledger) -> None:
@@ -198,6 +289,22 @@ def test_secrets_of_a_run_that_did_not_redact(tmp_path: Path, ledger: Ledger) ->
     assert report.reasons == {"redacted": 1}
     assert ledger.ready_count() == 0
     assert ledger.turn("t").response_ids == []
+
+
+def test_a_secret_in_the_words_of_a_judge_is_not_copied(tmp_path: Path, ledger: Ledger) -> None:
+    run = Ledger(tmp_path / "open.sqlite")
+    turn = make_turn("t")
+    run.record_turn(turn)
+    run.record_next_state("t", [{"role": "user", "content": f"use {SECRET}"}], 102.0)
+    told = Verdict(score=-1, hint=f"Use {SECRET}.", votes=(Vote("hint", SECRET, 1, f"Use {SECRET}."),))
+    run.record_judged("t", told, [make_sample(turn, -1.0, score=-1, metadata={"hint": told.hint})], None)
+    again = Ledger(tmp_path / "again.sqlite", redaction=Redactor("secrets"))
+    assert take_in(read_logs(run.path), again, Wishes(judge_again=True)).to_judge == 1
+    report = take_in(read_logs(run.path), ledger, Wishes())
+    assert (report.reasons, report.samples) == ({"redacted": 1}, 0)
+    for each in (ledger, again):
+        each.close()
+        assert SECRET.encode() not in each.path.read_bytes()
 
 
 def test_ids_of_another_tokenizer_are_refused(run: Ledger, tmp_path: Path, tiny_random_model: Path) -> None:

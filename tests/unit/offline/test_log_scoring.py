@@ -255,6 +255,31 @@ def test_old_scores_are_renewed_and_the_verdict_is_kept(ledger: Ledger, renderer
     assert ledger.rows("SELECT COUNT(*) AS n FROM samples WHERE baseline_role IS NOT NULL")[0]["n"] == 1
 
 
+def two_samples(ledger: Ledger, renderer: Renderer) -> None:
+    queue(ledger, "t")
+    step(scorer(ledger, Exact(), renderer))
+    sample = make_sample(ledger.turn("t"), 1.0, score=1)
+    ledger.record_judged("t", Verdict(score=1), [sample, sample], None)
+
+
+def test_samples_of_a_turn_are_taken_back_together(ledger: Ledger, renderer: Renderer) -> None:
+    two_samples(ledger, renderer)
+    both = ledger.claim_samples(5, 2)
+    assert [ledger.score_again(sample.metadata["ledger_id"]) for sample in both] == [True, True]
+    assert ledger.counts()["samples"] == {"dropped": 2}
+    assert (ledger.turn("t").state, ledger.kept_verdict("t")) == ("unscored", Verdict(score=1))
+
+
+def test_a_turn_of_which_another_batch_has_a_sample_gives_none_again(ledger: Ledger, renderer: Renderer) -> None:
+    two_samples(ledger, renderer)
+    ledger.claim_samples(5, 1)
+    [later] = ledger.claim_samples(6, 1)
+    assert not ledger.score_again(later.metadata["ledger_id"])
+    assert (ledger.turn("t").state, ledger.counts()["samples"]) == ("judged", {"leased": 2})
+    ledger.mark_trained(5)
+    assert not ledger.score_again(later.metadata["ledger_id"])
+
+
 def test_a_deleted_conversation_is_not_scored(ledger: Ledger, renderer: Renderer) -> None:
     queue(ledger, "t", "gone")
     [turn] = ledger.unscored_session()

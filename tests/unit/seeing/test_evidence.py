@@ -81,6 +81,7 @@ def test_too_few_replies() -> None:
     assert before.sentence.endswith("all 30 judged first replies are from before the first update.")
     assert evidence(replies(0, 0, 50) + replies(9, 9, 9)).verdict == "unknown"
     assert evidence(replies(0, 0, 50) + replies(9, 10, 10)).verdict == "better"
+    assert evidence(replies(0, 0, 50) + replies(1, 10, 10)).verdict == "better", "after one update"
 
 
 def test_only_judged_first_replies_count() -> None:

@@ -207,6 +207,22 @@ def test_an_owner_sees_nothing_of_another(tmp_path: Path) -> None:
         main([str(run.folder), "--owner", ""])
 
 
+def test_replies_of_logs_are_no_evidence(tmp_path: Path) -> None:
+    """A log of a run that learned has better replies at its end, whatever is trained from it."""
+    copied = learned(MadeRun(tmp_path / "copied"))
+    copied.close()
+    assert build(open_run(copied.folder)).sentence.startswith("Yes:")
+    (copied.folder / "runtime.json").write_text('{"OPENCLAW_OFFLINE": "True"}')
+    report = build(open_run(copied.folder))
+    assert report.sentence.startswith("Nobody can say from these replies: the run trains from logs")
+    assert 'class="pair"' not in report.page
+    scored = learned(MadeRun(tmp_path / "scored"))
+    with scored.ledger.transaction() as connection:
+        connection.execute("UPDATE turns SET scored = 1")
+    scored.close()
+    assert build(open_run(scored.folder)).sentence.startswith("Nobody can say yet: no first reply")
+
+
 def test_gate_decisions_are_shown(run: MadeRun, tmp_path: Path) -> None:
     run.healthy(3)
     assert "Gate decisions" not in page_of(run)
