@@ -77,12 +77,17 @@ class FeedbackQueries(TurnQueries):
 
     def _take_back(self, connection: sqlite3.Connection, turn_id: str) -> bool:
         """Make a judged turn pending again if no step has used its samples; return whether it is."""
-        samples = connection.execute("SELECT id, state FROM samples WHERE turn_id = ?", (turn_id,)).fetchall()
+        samples = connection.execute(
+            "SELECT id, state, rollout_id FROM samples WHERE turn_id = ?", (turn_id,)
+        ).fetchall()
         if any(sample["state"] in ("leased", "trained") for sample in samples):
             return False
+        # Their verdict no longer counts, and neither a release nor a restored checkpoint brings them back beside new ones.
+        gone = {"reason": SUPERSEDED, "baseline_role": None, "rollout_id": None}
         for sample in samples:
             if sample["state"] == "ready":
-                gone = {"state": "dropped", "reason": SUPERSEDED, "baseline_role": None}  # its verdict no longer counts
+                self.update_one(connection, "samples", sample["id"], state="dropped", **gone)
+            elif sample["rollout_id"] is not None:
                 self.update_one(connection, "samples", sample["id"], **gone)
         connection.execute("DELETE FROM verdicts WHERE turn_id = ?", (turn_id,))
         self.update_one(connection, "turns", turn_id, state="pending", reason=None)
