@@ -108,6 +108,18 @@ def test_released_samples_are_not_taken_back_by_their_old_batch(ledger: Ledger) 
     assert {states(ledger)[sample] for sample in batch} == {("ready", None, None)}
 
 
+def test_an_acceptance_before_the_steps_are_undone_releases_this_batch_too(ledger: Ledger) -> None:
+    refuse(ledger, 0)
+    batch = leased_batch(ledger, 1)
+    ledger.record_decision(1, "refused", "7", "worse", by_margin=True, first_turn=ledger.middle_turn(1))
+    accepted = ledger.accept_refused(2)
+    assert accepted is not None
+    assert ledger.quarantine(1) == 0
+    assert {states(ledger)[sample] for sample in batch} == {("ready", None, None)}
+    again = refuse(ledger, 2, size=8)
+    assert {states(ledger)[sample][:2] for sample in again} == {("dropped", QUARANTINE)}
+
+
 @pytest.mark.parametrize("back", ["released", "restored", "accepted"])
 def test_a_refused_turn_that_is_judged_again_has_one_sample(ledger: Ledger, back: str) -> None:
     """Feedback on a turn of a refused batch gives it a new verdict; the quarantined sample stays dropped."""
