@@ -269,7 +269,7 @@ class Run:
         self._bring_up(self._restarts.arguments(self.args))
         self._life.to(Phase.UP)
         if untold := self._progress.untold_before_start():
-            self._tell(untold, time.monotonic(), live=self._serves_engines())
+            self._tell(untold, time.monotonic(), live=untold.step.learned and self._serves_engines())
         say(f"continuing at rollout {self.start_rollout_id}")
 
     # Rollouts and steps

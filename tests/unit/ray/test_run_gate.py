@@ -171,6 +171,14 @@ def test_a_refused_step_is_undone_and_the_next_one_trains(
     assert "step 1 is undone: worse; weights 1 keep serving, training goes on" in capsys.readouterr().out
 
 
+def test_a_refused_step_whose_process_dies_behind_its_checkpoint_never_counts_as_live(run: Run, world: World) -> None:
+    """The data source would take its samples for trained ones."""
+    world.deaths = [("published 1", RankLostError("training rank 0 died", "publish"))]
+    run.repeat(loop)
+    assert "trainer 2 train 2 on manager 1 batch 2" in world.log
+    assert [line.split()[3] for line in world.log if " live " in line] == ["0", "2", "3"]
+
+
 def test_the_trackers_learn_the_decision_and_its_seconds(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     reported: list[dict[str, Any]] = []
     monkeypatch.setattr(Run, "_report", lambda self, rollout_id, metrics, *_: reported.append(metrics))
