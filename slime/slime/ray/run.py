@@ -316,7 +316,8 @@ class Run:
     def _without(self, rollout_id: int, step: Step) -> None:
         """Tell the data source that the batch is not trained, and save, so that a restart agrees."""
         told = ("on_step_undone", step.undone) if step.refused is None else ("on_step_refused", str(step.refused))
-        self._ask(told[0], rollout_id, told[1])
+        # Ignore signals: the checkpoint of a stopped run says that the samples of its last rollout are trained.
+        self._processes.value(getattr(self._processes.manager, told[0]).remote(rollout_id, told[1]), None)
         if self.args.save:
             self.save(rollout_id)
 
