@@ -380,6 +380,8 @@ class Run:
         say(str(getattr(end, "cause", None) or end))  # Ray's copy of an error has the traceback in its text
         if self._unsaved():
             self.save(self._progress.trained)
+            if self.args.serve_when_done:
+                self._let_engines_serve()
 
     # Checkpoints and reports
 
@@ -442,6 +444,11 @@ class Run:
             self.recover()
             self._roll_back()
 
+    def _let_engines_serve(self) -> None:
+        """Wake the engines that had to sleep for a checkpoint, when no :meth:`publish` follows."""
+        if self._serves_engines() and self._alternation.alternates:
+            self._hand_over(push=self._alternation.engines_sleep)
+
     def _roll_back(self) -> None:
         """Go back to the checkpoint that someone asked for, if any, and push its weights under a new version."""
         trainer, last = self._processes.trainer, self._progress.last
@@ -455,6 +462,7 @@ class Run:
             self._hand_over(push=True)
             self._ask("on_weights_restored", saved.rollout_id, last, self.weight_version)
             self.save(last)
+            self._let_engines_serve()
             say(f"weights {saved.weight_version} serve again, as version {self.weight_version}")
 
     def _report(
