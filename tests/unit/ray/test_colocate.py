@@ -369,6 +369,17 @@ def test_no_engine_is_started_on_the_trainers_gpus() -> None:
     assert revived == ["prm", "policy", "prm"]
 
 
+def test_a_restarted_engine_gets_no_weights_while_it_sleeps() -> None:
+    """The driver looks after engines while the gate decides, in the trainer's turn."""
+    manager = manager_with(Handles(2), [])
+    manager._source_hooks, manager._revived = ForeignDataSource(None), [1]
+    manager.sleep_engines()
+    assert manager.recover_engines() == 0
+    manager.wake_engines(WEIGHTS)
+    assert manager.recover_engines() == 1
+    assert manager.recover_engines() == 0
+
+
 @pytest.mark.parametrize("method", ["sleep", "wake"])
 def test_an_engine_that_does_not_follow_is_ended(method: str) -> None:
     handles, revived = Handles(2), []
