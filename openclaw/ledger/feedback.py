@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from openclaw.ledger.exceptions import UnknownRecordError
+from openclaw.ledger.probes import PROBE
 from openclaw.ledger.records import Feedback, Message, TurnState
 from openclaw.ledger.turns import FIRST_NEXT_STATE, TurnQueries
 
@@ -90,7 +91,9 @@ class FeedbackQueries(TurnQueries):
             elif sample["rollout_id"] is not None:
                 self.update_one(connection, "samples", sample["id"], **gone)
         connection.execute("DELETE FROM verdicts WHERE turn_id = ?", (turn_id,))
-        self.update_one(connection, "turns", turn_id, state="pending", reason=None)
+        (turn,) = connection.execute("SELECT reason FROM turns WHERE id = ?", (turn_id,)).fetchall()
+        stays = PROBE if turn["reason"] == PROBE else None
+        self.update_one(connection, "turns", turn_id, state="pending", reason=stays)
         return True
 
 
