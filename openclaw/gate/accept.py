@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from openclaw.config.gate_variables import GateVariables
+from openclaw.exceptions import ConfigError
 from openclaw.gate.run_folder import open_run
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.store import Ledger
@@ -29,13 +29,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         "run", type=Path, metavar="RUN", help="the run's folder, as the line about the refusals names it"
     )
     options = parser.parse_args(argv)
-    fewest = GateVariables.from_env().gate_offer
     try:
         run = open_run(options.run)
+        fewest = run.bounds().gate_offer
         with closing(Ledger(run.ledger)) as ledger:
             accepted = ledger.accept_refused(fewest)
             refusals = len([each for each in ledger.refusals() if each.by_margin])
-    except LedgerError as error:
+    except (ConfigError, LedgerError) as error:
         print(error, file=sys.stderr)
         return 2
     if accepted is None:

@@ -6,15 +6,18 @@ Guarantees: read-only. A run is up while the process that its lock names lives; 
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from openclaw.config.gate_variables import GateVariables
 from openclaw.ledger.exceptions import UnknownRecordError
-from openclaw.runtime.where import ARGUMENTS_NAME, CHECKPOINTS_NAME, find_ledger
+from openclaw.runtime.where import ARGUMENTS_NAME, CHECKPOINTS_NAME, SETTINGS_NAME, find_ledger
 from slime.checkpoints.versions import SavedVersion, saved_versions
 from slime.utils.command_line import nearest_path
 
@@ -33,6 +36,15 @@ class RunFolder:
     def saved(self) -> list[SavedVersion]:
         """Return the checkpoints that the run can go back to, oldest first."""
         return saved_versions(self.save)
+
+    def bounds(self, environment: Mapping[str, str] = os.environ) -> GateVariables:
+        """Return the gate's variables: of ``environment``, else those that the run was started with.
+
+        Raises:
+            ConfigError: one is invalid.
+        """
+        kept = {name: value for name, value in environment.items() if value}
+        return GateVariables.from_env({**_strings(self.folder / SETTINGS_NAME), **kept})
 
     def is_up(self) -> bool:
         """Return whether the run's driver lives."""
@@ -54,9 +66,14 @@ def open_run(folder: Path) -> RunFolder:
         raise UnknownRecordError(
             f"no ledger in {folder}{nearest_path(folder) or '; name the folder of a run, such as runs/NAME'}"
         )
-    try:
-        arguments = json.loads((folder / ARGUMENTS_NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        arguments = {}
-    saved = arguments.get("save") if isinstance(arguments, dict) else None
+    saved = _strings(folder / ARGUMENTS_NAME).get("save")
     return RunFolder(folder, ledger, Path(saved) if saved else folder / CHECKPOINTS_NAME)
+
+
+def _strings(file: Path) -> dict[str, str]:
+    """Return the texts of an object in a file, by name; empty without the file."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {name: value for name, value in found.items() if isinstance(value, str)} if isinstance(found, dict) else {}

@@ -17,7 +17,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from openclaw.config.gate_variables import GateVariables
+from openclaw.exceptions import ConfigError
 from openclaw.gate.run_folder import RunFolder, open_run
 from openclaw.ledger.decisions import DecisionRecord, Kind
 from openclaw.ledger.exceptions import LedgerError
@@ -139,7 +139,7 @@ def refusal_lines(versions: Sequence[Version]) -> Iterator[str]:
 def show(run: RunFolder, ledger: Ledger, *, as_json: bool) -> None:
     """Print the versions of a run."""
     found = versions_of(ledger, [each.weight_version for each in run.saved()])
-    offer = ledger.offer(GateVariables.from_env().gate_offer)
+    offer = ledger.offer(run.bounds().gate_offer)
     offered = f"{offer}, type: {gate_command('accept', run.folder)}" if offer else None
     if as_json:
         print(json.dumps({"versions": [asdict(each) for each in found], "offer": offered}, indent=2))
@@ -167,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run = open_run(options.run)
         with closing(Ledger(run.ledger)) as ledger:
             show(run, ledger, as_json=options.json)
-    except LedgerError as error:
+    except (ConfigError, LedgerError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0

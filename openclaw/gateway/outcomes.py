@@ -16,6 +16,9 @@ from openclaw.ledger.decisions import Offer
 from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
 from openclaw.ledger.outcome import Outcome
 
+OFFER_SECONDS = 2.0
+"""How long a look at the gateway's health waits for the ledger: a busy one must not make the process look frozen."""
+
 
 class TurnOwners(Protocol):
     """Where the session of a turn is known."""
@@ -55,10 +58,11 @@ class OutcomeDesk:
         return {"object": "turn", "id": response_id, **asdict(outcome)}
 
     async def offered(self, fewest: int) -> Offer | None:
-        """Return the change that a person may accept (`openclaw.gate`), or None; None if the ledger cannot be read now."""
+        """Return the change that a person may accept (`openclaw.gate`), or None; None if the ledger cannot be read soon."""
         try:
-            return await asyncio.to_thread(self._store.offer, fewest)
-        except LedgerError:
+            async with asyncio.timeout(OFFER_SECONDS):
+                return await asyncio.to_thread(self._store.offer, fewest)
+        except (LedgerError, TimeoutError):
             return None
 
 

@@ -254,9 +254,24 @@ class DecisionQueries(Database):
         return replace(accepted, samples=released)
 
     def quarantine(self, rollout_id: int) -> int:
-        """Drop the samples of a batch that the gate refused; return their number. `accept_refused` releases them."""
+        """Drop the samples of a batch that the gate refused; return their number. `accept_refused` releases them.
+
+        If a person has accepted the refusal before its steps were undone, the samples are ready again instead.
+        """
         with self.transaction() as connection:
             connection.execute("UPDATE forgotten_samples SET rollout_id = NULL WHERE rollout_id = ?", (rollout_id,))
+            released = connection.execute(
+                "SELECT 1 FROM decisions AS refused JOIN decisions AS accepted ON accepted.kind = 'accept'"
+                " AND accepted.number > refused.number WHERE refused.kind = 'refused' AND refused.undone_at IS NULL"
+                " AND refused.by_margin AND refused.rollout_id = ?",
+                (rollout_id,),
+            ).fetchone()
+            if released is not None:
+                connection.execute(
+                    "UPDATE samples SET state = 'ready', rollout_id = NULL WHERE state = 'leased' AND rollout_id = ?",
+                    (rollout_id,),
+                )
+                return 0
             return connection.execute(
                 "UPDATE samples SET state = 'dropped', reason = ? WHERE state = 'leased' AND rollout_id = ?",
                 (QUARANTINE, rollout_id),

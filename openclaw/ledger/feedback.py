@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from openclaw.ledger.exceptions import UnknownRecordError
+from openclaw.ledger.probes import PROBE
 from openclaw.ledger.records import Feedback, Message, TurnState
 from openclaw.ledger.turns import FIRST_NEXT_STATE, TurnQueries
 
@@ -77,15 +78,22 @@ class FeedbackQueries(TurnQueries):
 
     def _take_back(self, connection: sqlite3.Connection, turn_id: str) -> bool:
         """Make a judged turn pending again if no step has used its samples; return whether it is."""
-        samples = connection.execute("SELECT id, state FROM samples WHERE turn_id = ?", (turn_id,)).fetchall()
+        samples = connection.execute(
+            "SELECT id, state, rollout_id FROM samples WHERE turn_id = ?", (turn_id,)
+        ).fetchall()
         if any(sample["state"] in ("leased", "trained") for sample in samples):
             return False
+        # Their verdict no longer counts, and neither a release nor a restored checkpoint brings them back beside new ones.
+        gone = {"reason": SUPERSEDED, "baseline_role": None, "rollout_id": None}
         for sample in samples:
             if sample["state"] == "ready":
-                gone = {"state": "dropped", "reason": SUPERSEDED, "baseline_role": None}  # its verdict no longer counts
+                self.update_one(connection, "samples", sample["id"], state="dropped", **gone)
+            elif sample["rollout_id"] is not None:
                 self.update_one(connection, "samples", sample["id"], **gone)
         connection.execute("DELETE FROM verdicts WHERE turn_id = ?", (turn_id,))
-        self.update_one(connection, "turns", turn_id, state="pending", reason=None)
+        (turn,) = connection.execute("SELECT reason FROM turns WHERE id = ?", (turn_id,)).fetchall()
+        stays = PROBE if turn["reason"] == PROBE else None
+        self.update_one(connection, "turns", turn_id, state="pending", reason=stays)
         return True
 
 

@@ -106,7 +106,12 @@ class ProbeQueries(Database):
     """The ledger's queries for the probe set."""
 
     def becomes_probe(self, turn: Turn, share: float) -> bool:
-        """Return whether a turn that is being judged with an opinion shall be a probe, at this share of all turns."""
+        """Return whether a turn that is being judged with an opinion shall be a probe, at this share of all turns.
+
+        One that feedback lets judge again was a probe if it has the reason, and stays one.
+        """
+        if turn.reason == PROBE and share:
+            return True
         if not share or not drawn(part_of(turn.session_id, turn.index), share):
             return False
         owner = root(owner_of(turn.session_id))

@@ -130,7 +130,7 @@ def _refuse(actor: Any, pushes: Pushes, train: Any) -> dict[str, Any]:
     after = state_of(actor)
     assert not same(before, after)
     candidate = {name: value.clone() for name, value in actor._weights()}
-    answers = {served: _answers(actor, served) for served in (False, True)}
+    answers = {served: _answers(actor, served) for served in (True, False)}
     assert same(after, state_of(actor)), "asking changes nothing"
     assert _answers(actor, True) == answers[True], "the same weights answer the same"
     sent, pushes.weights = pushes.weights, {}

@@ -32,14 +32,14 @@ class Rollbacks:
 
     @contextmanager
     def due(self, serving: str) -> Iterator[SavedVersion | None]:
-        """Run the block with the checkpoint to go back to, or None, then remove the note; ``serving`` is the weight version."""
+        """Run the block with the checkpoint to go back to, or None, then remove this note; ``serving`` is the weight version."""
         note = asked_rollback(self._args.run_dir) if self._args.run_dir else None
         if note is None:
             yield None
             return
         saved = newest_of_version(Path(self._args.save), note.version) if self._args.save else None
         if saved is None or note.version == serving:
-            forget_rollback(self._args.run_dir)
+            forget_rollback(self._args.run_dir, note)
             say(self._why_not(note.version, serving))
             yield None
             return
@@ -48,9 +48,9 @@ class Rollbacks:
         except (LostError, Stopped):
             raise
         except Exception:
-            forget_rollback(self._args.run_dir)
+            forget_rollback(self._args.run_dir, note)
             raise
-        forget_rollback(self._args.run_dir)
+        forget_rollback(self._args.run_dir, note)
 
     def _why_not(self, version: str, serving: str) -> str:
         if version == serving:

@@ -125,11 +125,13 @@ class RolloutManager(Decisions):
         """Restart dead engines, and return how many policy engines were restarted since the last call.
 
         Restarted engines serve the start weights, so the trainer must reconnect to all engines and push its weights.
-        Also raises what the data source's ``check`` raises.
+        None counts before it is awake. Also raises what the data source's ``check`` raises.
         """
         self._source_hooks.check()
         self._revive_engines()
         with self._engines_lock:
+            if self._asleep:
+                return 0  # a push would find no memory for the weights
             revived, self._revived = self._revived, []
             self._get_weights += revived
         return len(revived)

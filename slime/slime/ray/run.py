@@ -269,7 +269,7 @@ class Run:
         self._bring_up(self._restarts.arguments(self.args))
         self._life.to(Phase.UP)
         if untold := self._progress.untold_before_start():
-            self._tell(untold, time.monotonic(), live=self._serves_engines())
+            self._tell(untold, time.monotonic(), live=untold.step.learned and self._serves_engines())
         say(f"continuing at rollout {self.start_rollout_id}")
 
     # Rollouts and steps
@@ -316,7 +316,8 @@ class Run:
     def _without(self, rollout_id: int, step: Step) -> None:
         """Tell the data source that the batch is not trained, and save, so that a restart agrees."""
         told = ("on_step_undone", step.undone) if step.refused is None else ("on_step_refused", str(step.refused))
-        self._ask(told[0], rollout_id, told[1])
+        # Ignore signals: the checkpoint of a stopped run says that the samples of its last rollout are trained.
+        self._processes.value(getattr(self._processes.manager, told[0]).remote(rollout_id, told[1]), None)
         if self.args.save:
             self.save(rollout_id)
 
@@ -379,6 +380,8 @@ class Run:
         say(str(getattr(end, "cause", None) or end))  # Ray's copy of an error has the traceback in its text
         if self._unsaved():
             self.save(self._progress.trained)
+            if self.args.serve_when_done:
+                self._let_engines_serve()
 
     # Checkpoints and reports
 
@@ -441,6 +444,11 @@ class Run:
             self.recover()
             self._roll_back()
 
+    def _let_engines_serve(self) -> None:
+        """Wake the engines that had to sleep for a checkpoint, when no :meth:`publish` follows."""
+        if self._serves_engines() and self._alternation.alternates:
+            self._hand_over(push=self._alternation.engines_sleep)
+
     def _roll_back(self) -> None:
         """Go back to the checkpoint that someone asked for, if any, and push its weights under a new version."""
         trainer, last = self._processes.trainer, self._progress.last
@@ -454,6 +462,7 @@ class Run:
             self._hand_over(push=True)
             self._ask("on_weights_restored", saved.rollout_id, last, self.weight_version)
             self.save(last)
+            self._let_engines_serve()
             say(f"weights {saved.weight_version} serve again, as version {self.weight_version}")
 
     def _report(

@@ -41,6 +41,7 @@ def asked_rollback(run_dir: str | Path) -> Rollback | None:
         return Rollback(f"of {Path(run_dir, NAME)}, which is unreadable ({error})", 0.0)
 
 
-def forget_rollback(run_dir: str | Path) -> None:
-    """Remove the note."""
-    Path(run_dir, NAME).unlink(missing_ok=True)
+def forget_rollback(run_dir: str | Path, done: Rollback | None = None) -> None:
+    """Remove the note; with ``done`` only if it is still this one, because somebody may have asked again meanwhile."""
+    if done is None or asked_rollback(run_dir) == done:
+        Path(run_dir, NAME).unlink(missing_ok=True)

@@ -180,6 +180,23 @@ def test_a_model_with_a_state_is_asked_by_whole_passes(tmp_path: Path, monkeypat
     assert sum(passes) == 4
 
 
+def test_the_candidate_is_itself_after_the_serving_version_was_asked(tiny_random_model: Path) -> None:
+    """A forward pass leaves the root's parameters gathered; they must be neither asked nor pushed as the candidate's."""
+    args = trainer.trainer_args(tiny_random_model, train_dtype="bfloat16", lr=1e-2)  # FSDP on one rank, too
+    actor, _ = trainer_ranks.start_actor(args)
+    actor.take_snapshot()
+    actor.train(0, trainer.shards(args, trainer.train_data(seed=0), 1)[0])
+    weights = {name: value.clone() for name, value in actor._weights()}
+    candidate = actor.ask(False, gate_ranks.probes())
+    served = actor.ask(True, gate_ranks.probes())
+    assert all(torch.equal(weights[name], value) for name, value in actor._weights()), "what a push would send"
+    assert actor.ask(False, gate_ranks.probes()) == candidate
+    assert served != candidate
+    actor.undo_steps()
+    assert actor.ask(False, gate_ranks.probes()) == served
+    actor.shutdown()
+
+
 def test_the_generation_configs_ids_end_a_reply(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"text_config": {"eos_token_id": 5}}))
     assert stop_ids(tmp_path) == {5}

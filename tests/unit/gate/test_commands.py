@@ -14,6 +14,7 @@ import pytest
 
 from openclaw.gate import accept, rollback, run_folder, versions
 from openclaw.ledger.store import Ledger
+from openclaw.runtime.where import SETTINGS_NAME
 from slime.checkpoints.versions import LATEST
 from slime.ray.save_lock import LOCK
 from slime.utils.rollback import asked_rollback, forget_rollback
@@ -102,6 +103,21 @@ def test_accept_once(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert "4 samples are ready again" in capsys.readouterr().out
     assert accept.main([str(run)]) == 2
     assert shown(run, capsys)["versions"][-1]["decision"] == "change accepted"
+
+
+def test_the_run_s_own_number_of_refusals_counts(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that offers after one refusal is followed from a terminal that knows nothing of its variables."""
+    (run / SETTINGS_NAME).write_text('{"OPENCLAW_GATE_OFFER": "1", "PORT": "30000"}')
+    assert shown(run, capsys)["offer"].startswith("the gate refused 1 batches in a row")
+    monkeypatch.setenv("OPENCLAW_GATE_OFFER", "2")
+    assert shown(run, capsys)["offer"] is None
+    monkeypatch.setenv("OPENCLAW_GATE_OFFER", "two")
+    assert versions.main([str(run)]) == accept.main([str(run)]) == 2
+    assert capsys.readouterr().err.count("OPENCLAW_GATE_OFFER") == 2
+    monkeypatch.setenv("OPENCLAW_GATE_OFFER", "")
+    assert accept.main([str(run)]) == 0
 
 
 @pytest.mark.parametrize("command", [versions.main, accept.main, lambda words: rollback.main([*words, "--to", "1"])])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import httpx
 import openai
 import pytest
 
+from openclaw.gateway import outcomes
+from openclaw.ledger.decisions import Offer
 from slime.utils.paused import pause
 from tests.helpers.mock_engine import logprob_of
 from tests.unit.gateway.conftest import Stack, Starter
@@ -322,7 +325,10 @@ async def test_a_paused_training_is_shown_while_the_server_serves(
     assert "openclaw_training_paused 1.0" in (await http.get("/metrics")).text
 
 
-async def test_what_the_gate_keeps_refusing_is_shown(stack: Stack, http: httpx.AsyncClient, tmp_path: Path) -> None:
+async def test_what_the_gate_keeps_refusing_is_shown(
+    stack: Stack, http: httpx.AsyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outcomes, "OFFER_SECONDS", 60.0)
     for rollout_id in range(3):
         assert "gate" not in (await http.get("/healthz")).json()
         stack.ledger.record_decision(rollout_id, "refused", "1", "worse", by_margin=True)
@@ -332,3 +338,17 @@ async def test_what_the_gate_keeps_refusing_is_shown(stack: Stack, http: httpx.A
     assert told["status"] == "ok"
     assert told["gate"].startswith("the gate refused 3 batches in a row")
     assert told["gate"].endswith("type: openclaw-rl accept RUN")
+
+
+async def test_a_busy_ledger_does_not_make_the_gateway_look_frozen(
+    stack: Stack, http: httpx.AsyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who watches the process ends one that does not tell its health; another process may hold the ledger for longer."""
+    stack.service.config = replace(stack.service.config, run_dir=str(tmp_path))
+    monkeypatch.setattr(outcomes, "OFFER_SECONDS", 0.01)
+    free = threading.Event()
+    monkeypatch.setattr(stack.ledger, "offer", lambda fewest: None if free.wait(3.0) else Offer(3, 4))
+    told = (await http.get("/healthz")).json()
+    free.set()
+    assert told["status"] == "ok"
+    assert "gate" not in told

@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 from openclaw.ledger.decisions import QUARANTINE, ROLLBACK, UNBOUNDED, Window
+from openclaw.ledger.feedback import SUPERSEDED
+from openclaw.ledger.records import Feedback, Verdict
 from openclaw.ledger.store import Ledger
+from openclaw.training.samples import make_sample
+from tests.helpers.ledger_records import USER_NEXT
 from tests.helpers.probes import judged, leased_batch, probes, states
 
 
@@ -102,6 +106,38 @@ def test_released_samples_are_not_taken_back_by_their_old_batch(ledger: Ledger) 
     ledger.accept_refused(1)
     ledger.record_step(0, "7", 1.0, 2.0)
     assert {states(ledger)[sample] for sample in batch} == {("ready", None, None)}
+
+
+def test_an_acceptance_before_the_steps_are_undone_releases_this_batch_too(ledger: Ledger) -> None:
+    refuse(ledger, 0)
+    batch = leased_batch(ledger, 1)
+    ledger.record_decision(1, "refused", "7", "worse", by_margin=True, first_turn=ledger.middle_turn(1))
+    accepted = ledger.accept_refused(2)
+    assert accepted is not None
+    assert ledger.quarantine(1) == 0
+    assert {states(ledger)[sample] for sample in batch} == {("ready", None, None)}
+    again = refuse(ledger, 2, size=8)
+    assert {states(ledger)[sample][:2] for sample in again} == {("dropped", QUARANTINE)}
+
+
+@pytest.mark.parametrize("back", ["released", "restored", "accepted"])
+def test_a_refused_turn_that_is_judged_again_has_one_sample(ledger: Ledger, back: str) -> None:
+    """Feedback on a turn of a refused batch gives it a new verdict; the quarantined sample stays dropped."""
+    batch = refuse(ledger, 0)
+    feedback = Feedback(turn_id="turn-0-1", created_at=103.0, thumbs="down")
+    assert ledger.record_feedback(feedback, USER_NEXT).applied
+    turn = ledger.turn("turn-0-1")
+    ledger.record_judged(turn.id, Verdict(score=-1, score_source="feedback"), [make_sample(turn, -1.0, score=-1)], None)
+    if back == "released":
+        ledger.accept_refused(1)
+    elif back == "restored":
+        ledger.reconcile(-1)
+    else:
+        ledger.record_step(0, "7", 1.0, 2.0)
+    found = states(ledger)
+    assert found[batch[1]] == ("dropped", SUPERSEDED, None)
+    assert found[max(found)] == ("ready", None, None)
+    assert {found[sample][0] for sample in batch if sample != batch[1]} == {"leased" if back == "accepted" else "ready"}
 
 
 def test_a_batch_that_is_decided_again_has_one_decision(ledger: Ledger) -> None:

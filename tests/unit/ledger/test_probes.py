@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw.ledger.probes import BLOCK, Candidate, choose_probes, drawn, part_of
+from openclaw.ledger.probes import BLOCK, PROBE, Candidate, choose_probes, drawn, part_of
+from openclaw.ledger.records import Feedback, Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.owners import stored_id
-from tests.helpers.ledger_records import make_turn
+from tests.helpers.ledger_records import USER_NEXT, make_turn
 from tests.helpers.probes import judged, probes
 
 SHARE = 0.1
@@ -53,6 +54,19 @@ def test_an_owner_keeps_most_of_the_feedback_whatever_the_draw(ledger: Ledger) -
     assert 6 <= reserved <= 8  # a fifth of 40
     assert not ledger.becomes_probe(make_turn("x", session_id=drawn_session(2, wanted=False)), SHARE)
     assert not ledger.becomes_probe(make_turn("x", session_id=session), 0.0)
+
+
+def test_a_probe_that_is_judged_again_stays_one(ledger: Ledger) -> None:
+    """Both versions were compared on it, so it must not be trained now, whatever the bound says."""
+    probes(ledger, 1)
+    assert ledger.record_feedback(Feedback(turn_id="probe-liked-0", created_at=103.0, thumbs="down"), USER_NEXT).applied
+    (pending,) = ledger.pending_turns(9)
+    assert pending.turn.state == "pending"
+    assert [each.turn_id for each in ledger.probe_candidates(0, 10**9)] == ["probe-disliked-0"]
+    assert ledger.becomes_probe(pending.turn, SHARE)
+    assert not ledger.becomes_probe(pending.turn, 0.0)
+    ledger.record_judged("probe-liked-0", Verdict(score=-1, score_source="feedback"), [], PROBE)
+    assert [each.liked for each in ledger.probe_candidates(0, 10**9)] == [False, False]
 
 
 def test_the_bound_is_per_owner(ledger: Ledger) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from slime.args import Arguments
 from slime.arguments.placement import EngineSpec, Placement
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.memory_calls import CACHE, WEIGHTS
-from slime.exceptions import EngineError, RankLostError
+from slime.exceptions import DataUsedError, EngineError, RankLostError
 from slime.ray import run as run_module
 from slime.ray.gpu_alternation import GpuAlternation
 from slime.ray.placement import ReservedPlacement
@@ -25,6 +26,8 @@ from slime.ray.rollout import RolloutManager
 from slime.ray.run import Run, Stopped
 from slime.ray.run_state import Phase, RunLife
 from slime.rollout.foreign_data_source import ForeignDataSource
+from slime.utils.paused import pause
+from slime.utils.rollback import ask_rollback, asked_rollback
 
 BOTH = {"colocate": True, "offload_train": True, "offload_rollout": True}
 ROUND = """sleep_engines; onload; train {0}; save {0}; saved {0}; offload; wake_engines weights; push;
@@ -211,6 +214,41 @@ def test_a_rollout_whose_push_or_save_broke_off_behind_its_checkpoint_is_told(
     assert [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("step ")] == ["0", "1"]
 
 
+@pytest.mark.parametrize("paused", [True, False])
+def test_engines_serve_again_after_a_rollback_that_no_step_follows(
+    recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paused: bool
+) -> None:
+    run = started(recorder, save=str(tmp_path), run_dir=str(tmp_path))
+    folder = tmp_path / "iter_0000001"
+    folder.mkdir()
+    (folder / "meta.json").write_text('{"rollout_id": 0, "weight_version": 7}')
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("1")
+    trainer: Any = run._processes.trainer
+    trainer.restore = lambda iteration: recorder.note("restore", iteration)
+    manager: Any = run._processes.manager
+    manager.on_weights_restored = SimpleNamespace(remote=lambda *_: None)
+    ask_rollback(tmp_path, 7)
+    recorder.log.clear()
+    if paused:
+        pause(tmp_path, 0, "a fuse")
+    monkeypatch.setattr(run.stop, "wait", lambda _: asked_rollback(tmp_path) is None)
+    with pytest.raises(Stopped) if paused else contextlib.nullcontext():
+        run._wait_while_paused() if paused else run.serve_until_stopped()
+    woken = phases("offload; wake_engines weights; push; wake_engines kv_cache,cuda_graph")
+    asleep = ["sleep_engines", "onload"]
+    assert recorder.log == [*asleep, "restore 1", *woken, *asleep, "save -1", *woken]
+
+
+def test_engines_serve_again_after_the_end_of_the_data(recorder: Recorder) -> None:
+    run = started(recorder, save_interval=10, num_rollout=5, serve_when_done=True)
+    run.train(0, recorder.batch(0))  # type: ignore[arg-type]
+    run.data_used(DataUsedError("data     all used"))
+    assert (
+        recorder.log[-4:]
+        == ["saved 0", *phases("offload; wake_engines weights; push; wake_engines kv_cache,cuda_graph")][-4:]
+    )
+
+
 def test_roles_with_gpus_of_their_own_are_never_asked() -> None:
     alternation = GpuAlternation(Arguments(), lambda *_: pytest.fail("asked"))
     alternation.before_a_trainer()
@@ -329,6 +367,17 @@ def test_no_engine_is_started_on_the_trainers_gpus() -> None:
     assert revived == ["prm"], "the judge has GPUs of its own"
     manager.wake_engines(WEIGHTS)
     assert revived == ["prm", "policy", "prm"]
+
+
+def test_a_restarted_engine_gets_no_weights_while_it_sleeps() -> None:
+    """The driver looks after engines while the gate decides, in the trainer's turn."""
+    manager = manager_with(Handles(2), [])
+    manager._source_hooks, manager._revived = ForeignDataSource(None), [1]
+    manager.sleep_engines()
+    assert manager.recover_engines() == 0
+    manager.wake_engines(WEIGHTS)
+    assert manager.recover_engines() == 1
+    assert manager.recover_engines() == 0
 
 
 @pytest.mark.parametrize("method", ["sleep", "wake"])

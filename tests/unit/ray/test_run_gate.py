@@ -51,6 +51,7 @@ class Source:
         self.log.append(f"decided {rollout_id} {decision.accepted} {decision.why}")
 
     def step_undone(self, rollout_id: int, why: str) -> None:
+        ACTIONS.get("undone", lambda: None)()
         self.log.append(f"undone {rollout_id}: {why}")
 
 
@@ -169,6 +170,28 @@ def test_a_refused_step_is_undone_and_the_next_one_trains(
         "trainer 1 save 3", "manager 1 save 3",
     ]  # fmt: skip
     assert "step 1 is undone: worse; weights 1 keep serving, training goes on" in capsys.readouterr().out
+
+
+def test_a_refused_step_whose_process_dies_behind_its_checkpoint_never_counts_as_live(run: Run, world: World) -> None:
+    """The data source would take its samples for trained ones."""
+    world.deaths = [("published 1", RankLostError("training rank 0 died", "publish"))]
+    run.repeat(loop)
+    assert "trainer 2 train 2 on manager 1 batch 2" in world.log
+    assert [line.split()[3] for line in world.log if " live " in line] == ["0", "2", "3"]
+
+
+def test_a_signal_waits_until_the_data_source_knows_that_the_steps_are_undone(run: Run, world: World) -> None:
+    """The checkpoint that follows would count the samples as trained."""
+
+    def signal_meanwhile() -> None:
+        run.stop._event.set()
+        threading.Event().wait(0.1)
+
+    ACTIONS["undone"] = signal_meanwhile
+    ACTIONS["look"] = lambda: None
+    run._gate._look_after = lambda: None
+    run.step(REFUSED, {"shards": ["batch 1"], "critic_shards": [], "metrics": {}})
+    assert world.log.index("undone 1: worse") < world.log.index("trainer 1 save 1")
 
 
 def test_the_trackers_learn_the_decision_and_its_seconds(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

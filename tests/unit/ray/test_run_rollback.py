@@ -168,6 +168,24 @@ def test_a_checkpoint_that_cannot_be_read_is_not_met_again(world: World, monkeyp
     assert asked_rollback(world.save) is None
 
 
+def test_who_asks_again_meanwhile_is_heard(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(world, monkeypatch)
+    run.repeat(loop)
+    ask_rollback(world.save, "2")
+    original = Trainer.restore
+
+    def restore(self: Trainer, iteration: int) -> None:
+        if iteration == 2:
+            ask_rollback(world.save, "1")
+        original(self, iteration)
+
+    monkeypatch.setattr(Trainer, "restore", restore)
+    run._roll_back()
+    run._roll_back()
+    assert [line for line in world.log if "restored" in line] == ["restored 1 from 3 as 5", "restored 0 from 3 as 6"]
+    assert asked_rollback(world.save) is None
+
+
 def test_a_signal_keeps_the_note(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(world, monkeypatch)
     run.repeat(loop)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -245,10 +245,15 @@ class TrainActor(TrainRank):
             self._changed_since_push = self._changed_before
         super().undo_steps()
 
-    def _as_served(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def _as_served(self) -> Iterator[None]:
         """Run the block with the weights of the snapshot."""
         assert self._snapshot is not None
-        return self._snapshot.swapped(self._changing())
+        with self._snapshot.swapped(self._changing()):
+            try:
+                yield
+            finally:
+                self._changing()  # lets go of what the block gathered, or the next pass would use the snapshot's weights
 
     def versions(self) -> tuple[str, str]:
         """Return the version that serves, and the one that the current weights get; equal if no step changed them."""

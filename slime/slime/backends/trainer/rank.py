@@ -174,7 +174,7 @@ class TrainRank(ABC):
 
     @abstractmethod
     def _changing(self) -> Changing:
-        """Return what a step changes; the state of every optimizer is complete."""
+        """Return what a step changes; the state of every optimizer is complete, and no weights are left gathered."""
 
     def take_snapshot(self) -> None:
         """Copy to the host what the next steps change; then :meth:`keep_steps` or :meth:`undo_steps` follows."""
