@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from evaluation.records import problems_key
 from evaluation.served import checkpoint_of
@@ -128,6 +129,12 @@ def read_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[s
     named = [flag for flag, value in _sources(options).items() if value]
     if len(named) > 1:
         parser.error(f"{' and '.join(named)} name two models; write one of them, and the other one with --compare-to")
+    for flag, url, key in (
+        ("--base-url", options.base_url, "--key-variable"),
+        ("--compare-to", options.compare_to, "--compare-key-variable"),
+    ):
+        if url and url.startswith("http") and "@" in urlsplit(url).netloc:
+            parser.error(f"{flag}: leave the name and password out of the URL, which the report shows; use {key}")
     for flag, url in (("--key-variable", options.base_url), ("--compare-key-variable", options.compare_to)):
         variable = getattr(options, flag[2:].replace("-", "_"))
         if variable is not None and not (url or "").startswith("http"):

@@ -97,8 +97,11 @@ def read_user(path: Path) -> User:
         UserFileError: the file is missing or wrong.
     """
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         node = yaml.compose(text, yaml.SafeLoader)
+        values = yaml.safe_load(text)
+    except UnicodeDecodeError as error:
+        raise UserFileError(f"{path}: is no text in UTF-8; save it as UTF-8") from error
     except OSError as error:
         raise UserFileError(f"{path}: {error.strerror}; name an existing file, or one of {built_in_names()}") from error
     except yaml.YAMLError as error:
@@ -110,7 +113,7 @@ def read_user(path: Path) -> User:
     if doubled := list(_doubled(node)):
         raise UserFileError("\n".join(f"{path}:{line}: {key} is there twice; leave one" for key, line in doubled))
     try:
-        return User.model_validate(yaml.safe_load(text), context={FOLDER: path.resolve().parent})
+        return User.model_validate(values, context={FOLDER: path.resolve().parent})
     except ValidationError as error:
         found = [(_line(node, each["loc"]), _told(each)) for each in error.errors()]
         raise UserFileError("\n".join(f"{path}:{line}: {told}" for line, told in sorted(set(found)))) from error

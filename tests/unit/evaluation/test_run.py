@@ -227,6 +227,8 @@ def test_a_refused_key_is_named(
         (["--base-url", "u", "--eval-tasks", "tool-use", "--gpu-ids", "0"], "unknown argument --gpu-ids"),
         (["--model-path", "p", "--key-variable", "K"], "--key-variable is for a server; add --base-url URL"),
         (["--base-url", "http://h", "--key-variable", "NOT_SET"], "NOT_SET: this environment variable is not set"),
+        (["--base-url", "http://me:word@h"], "--base-url: leave the name and password out of the URL"),
+        (["--compare-to", "https://word@h/v1"], "use --compare-key-variable"),
         (["--seeds", "0,x"], "'0,x' is no list of seeds"),
         (["--samples", "0"], "'0' is not a whole number of 1 or more"),
         (["--eval-tasks", "coding", "--gsm8k", "f"], "add it to --eval-tasks"),

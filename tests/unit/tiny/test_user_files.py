@@ -112,6 +112,10 @@ def test_all_errors_are_told_at_once(tmp_path: Path) -> None:
 def test_no_yaml_and_no_file(tmp_path: Path) -> None:
     assert "user.yaml:2: is no YAML" in refusal(tmp_path, "a: [\nb: }")
     assert "is not a mapping" in refusal(tmp_path, "- polite")
+    assert "user.yaml:1: is no YAML" in refusal(tmp_path, "? [a]\n: b")
+    (tmp_path / "latin.yaml").write_bytes(b"name: caf\xe9")
+    with pytest.raises(UserFileError, match="save it as UTF-8"):
+        find_user(str(tmp_path / "latin.yaml"))
     with pytest.raises(UserFileError, match="No such file"):
         find_user(str(tmp_path / "missing.yaml"))
     with pytest.raises(UserFileError, match="there is no user captian; did you mean captain"):
