@@ -29,6 +29,7 @@ INTERNAL = {
     "large_bodies.py:MOST_MEMORY_BYTES",
     "large_bodies.py:MOST_RESIDENT_KB",
     "large_bodies.py:PIECE_BYTES",
+    "outcomes.py:OFFER_SECONDS",
     "protocol.py:DROPPED_BYTES",
     "protocol.py:DROP_SECONDS",
     "protocol.py:LOOK_SECONDS",
