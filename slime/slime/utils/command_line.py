@@ -81,12 +81,12 @@ def port_number(text: str) -> int:
 
 
 def existing_folder(text: str) -> Path:
-    """Parse the path of an existing folder.
+    """Parse the path of an existing folder; the shell leaves a quoted ``~`` alone, so it is read here.
 
     Raises:
         argparse.ArgumentTypeError: there is no such folder.
     """
-    if not (path := Path(text)).is_dir():
+    if not (path := Path(text).expanduser()).is_dir():
         what = "is a file, not a folder" if path.is_file() else "no such folder"
         raise argparse.ArgumentTypeError(f"{text}: {what}{nearest_path(path)}")
     return path
