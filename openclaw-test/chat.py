@@ -69,8 +69,10 @@ async def converse(arguments: argparse.Namespace, user: User, console: Console) 
                     console.print(f"[red]refused:[/] {error}")
                     return
             console.rule(f"session {number}")
+            opinions = iter(student.opinions[number])
             for message in messages:
-                mark = "" if message["role"] == "user" else (" +" if user.likes(message["content"]) else " -")
+                liked = None if message["role"] == "user" else next(opinions, None)
+                mark = {None: "", True: " +", False: " -"}[liked]
                 console.print(f"[bold]{message['role']}{mark}[/]", highlight=False)
                 console.print(message["content"], markup=False, highlight=False)
 
