@@ -72,7 +72,7 @@ class SampleQueries(Database):
         A deleted sample counts as one.
         """
         found = self.rows(
-            f"SELECT COUNT(DISTINCT rollout) AS n FROM steps JOIN (SELECT rollout_id, {ROLLOUT} AS rollout FROM samples"
+            f"SELECT COUNT(*) AS n FROM steps JOIN (SELECT rollout_id, {ROLLOUT} AS rollout FROM samples"
             " WHERE state IN ('leased', 'trained') UNION SELECT rollout_id, id FROM forgotten_samples)"
             " USING (rollout_id) WHERE undone_at IS NULL GROUP BY rollout_id ORDER BY rollout_id"
         )
