@@ -173,7 +173,8 @@ def targets(options: argparse.Namespace) -> list[Target]:
     file = "results.jsonl"
     if options.run:
         saved, origin = checkpoint_of(options.run)
-        print(f"{PROG}: the run began with {origin}; --compare-to {origin} compares with it", file=sys.stderr)
+        if not options.compare_to:
+            print(f"{PROG}: the run began with {origin}; --compare-to {origin} compares with it", file=sys.stderr)
         found = [Target(str(saved), file, run=(saved, origin), model=options.model)]
     elif options.model_path:
         found = [Target(options.model_path, file, path=options.model_path, model=options.model)]

@@ -242,6 +242,15 @@ def test_bad_options_are_refused(words: list[str], says: str, capsys: pytest.Cap
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("compared", [[], ["--compare-to", "http://h/v1"]])
+def test_the_checkpoint_that_a_run_began_with_is_offered_until_it_is_compared(
+    compared: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(options, "checkpoint_of", lambda run: (run / "iter_0000003", Path("the-first")))
+    assert run_eval.main(["--run", "runs/mine", *compared, "--dry-run"]) == 0
+    assert ("--compare-to the-first compares with it" in capsys.readouterr().err) is not bool(compared)
+
+
 def test_without_options_it_asks_the_run_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_eval.main(["--dry-run"]) == 0
     said = capsys.readouterr().out
