@@ -26,6 +26,7 @@ from agentrl.rollout.opening import Opening, opening
 from agentrl.rollout.policy import Policy, turn_of
 from agentrl.rollout.prompts import Conversation, Message, Reply, Speech
 from agentrl.rollout.records import EpisodeRecord
+from agentrl.rollout.retool import AppendedConversation
 from agentrl.rollout.rewards import outcome
 from agentrl.rollout.settings import Settings
 from agentrl.rollout.step_judge import StepJudge, step_question
@@ -117,7 +118,7 @@ class EpisodeRun:
         self._stack = AsyncExitStack()
         self._lent: Episode | None = None
         self._opening: Opening
-        self._conversation: Conversation
+        self._conversation: Conversation | AppendedConversation
         self._first_prompt: list[int] = []
         self._turns: list[Turn] = []
         self._reply: Sample | None = None
@@ -172,9 +173,12 @@ class EpisodeRun:
             self._lent = lent = await self._stack.enter_async_context(lending)
             seen = await lent.reset(self._seed, timeout_s=settings.step_seconds)
         self._opening = begin = opening(seen)
-        self._conversation = Conversation(
-            self._speech, list(begin.messages), begin.tools, {**self._keywords, **begin.keywords}
-        )
+        keywords = {**self._keywords, **begin.keywords}
+        if begin.form.appended:
+            self._conversation = AppendedConversation(self._speech, list(begin.messages), keywords)
+        else:
+            self._conversation = Conversation(self._speech, list(begin.messages), begin.tools, keywords)
+        self._policy.stop_after(begin.form.stops)
         self._record.write("reset", task_id=self._task_id, seed=self._seed, messages=begin.messages, tools=begin.tools)
         return lent
 
@@ -196,7 +200,7 @@ class EpisodeRun:
         turn = Turn(turn_of(sample), f"{self.name}:{len(self._turns)}")
         prompt_ids, ids = list(turn.sampled.prompt_ids), list(turn.sampled.response_ids)
         before = list(self._conversation.messages)
-        reply = self._speech.read(prompt_ids, ids, self._conversation.tools, len(self._turns))
+        reply = self._conversation.read(prompt_ids, ids, len(self._turns))
         self._conversation.said(prompt_ids, ids, reply)
         self._turns.append(turn)
         self._record.policy(

@@ -11,8 +11,7 @@ import pytest
 from agentrl.environment import Task
 from agentrl.exceptions import ConfigError, InfraError, InvalidError
 from agentrl.protocol import JsonObject
-from agentrl.rollout.actions import FORMS
-from agentrl.rollout.opening import opening
+from agentrl.rollout.opening import FORMS, opening
 from agentrl.tasks.toolcall import environment as module
 from agentrl.tasks.toolcall.config import BUILTIN
 from agentrl.tasks.toolcall.draft import Draft
