@@ -78,7 +78,8 @@ class SandboxStream:
         await asyncio.wait({self._running, self._taken}, timeout=CONNECT_S, return_when=asyncio.FIRST_COMPLETED)
         if self._taken.done():
             return self._taken.result()
-        raise InfraError(f"{argv[0]} did not start: {await self.ended()}", code="program_lost")
+        said = await self.ended() or "it printed nothing"
+        raise InfraError(f"{argv[0]} does not start: {said}", code="program_lost")
 
     async def ended(self) -> str:
         """End the program; return what it printed to stderr."""

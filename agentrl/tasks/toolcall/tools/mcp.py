@@ -107,12 +107,15 @@ class McpConnection:
             InfraError: the server is lost.
         """
         from mcp import MCPError
+        from mcp_types import CONNECTION_CLOSED
 
         try:
             result = await self._asked("call_tool", name, arguments)
         except TimeoutError:
             raise InvalidError(f"{name} took more than {self._seconds:g} s", code="tool_timeout") from None
         except MCPError as error:
+            if error.code == CONNECTION_CLOSED:
+                raise InfraError(f"the MCP server {self._label} ended", code="mcp_failed") from error
             raise InvalidError(f"{name}: {error}", code="tool_error") from None
         text = clipped("\n".join(map(_text, result.content)), MOST_SHOWN)
         if result.is_error:
