@@ -63,7 +63,7 @@ class ToolCalls:
     A reply without a call is the action ``{"text": ...}``.
     """
 
-    stops = ()
+    stops: Sequence[str] = ()
     appended = False
 
     def actions(self, reply: Reply) -> list[Action]:
@@ -83,7 +83,7 @@ class ToolCalls:
 class CodeBlock:
     """Exactly one fenced block; its text is the action ``{"code": ...}``."""
 
-    stops = ()
+    stops: Sequence[str] = ()
     appended = False
 
     def actions(self, reply: Reply) -> list[Action]:
@@ -101,7 +101,7 @@ class CodeBlock:
 class Text:
     """The whole reply without its thought: the action ``{"text": ...}``."""
 
-    stops = ()
+    stops: Sequence[str] = ()
     appended = False
 
     def actions(self, reply: Reply) -> list[Action]:

@@ -123,7 +123,7 @@ class EpisodeRun:
         self._turns: list[Turn] = []
         self._reply: Sample | None = None
         self._ending: str | None = None
-        self._malformed = self._cuts = self._aborts = 0
+        self._malformed = self._cuts = self._aborts = self._calls = 0
         self._prefix_cache = PrefixCacheInfo()
         self._since = self._played = self._outside = 0.0
 
@@ -279,6 +279,7 @@ class EpisodeRun:
         heard: list[Message] = []
         for action in actions:
             self._record.write("action", t=t, action=action.content)
+            self._calls += "tool" in action.content
             heard.append(self._opening.form.answer(await self._step(lent, action, t), action.call_id))
             if self._ending is not None:
                 break
@@ -320,6 +321,7 @@ class EpisodeRun:
         self._record.write("end", ending=self._ending, outcome=reached, turns=len(turns))
         counts = {
             "malformed": self._malformed,
+            "calls": self._calls,
             "context_cuts": self._cuts,
             "aborts": self._aborts,
             "rendered": self._conversation.rendered,

@@ -27,7 +27,7 @@ OPEN = re.compile(r"<tool_call>|<code>")
 class RetoolText:
     """See `agentrl.rollout.actions.Form`."""
 
-    stops = STOPS
+    stops: Sequence[str] = STOPS
     appended = True
 
     def actions(self, reply: Reply) -> list[Action]:
