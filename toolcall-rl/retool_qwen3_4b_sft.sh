@@ -10,7 +10,7 @@ train "${flags[@]}" \
     --num-gpus "${NUM_GPUS:-8}" --actor-num-gpus-per-node "${ACTOR_GPUS:-8}" --rollout-num-gpus 0 --debug-train-only \
     --rollout-function-path slime.rollout.sft_rollout.generate_rollout \
     --prompt-data "${PROMPT_DATA:-$openclaw_root/data/retool-sft.jsonl}" --input-key messages --tool-key tools \
-    --rollout-shuffle --num-epoch 3 --rollout-batch-size 128 --global-batch-size 128 \
+    --rollout-shuffle --loss-mask-type qwen3 --num-epoch 3 --rollout-batch-size 128 --global-batch-size 128 \
     --loss-type sft_loss --calculate-per-token-loss --disable-compute-advantages-and-returns \
     --lr "${LEARNING_RATE:-1e-5}" --lr-decay-style cosine --min-lr 1e-6 --lr-warmup-fraction 0.1 --adam-beta2 0.95 \
     --save-interval 1000 "$@"
