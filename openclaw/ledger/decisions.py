@@ -1,9 +1,9 @@
 """What the gate decided about each version of the weights, and what becomes of a batch that it refused.
 
 Guarantees, relative to the restored checkpoint: a refused batch is in quarantine, and none of its samples is trained until
-it is released; a release makes each of them ready exactly once. All samples that a rollback unlearns are dropped. Each method is
-one transaction, and doing it again changes nothing. A decision is undone with its batch when an older checkpoint is restored
-(`SampleQueries.reconcile`); an acceptance, which is a person's, never is.
+it is released; a release makes each of them ready exactly once. Each method is one transaction, and doing it again changes nothing. A decision
+is undone with its batch when an older checkpoint is restored (`SampleQueries.reconcile`); an acceptance, which is a person's,
+never is. `openclaw.ledger.rollbacks` has the rollbacks.
 
 The row's kinds: ``start`` (the weights of the first comparison), ``step`` (accepted), ``refused``, ``rollback``, ``accept``.
 """
@@ -276,55 +276,6 @@ class DecisionQueries(Database):
                 "UPDATE samples SET state = 'dropped', reason = ? WHERE state = 'leased' AND rollout_id = ?",
                 (QUARANTINE, rollout_id),
             ).rowcount
-
-    def record_rollback(self, to_rollout_id: int, from_rollout_id: int, weight_version: str, at: float) -> int:
-        """Record that the weights after ``to_rollout_id`` serve again, as ``weight_version``, in place of later ones.
-
-        Args:
-            to_rollout_id: last batch in these weights; -1 for the initial ones.
-            from_rollout_id: last batch in the weights that served before.
-            weight_version: under which they serve now.
-            at: since when, seconds since the epoch.
-
-        Returns:
-            The number of samples that they have not learned from any more.
-        """
-        later = (to_rollout_id, from_rollout_id)
-        with self.transaction() as connection:
-            old = connection.execute(
-                "SELECT weight_version FROM steps WHERE rollout_id <= ? ORDER BY undone_at IS NULL DESC, number DESC LIMIT 1",
-                (to_rollout_id,),
-            ).fetchone()
-            connection.execute(
-                "UPDATE forgotten_samples SET rollout_id = NULL WHERE rollout_id > ? AND rollout_id <= ?", later
-            )
-            dropped = connection.execute(
-                "UPDATE samples SET state = 'dropped', reason = ? WHERE state IN ('leased', 'trained')"
-                " AND rollout_id > ? AND rollout_id <= ?",
-                (ROLLBACK, *later),
-            ).rowcount
-            connection.execute(
-                "UPDATE steps SET undone_at = ? WHERE undone_at IS NULL AND (rollout_id = ? OR rollout_id > ? AND rollout_id <= ?)",
-                (at, from_rollout_id, *later),
-            )
-            connection.execute(
-                "UPDATE decisions SET undone_at = ? WHERE rollout_id > ? AND rollout_id <= ? AND undone_at IS NULL"
-                " AND kind IN ('start', 'step')",
-                (at, *later),
-            )
-            connection.execute(
-                "INSERT INTO steps (rollout_id, weight_version, trained_at, live_at) VALUES (?, ?, ?, ?)",
-                (from_rollout_id, weight_version, at, at),
-            )
-            back = "the initial weights" if old is None else f"version {old['weight_version']}"
-            self._insert_decision(
-                connection,
-                rollout_id=from_rollout_id,
-                kind="rollback",
-                weight_version=weight_version,
-                why=f"back to {back}; {dropped} samples are unlearned",
-            )
-        return dropped
 
     def decisions(self, condition: str = "ORDER BY number", parameters: tuple[Any, ...] = ()) -> list[DecisionRecord]:
         """Return the decisions that were not undone and meet the end of an SQL query, by default all, oldest first."""

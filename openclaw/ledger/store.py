@@ -12,7 +12,6 @@ The methods are grouped by who calls them: `openclaw.ledger.turns`, `openclaw.le
 
 from __future__ import annotations
 
-from openclaw.ledger.decisions import DecisionQueries
 from openclaw.ledger.episode_groups import EpisodeGroupQueries
 from openclaw.ledger.forget import ForgetQueries
 from openclaw.ledger.graph import GraphQueries
@@ -20,6 +19,7 @@ from openclaw.ledger.logs import LogQueries
 from openclaw.ledger.outcome import OutcomeQueries
 from openclaw.ledger.probes import ProbeQueries
 from openclaw.ledger.reports import ReportQueries
+from openclaw.ledger.rollbacks import RollbackQueries
 from openclaw.ledger.samples import SampleQueries
 from openclaw.ledger.transfer import TransferQueries
 
@@ -34,6 +34,6 @@ class Ledger(
     EpisodeGroupQueries,
     LogQueries,
     ProbeQueries,
-    DecisionQueries,
+    RollbackQueries,
 ):
     """``Ledger(path)`` opens the file, creating or migrating it."""

@@ -1,8 +1,8 @@
 """The driver's gate: whether the steps of a rollout may serve, asked of ``--before-push-path`` before anything leaves the trainer.
 
 Guarantees: a checkpoint and a push hold only weights that were accepted. A refusal brings weights, moments, schedule and random
-state back bit for bit, and training goes on with the next batch. While the plugin decides, the driver answers signals and
-restarts engines, which get the weights that serve. A run that stops meanwhile undoes the steps, so it saves none that nobody decided.
+state back bit for bit, and training goes on with the next batch. While the plugin decides, and between its questions, the driver answers
+signals and restarts engines, which get the weights that serve; signals also while the training ranks answer. A run that stops meanwhile undoes the steps, so it saves none that nobody decided.
 
 The plugin runs in the rollout manager, which owns the data source; the driver brings it the trainer's answers, because calls of
 two processes could reach the training ranks in different orders.
@@ -29,11 +29,25 @@ ACCEPTED = "gate/accepted"
 class Gate:
     """Does nothing without the flag. Owned by the driver."""
 
-    def __init__(self, args: Arguments, processes: RunProcesses, look_after: Callable[[], None]) -> None:
-        """``look_after``: called every few seconds; restarts engines, and raises on a signal or a loss."""
+    def __init__(
+        self,
+        args: Arguments,
+        processes: RunProcesses,
+        look_after: Callable[[], None],
+        value: Callable[[Any], Any],
+    ) -> None:
+        """Create the gate.
+
+        Args:
+            args: of the run.
+            processes: of the run.
+            look_after: called every few seconds; restarts engines, and raises on a signal or a loss.
+            value: returns the value of a reference; raises on a signal or a loss.
+        """
         self._is_on = bool(args.before_push_path)
         self._processes = processes
         self._look_after = look_after
+        self._value = value
         self._seconds: dict[str, float] = {}
 
     def before_steps(self) -> None:
@@ -73,23 +87,22 @@ class Gate:
         self._value(manager.open_questions.remote())
         deciding = manager.decide.remote(rollout_id, serving, candidate)
         question = manager.next_question.remote()
+        looked = time.monotonic()
         try:
             while True:
                 done, _ = ray.wait([question, deciding], timeout=POLL_SECONDS)
+                if time.monotonic() - looked >= POLL_SECONDS:  # a plugin may have its next question ready at once
+                    self._look_after()
+                    looked = time.monotonic()
                 if question in done and (asked := self._value(question)) is not None:
                     answers = self._trainer().ask(asked.served, asked.probes)
                     self._value(manager.answer_question.remote(answers))
                     question = manager.next_question.remote()
                 elif deciding in done or question in done:  # the last question is None once there is a decision
                     return self._value(deciding)
-                else:
-                    self._look_after()
         except BaseException:
             manager.end_questions.remote("the trainer died, or the run ends")
             raise
-
-    def _value(self, reference: Any) -> Any:
-        return self._processes.value(reference, None)
 
     def _trainer(self) -> Any:
         assert self._processes.trainer is not None

@@ -91,16 +91,6 @@ def test_an_acceptance_outlives_an_older_checkpoint(ledger: Ledger) -> None:
     assert ledger.ready_count() == 12
 
 
-def test_a_restarted_trainer_may_accept_what_was_refused(ledger: Ledger) -> None:
-    batch = refuse(ledger, 0)
-    assert ledger.middle_turn(0) is not None
-    ledger.record_decision(0, "step", "7", "better")
-    ledger.record_step(0, "7", 1.0, 2.0)
-    assert {states(ledger)[sample] for sample in batch} == {("leased", None, 0)}
-    assert [each.kind for each in ledger.decisions()] == ["step"]
-    assert ledger.step_records()[0]["samples"] == 4
-
-
 def test_released_samples_are_not_taken_back_by_their_old_batch(ledger: Ledger) -> None:
     batch = refuse(ledger, 0)
     ledger.accept_refused(1)
@@ -120,7 +110,7 @@ def test_an_acceptance_before_the_steps_are_undone_releases_this_batch_too(ledge
     assert {states(ledger)[sample][:2] for sample in again} == {("dropped", QUARANTINE)}
 
 
-@pytest.mark.parametrize("back", ["released", "restored", "accepted"])
+@pytest.mark.parametrize("back", ["released", "restored"])
 def test_a_refused_turn_that_is_judged_again_has_one_sample(ledger: Ledger, back: str) -> None:
     """Feedback on a turn of a refused batch gives it a new verdict; the quarantined sample stays dropped."""
     batch = refuse(ledger, 0)
@@ -130,14 +120,12 @@ def test_a_refused_turn_that_is_judged_again_has_one_sample(ledger: Ledger, back
     ledger.record_judged(turn.id, Verdict(score=-1, score_source="feedback"), [make_sample(turn, -1.0, score=-1)], None)
     if back == "released":
         ledger.accept_refused(1)
-    elif back == "restored":
-        ledger.reconcile(-1)
     else:
-        ledger.record_step(0, "7", 1.0, 2.0)
+        ledger.reconcile(-1)
     found = states(ledger)
     assert found[batch[1]] == ("dropped", SUPERSEDED, None)
     assert found[max(found)] == ("ready", None, None)
-    assert {found[sample][0] for sample in batch if sample != batch[1]} == {"leased" if back == "accepted" else "ready"}
+    assert {found[sample][0] for sample in batch if sample != batch[1]} == {"ready"}
 
 
 def test_a_batch_that_is_decided_again_has_one_decision(ledger: Ledger) -> None:
@@ -169,10 +157,67 @@ def test_a_rollback_that_is_told_again_changes_nothing_more(ledger: Ledger) -> N
         accept_step(ledger, number, str(number + 1))
     ledger.record_rollback(0, 1, "3", 9.0)
     before = states(ledger)
-    ledger.record_rollback(0, 1, "4", 9.5)
-    assert states(ledger) == before
-    assert ledger.live_weight_version() == "4"
-    assert [step["rollout_id"] for step in ledger.step_records()] == [0, 1]
+    for version in ("3", "4"):  # the process died before the checkpoint, and behind it
+        ledger.record_rollback(0, 1, version, 9.5)
+        assert states(ledger) == before
+        assert ledger.live_weight_version() == version
+        assert [step["rollout_id"] for step in ledger.step_records()] == [0, 1]
+        (told,) = ledger.decisions("AND kind = 'rollback'")
+        assert (told.weight_version, told.why) == (version, "back to version 1; 4 samples are unlearned")
+
+
+def test_two_rollbacks_in_a_row_are_two(ledger: Ledger) -> None:
+    for number in range(3):
+        accept_step(ledger, number, str(number + 1))
+    ledger.record_rollback(1, 2, "4", 9.0)
+    ledger.record_rollback(0, 2, "5", 9.5)
+    told = [(each.weight_version, each.why) for each in ledger.decisions("AND kind = 'rollback'")]
+    assert told == [
+        ("4", "back to version 2; 4 samples are unlearned"), ("5", "back to version 1; 4 samples are unlearned"),
+    ]  # fmt: skip
+
+
+def trained_batches(ledger: Ledger) -> set[int]:
+    return {
+        batch for state, _, batch in states(ledger).values() if state in ("leased", "trained") and batch is not None
+    }
+
+
+def test_who_goes_forward_again_has_the_samples_of_the_newer_version(ledger: Ledger) -> None:
+    """Versions 1, 2, 3, back to 1 (4), another step (5); then forward to 2, and to 5, which was trained on 1."""
+    for number in range(3):
+        accept_step(ledger, number, str(number + 1))
+    ledger.mark_trained(2)
+    ledger.record_rollback(0, 2, "4", 9.0)
+    accept_step(ledger, 3, "5")
+    ledger.mark_trained(3)
+    assert trained_batches(ledger) == {0, 3}
+    ledger.record_rollback(1, 3, "6", 10.0)
+    assert trained_batches(ledger) == {0, 1}
+    assert [(step["rollout_id"], step["weight_version"]) for step in ledger.step_records()] == [
+        (0, "1"), (1, "2"), (3, "6"),
+    ]  # fmt: skip
+    assert [(each.kind, each.weight_version) for each in ledger.decisions()] == [
+        ("step", "1"), ("step", "2"), ("rollback", "4"), ("rollback", "6"),
+    ]  # fmt: skip
+    accept_step(ledger, 4, "7")
+    ledger.mark_trained(4)
+    ledger.record_rollback(2, 4, "8", 11.0)  # the checkpoint of batch 2 holds version 4 since the first rollback
+    assert trained_batches(ledger) == {0}
+    assert ledger.decisions()[-1].why.startswith("back to version 4; ")
+    assert {state for state, _, batch in states(ledger).values() if batch == 0} == {"trained"}
+
+
+def test_an_older_checkpoint_from_before_a_rollback_has_its_samples(ledger: Ledger) -> None:
+    """The driver died before the rollback's checkpoint, and nobody asks for it again."""
+    for number in range(3):
+        accept_step(ledger, number, str(number + 1))
+    ledger.mark_trained(1)
+    ledger.record_rollback(0, 2, "4", 9.0)
+    ledger.reconcile(1)
+    assert trained_batches(ledger) == {0, 1}
+    assert [step["weight_version"] for step in ledger.step_records()] == ["1", "2"]
+    assert ledger.ready_count() == 4
 
 
 def test_a_rollback_to_the_serving_weights_unlearns_nothing(ledger: Ledger) -> None:

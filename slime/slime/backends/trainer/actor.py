@@ -31,6 +31,7 @@ from slime.backends.trainer.rollout_data import RolloutShard, postprocess
 from slime.checkpoints import checkpoint_folder
 from slime.checkpoints.all_ranks import on_rank_zero
 from slime.checkpoints.hf_folder import export_hf
+from slime.checkpoints.versions import superseded
 from slime.exceptions import CheckpointError
 from slime.observability.metric_utils import STEPS
 from slime.utils import streams
@@ -339,8 +340,12 @@ class TrainActor(TrainRank):
 
     def publish(self, rollout_id: int) -> None:
         """Mark the checkpoint of ``rollout_id`` as the latest and delete those beyond --save-keep."""
-        root = self._save_folder()
-        on_rank_zero(lambda: checkpoint_folder.publish(root, rollout_id + 1, self.args.save_keep))
+        root, iteration = self._save_folder(), rollout_id + 1
+
+        def publish() -> None:
+            checkpoint_folder.publish(root, iteration, superseded(root, iteration, self.args.save_keep))
+
+        on_rank_zero(publish)
 
     def save_hf(self, path: str) -> None:
         """Write a Hugging Face checkpoint folder with the current weights, LoRA merged."""
