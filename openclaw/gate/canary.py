@@ -11,7 +11,9 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import httpx
@@ -37,7 +39,7 @@ MOST_FAILURES = 3
 QUESTIONS = 16
 SERVED_TURNS = 200
 POLL_SECONDS = 0.2
-ANSWER_SECONDS, HEALTH_SECONDS = 120.0, 5.0
+ANSWER_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
@@ -119,16 +121,28 @@ class _EngineTrial:
 
     def _ask(self, questions: Questions, answers: Sequence[Answer]) -> tuple[list[str], dict[str, float]]:
         differences, replies = list[float](), []
-        chosen = list(zip(questions.probes, answers, strict=True))[:QUESTIONS]
-        with httpx.Client(base_url=self._engine.url, timeout=ANSWER_SECONDS, trust_env=False) as client:
-            for probe, answer in chosen:
-                if probe.reply_ids:
-                    scores = self._scores(client, probe)
-                    differences += [abs(a - b) for a, b in zip(scores, answer.log_probs, strict=True)]
-                if probe.max_new_tokens:
-                    replies.append(sound(unread(answer), unread(self._greedy(client, probe))))
+        asked = questions.probes[:QUESTIONS]
+        limits = httpx.Limits(max_connections=QUESTIONS)
+        with (
+            httpx.Client(base_url=self._engine.url, timeout=ANSWER_SECONDS, limits=limits, trust_env=False) as client,
+            ThreadPoolExecutor(QUESTIONS) as pool,
+        ):
+            found = list(pool.map(partial(self._answer, client), asked))
+        for probe, trainers, engines in zip(asked, answers, found, strict=False):
+            differences += [abs(a - b) for a, b in zip(engines.log_probs, trainers.log_probs, strict=True)]
+            if probe.max_new_tokens:
+                replies.append(sound(unread(trainers), unread(engines)))
         mean = math.fsum(differences) / len(differences) if differences else None
         return disagrees(Agreement(mean, replies), self._bounds)
+
+    def _answer(self, client: httpx.Client, probe: Probe) -> Answer:
+        """Return the engine's answer to a question."""
+        scores = self._scores(client, probe) if probe.reply_ids else []
+        if not probe.max_new_tokens:
+            return Answer(scores, [], False)
+        limits = {"max_new_tokens": probe.max_new_tokens, "temperature": 0.0}
+        greedy = self._posted(client, {"input_ids": list(probe.prompt_ids), "sampling_params": limits})
+        return Answer(scores, greedy["output_ids"], greedy["meta_info"]["finish_reason"]["type"] == "stop")
 
     def _scores(self, client: httpx.Client, probe: Probe) -> list[float]:
         """Return the engine's log probabilities of a stored reply; NaN where it has none."""
@@ -140,11 +154,6 @@ class _EngineTrial:
         }
         entries = self._posted(client, body)["meta_info"]["input_token_logprobs"][-len(probe.reply_ids) :]
         return [math.nan if entry[0] is None else float(entry[0]) for entry in entries]
-
-    def _greedy(self, client: httpx.Client, probe: Probe) -> Answer:
-        limits = {"max_new_tokens": probe.max_new_tokens, "temperature": 0.0}
-        answer = self._posted(client, {"input_ids": list(probe.prompt_ids), "sampling_params": limits})
-        return Answer([], answer["output_ids"], answer["meta_info"]["finish_reason"]["type"] == "stop")
 
     def _posted(self, client: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
         """Return the engine's answer to a request.
@@ -201,15 +210,9 @@ class _EngineTrial:
         Raises:
             CanaryEndedError: it died, and all engines have the weights that serve.
         """
-        while not _is_up(self._engine.url):
+        while not self._engine.lives():
             self._engine.wait(POLL_SECONDS)
-
-
-def _is_up(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=HEALTH_SECONDS, trust_env=False).status_code == httpx.codes.OK
-    except httpx.TransportError:
-        return False
+        self._engine.wait(0.0)
 
 
 def _live(turns: Sequence[ServedTurn]) -> list[Live]:

@@ -9,11 +9,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection
+from functools import partial
+from typing import Any
 
 import httpx
 import ray
+from ray.exceptions import RayActorError
 
 from slime.args import Arguments
+from slime.exceptions import EngineNodeLostError
 from slime.ray.engines import EngineGroup
 from slime.rollout.canary import Canary
 
@@ -44,8 +48,9 @@ class CanaryEngine:
         if not group.set_apart(last):
             group.answers([last])
             return False
-        self._apart, self._canary = last, Canary(ray.get(group.handles[last].url.remote()))
-        canary = self._canary
+        engine = group.handles[last]
+        self._canary = canary = Canary(ray.get(engine.url.remote()), partial(_lives, engine, _starts(engine)))
+        self._apart = last
         if self.args.update_weight_mode != "adapter":  # there a request keeps the adapter that it started with
             self._drain(canary)
         return not canary.ended
@@ -82,6 +87,18 @@ class CanaryEngine:
 
     def _policy_engines(self) -> EngineGroup:
         return next(group for group in self._groups if group.role == "policy")
+
+
+def _starts(engine: Any) -> int:
+    return ray.get(engine.starts.remote())
+
+
+def _lives(engine: Any, starts: int) -> bool:
+    """Return whether an engine's process runs and is the one of so many starts; waits for a restart under way."""
+    try:
+        return not ray.get(engine.is_dead.remote()) and _starts(engine) == starts
+    except (RayActorError, EngineNodeLostError):
+        return False
 
 
 def _is_idle(client: httpx.Client, url: str) -> bool:

@@ -8,6 +8,7 @@ weights that serve, or the trainer died. Imports neither torch nor Ray.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from slime.exceptions import TrainerError
 
@@ -27,9 +28,10 @@ class CanaryEndedError(TrainerError):
 class Canary:
     """The engine and its candidate. Thread-safe."""
 
-    def __init__(self, url: str) -> None:
-        """``url``: of the engine."""
+    def __init__(self, url: str, lives: Callable[[], bool] = lambda: True) -> None:
+        """``url``: of the engine; ``lives``: returns whether it is still the process that got the candidate."""
         self.url = url
+        self.lives = lives
         self._ended = threading.Event()
         self._error = CanaryEndedError("")
 
