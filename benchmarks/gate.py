@@ -64,8 +64,8 @@ class Client(threading.Thread):
             last = now
 
 
-def start(run_dir: Path, rollouts: int) -> subprocess.Popen[bytes]:
-    """Start the run."""
+def start(run_dir: Path, rollouts: int, *flags: str) -> subprocess.Popen[bytes]:
+    """Start the run; ``flags`` come last, so they win."""
     prompts = run_dir / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"prompt": f"{n} + 1 ="}) for n in range(40)))
     words = f"""--hf-checkpoint {MODEL} --device cpu --actor-num-gpus-per-node 1 --rollout-num-gpus 1 --num-gpus 2
@@ -75,7 +75,7 @@ def start(run_dir: Path, rollouts: int) -> subprocess.Popen[bytes]:
         --before-push-path benchmarks.gate_parts.plugin.decide --serve-when-done"""
     paths = os.pathsep.join([str(REPOSITORY / "slime"), str(REPOSITORY)])
     with (run_dir / "driver.log").open("wb") as log:
-        command = [sys.executable, str(REPOSITORY / "slime" / "train_async.py"), *words.split()]
+        command = [sys.executable, str(REPOSITORY / "slime" / "train_async.py"), *words.split(), *flags]
         return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": paths}, stdout=log, stderr=log)
 
 

@@ -46,6 +46,38 @@ def test_what_cannot_have_a_gate_is_refused(
     assert says in refusal(capsys, [*base, *PROMPTS.split(), "--before-push-path", PLUGIN, *flags.split()])
 
 
+ENGINES = "--rollout-num-gpus 2"
+
+
+def test_two_engines_and_a_gate_let_one_be_first(base: list[str]) -> None:
+    words = [*base, *PROMPTS.split(), "--before-push-path", PLUGIN, *ENGINES.split()]
+    assert parse_args([*words, "--canary-engine"]).canary_engine
+    assert not parse_args(words).canary_engine
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (ENGINES, "--canary-engine has no effect without --before-push-path; add it"),
+        (f"--before-push-path {PLUGIN}", "needs 2 engines, but there is one: give --rollout-num-gpus 2 or more"),
+        (
+            f"--before-push-path {PLUGIN} {ENGINES} --rollout-num-gpus-per-engine 2",
+            "there is one: give --rollout-num-gpus 4 or more, or remove it",
+        ),
+        (f"--before-push-path {PLUGIN} --colocate", "remove it or --colocate"),
+        (f"--before-push-path {PLUGIN} {ENGINES} --no-use-fault-tolerance", "remove it or --no-use-fault-tolerance"),
+        (
+            f"--before-push-path {PLUGIN} --rollout-external-engine-addrs a:1 b:2",
+            "needs the run's own engines; remove it or --rollout-external-engine-addrs",
+        ),
+    ],
+)
+def test_what_cannot_have_an_engine_first_is_refused(
+    base: list[str], capsys: pytest.CaptureFixture[str], flags: str, says: str
+) -> None:
+    assert says in refusal(capsys, [*base, *PROMPTS.split(), "--canary-engine", *flags.split()])
+
+
 @pytest.mark.parametrize("name", ["optimizer_cpu_offload", "use_precision_aware_optimizer"])
 def test_an_optimizer_whose_state_is_elsewhere_is_refused(name: str) -> None:
     flags: dict[str, Any] = {name: True}
