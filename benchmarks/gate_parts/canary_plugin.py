@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from slime.args import Arguments
 from slime.rollout.before_push import Decision, Policies
 
 WINDOWS = "canary-windows.jsonl"
@@ -16,7 +17,7 @@ SERVES_SECONDS = 1.0
 REFUSES_EVERY = 3
 
 
-def decide(args: Any, rollout_id: int, data_source: Any, policies: Policies) -> Decision:
+def decide(args: Arguments, rollout_id: int, data_source: Any, policies: Policies) -> Decision:
     """Let one engine have the candidate for a moment and ask it for a reply."""
     start = time.time()
     engine = policies.candidate.on_one_engine()

@@ -28,6 +28,8 @@ class Pushes:
 class Actor(TrainActor):
     """A rank whose weights are a word."""
 
+    words = ""
+
     def _sync_weights(self) -> Any:
         return self.words
 
