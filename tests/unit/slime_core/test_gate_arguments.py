@@ -13,6 +13,7 @@ from slime.arguments.gate import check_gate
 from slime.arguments.memory_budget.disk import host_line, snapshot_bytes
 from slime.arguments.memory_budget.parts import GIB
 from slime.arguments.memory_budget.shape import Shape
+from slime.arguments.memory_budget.trainer import push_bytes
 from slime.arguments.plugin_names import missing_plugins
 from tests.helpers.arguments import refusal
 from tests.unit.slime_core.test_memory_budget import QWEN3_4B
@@ -103,3 +104,9 @@ def test_snapshots_are_in_the_budget() -> None:
     assert f"{12 * whole / GIB:.1f} GiB more (--before-push-path)" in host_line(args, shape)
     assert isinstance(shape, Shape)
     assert "before-push" not in host_line(args.changed(before_push_path=None), shape)
+
+
+def test_the_second_connection_is_in_the_budget() -> None:
+    args = Arguments(before_push_path=PLUGIN, train_dtype="bfloat16", update_weight_mode="full", canary_engine=True)
+    one = push_bytes(args.changed(canary_engine=False), QWEN3_4B, "actor")
+    assert push_bytes(args, QWEN3_4B, "actor") == 2 * one > 0
