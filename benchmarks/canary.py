@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fault_parts.checks import write_json
-from benchmarks.gate import Client, spread, start, wait_for
+from benchmarks.gate import spread, streamed
 from benchmarks.gate_parts.canary_plugin import SERVES_SECONDS, WINDOWS
 from benchmarks.machine import describe_machine
 
@@ -61,21 +61,8 @@ def main() -> int:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="canary-") as name:
         run_dir = Path(name)
-        run = start(run_dir, arguments.rollouts, *FLAGS)
-        try:
-            url = wait_for(run, run_dir / "driver.log", "policy engine: ").removeprefix("policy engine: ")
-            clients = [Client(url, seed) for seed in range(arguments.clients)]
-            for client in clients:
-                client.start()
-            wait_for(run, run_dir / "driver.log", "serving until")
-            for client in clients:
-                client.stops.set()
-                client.join(10.0)
-        finally:
-            run.terminate()
-            run.wait(60)
-        refused = sum(client.refused for client in clients)
-        found = figures(run_dir, [wait for client in clients for wait in client.waits])
+        waits, refused = streamed(run_dir, arguments.rollouts, arguments.clients, *FLAGS)
+        found = figures(run_dir, waits)
     write_json(
         arguments.json, {"machine": describe_machine(), "clients": arguments.clients, "refused": refused, **found}
     )
