@@ -16,6 +16,7 @@ from functools import cache, partial
 from typing import TypeVar
 
 from openclaw.config.gate_variables import GateVariables
+from openclaw.gate.canary import try_first
 from openclaw.gate.decision import Evidence, Finding, decide_on
 from openclaw.gate.questions import ask_about
 from openclaw.ledger.decisions import SERVING, DecisionRecord
@@ -79,6 +80,9 @@ class Gate:
             if self._patiently(lambda: ledger.probe_window(first_turn)) == window:
                 break
             logger.info("rollout %d: a change was accepted meanwhile; both versions are compared again", rollout_id)
+        if finding.accepted and self._args.canary_engine:
+            trial = try_first(self._args, ledger, policies, (questions, answers[1]), bounds, self._patiently)
+            finding = replace(finding, refusals=trial.refusals, metrics=finding.metrics | trial.metrics)
         why = self._patiently(lambda: self._why(rollout_id, finding, policies))
         metrics = {**finding.metrics, "gate/seconds": time.monotonic() - started}
         decision = Decision(finding.accepted, why, metrics)

@@ -55,7 +55,8 @@ VARIABLE_OF_FLAG = {
     "prm-model-path": "PRM_MODEL_PATH",
     "save": "SAVE_CKPT",
     "resume": "RESUME=1",
-    "before-push-path": "GATE=0",
+    "before-push-path": "GATE",
+    "canary-engine": "GATE_CANARY",
     "rotary-base": "MODEL_ARGS_ROTARY_BASE",
 }
 
