@@ -112,10 +112,10 @@ def _in_turn(items: Iterable[T], owner: Callable[[T], str]) -> Iterator[T]:
     for each in items:
         queues.setdefault(owner(each), deque()).append(each)
     while queues:
-        for owner, queue in list(queues.items()):
+        for name, queue in list(queues.items()):
             yield queue.popleft()
             if not queue:
-                del queues[owner]
+                del queues[name]
 
 
 class ProbeQueries(Database):
