@@ -59,7 +59,7 @@ class GateVariables(EnvironmentConfig):
     )
     gate_errors: float = variable(
         "OPENCLAW_GATE_ERRORS",
-        1.5,
+        1.25,
         "standard errors below zero from which a margin counts as a fall",
         minimum=0.0,
     )
@@ -117,6 +117,6 @@ class GateVariables(EnvironmentConfig):
     gate_offer: int = variable(
         "OPENCLAW_GATE_OFFER",
         3,
-        "refusals in a row by the users' opinions after which openclaw-rl accept is offered",
+        "refusals of a series by the users' opinions after which openclaw-rl accept is offered",
         minimum=1,
     )

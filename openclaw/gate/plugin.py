@@ -71,7 +71,7 @@ class Gate:
         first_turn = self._patiently(lambda: ledger.middle_turn(rollout_id))
         while True:
             window = self._patiently(lambda: ledger.probe_window(first_turn))
-            questions = self._patiently(partial(ask_about, self._args, ledger, window, bounds))
+            questions = self._patiently(partial(ask_about, self._args, ledger, window, rollout_id, bounds))
             answers = [policy.ask(questions.probes) if questions.probes else [] for policy in policies]
             evidence = questions.evidence(*answers)
             serving = self._patiently(lambda: self._serving(rollout_id, policies.serving.version))
@@ -150,7 +150,7 @@ class Gate:
         row = 1 + len(others)
         if finding.by_margin and row >= self._bounds.gate_offer:
             accept = gate_command("accept", run_dir)
-            return f"{line}; this is refusal {row} in a row, and if users changed their mind, type: {accept}"
+            return f"{line}; this is refusal {row} of a series, and if users changed their mind, type: {accept}"
         return f"{line}; its samples are in quarantine, to see all versions type: {gate_command('versions', run_dir)}"
 
 

@@ -127,10 +127,14 @@ class TurnQueries(Database):
         return self.rows("SELECT COUNT(*) AS n FROM turns WHERE session_id = ?", (session_id,))[0]["n"]
 
     def gave_sample_before(self, turn: Turn) -> bool:
-        """Return whether the same reply to the same conversation already gave a sample in the turn's session."""
+        """Return whether the same reply to the same conversation already gave a sample in the turn's session, or is a probe.
+
+        A sample in quarantine counts, because it may be released.
+        """
         found = self.rows(
-            "SELECT 1 FROM turns JOIN samples ON samples.turn_id = turns.id WHERE conversation = ? AND session_id = ?"
-            " AND turns.id <> ? AND samples.state <> 'dropped' LIMIT 1",
+            "SELECT 1 FROM turns LEFT JOIN samples ON samples.turn_id = turns.id WHERE conversation = ? AND session_id = ?"
+            " AND turns.id <> ? AND (samples.state <> 'dropped' OR samples.reason = 'quarantine'"
+            " OR turns.state = 'judged' AND turns.reason = 'probe') LIMIT 1",
             (turn.conversation, turn.session_id, turn.id),
         )
         return bool(found)

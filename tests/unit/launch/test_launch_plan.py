@@ -441,3 +441,17 @@ def test_the_gate_is_a_variable_and_its_tasks_are_checked_before_anything_starts
     tasks.write_text('{"messages": []}')
     *_, problem = plan(model=model, GATE="1", OPENCLAW_GATE_TASKS=str(tasks)).problems
     assert problem.startswith(f"OPENCLAW_GATE_TASKS={tasks} line 1: messages is not a list of messages")
+
+
+def test_a_task_that_the_template_refuses_is_found_before_anything_starts(
+    tmp_path: Path, tiny_random_model: Path
+) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    good = '{"messages": [{"role": "user", "content": "2 + 3?"}], "number": 5}'
+    tasks.write_text(good)
+    found = {"model": tiny_random_model, "OPENCLAW_GATE_TASKS": str(tasks)}
+    assert not [each for each in plan(GATE="1", **found).problems if "TASKS" in each]
+    tasks.write_text(good + '\n{"messages": [{"role": "user", "content": {"odd": 1}}], "number": 5}')
+    (problem,) = [each for each in plan(GATE="1", **found).problems if "TASKS" in each]
+    assert problem.startswith(f"OPENCLAW_GATE_TASKS={tasks} task 2 cannot be asked: ")
+    assert not [each for each in plan(GATE="0", **found).problems if "TASKS" in each]
