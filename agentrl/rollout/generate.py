@@ -93,9 +93,15 @@ async def generate(
         ConfigurationError: flags, variables or the task's name are wrong.
         ConfigError: a variable is invalid.
     """
+    return await play(args, sample, sampling_params, evaluation, Settings.from_env())
+
+
+async def play(
+    args: Arguments, sample: Sample, sampling_params: dict[str, Any], evaluation: bool, settings: Settings
+) -> Sample | list[Sample]:
+    """Play the episode of a sample with other settings than the environment's; see `generate`."""
     if not (args.dynamic_history or evaluation):
         raise ConfigurationError("an episode can become several samples; add --dynamic-history")
-    settings = Settings.from_env()
     agents = agents_of(args)
     run = agents.parking.take(sample.metadata.pop(TICKET, None))
     resumed = run is not None
