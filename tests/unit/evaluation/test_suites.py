@@ -16,6 +16,7 @@ from evaluation.retention import Retention
 from evaluation.rules import ACTIVE, PASSIVE, broken, draw_rules
 from evaluation.shell import Shell
 from evaluation.suites import NAMES, build_suites
+from evaluation.terminal import Terminal
 from evaluation.tool_use import TOOL_USE
 
 from agentrl.exceptions import InfraError
