@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from agentrl.exceptions import ConfigError
 from agentrl.tasks.harbor import TASK_TOML
@@ -23,7 +24,8 @@ def source_of(folder: Path) -> TaskSource:
     Raises:
         ConfigError: it has neither.
     """
-    for kind, marker in (("harbor", TASK_TOML), ("tbench", TASK_YAML)):
+    kinds: tuple[tuple[Literal["harbor", "tbench"], str], ...] = (("harbor", TASK_TOML), ("tbench", TASK_YAML))
+    for kind, marker in kinds:
         if next(folder.rglob(marker), None) is not None:
             prefix = TaskSource.from_env().image_prefix
             return TaskSource(task_type=kind, dataset_dir=str(folder), image_prefix=prefix)

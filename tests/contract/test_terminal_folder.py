@@ -67,6 +67,7 @@ async def played(
         prompt: Any = {"task_name": "any", "task_path": task.id, "instruction": "", "data_source": "x"}
         sample = on.sample(prompt=prompt, metadata={})
         found = await terminal.generate(configured(on.args, **THINKS | values), sample, dict(PARAMETERS))
+        assert isinstance(found, list)
         return found, on
 
 

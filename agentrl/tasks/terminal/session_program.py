@@ -32,7 +32,7 @@ LINES = f'source "$_command" {REPORTS}>&-\n_status=$?; printf %s MARK > /dev/tty
 """Of a command: what the shell reads. They are two lines, because an interrupted command ends its own."""
 INTERRUPT = "^C"
 QUIET_S = 0.5
-"""After a write: the answer comes once nothing was printed for so long."""
+"""After a line was written: the answer comes once nothing was printed for so long."""
 MARK_S = 1.0
 """After a status: how long its mark in the output is waited for."""
 CHUNK = 65_536
@@ -155,7 +155,8 @@ class Session:
                 return "idle"
             text = request["text"]
             data = b"\x03" if text == INTERRUPT else (text + "\n").encode()
-            self.quiet_at = time.monotonic() + QUIET_S
+            if text != INTERRUPT:
+                self.quiet_at = time.monotonic() + QUIET_S
             try:
                 if os.write(self.terminal, data) < len(data):
                     return "it reads too slowly"

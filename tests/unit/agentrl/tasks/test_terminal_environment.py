@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ from agentrl.processes.owned import Processes
 from agentrl.protocol import JsonObject, StepResult
 from agentrl.tasks.harbor import HarborTask, Stage, write_task
 from agentrl.tasks.shell.generate import generate, task_toml
+from agentrl.tasks.terminal import environment as environment_module
 from agentrl.tasks.terminal.environment import TerminalEnvironment
 from agentrl.tasks.terminal.source import TaskSource
 from agentrl.tasks.terminal.tbench import read_tbench
@@ -65,6 +67,15 @@ async def run(environment: TerminalEnvironment, command: str, **more: Any) -> St
     return await environment.step(act("shell_exec", id="main", command=command, **more))
 
 
+async def until_ended(environment: TerminalEnvironment, seen: StepResult) -> str:
+    """Return what is seen until the command of the shell has ended."""
+    text = seen.observation.text
+    while seen.observation.data["running"]:
+        seen = await environment.step(act("shell_view", id="main"))
+        text += seen.observation.text
+    return text
+
+
 async def test_a_shell_keeps_folder_variables_and_functions(make: Make) -> None:
     environment = make()
     await environment.reset(Task(WORD), 0)
@@ -86,11 +97,15 @@ async def test_a_command_goes_on_after_its_block_and_takes_input(make: Make) -> 
     with pytest.raises(InvalidError, match="still runs"):
         await run(environment, "true")
     wrote = await environment.step(act("shell_write_to_process", id="main", command="hello"))
-    assert wrote.observation.text == "got hello\n"
+    assert "got hello\n" in await until_ended(environment, wrote)
     seen = await run(environment, "sleep 100", block=False)
     assert seen.observation.data["running"] is True
-    stopped = await environment.step(act("shell_write_to_process", id="main", command="^C"))
+    for _ in range(100):  # the first one may come before the program does
+        stopped = await environment.step(act("shell_write_to_process", id="main", command="^C"))
+        if not stopped.observation.data["running"]:
+            break
     assert stopped.observation.text == "[exit code 130]"
+    assert (await run(environment, "echo on")).observation.text == "on\n"
     with pytest.raises(InvalidError, match="nothing runs"):
         await environment.step(act("shell_write_to_process", id="main", command="x"))
     with pytest.raises(InvalidError, match="no shell of this id"):
@@ -102,12 +117,7 @@ async def test_a_shell_in_the_background_is_looked_at(make: Make) -> None:
     await environment.reset(Task(WORD), 0)
     await run(environment, "while [ ! -e go ]; do sleep 0.02; done; echo late; false", block=False)
     await environment.step(act("shell_write_content_to_file", file_path="go", content=""))
-    text = ""
-    for _ in range(100):
-        seen = await environment.step(act("shell_view", id="main"))
-        text += seen.observation.text
-        if not seen.observation.data["running"]:
-            break
+    text = await until_ended(environment, await environment.step(act("shell_view", id="main")))
     assert "late\n" in text
     assert text.endswith("[exit code 1]")
 
@@ -149,17 +159,38 @@ async def test_an_action_that_makes_no_sense(action: JsonObject, says: str, make
         await environment.step(action)
 
 
-async def test_the_time_of_a_task_truncates_and_is_judged(make: Make) -> None:
-    def short(task: HarborTask) -> HarborTask:
-        return dataclasses.replace(task, settings=task.settings.model_copy(update={"agent": Stage(timeout_sec=1.5)}))
+class Clock:
+    """A clock that a test moves on."""
 
-    environment = make(short)
+    later = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.later
+
+
+async def test_the_time_of_a_task_truncates_and_is_judged(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def days(task: HarborTask) -> HarborTask:
+        return dataclasses.replace(task, settings=task.settings.model_copy(update={"agent": Stage(timeout_sec=7000)}))
+
+    clock = Clock()
+    monkeypatch.setattr(environment_module, "time", clock)
+    environment = make(days)
     await environment.reset(Task(WORD), 0)
-    await environment.step(act("bash", command=oracle(WORD)))
-    cut = await environment.step(act("bash", command="sleep 60", timeout_s=60.0))
-    assert cut.observation.data["timed_out"] is True
+    await environment.step(act("bash", command=oracle(WORD), timeout_s=500.0))
+    asked: list[float] = []
+    execute = environment._running().execute
+
+    async def noted(*given: Any, timeout_s: float, **more: Any) -> Any:
+        asked.append(timeout_s)
+        return await execute(*given, timeout_s=timeout_s, **more)
+
+    monkeypatch.setattr(environment._running(), "execute", noted)
+    clock.later = 6800.0
+    await environment.step(act("bash", command="true", timeout_s=500.0))
+    assert asked[0] <= 200.0, "no command runs past the end"
+    clock.later = 7000.0
     over = await environment.step(act("bash", command="echo never"))
-    assert (over.truncated, over.done) == (True, False)
+    assert (over.truncated, over.done, len(asked)) == (True, False, 1)
     assert (await environment.evaluate()).score == 1.0
 
 
