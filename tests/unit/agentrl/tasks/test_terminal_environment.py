@@ -126,6 +126,8 @@ async def test_what_a_command_prints_neither_ends_it_nor_forges_its_status(make:
     await environment.reset(Task(WORD), 0)
     seen = await run(environment, "echo 0 >&199; ls /proc/$$/fd >/dev/null; exec 2>&1; (exit 5)")
     assert seen.observation.data["exit_code"] == 5
+    held = await run(environment, "sh -c 'ls /proc/self/fd'")
+    assert not {"198", "199"} & set(held.observation.text.split()), "commands have no way to the session"
     long = await run(environment, "head -c 100000 /dev/zero | tr '\\0' x; echo END")
     assert long.observation.text.count("x") <= 16_384
     assert "END\n[" in long.observation.text
