@@ -1,7 +1,7 @@
 """How an environment says that its episode begins: the ``data`` of its first observation.
 
 ``system`` is a system prompt, ``tools`` are OpenAI tools, ``chat_template_kwargs`` are for the chat template. ``actions`` is
-one of `agentrl.rollout.actions.FORMS`: by default ``tool_calls`` with tools, otherwise ``text``. ``messages`` begin the
+one of `FORMS`: by default ``tool_calls`` with tools, otherwise ``text``. ``messages`` begin the
 conversation in place of ``system`` and the observation's text. ``step_seconds`` is the longest that a step may take.
 
 Guarantee: what this loop cannot play is a ConfigurationError, since another lease would not help. Other fields are the
@@ -17,10 +17,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrl.protocol import LONGEST_S, JsonObject, Observation
-from agentrl.rollout.actions import FORMS, Form, text_of
+from agentrl.rollout.actions import FORMS as MESSAGE_FORMS
+from agentrl.rollout.actions import Form, text_of
 from agentrl.rollout.prompts import Message, Tools
+from agentrl.rollout.retool import RetoolText
 from openclaw.messages.text import content_text
 from slime.exceptions import ConfigurationError
+
+FORMS: Mapping[str, Form] = {**MESSAGE_FORMS, "retool_text": RetoolText()}
 
 
 @dataclass(frozen=True)
@@ -77,8 +81,8 @@ class _Data(_Read):
     step_seconds: Annotated[float, Field(gt=0, le=LONGEST_S)] | None = None
 
 
-def opening(observation: Observation) -> Opening:
-    """Return how an episode with this first observation begins.
+def opening(observation: Observation, note: str | None = None) -> Opening:
+    """Return how an episode with this first observation begins; ``note`` ends the last message.
 
     Raises:
         ConfigurationError: the environment asks for what this loop cannot do; it says what.
@@ -94,8 +98,11 @@ def opening(observation: Observation) -> Opening:
     name = read.actions or ("tool_calls" if read.tools else "text")
     if name not in FORMS:
         raise ConfigurationError(f"the environment's actions are {name!r}; the agent loop plays {', '.join(FORMS)}")
+    messages = _messages(read, text_of(observation))
+    if note:
+        messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']} {note}"}
     return Opening(
-        _messages(read, text_of(observation)),
+        messages,
         data.get("tools") or [],  # pyright: ignore[reportArgumentType] - `_Data` has checked them
         FORMS[name],
         read.chat_template_kwargs or {},

@@ -24,6 +24,13 @@ QUARANTINE, ROLLBACK = "quarantine", "rollback"
 SERVING = "('start', 'step', 'rollback')"
 """The kinds of decisions whose weights serve, or served, in SQL."""
 UNBOUNDED = 2**62
+QUIET = 8
+"""A series of refusals ends with so many accepted batches in a row."""
+LONGEST_SERIES = 1024
+EARLY = 128
+"""Of the turns since the start, or since an acceptance, the first ones may always be compared."""
+LATE = 1024
+"""The newest turns that may not, at most; before that the newer half may not."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +68,14 @@ class DecisionRecord:
 
 @dataclass(frozen=True)
 class Offer:
-    """A change that a person may accept: how many batches in a row were refused, and their samples in quarantine."""
+    """A change that a person may accept: how many batches of a series were refused, and their samples in quarantine."""
 
     refusals: int
     samples: int
 
     def __str__(self) -> str:
         return (
-            f"the gate refused {self.refusals} batches in a row, because they contradict earlier opinions; "
+            f"the gate refused {self.refusals} batches lately, because they contradict earlier opinions; "
             f"{self.samples} samples are in quarantine; if users changed their mind"
         )
 
@@ -194,35 +201,49 @@ class DecisionQueries(Database):
         return scores
 
     def refusals(self) -> list[DecisionRecord]:
-        """Return the refusals since the last batch that was accepted, rolled back or released, newest first."""
-        last = self.rows(
-            "SELECT COALESCE(MAX(number), 0) AS n FROM decisions WHERE undone_at IS NULL AND kind IN ('step', 'rollback', 'accept')"
-        )[0]["n"]
-        return self.decisions("AND kind = 'refused' AND number > ? ORDER BY number DESC", (last,))
+        """Return the refusals of the series that has not ended, newest first.
+
+        A series ends with `QUIET` accepted batches in a row, a rollback or an acceptance.
+        """
+        found = self.rows(
+            "SELECT number, kind FROM decisions WHERE undone_at IS NULL AND kind <> 'start' ORDER BY number DESC LIMIT ?",
+            (LONGEST_SERIES,),
+        )
+        end, quiet = 0, 0
+        for row in found:
+            quiet = quiet + 1 if row["kind"] == "step" else 0
+            if quiet == QUIET or row["kind"] in ("rollback", "accept"):
+                end = row["number"]
+                break
+        return self.decisions("AND kind = 'refused' AND number > ? ORDER BY number DESC", (end,))
 
     def offer(self, fewest: int) -> Offer | None:
-        """Return what a person may accept: at least ``fewest`` refusals in a row by the users' opinions; None without."""
+        """Return what a person may accept: at least ``fewest`` refusals of a series by the users' opinions; None without."""
         row = [each for each in self.refusals() if each.by_margin]
         return Offer(len(row), sum(each.samples for each in row)) if len(row) >= fewest else None
 
     def probe_window(self, first_turn: int | None) -> Window:
-        """Return which probes may decide about a batch.
+        """Return which turns may decide about a batch.
 
-        Its own judge does not decide alone: probes that are newer than the middle of the batch do not count, and neither do
-        those since the first of the refusals in a row. Older ones than an accepted change do not count either; those that a
-        person has accepted do.
+        Its own judge does not decide alone: turns that are newer than the middle of the batch do not count, and neither do
+        those since the first refusal of a series, nor the newer half of all, so that a judge that errs for long meets
+        opinions from before. Older ones than an accepted change do not count either; those that a person has accepted do.
 
         Args:
             first_turn: number of the batch's middle turn; None if unknown.
         """
         accepted = self.decisions("AND kind = 'accept' ORDER BY number DESC LIMIT 1")
         row = [each.first_turn for each in self.refusals() if each.by_margin and each.first_turn is not None]
-        ends = [end for end in (first_turn, *row) if end is not None]
         first, known = (accepted[0].first_turn or 0, accepted[0].last_turn or 0) if accepted else (0, 0)
-        return Window(first, max(min(ends, default=UNBOUNDED), known + 1))
+        newest = (
+            self.rows("SELECT COALESCE(MAX(number), 0) AS n FROM turns")[0]["n"] if first_turn is None else first_turn
+        )
+        old = max(first + EARLY, (first + newest) // 2, newest - LATE)
+        ends = [end for end in (first_turn, old, *row) if end is not None]
+        return Window(first, max(min(ends), known + 1))
 
     def accept_refused(self, fewest: int) -> DecisionRecord | None:
-        """Accept what the gate refused by the users' opinions at least ``fewest`` times in a row.
+        """Accept what the gate refused by the users' opinions at least ``fewest`` times in a series.
 
         Releases the batches from quarantine and retires the probes from before the first one.
 

@@ -66,6 +66,18 @@ class SampleQueries(Database):
             " (SELECT rollout_id FROM steps WHERE undone_at IS NULL)"
         )[0]["n"]
 
+    def batch_sizes(self) -> list[int]:
+        """Return the number of rollouts, as `ready_count` counts them, of each step that was not undone, oldest first.
+
+        A deleted sample counts as one.
+        """
+        found = self.rows(
+            f"SELECT COUNT(*) AS n FROM steps JOIN (SELECT rollout_id, {ROLLOUT} AS rollout FROM samples"
+            " WHERE state IN ('leased', 'trained') UNION SELECT rollout_id, id FROM forgotten_samples)"
+            " USING (rollout_id) WHERE undone_at IS NULL GROUP BY rollout_id ORDER BY rollout_id"
+        )
+        return [row["n"] for row in found]
+
     def claim_samples(self, rollout_id: int, count: int, quota: Quota = NO_QUOTA) -> list[Sample]:
         """Lease ready samples to a batch until it has ``count`` rollouts, oldest first within ``quota``; return all of them.
 

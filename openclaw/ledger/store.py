@@ -7,7 +7,7 @@ synchronous: call them from asyncio through ``asyncio.to_thread``.
 The methods are grouped by who calls them: `openclaw.ledger.turns`, `openclaw.ledger.feedback`, `openclaw.ledger.graph`,
 `openclaw.ledger.samples`, `openclaw.ledger.outcome`, `openclaw.ledger.reports`, `openclaw.ledger.forget`,
 `openclaw.ledger.transfer`, `openclaw.ledger.episodes`, `openclaw.ledger.episode_groups`, `openclaw.ledger.logs`,
-`openclaw.ledger.probes` and `openclaw.ledger.decisions`.
+`openclaw.ledger.probes`, `openclaw.ledger.decisions` and `openclaw.ledger.served_turns`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from openclaw.ledger.probes import ProbeQueries
 from openclaw.ledger.reports import ReportQueries
 from openclaw.ledger.rollbacks import RollbackQueries
 from openclaw.ledger.samples import SampleQueries
+from openclaw.ledger.served_turns import ServedTurnQueries
 from openclaw.ledger.transfer import TransferQueries
 
 
@@ -35,5 +36,6 @@ class Ledger(
     LogQueries,
     ProbeQueries,
     RollbackQueries,
+    ServedTurnQueries,
 ):
     """``Ledger(path)`` opens the file, creating or migrating it."""

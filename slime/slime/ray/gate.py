@@ -17,9 +17,11 @@ from typing import Any
 import ray
 
 from slime.args import Arguments
+from slime.ray.canary import CanaryPush
 from slime.ray.report import say
 from slime.ray.run_processes import RunProcesses
 from slime.rollout.before_push import Decision
+from slime.rollout.questions import Question
 from slime.utils.process import Stopped
 
 POLL_SECONDS = 2.0
@@ -48,6 +50,7 @@ class Gate:
         self._processes = processes
         self._look_after = look_after
         self._value = value
+        self._canary = CanaryPush(processes, look_after)
         self._seconds: dict[str, float] = {}
 
     def before_steps(self) -> None:
@@ -75,8 +78,10 @@ class Gate:
             raise
         if decision.accepted:
             trainer.keep_steps()
+            self._canary.accepted()
         else:
             self._timed("restore", trainer.undo_steps)
+            self._canary.refused()
             say(f"step {rollout_id} is undone: {decision.why}; weights {serving} keep serving, training goes on")
         metrics.update(decision.metrics | {ACCEPTED: float(decision.accepted)} | self._seconds)
         return None if decision.accepted else decision.why
@@ -95,14 +100,20 @@ class Gate:
                     self._look_after()
                     looked = time.monotonic()
                 if question in done and (asked := self._value(question)) is not None:
-                    answers = self._trainer().ask(asked.served, asked.probes)
-                    self._value(manager.answer_question.remote(answers))
+                    self._answer(asked)
                     question = manager.next_question.remote()
                 elif deciding in done or question in done:  # the last question is None once there is a decision
                     return self._value(deciding)
         except BaseException:
             manager.end_questions.remote("the trainer died, or the run ends")
             raise
+
+    def _answer(self, asked: Question) -> None:
+        if asked.probes:
+            answers = self._trainer().ask(asked.served, asked.probes)
+            self._value(self._processes.manager.answer_question.remote(answers))
+        else:
+            self._timed("canary_push", self._canary.begin)
 
     def _trainer(self) -> Any:
         assert self._processes.trainer is not None

@@ -57,6 +57,14 @@ class Trainer:
         """Push the policy's weights to the engines and return their new version."""
         return self._actor.update_weights()
 
+    def push_candidate(self) -> None:
+        """Push the policy's weights to the canary engine alone; see `slime.weight_sync.pushes`."""
+        self._actor.gather("push_candidate", self._actor.ask("push_candidate"))
+
+    def take_candidate_back(self) -> None:
+        """Push the weights that serve to the canary engine, after `undo_steps`."""
+        self._actor.gather("take_candidate_back", self._actor.ask("take_candidate_back"))
+
     def take_snapshot(self) -> None:
         """Copy to the host what the next steps change, on every rank."""
         self._all("take_snapshot")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from openclaw.ledger.decisions import QUARANTINE, ROLLBACK, UNBOUNDED, Window
+from openclaw.ledger.decisions import EARLY, LATE, QUARANTINE, QUIET, ROLLBACK, Window
 from openclaw.ledger.feedback import SUPERSEDED
 from openclaw.ledger.records import Feedback, Verdict
 from openclaw.ledger.store import Ledger
@@ -42,7 +42,7 @@ def test_a_refused_batch_is_quarantined_and_released_once(ledger: Ledger) -> Non
     samples = [sample for batch in batches for sample in batch]
     assert {states(ledger)[sample][:2] for sample in samples} == {("dropped", QUARANTINE)}
     assert ledger.ready_count() == 0
-    assert str(ledger.offer(3)).startswith("the gate refused 3 batches in a row")
+    assert str(ledger.offer(3)).startswith("the gate refused 3 batches lately")
     accepted = ledger.accept_refused(3)
     assert accepted is not None
     assert accepted.samples == 12
@@ -52,18 +52,37 @@ def test_a_refused_batch_is_quarantined_and_released_once(ledger: Ledger) -> Non
     assert [sample.metadata["ledger_id"] for sample in ledger.claim_samples(3, 12)] == samples
 
 
-def test_too_few_refusals_in_a_row_are_not_offered(ledger: Ledger) -> None:
+def test_a_series_of_refusals_goes_on_over_accepted_batches(ledger: Ledger) -> None:
+    probes(ledger, 2)
     refuse(ledger, 0)
+    middle = ledger.refusals()[0].first_turn
     accept_step(ledger, 1, "1")
     refuse(ledger, 2)
     refuse(ledger, 3, by_margin=False)
-    refuse(ledger, 4)
     assert ledger.offer(3) is None
     assert ledger.accept_refused(3) is None
+    assert ledger.probe_window(10**6).end == middle, "nobody is checked by opinions since the first refusal"
     accepted = ledger.accept_refused(2)
     assert accepted is not None
     by_batch = {batch: state for state, _, batch in states(ledger).values()}
-    assert by_batch == {0: "dropped", 1: "leased", 3: "dropped", None: "ready"}
+    assert by_batch == {1: "leased", 3: "dropped", None: "ready"}
+    assert ledger.refusals() == []
+
+
+def test_a_series_of_refusals_ends_with_enough_accepted_batches(ledger: Ledger) -> None:
+    refuse(ledger, 0)
+    for number in range(1, QUIET):
+        accept_step(ledger, number, str(number))
+    assert len(ledger.refusals()) == 1
+    accept_step(ledger, QUIET, str(QUIET))
+    assert ledger.refusals() == []
+
+
+def test_the_newer_half_of_the_turns_does_not_decide(ledger: Ledger) -> None:
+    assert ledger.probe_window(100) == Window(0, 100)
+    assert ledger.probe_window(200) == Window(0, EARLY)
+    assert ledger.probe_window(1000) == Window(0, 500)
+    assert ledger.probe_window(10**5) == Window(0, 10**5 - LATE)
 
 
 def test_an_older_checkpoint_brings_a_quarantined_batch_back(ledger: Ledger) -> None:
@@ -241,7 +260,7 @@ def test_the_judge_of_a_batch_does_not_decide_alone(ledger: Ledger) -> None:
     middle = ledger.middle_turn(0)
     assert middle == 6
     assert ledger.probe_window(middle) == Window(0, 6)
-    assert ledger.probe_window(None) == Window(0, UNBOUNDED)
+    assert ledger.probe_window(None) == Window(0, EARLY)
     assert ledger.middle_turn(99) is None
 
 
