@@ -28,7 +28,13 @@ SECONDS = 300.0
 SCORE = 1e-3
 """Difference of a token's log probability between engine and transformers, in nats; a step moves it by far more."""
 SETTINGS = {
-    **{"BATCH_SIZE": BATCH, "NUM_ROLLOUT": 1000, "SAVE_INTERVAL": 1, "MAX_RESPONSE_LENGTH": 12, "LEARNING_RATE": "1e-3"},
+    **{
+        "BATCH_SIZE": BATCH,
+        "NUM_ROLLOUT": 1000,
+        "SAVE_INTERVAL": 1,
+        "MAX_RESPONSE_LENGTH": 12,
+        "LEARNING_RATE": "1e-3",
+    },
     **{
         "OPENCLAW_FUSES": "off",
         "OPENCLAW_HYGIENE": "malformed_call",
@@ -37,7 +43,7 @@ SETTINGS = {
     },
 }
 PROMPT_IDS = [9, 8, 7, 6, 5]
-TITLES = {"rank": "ray::FSDPTrainActor", "manager": "ray::RolloutManager", "runtime": "-m openclaw.runtime"}
+TITLES = {"rank": "ray::FSDPTrainActor", "manager": "ray::RolloutManager"}
 
 
 class GatedRun:
@@ -123,26 +129,18 @@ class GatedRun:
         return min(found, key=psutil.Process.create_time)
 
     def engine_url(self) -> str:
-        """Where the policy's engine serves."""
-        lines = [line for line in self.run.text().splitlines() if line.startswith("policy engine: ")]
-        return lines[-1].split()[-1]
+        """Where the policy's engine serves, once the run says so."""
 
-    def replaced(self, kind: str, gone: psutil.Process) -> None:
-        """Wait until another process is in the place of one that was killed."""
+        def lines() -> list[str]:
+            return [line for line in self.run.text().splitlines() if line.startswith("policy engine: ")]
 
-        def another() -> bool:
-            words = TITLES.get(kind) or f"--port {self.engine_url().rpartition(':')[2]} "
-            return any(words in title_of(each) + " " and each.pid != gone.pid for each in self.run.family())
+        return self.until(lines, "the engine")[-1].split()[-1]
 
-        self.until(another, f"another {kind}")
-
-    def kill_driver(self, frozen: psutil.Process | None = None) -> None:
-        """End the driver with SIGKILL, then let an engine move that was frozen; nothing that the driver started stays."""
+    def kill_driver(self) -> None:
+        """End the driver with SIGKILL; nothing that it started stays."""
         family = self.run.family()
         self.run.process.kill()
         self.run.process.wait()
-        if frozen is not None:
-            frozen.resume()
         assert_all_gone(family)
 
     def resume(self) -> None:

@@ -18,7 +18,8 @@ from unittest.mock import patch
 from openclaw.gate import plugin
 from openclaw.training.rollout import LedgerDataSource
 from slime.args import Arguments
-from slime.rollout.before_push import Answer, Decision, Policies, Policy, Probe
+from slime.rollout.before_push import Answer, Candidate, Decision, Policies, Probe
+from slime.rollout.canary import Canary
 
 REFUSE = "refuse"
 
@@ -58,10 +59,10 @@ def wait_at(run_dir: str, moment: str) -> None:
         time.sleep(0.05)
 
 
-class HeldPolicy:
+class HeldCandidate:
     """The candidate, whose answers can be held up."""
 
-    def __init__(self, policy: Policy, run_dir: str) -> None:
+    def __init__(self, policy: Candidate, run_dir: str) -> None:
         self._policy, self._run_dir = policy, run_dir
 
     @property
@@ -73,6 +74,10 @@ class HeldPolicy:
         """Return the policy's answers once nobody holds the moment."""
         wait_at(self._run_dir, "probe")
         return self._policy.ask(probes)
+
+    def on_one_engine(self) -> Canary:
+        """Return the engine that tries it, at once."""
+        return self._policy.on_one_engine()
 
 
 def decide(args: Arguments, rollout_id: int, data_source: object, policies: Policies) -> Decision:
@@ -86,7 +91,7 @@ def decide(args: Arguments, rollout_id: int, data_source: object, policies: Poli
         return replace(finding, refusals=("users dislike it",), by_margin=True)
 
     with patch.object(plugin, "decide_on", decide_on):
-        held = Policies(policies.serving, HeldPolicy(policies.candidate, args.run_dir))
+        held = Policies(policies.serving, HeldCandidate(policies.candidate, args.run_dir))
         return plugin.decide(args, rollout_id, data_source, held)
 
 
