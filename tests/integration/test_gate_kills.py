@@ -6,6 +6,7 @@ the trainer's weights bit for bit; here the engine's answers are compared with t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +53,23 @@ def better_version_serves(gated: GatedRun, version: str, rollout_id: int) -> Non
     assert batch_of(gated, rollout_id) == [("trained", None)] * BATCH
 
 
+def test_probe(gated: GatedRun) -> None:
+    """Batch 1 is asked about again and again; version 1 serves meanwhile."""
+    gated.hold("probe")
+    gated.feed()
+    gated.wait_held("probe")
+    for victim in ("rank", "manager"):
+        gated.member(victim).kill()
+        gated.hold("probe")
+        gated.wait_held("probe")
+        gated.wait_live("1")
+        assert gated.serves_weights_of(0)
+        assert batch_of(gated, 1) == [("leased", None)] * BATCH
+    gated.go_on("probe")
+    better_version_serves(gated, "2", 1)
+    assert not gated.serves_weights_of(0)
+
+
 def test_push(gated: GatedRun) -> None:
     """Batch 1 is accepted; no engine serves its weights before the push is whole."""
     gated.hold("probe")
@@ -71,3 +89,33 @@ def test_push(gated: GatedRun) -> None:
     gated.wait_in_push()
     engine.kill()
     better_version_serves(gated, "2", 1)
+
+
+def test_undoing(gated: GatedRun) -> None:
+    """Batch 1 is refused; a person accepts it before the checkpoint without it is written, and the rank dies."""
+    gated.refuse(True)
+    gated.hold("undone")
+    gated.feed()
+    gated.wait_held("undone")
+    gated.member("manager").kill()
+    gated.hold("undone")
+    gated.wait_held("undone")
+    assert batch_of(gated, 1) == [("dropped", "quarantine")] * BATCH
+    gated.wait_live("1")
+    assert gated.serves_weights_of(0)
+    refused = gated.given(1)
+    gated.refuse(False)
+    assert f"{BATCH} samples are ready again" in gated.told("accept")
+    gated.member("rank").kill()
+    gated.go_on("undone")
+    gated.wait_live("2")
+    gated.wait_saved(2)
+    assert gated.serves_weights_of(2)
+    assert gated.given(2) == refused
+    assert [gated.optimizer_steps(rollout_id) for rollout_id in range(3)] == [1, 1, 2], "trained once"
+    assert batch_of(gated, 2) == [("trained", None)] * BATCH
+    listed = json.loads(gated.told("versions", "--json"))["versions"]
+    assert [(each["version"], each["decision"]) for each in listed if each["step"] >= 1] == [
+        ("2", "refused"), ("", "change accepted"), ("2", "accepted"),
+    ]  # fmt: skip
+    assert [each["version"] for each in listed if each["serves"]] == ["2"]
