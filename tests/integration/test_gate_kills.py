@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.gated_run import BATCH, GatedRun
+from slime.utils.rollback import asked_rollback
+from tests.helpers.gated_run import BATCH, SECONDS, GatedRun
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -119,3 +120,41 @@ def test_undoing(gated: GatedRun) -> None:
         ("2", "refused"), ("", "change accepted"), ("2", "accepted"),
     ]  # fmt: skip
     assert [each["version"] for each in listed if each["serves"]] == ["2"]
+
+
+def test_rollback(gated: GatedRun) -> None:
+    """Back to version 1, where the driver dies, and forward to 2, where engine and rank die; then training goes on."""
+    for rollout_id in (1, 2):
+        gated.feed()
+        better_version_serves(gated, str(rollout_id + 1), rollout_id)
+    gated.hold("restored")
+    command = gated.command("rollback", "--to", "1")
+    gated.wait_held("restored")
+    gated.kill_driver()
+    gated.go_on("restored")
+    assert "it goes back when it is resumed" in command.communicate(timeout=SECONDS)[0]
+    gated.resume()
+    gated.until(lambda: asked_rollback(gated.folder) is None, "the rollback")
+    gated.wait_live("4")
+    assert gated.serves_weights_of(0)
+    assert batch_of(gated, 1) == batch_of(gated, 2) == [("dropped", "rollback")] * BATCH
+
+    gated.hold("restored")
+    command = gated.command("rollback", "--to", "2")
+    gated.wait_held("restored")
+    for victim in ("engine", "rank"):
+        gated.member(victim).kill()
+    gated.go_on("restored")
+    assert "version 5 serves now: back to version 2" in command.communicate(timeout=SECONDS)[0]
+    gated.wait_live("5")
+    assert gated.serves_weights_of(1)
+    assert batch_of(gated, 1) == [("trained", None)] * BATCH
+    assert batch_of(gated, 2) == [("dropped", "rollback")] * BATCH
+    back = [each.weight_version for each in gated.ledger(lambda it: it.decisions("AND kind = 'rollback'"))]
+    assert back == ["4", "5"]
+
+    gated.feed()
+    gated.wait_live("6")
+    gated.wait_saved(3)
+    assert gated.serves_weights_of(3)
+    assert gated.optimizer_steps(3) == 3
