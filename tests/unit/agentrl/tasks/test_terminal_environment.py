@@ -29,6 +29,8 @@ from agentrl.tasks.terminal.tbench_reward import share
 from tests.helpers.plain_sandboxes import PlainProvider
 from tests.helpers.shell_agents import ATTACKS, judged, oracle
 
+pytestmark = pytest.mark.slow
+
 WORD = "shell/write_word/train/1"
 Make = Callable[..., TerminalEnvironment]
 
