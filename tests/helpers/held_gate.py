@@ -1,9 +1,9 @@
 """The real gate and the ledger's data source, with moments that a test can hold.
 
 While ``hold-MOMENT`` is in the run's folder, whoever reaches the moment copies it to ``held-MOMENT`` and waits until it has other
-words or is gone: ``probe`` after the serving version has answered, ``undone`` once a refused batch is in quarantine and before the checkpoint without its steps,
-``restored`` once a rollback is in the ledger and before its checkpoint. While ``refuse`` is in the folder, users' opinions
-speak against every update; otherwise the gate decides.
+words or is gone. The moments: ``probe`` after the serving version has answered, ``undone`` once a refused batch is in
+quarantine and before the checkpoint without its steps, ``restored`` once a rollback is in the ledger and before its checkpoint.
+While ``refuse`` is in the folder, users' opinions speak against every update; otherwise the gate decides.
 """
 
 from __future__ import annotations
