@@ -1,7 +1,7 @@
 """The tools of one episode: checks a call, and carries it out.
 
 Guarantees: a tool gets arguments that fit its JSON schema. An unknown tool, arguments that do not fit, and a tool's own error are an `InvalidError`, which
-the agent sees as a structured error.
+the agent sees as a structured error. A schema that refers to a file or a URL is never followed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Any
 
 import jsonschema
 from jsonschema.validators import validator_for
+from jsonschema_specifications import REGISTRY
+from referencing.exceptions import Unresolvable
 
 from agentrl.exceptions import ConfigError, InvalidError
 from agentrl.protocol import JsonObject
@@ -90,7 +92,13 @@ class Toolbox:
                 f"there is no tool {name[:64]!r}; there are {', '.join(self._tools)}", code="unknown_tool"
             )
         kind = validator_for(tool.parameters, jsonschema.Draft202012Validator)
-        errors = [_said(error) for error in kind(tool.parameters).iter_errors(arguments)][:MOST_PROBLEMS]
+        validator = kind(tool.parameters, registry=REGISTRY)
+        try:
+            errors = [_said(error) for error in validator.iter_errors(arguments)][:MOST_PROBLEMS]
+        except Unresolvable as error:
+            raise InvalidError(
+                f"the schema of {name} refers to {error.ref}, which it lacks", code="tool_error"
+            ) from None
         if errors:
             raise InvalidError(f"the arguments of {name} are wrong: {'; '.join(errors)}", code="invalid_arguments")
         return await tool.call(arguments, world)

@@ -6,6 +6,7 @@ and the answer is bounded. A service that does not answer is an error that the a
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,7 +36,7 @@ class HttpTool:
         """See `agentrl.tasks.toolcall.tools.interface.Tool`."""
         body = bytearray()
         try:
-            async with httpx.AsyncClient(timeout=self.seconds, trust_env=False) as client:
+            async with asyncio.timeout(self.seconds), httpx.AsyncClient(timeout=None, trust_env=False) as client:
                 sent = (
                     client.stream("POST", self.url, json=arguments)
                     if self.method == "POST"
@@ -46,7 +47,7 @@ class HttpTool:
                         body += chunk
                         if len(body) > MOST_ANSWER:
                             break
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
             raise InvalidError(f"{self.name} does not answer: {type(error).__name__}", code="tool_error") from None
         text = clipped(bytes(body[:MOST_ANSWER]).decode(errors="replace"), MOST_SHOWN)
         if answer.is_success:
