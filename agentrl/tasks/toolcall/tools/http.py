@@ -49,6 +49,10 @@ class HttpTool:
                             break
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
             raise InvalidError(f"{self.name} does not answer: {type(error).__name__}", code="tool_error") from None
+        except ValueError as error:
+            raise InvalidError(
+                f"the arguments of {self.name} cannot be sent: {error}", code="invalid_arguments"
+            ) from None
         text = clipped(bytes(body[:MOST_ANSWER]).decode(errors="replace"), MOST_SHOWN)
         if answer.is_success:
             return text

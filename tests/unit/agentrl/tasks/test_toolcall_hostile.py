@@ -35,6 +35,13 @@ def test_arguments_too_long_for_a_url_are_an_error_of_the_call() -> None:
         asyncio.run(tool.call({"a": "x" * 100_000}, WORLD))
 
 
+@pytest.mark.parametrize("value", [float("nan"), "\ud800"])
+def test_arguments_that_json_cannot_carry_are_an_error_of_the_call(value: float | str) -> None:
+    tool = HttpTool("t", "", {}, "http://127.0.0.1:9", "POST", 1.0)
+    with pytest.raises(InvalidError, match="cannot be sent"):
+        asyncio.run(tool.call({"a": value}, WORLD))
+
+
 def test_a_service_that_trickles_ends_at_the_time_limit() -> None:
     async def trickle(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
