@@ -13,10 +13,22 @@ from types import MappingProxyType
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from agentrl.exceptions import ConfigError
-from agentrl.tasks.harbor import SOLUTION, TEST, File, Files, HarborTask, Machine, Settings, Stage, files_below, text_of
+from agentrl.tasks.harbor import (
+    SOLUTION,
+    TEST,
+    File,
+    Files,
+    HarborTask,
+    Machine,
+    Settings,
+    Stage,
+    files_below,
+    read_settings,
+    text_of,
+)
 
 TASK_YAML = "task.yaml"
 RUN_TESTS = "run-tests.sh"
@@ -57,7 +69,7 @@ def read_tbench(folder: Path, image_prefix: str | None = None) -> HarborTask:
     Raises:
         ConfigError: something is missing or unusable.
     """
-    told = _told(folder / TASK_YAML)
+    told = read_settings(folder / TASK_YAML, _Yaml, yaml.safe_load, yaml.YAMLError, "YAML")
     if told.parser_name != "pytest":
         raise ConfigError(
             f"{folder / TASK_YAML}: parser_name {told.parser_name!r} is not supported; use tests of pytest, or write a "
@@ -124,16 +136,6 @@ def _services(path: Path) -> list[dict[str, Any]]:
         return [dict(each) for each in services.values()]
     except (yaml.YAMLError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise ConfigError(f"{path} has no services: {error}; correct it") from error
-
-
-def _told(path: Path) -> _Yaml:
-    try:
-        return _Yaml.model_validate(yaml.safe_load(text_of(path)))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is no YAML: {error}; correct that place") from error
-    except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-        raise ConfigError(f"{path}: {problems}; correct these values") from error
 
 
 @cache
