@@ -95,9 +95,8 @@ class Session:
         if self.pid == 0:
             try:
                 os.setsid()
-                signal.signal(
-                    signal.SIGINT, signal.SIG_DFL
-                )  # a shell keeps what it begins with ignored, and ^C would end nothing
+                # A shell keeps ignoring what it begins with ignored, and ^C would end nothing.
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
                 fcntl.ioctl(shells, termios.TIOCSCTTY, 0)
                 for number in range(3):
                     os.dup2(shells, number)
