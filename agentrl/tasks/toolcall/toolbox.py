@@ -11,13 +11,13 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import jsonschema
-from jsonschema.validators import validator_for
 
 from agentrl.exceptions import ConfigError, InvalidError
 from agentrl.protocol import JsonObject
 from agentrl.sandbox.interface import Door, Limits, SandboxSpec
 from agentrl.sandbox.streams import SandboxStream
-from agentrl.tasks.toolcall.config import McpServer, ToolConfig, check_schema
+from agentrl.tasks.toolcall.config import McpServer, ToolConfig
+from agentrl.tasks.toolcall.schemas import check_schema, problems_of
 from agentrl.tasks.toolcall.tools.interface import Room, Tool, World, described
 from agentrl.tasks.toolcall.tools.mcp import McpConnection, lines_transport
 
@@ -89,8 +89,7 @@ class Toolbox:
             raise InvalidError(
                 f"there is no tool {name[:64]!r}; there are {', '.join(self._tools)}", code="unknown_tool"
             )
-        kind = validator_for(tool.parameters, jsonschema.Draft202012Validator)
-        errors = [_said(error) for error in kind(tool.parameters).iter_errors(arguments)][:MOST_PROBLEMS]
+        errors = [_said(error) for error in problems_of(tool.parameters, arguments)][:MOST_PROBLEMS]
         if errors:
             raise InvalidError(f"the arguments of {name} are wrong: {'; '.join(errors)}", code="invalid_arguments")
         return await tool.call(arguments, world)

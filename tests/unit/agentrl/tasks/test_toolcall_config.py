@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from referencing.exceptions import Unresolvable
 
 from agentrl.exceptions import ConfigError, InvalidError
 from agentrl.tasks.toolcall.config import BUILTIN, ToolConfig, read_config
 from agentrl.tasks.toolcall.environment import ToolCallEnvironment, weight_of
+from agentrl.tasks.toolcall.schemas import check_schema, problems_of
 from agentrl.tasks.toolcall.tools.code import CodeInterpreter
 from agentrl.tasks.toolcall.tools.http import HttpTool
 from agentrl.tasks.toolcall.tools.interface import World, clipped
@@ -47,6 +49,24 @@ def python(**binding: Any) -> dict[str, Any]:
 def http(**binding: Any) -> dict[str, Any]:
     bound = {"kind": "http", "url": "http://tools.test/weather", **binding}
     return {"function": {"name": "look", "parameters": OPEN}, "binding": bound}
+
+
+def referring(place: str) -> dict[str, Any]:
+    schema = {"type": "object", "properties": {"city": {"$ref": place}}, "$defs": {"name": {"const": "Rome"}}}
+    return {**python(), "function": {"name": "a", "parameters": schema}}
+
+
+def test_a_schema_reads_no_file_of_the_host(write: Write, tmp_path: Path) -> None:
+    """Neither when it is accepted nor when arguments are checked, also if a server's schema was not checked before."""
+    (tmp_path / "key.json").write_text('{"const": "open-sesame"}')
+    outside = referring((tmp_path / "key.json").as_uri())["function"]["parameters"]
+    with pytest.raises(ConfigError, match="refer to"):
+        check_schema("it", outside)
+    with pytest.raises(Unresolvable):
+        list(problems_of(outside, {"city": "x"}))
+    read_config(write([referring("#/$defs/name")]))
+    inside = referring("#/$defs/name")["function"]["parameters"]
+    assert [each.message for each in problems_of(inside, {"city": "x"})] == ["'Rome' was expected"]
 
 
 def test_every_kind_is_read(write: Write, tmp_path: Path) -> None:
@@ -109,6 +129,9 @@ def test_the_example_of_the_folder_is_read(repository: Path) -> None:
         ([{**python(), "function": {"name": "a b"}}], "function.name"),
         ([{**python(), "function": {"name": "a", "parameters": {"type": "array"}}}], '"type": "object"'),
         ([{**python(), "function": {"name": "a", "parameters": {"type": "objekt"}}}], "no JSON schema"),
+        ([referring("file:///etc/tool.json")], r"\(a\): its parameters refer to 'file:///etc/tool.json'"),
+        ([referring("http://127.0.0.1:1/x")], "refer to 'http://127.0.0.1:1/x'; write a reference to a place in them"),
+        ([referring("#/$defs/none")], "refer to '#/\\$defs/none'"),
         ([python(entry="mine.weather")], "entry"),
         ([python(entry="other:weather")], r"\(weather\): .* has no module other"),
         ([python(folder="none")], "there is no folder"),
