@@ -255,6 +255,23 @@ async def test_a_server_on_stdio(environment: Real, tools: Callable[..., None]) 
         await seen(environment, "leave")
 
 
+async def test_two_servers_with_the_same_command(
+    environment: Real, tools: Callable[..., None], tmp_path: Path
+) -> None:
+    """Only their folders differ; each is asked for its own tools."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        text = (TOOLS / "mcp_server.py").read_text().replace("def add(", f"def add_{name}(")
+        (tmp_path / name / "server.py").write_text(text)
+    entry = {"command": ["{python}", "-B", "{folder}/server.py"]}
+    tools(
+        builtin("store_get"),
+        *({"mcp": {**entry, "folder": str(tmp_path / name), "allow": [f"add_{name}"]}} for name in ("one", "two")),
+    )
+    await environment.reset(Task("toolcall/get_value/train/0"), 0)
+    assert [await seen(environment, f"add_{name}", a=2, b=3) for name in ("one", "two")] == ["5", "5"]
+
+
 async def test_a_server_that_does_not_fit(
     environment: Real, tools: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

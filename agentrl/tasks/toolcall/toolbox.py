@@ -44,7 +44,7 @@ class Toolbox:
         self._config = config
         self._tools: dict[str, Tool] = {name: config.builtin[name] for name in names} | dict(config.own)
         self._pool = pool
-        self._streams: dict[str, SandboxStream] = {}
+        self._streams: dict[int, SandboxStream] = {}
         self._doors: list[Door] = []
         self._closing = AsyncExitStack()
 
@@ -52,7 +52,7 @@ class Toolbox:
         """Open what the sandboxes need before they start."""
         for number, server in enumerate(self._config.servers):
             if server.command:
-                stream = self._streams[server.label] = SandboxStream(number, self._pool)
+                stream = self._streams[number] = SandboxStream(number, self._pool)
                 self._closing.push_async_callback(stream.close)
                 self._doors.append(await stream.open())
 
@@ -69,8 +69,8 @@ class Toolbox:
             ConfigError: the SDK is missing, or a server's tools do not fit the configuration.
             InfraError: a server does not start.
         """
-        for server in self._config.servers:
-            await self._connect(server, world)
+        for number, server in enumerate(self._config.servers):
+            await self._connect(server, world, self._streams.get(number))
 
     @property
     def described(self) -> list[JsonObject]:
@@ -98,13 +98,12 @@ class Toolbox:
         """Leave the servers; a second call does nothing."""
         await self._closing.aclose()
 
-    async def _connect(self, server: McpServer, world: World) -> None:
+    async def _connect(self, server: McpServer, world: World, stream: SandboxStream | None) -> None:
         declared = server.declared
         connection = McpConnection(server.label, declared.timeout_s)
         self._closing.push_async_callback(connection.close)
-        if server.command:
+        if stream is not None:
             sandbox = await world.sandbox("tools")
-            stream = self._streams[server.label]
             pipes = await stream.start(sandbox, [*server.command], declared.env, LONGEST_EPISODE_S)
             await connection.open(lines_transport(*pipes))
         else:
