@@ -255,9 +255,7 @@ async def test_a_server_on_stdio(environment: Real, tools: Callable[..., None]) 
         await seen(environment, "leave")
 
 
-async def test_two_servers_with_the_same_command(
-    environment: Real, tools: Callable[..., None], tmp_path: Path
-) -> None:
+async def test_two_servers_with_the_same_command(environment: Real, tools: Callable[..., None], tmp_path: Path) -> None:
     """Only their folders differ; each is asked for its own tools."""
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

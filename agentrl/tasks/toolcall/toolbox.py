@@ -6,7 +6,7 @@ the agent sees as a structured error.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -33,14 +33,22 @@ MOST_PROBLEMS = 3
 class Toolbox:
     """The tools of one episode; call `prepare`, then `open` once its world has sandboxes, and `close` in the end."""
 
-    def __init__(self, config: ToolConfig, names: Iterable[str], pool: str) -> None:
+    def __init__(self, config: ToolConfig, names: Collection[str], pool: str) -> None:
         """Prepare.
 
         Args:
             config: of the pool.
             names: built-in tools that the task has.
             pool: name of the pool.
+
+        Raises:
+            InvalidError: the configuration lacks a tool of the task.
         """
+        if missing := [name for name in names if name not in config.builtin]:
+            raise InvalidError(
+                f"the task needs {', '.join(missing)}, which TOOLS_CONFIG does not have; add it there, or choose another task",
+                code="needs_tool",
+            )
         self._config = config
         self._tools: dict[str, Tool] = {name: config.builtin[name] for name in names} | dict(config.own)
         self._pool = pool

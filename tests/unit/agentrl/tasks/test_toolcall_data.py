@@ -13,6 +13,7 @@ import pyarrow as arrow
 import pyarrow.parquet as parquet
 import pytest
 from toolcall_agent import Endpoint, collect_toolcall_trajectory
+from toolcall_agent import main as agent
 
 from agentrl.tasks.toolcall.__main__ import main
 from agentrl.tasks.toolcall.convert import conversations, questions
@@ -108,6 +109,44 @@ def test_prompts_and_conversations_of_tasks(tmp_path: Path, capsys: pytest.Captu
     assert main(["prompts", str(tmp_path / "x"), "--first", "999"]) == 0
     assert main(["prompts", str(tmp_path / "y"), "--first", "1000"]) == 2
     assert "a pool offers 1000 tasks" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("variables", "words", "says"),
+    [
+        (
+            "tools",
+            ["prompts", "FILE", "--family", "chain", "--family", "sales_of"],
+            "TOOLS_CONFIG lacks a tool of sales_of;",
+        ),
+        (
+            "tools",
+            ["agent", "--task", "toolcall/sales_of/heldout/0", "--dry-run"],
+            "TOOLS_CONFIG lacks a tool of sales_of;",
+        ),
+        ("text", ["sft", "FILE", "--family", "add_two"], "TOOLCALL_ACTIONS=retool_text is for training; unset it here"),
+        ("text", ["agent", "--dry-run"], "TOOLCALL_ACTIONS=retool_text is for training; unset it here"),
+        ("", ["prompts", "FILE", "--count", "0"], "--count 0 is no number of tasks"),
+        ("", ["agent", "--max-turns", "0"], "--max-turns 0 is no number of replies"),
+    ],
+)
+def test_what_a_command_refuses(
+    variables: str,
+    words: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if variables == "tools":
+        tools = written(tmp_path / "tools.json", [{"function": {"name": "calculator"}, "binding": {"kind": "builtin"}}])
+        monkeypatch.setenv("TOOLS_CONFIG", tools)
+    elif variables == "text":
+        monkeypatch.setenv("TOOLCALL_ACTIONS", "retool_text")
+    told = [str(tmp_path / "out") if word == "FILE" else word for word in words]
+    assert (agent(told[1:]) if told[0] == "agent" else main(told)) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 async def test_an_agent_of_any_endpoint(tmp_path: Path) -> None:

@@ -128,6 +128,16 @@ async def test_what_makes_no_sense_is_refused(action: JsonObject, code: str, env
     assert (await environment.evaluate()).score == 1.0
 
 
+async def test_a_task_whose_tool_is_missing_is_refused(
+    environment: ToolCallEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tools.json"
+    path.write_text('[{"function": {"name": "calculator"}, "binding": {"kind": "builtin"}}]')
+    monkeypatch.setenv("TOOLS_CONFIG", str(path))
+    with pytest.raises(InvalidError, match="needs sql, which TOOLS_CONFIG does not have"):
+        await environment.reset(Task("toolcall/sales_of/train/0"), 0)
+
+
 async def test_calls_are_bounded(environment: ToolCallEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOOLCALL_MAX_CALLS", "2")
     await environment.reset(Task("toolcall/get_value/train/0"), 0)
