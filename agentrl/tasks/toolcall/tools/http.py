@@ -6,6 +6,7 @@ and the answer is bounded. A service that does not answer is an error that the a
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,17 +36,21 @@ class HttpTool:
         """See `agentrl.tasks.toolcall.tools.interface.Tool`."""
         body = bytearray()
         try:
-            async with httpx.AsyncClient(timeout=self.seconds, trust_env=False) as client:
+            # httpx bounds each wait only, and `params` would replace the query of the URL.
+            async with asyncio.timeout(self.seconds), httpx.AsyncClient(timeout=None, trust_env=False) as client:
+                asked = httpx.URL(self.url).copy_merge_params({key: shown(value) for key, value in arguments.items()})
                 sent = (
                     client.stream("POST", self.url, json=arguments)
                     if self.method == "POST"
-                    else client.stream("GET", self.url, params={key: shown(value) for key, value in arguments.items()})
+                    else client.stream("GET", asked)
                 )
                 async with sent as answer:
                     async for chunk in answer.aiter_bytes():
                         body += chunk
                         if len(body) > MOST_ANSWER:
                             break
+        except TimeoutError:
+            raise InvalidError(f"{self.name} took more than {self.seconds:g} s", code="tool_timeout") from None
         except httpx.HTTPError as error:
             raise InvalidError(f"{self.name} does not answer: {type(error).__name__}", code="tool_error") from None
         text = clipped(bytes(body[:MOST_ANSWER]).decode(errors="replace"), MOST_SHOWN)
