@@ -61,7 +61,7 @@ class ToolCallEnvironment(Environment):
         settings, config = cls.settings(), cls.config()
         if settings.data is not None:
             rows = tasks_of(Path(settings.data))
-            weights = weight_of(config, draft_of(rows[0].data, config.builtin).tools) if rows else PURE_WEIGHT
+            weights = weight_of(config, draft_of(rows[0].data, config.builtin).tools)
             return [Task(task.id, task.data, weights) for task in rows]
         return [
             Task(task_name(family, split, number), weight=weight)

@@ -35,9 +35,10 @@ DAPO = {"prompt": [{"role": "user", "content": "1+1?"}], "reward_model": {"groun
 
 def test_questions(tmp_path: Path) -> None:
     rows = [DAPO, {"prompt": "2+2?", "label": "4"}, {"problem": "3?", "answer": 3}, {"question": "4?", "label": 4.0}]
-    out = tmp_path / "out.jsonl"
+    rows.append({"Problem": "5?", "Solution": "Count.", "Answer": 5})
+    out = tmp_path / "data" / "out.jsonl"
     assert questions(["--input", written(tmp_path / "in.jsonl", *rows), "--output", str(out)]) == 0
-    assert [row["label"] for row in rows_of(out)] == ["2", "4", "3", "4"]
+    assert [row["label"] for row in rows_of(out)] == ["2", "4", "3", "4", "5"]
     assert rows_of(out)[0] == {"prompt": "1+1?", "label": "2", "metadata": {"grader": "math"}}
 
 
@@ -67,6 +68,12 @@ def test_conversations(tmp_path: Path) -> None:
         (questions, {"label": "x"}, "row 1 has no prompt"),
         (conversations, {}, "row 1 has no messages"),
         (conversations, {"messages": [{"role": "user", "content": "x"}]}, "row 1 does not end with the assistant"),
+        (
+            conversations,
+            {"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": "c"}]}]},
+            "row 1 has tool_calls, which this would lose; give the file to --prompt-data as it is",
+        ),
+        (conversations, {"messages": ["x"]}, "row 1 has a message that is no object"),
         (conversations, {"messages": [{"role": "robot", "content": "x"}]}, "row 1 has a message without a role"),
     ],
 )

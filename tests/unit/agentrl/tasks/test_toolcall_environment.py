@@ -207,6 +207,7 @@ async def test_rows_of_a_data_set(
         ({"prompt": "x", "label": "1", "metadata": {"grader": "best"}}, "no grader 'best'"),
         ({"prompt": "x", "label": "x+1", "metadata": {"grader": "numeric"}}, "no number"),
         ({"prompt": "x", "label": "1", "metadata": {"tolerance": 2}}, "tolerance"),
+        ({"prompt": "x", "label": "1", "metadata": ["x"]}, "metadata is no object"),
         ([], "no JSON object"),
     ],
 )
@@ -215,4 +216,11 @@ def test_a_bad_row_is_named(row: object, says: str, tmp_path: Path, monkeypatch:
     path.write_text(json.dumps({"prompt": "x", "label": "1"}) + "\n" + json.dumps(row) + "\n")
     monkeypatch.setenv("TOOLCALL_DATA", str(path))
     with pytest.raises(ConfigError, match=f"row 1.*{says}"):
+        list(ToolCallEnvironment.tasks())
+
+
+def test_a_data_set_without_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "none.jsonl").write_text("\n")
+    monkeypatch.setenv("TOOLCALL_DATA", str(tmp_path / "none.jsonl"))
+    with pytest.raises(ConfigError, match="has no row; name a file"):
         list(ToolCallEnvironment.tasks())
