@@ -303,10 +303,25 @@ def test_harbor_folders_and_rows(tmp_path: Path) -> None:
             harbor.load(name)
     (tmp_path / "rows.jsonl").write_text(json.dumps({"task": {"task_path": "../x"}}) + "\n")
     with pytest.raises(ConfigError, match="leaves"):
-        rows.ids()
+        TaskSource(task_type="jsonl", dataset_dir=str(tmp_path / "rows.jsonl")).ids()
     for source in (TaskSource(task_type="harbor"), TaskSource(task_type="harbor", dataset_dir=str(tmp_path / "none"))):
         with pytest.raises(ConfigError, match="DATASET_DIR"):
             source.ids()
+
+
+def test_a_source_searches_its_folder_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(5):
+        tbench(tmp_path / "set" / str(number))
+    searched: list[str] = []
+    rglob = Path.rglob
+
+    def noted(folder: Path, pattern: str) -> Any:
+        searched.append(pattern)
+        return rglob(folder, pattern)
+
+    monkeypatch.setattr(Path, "rglob", noted)
+    assert len(TaskSource(task_type="tbench", dataset_dir=str(tmp_path / "set")).tasks()) == 5
+    assert searched.count("task.yaml") == 1
 
 
 def test_generated_tasks_have_splits() -> None:
