@@ -180,6 +180,19 @@ def start_pool(v: LaunchVariables, run_dir: Path, stack: ExitStack) -> str:
     raise ConfigError(f"the pool did not start; the end of {log}:\n{pool.log_tail()}")
 
 
+def check_evaluation(v: LaunchVariables, source: TaskSource) -> None:
+    """Refuse an evaluation on the tasks that are trained on.
+
+    Raises:
+        ConfigError: says what to set.
+    """
+    if v.eval_interval and v.eval_data is None and not source.has_splits:
+        raise ConfigError(
+            f"EVAL_INTERVAL={v.eval_interval}: TASK_TYPE={source.task_type} has no held-out tasks; set EVAL_PROMPT_DATA to rows "
+            "of tasks that are not trained on, such as test.jsonl of convert_task_to_dataset.py, and ROLLOUT_PROMPT_DATA to train.jsonl"
+        )
+
+
 def write_prompts(v: LaunchVariables, run_dir: Path) -> None:
     """Write the rows of tasks that no variable names."""
     source = TaskSource.from_env()
@@ -225,6 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         v = LaunchVariables.from_env()
         source = TaskSource.from_env()
+        check_evaluation(v, source)
         run_dir = Path(v.run_dir or ROOT / "runs" / options.name).absolute()
         words = [*trainer_words(v, options.model, options.name, options.step_judge, run_dir), *extra]
         if options.dry_run:

@@ -14,6 +14,7 @@ import load_tasks
 import pytest
 import rollout_log
 import router_server
+import terminal_launch
 from terminal_config import TerminalConfig
 from terminal_launch import LaunchVariables, child_environment, pool_words
 
@@ -24,6 +25,7 @@ from agentrl.rollout import generate as loop
 from agentrl.router import build_parser as router_parser
 from agentrl.tasks.harbor import write_task
 from agentrl.tasks.shell.generate import generate, task_toml
+from agentrl.tasks.terminal.source import TaskSource
 from openclaw.ledger.records import Vote
 from slime.args import Arguments
 from slime.exceptions import ConfigurationError
@@ -237,6 +239,19 @@ def test_the_variables_of_guides_are_honoured(tmp_path: Path, monkeypatch: pytes
     pool = pool_parser().parse_args(words[2:])
     assert (pool.slots, pool.sandbox, pool.sandbox_image) == (32, "podman", "i")
     assert load_environment(pool.env[0]).__name__ == "TerminalEnvironment"
+
+
+def test_folders_are_not_evaluated_on_what_is_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = {"TASK_TYPE": "harbor", "DATASET_DIR": str(tmp_path), "EVAL_INTERVAL": "20"}
+    for name, text in told.items():
+        monkeypatch.setenv(name, text)
+    assert terminal_launch.main(["--model", "qwen3-8B", "--name", "x", "--dry-run"]) == 2
+    assert "TASK_TYPE=harbor has no held-out tasks; set EVAL_PROMPT_DATA" in capsys.readouterr().err
+    for more in ({"EVAL_PROMPT_DATA": "test.jsonl"}, {"TASK_TYPE": "bash_commands"}):
+        given = told | more
+        terminal_launch.check_evaluation(LaunchVariables.from_env(given), TaskSource.from_env(given))
 
 
 def test_the_data_tools_use_every_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,8 +42,13 @@ class TaskSource(EnvironmentConfig):
         PREFIX_VARIABLE, None, "before a terminal-bench folder's name, the name of its image"
     )
 
+    @property
+    def has_splits(self) -> bool:
+        """Whether some of the tasks are held out; folders of others say nothing of it."""
+        return self.task_type == "bash_commands"
+
     def ids(self, split: str | None = None) -> list[str]:
-        """Return the ids of the tasks; of generated ones, those of a split.
+        """Return the ids of the tasks; with splits (`has_splits`), those of one.
 
         Raises:
             ConfigError: there is none, or DATASET_DIR is missing.
