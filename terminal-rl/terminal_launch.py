@@ -170,11 +170,12 @@ def start_pool(v: LaunchVariables, run_dir: Path, stack: ExitStack) -> str:
         ConfigError: it does not start; the message has the end of its log.
     """
     log = run_dir / "pool.log"
+    before = log.stat().st_size if log.exists() else 0  # an earlier pool's address is in the same file
     pool = spawn([sys.executable, *pool_words(v, run_dir)], env=dict(os.environ), log_path=log, name="pool")
     stack.callback(pool.stop, STOP_S)
     deadline = time.monotonic() + START_S
     while pool.alive() and time.monotonic() < deadline:
-        if found := LISTENING.search(log.read_text()):
+        if found := LISTENING.search(log.read_bytes()[before:].decode(errors="replace")):
             return found[1]
         time.sleep(POLL_S)
     raise ConfigError(f"the pool did not start; the end of {log}:\n{pool.log_tail()}")

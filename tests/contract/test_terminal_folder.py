@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +253,25 @@ def test_folders_are_not_evaluated_on_what_is_trained_on(
     for more in ({"EVAL_PROMPT_DATA": "test.jsonl"}, {"TASK_TYPE": "bash_commands"}):
         given = told | more
         terminal_launch.check_evaluation(LaunchVariables.from_env(given), TaskSource.from_env(given))
+
+
+def test_a_pool_that_starts_again_has_its_own_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listening = "agentrl.pool: listening on http://127.0.0.1:{}\n"
+    (tmp_path / "pool.log").write_text(listening.format(1))
+
+    class Started:
+        def __init__(self, command: Sequence[str], **given: Any) -> None:
+            with given["log_path"].open("a") as log:
+                log.write(listening.format(2))
+
+        def alive(self) -> bool:
+            return True
+
+        def stop(self, seconds: float) -> None: ...
+
+    monkeypatch.setattr(terminal_launch, "spawn", Started)
+    with ExitStack() as stack:
+        assert terminal_launch.start_pool(LaunchVariables.from_env({}), tmp_path, stack) == "http://127.0.0.1:2"
 
 
 def test_the_data_tools_use_every_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
