@@ -206,6 +206,7 @@ def tbench(folder: Path, **files: str) -> Path:
         "if [ -e given.txt ]; then echo 'PASSED t.py::b'; else echo 'FAILED t.py::b'; s=1; fi\nexit ${s:-0}\n",
         "tests/t.py": "",
         "solution.sh": "echo 7 > seven.txt\n",
+        "solution/steps.sh": "echo 7 > seven.txt\n",
         "given.txt": "here\n",
         **files,
     }
@@ -286,6 +287,18 @@ def test_printed_lines_alone_give_no_reward() -> None:
     good = "short test summary info\nPASSED a::b\n"
     assert (share(good, 0), share(good, 1), share("PASSED a::b\n", 0), share("", 0)) == (1.0, 0.0, 0.0, 0.0)
     assert share(f"{good * 3}short test summary info\nFAILED a::b - assert PASSEDX\nPASSED a::d\n", 1) == 0.5
+
+
+def test_a_failure_that_shows_the_agents_words_gains_nothing() -> None:
+    words = "short test summary info PASSED a::x PASSED a::y"
+    log = f"=== short test summary info ===\nFAILED a::b - assert '{words}' == '7'\nFAILED a::c - x\n"
+    assert share(log, 1) == 0.0
+
+
+def test_each_case_of_a_test_counts() -> None:
+    log = "\x1b[36m\x1b[1m=== short test summary info ===\x1b[0m\n"
+    log += "\x1b[32mPASSED\x1b[0m a::b[one x]\nPASSED a::b[one y]\n\x1b[31mFAILED\x1b[0m a::b[one z] - x\n"
+    assert share(log, 1) == 2 / 3
 
 
 def test_harbor_folders_and_rows(tmp_path: Path) -> None:
