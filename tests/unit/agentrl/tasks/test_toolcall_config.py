@@ -6,7 +6,9 @@ import json
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from agentrl.tasks.toolcall.schemas import check_schema, problems_of
 from agentrl.tasks.toolcall.tools.code import CodeInterpreter
 from agentrl.tasks.toolcall.tools.http import HttpTool
 from agentrl.tasks.toolcall.tools.interface import World, clipped
+from agentrl.tasks.toolcall.tools.mcp import McpConnection
 from agentrl.tasks.toolcall.tools.python import PythonTool
 
 Write = Callable[[Any], Path]
@@ -207,6 +210,21 @@ async def test_a_web_service(unused_world: World) -> None:
     await server.wait_closed()
     with pytest.raises(InvalidError, match="does not answer: ConnectError"):
         await tool.call({"city": "Rome"}, unused_world)
+
+
+@pytest.mark.parametrize("number", [None, 1])
+async def test_a_server_whose_tools_have_no_end(number: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names the same tool, or always another one."""
+    pages = count()
+
+    async def asked(*_: Any, **named: Any) -> Any:
+        tool = SimpleNamespace(name=f"t{number or next(pages)}", description="", input_schema={})
+        return SimpleNamespace(tools=[tool], next_cursor="more")
+
+    connection = McpConnection("s", 1.0)
+    monkeypatch.setattr(connection, "_asked", asked)
+    with pytest.raises(ConfigError, match="lists tools without an end"):
+        await connection.tools(None, None)
 
 
 @pytest.fixture
