@@ -224,3 +224,14 @@ def test_a_data_set_without_rows_is_refused(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("TOOLCALL_DATA", str(tmp_path / "none.jsonl"))
     with pytest.raises(ConfigError, match="has no row; name a file"):
         list(ToolCallEnvironment.tasks())
+
+
+def test_tools_do_not_read_the_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text("def read(path):\n    return open(path).read()\n")
+    tool = {"function": {"name": "read"}, "binding": {"kind": "python", "entry": "mine:read"}}
+    (tmp_path / "tools.json").write_text(json.dumps([tool]))
+    monkeypatch.setenv("TOOLS_CONFIG", str(tmp_path / "tools.json"))
+    (tmp_path / "few.jsonl").write_text('{"prompt": "x", "label": "1"}')
+    monkeypatch.setenv("TOOLCALL_DATA", str(tmp_path / "few.jsonl"))
+    with pytest.raises(ConfigError, match="has the right answers, and tools read .*; move it out"):
+        list(ToolCallEnvironment.tasks())
