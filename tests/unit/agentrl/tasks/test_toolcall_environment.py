@@ -233,5 +233,5 @@ def test_tools_do_not_read_the_answers(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("TOOLS_CONFIG", str(tmp_path / "tools.json"))
     (tmp_path / "few.jsonl").write_text('{"prompt": "x", "label": "1"}')
     monkeypatch.setenv("TOOLCALL_DATA", str(tmp_path / "few.jsonl"))
-    with pytest.raises(ConfigError, match="has the right answers, and tools read .*; move it out"):
+    with pytest.raises(ConfigError, match=r"has the right answers, and tools read .*; move it out"):
         list(ToolCallEnvironment.tasks())
