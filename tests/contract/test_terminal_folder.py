@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -291,7 +292,16 @@ def test_the_data_tools_use_every_option(tmp_path: Path, capsys: pytest.CaptureF
     assert rows("train")[0]["task"].keys() == {"task_name", "task_path", "instruction", "data_source"}
     assert rows("train")[0]["metadata"]["task_id"] == rows("train")[0]["task"]["task_path"]
     assert convert_task_to_dataset.main([*convert_words, "--test_tasks_dir", str(tmp_path / "held")]) == 0
-    assert (len(rows("train")), [row["task"]["task_path"] for row in rows("test")]) == (10, ["x"])
+    assert (len(rows("train")), [row["task"]["task_path"] for row in rows("test")]) == (10, ["held/x"])
+    root = TaskSource(task_type="harbor", dataset_dir=str(tmp_path))
+    assert {row["metadata"]["task_id"] for row in [*rows("train"), *rows("test")]} <= set(root.ids()), (
+        "one pool has all"
+    )
+    inner = tmp_path / "tasks" / "inner"
+    write_task(generate("shell/copy_file/heldout/2"), task_toml("copy_file"), inner / "y")
+    assert convert_task_to_dataset.main([*convert_words, "--test_tasks_dir", str(inner)]) == 2
+    assert "inner/y is in both folders" in capsys.readouterr().err
+    shutil.rmtree(inner)
     assert convert_task_to_dataset.main([*convert_words, "--test_tasks_dir", str(tmp_path / "tasks")]) == 2
     (tmp_path / "tasks" / "3" / "instruction.md").unlink()
     assert convert_task_to_dataset.main(convert_words) == 2
