@@ -24,7 +24,7 @@ from agentrl.exceptions import AgentError, ConfigError, InvalidError
 from agentrl.processes.ledger import ProcessLedger
 from agentrl.processes.owned import Processes
 from agentrl.protocol import Verdict
-from agentrl.tasks.toolcall.environment import ToolCallEnvironment, offered
+from agentrl.tasks.toolcall.environment import ToolCallEnvironment, needs, offered
 from agentrl.tasks.toolcall.families import FAMILIES
 from agentrl.tasks.toolcall.generate import parse_name
 from slime.utils.command_line import CommandLine
@@ -159,7 +159,9 @@ async def run(options: argparse.Namespace) -> Trajectory | None:
     ToolCallEnvironment.settings().require_tool_calls()
     if options.max_turns < 1:
         raise ConfigError(f"--max-turns {options.max_turns} is no number of replies; write 1 or more")
-    names = [*config.builtin, *config.own, *(server.label for server in config.servers)]
+    if options.output is not None and not options.output.parent.is_dir():
+        raise ConfigError(f"--output {options.output}: there is no folder {options.output.parent}; make it first")
+    names = [*needs(family), *config.own, *(server.label for server in config.servers)]
     print(
         f"task     {options.task}: {FAMILIES[family].__doc__}\ntools    {', '.join(names)}\nendpoint {options.base_url}"
     )

@@ -134,6 +134,7 @@ def test_prompts_and_conversations_of_tasks(tmp_path: Path, capsys: pytest.Captu
         ("text", ["sft", "FILE", "--family", "add_two"], "TOOLCALL_ACTIONS=retool_text is for training; unset it here"),
         ("text", ["agent", "--dry-run"], "TOOLCALL_ACTIONS=retool_text is for training; unset it here"),
         ("", ["prompts", "FILE", "--count", "0"], "--count 0 is no number of tasks"),
+        ("", ["agent", "--output", "/none/x.json", "--dry-run"], "there is no folder /none; make it first"),
         ("", ["agent", "--max-turns", "0"], "--max-turns 0 is no number of replies"),
     ],
 )
@@ -154,6 +155,11 @@ def test_what_a_command_refuses(
     assert (agent(told[1:]) if told[0] == "agent" else main(told)) == 2
     assert says in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_names_the_tools_of_the_task(capsys: pytest.CaptureFixture[str]) -> None:
+    assert agent(["--dry-run"]) == 0
+    assert "\ntools    table_lookup, calculator\n" in capsys.readouterr().out
 
 
 async def test_an_agent_of_any_endpoint(tmp_path: Path) -> None:
