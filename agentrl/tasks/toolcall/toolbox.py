@@ -1,7 +1,7 @@
 """The tools of one episode: checks a call, and carries it out.
 
 Guarantees: a tool gets arguments that fit its JSON schema. An unknown tool, arguments that do not fit, and a tool's own error are an `InvalidError`, which
-the agent sees as a structured error.
+the agent sees as a structured error. A schema that refers to a file or a URL is never followed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import jsonschema
+from referencing.exceptions import Unresolvable
 
 from agentrl.exceptions import ConfigError, InvalidError
 from agentrl.protocol import JsonObject
@@ -97,7 +98,12 @@ class Toolbox:
             raise InvalidError(
                 f"there is no tool {name[:64]!r}; there are {', '.join(self._tools)}", code="unknown_tool"
             )
-        errors = [_said(error) for error in problems_of(tool.parameters, arguments)][:MOST_PROBLEMS]
+        try:
+            errors = [_said(error) for error in problems_of(tool.parameters, arguments)][:MOST_PROBLEMS]
+        except Unresolvable as error:
+            raise InvalidError(
+                f"the schema of {name} refers to {error.ref}, which it lacks", code="tool_error"
+            ) from None
         if errors:
             raise InvalidError(f"the arguments of {name} are wrong: {'; '.join(errors)}", code="invalid_arguments")
         return await tool.call(arguments, world)

@@ -36,24 +36,28 @@ class HttpTool:
         """See `agentrl.tasks.toolcall.tools.interface.Tool`."""
         body = bytearray()
         try:
-            # httpx bounds each wait only, and `params` would replace the query of the URL.
             async with asyncio.timeout(self.seconds), httpx.AsyncClient(timeout=None, trust_env=False) as client:
-                asked = httpx.URL(self.url).copy_merge_params({key: shown(value) for key, value in arguments.items()})
                 sent = (
                     client.stream("POST", self.url, json=arguments)
                     if self.method == "POST"
-                    else client.stream("GET", asked)
+                    else client.stream("GET", self._asked(arguments))
                 )
                 async with sent as answer:
                     async for chunk in answer.aiter_bytes():
                         body += chunk
                         if len(body) > MOST_ANSWER:
                             break
-        except TimeoutError:
-            raise InvalidError(f"{self.name} took more than {self.seconds:g} s", code="tool_timeout") from None
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
             raise InvalidError(f"{self.name} does not answer: {type(error).__name__}", code="tool_error") from None
+        except ValueError as error:
+            raise InvalidError(
+                f"the arguments of {self.name} cannot be sent: {error}", code="invalid_arguments"
+            ) from None
         text = clipped(bytes(body[:MOST_ANSWER]).decode(errors="replace"), MOST_SHOWN)
         if answer.is_success:
             return text
         raise InvalidError(f"{self.name} answered with status {answer.status_code}: {text}", code="tool_error")
+
+    def _asked(self, arguments: JsonObject) -> httpx.URL:
+        """Return the URL with the arguments; its own query stays, which httpx's ``params`` would replace."""
+        return httpx.URL(self.url).copy_merge_params({key: shown(value) for key, value in arguments.items()})

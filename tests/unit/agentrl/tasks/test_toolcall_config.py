@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -170,14 +169,6 @@ async def test_a_web_service(unused_world: World) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         line = head.split(b"\r\n")[0].decode()
-        if "slow" in line:
-            writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
-            with suppress(OSError):
-                while not writer.is_closing():
-                    writer.write(b".")
-                    await writer.drain()
-                    await asyncio.sleep(0.05)
-            return
         if "moved" in line:
             writer.write(b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n")
         else:
@@ -202,8 +193,6 @@ async def test_a_web_service(unused_world: World) -> None:
     assert "GET /w?city=Rome&n=2 " in await got.call({"city": "Rome", "n": 2}, unused_world)
     kept = HttpTool("look", "", {}, f"{url}/w?key=k", "GET", 5.0)
     assert "GET /w?key=k&city=Rome " in await kept.call({"city": "Rome"}, unused_world)
-    with pytest.raises(InvalidError, match=r"look took more than 0\.5 s"):
-        await HttpTool("look", "", {}, f"{url}/slow", "GET", 0.5).call({}, unused_world)
     with pytest.raises(InvalidError, match="status 302"):
         await HttpTool("look", "", {}, f"{url}/moved", "GET", 5.0).call({}, unused_world)
     server.close()
