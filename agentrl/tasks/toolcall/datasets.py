@@ -80,9 +80,8 @@ def conversation_row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
             raise ConfigError(f"{where} has a message that is no object; give role and content")
         if message.get("tool_calls"):
             raise ConfigError(f"{where} has tool_calls, which this would lose; give the file to --prompt-data as it is")
-        role = message.get("role") or {"human": "user", "gpt": "assistant"}.get(
-            message.get("from"), message.get("from")
-        )
+        speaker = str(message.get("from"))
+        role = message.get("role") or {"human": "user", "gpt": "assistant"}.get(speaker, speaker)
         content = message.get("content", message.get("value"))
         if role not in ROLES or not isinstance(content, str):
             raise ConfigError(f"{where} has a message without a role of {', '.join(ROLES)}, or without text")
