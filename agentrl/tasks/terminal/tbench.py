@@ -35,6 +35,7 @@ RUN_TESTS = "run-tests.sh"
 PREFIX_VARIABLE = "TBENCH_DOCKER_PULL_PREFIX"
 OF_THE_IMAGE = ("Dockerfile", "docker-compose.yaml", "docker-compose.yml")
 NOT_SEEN = (TASK_YAML, RUN_TESTS, "solution.sh", "solution.yaml", "solution.yml", *OF_THE_IMAGE)
+FOLDERS_NOT_SEEN = ("tests/", "solution/")
 TEST_SH = """#!/bin/bash
 # Runs the tests of terminal-bench on the agent's working directory, and writes the share that passed.
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -106,7 +107,9 @@ def _needs_image(below: Files) -> bool:
 
 def _seeds(below: Files) -> dict[str, File]:
     """Return the files that the agent finds; it sees neither tests nor solution."""
-    return {path: file for path, file in below.items() if path not in NOT_SEEN and not path.startswith("tests/")}
+    return {
+        path: file for path, file in below.items() if path not in NOT_SEEN and not path.startswith(FOLDERS_NOT_SEEN)
+    }
 
 
 def _image(folder: Path, below: Files, prefix: str | None) -> str | None:

@@ -40,7 +40,7 @@ class HttpTool:
                 sent = (
                     client.stream("POST", self.url, json=arguments)
                     if self.method == "POST"
-                    else client.stream("GET", self.url, params={key: shown(value) for key, value in arguments.items()})
+                    else client.stream("GET", self._asked(arguments))
                 )
                 async with sent as answer:
                     async for chunk in answer.aiter_bytes():
@@ -57,3 +57,7 @@ class HttpTool:
         if answer.is_success:
             return text
         raise InvalidError(f"{self.name} answered with status {answer.status_code}: {text}", code="tool_error")
+
+    def _asked(self, arguments: JsonObject) -> httpx.URL:
+        """Return the URL with the arguments; its own query stays, which httpx's ``params`` would replace."""
+        return httpx.URL(self.url).copy_merge_params({key: shown(value) for key, value in arguments.items()})
