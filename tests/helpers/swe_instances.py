@@ -15,8 +15,6 @@ from agentrl.tasks.swe.generate import TASKS_PER_FAMILY, draft_of, task_name
 from agentrl.tasks.swe.logs import Status, lines_of_unittest
 
 RUNNER = Path(draft_of.__code__.co_filename).parent / "runner.py"
-TRAPS = {f"test_trap_{number}": f"tests.trap_{number}.Tests" for number in range(6)}
-TRAPPED = {f"{method} ({place})" for method, place in TRAPS.items()}
 
 
 def names() -> list[str]:
@@ -44,7 +42,7 @@ def ran(folder: Path, files: Mapping[str, str], draft: Draft) -> tuple[int, dict
         place = folder / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text)
-    asked = json.dumps({"modules": ["tests.test_issue", "tests.test_package"], "traps": TRAPS})
+    asked = json.dumps({"modules": ["tests.test_issue", "tests.test_package"]})
     command = [sys.executable, "-I", "-S", "-B", str(RUNNER)]
     done = subprocess.run(command, cwd=folder, input=asked, capture_output=True, text=True, check=False, timeout=100)
     return done.returncode, dict(lines_of_unittest(done.stdout))

@@ -131,6 +131,7 @@ class SweEnvironment(ShellEnvironment):
         """Start the agent's sandbox with the repository, which has one commit."""
         assert self._instance is not None
         self._whole = await whole_tree(self._instance, self._source.folder, self._bare, in_image=spec.image is not None)
+        await ShellEnvironment.close(self)  # what read the repository
         self._visible = await asyncio.to_thread(visible_tree, self._instance, self._whole)
         sandbox = await self._started(spec)
         await put(sandbox, self._visible)

@@ -3,7 +3,7 @@
 1. What the agent left is packed as data, and its sandbox is stopped with all its processes.
 2. A fresh sandbox gets the repository as it was, and the tests. Of the agent's changes it gets those that `agentrl.tasks.swe.protected`
    lets through and that the tests do not bring themselves.
-3. The tests run there. Traps with random names run among them; each has to fail.
+3. The tests run there, and among them traps (`agentrl.tasks.swe.traps`), each of which has to fail.
 
 Guarantees: no program of the agent's runs where the tests are but the package under test. The solution is in no sandbox. A change that is
 empty, too large or unreadable scores 0 without a run. A repository or a test patch that does not fit is an ``infra_error``, never a reward.
@@ -12,34 +12,31 @@ empty, too large or unreadable scores 0 without a run. A repository or a test pa
 from __future__ import annotations
 
 import json
-import re
-import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from agentrl.exceptions import InfraError
+from agentrl.exceptions import InfraError, InvalidError
 from agentrl.protocol import Verdict
 from agentrl.sandbox.interface import HOME, ExecResult, Sandbox
 from agentrl.tasks.shell.snapshot import UnusableError, put, take
 from agentrl.tasks.swe.diffs import paths_of
 from agentrl.tasks.swe.external import parse_with_swebench
 from agentrl.tasks.swe.instance import FRAMEWORKS, Instance
-from agentrl.tasks.swe.logs import LINES, Status, Statuses, contradictions, log_of, statuses_of
+from agentrl.tasks.swe.logs import BAD, LINES, Status, Statuses, contradictions, log_of, statuses_of
 from agentrl.tasks.swe.protected import is_protected
 from agentrl.tasks.swe.resolved import report_of
+from agentrl.tasks.swe.traps import path_of, planted
 from agentrl.tasks.swe.tree import MOST_TREE, UNTAKEN, Changes, changes, entries_of, tree_of
 
 Start = Callable[[], Awaitable[Sandbox]]
-GIT_S, TRAPS, MOST_LOG = 60.0, 6, 4 << 20
+GIT_S, MOST_LOG = 60.0, 4 << 20
 MOST_CHANGED = 4 << 20
 """Most bytes of an agent's changes."""
-MODULE = re.compile(r"\(([\w.]+)\.\w+\)$")
 GIT = ("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "safe.directory=*")
 FORGED: Status = "ERROR"
 """Of a test that the log calls both passed and failed."""
-PYTEST_TRAP = "def {name}():\n    assert 1 == 2\n"
 
 
 @dataclass(frozen=True)
@@ -93,17 +90,18 @@ async def grade(
     sandbox = await start()
     try:
         await put(sandbox, tree)
-        if instance.grading.test_patch:  # before the changes, which therefore cannot make it fail
+        # Before the changes, which therefore cannot make this fail.
+        if instance.grading.test_patch:
             await apply(sandbox, instance.grading.test_patch, "the test patch")
+        traps = await _set_traps(sandbox, instance)
         patch = await _changed(sandbox, fine)
-        traps = {f"test_{secrets.token_hex(6)}": f"tests.test_{secrets.token_hex(4)}.Tests" for _ in range(TRAPS)}
-        result = await _run(sandbox, instance, traps, seconds)
+        result = await _run(sandbox, instance, seconds)
     finally:
         await sandbox.stop()
     return Graded(await verdict_of(instance, result, traps, seconds), patch)
 
 
-async def verdict_of(instance: Instance, result: ExecResult, traps: dict[str, str], seconds: float) -> Verdict:
+async def verdict_of(instance: Instance, result: ExecResult, traps: Sequence[str], seconds: float) -> Verdict:
     """Return the verdict of a run of the tests."""
     grading = instance.grading
     if result.timed_out:
@@ -112,7 +110,7 @@ async def verdict_of(instance: Instance, result: ExecResult, traps: dict[str, st
     if grading.framework in FRAMEWORKS:
         lines = LINES[grading.framework]
         parsed = statuses_of(log, lambda text: dict(lines(text)))
-        if parsed is None or not _trapped(parsed, traps, grading.framework):
+        if parsed is None or not traps or not all(parsed.get(trap) in BAD for trap in traps):
             return Verdict(status="task_failed", score=0.0, detail="the tests did not run to their end as they are")
         forged = contradictions(lines(log)).intersection({*grading.fail_to_pass, *grading.pass_to_pass})
         statuses: Statuses | None = {**parsed, **dict.fromkeys(forged, FORGED)}
@@ -183,34 +181,42 @@ async def _changed(sandbox: Sandbox, fine: Changes) -> str:
     return result.output.decode(errors="replace") if result.exit_code == 0 and not result.cut_bytes else ""
 
 
-async def _run(sandbox: Sandbox, instance: Instance, traps: dict[str, str], seconds: float) -> ExecResult:
+async def _set_traps(sandbox: Sandbox, instance: Instance) -> list[str]:
+    """Plant traps in the files of the tests of the issue; return their ids. The command of another framework gets none.
+
+    Raises:
+        InfraError: such a file is not there, or is no Python.
+    """
+    grading = instance.grading
+    if grading.framework not in FRAMEWORKS:
+        return []
+    traps: list[str] = []
+    for path in dict.fromkeys(filter(None, map(path_of, grading.fail_to_pass))):
+        try:
+            text = (await sandbox.read_file(f"{HOME}/{path}")).decode()
+            changed, ids = planted(text, path, (*grading.fail_to_pass, *grading.pass_to_pass))
+        except (InvalidError, ValueError, SyntaxError) as error:
+            raise InfraError(
+                f"{path}, which has tests of the issue, cannot be read: {error}", code="bad_instance"
+            ) from error
+        await sandbox.write_file(f"{HOME}/{path}", changed.encode())
+        traps += ids
+    return traps
+
+
+async def _run(sandbox: Sandbox, instance: Instance, seconds: float) -> ExecResult:
     """Run the tests."""
     grading = instance.grading
-    wanted = (*grading.fail_to_pass, *grading.pass_to_pass)
+    files = list(dict.fromkeys(filter(None, map(path_of, (*grading.fail_to_pass, *grading.pass_to_pass)))))
     if grading.framework == "unittest":
-        modules = dict.fromkeys(found[1] for each in wanted if (found := MODULE.search(each)))
-        asked = json.dumps({"modules": list(modules), "traps": traps})
+        asked = json.dumps({"modules": [path.removesuffix(".py").replace("/", ".") for path in files]})
         argv = ["python3", "-I", "-B", "-c", _runner()]
         return await sandbox.execute(argv, timeout_s=seconds, stdin=asked.encode(), most_output=MOST_LOG)
     if grading.framework == "pytest":
-        (_, place), *_ = traps.items()
-        trap = f"{place.split('.')[1]}.py"
-        await sandbox.write_file(f"{HOME}/{trap}", "".join(PYTEST_TRAP.format(name=name) for name in traps).encode())
-        files = dict.fromkeys(each.split("::")[0] for each in wanted)
         options = ["-rA", "--tb=no", "-p", "no:cacheprovider", "-o", "addopts=", "--color=no", "-q"]
-        argv = ["python3", "-B", "-m", "pytest", *options, *files, trap]
+        argv = ["python3", "-B", "-m", "pytest", *options, *files]
         return await sandbox.execute(argv, timeout_s=seconds, most_output=MOST_LOG)
     return await sandbox.execute(["bash", "-p", "-c", grading.command], timeout_s=seconds, most_output=MOST_LOG)
-
-
-def _trapped(statuses: Statuses, traps: dict[str, str], framework: str) -> bool:
-    """Return whether every trap has failed, under its own name."""
-    if framework == "unittest":
-        names = [f"{method} ({place})" for method, place in traps.items()]
-    else:
-        trap = f"{next(iter(traps.values())).split('.')[1]}.py"
-        names = [f"{trap}::{method}" for method in traps]
-    return all(statuses.get(name) in ("FAILED", "ERROR") for name in names)
 
 
 @cache

@@ -23,14 +23,15 @@ COMMAND
 A reply with no such block, or with more than one, is refused."""
 TOOL_SYSTEM = """You are a programmer who mends a repository by commands of bash. Call the tool bash exactly once in every reply, \
 after a sentence that says what you want to find out or to change."""
-TASK = """The repository in {home} has this issue:
+ISSUE = """The repository in {home} has this issue:
 
 <issue>
 {statement}
 </issue>
 
 Change its source so that the issue is resolved. Do not change tests or their configuration: other tests will be run, and such changes \
-are dropped.
+are dropped."""
+RULES = """
 
 - Every command runs in a shell of its own that starts in {home}. Neither folder nor variables last; say `cd FOLDER && ...` if you need to.
 - There is no network, and nobody answers questions.
@@ -42,10 +43,15 @@ Reproduce the issue, mend the source, and check. When you have finished, run thi
 SUBMIT = f"echo {SENTINEL}"
 
 
+def issue_text(statement: str, home: str) -> str:
+    """Return the task itself, for a program that knows how it works."""
+    return ISSUE.format(home=home, statement=statement.strip())
+
+
 def task_text(statement: str, home: str, steps: int, *, blocks: bool) -> str:
     """Return the first message of the user."""
     submit = f"```bash\n{SUBMIT}\n```" if blocks else SUBMIT
-    return TASK.format(home=home, statement=statement.strip(), steps=steps, submit=submit)
+    return issue_text(statement, home) + RULES.format(home=home, steps=steps, submit=submit)
 
 
 def is_submission(result: ExecResult) -> bool:

@@ -20,6 +20,7 @@ from agentrl.tasks.shell.snapshot import UnusableError, clean, put, take
 from agentrl.tasks.swe.generate import files_of, is_generated
 from agentrl.tasks.swe.grade import Start, apply
 from agentrl.tasks.swe.instance import Instance
+from agentrl.tasks.swe.traps import path_of
 from agentrl.tasks.swe.tree import MOST_TREE, UNTAKEN, entries_of, tree_of, tree_of_files
 
 REPOS = "repos"
@@ -64,7 +65,7 @@ def visible_tree(instance: Instance, whole: bytes) -> bytes:
     """Return the repository as the agent gets it: without the files of the tests that fail, if no diff brings these."""
     if instance.grading.test_patch:
         return whole
-    hidden = {each.split("::")[0] for each in instance.grading.fail_to_pass}
+    hidden = {*map(path_of, instance.grading.fail_to_pass)}
     return tree_of({path: entry for path, entry in entries_of(whole).items() if path not in hidden})
 
 

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import json
-import secrets
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentrl.sandbox.interface import ExecResult
 from agentrl.tasks.shell.snapshot import clean
 from agentrl.tasks.swe.diffs import diff_of, paths_of
-from agentrl.tasks.swe.generate import files_of, generate
+from agentrl.tasks.swe.draft import HIDDEN
+from agentrl.tasks.swe.generate import draft_of, files_of, generate
 from agentrl.tasks.swe.grade import counted, verdict_of
 from agentrl.tasks.swe.logs import Status, contradictions, lines_of_pytest, lines_of_unittest, log_of, statuses_of
 from agentrl.tasks.swe.protected import is_protected
 from agentrl.tasks.swe.resolved import report_of
+from agentrl.tasks.swe.traps import path_of, planted
 from agentrl.tasks.swe.tree import Changes, Entry, changes, entries_of, tree_of, tree_of_files
-from tests.helpers.swe_instances import RUNNER, TRAPS
+from tests.helpers.swe_instances import RUNNER, ran
 
 NAME = "swe/pages/train/2"
 
@@ -163,12 +166,13 @@ def run_of(output: str, code: int | None = 0) -> ExecResult:
 async def test_verdicts_of_runs() -> None:
     instance = generate(NAME)
     wanted = [*instance.grading.fail_to_pass, *instance.grading.pass_to_pass]
-    trapped = "".join(f"{method} ({place}) ... FAIL\n" for method, place in TRAPS.items())
+    traps = ["test_one (tests.test_issue.Tests)", "test_two (tests.test_issue.Tests)"]
+    trapped = "".join(f"{trap} ... FAIL\n" for trap in traps)
     passed = "".join(f"{name} ... ok\n" for name in wanted)
     first = wanted[0]
 
     async def score(output: str, code: int | None = 0) -> float | None:
-        return (await verdict_of(instance, run_of(output, code), TRAPS, 5.0)).score
+        return (await verdict_of(instance, run_of(output, code), traps, 5.0)).score
 
     assert await score(trapped + passed) == 1.0
     for output, code in (
@@ -193,7 +197,7 @@ def run_tests(folder: Path, module: str) -> str:
     (folder / "tests" / "test_a.py").write_text(
         "import unittest\nimport m\nclass T(unittest.TestCase):\n    def test_it(self):\n        self.assertEqual(m.f(), 1)\n"
     )
-    asked = json.dumps({"modules": ["tests.test_a"], "traps": {f"test_{secrets.token_hex(3)}": "x.Y"}})
+    asked = json.dumps({"modules": ["tests.test_a"]})
     command = [sys.executable, "-I", "-B", str(RUNNER)]
     return subprocess.run(command, cwd=folder, input=asked, capture_output=True, text=True, check=False).stdout
 
@@ -212,15 +216,36 @@ def test_what_a_package_prints_or_ends_does_not_pass(module: str, tmp_path: Path
     assert "test_it (tests.test_a.T) ... ok" not in run_tests(tmp_path, module)
 
 
+def test_traps_stand_among_the_tests_and_fail(tmp_path: Path) -> None:
+    instance = generate(NAME)
+    wanted = (*instance.grading.fail_to_pass, *instance.grading.pass_to_pass)
+    hidden = draft_of(NAME).hidden
+    changed, traps = planted(hidden, HIDDEN, wanted)
+    assert [line for line in changed.split("\n") if line in hidden.split("\n")] != []
+    assert len({*traps, *wanted}) == len(traps) + len(wanted) == len(wanted) + 2
+    assert {path_of(trap) for trap in traps} == {HIDDEN}
+    _, results = ran(tmp_path, draft_of(NAME).working(), replace(draft_of(NAME), hidden=changed))
+    assert {name for name, result in results.items() if result != "PASSED"} == set(traps)
+    assert planted(hidden, HIDDEN, wanted)[1] != traps, "names are random"
+
+
+def test_traps_of_pytest() -> None:
+    text = "def test_a():\n    pass\n"
+    changed, traps = planted(text, "t/test_a.py", ["t/test_a.py::test_a"])
+    assert changed.startswith(text)
+    space: dict[str, Any] = {}
+    exec(changed, space)
+    for trap in traps:
+        with pytest.raises(AssertionError):
+            space[trap.removeprefix("t/test_a.py::")]()
+    assert len(traps) == 2
+
+
 @pytest.mark.parametrize(
-    "module",
-    [
-        "import unittest\nunittest.TestCase.run = lambda self, result: result.addSuccess(self)\nf = lambda: 2",
-        "import unittest\nunittest.TestCase.assertEqual = lambda *a, **k: None\nf = lambda: 2",
-    ],
+    ("name", "path"), [("test_a (a.b.C)", "a/b.py"), ("a/b.py::C::test_a[x]", "a/b.py"), ("no name", "")]
 )
-def test_a_package_that_makes_tests_pass_makes_traps_pass(module: str, tmp_path: Path) -> None:
-    assert "(x.Y) ... ok" in run_tests(tmp_path, module)
+def test_the_file_of_a_test(name: str, path: str) -> None:
+    assert path_of(name) == path
 
 
 def test_a_module_of_the_repository_takes_no_place_of_the_standard_library(tmp_path: Path) -> None:
