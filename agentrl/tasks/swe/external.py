@@ -1,4 +1,4 @@
-"""The log parsers of swebench, which has an environment of its own, as a program that reads a log from stdin.
+"""The log parsers of swebench, which lies in a folder of its own, as a program that reads a log from stdin.
 
 Guarantees: the log is data. A parser that fails, or that takes too long on what an agent printed, is an error with its name, never a verdict.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 
 from agentrl.exceptions import ConfigError, InfraError
@@ -15,8 +16,18 @@ from agentrl.tasks.swe.logs import Statuses
 ROOT = Path(__file__).resolve().parents[3]
 INSTALLED = ROOT / ".cache" / "swebench"
 PARSE_S = 60.0
-PROGRAM = """
-import json, sys
+BARE = """
+import sys, types
+import swebench
+harness = types.ModuleType("swebench.harness")  # its own __init__ imports docker, datasets and modal
+harness.__path__ = [f"{swebench.__path__[0]}/harness"]
+sys.modules["swebench.harness"] = swebench.harness = harness
+"""
+PROGRAM = f"""
+import sys
+sys.path.insert(0, sys.argv[2])
+{BARE}
+import json
 from types import SimpleNamespace
 from swebench.harness.log_parsers import PARSER_REGISTRY
 log = sys.stdin.read().split(">>>>> Start Test Output")[1].split(">>>>> End Test Output")[0]
@@ -24,16 +35,15 @@ print(json.dumps(PARSER_REGISTRY[sys.argv[1]](log, SimpleNamespace(repo=sys.argv
 """
 
 
-def python_of_swebench() -> Path:
-    """Return the Python that can import swebench.
+def packages() -> Path:
+    """Return the folder from which swebench is imported.
 
     Raises:
         ConfigError: it is not installed.
     """
-    python = INSTALLED / "bin" / "python3"
     if not (INSTALLED / ".installed").is_file():
         raise ConfigError("swebench is not installed; run bash scripts/setup_swebench.sh")
-    return python
+    return INSTALLED / "lib"
 
 
 async def parse_with_swebench(parser: str, log: str) -> Statuses:
@@ -48,7 +58,7 @@ async def parse_with_swebench(parser: str, log: str) -> Statuses:
         InfraError: there is no such parser, or it failed.
     """
     process = await asyncio.create_subprocess_exec(
-        *(python_of_swebench(), "-I", "-c", PROGRAM, parser),
+        *(sys.executable, "-I", "-B", "-c", PROGRAM, parser, str(packages())),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
