@@ -17,6 +17,7 @@ from agentrl.environment import Task, Weight
 from agentrl.exceptions import ConfigError
 from agentrl.sandbox.interface import Limits
 from agentrl.tasks.names import SPLITS
+from agentrl.tasks.swe.contamination import overlaps
 from agentrl.tasks.swe.families import FAMILIES
 from agentrl.tasks.swe.generate import TASKS_PER_FAMILY, generate, is_generated, task_name
 from agentrl.tasks.swe.instance import Instance, instance_of
@@ -77,8 +78,19 @@ class InstanceSource(EnvironmentConfig):
                 if split in (None, each)
                 for number in range(TASKS_PER_FAMILY[each])
             ]
-        held = {name: each.benchmark in FOR_EVALUATION for name, each in self.instances.items()}
-        return sorted(name for name, out in held.items() if split in (None, "heldout" if out else "train"))
+        parts: dict[str, list[Instance]] = {"train": [], "heldout": []}
+        for each in self.instances.values():
+            parts["heldout" if each.benchmark in FOR_EVALUATION else "train"].append(each)
+        if common := overlaps(parts["train"], parts["heldout"]):
+            raise ConfigError(
+                f"{common[0]} ({len(common)} in all); import the training rows again, with --without EVALUATION.jsonl"
+            )
+        found = parts[split] if split else [*parts["train"], *parts["heldout"]]
+        if not found:
+            raise ConfigError(
+                f"SWE_BENCH_PATH={self.path} has no instance for {split or 'anything'}; import some there"
+            )
+        return sorted(each.id for each in found)
 
     def tasks(self) -> list[Task]:
         """Return the instances as tasks of a pool.
