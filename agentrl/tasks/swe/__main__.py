@@ -13,9 +13,12 @@ from pathlib import Path
 
 from agentrl.exceptions import ConfigError, InfraError
 from agentrl.sandbox.providers import NAMES
+from agentrl.tasks.harbor import write_task
 from agentrl.tasks.names import SPLITS
+from agentrl.tasks.shell.generate import task_toml
 from agentrl.tasks.swe.check import checked
 from agentrl.tasks.swe.contamination import overlaps
+from agentrl.tasks.swe.folders import folder_of
 from agentrl.tasks.swe.importers import IMPORTERS, imported
 from agentrl.tasks.swe.rows import write_instances, write_prompts
 from agentrl.tasks.swe.source import InstanceSource, read_rows
@@ -35,6 +38,9 @@ def build_parser() -> CommandLine:
     prompts = commands.add_parser("prompts", help="write the rows of --prompt-data")
     prompts.add_argument("file", type=Path, metavar="FILE", help="to write")
     prompts.add_argument("--split", choices=SPLITS, default="train", help="of one split (%(default)s)")
+    export = commands.add_parser("export", help="write generated instances as task folders")
+    export.add_argument("folder", type=Path, metavar="FOLDER", help="where the task folders are made")
+    export.add_argument("names", nargs="+", metavar="ID", help="such as swe/pages/train/1")
     bring = commands.add_parser("import", help="read the rows of a published data set from this machine")
     bring.add_argument("benchmark", choices=sorted(IMPORTERS), help="which data set")
     bring.add_argument("rows", type=Path, metavar="ROWS", help="its file (jsonl, json, parquet) or folder")
@@ -85,6 +91,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if options.command == "prompts":
             print(f"{options.file}: {write_prompts(source, source.ids(options.split), options.file)} instances")
+            return 0
+        if options.command == "export":
+            for name in options.names:
+                task = folder_of(name)
+                write_task(task, task_toml(name.split("/")[1]), options.folder / task.name)
+                print(options.folder / task.name)
             return 0
         if options.command == "import":
             return bring(options.benchmark, options.rows, options.folder, options.without)

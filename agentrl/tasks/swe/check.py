@@ -11,18 +11,23 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentrl.exceptions import AgentError
+from agentrl.exceptions import AgentError, InfraError
 from agentrl.processes.ledger import ProcessLedger
 from agentrl.processes.owned import Processes
-from agentrl.sandbox.interface import Provider, Sandbox, SandboxSpec
+from agentrl.sandbox.interface import HOME, Provider, Sandbox, SandboxSpec
 from agentrl.sandbox.providers import SandboxSettings, provider
+from agentrl.tasks.harbor import SOLUTION
 from agentrl.tasks.shell.snapshot import put
+from agentrl.tasks.shell.verify import write_files
 from agentrl.tasks.swe.environment import image_spec
 from agentrl.tasks.swe.grade import Start, apply, changes_of, grade
 from agentrl.tasks.swe.instance import Instance
 from agentrl.tasks.swe.repository import visible_tree, whole_tree
 from agentrl.tasks.swe.source import InstanceSource
 from agentrl.tasks.swe.tree import Changes
+
+FOLDER = "/tmp/solution"
+"""Where a task folder's solution lies."""
 
 
 async def problem_of(source: InstanceSource, instance: Instance, provider: Provider, processes: Processes) -> str:
@@ -32,7 +37,7 @@ async def problem_of(source: InstanceSource, instance: Instance, provider: Provi
         AgentError: a sandbox failed, or the instance cannot be set up.
     """
     in_image = provider.name != "bubblewrap" and instance.image is not None
-    bare = SandboxSpec(limits=source.limits, image=instance.image if in_image else None)
+    bare = SandboxSpec(limits=source.limits(instance.id), image=instance.image if in_image else None)
     started: list[Sandbox] = []
 
     def starting(spec: SandboxSpec) -> Start:
@@ -48,7 +53,7 @@ async def problem_of(source: InstanceSource, instance: Instance, provider: Provi
         visible = await asyncio.to_thread(visible_tree, instance, whole)
         sandbox = await start()
         await put(sandbox, visible)
-        await apply(sandbox, instance.grading.gold, "the solution")
+        await solve(sandbox, instance)
         solved = await grade(instance, whole, await changes_of(sandbox, visible), start, source.test_s)
         if solved.verdict.score != 1.0:
             return f"the solution scores 0: {solved.verdict.detail}"
@@ -57,6 +62,24 @@ async def problem_of(source: InstanceSource, instance: Instance, provider: Provi
     finally:
         for each in started:
             await each.stop()
+
+
+async def solve(sandbox: Sandbox, instance: Instance) -> None:
+    """Apply the solution in a sandbox with the repository.
+
+    Raises:
+        InfraError: there is none, or it fails.
+    """
+    if instance.task is None:
+        return await apply(sandbox, instance.grading.gold, "the solution")
+    if not instance.task.solution:
+        raise InfraError(f"{instance.id} has no solution/{SOLUTION} to check it with", code="bad_instance")
+    await write_files(sandbox, instance.task.solution, FOLDER)
+    seconds, env = instance.task.settings.agent.timeout_sec, {"TASK_HOME": HOME}
+    result = await sandbox.execute(["bash", f"{FOLDER}/{SOLUTION}"], timeout_s=seconds, env=env)
+    if result.exit_code != 0:
+        said = result.output.decode(errors="replace").strip()[-200:]
+        raise InfraError(f"the solution of {instance.id} fails: {said}", code="bad_instance")
 
 
 async def checked(source: InstanceSource, names: Sequence[str], parallel: int, sandbox: str, image: str | None) -> int:

@@ -59,7 +59,7 @@ class SweEnvironment(ShellEnvironment):
     def load(self, task: Task) -> HarborTask:
         """Return what the agent may know of a task; the rest is read beside it."""
         instance = self._instance = self._source.load(task.id)
-        limits = self._source.limits
+        limits = self._source.limits(task.id)
         machine = Machine(
             docker_image=instance.image if self._in_image else None,
             cpus=limits.cpus,

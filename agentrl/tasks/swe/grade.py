@@ -21,6 +21,7 @@ from agentrl.exceptions import InfraError, InvalidError
 from agentrl.protocol import Verdict
 from agentrl.sandbox.interface import HOME, ExecResult, Sandbox
 from agentrl.tasks.shell.snapshot import UnusableError, put, take
+from agentrl.tasks.shell.verify import run_verifier
 from agentrl.tasks.swe.diffs import paths_of
 from agentrl.tasks.swe.external import parse_with_swebench
 from agentrl.tasks.swe.instance import FRAMEWORKS, Instance
@@ -95,6 +96,8 @@ async def grade(
             await apply(sandbox, instance.grading.test_patch, "the test patch")
         traps = await _set_traps(sandbox, instance)
         patch = await _changed(sandbox, fine)
+        if instance.task is not None:
+            return Graded(await run_verifier(instance.task, sandbox), patch)
         result = await _run(sandbox, instance, seconds)
     finally:
         await sandbox.stop()

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from agentrl.exceptions import ConfigError
+from agentrl.tasks.harbor import HarborTask
 from agentrl.tasks.swe.diffs import paths_of
 
 FRAMEWORKS = ("unittest", "pytest")
@@ -55,6 +56,7 @@ class Instance:
         image: of a container that has what the repository needs.
         bug: diff that brings the mistake to the commit; empty if the commit has it. It is as secret as the solution.
         benchmark: where the row is from.
+        task: whose verifier grades, for an instance of a task folder.
     """
 
     id: str
@@ -65,6 +67,7 @@ class Instance:
     image: str | None = None
     bug: str = field(default="", repr=False)
     benchmark: str = "local"
+    task: HarborTask | None = field(default=None, repr=False)
 
     def row(self) -> dict[str, Any]:
         """Return the SWE-bench row, with the columns of this project; it has the solution in it."""

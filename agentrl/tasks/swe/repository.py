@@ -44,6 +44,8 @@ async def whole_tree(instance: Instance, folder: Path | None, start: Start, *, i
     """
     if is_generated(instance.id):
         return tree_of_files(files_of(instance.id))
+    if instance.task is not None:
+        return tree_of_files(instance.task.environment)
     found = b"" if in_image else from_folder(folder, instance.id, instance.repo, instance.commit)
     if found and not instance.bug:
         return found
@@ -63,7 +65,7 @@ async def whole_tree(instance: Instance, folder: Path | None, start: Start, *, i
 
 def visible_tree(instance: Instance, whole: bytes) -> bytes:
     """Return the repository as the agent gets it: without the files of the tests that fail, if no diff brings these."""
-    if instance.grading.test_patch:
+    if instance.grading.test_patch or instance.task is not None:
         return whole
     hidden = {*map(path_of, instance.grading.fail_to_pass)}
     return tree_of({path: entry for path, entry in entries_of(whole).items() if path not in hidden})

@@ -1,7 +1,8 @@
 """Which instances an agent gets, by the variables SWE_BENCHMARK and SWE_BENCH_PATH.
 
 Without a path, and with ``local``, the instances are generated. Otherwise they are the rows of ``BENCHMARK.jsonl`` below the path, or of all files
-``*.jsonl`` there; ``python -m agentrl.tasks.swe import`` writes such files. Guarantees: the benchmarks of `FOR_EVALUATION` are never
+``*.jsonl`` there. ``python -m agentrl.tasks.swe import`` writes such files. With ``harbor`` they are the task folders below the
+path. Guarantees: the benchmarks of `FOR_EVALUATION` are never
 offered for training, and what is offered for training is in no benchmark for evaluation (`agentrl.tasks.swe.contamination`).
 """
 
@@ -16,16 +17,18 @@ from pathlib import Path
 from agentrl.environment import Task, Weight
 from agentrl.exceptions import ConfigError
 from agentrl.sandbox.interface import Limits
+from agentrl.tasks.harbor import TASK_TOML, read_task
 from agentrl.tasks.names import SPLITS
 from agentrl.tasks.swe.contamination import overlaps
 from agentrl.tasks.swe.families import FAMILIES
+from agentrl.tasks.swe.folders import FRAMEWORK, instance_of_folder
 from agentrl.tasks.swe.generate import TASKS_PER_FAMILY, generate, is_generated, task_name
 from agentrl.tasks.swe.instance import Instance, instance_of
 from openclaw.config.environment_config import EnvironmentConfig, variable
 
 LOCAL = "local"
 FOR_EVALUATION = ("swe-bench-lite", "swe-bench-verified")
-BENCHMARKS = (LOCAL, *FOR_EVALUATION, "swe-gym", "swe-smith")
+BENCHMARKS = (LOCAL, *FOR_EVALUATION, "swe-gym", "swe-smith", FRAMEWORK)
 GENERATED_LIMITS = Limits(memory_mib=256, cpus=1.0, disk_mib=64)
 ROW_LIMITS = Limits(memory_mib=2048, cpus=1.0, disk_mib=512)
 
@@ -57,10 +60,12 @@ class InstanceSource(EnvironmentConfig):
         """The folder of the instances."""
         return Path(self.path) if self.path else None
 
-    @property
-    def limits(self) -> Limits:
-        """Bounds of a sandbox."""
-        return GENERATED_LIMITS if self.generated else ROW_LIMITS
+    def limits(self, name: str) -> Limits:
+        """Return the bounds of an instance's sandbox."""
+        if self.generated or is_generated(name):
+            return GENERATED_LIMITS
+        task = self.instances[name].task if name in self.instances else None
+        return task.settings.environment.limits if task is not None else ROW_LIMITS
 
     def ids(self, split: str | None = None) -> list[str]:
         """Return the ids of the instances, or those of one split.
@@ -98,8 +103,8 @@ class InstanceSource(EnvironmentConfig):
         Raises:
             ConfigError: a file is unusable.
         """
-        weight = Weight(self.limits.memory_mib + self.limits.disk_mib, self.limits.cpus)
-        return [Task(each, weight=weight) for each in self.ids()]
+        bounds = {each: self.limits(each) for each in self.ids()}
+        return [Task(each, weight=Weight(of.memory_mib + of.disk_mib, of.cpus)) for each, of in bounds.items()]
 
     def load(self, name: str) -> Instance:
         """Return an instance.
@@ -115,7 +120,12 @@ class InstanceSource(EnvironmentConfig):
 
     @cached_property
     def instances(self) -> dict[str, Instance]:
-        """The instances of the rows, by id."""
+        """The instances of the rows, or of the task folders, by id."""
+        if self.benchmark == FRAMEWORK and self.folder is not None:
+            folders = sorted(path.parent for path in self.folder.rglob(TASK_TOML))
+            if not folders:
+                raise ConfigError(f"SWE_BENCH_PATH={self.folder} has no task folder; each has a {TASK_TOML}")
+            return {each.name: instance_of_folder(read_task(each)) for each in folders}
         return {each.id: each for file in self._files for each in read_rows(file)}
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import tarfile
 from collections.abc import AsyncIterator, Callable
@@ -16,15 +17,17 @@ from agentrl.exceptions import ConfigError, InfraError, InvalidError
 from agentrl.processes.ledger import ProcessLedger
 from agentrl.processes.owned import Processes
 from agentrl.rollout.opening import opening
-from agentrl.sandbox.interface import ExecResult, SandboxSpec
+from agentrl.sandbox.interface import ExecResult, Limits, SandboxSpec
 from agentrl.tasks.harbor import File
 from agentrl.tasks.swe import prompts
+from agentrl.tasks.swe.__main__ import main
+from agentrl.tasks.swe.check import problem_of
 from agentrl.tasks.swe.diffs import diff_of
 from agentrl.tasks.swe.environment import IMAGE_ENV, SweEnvironment
 from agentrl.tasks.swe.generate import draft_of, files_of, generate
 from agentrl.tasks.swe.instance import Grading, Instance
 from agentrl.tasks.swe.repository import IN_IMAGE, from_folder, visible_tree
-from agentrl.tasks.swe.source import InstanceSource
+from agentrl.tasks.swe.source import ROW_LIMITS, InstanceSource
 from agentrl.tasks.swe.tree import entries_of, tree_of_files
 from tests.helpers.plain_sandboxes import PlainProvider
 from tests.helpers.swe_agents import judged, oracle
@@ -209,6 +212,9 @@ def test_an_image_is_used_where_containers_are_and_its_repository_is_hidden(make
     grading = Grading("pytest", "", "", ("t.py::a",), (), "diff --git a/x b/x\n")
 
     class One(InstanceSource):
+        def limits(self, name: str) -> Limits:
+            return ROW_LIMITS
+
         def load(self, name: str) -> Instance:
             return Instance(name, "a/b", "c", "x", grading, "img")
 
@@ -243,3 +249,32 @@ def test_the_source_says_what_is_missing(tmp_path: Path) -> None:
         InstanceSource(path=str(tmp_path)).ids()
     assert len(InstanceSource().ids("train")) == 300
     assert len(InstanceSource(benchmark="local", path="x").ids("heldout")) == 75
+
+
+async def test_a_task_folder_is_played_as_any_other(
+    tmp_path: Path, make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(tmp_path / "tasks"), NAME]) == 0
+    (folder,) = (tmp_path / "tasks").iterdir()
+    assert capsys.readouterr().out.strip() == str(folder)
+    environment = make(SWE_BENCHMARK="harbor", SWE_BENCH_PATH=str(tmp_path / "tasks"))
+    (task,) = environment.tasks()
+    assert (task.id, task.weight.memory_mib) == ("swe-pages-train-2", 320)
+    instance = InstanceSource(benchmark="harbor", path=str(tmp_path / "tasks")).load(task.id)
+    assert environment.provider is not None
+    source = InstanceSource(benchmark="harbor", path=str(tmp_path / "tasks"))
+    assert await problem_of(source, instance, environment.provider, environment.processes) == ""
+    assert (await judged(environment, task.id, oracle(NAME))).score == 1.0
+    assert draft_of(NAME).mistake.right in environment.patch
+    assert (await judged(environment, task.id, "echo > tests/test_package.py; echo > README.md")).score == 0.0
+
+
+def test_an_exported_folder_grades_by_itself(tmp_path: Path) -> None:
+    assert main(["export", str(tmp_path), NAME]) == 0
+    folder, reward = tmp_path / "swe-pages-train-2", tmp_path / "reward"
+    variables = {"TASK_HOME": str(folder / "environment"), "REWARD_FILE": str(reward), "PATH": os.environ["PATH"]}
+    for solved in (False, True):
+        if solved:
+            subprocess.run(["bash", str(folder / "solution/solve.sh")], env=variables, check=True)
+        subprocess.run(["bash", str(folder / "tests/test.sh")], env=variables, check=True, capture_output=True)
+        assert reward.read_text() == f"{int(solved)}\n"
