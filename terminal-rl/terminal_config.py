@@ -11,18 +11,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
+from agentrl.rollout.custom_config import CustomConfig
 from agentrl.rollout.settings import Settings
 from slime.args import Arguments
-from slime.exceptions import ConfigurationError
 
 Seconds = Annotated[float, Field(gt=0)]
 URL_VARIABLE = "ENV_SERVER_URL"
 NO_THINK = "/no_think"
 
 
-class TerminalConfig(BaseModel):
+class TerminalConfig(CustomConfig):
     """Attributes of the run's arguments that terminal episodes read.
 
     Attributes:
@@ -41,7 +41,6 @@ class TerminalConfig(BaseModel):
         tool_call_parser: format of calls; the template decides, and qwen25 stands for it.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
     max_iteration: Annotated[int, Field(ge=1)] = 10
     max_parse_errors: Annotated[int, Field(ge=1)] = 3
     max_total_tokens: Annotated[int, Field(ge=1)] = 32768
@@ -56,20 +55,6 @@ class TerminalConfig(BaseModel):
     chat_template_type: Literal["hf"] = "hf"
     chat_template_kwargs: dict[str, Any] | None = None
     tool_call_parser: Literal["qwen25"] = "qwen25"
-
-    @classmethod
-    def of(cls, args: Arguments) -> TerminalConfig:
-        """Return what the run's arguments say.
-
-        Raises:
-            ConfigurationError: a value is unusable.
-        """
-        given = vars(args)
-        try:
-            return cls.model_validate({name: given[name] for name in cls.model_fields if name in given})
-        except ValidationError as error:
-            problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-            raise ConfigurationError(f"--custom-config-path {args.custom_config_path}: {problems}") from None
 
     def settings(self, environment: Mapping[str, str] = os.environ) -> Settings:
         """Return the settings of an episode."""

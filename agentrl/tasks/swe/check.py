@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentrl.exceptions import AgentError, InfraError
+from agentrl.exceptions import AgentError, ConfigError, InfraError
 from agentrl.processes.ledger import ProcessLedger
 from agentrl.processes.owned import Processes
 from agentrl.sandbox.interface import HOME, Provider, Sandbox, SandboxSpec
@@ -101,7 +101,7 @@ async def checked(source: InstanceSource, names: Sequence[str], parallel: int, s
             async with places:
                 try:
                     return instance.id, await problem_of(source, instance, made, processes)
-                except AgentError as error:
+                except (AgentError, ConfigError) as error:
                     return instance.id, str(error)
 
         try:

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 from agentrl.environment import Task
 from agentrl.exceptions import InvalidError
@@ -42,9 +43,12 @@ IMAGE_ENV = {
 class SweEnvironment(ShellEnvironment):
     """Instances of the variables' source."""
 
+    source: ClassVar[InstanceSource | None] = None
+    """Where the instances are from; None: what the variables say."""
+
     def __init__(self, processes: Processes) -> None:
         super().__init__(processes)
-        self._source = InstanceSource.from_env()
+        self._source = self.source or InstanceSource.from_env()
         self._instance: Instance | None = None
         self._whole = self._visible = b""
         self._left = 0
@@ -54,7 +58,7 @@ class SweEnvironment(ShellEnvironment):
     @classmethod
     def tasks(cls) -> Iterable[Task]:
         """Return the instances of the source."""
-        return InstanceSource.from_env().tasks()
+        return (cls.source or InstanceSource.from_env()).tasks()
 
     def load(self, task: Task) -> HarborTask:
         """Return what the agent may know of a task; the rest is read beside it."""

@@ -41,7 +41,9 @@ class InstanceSource(EnvironmentConfig):
         "SWE_BENCHMARK", None, "which instances; default: generated ones, or all of SWE_BENCH_PATH", choices=BENCHMARKS
     )
     path: str | None = variable("SWE_BENCH_PATH", None, "folder of instances: BENCHMARK.jsonl and repos/")
-    step_limit: int = variable("SWE_STEP_LIMIT", 20, "most commands of an episode", minimum=1, aliases=("STEP_LIMIT",))
+    step_limit: int = variable(
+        "SWE_STEP_LIMIT", 20, "most commands of an episode", minimum=1, aliases=("STEP_LIMIT", "MAX_STEPS")
+    )
     command_s: float = variable("SWE_COMMAND_SECONDS", 180.0, "most seconds of a command", above=0.0, maximum=600.0)
     test_s: float = variable(
         "SWE_TEST_SECONDS", 600.0, "most seconds of the tests of a verdict", above=0.0, maximum=3600.0
