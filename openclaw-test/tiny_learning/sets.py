@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from tiny_learning.calls import TOOLCALL
 from tiny_learning.shell import TERMINAL
 from tiny_learning.traces import TaskSet
 
-TASK_SETS: Mapping[str, TaskSet] = MappingProxyType({each.name: each for each in (TERMINAL,)})
+TASK_SETS: Mapping[str, TaskSet] = MappingProxyType({each.name: each for each in (TERMINAL, TOOLCALL)})

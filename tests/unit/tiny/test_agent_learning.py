@@ -1,0 +1,166 @@
+"""A tiny agent's learning: what the warm start imitates, what the run is asked for, and figures from records."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import agent_learning
+import pytest
+from tiny_learning import report
+from tiny_learning.encode import Coder
+from tiny_learning.outcomes import Outcomes, share
+from tiny_learning.sets import TASK_SETS
+from tiny_learning.traces import TaskSet, bare
+from tiny_learning.training import Plan, Sizes, pool_words
+from tiny_learning.warm_start import MOST, build_tokenizer, drawn
+from tiny_models.tokenizer import END
+
+from agentrl.pool import build_parser
+from agentrl.registry import load_environment
+from agentrl.rollout.records import EpisodeRecord
+from slime.arguments import parse_args
+
+SETS = [*TASK_SETS.values()]
+KEYS = {
+    "task",
+    "seed",
+    "updates",
+    "heldout_episodes",
+    "success_before",
+    "success_after",
+    "process_reward",
+    "episodes",
+    "infrastructure_failures",
+    "trained_tokens",
+    "seconds_total",
+}
+
+
+def plan_of(folder: Path, tasks: TaskSet = SETS[0], **changes: Any) -> Plan:
+    values = {"updates": 2, "seed": 3, "process_reward": False, "sizes": Sizes(prompts=1, samples=2, heldout=1)}
+    return Plan(tasks=tasks, model=folder / "model", folder=folder, **(values | changes))
+
+
+@pytest.mark.parametrize("tasks", SETS, ids=lambda tasks: tasks.name)
+def test_the_careless_agent_is_right_as_often_as_the_gate_wants(tasks: TaskSet) -> None:
+    rng = random.Random(0)
+    found = [drawn(tasks, rng) for _ in range(600)]
+    right = sum(trace.steps[0].text == tasks.answer(name) for name, trace in found) / len(found)
+    assert 0.2 < right < MOST
+    assert all(step.heard and step.reason for _, trace in found for step in trace.steps)
+    assert all(drawn(tasks, rng, careless=False)[1].steps[0].good for _ in range(50))
+
+
+@pytest.mark.parametrize("tasks", SETS, ids=lambda tasks: tasks.name)
+def test_the_warm_start_learns_the_replies_and_nothing_else(tasks: TaskSet) -> None:
+    tokenizer = build_tokenizer(tasks)
+    coder, rng = Coder(tokenizer), random.Random(1)
+    for _ in range(20):
+        _, trace = drawn(tasks, rng)
+        encoded = coder.policy(trace)
+        learned = tokenizer.decode([i for i, weight in zip(encoded.ids, encoded.weights, strict=True) if weight])
+        assert learned == "".join(step.text + END for step in trace.steps)
+        prompt = coder.opening(trace)
+        assert encoded.ids[: len(prompt)] == prompt
+        assert not any(encoded.weights[: len(prompt)])
+        short = tokenizer.decode(coder.policy(bare(trace)).ids)
+        assert short.startswith("<|im_start|>user")
+    asked, answer = coder.judge(trace, 0)
+    assert trace.messages[-1]["content"].strip() in tokenizer.decode(asked)
+    assert tokenizer.decode(answer).endswith(f"\\boxed{{{1 if trace.steps[0].good else -1}}}{END}")
+
+
+@pytest.mark.parametrize("judged", [False, True])
+@pytest.mark.parametrize("tasks", SETS, ids=lambda tasks: tasks.name)
+def test_pool_and_trainer_take_what_the_run_asks_for(
+    tasks: TaskSet, judged: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = plan_of(tmp_path, tasks, process_reward=judged, sizes=Sizes())
+    pool = build_parser().parse_args(pool_words(plan))
+    offered = {task.id for task in load_environment(pool.env[0]).tasks()}
+    with pytest.raises(SystemExit) as stopped:
+        parse_args([*plan.words(), "--dry-run"])
+    assert stopped.value.code == 0
+    assert ("judge" in capsys.readouterr().out) == judged
+    trained, heldout = ([json.loads(line)["prompt"] for line in file.open()] for file in plan.prompts())
+    assert {*trained, *heldout} <= offered
+    assert len(trained) == plan.updates * plan.sizes.prompts
+    assert len(heldout) == len(tasks.families) * plan.sizes.heldout
+    assert not any(f"/{tasks.unseen}/" in name for name in trained)
+    assert any(f"/{tasks.unseen}/" in name for name in heldout)
+    assert not {*trained} & {*heldout}
+
+
+def play(folder: Path, name: str, task: str, version: int, score: float, votes: list[int | None] | None = None) -> None:
+    record = EpisodeRecord(folder, name)
+    record.write("reset", task_id=task, seed=0, messages=[{"role": "user", "content": "Do it."}], tools=[])
+    record.policy(
+        [1, 2], [3, 4, 5], [-1.0] * 3, t=0, message={"role": "assistant"}, weight_spans=[[str(version), 0, 3]]
+    )
+    record.write("action", t=0, action={"tool": "bash", "arguments": {"command": f"run {name}"}})
+    record.write("verdict", status="ok", score=score, detail="")
+    if votes is not None:
+        valid = [vote for vote in votes if vote is not None]
+        record.write("judge", step=f"{name}:0", score=sum(valid) / len(valid) if valid else None, votes=votes)
+    record.write("end", ending="done", outcome=1.0, turns=1)
+    record.close()
+
+
+def test_figures_are_those_of_the_records(tmp_path: Path) -> None:
+    tasks = TASK_SETS["terminal"]
+    seen, unseen = (tasks.task(family, "heldout", 0) for family in (tasks.trained[0], tasks.unseen))
+    play(tmp_path, "eval-0-0", seen, 1, 0.0)
+    play(tmp_path, "eval-1-0", unseen, 1, 1.0)
+    outcomes = Outcomes(tmp_path)
+    outcomes.look()
+    assert outcomes.evaluated(last=True) == [], "nothing is after training before there was any"
+    for number, score in enumerate((0.0, 1.0, 1.0, 1.0)):
+        play(tmp_path, f"train-{number}-0", seen, 1 + number // 2, score, [1, None, 1] if score else [-1, -1, 1])
+    lost = EpisodeRecord(tmp_path, "train-9-0")
+    lost.write("lost", reason="infra", message="gone")
+    lost.close()
+    EpisodeRecord(tmp_path, "train-10-0").close()  # has not ended
+    play(tmp_path, "eval-2-0", seen, 3, 1.0)
+    play(tmp_path, "eval-3-0", unseen, 3, 0.0)
+    outcomes.look()
+    outcomes.look()
+    made = report.make(plan_of(tmp_path, tasks, process_reward=True), outcomes, 12.34)
+    assert made.keys() >= KEYS
+    assert (made["success_before"], made["success_after"], made["heldout_episodes"]) == (0.5, 0.5, 2)
+    assert made["families"][tasks.trained[0]] == {"before": 0.0, "after": 1.0, "episodes": 1}
+    assert made["families"][tasks.unseen] == {"before": 1.0, "after": 0.0, "episodes": 1}
+    assert (made["episodes"], made["infrastructure_failures"], made["trained_tokens"]) == (4, 1, 12)
+    assert made["curve"] == [0.5, 1.0]
+    assert made["judge"]["votes"] == 12
+    assert made["judge"]["valid_votes"] == 9
+    assert made["judge"]["mean_score_solved"] == 1.0
+    assert made["judge"]["mean_score_failed"] == pytest.approx(-1 / 3, abs=1e-4)
+    assert made["example"]["task"] == seen
+    assert "bash: run eval-0-0" in made["example"]["before"]
+    assert "bash: run eval-2-0" in made["example"]["after"]
+    json.dumps(made)
+    report.save_plot(made, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 1000
+
+
+def test_no_episode_has_no_share() -> None:
+    assert share([]) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--samples", "1"], "at least 2 episodes"),
+        (["--updates", "0"], "not a number from 1 up"),
+        (["--run-dir", "."], "is not empty"),
+        (["--process-rewards"], "did you mean --process-reward?"),
+    ],
+)
+def test_bad_options_are_refused(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        agent_learning.parse(["--task", "terminal", *words])
+    assert stopped.value.code == 2
+    assert told in capsys.readouterr().err
