@@ -28,6 +28,7 @@ from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
 from agentrl.sandbox.gateway_health import GatewayHealth, Outage
 from agentrl.sandbox.interface import Door, ExecResult, Mount, SandboxSpec
 from agentrl.sandbox.model_door import model_door
+from agentrl.sandbox.streams import door_prefix
 from agentrl.tasks.shell.environment import ShellEnvironment
 
 PORT = 30_000
@@ -140,7 +141,7 @@ class HarnessEnvironment(ShellEnvironment):
             InfraError: sandbox or gateway failed.
             InvalidError: the sandbox refused what it was told to start.
         """
-        folder = Path(self._door.enter_context(TemporaryDirectory(prefix=_prefix(self.processes.pool))))
+        folder = Path(self._door.enter_context(TemporaryDirectory(prefix=door_prefix(self.processes.pool))))
         health = GatewayHealth()
         socket = await self._door.enter_async_context(
             model_door(self.gateway_url, asked.api_key, folder / "door", health)
@@ -168,15 +169,10 @@ class HarnessEnvironment(ShellEnvironment):
 
 def sweep_doors(pool: str) -> int:
     """Remove the doors that a killed server of this pool left; return how many. No two servers use a pool at a time."""
-    left = list(Path(gettempdir()).glob(f"{_prefix(pool)}*"))
+    left = list(Path(gettempdir()).glob(f"{door_prefix(pool)}*"))
     for folder in left:
         shutil.rmtree(folder)
     return len(left)
-
-
-def _prefix(pool: str) -> str:
-    """Return how the names of a pool's doors begin."""
-    return f"agentrl-door-{pool}-"
 
 
 def _with(spec: SandboxSpec, harness: Harness, mounts: Sequence[Mount], socket: Path) -> SandboxSpec:

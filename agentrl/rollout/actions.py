@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -34,7 +34,15 @@ class Action:
 
 
 class Form(Protocol):
-    """One way to write actions."""
+    """One way to write actions.
+
+    Attributes:
+        stops: texts after which the policy stops.
+        appended: whether observations are appended to one long reply (`agentrl.rollout.retool`), not messages of their own.
+    """
+
+    stops: Sequence[str]
+    appended: bool
 
     def actions(self, reply: Reply) -> list[Action]:
         """Return a reply's actions, at least one.
@@ -55,6 +63,9 @@ class ToolCalls:
     A reply without a call is the action ``{"text": ...}``.
     """
 
+    stops: Sequence[str] = ()
+    appended = False
+
     def actions(self, reply: Reply) -> list[Action]:
         """See `Form`."""
         calls = reply.message.get("tool_calls") or []
@@ -72,6 +83,9 @@ class ToolCalls:
 class CodeBlock:
     """Exactly one fenced block; its text is the action ``{"code": ...}``."""
 
+    stops: Sequence[str] = ()
+    appended = False
+
     def actions(self, reply: Reply) -> list[Action]:
         """See `Form`."""
         blocks = BLOCK.findall(content_text(reply.message["content"]))
@@ -86,6 +100,9 @@ class CodeBlock:
 
 class Text:
     """The whole reply without its thought: the action ``{"text": ...}``."""
+
+    stops: Sequence[str] = ()
+    appended = False
 
     def actions(self, reply: Reply) -> list[Action]:
         """See `Form`."""

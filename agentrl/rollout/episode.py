@@ -26,6 +26,7 @@ from agentrl.rollout.opening import Opening, opening
 from agentrl.rollout.policy import Policy, turn_of
 from agentrl.rollout.prompts import Conversation, Message, Reply, Speech
 from agentrl.rollout.records import EpisodeRecord
+from agentrl.rollout.retool import AppendedConversation
 from agentrl.rollout.rewards import outcome
 from agentrl.rollout.settings import Settings
 from agentrl.rollout.step_judge import StepJudge, step_question
@@ -117,12 +118,12 @@ class EpisodeRun:
         self._stack = AsyncExitStack()
         self._lent: Episode | None = None
         self._opening: Opening
-        self._conversation: Conversation
+        self._conversation: Conversation | AppendedConversation
         self._first_prompt: list[int] = []
         self._turns: list[Turn] = []
         self._reply: Sample | None = None
         self._ending: str | None = None
-        self._malformed = self._cuts = self._aborts = 0
+        self._malformed = self._cuts = self._aborts = self._calls = 0
         self._prefix_cache = PrefixCacheInfo()
         self._since = self._played = self._outside = 0.0
 
@@ -172,9 +173,12 @@ class EpisodeRun:
             self._lent = lent = await self._stack.enter_async_context(lending)
             seen = await lent.reset(self._seed, timeout_s=settings.step_seconds)
         self._opening = begin = opening(seen)
-        self._conversation = Conversation(
-            self._speech, list(begin.messages), begin.tools, {**self._keywords, **begin.keywords}
-        )
+        keywords = {**self._keywords, **begin.keywords}
+        if begin.form.appended:
+            self._conversation = AppendedConversation(self._speech, list(begin.messages), keywords)
+        else:
+            self._conversation = Conversation(self._speech, list(begin.messages), begin.tools, keywords)
+        self._policy.stop_after(begin.form.stops)
         self._record.write("reset", task_id=self._task_id, seed=self._seed, messages=begin.messages, tools=begin.tools)
         return lent
 
@@ -196,7 +200,7 @@ class EpisodeRun:
         turn = Turn(turn_of(sample), f"{self.name}:{len(self._turns)}")
         prompt_ids, ids = list(turn.sampled.prompt_ids), list(turn.sampled.response_ids)
         before = list(self._conversation.messages)
-        reply = self._speech.read(prompt_ids, ids, self._conversation.tools, len(self._turns))
+        reply = self._conversation.read(prompt_ids, ids, len(self._turns))
         self._conversation.said(prompt_ids, ids, reply)
         self._turns.append(turn)
         self._record.policy(
@@ -275,6 +279,7 @@ class EpisodeRun:
         heard: list[Message] = []
         for action in actions:
             self._record.write("action", t=t, action=action.content)
+            self._calls += "tool" in action.content
             heard.append(self._opening.form.answer(await self._step(lent, action, t), action.call_id))
             if self._ending is not None:
                 break
@@ -316,6 +321,7 @@ class EpisodeRun:
         self._record.write("end", ending=self._ending, outcome=reached, turns=len(turns))
         counts = {
             "malformed": self._malformed,
+            "calls": self._calls,
             "context_cuts": self._cuts,
             "aborts": self._aborts,
             "rendered": self._conversation.rendered,

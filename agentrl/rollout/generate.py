@@ -14,13 +14,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from agentrl.client.http import HttpLeases
-from agentrl.rollout.episode import EpisodeRun
+from agentrl.rollout.episode import EpisodeRun, Result
 from agentrl.rollout.exceptions import EpisodeLost
 from agentrl.rollout.parking import Parking
 from agentrl.rollout.policy import Policy
@@ -42,6 +43,7 @@ logger = logging.getLogger(__name__)
 TICKET = "agent_ticket"
 """Entry of an aborted sample's metadata: under which its episode waits."""
 JUDGED_AT_A_TIME = 16
+Lend = Callable[[Settings], AbstractAsyncContextManager[LeaseService]]
 JUDGE_SECONDS = 120.0
 
 
@@ -93,6 +95,32 @@ async def generate(
         ConfigurationError: flags, variables or the task's name are wrong.
         ConfigError: a variable is invalid.
     """
+    return await generate_in(args, sample, sampling_params, evaluation, lend=service_of)
+
+
+async def generate_in(
+    args: Arguments,
+    sample: Sample,
+    sampling_params: dict[str, Any],
+    evaluation: bool,
+    *,
+    lend: Lend,
+    judged: Callable[[Result], Result] = lambda result: result,
+) -> Sample | list[Sample]:
+    """Do the same with environments of another pool.
+
+    Args:
+        args: of the run.
+        sample: whose metadata or prompt names the task.
+        sampling_params: of its replies.
+        evaluation: whether this is an evaluation.
+        lend: returns the service that lends environments.
+        judged: may change a finished episode before it becomes samples.
+
+    Raises:
+        ConfigurationError: flags, variables or the task's name are wrong.
+        ConfigError: a variable is invalid.
+    """
     if not (args.dynamic_history or evaluation):
         raise ConfigurationError("an episode can become several samples; add --dynamic-history")
     settings = Settings.from_env()
@@ -100,7 +128,7 @@ async def generate(
     run = agents.parking.take(sample.metadata.pop(TICKET, None))
     resumed = run is not None
     for attempt in range(1, settings.tries + 1):
-        run = run or _new_run(args, agents, settings, sample, sampling_params, evaluation)
+        run = run or _new_run(args, agents, settings, sample, sampling_params, evaluation, lend)
         try:
             result = await run.play()
         except EpisodeLost as lost:
@@ -112,7 +140,7 @@ async def generate(
             return await _aborted(args, agents, settings, sample, run)
         notes = {"episode": run.name, "attempts": attempt, "resumed": resumed}
         tokenizer = GenerateState(args).tokenizer
-        return samples_of(args, sample, result, tokenizer, gamma=settings.step_gamma, notes=notes)
+        return samples_of(args, sample, judged(result), tokenizer, gamma=settings.step_gamma, notes=notes)
     sample.status = Sample.Status.ABORTED
     return sample
 
@@ -124,6 +152,7 @@ def _new_run(
     sample: Sample,
     sampling_params: dict[str, Any],
     evaluation: bool,
+    lend: Lend,
 ) -> EpisodeRun:
     task_id = sample.metadata.get("task_id") or sample.prompt
     if not isinstance(task_id, str) or not task_id:
@@ -133,7 +162,7 @@ def _new_run(
         parameters["max_new_tokens"] = settings.max_reply_tokens
     name = f"{'eval' if evaluation else 'train'}-{sample.group_index}-{sample.index}-{secrets.token_hex(4)}"
     return EpisodeRun(
-        service_of(settings),
+        lend(settings),
         Policy(args, sample, parameters, evaluation=evaluation, session_id=name),
         agents.speech,
         settings,

@@ -1,7 +1,7 @@
 """How an environment says that its episode begins: the ``data`` of its first observation.
 
 ``system`` is a system prompt, ``tools`` are OpenAI tools, ``chat_template_kwargs`` are for the chat template. ``actions`` is
-one of `agentrl.rollout.actions.FORMS`: by default ``tool_calls`` with tools, otherwise ``text``. ``messages`` begin the
+one of `FORMS`: by default ``tool_calls`` with tools, otherwise ``text``. ``messages`` begin the
 conversation in place of ``system`` and the observation's text. ``step_seconds`` is the longest that a step may take.
 
 Guarantee: what this loop cannot play is a ConfigurationError, since another lease would not help. Other fields are the
@@ -17,10 +17,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrl.protocol import LONGEST_S, JsonObject, Observation
-from agentrl.rollout.actions import FORMS, Form, text_of
+from agentrl.rollout.actions import FORMS as MESSAGE_FORMS
+from agentrl.rollout.actions import Form, text_of
 from agentrl.rollout.prompts import Message, Tools
+from agentrl.rollout.retool import RetoolText
 from openclaw.messages.text import content_text
 from slime.exceptions import ConfigurationError
+
+FORMS: Mapping[str, Form] = {**MESSAGE_FORMS, "retool_text": RetoolText()}
 
 
 @dataclass(frozen=True)

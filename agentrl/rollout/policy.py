@@ -7,6 +7,7 @@ the engine that has its prefix cached.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from slime.args import Arguments
@@ -56,6 +57,12 @@ class Policy:
     def reply_tokens(self) -> int:
         """Most tokens of a reply."""
         return self._parameters["max_new_tokens"]
+
+    def stop_after(self, texts: Sequence[str]) -> None:
+        """Let replies also end with one of these texts, which stay part of them."""
+        if texts:
+            stops = self._parameters.get("stop") or []
+            self._parameters = {**self._parameters, "stop": [*([stops] if isinstance(stops, str) else stops), *texts]}
 
     def ask(self, prompt_ids: list[int]) -> Sample:
         """Return a reply that has not begun."""

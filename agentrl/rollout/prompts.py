@@ -56,6 +56,11 @@ class Speech:
         thought = REASONING_FORMATS["qwen3"] if "</think>" in template else None
         self.form = ReplyFormat(thought, TOOL_FORMATS[tool_format_of(template)], thought)
 
+    def text(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, without what frames messages."""
+        text = self._vocabulary.detokenizer()
+        return text.push(ids) + text.finish()
+
     def read(self, prompt_ids: Sequence[int], ids: Sequence[int], tools: Tools, turn: int) -> Reply:
         """Return the reply ``ids`` to a prompt as a message; the ids of its calls name the ``turn``."""
         reasoning, calls = self.form.reasoning, self.form.tools
@@ -82,7 +87,7 @@ class Conversation:
 
     Attributes:
         speech: of the model.
-        messages: so far; only `begin`, `said`, `heard` and `replace` change them.
+        messages: so far; only `said`, `heard` and `replace` change them.
         tools: that the model may call.
         keywords: for the chat template.
         rendered: number of prompts after the first that were no extension.
@@ -112,6 +117,10 @@ class Conversation:
                 return extended
             self.rendered += 1
         return self._whole(self.messages, self._replies)
+
+    def read(self, prompt_ids: Sequence[int], ids: Sequence[int], turn: int) -> Reply:
+        """Return the reply ``ids`` to a prompt as a message."""
+        return self.speech.read(prompt_ids, ids, self.tools, turn)
 
     def length_of(self, kept: Sequence[tuple[int | None, Message]]) -> int:
         """Return the number of tokens of the prompt after `replace`."""

@@ -76,6 +76,11 @@ class Renderer:
             except TEMPLATE_ERRORS as error:
                 raise RenderError(f"the chat template refuses the messages: {unmarked(str(error))}") from error
 
+    def encode_text(self, text: str) -> list[int]:
+        """Return the ids of a text on its own; it holds no control token, whatever it spells."""
+        with self._lock:
+            return self._prompts.encode(clean(text))
+
     def render_reply(
         self,
         messages: Sequence[Message],

@@ -129,6 +129,7 @@ async def test_an_aborted_episode_keeps_its_lease_and_goes_on(stage: Raise) -> N
             "attempts": 1,
             "resumed": True,
             "malformed": 0,
+            "calls": 0,
             "context_cuts": 0,
             "aborts": 1,
             "rendered": 0,

@@ -1,0 +1,88 @@
+"""Rows of published data sets as files that runs read: questions with labels, and conversations.
+
+Guarantees: every row that is written can be used; a row that cannot is an error with its number, or is counted if ``skip`` is given. Reads local
+files only: JSON lines, and Parquet with the ``train`` extra.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from agentrl.exceptions import ConfigError
+from agentrl.tasks.toolcall.rows import data_of, question_of, read_rows
+
+QUESTION_COLUMNS = ("prompt", "problem", "question")
+LABEL_COLUMNS = ("label", "answer", "solution", "Answer")
+ROLES = ("system", "user", "assistant", "tool")
+
+
+def read_table(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each row of a file of JSON lines, or of Parquet, with its number.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    if path.suffix != ".parquet":
+        yield from read_rows(path)
+        return
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise ConfigError(f"{path} is Parquet, which needs pyarrow; install it with: pip install pyarrow") from None
+    try:
+        rows = parquet.read_table(path).to_pylist()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}; name a Parquet file") from error
+    yield from enumerate(rows)
+
+
+def question_row(row: Mapping[str, Any], where: str, grader: str) -> dict[str, Any]:
+    """Return a row of DAPO-Math-17k, AIME or the like as ``{"prompt", "label", "metadata"}``.
+
+    Args:
+        row: has a question (``prompt`` as text or messages, ``problem`` or ``question``) and an answer (``label``, ``answer``, or
+            ``reward_model.ground_truth``).
+        where: place of the row, for messages.
+        grader: of the answers.
+
+    Raises:
+        ConfigError: question or answer is missing.
+    """
+    question = next((found for name in QUESTION_COLUMNS if (found := question_of(row.get(name)))), None)
+    model = row.get("reward_model")
+    labels = [model.get("ground_truth") if isinstance(model, Mapping) else None, *(row.get(n) for n in LABEL_COLUMNS)]
+    label = next((each for each in labels if each is not None), None)
+    if isinstance(label, float) and label.is_integer():
+        label = int(label)
+    found = {"prompt": question, "label": label, "metadata": {"grader": grader}}
+    data = data_of(found, where)
+    return {**found, "label": data["answer"]}
+
+
+def conversation_row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return a row of ReTool-SFT or the like as ``{"messages": [{"role", "content"}]}``.
+
+    Args:
+        row: has ``messages`` with ``role`` and ``content``, or ``conversations`` with ``from`` and ``value``.
+        where: place of the row, for messages.
+
+    Raises:
+        ConfigError: there is no conversation that ends with the assistant.
+    """
+    given = row.get("messages") or row.get("conversations")
+    if not isinstance(given, list) or not given:
+        raise ConfigError(f"{where} has no messages; give a list of them")
+    messages: list[dict[str, Any]] = []
+    for message in given:
+        role = message.get("role") or {"human": "user", "gpt": "assistant"}.get(
+            message.get("from"), message.get("from")
+        )
+        content = message.get("content", message.get("value"))
+        if role not in ROLES or not isinstance(content, str):
+            raise ConfigError(f"{where} has a message without a role of {', '.join(ROLES)}, or without text")
+        messages.append({"role": role, "content": content})
+    if messages[-1]["role"] != "assistant":
+        raise ConfigError(f"{where} does not end with the assistant; leave it out")
+    return {"messages": messages}

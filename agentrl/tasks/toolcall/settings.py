@@ -1,0 +1,46 @@
+"""The variables of the environment of tool tasks; the pool's process reads them.
+
+Guarantee: an invalid value is a `ConfigError` that names the variable and says what to type.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from agentrl.exceptions import ConfigError
+from openclaw.config.environment_config import EnvironmentConfig, variable
+from openclaw.exceptions import ConfigError as VariableError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolSettings(EnvironmentConfig):
+    """Values of the variables; see their help."""
+
+    tools_config: str | None = variable(
+        "TOOLS_CONFIG", None, "JSON file with the tools that tasks may have; default: all built-in tools"
+    )
+    data: str | None = variable("TOOLCALL_DATA", None, "JSON lines of a data set that the pool offers as tasks")
+    actions: Literal["tool_calls", "retool_text"] = variable(
+        "TOOLCALL_ACTIONS",
+        "tool_calls",
+        "how the model calls tools: in its own format, or in text with <tool_call>, <code> and <interpreter>",
+    )
+    max_calls: int = variable("TOOLCALL_MAX_CALLS", 16, "calls after which an episode is truncated", minimum=1)
+    allowed_urls: str = variable(
+        "TOOLCALL_ALLOWED_URLS", "", "beginnings of the URLs that tools may reach, separated by spaces"
+    )
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str] = os.environ) -> Self:
+        """Return the settings of an environment.
+
+        Raises:
+            ConfigError: a variable is invalid.
+        """
+        try:
+            return cls.from_env(environment)
+        except VariableError as error:
+            raise ConfigError(str(error)) from error

@@ -1,0 +1,54 @@
+"""A tool that is a web service which ``TOOLCALL_ALLOWED_URLS`` allows.
+
+Guarantees: the address comes from the configuration, never from the agent. Redirects are not followed, proxies and keys of the host are not used,
+and the answer is bounded. A service that does not answer is an error that the agent sees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import httpx
+
+from agentrl.exceptions import InvalidError
+from agentrl.protocol import JsonObject
+from agentrl.tasks.toolcall.tools.interface import World, clipped, shown
+
+MOST_ANSWER = 1 << 18
+MOST_SHOWN = 8192
+
+
+@dataclass(frozen=True)
+class HttpTool:
+    """A service: ``POST`` sends the arguments as JSON, ``GET`` as query parameters."""
+
+    name: str
+    description: str
+    parameters: JsonObject
+    url: str
+    method: Literal["GET", "POST"]
+    seconds: float
+    room: None = None
+
+    async def call(self, arguments: JsonObject, world: World) -> str:
+        """See `agentrl.tasks.toolcall.tools.interface.Tool`."""
+        body = bytearray()
+        try:
+            async with httpx.AsyncClient(timeout=self.seconds, trust_env=False) as client:
+                sent = (
+                    client.stream("POST", self.url, json=arguments)
+                    if self.method == "POST"
+                    else client.stream("GET", self.url, params={key: shown(value) for key, value in arguments.items()})
+                )
+                async with sent as answer:
+                    async for chunk in answer.aiter_bytes():
+                        body += chunk
+                        if len(body) > MOST_ANSWER:
+                            break
+        except httpx.HTTPError as error:
+            raise InvalidError(f"{self.name} does not answer: {type(error).__name__}", code="tool_error") from None
+        text = clipped(bytes(body[:MOST_ANSWER]).decode(errors="replace"), MOST_SHOWN)
+        if answer.is_success:
+            return text
+        raise InvalidError(f"{self.name} answered with status {answer.status_code}: {text}", code="tool_error")

@@ -1,0 +1,217 @@
+"""The tools of an MCP server, by the MCP SDK (extra ``tools``).
+
+A server with a command runs in the episode's ``tools`` sandbox and speaks over its stdin and stdout. A server with a URL runs elsewhere; the URL
+must be allowed by ``TOOLCALL_ALLOWED_URLS``. Guarantees: nothing that a server says is run here. A server that refuses a call is an error that the
+agent sees; one that is lost is an `InfraError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from asyncio import StreamReader, StreamWriter
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from agentrl.exceptions import ConfigError, InfraError, InvalidError
+from agentrl.protocol import JsonObject
+from agentrl.tasks.toolcall.tools.interface import Room, World, clipped
+
+if TYPE_CHECKING:
+    from mcp import Client
+
+CONNECT_S = 60.0
+MOST_SHOWN = 8192
+MISSING = "MCP tools need the MCP SDK; install it with: pip install 'mcp>=2.3,<3'"
+Transport = AbstractAsyncContextManager[Any]
+
+
+@dataclass(frozen=True)
+class McpTool:
+    """One tool of a connected server."""
+
+    name: str
+    description: str
+    parameters: JsonObject
+    connection: McpConnection
+    room: Room | None = None
+
+    async def call(self, arguments: JsonObject, world: World) -> str:
+        """See `agentrl.tasks.toolcall.tools.interface.Tool`."""
+        return await self.connection.call(self.name, arguments)
+
+
+class McpConnection:
+    """A session with one server, owned by a task of its own from `open` to `close`."""
+
+    def __init__(self, label: str, seconds: float) -> None:
+        """Prepare.
+
+        Args:
+            label: of the server, for messages.
+            seconds: time limit of a call.
+        """
+        self._label, self._seconds = label, seconds
+        self._client: Client | None = None
+        self._stop = asyncio.Event()
+        self._owner: asyncio.Task[None] | None = None
+
+    async def open(self, server: Transport | str) -> None:
+        """Connect to a server: the streams to it, or its URL.
+
+        Raises:
+            ConfigError: the SDK is missing.
+            InfraError: the server does not answer.
+        """
+        client_of()
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._owner = asyncio.create_task(self._own(server, ready))
+        await asyncio.wait({self._owner, ready}, timeout=CONNECT_S, return_when=asyncio.FIRST_COMPLETED)
+        if not ready.done():
+            problem = self._owner.exception() if self._owner.done() else None
+            await self.close()
+            reason = _reason(problem) if problem else f"no answer within {CONNECT_S:g} s"
+            raise InfraError(f"the MCP server {self._label} does not start: {reason}", code="mcp_failed") from problem
+
+    async def tools(self, allow: frozenset[str] | None, room: Room | None) -> list[McpTool]:
+        """Return the server's tools; with ``allow`` only those of these names.
+
+        Raises:
+            ConfigError: ``allow`` names a tool that the server does not have.
+            InfraError: the server is lost.
+        """
+        found: dict[str, McpTool] = {}
+        cursor: str | None = None
+        while True:
+            page = await self._asked("list_tools", cursor=cursor)
+            for each in page.tools:
+                found[each.name] = McpTool(each.name, each.description or each.name, each.input_schema, self, room)
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        if allow is None:
+            return [*found.values()]
+        if missing := sorted(allow - found.keys()):
+            raise ConfigError(
+                f"the MCP server {self._label} has no tool {', '.join(missing)}; it has {', '.join(sorted(found)) or 'none'}"
+            )
+        return [tool for name, tool in found.items() if name in allow]
+
+    async def call(self, name: str, arguments: JsonObject) -> str:
+        """Return what a tool answered, as text.
+
+        Raises:
+            InvalidError: the server refuses the call, or takes too long.
+            InfraError: the server is lost.
+        """
+        from mcp import MCPError
+        from mcp_types import CONNECTION_CLOSED
+
+        try:
+            result = await self._asked("call_tool", name, arguments)
+        except TimeoutError:
+            raise InvalidError(f"{name} took more than {self._seconds:g} s", code="tool_timeout") from None
+        except MCPError as error:
+            if error.code == CONNECTION_CLOSED:
+                raise InfraError(f"the MCP server {self._label} ended", code="mcp_failed") from error
+            raise InvalidError(f"{name}: {error}", code="tool_error") from None
+        text = clipped("\n".join(map(_text, result.content)), MOST_SHOWN)
+        if result.is_error:
+            raise InvalidError(text or f"{name} failed", code="tool_error")
+        return text or json.dumps(result.structured_content, ensure_ascii=False)
+
+    async def close(self) -> None:
+        """End the session; a second call does nothing."""
+        self._stop.set()
+        if self._owner is not None:
+            with suppress(BaseException):
+                await asyncio.wait_for(asyncio.shield(self._owner), CONNECT_S)
+            self._owner.cancel()
+            self._owner = None
+
+    async def _asked(self, method: str, *values: Any, **named: Any) -> Any:
+        """Call a method of the client; it fails at once if the session ends meanwhile."""
+        if self._client is None or self._owner is None or self._owner.done():
+            raise InfraError(f"the MCP server {self._label} is gone", code="mcp_failed")
+        asked = asyncio.ensure_future(getattr(self._client, method)(*values, **named))
+        try:
+            async with asyncio.timeout(self._seconds):
+                await asyncio.wait({asked, self._owner}, return_when=asyncio.FIRST_COMPLETED)
+            if not asked.done():
+                raise InfraError(f"the MCP server {self._label} ended", code="mcp_failed")
+            return asked.result()
+        finally:
+            asked.cancel()
+
+    async def _own(self, server: Transport | str, ready: asyncio.Future[None]) -> None:
+        async with client_of()(server) as self._client:
+            ready.set_result(None)
+            await self._stop.wait()
+
+
+def client_of() -> type[Client]:
+    """Return the SDK's client.
+
+    Raises:
+        ConfigError: the SDK is missing.
+    """
+    try:
+        from mcp import Client
+    except ImportError:
+        raise ConfigError(MISSING) from None
+    return Client
+
+
+@asynccontextmanager
+async def lines_transport(reader: StreamReader, writer: StreamWriter) -> AsyncIterator[Any]:
+    """Yield the SDK's two streams over lines of JSON, as an MCP server's stdout and stdin have them."""
+    import anyio
+    from mcp.shared.message import SessionMessage
+    from mcp_types import jsonrpc_message_adapter
+
+    heard_in, heard = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    said, said_out = anyio.create_memory_object_stream[SessionMessage](0)
+
+    async def read() -> None:
+        async with heard_in:
+            with suppress(OSError, ValueError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+                while line := await reader.readline():
+                    try:
+                        message: SessionMessage | Exception = SessionMessage(
+                            jsonrpc_message_adapter.validate_json(line, by_name=False)
+                        )
+                    except ValueError as error:
+                        message = error
+                    await heard_in.send(message)
+
+    async def write() -> None:
+        async with said_out:
+            with suppress(OSError):
+                async for message in said_out:
+                    text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+                    writer.write(text.encode() + b"\n")
+                    await writer.drain()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(read)
+        group.start_soon(write)
+        try:
+            yield heard, said
+        finally:
+            heard.close()
+            said.close()
+            group.cancel_scope.cancel()
+
+
+def _text(content: Any) -> str:
+    """Return a content block as text; what is no text is named."""
+    return content.text if content.type == "text" else f"[{content.type}]"
+
+
+def _reason(error: BaseException) -> str:
+    """Return the first error in a group of them."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"
