@@ -146,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"plan     {options.task}: {options.updates} updates of {sizes.prompts} x {sizes.samples} episodes, {kind}"
         )
         print(f"run      {options.run_dir}")
-        print("dry run: nothing was started")
+        print("dry run: the plan is valid, nothing was started")
         return 0
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)

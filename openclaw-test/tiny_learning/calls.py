@@ -96,6 +96,7 @@ TOOLCALL = TaskSet(
     task=lambda family, split, number: task_name(family, "heldout" if split == "heldout" else "train", number),
     trace=trace,
     answer=_answer,
+    quoted=True,
     sources=(
         "openclaw-test/tiny_learning/calls.py",
         "agentrl/tasks/toolcall/draft.py",

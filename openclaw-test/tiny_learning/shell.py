@@ -88,5 +88,11 @@ TERMINAL = TaskSet(
     task=lambda family, split, number: task_name(family, "heldout" if split == "heldout" else "train", number),
     trace=trace,
     answer=lambda task: call("bash", {"command": command_of(task)}),
-    sources=("openclaw-test/tiny_learning/shell.py", "agentrl/tasks/shell/families/easy.py", "agentrl/tasks/shell/draft.py", "agentrl/tasks/shell/tools.py"),
+    quoted=False,
+    sources=(
+        "openclaw-test/tiny_learning/shell.py",
+        "agentrl/tasks/shell/families/easy.py",
+        "agentrl/tasks/shell/draft.py",
+        "agentrl/tasks/shell/tools.py",
+    ),
 )

@@ -17,7 +17,6 @@ from agentrl.protocol import JsonObject, Observation
 from agentrl.rollout.opening import opening
 from agentrl.rollout.prompts import Message, Tools
 
-
 ECHOED = 5
 """Names that an echo repeats."""
 
@@ -60,6 +59,7 @@ class TaskSet:
         task: the name of a task, from its family, split and number.
         trace: an episode of an agent on a task, by its name; a careless one, or one that makes no mistake.
         answer: the first right step of a task, by its name.
+        quoted: whether calls have names in quotes.
         sources: files that shape the traces; they are part of the warm start's cache key.
     """
 
@@ -70,6 +70,7 @@ class TaskSet:
     task: Callable[[str, str, int], str]
     trace: Callable[[Random, str, bool], Trace]
     answer: Callable[[str], str]
+    quoted: bool
     sources: Sequence[str]
 
     @property
@@ -83,12 +84,16 @@ def bare(trace: Trace) -> Trace:
     return Trace([message for message in trace.messages if message["role"] == "user"], (), trace.steps)
 
 
-def echo(rng: Random, traces: Sequence[Trace]) -> Trace:
-    """Return a conversation in which names of several tasks are repeated."""
-    said = " ".join(message["content"] for trace in traces for message in trace.messages if message["role"] == "user")
-    names = [word.strip(".,") for word in said.split() if any(letter.isdigit() for letter in word)]
+def echo(rng: Random, traces: Sequence[Trace], quoted: bool) -> Trace:
+    """Return a conversation in which names of several tasks are repeated, as calls have them: after a space, or in quotes."""
+    said = [trace.messages[-1]["content"].strip() for trace in traces]
+    words = [(word.strip(".,?"), trace) for text, trace in zip(said, traces, strict=True) for word in text.split()]
+    if quoted:
+        names = list(dict.fromkeys(word for word, trace in words if word in trace.steps[0].text.split('"')))
+        return Trace([{"role": "user", "content": " ".join(said)}], (), [Step(json.dumps(names), "", "", good=True)])
+    names = [word for word, _ in words if any(letter.isdigit() for letter in word)]
     told = " " + " ".join(rng.sample(names, min(len(names), ECHOED)))
-    return Trace([{"role": "user", "content": told}], (), [Step(told, "", "", True)])
+    return Trace([{"role": "user", "content": told}], (), [Step(told, "", "", good=True)])
 
 
 def call(tool: str, arguments: Mapping[str, Any]) -> str:

@@ -28,6 +28,8 @@ EVALUATED_TWICE = 2
 CONTEXT, REPLY = 1024, 96
 """Most tokens of an episode, and of a reply."""
 TURNS = 6
+TEMPERATURE = 0.6
+"""Of policy and judge; the warm start is measured with the same (`tiny_models.sampling.TEMPERATURE`)."""
 
 
 @dataclass(frozen=True)
@@ -97,13 +99,30 @@ class Plan:
             *("--num-rollout", self.updates, "--rollout-batch-size", sizes.prompts),
             *("--n-samples-per-prompt", sizes.samples, "--advantage-estimator", "grpo"),
             *("--rollout-max-context-len", CONTEXT, "--rollout-max-response-len", REPLY),
-            *("--lr", sizes.rate, "--weight-decay", "0", "--use-dynamic-batch-size", "--max-tokens-per-gpu", "8192"),
+            *(
+                "--lr",
+                sizes.rate,
+                "--rollout-temperature",
+                TEMPERATURE,
+                "--weight-decay",
+                "0",
+                "--use-dynamic-batch-size",
+                "--max-tokens-per-gpu",
+                "8192",
+            ),
             *("--eval-interval", self.updates, "--eval-prompt-data", "heldout", heldout),
             *("--n-samples-per-eval-prompt", EVALUATED_TWICE, "--sglang-context-length", "2048"),
         ]
         if self.process_reward:
             words += ["--prm-enable", "--prm-num-gpus", "1", "--prm-model-path", self.model, "--prm-m", sizes.votes]
-            words += ["--prm-temperature", "0.6", "--prm-max-new-tokens", "40", "--prm-step-coef", sizes.judge_weight]
+            words += [
+                "--prm-temperature",
+                TEMPERATURE,
+                "--prm-max-new-tokens",
+                "40",
+                "--prm-step-coef",
+                sizes.judge_weight,
+            ]
         return [str(word) for word in words]
 
     def variables(self, pool_url: str) -> dict[str, str]:

@@ -27,6 +27,7 @@ from tiny_models.train import Settings, new_model, train
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from agentrl.rollout.step_judge import SYSTEM
 from openclaw.judge.answers import read_vote
 from tiny_learning.encode import Coder, padded
 from tiny_learning.traces import TaskSet, Trace, bare, echo
@@ -43,11 +44,15 @@ FIRST_NUMBER, LAST_NUMBER = 1000, 900_000
 JUDGED_SHARE = 0.2
 """Share of the conversations that ask the judge."""
 POOL = 600
-SHORT_POOLS = 18
+SHORT_POOLS = 8
 """Pools of short conversations at the beginning."""
 BATCH_TOKENS = 3072
-STEPS = 1400
-RATE = 5e-3
+STEPS, RATE = 550, 6e-3
+EXTRA_ROUNDS, EXTRA_STEPS, EXTRA_RATE = 4, 200, 4e-3
+"""More training of a model that has not passed the gate."""
+NOT_LETTERS = "\u0120-/'\"("
+"""What a token may have before its word; the first one stands for a space."""
+SLIGHT = 0.3
 LEAST, MOST = 0.2, 0.5
 JUDGED = 0.9
 MEASURED = 128
@@ -114,7 +119,7 @@ def batches(tasks: TaskSet, coder: Coder, rng: random.Random) -> Iterator[tuple[
 def _short(tasks: TaskSet, coder: Coder, rng: random.Random) -> Encoded:
     """Return a short conversation that has much to copy: heads that copy form sooner on these."""
     if rng.random() < 0.5:
-        return coder.policy(echo(rng, [drawn(tasks, rng)[1] for _ in range(3)]))
+        return coder.policy(echo(rng, [drawn(tasks, rng, careless=False)[1] for _ in range(4)], tasks.quoted))
     return coder.policy(bare(drawn(tasks, rng, careless=False)[1]))
 
 
@@ -125,12 +130,10 @@ def _one(tasks: TaskSet, coder: Coder, rng: random.Random) -> Encoded:
     return coder.policy(trace)
 
 
-def build_tokenizer(tasks: TaskSet) -> PreTrainedTokenizerFast:
-    """Return a byte-level BPE of the traces' own words, digits apart."""
+def build_tokenizer(tasks: TaskSet, traces: int = 3000) -> PreTrainedTokenizerFast:
+    """Return a byte-level BPE of the words of so many traces, digits apart."""
     rng, texts = random.Random(0), list[str]()
-    from agentrl.rollout.step_judge import SYSTEM
-
-    for number in range(3000):
+    for number in range(traces):
         _, trace = drawn(tasks, rng)
         heads = [*(f"{message['role']}\n{message['content']}" for message in trace.messages), SYSTEM]
         tools = [
@@ -182,32 +185,54 @@ def measure(tasks: TaskSet, model: Any, tokenizer: Any, coder: Coder) -> dict[st
     return {name: round(value, 4) for name, value in told.items()}
 
 
-def _make(tasks: TaskSet, folder: Path, name: str, say: Callable[[str], None]) -> None:
-    started = time.monotonic()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(min(2, len(os.sched_getaffinity(0))))
-    try:
-        tokenizer = build_tokenizer(tasks)
-        coder, settings = Coder(tokenizer), Settings()
-        model = new_model(tokenizer, settings, 0)
+def _alike(model: Any, tokenizer: Any) -> None:
+    """Let a word begin with one embedding, whatever sign is before it, so that copying it into quotes is no other word."""
+    weights = model.get_input_embeddings().weight.data
+    first: dict[str, int] = {}
+    for token, number in sorted(tokenizer.get_vocab().items(), key=lambda pair: pair[1]):
+        word = token.lstrip(NOT_LETTERS)
+        if len(word) > 1 and word.isalpha():
+            weights[number] = weights[first.setdefault(word, number)] + SLIGHT * weights[number]
 
-        def told(step: int, loss: float) -> None:
-            if step % 100 == 0:
-                say(f"warm start: step {step} of {STEPS}, loss {loss:.3f}")
 
-        train(model, batches(tasks, coder, random.Random(0)), steps=STEPS, learning_rate=RATE, on_step=told)
-        metrics = measure(tasks, model, tokenizer, coder)
-    finally:
-        torch.set_num_threads(threads)
-    say(f"warm start: {metrics}")
-    problems = []
+def failures(metrics: dict[str, float]) -> list[str]:
+    """Return what keeps a model from being used."""
+    problems: list[str] = []
     if not LEAST <= metrics["first_step_right"] <= MOST:
         problems.append(f"the first step is right in {metrics['first_step_right']}, not in {LEAST} to {MOST}")
     if metrics["judge_right"] < JUDGED:
         problems.append(f"the judge is right in {metrics['judge_right']}, {JUDGED} needed")
-    if problems:
-        raise WarmStartError("; ".join(problems))
+    return problems
+
+
+def _make(tasks: TaskSet, folder: Path, name: str, say: Callable[[str], None]) -> None:
+    started = time.monotonic()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the matrices are small
+    try:
+        tokenizer = build_tokenizer(tasks)
+        coder, settings = Coder(tokenizer), Settings()
+        model = new_model(tokenizer, settings, 0)
+        _alike(model, tokenizer)
+
+        stream, total = batches(tasks, coder, random.Random(0)), 0
+
+        def told(step: int, loss: float) -> None:
+            if step % 50 == 0:
+                say(f"warm start: step {total + step}, loss {loss:.3f}")
+
+        for steps, rate in ((STEPS, RATE), *[(EXTRA_STEPS, EXTRA_RATE)] * EXTRA_ROUNDS):
+            train(model, stream, steps=steps, learning_rate=rate, on_step=told)
+            total += steps
+            metrics = measure(tasks, model, tokenizer, coder)
+            say(f"warm start: {metrics}")
+            if not (problems := failures(metrics)):
+                break
+        else:
+            raise WarmStartError(f"after {total} steps {'; '.join(problems)}")
+    finally:
+        torch.set_num_threads(threads)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    note = {"key": name, "steps": STEPS, "seconds": round(time.monotonic() - started, 1), **metrics}
+    note = {"key": name, "steps": total, "seconds": round(time.monotonic() - started, 1), **metrics}
     (folder / "warm_start.json").write_text(json.dumps(note, indent=1) + "\n")

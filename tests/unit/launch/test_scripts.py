@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import agent_demo
+import agent_learning
 import demo
 import pytest
 import run_eval
@@ -39,7 +40,9 @@ EXAMPLE, EVALUATION, SERVER, JUDGE = (
     "openclaw-test/launch_user_llm.sh",
     "openclaw-test/run_judge_eval.sh",
 )
+LEARNING = ["toolcall-rl/run_tiny_cpu.sh"]
 OTHERS = {
+    **dict.fromkeys(LEARNING, ""),
     EXAMPLE: "",
     EVALUATION: "--model-path m --eval-tasks conversation",
     SERVER: "--model-path m --device cpu",
@@ -186,6 +189,15 @@ def test_pool_and_driver_take_what_the_demo_of_an_agent_tells_them(script: str, 
     plan = plan_of(driver, tasks)
     assert (plan.group_size, plan.parallel, plan.groups) == (agent_demo.GROUP, pool.slots, None)
     check_plan(plan, driver.timeout_s)
+
+
+@pytest.mark.parametrize("script", LEARNING)
+def test_a_script_of_learning_agents_shows_its_plan(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = shell_parts()[script][0][3:]
+    assert agent_learning.main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"plan     {script.split('-')[0]}: 16 updates")
+    assert lines[-1] == "dry run: the plan is valid, nothing was started"
 
 
 @pytest.mark.parametrize("number", demo.STOP_SIGNALS)
