@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tool_sandbox import PythonSandbox, ToolRegistry
 
 from agentrl.environment import Task
 from agentrl.exceptions import ConfigError, InfraError, InvalidError
@@ -292,3 +293,15 @@ async def test_a_server_over_http(
     finally:
         process.kill()
         await process.wait()
+
+
+async def test_tools_outside_of_an_episode() -> None:
+    """``tool_sandbox``: a registry, and the code interpreter alone."""
+    async with ToolRegistry() as registry:
+        assert [each["function"]["name"] for each in registry.get_tool_specs()] == ["code_interpreter"]  # pyright: ignore[reportIndexIssue,reportCallIssue,reportArgumentType]
+        assert await registry.execute_tool("code_interpreter", {"code": "print(6 * 7)"}) == "42"
+        assert (await registry.execute_tool("shell", {})).startswith("Error: there is no tool")
+    async with PythonSandbox(timeout=2, stateful=True) as sandbox:
+        assert await sandbox.execute_code("x = 1") == "[no output]"
+        assert await sandbox.execute_code("print(x)") == "1"
+        assert "[ended after 2 s]" in await sandbox.execute_code("while True: pass")

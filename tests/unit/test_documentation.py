@@ -10,12 +10,14 @@ from pathlib import Path
 
 import reference_pages
 from chat import AGENT_KEY
+from generate_with_retool import ToolcallConfig
 from simulated_users.llm import KEY_VARIABLE as USER_LLM_KEY
 
 from agentrl.bridges.verifiers import PATH_VARIABLE, PYTHON_VARIABLE
 from agentrl.rollout.settings import Settings
 from agentrl.sandbox.remote import DOMAIN_VARIABLE as E2B_DOMAIN_VARIABLE
 from agentrl.sandbox.remote import KEY_VARIABLE as E2B_KEY_VARIABLE
+from agentrl.tasks.toolcall.settings import ToolSettings
 from agentrl.web.options import KEY_VARIABLE
 from openclaw.config.runtime import HYGIENE_RULES
 from openclaw.config.runtime_variables import VARIABLES
@@ -57,7 +59,7 @@ LONGEST_LINE = 100
 
 def pages(repository: Path) -> list[Path]:
     """Return every page that is written by hand."""
-    folders = ["", "instructions", *(folder.name for folder in repository.glob("openclaw-*"))]
+    folders = ["", "instructions", "toolcall-rl", *(folder.name for folder in repository.glob("openclaw-*"))]
     return [page for folder in folders for page in (repository / folder).glob("*.md") if page.name != "LOG.md"]
 
 
@@ -171,7 +173,8 @@ def test_every_variable_in_the_documentation_exists(repository: Path) -> None:
     scripts = [repository / "scripts" / "launch.sh", *(repository / "slime" / "scripts" / "models").glob("*.sh")]
     shell = "".join(path.read_text() for path in scripts)
     of_methods = (variable for method in methods_of() for variable in method.config.variables())
-    of_agents = Settings.variables()
+    of_agents = (*Settings.variables(), *ToolSettings.variables(), *ToolcallConfig.variables())
+    of_scripts = "".join(path.read_text() for path in (repository / "toolcall-rl").glob("*.sh"))
     known = {name for variable in (*VARIABLES, *LAUNCH_VARIABLES, *of_methods, *of_agents) for name in variable.names}
     others = {
         "PYTHONPATH",
@@ -181,6 +184,7 @@ def test_every_variable_in_the_documentation_exists(repository: Path) -> None:
         "METHOD",
         "MODEL",
         *re.findall(r"[A-Z]+_ARGS\w*", shell),
+        *re.findall(r"\$\{([A-Z_]+):[-+]", of_scripts),
         "LEDGER",
         "FILE",
         "ID",

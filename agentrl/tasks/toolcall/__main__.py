@@ -19,8 +19,8 @@ from agentrl.exceptions import AgentError, ConfigError
 from agentrl.processes.ledger import ProcessLedger
 from agentrl.processes.owned import Processes
 from agentrl.tasks.toolcall.conversations import solved
-from agentrl.tasks.toolcall.environment import TASKS_PER_FAMILY, ToolCallEnvironment
-from agentrl.tasks.toolcall.families import FAMILIES, HELD_OUT
+from agentrl.tasks.toolcall.environment import TASKS_PER_FAMILY, ToolCallEnvironment, offered
+from agentrl.tasks.toolcall.families import FAMILIES
 from agentrl.tasks.toolcall.generate import SPLITS, parse_name, task_name
 from slime.utils.command_line import CommandLine
 
@@ -44,7 +44,12 @@ def build_parser() -> CommandLine:
         command.add_argument("file", type=Path, metavar="FILE", help="file to write; it must not exist")
     for command in (ids, prompts, sft):
         add = command.add_argument
-        add("--family", action="append", choices=[*FAMILIES], help="repeat it for more (default: all of the split)")
+        add(
+            "--family",
+            action="append",
+            choices=[*FAMILIES],
+            help="repeat it for more (default: all that TOOLS_CONFIG has the tools for)",
+        )
         add("--split", choices=SPLITS, default="train", help="which tasks (%(default)s)")
         add("--first", type=int, default=0, metavar="N", help="number of the first task (%(default)s)")
         add("--count", type=int, default=1, metavar="N", help="tasks per family (%(default)s)")
@@ -77,7 +82,7 @@ def names_of(options: argparse.Namespace) -> list[str]:
     Raises:
         ConfigError: a number is out of range, or a family has no task of the split.
     """
-    chosen = options.family or [each for each in FAMILIES if options.split == "heldout" or each not in HELD_OUT]
+    chosen = options.family or offered(ToolCallEnvironment.config(), options.split)
     numbers = range(options.first, options.first + options.count)
     names = [task_name(family, options.split, number) for family in chosen for number in numbers]
     for name in names:

@@ -6,7 +6,7 @@ answer. Calls bound themselves, and the environment says how long one may take, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from agentrl.sandbox.bubblewrap import Bubblewrap
 from agentrl.sandbox.interface import Sandbox
 from agentrl.tasks.toolcall.config import ToolConfig, read_config
 from agentrl.tasks.toolcall.draft import Draft, Tables
-from agentrl.tasks.toolcall.generate import SPLITS, families_of, generate, task_name
+from agentrl.tasks.toolcall.generate import SPLITS, Split, families_of, generate, task_name
 from agentrl.tasks.toolcall.grading import answer_of, is_right
 from agentrl.tasks.toolcall.prompts import opening_data
 from agentrl.tasks.toolcall.rows import draft_of, tasks_of
@@ -63,15 +63,13 @@ class ToolCallEnvironment(Environment):
             rows = tasks_of(Path(settings.data))
             weights = weight_of(config, draft_of(rows[0].data, config.builtin).tools) if rows else PURE_WEIGHT
             return [Task(task.id, task.data, weights) for task in rows]
-        offered: list[Task] = []
-        for split in SPLITS:
-            for family in families_of(split):
-                needs = generate(task_name(family, split, 0)).tools
-                if set(needs) <= config.builtin.keys():
-                    weight = weight_of(config, needs)
-                    numbers = range(TASKS_PER_FAMILY[split])
-                    offered += [Task(task_name(family, split, number), weight=weight) for number in numbers]
-        return offered
+        return [
+            Task(task_name(family, split, number), weight=weight)
+            for split in SPLITS
+            for family in offered(config, split)
+            for weight in (weight_of(config, needs(family)),)
+            for number in range(TASKS_PER_FAMILY[split])
+        ]
 
     @classmethod
     def settings(cls) -> ToolSettings:
@@ -158,6 +156,16 @@ class ToolCallEnvironment(Environment):
         assert self.provider is not None
         assert self._toolbox is not None
         return await self.provider.start(self._toolbox.spec(room), self.processes)
+
+
+def needs(family: str) -> Sequence[str]:
+    """Return the built-in tools that a family's tasks have."""
+    return generate(task_name(family, "heldout", 0)).tools
+
+
+def offered(config: ToolConfig, split: Split) -> list[str]:
+    """Return the families of a split whose tools a configuration has."""
+    return [family for family in families_of(split) if set(needs(family)) <= config.builtin.keys()]
 
 
 def weight_of(config: ToolConfig, names: Iterable[str]) -> Weight:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 import train
 
 from slime.args import Arguments
@@ -18,7 +19,7 @@ from slime.arguments.placement import EngineSpec, Placement
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.memory_calls import CACHE, WEIGHTS
 from slime.exceptions import DataUsedError, EngineError, RankLostError
-from slime.ray import run as run_module
+from slime.ray import run_start
 from slime.ray.gpu_alternation import GpuAlternation
 from slime.ray.placement import ReservedPlacement
 from slime.ray.restarts import Restarts
@@ -26,6 +27,7 @@ from slime.ray.rollout import RolloutManager
 from slime.ray.run import Run, Stopped
 from slime.ray.run_state import Phase, RunLife
 from slime.rollout.foreign_data_source import ForeignDataSource
+from slime.utils import logging_utils
 from slime.utils.paused import pause
 from slime.utils.rollback import ask_rollback, asked_rollback
 
@@ -97,10 +99,10 @@ class Recorder:
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     made = Recorder()
-    monkeypatch.setattr(run_module.ray, "get", lambda reference: reference)
-    monkeypatch.setattr(run_module.ray, "wait", lambda references, timeout: (references, []))
-    monkeypatch.setattr(run_module, "Trainer", made.trainer)
-    monkeypatch.setattr(run_module.logging_utils, "log", lambda *_, **__: None)
+    monkeypatch.setattr(ray, "get", lambda reference: reference)
+    monkeypatch.setattr(ray, "wait", lambda references, timeout: (references, []))
+    monkeypatch.setattr(run_start, "Trainer", made.trainer)
+    monkeypatch.setattr(logging_utils, "log", lambda *_, **__: None)
     return made
 
 
@@ -408,7 +410,7 @@ def signalled_while_it_waits(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         run.stop._handle(15, None)
         return [], references
 
-    monkeypatch.setattr(run_module.ray, "wait", wait)
+    monkeypatch.setattr(ray, "wait", wait)
 
 
 def test_a_signal_ends_a_run_whose_engines_do_not_fall_asleep(

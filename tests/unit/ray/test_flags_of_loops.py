@@ -15,9 +15,10 @@ from slime.args import Arguments
 from slime.arguments.checkpoint import LATEST
 from slime.arguments.placement import Placement
 from slime.exceptions import ConfigurationError, DataUsedError
-from slime.ray import run as run_module
+from slime.ray import run_start
 from slime.ray.placement import ReservedPlacement
 from slime.ray.run import Run
+from slime.utils import logging_utils
 
 
 class Loop:
@@ -119,11 +120,11 @@ def started(monkeypatch: pytest.MonkeyPatch, **flags: Any) -> tuple[Run, list[in
         return contextlib.nullcontext()
 
     nowhere = ReservedPlacement(Placement((), (0,), ()), None, ())
-    monkeypatch.setattr(run_module, "ray_cluster", cluster)
-    monkeypatch.setattr(run_module, "create_placement", lambda args, stop: nowhere)
-    monkeypatch.setattr(run_module, "release_placement", lambda reserved: None)
-    monkeypatch.setattr(run_module, "create_rollout_manager", lambda args, reserved: Manager())
-    monkeypatch.setattr(run_module.logging_utils, "init_tracking", lambda args: None)
+    monkeypatch.setattr(run_start, "ray_cluster", cluster)
+    monkeypatch.setattr(run_start, "create_placement", lambda args, stop: nowhere)
+    monkeypatch.setattr(run_start, "release_placement", lambda reserved: None)
+    monkeypatch.setattr(run_start, "create_rollout_manager", lambda args, reserved: Manager())
+    monkeypatch.setattr(logging_utils, "init_tracking", lambda args: None)
     run = Run(
         Arguments(
             debug_rollout_only=True, rollout_num_gpus=1, rollout_global_dataset=False, run_dir="/nowhere", **flags
@@ -157,9 +158,9 @@ def test_checkpoints_that_another_run_wrote_while_this_one_waited_for_gpus_are_k
         (tmp_path / LATEST).write_text("2")
         return ReservedPlacement(Placement((0,), (), ()), None, ())
 
-    monkeypatch.setattr(run_module, "ray_cluster", lambda *_, **__: contextlib.nullcontext())
-    monkeypatch.setattr(run_module, "create_placement", wait)
-    monkeypatch.setattr(run_module, "create_rollout_manager", lambda *_: pytest.fail("it started"))
+    monkeypatch.setattr(run_start, "ray_cluster", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(run_start, "create_placement", wait)
+    monkeypatch.setattr(run_start, "create_rollout_manager", lambda *_: pytest.fail("it started"))
     run = Run(Arguments(save=str(tmp_path), rollout_global_dataset=False, rollout_num_gpus=1))
     monkeypatch.setattr(run.stop, "install", lambda: None)
     with pytest.raises(ConfigurationError, match="holds checkpoints of an earlier run; add --resume"), run:

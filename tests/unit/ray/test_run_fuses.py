@@ -10,7 +10,7 @@ import pytest
 from slime.args import Arguments
 from slime.exceptions import RankLostError
 from slime.observability.metric_utils import STEPS
-from slime.ray import run as run_module
+from slime.ray import run_weights
 from slime.ray.fuses import Fuses
 from slime.ray.report import Step, Trained
 from slime.ray.run import Run
@@ -34,7 +34,7 @@ def make_run(world: World, monkeypatch: pytest.MonkeyPatch, *, where: str = "los
     run.args.fuses = fuses
     run._fuses = Fuses(run.args)
     manager: Any = run._processes.manager
-    monkeypatch.setattr(run_module, "_POLL_SECONDS", 0.001)
+    monkeypatch.setattr(run_weights, "POLL_SECONDS", 0.001)
     monkeypatch.setattr(
         manager,
         "on_step_refused",

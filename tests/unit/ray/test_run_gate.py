@@ -8,9 +8,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
+import ray
 
 from slime.exceptions import PluginError, RankLostError
-from slime.ray import run as run_module
+from slime.ray import run_start
 from slime.ray.decisions import Decisions
 from slime.ray.gate import Gate
 from slime.ray.run import Run
@@ -120,9 +121,9 @@ def run(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """A run with the plugin above and four rollouts."""
     EVENTS.clear()
     ACTIONS.clear()
-    monkeypatch.setattr(run_module, "Trainer", lambda args, reserved: make_trainer(world, args))
-    monkeypatch.setattr(run_module.ray, "wait", wait_for)
-    monkeypatch.setattr(run_module.ray, "get", lambda it: it.result() if isinstance(it, Future) else value_of(it))
+    monkeypatch.setattr(run_start, "Trainer", lambda args, reserved: make_trainer(world, args))
+    monkeypatch.setattr(ray, "wait", wait_for)
+    monkeypatch.setattr(ray, "get", lambda it: it.result() if isinstance(it, Future) else value_of(it))
     run = test_run_restart.make_run(world, interval=100)
     run.args.before_push_path = f"{__name__}.decide"
     run._gate = Gate(run.args, run._processes, run._look_after)

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 from ray.exceptions import RayTaskError
 
 from slime.args import Arguments
 from slime.exceptions import ConfigurationError, TrainerError
-from slime.ray import run as run_module
 from slime.ray.execute import execute
 from slime.ray.gpu_alternation import push_is_due
 from slime.ray.pushes import PUSH_ATTEMPTS
@@ -45,8 +45,8 @@ class Trainer:
 
 
 def make_run(monkeypatch: pytest.MonkeyPatch, trainer: Trainer, revived: list[int]) -> Run:
-    monkeypatch.setattr(run_module.ray, "get", lambda reference: reference)
-    monkeypatch.setattr(run_module.ray, "wait", lambda references, timeout: (references, []))
+    monkeypatch.setattr(ray, "get", lambda reference: reference)
+    monkeypatch.setattr(ray, "wait", lambda references, timeout: (references, []))
     run = Run(Arguments(save=None, debug_train_only=False))
     run._processes.trainer = trainer  # type: ignore[assignment]
     run._processes.manager = SimpleNamespace(

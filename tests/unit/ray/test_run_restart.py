@@ -9,19 +9,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from slime.args import Arguments
 from slime.arguments.placement import Placement
 from slime.exceptions import ConfigurationError, LostError, ManagerLostError, NodeLostError, RankLostError, TrainerError
 from slime.ray import execute as execute_module
-from slime.ray import run as run_module
+from slime.ray import run_start
 from slime.ray.execute import execute
 from slime.ray.placement import ReservedPlacement
 from slime.ray.restarts import Restarts, death_line
 from slime.ray.run import Run, Stopped
 from slime.ray.run_processes import RunProcesses
 from slime.ray.run_state import Phase, RunLife
+from slime.utils import logging_utils
 
 NOWHERE = ReservedPlacement(Placement((0,), (), ()), None, ())
 
@@ -129,10 +131,10 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
             raise reference
         return reference
 
-    monkeypatch.setattr(run_module.ray, "get", get)
-    monkeypatch.setattr(run_module.ray, "wait", lambda references, timeout: (references, []))
-    monkeypatch.setattr(run_module, "create_rollout_manager", world.manager)
-    monkeypatch.setattr(run_module, "Trainer", world.trainer)
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(ray, "wait", lambda references, timeout: (references, []))
+    monkeypatch.setattr(run_start, "create_rollout_manager", world.manager)
+    monkeypatch.setattr(run_start, "Trainer", world.trainer)
     monkeypatch.setattr(Run, "_report", lambda *_: None)
     return world
 
@@ -260,12 +262,12 @@ def test_a_signal_during_a_loss_ends_the_run_without_a_restart(world: World) -> 
 def start(world: World, monkeypatch: pytest.MonkeyPatch, **values: Any) -> Run:
     """A run that goes through its start."""
     run = make_run(world, **values)
-    monkeypatch.setattr(run_module, "missing_at_start", lambda args: [])
-    monkeypatch.setattr(run_module, "describe_placement", lambda args: NOWHERE.placement)
-    monkeypatch.setattr(run_module, "create_placement", lambda args, stop: NOWHERE)
-    monkeypatch.setattr(run_module, "ray_cluster", lambda args, **_: contextlib.nullcontext())
-    monkeypatch.setattr(run_module, "backend_line", lambda args: "")
-    monkeypatch.setattr(run_module.logging_utils, "init_tracking", lambda args: None)
+    monkeypatch.setattr(run_start, "missing_at_start", lambda args: [])
+    monkeypatch.setattr(run_start, "describe_placement", lambda args: NOWHERE.placement)
+    monkeypatch.setattr(run_start, "create_placement", lambda args, stop: NOWHERE)
+    monkeypatch.setattr(run_start, "ray_cluster", lambda args, **_: contextlib.nullcontext())
+    monkeypatch.setattr(run_start, "backend_line", lambda args: "")
+    monkeypatch.setattr(logging_utils, "init_tracking", lambda args: None)
     run.args = run.args.changed(rollout_external_engine_addrs=["10.0.0.1:30000"])
     monkeypatch.setattr(run.stop, "install", lambda: run.stop)
     world.made = {"manager": 0, "trainer": 0}
@@ -319,7 +321,7 @@ def test_a_data_source_that_cannot_start_ends_the_run(world: World, monkeypatch:
         return made
 
     monkeypatch.setattr(world, "manager", refusing)
-    monkeypatch.setattr(run_module, "create_rollout_manager", refusing)
+    monkeypatch.setattr(run_start, "create_rollout_manager", refusing)
     with pytest.raises(RuntimeError, match="ended 6 times"):
         start(world, monkeypatch)
     assert steps(world) == []
@@ -392,7 +394,7 @@ def test_a_manager_that_dies_while_the_run_starts_is_started_again(
         world.manager_dead = world.made["manager"] == 1
         return manager
 
-    monkeypatch.setattr(run_module, "create_rollout_manager", dies_first)
+    monkeypatch.setattr(run_start, "create_rollout_manager", dies_first)
     start(world, monkeypatch).repeat(loop)
     assert world.made == {"manager": 2, "trainer": 2}
     assert "manager 2 load -1" in world.log
@@ -408,7 +410,7 @@ def test_a_manager_that_raises_while_it_is_made_is_not_made_again(
         world.made["manager"] += 1
         return SimpleNamespace(addresses=Remote(lambda: error))
 
-    monkeypatch.setattr(run_module, "create_rollout_manager", raises)
+    monkeypatch.setattr(run_start, "create_rollout_manager", raises)
     with pytest.raises(ManagerLostError, match=r"died at its start: .*no such file"):
         start(world, monkeypatch)
     assert world.made["manager"] == 1
@@ -422,8 +424,8 @@ def test_after_the_loss_of_a_machine_all_start_again_on_another(world: World, mo
         asked.append((lost, seconds))
         return elsewhere
 
-    monkeypatch.setattr(run_module, "with_replacements", replaced)
-    monkeypatch.setattr(run_module.ray, "kill", lambda manager: asked.append("killed"))
+    monkeypatch.setattr(run_start, "with_replacements", replaced)
+    monkeypatch.setattr(ray, "kill", lambda manager: asked.append("killed"))
     world.deaths = [("train 3", NodeLostError("node 10.0.0.2 left the cluster"))]
     run = make_run(world)
     run.args.node_timeout = 5.0

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 
 from slime.checkpoints.versions import saved_versions
 from slime.exceptions import RankLostError, TrainerError
-from slime.ray import run as run_module
+from slime.ray import run_start, run_weights
 from slime.ray.rollbacks import Rollbacks
 from slime.ray.run import Run
 from slime.utils.paused import pause, resume
@@ -48,9 +49,9 @@ def checkpoint(root: Path, rollout_id: int, version: int) -> None:
 
 def make_run(world: World, monkeypatch: pytest.MonkeyPatch) -> Run:
     """A run with a checkpoint after each of four rollouts."""
-    monkeypatch.setattr(run_module, "_POLL_SECONDS", 0.001)
+    monkeypatch.setattr(run_weights, "POLL_SECONDS", 0.001)
     monkeypatch.setattr(world, "trainer", lambda args, _: make_trainer(world, args))
-    monkeypatch.setattr(run_module, "Trainer", world.trainer)
+    monkeypatch.setattr(run_start, "Trainer", world.trainer)
     run = test_run_restart.make_run(world, interval=1)
     manager: Any = run._processes.manager
     monkeypatch.setattr(
@@ -88,7 +89,7 @@ def test_a_run_that_waits_for_a_batch_goes_back_at_once(
             looks.append(asked_rollback(world.save) is None)
         return references, []
 
-    monkeypatch.setattr(run_module.ray, "wait", wait)
+    monkeypatch.setattr(ray, "wait", wait)
     run.repeat(loop)
     assert looks == [True, True], "it did not wait for the batch"
     assert after_note(world) == [

@@ -9,8 +9,7 @@ import pytest
 
 from slime.args import Arguments
 from slime.arguments.placement import Placement, start_lines, start_order
-from slime.ray import rollout
-from slime.ray import run as run_module
+from slime.ray import rollout, run_start
 from slime.ray.placement import ReservedPlacement
 from slime.ray.rollout import RolloutManager
 from slime.ray.run import Run
@@ -99,8 +98,8 @@ def test_the_trainer_of_a_shared_gpu_waits_for_the_engines(
     }
     manager = SimpleNamespace(**{name: SimpleNamespace(remote=answer) for name, answer in answers.items()})
     trainer = SimpleNamespace(init=lambda: events.append("trainer") or 0)
-    monkeypatch.setattr(run_module, "create_rollout_manager", lambda *_: manager)
-    monkeypatch.setattr(run_module, "Trainer", lambda *_: trainer)
+    monkeypatch.setattr(run_start, "create_rollout_manager", lambda *_: manager)
+    monkeypatch.setattr(run_start, "Trainer", lambda *_: trainer)
     run = Run(Arguments(num_rollout=1, debug_train_only=True))
     run._processes.reserved = ReservedPlacement(placement, None, ())
     monkeypatch.setattr(run, "wait", lambda reference: reference)

@@ -16,8 +16,8 @@ from slime.arguments import derive, devices, parse_args
 from slime.arguments.at_start import missing_at_start
 from slime.arguments.devices import device_problems, gpus_of_machine, missing_devices, missing_tools
 from slime.exceptions import ConfigurationError
-from slime.ray import run as run_module
-from slime.ray import worker_node
+from slime.ray import run_start, worker_node
+from slime.ray.run import Run
 from slime.utils import machine
 from slime.utils.machine import CudaFacts
 
@@ -139,11 +139,11 @@ def test_no_program_starts_anything_on_a_machine_without_cuda(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], base_cuda: list[str]
 ) -> None:
     monkeypatch.setattr(devices, "cuda_facts", lambda environment: OLD)
-    monkeypatch.setattr(run_module, "ray_cluster", lambda *_, **__: pytest.fail("Ray was started"))
+    monkeypatch.setattr(run_start, "ray_cluster", lambda *_, **__: pytest.fail("Ray was started"))
     given = args(rollout_global_dataset=False)
     assert len(missing_at_start(given)) == 1
     with pytest.raises(ConfigurationError, match=r"driver 570\.86\.15 supports CUDA 12\.8 at most"):
-        run_module.Run(given)._start()
+        Run(given)._start()
     with pytest.raises(SystemExit) as ended:
         parse_args([*base_cuda, "--dry-run"])
     assert ended.value.code == 0, "the plan may be for another machine"

@@ -1,0 +1,185 @@
+"""``TOOLS_CONFIG``: what it may say, and that a mistake is named with its entry."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.exceptions import ConfigError, InvalidError
+from agentrl.tasks.toolcall.config import BUILTIN, ToolConfig, read_config
+from agentrl.tasks.toolcall.environment import ToolCallEnvironment, weight_of
+from agentrl.tasks.toolcall.tools.code import CodeInterpreter
+from agentrl.tasks.toolcall.tools.http import HttpTool
+from agentrl.tasks.toolcall.tools.interface import World, clipped
+from agentrl.tasks.toolcall.tools.python import PythonTool
+
+Write = Callable[[Any], Path]
+OPEN = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+CODE = {"function": {"name": "code_interpreter"}, "binding": {"kind": "builtin"}}
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    (tmp_path / "mine.py").write_text("def weather(city):\n    return city\n")
+
+    def to_file(content: Any) -> Path:
+        path = tmp_path / "tools.json"
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        return path
+
+    return to_file
+
+
+def python(**binding: Any) -> dict[str, Any]:
+    bound = {"kind": "python", "entry": "mine:weather", **binding}
+    return {
+        "type": "function",
+        "function": {"name": "weather", "description": "Sky.", "parameters": OPEN},
+        "binding": bound,
+    }
+
+
+def http(**binding: Any) -> dict[str, Any]:
+    bound = {"kind": "http", "url": "http://tools.test/weather", **binding}
+    return {"function": {"name": "look", "parameters": OPEN}, "binding": bound}
+
+
+def test_every_kind_is_read(write: Write, tmp_path: Path) -> None:
+    servers = [
+        {"mcp": {"command": ["{python}", "{folder}/s.py"], "folder": ".", "allow": ["a"]}},
+        {"mcp": {"url": "http://tools.test/mcp"}},
+    ]
+    stateful = {**CODE, "binding": {"kind": "builtin", "timeout_s": 3, "stateful": True}}
+    config = read_config(write({"tools": [stateful, python(), http(method="GET"), *servers]}), "http://tools.test/")
+    code, weather, look = config.builtin["code_interpreter"], config.own["weather"], config.own["look"]
+    assert isinstance(code, CodeInterpreter)
+    assert (code.seconds, code.stateful) == (3, True)
+    assert isinstance(weather, PythonTool)
+    assert (weather.folder, weather.inside, weather.module, weather.function) == (
+        tmp_path,
+        "/opt/tools/0",
+        "mine",
+        "weather",
+    )
+    assert isinstance(look, HttpTool)
+    assert [server.command[:1] for server in config.servers] == [(sys.executable,), ()]
+    assert config.servers[0].command[1] == "/opt/tools/0/s.py"
+    assert config.mounts[0].host == tmp_path
+    assert weight_of(config, []).memory_mib > weight_of(ToolConfig(), ["calculator"]).memory_mib
+
+
+def test_the_example_of_the_folder_is_read(repository: Path) -> None:
+    assert {*read_config(repository / "toolcall-rl" / "tools_config.json").builtin} < {*BUILTIN}
+
+
+@pytest.mark.parametrize(
+    ("entries", "says"),
+    [
+        ("{", "is no JSON"),
+        ({}, "has no tools"),
+        ([], "has no tools"),
+        ([3], r"tools\[0\]"),
+        ([{}], r"tools\[0\]: .*a function and a binding, or mcp"),
+        ([CODE, CODE], r"tools\[1\] \(code_interpreter\): there are two tools"),
+        (
+            [{"function": {"name": "shell"}, "binding": {"kind": "builtin"}}],
+            r"\(shell\): there is no such built-in tool",
+        ),
+        ([{**CODE, "binding": {"kind": "magic"}}], r"\(code_interpreter\): .*magic"),
+        ([{**CODE, "binding": {"kind": "builtin", "timeout": 3}}], "timeout"),
+        ([{**CODE, "binding": {"kind": "builtin", "timeout_s": -3}}], "timeout_s"),
+        (
+            [{"function": {"name": "calculator"}, "binding": {"kind": "builtin", "stateful": True}}],
+            "are of code_interpreter",
+        ),
+        (
+            [
+                {
+                    "function": {"name": "calculator", "parameters": {"type": "object", "properties": {"x": {}}}},
+                    "binding": {"kind": "builtin"},
+                }
+            ],
+            "its parameters are expression",
+        ),
+        ([{**python(), "function": {"name": "a b"}}], "function.name"),
+        ([{**python(), "function": {"name": "a", "parameters": {"type": "array"}}}], '"type": "object"'),
+        ([{**python(), "function": {"name": "a", "parameters": {"type": "objekt"}}}], "no JSON schema"),
+        ([python(entry="mine.weather")], "entry"),
+        ([python(entry="other:weather")], r"\(weather\): .* has no module other"),
+        ([python(folder="none")], "there is no folder"),
+        ([http()], r"\(look\): http://tools.test/weather is not allowed; .*TOOLCALL_ALLOWED_URLS"),
+        ([http(url="file:///etc/passwd")], "url"),
+        ([{"mcp": {}}], "either a command or a url"),
+        ([{"mcp": {"command": ["x"], "url": "http://x"}}], "either a command or a url"),
+        ([{"mcp": {"command": ["{folder}/x"]}}], "give the folder"),
+        ([{"mcp": {"url": "http://x/mcp"}}], "not allowed"),
+        ([{"mcp": {"command": ["x"]}, "function": {"name": "a"}}], "the server says what it offers"),
+    ],
+)
+def test_a_mistake_is_named(entries: Any, says: str, write: Write) -> None:
+    with pytest.raises(ConfigError, match=says):
+        read_config(write(entries), "http://tools.test.evil/ http://tools.testing")
+
+
+def test_a_pool_offers_what_its_tools_can_solve(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOOLS_CONFIG", str(write([CODE])))
+    families = {task.id.split("/")[1] for task in ToolCallEnvironment.tasks()}
+    assert families == {"count_primes", "power_mod", "digit_sum", "common_divisor"}
+    monkeypatch.setenv("TOOLS_CONFIG", "/none.json")
+    with pytest.raises(ConfigError, match=r"TOOLS_CONFIG=/none\.json cannot be read"):
+        list(ToolCallEnvironment.tasks())
+
+
+async def test_a_web_service(unused_world: World) -> None:
+    """A real server: what it answers, its errors, and redirects that are not followed."""
+    import asyncio
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        line = head.split(b"\r\n")[0].decode()
+        if "moved" in line:
+            writer.write(b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n")
+        else:
+            size = next(
+                (
+                    int(each.split(b":")[1])
+                    for each in head.split(b"\r\n")
+                    if each.lower().startswith(b"content-length")
+                ),
+                0,
+            )
+            body = f"{line} {(await reader.readexactly(size)).decode()}".encode()
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    tool = HttpTool("look", "", {}, f"{url}/w", "POST", 5.0)
+    assert await tool.call({"city": "Rome"}, unused_world) == 'POST /w HTTP/1.1 {"city":"Rome"}'
+    got = HttpTool("look", "", {}, f"{url}/w", "GET", 5.0)
+    assert "GET /w?city=Rome&n=2 " in await got.call({"city": "Rome", "n": 2}, unused_world)
+    with pytest.raises(InvalidError, match="status 302"):
+        await HttpTool("look", "", {}, f"{url}/moved", "GET", 5.0).call({}, unused_world)
+    server.close()
+    await server.wait_closed()
+    with pytest.raises(InvalidError, match="does not answer: ConnectError"):
+        await tool.call({"city": "Rome"}, unused_world)
+
+
+@pytest.fixture
+def unused_world() -> World:
+    async def start(room: Any) -> Any:
+        raise AssertionError(room)
+
+    return World({}, {}, start)
+
+
+def test_a_long_text_keeps_its_ends() -> None:
+    assert clipped("a" * 10, 10) == "a" * 10
+    assert clipped("a" * 5 + "x" * 100 + "b" * 5, 10) == "aaaaa\n[100 characters are left out]\nbbbbb"

@@ -1,0 +1,197 @@
+"""``run_toolcall_agent.sh``: an episode of tool calls against any OpenAI endpoint, printed step by step.
+
+The endpoint may be the gateway, an engine, or any other server with ``/v1/chat/completions``. Guarantees: tools run as in training, in their
+sandboxes. The key comes from ``OPENAI_API_KEY`` and is neither printed nor shown to a tool. A trajectory that is written holds no right answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+
+from agentrl.environment import Task
+from agentrl.exceptions import AgentError, ConfigError, InvalidError
+from agentrl.processes.ledger import ProcessLedger
+from agentrl.processes.owned import Processes
+from agentrl.protocol import Verdict
+from agentrl.tasks.toolcall.environment import ToolCallEnvironment
+from agentrl.tasks.toolcall.families import FAMILIES
+from agentrl.tasks.toolcall.generate import parse_name
+from slime.utils.command_line import CommandLine
+
+ANSWER_S = 600.0
+EXAMPLE = "toolcall/order_total/heldout/0"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call of a tool: what was asked, what came back, and the error's code if it was refused."""
+
+    tool: str
+    arguments: Any
+    observation: str
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """An episode: the task, its steps, the last message and the verdict."""
+
+    task: str
+    question: str
+    steps: list[Step]
+    message: str
+    verdict: Verdict
+
+
+class Endpoint:
+    """A server with ``/v1/chat/completions``."""
+
+    def __init__(self, base_url: str, model: str, key: str | None, client: httpx.AsyncClient) -> None:
+        self._url = f"{base_url.rstrip('/').removesuffix('/v1')}/v1/chat/completions"
+        self._model, self._key, self._client = model, key, client
+
+    async def reply(self, messages: Sequence[dict[str, Any]], tools: Any) -> dict[str, Any]:
+        """Return the model's next message.
+
+        Raises:
+            ConfigError: the server cannot be reached, or refuses.
+        """
+        body = {"model": self._model, "messages": list(messages), **({"tools": tools} if tools else {})}
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        try:
+            answer = await self._client.post(self._url, json=body, headers=headers)
+            answer.raise_for_status()
+            return answer.json()["choices"][0]["message"]
+        except httpx.HTTPStatusError as error:
+            raise ConfigError(
+                f"{self._url} answered {error.response.status_code}: {error.response.text[:300]}"
+            ) from error
+        except (httpx.HTTPError, ValueError, KeyError, IndexError) as error:
+            raise ConfigError(f"{self._url} gave no reply ({type(error).__name__}); check --base-url") from error
+
+
+async def collect_toolcall_trajectory(
+    model: Endpoint, task: str, environment: ToolCallEnvironment, max_turns: int = 16
+) -> Trajectory:
+    """Play an episode and return it; the caller closes the environment.
+
+    Args:
+        model: that replies.
+        task: its name, such as ``toolcall/chain/heldout/0``.
+        environment: with the tools of ``TOOLS_CONFIG``.
+        max_turns: most replies.
+
+    Raises:
+        ConfigError: the endpoint fails.
+        InfraError: a sandbox or server failed.
+    """
+    begin = await environment.reset(Task(task), 0)
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": begin.data["system"]},
+        {"role": "user", "content": begin.text},
+    ]
+    steps: list[Step] = []
+    said = ""
+    for _ in range(max_turns):
+        reply = await model.reply(messages, begin.data.get("tools"))
+        messages.append(reply)
+        said = reply.get("content") or ""
+        if not reply.get("tool_calls"):
+            await environment.step({"text": said})
+            break
+        for call in reply["tool_calls"]:
+            steps.append(await _called(environment, call["function"]))
+            print(f"{steps[-1].tool} {json.dumps(steps[-1].arguments)} -> {steps[-1].observation}", flush=True)
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": steps[-1].observation})
+    return Trajectory(task, begin.text, steps, said, await environment.evaluate())
+
+
+async def _called(environment: ToolCallEnvironment, function: dict[str, Any]) -> Step:
+    name, given = function["name"], function.get("arguments") or "{}"
+    try:
+        arguments = json.loads(given) if isinstance(given, str) else given
+    except json.JSONDecodeError:
+        return Step(name, given, "the arguments are no JSON; write an object", "malformed_action")
+    try:
+        seen = await environment.step({"tool": name, "arguments": arguments})
+    except InvalidError as error:
+        return Step(name, arguments, error.message, error.code)
+    return Step(name, arguments, seen.observation.text)
+
+
+def build_parser() -> CommandLine:
+    """Return the parser of the command line."""
+    parser = CommandLine(
+        prog="run_toolcall_agent.sh",
+        description="Play one tool task against an OpenAI endpoint. TOOLS_CONFIG names the tools; the key is OPENAI_API_KEY.",
+    )
+    add = parser.add_argument
+    add("--base-url", default="http://127.0.0.1:30000/v1", metavar="URL", help="of the endpoint (%(default)s)")
+    add("--model", default="default", help="name that the endpoint gets (%(default)s)")
+    add(
+        "--task",
+        default=EXAMPLE,
+        help="name of the task (%(default)s); python -m agentrl.tasks.toolcall ids lists more",
+    )
+    add("--max-turns", type=int, default=16, metavar="N", help="most replies (%(default)s)")
+    add("--output", type=Path, metavar="FILE", help="write the trajectory there as JSON")
+    add("--dry-run", action="store_true", help="check task and tools, ask nobody")
+    return parser
+
+
+async def run(options: argparse.Namespace) -> Trajectory | None:
+    """Play the episode of a command line; None after a dry run."""
+    family = parse_name(options.task)[0]
+    config = ToolCallEnvironment.config()
+    offered = [*config.builtin, *config.own, *(server.label for server in config.servers)]
+    print(
+        f"task     {options.task}: {FAMILIES[family].__doc__}\ntools    {', '.join(offered)}\nendpoint {options.base_url}"
+    )
+    if options.dry_run:
+        print("dry run: nobody was asked")
+        return None
+    with TemporaryDirectory() as folder:
+        ledger = ProcessLedger(Path(folder) / "processes.sqlite")
+        processes = Processes(ledger)
+        environment = ToolCallEnvironment(processes)
+        try:
+            async with httpx.AsyncClient(timeout=ANSWER_S) as client:
+                model = Endpoint(options.base_url, options.model, os.environ.get("OPENAI_API_KEY"), client)
+                return await collect_toolcall_trajectory(model, options.task, environment, options.max_turns)
+        finally:
+            await environment.close()
+            await processes.end()
+            ledger.close()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return the exit status: 0 if the task was solved, 1 if not, 2 for a mistake."""
+    options = build_parser().parse_args(argv)
+    try:
+        played = asyncio.run(run(options))
+        if played is None:
+            return 0
+        if options.output is not None:
+            options.output.write_text(
+                json.dumps({**asdict(played), "verdict": played.verdict.model_dump()}, indent=1) + "\n"
+            )
+    except (ConfigError, AgentError, OSError) as error:
+        print(f"run_toolcall_agent.sh: {error}", file=sys.stderr)
+        return 2
+    print(f"said     {played.message.strip()}\nverdict  {played.verdict.status}: {played.verdict.detail}")
+    return int(played.verdict.status != "ok")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
