@@ -40,7 +40,7 @@ EXAMPLE, EVALUATION, SERVER, JUDGE = (
     "openclaw-test/launch_user_llm.sh",
     "openclaw-test/run_judge_eval.sh",
 )
-LEARNING = ["toolcall-rl/run_tiny_cpu.sh"]
+LEARNING = ["terminal-rl/run_tiny_cpu.sh", "toolcall-rl/run_tiny_cpu.sh"]
 OTHERS = {
     **dict.fromkeys(LEARNING, ""),
     EXAMPLE: "",
