@@ -64,8 +64,8 @@ class Client(threading.Thread):
             last = now
 
 
-def start(run_dir: Path, rollouts: int) -> subprocess.Popen[bytes]:
-    """Start the run."""
+def start(run_dir: Path, rollouts: int, *flags: str) -> subprocess.Popen[bytes]:
+    """Start the run; ``flags`` come last, so they win."""
     prompts = run_dir / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"prompt": f"{n} + 1 ="}) for n in range(40)))
     words = f"""--hf-checkpoint {MODEL} --device cpu --actor-num-gpus-per-node 1 --rollout-num-gpus 1 --num-gpus 2
@@ -75,7 +75,7 @@ def start(run_dir: Path, rollouts: int) -> subprocess.Popen[bytes]:
         --before-push-path benchmarks.gate_parts.plugin.decide --serve-when-done"""
     paths = os.pathsep.join([str(REPOSITORY / "slime"), str(REPOSITORY)])
     with (run_dir / "driver.log").open("wb") as log:
-        command = [sys.executable, str(REPOSITORY / "slime" / "train_async.py"), *words.split()]
+        command = [sys.executable, str(REPOSITORY / "slime" / "train_async.py"), *words.split(), *flags]
         return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": paths}, stdout=log, stderr=log)
 
 
@@ -92,6 +92,24 @@ def wait_for(run: subprocess.Popen[bytes], log: Path, words: str) -> str:
                 return line
         time.sleep(0.1)
     raise RuntimeError(f"no {words!r} in {log}:\n{log.read_text(errors='replace')[-3000:]}")
+
+
+def streamed(run_dir: Path, rollouts: int, count: int, *flags: str) -> tuple[list[tuple[float, float]], int]:
+    """Stream with ``count`` clients during a run; return their waits, and how many requests were refused or broke off."""
+    run = start(run_dir, rollouts, *flags)
+    try:
+        url = wait_for(run, run_dir / "driver.log", "policy engine: ").removeprefix("policy engine: ")
+        clients = [Client(url, seed) for seed in range(count)]
+        for client in clients:
+            client.start()
+        wait_for(run, run_dir / "driver.log", "serving until")
+        for client in clients:
+            client.stops.set()
+            client.join(10.0)
+    finally:
+        run.terminate()
+        run.wait(60)
+    return [wait for client in clients for wait in client.waits], sum(client.refused for client in clients)
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -126,22 +144,8 @@ def main() -> int:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gate-") as name:
         run_dir = Path(name)
-        run = start(run_dir, arguments.rollouts)
-        try:
-            url = wait_for(run, run_dir / "driver.log", "policy engine: ").removeprefix("policy engine: ")
-            clients = [Client(url, seed) for seed in range(arguments.clients)]
-            for client in clients:
-                client.start()
-            wait_for(run, run_dir / "driver.log", "serving until")
-            for client in clients:
-                client.stops.set()
-                client.join(10.0)
-        finally:
-            run.terminate()
-            run.wait(60)
-        waits = [wait for client in clients for wait in client.waits]
+        waits, refused = streamed(run_dir, arguments.rollouts, arguments.clients)
         found = {"clients": arguments.clients, **figures(run_dir, waits)}
-        refused = sum(client.refused for client in clients)
     write_json(arguments.json, {"machine": describe_machine(), "refused": refused, **found})
     print(json.dumps(found, indent=1))
     return int(refused > 0)

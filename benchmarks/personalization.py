@@ -5,18 +5,20 @@ and seed, in which all users share one model (joint): half an hour on two idle c
 also has a model of its own. `--quick` checks that it runs. `--ablate k,w` adds runs with other settings.
 
 Guarantees: a finished run is a JSON file in ``--runs``, so the same command continues an interrupted benchmark and runs nothing
-twice. What was not run is shown as such. Exit status 1 when a run fails; figures are recorded, not judged.
+twice. Ctrl-C and SIGTERM also end the runs that go on. What was not run is shown as such. Exit status 1 when a run fails; figures are recorded, not judged.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import statistics
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from rich.table import Table
 from benchmarks.machine import REPOSITORY, describe_machine
 from benchmarks.personal_parts.figures import table
 from benchmarks.personal_parts.matrix import ABLATIONS, BASE, FORMS, JOINT, METHODS, Cell, cells, offered
-from benchmarks.personal_parts.records import OtherSizesError, Record, RunError, load, run, write
+from benchmarks.personal_parts.records import OtherSizesError, Programs, Record, RunError, load, run, write
 from benchmarks.personal_parts.report import Asked, rows, write_report
 from openclaw.launch.methods import methods_of
 from openclaw.launch.variables import LAUNCH_VARIABLES
@@ -167,13 +169,13 @@ def carry_out(options: argparse.Namespace) -> dict[str, Record]:
     found = {cell.name: record for cell in wanted if (record := load(options.runs, cell, fixed))}
     todo = [] if options.only_report else [cell for cell in wanted if cell.name not in found]
     print(f"{len(found)} of {len(wanted)} runs are in {options.runs}", flush=True)
-    left, failed, lock = list(todo), [], threading.Lock()
+    left, failed, lock, programs = list(todo), [], threading.Lock(), Programs()
 
     def one(cell: Cell) -> None:
         minutes = seconds_left(left, list(found.values())) / 60 / options.jobs
         print(f"{cell.name}: one of {len(left)} runs left, which take about {minutes:.0f} min", flush=True)
         try:
-            record = run(cell, run_options(options), options.runs)
+            record = run(cell, run_options(options), options.runs, programs)
         except RunError as error:
             failed.append(str(error))
             return
@@ -187,6 +189,7 @@ def carry_out(options: argparse.Namespace) -> dict[str, Record]:
             list(pool.map(one, todo))
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
+            programs.stop()
             raise
     if failed:
         raise RunError("\n".join([*failed, "the same command tries these again, and keeps the runs that are done"]))
@@ -201,13 +204,29 @@ def show(asked: Asked, console: Console) -> None:
     console.print(shown)
 
 
+@contextmanager
+def interrupted_by(number: signal.Signals) -> Iterator[None]:
+    """Let a signal do what Ctrl-C does, once; a further one changes nothing while the runs stop."""
+
+    def interrupt(*_: object) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
     options = parse(argv)
     try:
-        found = carry_out(options)
+        with interrupted_by(signal.SIGTERM):
+            found = carry_out(options)
     except KeyboardInterrupt:
-        print("stopped; the same command continues", file=sys.stderr)
+        print("stopped; the same command continues and keeps the runs that are done", file=sys.stderr)
         return 130
     except (OtherSizesError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -25,6 +25,7 @@ from student import Refused, Student
 
 from openclaw.ledger.counted import counted
 from openclaw.runtime.where import DEFAULT_URL
+from slime.utils.command_line import server_url
 
 AGENT_KEY = "OPENCLAW_GATEWAY_TOKEN"
 """The variable with which OpenClaw itself reads the token of its gateway."""
@@ -68,8 +69,10 @@ async def converse(arguments: argparse.Namespace, user: User, console: Console) 
                     console.print(f"[red]refused:[/] {error}")
                     return
             console.rule(f"session {number}")
+            opinions = iter(student.opinions[number])
             for message in messages:
-                mark = "" if message["role"] == "user" else (" +" if user.likes(message["content"]) else " -")
+                liked = None if message["role"] == "user" else next(opinions, None)
+                mark = {None: "", True: " +", False: " -"}[liked]
                 console.print(f"[bold]{message['role']}{mark}[/]", highlight=False)
                 console.print(message["content"], markup=False, highlight=False)
 
@@ -93,19 +96,25 @@ def build_parser(prog: str, user: User | None) -> argparse.ArgumentParser:
     if user is None:
         names = ", ".join(built_in_names())
         add("--user", required=True, metavar="NAME|FILE", help=f"a YAML file, or one of {names}")
-    add("--base-url", default=DEFAULT_URL, help="URL of the server (default: %(default)s)")
+    add("--base-url", type=server_url, default=DEFAULT_URL, help="URL of the server (default: %(default)s)")
     add("--model", default="tiny", help="model name in requests (default: %(default)s)")
     add("--dataset", type=Path, help="problems: a GSM8K file, JSON list or lines (default: generated)")
     add("--num-problems", type=int, default=8, help="number of sessions (default: %(default)s)")
     add("--max-turns", type=int, default=None, help="user messages per session (default: the user's, usually 3)")
     add("--sessions", type=int, default=4, help="concurrent sessions (default: %(default)s)")
     add("--seed", type=int, default=0, help="seed of problems and words (default: %(default)s)")
-    add("--user-base-url", metavar="URL", help=f"server of an LLM that writes the reactions; key: {KEY_VARIABLE}")
+    add(
+        "--user-base-url",
+        type=server_url,
+        metavar="URL",
+        help=f"server of an LLM that writes the reactions; key: {KEY_VARIABLE}",
+    )
     add("--user-model", default="default", help="model name in requests to it (default: %(default)s)")
     add("--user-max-tokens", type=int, default=MAX_TOKENS, help="limit on a reaction (default: %(default)s)")
     add("--workspace", type=Path, metavar="FOLDER", help="hand problems over as files: homework/NN.txt, answers/NN.txt")
     add(
         "--agent-url",
+        type=server_url,
         metavar="URL",
         help=f"talk to OpenClaw's own gateway, whose agent reads and writes the files itself; key: {AGENT_KEY}",
     )

@@ -23,6 +23,7 @@ from tiny_models.problems import draw_short, heldout
 from tiny_models.replies import follows_rule, gives_number, is_degenerate
 
 from openclaw.runtime.where import DEFAULT_URL
+from slime.utils.command_line import server_url
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -200,7 +201,9 @@ async def _main(arguments: argparse.Namespace) -> int:
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="measure.py", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--base-url", default=DEFAULT_URL, help="URL of the server (default: %(default)s)")
+    parser.add_argument(
+        "--base-url", type=server_url, default=DEFAULT_URL, help="URL of the server (default: %(default)s)"
+    )
     parser.add_argument("--model", default="tiny", help="model name in requests (default: %(default)s)")
     parser.add_argument("--problems", type=int, default=192, help="held-out problems (default: %(default)s)")
     parser.add_argument("--gsm8k", type=Path, default=None, help="GSM8K file to use instead of generated problems")

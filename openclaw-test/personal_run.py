@@ -42,7 +42,7 @@ from tiny_models.cache import model_path
 
 from openclaw.exceptions import ConfigError
 from openclaw.ledger.store import Ledger
-from slime.utils.command_line import CommandLine, port_number
+from slime.utils.command_line import CommandLine, port_number, server_url
 from slime.utils.http_utils import find_available_port
 
 BASE_RUNS_AS = "rl"
@@ -67,7 +67,12 @@ def build_parser() -> CommandLine:
     add("--more-sessions", type=int, default=sizes.more_sessions, help="until the last score (default: %(default)s)")
     add("--parallel", type=int, default=sizes.parallel, help="conversations at a time in these (default: %(default)s)")
     add("--workspace", action="store_true", help="homework as files, simulated in messages (default: in the chat)")
-    add("--user-base-url", metavar="URL", help=f"server of an LLM that writes the reactions; key: {KEY_VARIABLE}")
+    add(
+        "--user-base-url",
+        type=server_url,
+        metavar="URL",
+        help=f"server of an LLM that writes the reactions; key: {KEY_VARIABLE}",
+    )
     add("--user-model", default="default", help="model name in requests to it (default: %(default)s)")
     add("--port", type=port_number, default=None, help="of the gateway (default: a free one)")
     add("--run-dir", type=Path, default=None, help="for logs, ledger and checkpoints (default: runs/...)")

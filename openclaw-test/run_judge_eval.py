@@ -35,7 +35,7 @@ from openclaw.judge.votes import agreement, has_quorum, majority
 from openclaw.judge.wiring import build_judge
 from openclaw.ledger.records import JudgeKind
 from openclaw.method import JudgePlan
-from slime.utils.command_line import CommandLine
+from slime.utils.command_line import CommandLine, server_url
 
 PARALLEL = 4
 REPORT_WIDTH = 120
@@ -61,10 +61,10 @@ def build_parser() -> CommandLine:
         "Without a flag the OPENCLAW_JUDGE_* variables of a run apply; OPENCLAW_JUDGE_API_KEY holds the endpoint's key.",
     )
     add = parser.add_argument
-    add("--judge-base-url", metavar="URL", help="OpenAI-compatible endpoint, like https://HOST/v1")
+    add("--judge-base-url", type=server_url, metavar="URL", help="OpenAI-compatible endpoint, like https://HOST/v1")
     add("--judge-model", metavar="M", help="model that the endpoint is asked for")
     add("--judge-class", metavar="MODULE.CLASS", help="Python class with score(prompt, response, next_state)")
-    add("--judge-url", metavar="URL", help="SGLang engine of your own, like http://127.0.0.1:30001")
+    add("--judge-url", type=server_url, metavar="URL", help="SGLang engine of your own, like http://127.0.0.1:30001")
     add("--judge-tokenizer", metavar="P", help="folder of the engine's tokenizer")
     add("--votes", type=int, default=3, metavar="N", help="votes per question (default: %(default)s)")
     add("--no-hints", action="store_true", help="ask for scores only")

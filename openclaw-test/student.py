@@ -105,8 +105,13 @@ class Student:
         self._voice, self._form = voice or PhraseVoice(user), form or Chat()
         self._may_go_on = may_go_on
         self.tally = Tally()
-        self.first_replies: dict[int, bool] = {}
+        self.opinions: dict[int, list[bool]] = {}
+        """Whether the user liked each reply but the last one, by session number."""
+
+    @property
+    def first_replies(self) -> dict[int, bool]:
         """Whether the user liked the first reply, by session number."""
+        return {number: liked[0] for number, liked in self.opinions.items() if liked}
 
     async def talk(self, parallel: int, stop: asyncio.Event, sessions: int | None = None) -> None:
         """Hold ``parallel`` conversations at a time until ``stop`` is set or ``sessions`` are held."""
@@ -138,6 +143,7 @@ class Student:
         session_id = f"{self._name}-{self._seed}-{number}"
         opening = self._form.hand_over(number, problem, self._opening(rng, number))
         messages: list[dict[str, Any]] = [{"role": "user", "content": opening}]
+        opinions = self.opinions[number] = []
         self.tally.sessions += 1
         for turn in range(self._max_turns):
             last = turn == self._max_turns - 1
@@ -148,7 +154,7 @@ class Student:
             liked = self._user.likes(self._form.answer(number, problem, reply))
             if turn == 0:
                 self.tally.recent.append(liked)
-                self.first_replies[number] = liked
+            opinions.append(liked)
             self.tally.complaints += not liked
             following = None
             if liked and turn < self._max_turns - 2:

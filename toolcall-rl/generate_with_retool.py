@@ -71,7 +71,8 @@ async def generate(
     config = ToolcallConfig.from_env()
     if Settings.from_env().pool_url is None:
         pool = _own_pool(args, config)
-        sample.metadata.setdefault("task_id", _task_of(sample, pool))
+        if "task_id" not in sample.metadata:
+            sample.metadata["task_id"] = _task_of(sample, pool)
 
         def lend(settings: Settings) -> AbstractAsyncContextManager[LeaseService]:
             return pool.lend()

@@ -172,7 +172,7 @@ class EpisodeRun:
             lending = episode(service, self._task_id, ttl_s=settings.ttl_seconds, wait_s=settings.wait_seconds)
             self._lent = lent = await self._stack.enter_async_context(lending)
             seen = await lent.reset(self._seed, timeout_s=settings.step_seconds)
-        self._opening = begin = opening(seen)
+        self._opening = begin = opening(seen, settings.prompt_note)
         keywords = {**self._keywords, **begin.keywords}
         if begin.form.appended:
             self._conversation = AppendedConversation(self._speech, list(begin.messages), keywords)
@@ -218,8 +218,9 @@ class EpisodeRun:
         heard = await self._acted(lent, reply)
         self._conversation.heard(heard)
         if self._judge is not None:
+            mode = self._settings.judge_history
             goal = "\n\n".join(message["content"] for message in self._opening.messages)
-            self._judge.ask(turn.step_id, step_question(goal, before, reply.message, heard))
+            self._judge.ask(turn.step_id, step_question(goal, before, reply.message, heard, mode))
         return True
 
     def _next_prompt(self) -> list[int] | None:
@@ -231,6 +232,8 @@ class EpisodeRun:
             self._ending = "sampled_tokens"
         elif self._seconds() >= settings.episode_seconds:
             self._ending = "seconds"
+        elif settings.max_malformed is not None and self._malformed >= settings.max_malformed:
+            self._ending = "malformed"
         if self._ending is not None:
             return None
         ids = talk.prompt()

@@ -95,7 +95,7 @@ async def generate(
         ConfigurationError: flags, variables or the task's name are wrong.
         ConfigError: a variable is invalid.
     """
-    return await generate_in(args, sample, sampling_params, evaluation, lend=service_of)
+    return await generate_in(args, sample, sampling_params, evaluation)
 
 
 async def generate_in(
@@ -104,10 +104,11 @@ async def generate_in(
     sampling_params: dict[str, Any],
     evaluation: bool,
     *,
-    lend: Lend,
+    lend: Lend = service_of,
     judged: Callable[[Result], Result] = lambda result: result,
+    settings: Settings | None = None,
 ) -> Sample | list[Sample]:
-    """Do the same with environments of another pool.
+    """Do the same with environments of another pool, or with other settings.
 
     Args:
         args: of the run.
@@ -116,14 +117,15 @@ async def generate_in(
         evaluation: whether this is an evaluation.
         lend: returns the service that lends environments.
         judged: may change a finished episode before it becomes samples.
+        settings: of the episode; None: those of the environment's variables.
 
     Raises:
         ConfigurationError: flags, variables or the task's name are wrong.
         ConfigError: a variable is invalid.
     """
+    settings = settings or Settings.from_env()
     if not (args.dynamic_history or evaluation):
         raise ConfigurationError("an episode can become several samples; add --dynamic-history")
-    settings = Settings.from_env()
     agents = agents_of(args)
     run = agents.parking.take(sample.metadata.pop(TICKET, None))
     resumed = run is not None

@@ -81,8 +81,8 @@ class _Data(_Read):
     step_seconds: Annotated[float, Field(gt=0, le=LONGEST_S)] | None = None
 
 
-def opening(observation: Observation) -> Opening:
-    """Return how an episode with this first observation begins.
+def opening(observation: Observation, note: str | None = None) -> Opening:
+    """Return how an episode with this first observation begins; ``note`` ends the last message.
 
     Raises:
         ConfigurationError: the environment asks for what this loop cannot do; it says what.
@@ -98,8 +98,11 @@ def opening(observation: Observation) -> Opening:
     name = read.actions or ("tool_calls" if read.tools else "text")
     if name not in FORMS:
         raise ConfigurationError(f"the environment's actions are {name!r}; the agent loop plays {', '.join(FORMS)}")
+    messages = _messages(read, text_of(observation))
+    if note:
+        messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']} {note}"}
     return Opening(
-        _messages(read, text_of(observation)),
+        messages,
         data.get("tools") or [],  # pyright: ignore[reportArgumentType] - `_Data` has checked them
         FORMS[name],
         read.chat_template_kwargs or {},

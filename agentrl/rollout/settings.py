@@ -55,6 +55,15 @@ class Settings(EnvironmentConfig):
         "binary",
         "outcome of a score f: 1 if f is at least 1, else -1; or 2f - 1 for f from 0 to 1; or f itself",
     )
+    max_malformed: int | None = variable(
+        "AGENTRL_MAX_MALFORMED", None, "replies of an episode that could not be read, after which it ends", minimum=1
+    )
+    judge_history: Literal["last_k", "head_tail"] = variable(
+        "AGENTRL_JUDGE_HISTORY", "last_k", "what the judge of a step sees of the steps before: the newest, or both ends"
+    )
+    prompt_note: str | None = variable(
+        "AGENTRL_PROMPT_NOTE", None, "words after the first user message of an episode, such as /no_think"
+    )
     step_gamma: float = variable(
         "AGENTRL_STEP_GAMMA", 1.0, "discount of the outcome per step before the last", minimum=0.0, maximum=1.0
     )

@@ -1,6 +1,6 @@
 r"""Asks a judge about the steps of an episode, beside the episode.
 
-The judge sees the goal, the newest part of what happened before, the action and what followed it, each in a fence that no judged
+The judge sees the goal, the newest part of what happened before (or both ends of it), the action and what followed it, each in a fence that no judged
 text can close (`openclaw.judge.prompts`). It votes ``\boxed{1}`` or ``\boxed{-1}``; `openclaw.judge.client` casts the votes.
 
 Guarantees: a score belongs to a step by the step's id. At most ``MOST_WAITING`` steps wait; later ones are not judged, and
@@ -14,6 +14,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from agentrl.rollout.rewards import step_score
 from openclaw.exceptions import JudgeError
@@ -26,6 +27,9 @@ from openclaw.messages.text import clip_middle, next_state_text, response_text
 logger = logging.getLogger(__name__)
 MOST_WAITING = 64
 HISTORY_MESSAGES = 6
+END_MESSAGES = 4
+"""Of ``head_tail``: messages of the history at each end, two steps with one call each."""
+History = Literal["last_k", "head_tail"]
 SHORT, LONG = 2_000, 10_000
 """Most characters of a message of the history, and of goal, action and next state."""
 SYSTEM = """You judge one step of an agent that works on a goal. You see the goal, the newest part of what happened before, \
@@ -48,7 +52,22 @@ class JudgedStep:
     votes: tuple[int | None, ...]
 
 
-def step_question(goal: str, history: Sequence[Message], action: Message, next_state: Sequence[Message]) -> Question:
+def shown_history(history: Sequence[Message], mode: History) -> Sequence[Message]:
+    """Return the messages of the history that the judge sees: the newest, or those at both ends of the steps."""
+    if mode == "last_k":
+        return history[-HISTORY_MESSAGES:]
+    first = next((n for n, message in enumerate(history) if message["role"] == "assistant"), len(history))
+    steps = history[first:]
+    return steps if len(steps) <= 2 * END_MESSAGES else [*steps[:END_MESSAGES], *steps[-END_MESSAGES:]]
+
+
+def step_question(
+    goal: str,
+    history: Sequence[Message],
+    action: Message,
+    next_state: Sequence[Message],
+    mode: History = "last_k",
+) -> Question:
     """Return the question about a step; long texts lose their middle."""
     word = new_nonce()
 
@@ -56,7 +75,7 @@ def step_question(goal: str, history: Sequence[Message], action: Message, next_s
         return f"## {title}\n<<<{word}\n{defuse(with_plain_boxes(clip_middle(text, most)))}\n{word}>>>"
 
     parts = [fenced("Goal", goal, LONG)]
-    for message in history[-HISTORY_MESSAGES:]:
+    for message in shown_history(history, mode):
         parts.append(fenced(f"Before [{message['role']}]", response_text(message), SHORT))
     parts.append(fenced("Step", response_text(action), LONG))
     parts.append(fenced("Next state", next_state_text(next_state), LONG))

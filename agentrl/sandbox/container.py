@@ -35,6 +35,7 @@ from agentrl.sandbox.bubblewrap import refuse_nonsense
 from agentrl.sandbox.interface import HOME, Door, Limits, Mount, SandboxSpec
 from agentrl.sandbox.probe import CHECKED, prove
 from agentrl.sandbox.supervised import CODE, CODE_INSIDE, ROOT_INSIDE, SupervisedSandbox, command
+from agentrl.sandbox.unix_socket import bound_at
 
 logger = logging.getLogger(__name__)
 Engine = Literal["docker", "podman"]
@@ -229,7 +230,7 @@ class Container:
     async def _attack(self, folder: Path) -> None:
         """Start a container and try its walls, its limits and a door; remove it."""
         path = folder / "door"
-        server = await asyncio.start_unix_server(_greet, path)
+        server = await asyncio.start_unix_server(_greet, sock=bound_at(path))
         ledger = ProcessLedger(folder / "check.sqlite")
         processes = Processes(ledger)
         try:

@@ -12,8 +12,6 @@ import asyncio
 import hmac
 import json
 import logging
-import os
-import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -27,6 +25,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from agentrl.sandbox.gateway_health import GatewayHealth
+from agentrl.sandbox.unix_socket import bound_at
 from slime.utils.private_files import private_folder
 
 logger = logging.getLogger(__name__)
@@ -199,13 +198,7 @@ async def model_door(base_url: str, key: str, folder: Path, health: GatewayHealt
     path = folder / "model.sock"
     with suppress(FileNotFoundError):
         path.unlink()
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    opened = os.open(folder, os.O_PATH | os.O_DIRECTORY)
-    try:
-        # An address has at most 107 bytes; a path may have more.
-        listening.bind(f"/proc/self/fd/{opened}/{path.name}")
-    finally:
-        os.close(opened)
+    listening = bound_at(path)
     path.chmod(0o600)
     timeout = httpx.Timeout(None, connect=CONNECT_S)
     limits = httpx.Limits(max_connections=MOST_REQUESTS)

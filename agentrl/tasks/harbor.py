@@ -97,11 +97,11 @@ def read_task(folder: Path) -> HarborTask:
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder; name one with {INSTRUCTION} and {TASK_TOML}")
-    instruction = _text(folder / INSTRUCTION)
+    instruction = text_of(folder / INSTRUCTION)
     if not instruction.strip():
         raise ConfigError(f"{folder / INSTRUCTION} is empty; say there what the agent has to do")
     settings = _settings(folder / TASK_TOML)
-    parts = [_files(folder / name) for name in ("environment", "tests", "solution")]
+    parts = [files_below(folder / name) for name in ("environment", "tests", "solution")]
     if (size := sum(len(file.data) for part in parts for file in part.values())) > MOST_BYTES:
         raise ConfigError(
             f"{folder} has {size} bytes of files; at most {MOST_BYTES} are possible, put more in an image"
@@ -145,7 +145,7 @@ def write_task(task: HarborTask, task_toml: str, folder: Path) -> None:
 
 def _settings(path: Path) -> Settings:
     try:
-        return Settings.model_validate(tomllib.loads(_text(path)))
+        return Settings.model_validate(tomllib.loads(text_of(path)))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is no TOML: {error}; correct that place") from error
     except ValidationError as error:
@@ -153,7 +153,12 @@ def _settings(path: Path) -> Settings:
         raise ConfigError(f"{path}: {problems}; correct these values") from error
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """Return the text of a task's file.
+
+    Raises:
+        ConfigError: there is none, or it is no text.
+    """
     try:
         return path.read_text()
     except FileNotFoundError:
@@ -162,8 +167,12 @@ def _text(path: Path) -> str:
         raise ConfigError(f"{path} cannot be read: {error}; it has to be a file with UTF-8 text") from error
 
 
-def _files(folder: Path) -> Files:
-    """Return the files below a folder; none if there is no such folder."""
+def files_below(folder: Path) -> Files:
+    """Return the files below a folder; none if there is no such folder.
+
+    Raises:
+        ConfigError: something in it is no plain file, or unreadable.
+    """
     found: dict[str, File] = {}
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():

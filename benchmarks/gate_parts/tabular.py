@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from openclaw.config.gate_variables import GateVariables
 from openclaw.gate.decision import Evidence, Scored, decide_on
+from openclaw.ledger.decisions import EARLY, LATE, QUIET
+from openclaw.ledger.probes import reservoir_order
 
 FEATURES, STYLES, LIKED, TOKENS = 9, 6, 2, 30
 JUDGE_ERRORS = 0.1
@@ -70,6 +72,8 @@ class Loop:
         self._replies = 0
         self._samples: list[Reply] = []
         self._probes: list[Reply] = []
+        self._trained: list[Reply] = []
+        self._quiet = 0
         self._rewards: list[int] = []
         self._earlier: dict[str, dict[str, float]] = {}
         self._streak: list[list[Reply]] = []
@@ -120,12 +124,18 @@ class Loop:
 
     def _evidence(self, candidate: Floats, batch: list[Reply]) -> Evidence:
         ends = [sorted(each.number for each in replies)[(len(replies) - 1) // 2] for replies in (batch, *self._streak)]
-        end = max(min(ends), self._known + 1)
-        window = [each for each in reversed(self._probes) if self._from <= each.number < end]
+        old = max(self._from + EARLY, (self._from + ends[0]) // 2, ends[0] - LATE)
+        end = max(min(*ends, old), self._known + 1)
+        ordered = [
+            each
+            for group in (self._probes, self._trained)
+            for each in sorted(group, key=lambda each: reservoir_order(each.number))
+            if self._from <= each.number < end
+        ]
         kept = [
             each
             for score in (1, -1)
-            for each in [each for each in window if each.score == score][: self._bounds.gate_probes]
+            for each in [each for each in ordered if each.score == score][: self._bounds.gate_probes]
         ]
         if not kept:
             return Evidence()
@@ -136,7 +146,10 @@ class Loop:
             Scored(str(each.number), str(each.number), each.score > 0, False, float(old), float(new))
             for each, old, new in zip(kept, before, after, strict=True)
         ]
-        return Evidence(scored, earlier=dict(self._earlier))
+        *earlier, serving = self._earlier or [""]
+        found = Evidence(scored, earlier={version: self._earlier[version] for version in earlier})
+        self._earlier.setdefault(serving, {}).update({each.turn_id: each.serving for each in scored})
+        return found
 
     def run(self) -> Run:
         """Take all updates."""
@@ -152,6 +165,7 @@ class Loop:
                 self._accept(batch, candidate, evidence, replies)
             else:
                 found.refused.append(batch)
+                self._quiet = 0
                 self._streak.append(replies)
                 if self._case.accepts and len(self._streak) >= self._bounds.gate_offer:
                     self._release()
@@ -160,7 +174,11 @@ class Loop:
         return found
 
     def _accept(self, batch: int, candidate: Floats, evidence: Evidence, replies: list[Reply]) -> None:
-        self._weights, self._moments, self._steps, self._streak = candidate, self._trial, self._steps + 1, []
+        self._weights, self._moments, self._steps = candidate, self._trial, self._steps + 1
+        self._trained += replies
+        self._quiet += 1
+        if self._quiet >= QUIET:
+            self._streak = []
         self._rewards += [each.score for each in replies]
         self._earlier[str(batch)] = {each.turn_id: each.candidate for each in evidence.scored}
         while len(self._earlier) > self._bounds.gate_memory:
@@ -171,7 +189,7 @@ class Loop:
         first = sorted(each.number for each in self._streak[0])
         self._from, self._known = first[(len(first) - 1) // 2], self._replies
         self._samples = [*(each for replies in self._streak for each in replies), *self._samples]
-        self._streak, self._earlier = [], {}
+        self._streak, self._earlier, self._quiet = [], {}, 0
 
 
 def run(case: Case, **bounds: float) -> Run:

@@ -1,6 +1,7 @@
 """Records of runs: one JSON file each, so that an interrupted benchmark continues where it stopped.
 
 Guarantees: a record is written whole or not at all. A record of other sizes is never mixed with those of this benchmark.
+`Programs` ends the runs that it started, and nothing else.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,8 @@ from benchmarks.personal_parts.matrix import Cell
 
 Record = dict[str, Any]
 PROGRAM = REPOSITORY / "openclaw-test" / "personal_run.py"
+STOP_SECONDS = 120.0
+"""How long a run may take to stop its engines, Ray and trainer."""
 
 
 class OtherSizesError(RuntimeError):
@@ -27,6 +32,62 @@ class OtherSizesError(RuntimeError):
 
 class RunError(RuntimeError):
     """A run failed; its last lines are in the message."""
+
+
+class Programs:
+    """The programs of the runs that go on, each in a session of its own, so that a terminal's Ctrl-C reaches them once."""
+
+    def __init__(self) -> None:
+        self._lock, self._running, self._stopped = threading.Lock(), set[subprocess.Popen[str]](), False
+
+    def follow(self, cell: Cell, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Run a command and print its lines behind the cell's name; two runs may do so at once.
+
+        Raises:
+            RunError: it failed, or `stop` was called.
+        """
+        lines: list[str] = []
+        with self._start(cell, command, environment) as process:
+            try:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    lines.append(line)
+                    print(f"{cell.name}: {line}", end="", flush=True)
+                process.wait()
+            finally:
+                with self._lock:
+                    self._running.discard(process)
+        if process.returncode != 0:
+            raise RunError(f"{cell.name} failed with exit code {process.returncode}:\n{''.join(lines[-5:])}")
+
+    def _start(self, cell: Cell, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+        with self._lock:
+            if self._stopped:
+                raise RunError(f"{cell.name} was not started, because the benchmark is stopped")
+            process = subprocess.Popen(
+                command,
+                cwd=REPOSITORY,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+            self._running.add(process)
+        return process
+
+    def stop(self) -> None:
+        """Ask the programs to stop what they started and end; kill those that do not within `STOP_SECONDS`."""
+        with self._lock:
+            self._stopped, running = True, list(self._running)
+        for process in running:
+            process.terminate()
+        latest = time.monotonic() + STOP_SECONDS
+        for process in running:
+            try:
+                process.wait(max(0.0, latest - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def load(folder: Path, cell: Cell, sizes: Mapping[str, Any]) -> Record | None:
@@ -49,13 +110,14 @@ def load(folder: Path, cell: Cell, sizes: Mapping[str, Any]) -> Record | None:
     return record
 
 
-def run(cell: Cell, options: Sequence[str], folder: Path) -> Record:
+def run(cell: Cell, options: Sequence[str], folder: Path, programs: Programs) -> Record:
     """Run a cell in a process of its own, write its record, and return it.
 
     Args:
         cell: the run.
         options: of `personal_run.py`: sizes and form.
         folder: for the record; the run's own files go to a temporary folder and are removed.
+        programs: runs it.
 
     Raises:
         RunError: it failed.
@@ -70,30 +132,12 @@ def run(cell: Cell, options: Sequence[str], folder: Path) -> Record:
         command = [sys.executable, str(PROGRAM), "--method", cell.method, "--users", ",".join(cell.files)]
         command += ["--seed", str(cell.seed), "--report", str(report), "--run-dir", str(Path(place) / "run"), *options]
         command += cell.arm.flags if cell.arm else ()
-        _follow(cell, command, environment)
+        programs.follow(cell, command, environment)
         found = json.loads(report.read_text())
     record = {**found, "form": cell.form, "arm": cell.arm.name if cell.arm else None, "variables": variables}
     record["machine"] = describe_machine()
     write(folder / f"{cell.name}.json", record)
     return record
-
-
-def _follow(cell: Cell, command: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Run a command and print its lines behind the cell's name; two runs may do so at once.
-
-    Raises:
-        RunError: it failed.
-    """
-    lines: list[str] = []
-    with subprocess.Popen(
-        command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            lines.append(line)
-            print(f"{cell.name}: {line}", end="", flush=True)
-    if process.returncode != 0:
-        raise RunError(f"{cell.name} failed with exit code {process.returncode}:\n{''.join(lines[-5:])}")
 
 
 def write(path: Path, value: Any) -> None:

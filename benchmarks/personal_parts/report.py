@@ -29,7 +29,8 @@ DIFFERENCES = (
     "The paper's three users are a student (no bold text, lists and boxes), a TA (100 tokens or more) and a teacher (praise). "
     "A tiny model cannot write 100 tokens or praise, so other rules stand in for these two.",
     "A session has the user's number of turns, here 3, of which the last one is not trained. An update takes the method's "
-    "batch (16 samples, OPD 8), so eight sessions pass before the first update. Sessions of the paper may be longer.",
+    "batch (16 samples, OPD 8), so eight sessions pass before the first update, and 30 sessions of two users hold about seven. "
+    "Sessions of the paper may be longer.",
     "Each session begins only after the run has learned from the one before, so no figure depends on the machine's speed.",
     "A learning rate of 3e-4 and a KL weight of 0.2 fit the tiny model (OPD: 1e-4 and 0.1); the paper has 1e-5.",
     "The users of a joint model ask the same kind of question, so it cannot tell them apart before they react.",

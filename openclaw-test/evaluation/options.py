@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from evaluation.records import problems_key
 from evaluation.served import checkpoint_of
 from evaluation.suites import NAMES
 from openclaw.runtime.where import DEFAULT_URL
 from openclaw.server.options import build_parser as server_parser
-from slime.utils.command_line import CommandLine
+from slime.utils.command_line import CommandLine, server_url
 
 PROG = "run_eval.sh"
 OLD_FLAG = "--allow-code-execution"
@@ -77,6 +76,11 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def folder_or_url(text: str) -> str:
+    """Parse the path of a checkpoint folder, or a server's URL."""
+    return server_url(text) if "://" in text else text
+
+
 def build_parser() -> CommandLine:
     """Return the parser of the command line."""
     parser = CommandLine(
@@ -87,11 +91,16 @@ def build_parser() -> CommandLine:
     add = parser.add_argument_group("the model").add_argument
     add("--model-path", metavar="P", help="serve this checkpoint folder first")
     add("--run", type=Path, metavar="RUN", help="serve the newest checkpoint of this run's folder first")
-    add("--base-url", metavar="URL", help=f"any OpenAI-compatible server (default: {DEFAULT_URL})")
+    add("--base-url", type=server_url, metavar="URL", help=f"any OpenAI-compatible server (default: {DEFAULT_URL})")
     add("--model", metavar="M", help="model that the server is asked for (default: its only one)")
     add("--key-variable", metavar="NAME", help="environment variable with the server's key (default: SGLANG_API_KEY)")
     add = parser.add_argument_group("compare").add_argument
-    add("--compare-to", metavar="P|URL", help="ask the same problems of this checkpoint folder or server")
+    add(
+        "--compare-to",
+        type=folder_or_url,
+        metavar="P|URL",
+        help="ask the same problems of this checkpoint folder or server",
+    )
     add("--compare-model", metavar="M", help="model that this server is asked for (default: its only one)")
     add("--compare-key-variable", metavar="NAME", help="environment variable with this server's key")
     add = parser.add_argument_group("the problems").add_argument
@@ -129,12 +138,6 @@ def read_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[s
     named = [flag for flag, value in _sources(options).items() if value]
     if len(named) > 1:
         parser.error(f"{' and '.join(named)} name two models; write one of them, and the other one with --compare-to")
-    for flag, url, key in (
-        ("--base-url", options.base_url, "--key-variable"),
-        ("--compare-to", options.compare_to, "--compare-key-variable"),
-    ):
-        if url and url.startswith("http") and "@" in urlsplit(url).netloc:
-            parser.error(f"{flag}: leave the name and password out of the URL, which the report shows; use {key}")
     for flag, url in (("--key-variable", options.base_url), ("--compare-key-variable", options.compare_to)):
         variable = getattr(options, flag[2:].replace("-", "_"))
         if variable is not None and not (url or "").startswith("http"):
@@ -170,7 +173,8 @@ def targets(options: argparse.Namespace) -> list[Target]:
     file = "results.jsonl"
     if options.run:
         saved, origin = checkpoint_of(options.run)
-        print(f"{PROG}: the run began with {origin}; --compare-to {origin} compares with it", file=sys.stderr)
+        if not options.compare_to:
+            print(f"{PROG}: the run began with {origin}; --compare-to {origin} compares with it", file=sys.stderr)
         found = [Target(str(saved), file, run=(saved, origin), model=options.model)]
     elif options.model_path:
         found = [Target(options.model_path, file, path=options.model_path, model=options.model)]

@@ -11,6 +11,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from random import Random
+from typing import ClassVar, cast
 
 from agentrl.environment import Task
 from agentrl.exceptions import InfraError, InvalidError
@@ -18,7 +19,6 @@ from agentrl.protocol import JsonObject
 from agentrl.tasks.shell.environment import ShellEnvironment
 from agentrl.tasks.shell.families import EASY, FAMILIES, NEEDS
 from agentrl.tasks.shell.generate import SEEDS_PER_SPLIT, task_name
-from agentrl.tasks.shell.tools import SYSTEM, tools
 from evaluation.case import Case, Grade, SuiteError
 from evaluation.code_box import CodeBox
 from evaluation.talk import Message, Talk
@@ -35,6 +35,7 @@ class Shell:
     """See `evaluation.case.Suite`. A case is one task; the easy families have level 1, the others level 2."""
 
     name = "shell"
+    environment: ClassVar[type[ShellEnvironment]] = ShellEnvironment
 
     def __init__(self, box: CodeBox) -> None:
         self.box = box
@@ -77,10 +78,12 @@ class Shell:
         await self.box.close()
 
     def _environment(self) -> ShellEnvironment:
-        class Boxed(ShellEnvironment):
-            provider = self.box.provider
+        boxed = type("Boxed", (self.environment,), {"provider": self.box.provider})
+        return boxed(self.box.processes)
 
-        return Boxed(self.box.processes)
+    def most_replies(self) -> int:
+        """Return the bound on a case's replies after the first."""
+        return MOST_REPLIES
 
     async def _episode(self, environment: ShellEnvironment, case: Case, talk: Talk) -> Grade:
         opening = await environment.reset(Task(case.problem), case.seed)
@@ -93,9 +96,9 @@ class Shell:
                     raise MalformedCall(str(error)) from None
                 return f"error: {error}"
 
-        offered = tools()
-        said = await talk.ask(opening.text, system=SYSTEM, tools=offered)
-        ended = await converse(talk, said, offered, carry_out, MOST_REPLIES)
+        system, offered = str(opening.data["system"]), cast(list[JsonObject], opening.data["tools"])
+        said = await talk.ask(opening.text, system=system, tools=offered)
+        ended = await converse(talk, said, offered, carry_out, self.most_replies())
         verdict = await environment.evaluate()
         if verdict.status == "infra_error":
             raise SuiteError(f"the verifier of {case.problem} failed: {verdict.detail}")

@@ -10,9 +10,10 @@ from evaluation.coding import Coding
 from evaluation.conversation import CONVERSATION
 from evaluation.retention import Retention
 from evaluation.shell import Shell
+from evaluation.terminal import Terminal
 from evaluation.tool_use import TOOL_USE
 
-NAMES = ("conversation", "coding", "tool-use", "shell", "retention")
+NAMES = ("conversation", "coding", "tool-use", "shell", "terminal", "retention")
 
 
 def build_suites(names: list[str], gsm8k: Path | None) -> list[Suite]:
@@ -26,6 +27,7 @@ def build_suites(names: list[str], gsm8k: Path | None) -> list[Suite]:
         "coding": lambda: Coding(CodeBox()),
         "tool-use": lambda: TOOL_USE,
         "shell": lambda: Shell(CodeBox()),
+        "terminal": lambda: Terminal(CodeBox()),
         "retention": lambda: Retention(gsm8k),
     }
     return [makers[name]() for name in names]

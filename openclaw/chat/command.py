@@ -13,7 +13,7 @@ from openclaw.chat.watch import Watch
 from openclaw.config.runtime_variables import client_key
 from openclaw.exceptions import ConfigError
 from openclaw.runtime.where import DEFAULT_URL
-from slime.utils.command_line import CommandLine
+from slime.utils.command_line import CommandLine, server_url
 
 PROG = "openclaw-rl chat"
 FAILED_EXIT = 1
@@ -31,7 +31,11 @@ def build_parser() -> CommandLine:
         "exit status is 1 if one got no reply.",
     )
     parser.add_argument(
-        "--base-url", default=DEFAULT_URL, metavar="URL", help=f"of the server (default: {DEFAULT_URL})"
+        "--base-url",
+        type=server_url,
+        default=DEFAULT_URL,
+        metavar="URL",
+        help=f"of the server (default: {DEFAULT_URL})",
     )
     parser.add_argument("--model", metavar="NAME", help="model to ask for (default: the one that the server lists)")
     return parser

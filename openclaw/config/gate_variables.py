@@ -59,7 +59,7 @@ class GateVariables(EnvironmentConfig):
     )
     gate_errors: float = variable(
         "OPENCLAW_GATE_ERRORS",
-        1.5,
+        1.25,
         "standard errors below zero from which a margin counts as a fall",
         minimum=0.0,
     )
@@ -85,9 +85,38 @@ class GateVariables(EnvironmentConfig):
         minimum=0.0,
         maximum=1.0,
     )
+    gate_canary: float | None = variable(
+        "GATE_CANARY",
+        None,
+        "share of conversations that one engine serves with an update before the others get it, see canary.md; 0: none, the gate only "
+        "asks that engine; unset: all engines get an update at once",
+        minimum=0.0,
+        maximum=0.5,
+    )
+    canary_seconds: float = variable(
+        "OPENCLAW_CANARY_SECONDS", 30.0, "longest time in which the first engine serves conversations alone", above=0.0
+    )
+    canary_turns: int = variable(
+        "OPENCLAW_CANARY_TURNS",
+        20,
+        "replies of the first engine that are enough to decide, before the time is up",
+        minimum=1,
+    )
+    canary_difference: float = variable(
+        "OPENCLAW_CANARY_DIFFERENCE",
+        0.1,
+        "largest mean difference between the log probabilities of the first engine and the trainer, in nats per token",
+        above=0.0,
+    )
+    canary_slowdown: float = variable(
+        "OPENCLAW_CANARY_SLOWDOWN",
+        3.0,
+        "how many times as long per token the first engine's replies may take",
+        above=1.0,
+    )
     gate_offer: int = variable(
         "OPENCLAW_GATE_OFFER",
         3,
-        "refusals in a row by the users' opinions after which openclaw-rl accept is offered",
+        "refusals of a series by the users' opinions after which openclaw-rl accept is offered",
         minimum=1,
     )

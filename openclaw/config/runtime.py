@@ -22,6 +22,7 @@ from typing import Any, Self
 from openclaw.config.runtime_variables import VARIABLES, RuntimeVariables
 from openclaw.config.variable import Value, Variable
 from openclaw.exceptions import ConfigError
+from slime.utils.command_line import names_a_user
 
 __all__ = ["VARIABLES", "ConfigError", "RuntimeConfig", "Value", "Variable", "is_loopback", "listed"]
 
@@ -107,7 +108,11 @@ class RuntimeConfig(RuntimeVariables):
                 )
 
     def _check_judge(self) -> None:
-        """Raise ConfigError if the variables name no judge, or two."""
+        """Raise ConfigError if the variables name no judge, or two, or give a password where plans and logs show it."""
+        if self.judge_base_url and names_a_user(self.judge_base_url):
+            raise ConfigError(
+                "OPENCLAW_JUDGE_BASE_URL: leave the name and password out of the URL; OPENCLAW_JUDGE_API_KEY holds the key"
+            )
         if self.judge_base_url and self.judge_class:
             raise ConfigError("OPENCLAW_JUDGE_BASE_URL and OPENCLAW_JUDGE_CLASS both name a judge; set one of them")
         if bool(self.judge_base_url) != bool(self.judge_model):

@@ -25,6 +25,7 @@ from typing import Any
 import orjson
 
 from openclaw.engine.away import AwayTime
+from openclaw.engine.canary import ShareReader
 from openclaw.engine.connection import Answer, Connections
 from openclaw.engine.deaths import Deaths, Suspicion
 from openclaw.exceptions import (
@@ -94,15 +95,17 @@ class EngineClient:
         on_retry: Callable[[str], None] = lambda kind: None,
         on_death: Callable[[str], None] = lambda outcome: None,
         clock: Callable[[], float] = time.monotonic,
+        canary: ShareReader | None = None,
     ) -> None:
         """Create a client of ``url``.
 
         Args:
             url: ``http://HOST:PORT``.
             wait_seconds: how long a request waits for an engine that is away.
-            on_retry: called with ``away`` or ``resumed`` whenever a request is sent again.
+            on_retry: called with ``away``, ``resumed`` or ``canary`` whenever a request is sent again.
             on_death: called with ``resent`` or ``refused`` for each request under which an engine ended.
             clock: monotonic seconds; `away` counts by it, too.
+            canary: which conversations go to the engine that has a candidate before the others; None: none.
         """
         self.url = url.rstrip("/")
         self._wait_seconds = wait_seconds
@@ -113,12 +116,16 @@ class EngineClient:
         self._aborts: set[asyncio.Task[None]] = set()
         self._connections = Connections(self.url)
         self._deaths = Deaths(self.url, on_death)
+        self._canary = canary
+        self._canary_connections: Connections | None = None
 
     async def close(self) -> None:
         """Finish the pending aborts, then close the connections."""
         if self._aborts:
             await asyncio.wait(self._aborts, timeout=ABORT_SECONDS)
         self._connections.close()
+        if self._canary_connections is not None:
+            self._canary_connections.close()
 
     async def generate(
         self,
@@ -148,18 +155,29 @@ class EngineClient:
         """
         progress = _Progress()
         pause = FIRST_PAUSE_SECONDS
+        canary = self._drawn(routing_key, sampling_params)
         try:
             while len(progress.ids) < sampling_params["max_new_tokens"]:
                 before = len(progress.ids)
                 try:
-                    attempt = self._attempt(rid, input_ids, sampling_params, progress, top_logprobs, routing_key)
+                    engine = canary or self._connections
+                    attempt = self._attempt(
+                        engine, rid, input_ids, sampling_params, progress, top_logprobs, routing_key
+                    )
                     async with self._deaths.turn(progress.suspicion) as heard, aclosing(attempt) as chunks:
                         async for chunk in chunks:
                             heard()
                             self.away.end(rid)
                             yield chunk
                     return
-                except EngineBrokeOffError as error:
+                except (EngineBrokeOffError, EngineProtocolError) as error:
+                    if canary is not None:  # whatever it is, another engine goes on with the reply
+                        canary = None
+                        self._left_canary(rid, error)
+                        progress.attempts += 1
+                        continue
+                    if isinstance(error, EngineProtocolError):
+                        raise
                     heard_tokens = len(progress.ids) > before
                     if error.while_working:
                         name = f"{rid} (key {client}, conversation {routing_key})"
@@ -192,8 +210,31 @@ class EngineClient:
         finally:
             self.away.end(rid)
 
+    def _drawn(self, routing_key: str | None, sampling_params: Mapping[str, Any]) -> Connections | None:
+        """Return the connections to the engine that has a candidate first, if the conversation is drawn.
+
+        A reply that follows a grammar is not, because no other engine could go on with it.
+        """
+        if self._canary is None or routing_key is None or GRAMMAR_PARAMETER in sampling_params:
+            return None
+        url = self._canary.drawn(routing_key)
+        if url is None:
+            return None
+        if self._canary_connections is None or self._canary_connections.url != url:
+            if self._canary_connections is not None:
+                self._canary_connections.close()
+            self._canary_connections = Connections(url)
+        return self._canary_connections
+
+    def _left_canary(self, rid: str, error: EngineError) -> None:
+        assert self._canary is not None
+        self._canary.failed(f"{type(error).__name__}: {error}")
+        self._on_retry("canary")
+        logger.warning("request %s leaves the engine that has a candidate first: %s", rid, error)
+
     async def _attempt(
         self,
+        engine: Connections,
         rid: str,
         input_ids: Sequence[int],
         sampling_params: Mapping[str, Any],
@@ -216,7 +257,7 @@ class EngineClient:
             payload["top_logprobs_num"] = top_logprobs
         running = False
         try:
-            async with self._connections.post("/generate", orjson.dumps(payload), routing_key) as answer:
+            async with engine.post("/generate", orjson.dumps(payload), routing_key) as answer:
                 await self._check_status(answer)
                 running = True
                 async for events in _event_groups(answer):
@@ -234,7 +275,7 @@ class EngineClient:
             raise
         finally:
             if running:
-                self._abort(name)
+                self._abort(engine, name)
 
     async def _check_status(self, answer: Answer) -> None:
         if answer.status == 200:
@@ -247,16 +288,16 @@ class EngineClient:
             raise EngineReportedError(words, answer.status)
         raise EngineRejectedError(words)
 
-    def _abort(self, name: str) -> None:
+    def _abort(self, engine: Connections, name: str) -> None:
         """Abort ``name`` at the engine; failures are logged only, because the engine may be gone."""
-        task = asyncio.get_running_loop().create_task(self._send_abort(name))
+        task = asyncio.get_running_loop().create_task(self._send_abort(engine, name))
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
 
-    async def _send_abort(self, name: str) -> None:
+    async def _send_abort(self, engine: Connections, name: str) -> None:
         try:
             async with asyncio.timeout(ABORT_SECONDS):
-                async with self._connections.post("/abort_request", orjson.dumps({"rid": name})) as answer:
+                async with engine.post("/abort_request", orjson.dumps({"rid": name})) as answer:
                     while await answer.read():
                         continue
         except (EngineBrokeOffError, TimeoutError) as error:

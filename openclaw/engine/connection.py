@@ -178,6 +178,7 @@ class Connections:
 
     def __init__(self, url: str) -> None:
         """Create a pool for ``url``: ``http://HOST:PORT`` or ``https://...``, optionally with a path prefix."""
+        self.url = url
         parts = urlsplit(url)
         self._host = parts.hostname or ""
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None

@@ -1,4 +1,4 @@
-"""``openclaw-rl accept RUN``: accept a change of taste that the gate refused several times in a row.
+"""``openclaw-rl accept RUN``: accept a change of taste that the gate refused several times.
 
 Guarantees: one transaction of the ledger, whether the run is up or down, and a second call finds nothing to accept.
 """
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if accepted is None:
         shown = gate_command("versions", run.folder)
         print(
-            f"nothing to accept in {run.folder}: {refusals} of {fewest} refusals in a row by users' opinions; see: {shown}",
+            f"nothing to accept in {run.folder}: {refusals} of {fewest} refusals of a series by users' opinions; see: {shown}",
             file=sys.stderr,
         )
         return 2

@@ -16,6 +16,7 @@ from functools import cache, partial
 from typing import TypeVar
 
 from openclaw.config.gate_variables import GateVariables
+from openclaw.gate.canary import try_first
 from openclaw.gate.decision import Evidence, Finding, decide_on
 from openclaw.gate.questions import ask_about
 from openclaw.ledger.decisions import SERVING, DecisionRecord
@@ -70,7 +71,7 @@ class Gate:
         first_turn = self._patiently(lambda: ledger.middle_turn(rollout_id))
         while True:
             window = self._patiently(lambda: ledger.probe_window(first_turn))
-            questions = self._patiently(partial(ask_about, self._args, ledger, window, bounds))
+            questions = self._patiently(partial(ask_about, self._args, ledger, window, rollout_id, bounds))
             answers = [policy.ask(questions.probes) if questions.probes else [] for policy in policies]
             evidence = questions.evidence(*answers)
             serving = self._patiently(lambda: self._serving(rollout_id, policies.serving.version))
@@ -79,6 +80,9 @@ class Gate:
             if self._patiently(lambda: ledger.probe_window(first_turn)) == window:
                 break
             logger.info("rollout %d: a change was accepted meanwhile; both versions are compared again", rollout_id)
+        if finding.accepted and self._args.canary_engine:
+            trial = try_first(self._args, ledger, policies, (questions, answers[1]), bounds, self._patiently)
+            finding = replace(finding, refusals=trial.refusals, metrics=finding.metrics | trial.metrics)
         why = self._patiently(lambda: self._why(rollout_id, finding, policies))
         metrics = {**finding.metrics, "gate/seconds": time.monotonic() - started}
         decision = Decision(finding.accepted, why, metrics)
@@ -146,7 +150,7 @@ class Gate:
         row = 1 + len(others)
         if finding.by_margin and row >= self._bounds.gate_offer:
             accept = gate_command("accept", run_dir)
-            return f"{line}; this is refusal {row} in a row, and if users changed their mind, type: {accept}"
+            return f"{line}; this is refusal {row} of a series, and if users changed their mind, type: {accept}"
         return f"{line}; its samples are in quarantine, to see all versions type: {gate_command('versions', run_dir)}"
 
 

@@ -70,15 +70,15 @@ class Questions:
         return reply_reader(self.tokenizer).read(turn.prompt_ids, answer, turn.tools) if turn.tools else unread(answer)
 
 
-def ask_about(args: Arguments, ledger: Ledger, window: Window, bounds: GateVariables) -> Questions:
-    """Return the questions about the probes of a window and the tasks.
+def ask_about(args: Arguments, ledger: Ledger, window: Window, rollout_id: int, bounds: GateVariables) -> Questions:
+    """Return the questions about a batch: probes and trained turns of a window, and the tasks.
 
-    Too few probes are filled up with the newest trained turns, which tell about drift and degenerate replies.
+    Too few of them are filled up with the newest trained turns, which tell about drift and degenerate replies.
 
     Raises:
         ConfigError: the file of tasks is bad.
     """
-    candidates = ledger.probe_candidates(window.first, window.end)
+    candidates = ledger.probe_candidates(window.first, window.end, rollout_id, bounds.gate_probes)
     chosen = choose_probes(candidates, bounds.gate_probes, bounds.gate_tokens)
     turns = ledger.turns_of([each.turn_id for each in chosen])
     if (missing := bounds.gate_replies - len(turns)) > 0:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from prometheus_client import CollectorRegistry
 
 from openclaw.config.runtime import RuntimeConfig
+from openclaw.engine.canary import ShareReader
 from openclaw.engine.client import EngineClient
 from openclaw.gateway.chat import ChatService
 from openclaw.gateway.detokenize import MARKERS, Vocabulary
@@ -88,6 +89,7 @@ def build_service(
             wait_seconds=config.engine_wait_seconds,
             on_retry=lambda kind: metrics.engine_retries.labels(kind=kind).inc(),
             on_death=lambda outcome: metrics.engine_deaths.labels(outcome=outcome).inc(),
+            canary=ShareReader(config.run_dir) if config.run_dir else None,
         ),
         sessions=sessions,
         episodes=EpisodeDesk(ledger, sessions, metrics, rules, clock=clock),

@@ -48,7 +48,7 @@ class GatewayMetrics:
         )
         self.engine_retries = Counter(
             "openclaw_engine_retries",
-            "Requests sent to the engine again: away before the first token, resumed after it",
+            "Requests sent again: away before the first token, resumed after it, canary from the engine that has a candidate",
             ["kind"],
             registry=registry,
         )

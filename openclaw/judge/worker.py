@@ -275,7 +275,7 @@ class JudgeWorker:
         turn = replace(turn, next_state=messages)
         if kept is not None and stated.score is None:
             verdict = await self._teaching.taught(turn, kept)
-            return verdict, self._method.samples(turn, verdict)
+            return verdict, await self._unless_probe(turn, verdict, self._method.samples(turn, verdict))
         question = Question.about(turn.messages, turn.response_message, messages)
         try:
             prm, hints = await together(
@@ -306,12 +306,14 @@ class JudgeWorker:
             logger.warning("turn %s trains nothing, too few of the judge's answers are votes (%s)", turn.id, counts)
         elif not decision.samples and answered:
             decision = SampleDecision(reason=ASKS_BACK)
-        if decision.samples and verdict.score and await self._becomes_probe(turn):
-            decision = SampleDecision(reason=PROBE)
-        return verdict, decision
+        return verdict, await self._unless_probe(turn, verdict, decision)
 
-    async def _becomes_probe(self, turn: Turn) -> bool:
-        return await asyncio.to_thread(self._ledger.becomes_probe, turn, self._settings.gate_share)
+    async def _unless_probe(self, turn: Turn, verdict: Verdict, decision: SampleDecision) -> SampleDecision:
+        """Return a decision about a turn; without its samples if the gate keeps the turn as a probe."""
+        share = self._settings.gate_share
+        if decision.samples and verdict.score and await asyncio.to_thread(self._ledger.becomes_probe, turn, share):
+            return SampleDecision(reason=PROBE)
+        return decision
 
     async def _close_sessions(self) -> None:
         """Collect the samples of finished sessions, once each; retry a failed session later."""

@@ -168,6 +168,7 @@ def _method_flags(inputs: FlagInputs) -> Words:
         *(["--use-kl-loss", "--kl-loss-coef", kl, "--kl-loss-type", "k3"] if kl else []),
         *(["--fuses", *fuses] if (fuses := str(v["fuses"]).split()) and fuses != [NO_FUSES] else []),
         *(["--before-push-path", GATE_PATH] if v["gate"] and inputs.own.rollout_function else []),
+        *(["--canary-engine"] if inputs.runtime.gate_canary is not None else []),
     ]
 
 

@@ -103,7 +103,7 @@ def take_in_logs(plan: Plan, options: argparse.Namespace, *, dry: bool) -> Itera
     from openclaw.offline.reading import read_logs
     from openclaw.runtime.where import ledger_path
 
-    logs = read_logs(Path(str(plan.variables["data_path"].value)))
+    logs = read_logs(Path(str(plan.variables["data_path"].value)).expanduser())
     target = ledger_path(plan.args, plan.environment)
     if logs.ledger is not None:
         if logs.ledger.resolve() == target.resolve():

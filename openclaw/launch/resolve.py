@@ -38,6 +38,7 @@ from slime.arguments.parser import parser_for, read_arguments
 from slime.utils.forwarded_environment import FORWARD_VARIABLE
 
 PATH_FIELDS = ("hf_ckpt", "ref_load", "save_ckpt", "prm_model_path", "run_dir", "data_path")
+TOKENIZER_CONFIG = "tokenizer_config.json"
 # The variable that sets each flag that a problem may name.
 VARIABLE_OF_FLAG = {
     "num-gpus": "NUM_GPUS",
@@ -55,7 +56,8 @@ VARIABLE_OF_FLAG = {
     "prm-model-path": "PRM_MODEL_PATH",
     "save": "SAVE_CKPT",
     "resume": "RESUME=1",
-    "before-push-path": "GATE=0",
+    "before-push-path": "GATE",
+    "canary-engine": "GATE_CANARY",
     "rotary-base": "MODEL_ARGS_ROTARY_BASE",
 }
 
@@ -122,6 +124,8 @@ def _read_plan(
     args, problems = _read_flags(found, sections, own_flags, usual_model(inputs.profile, inputs.model))
     child = _child_environment(found, inputs.profile, inputs.environment, live.environment)
     problems += settings_problems(live.runtime)
+    if live.runtime.gate_tasks and args.before_push_path:
+        problems += task_problems(live.runtime.gate_tasks, Path(args.hf_checkpoint))
     check_nodes(inputs.values, ids, child)
     if ids is not None:
         check_listed(args)
@@ -232,12 +236,26 @@ def settings_problems(runtime: RuntimeConfig) -> list[str]:
         problems.append(
             f"OPENCLAW_TOP_P={runtime.top_p:g}: turns sampled with top_p below 1 are never trained; unset it"
         )
-    if runtime.gate_tasks:
-        try:
-            read_tasks(runtime.gate_tasks)
-        except ConfigError as error:
-            problems.append(str(error))
     return problems
+
+
+def task_problems(path: str, checkpoint: Path) -> list[str]:
+    """Return why the gate could not ask its tasks: the file is bad, or the tokenizer's template refuses one."""
+    try:
+        tasks = read_tasks(path)
+    except ConfigError as error:
+        return [str(error)]
+    if not (checkpoint / TOKENIZER_CONFIG).exists():
+        return []  # a missing checkpoint is another problem
+    from openclaw.gate.replies import reply_reader
+    from openclaw.gateway.render import RenderError
+
+    for number, task in enumerate(tasks, start=1):
+        try:
+            reply_reader(str(checkpoint)).prompt(task.messages)
+        except RenderError as error:
+            return [f"OPENCLAW_GATE_TASKS={path} task {number} cannot be asked: {error}"]
+    return []
 
 
 def usual_model(profile: Profile, model: str | None) -> str:

@@ -24,19 +24,23 @@ from openclaw.ledger.redact import REDACTED
 from openclaw.ledger.store import Ledger
 
 ORDER = "CASE WHEN state IN ('leased', 'trained') THEN rollout_id ELSE 9223372036854775807 END"
+COPIED = "(kind = 'main' OR segment IS NOT NULL)"
+"""Which turns are copied: an episode trains side turns, too."""
+MERGED = "merged"
+"""Outcome of a turn that a sample of an episode holds together with others."""
 
 
 @dataclass
 class Copied:
-    """Counts: ``turns`` by outcome, ``samples`` by state, turns already ``known``, and turns that came as text.
+    """Counts: ``turns`` by outcome, ``samples`` by state, turns already ``known``.
 
-    ``sides`` is how many side turns stayed behind.
+    ``merged`` is how many turns of episodes are in samples.
     """
 
     turns: Counter[str] = field(default_factory=Counter[str])
     samples: Counter[str] = field(default_factory=Counter[str])
     known: int = 0
-    sides: int = 0
+    merged: int = 0
 
 
 def suffixed(name: str, number: int) -> str:
@@ -59,7 +63,9 @@ def copy_run(
     number: int = 1,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Copied:
-    """Copy the main turns of ``sessions`` that have token ids, once; not those whose scores are being renewed.
+    """Copy the turns of ``sessions`` that have token ids, once: main turns, and all that samples of episodes hold.
+
+    Turns whose scores are being renewed stay behind. Episodes keep their samples, since no judge reads them.
 
     Args:
         source: of a run.
@@ -74,8 +80,7 @@ def copy_run(
         for done, session_id in enumerate(sessions, start=1):
             _copy_session(source, target, connection, session_id, number, result, new, judge_again)
             on_progress(done, len(sessions))
-        if not judge_again:
-            _copy_samples(source, target, connection, new, number, result)
+        _copy_samples(source, target, connection, new, number, result, judge_again)
     return result
 
 
@@ -90,12 +95,10 @@ def _copy_session(
     judge_again: bool,
 ) -> None:
     rows = source.rows(
-        "SELECT * FROM turns WHERE session_id = ? AND kind = 'main' AND length(prompt_ids) > 0"
+        f"SELECT * FROM turns WHERE session_id = ? AND {COPIED} AND length(prompt_ids) > 0"
         " AND state <> 'unscored' ORDER BY number",
         (session_id,),
     )
-    sides = source.rows("SELECT COUNT(*) AS n FROM turns WHERE session_id = ? AND kind = 'side'", (session_id,))
-    result.sides += sides[0]["n"]
     own_session = suffixed(session_id, number)
     for row in rows:
         turn_id = turn_of_pass(row["id"], number)
@@ -110,7 +113,10 @@ def _copy_session(
             (own_session, session["started_at"], ended, closed),
         )
         outcome = _copy_turn(source, target, connection, row, turn_id, own_session, judge_again)
-        result.turns[outcome] += 1
+        if outcome == MERGED:
+            result.merged += 1
+        else:
+            result.turns[outcome] += 1
         new[row["id"]] = outcome == "judged"
 
 
@@ -123,8 +129,8 @@ def _copy_turn(
     session_id: str,
     judge_again: bool,
 ) -> str:
-    """Copy one turn with its feedback and verdict; return its state, or why it gives no sample."""
-    values: dict[str, Any] = {**dict(row), "id": turn_id, "session_id": session_id, "segment": None}
+    """Copy one turn with its feedback and verdict; return its state, `MERGED`, or why it gives no sample."""
+    values: dict[str, Any] = {**dict(row), "id": turn_id, "session_id": session_id, "segment": None, "copied": 1}
     del values["number"]
     if target.redaction is not None:
         turn = decode_turn(row)
@@ -139,7 +145,7 @@ def _copy_turn(
     state, reason = values["state"], values["reason"]
     if state == "excluded":
         _insert(connection, "turns", values)
-        return reason or state
+        return reason or MERGED
     if state == "waiting":
         state, reason = "ended", "no_next_state"
     if state != "judged":
@@ -170,15 +176,16 @@ def _copy_samples(
     new: dict[str, bool],
     number: int,
     result: Copied,
+    judge_again: bool,
 ) -> None:
     """Copy the samples of new turns in the order of their batches, those without a batch last."""
     segments: dict[int, int] = {}
     for row in source.rows(f"SELECT * FROM samples ORDER BY {ORDER}, id"):
-        if row["turn_id"] not in new:
+        if row["turn_id"] not in new or (judge_again and row["episode"] is None):
             continue
         turn_id = turn_of_pass(row["turn_id"], number)
-        redacted = connection.execute("SELECT reason FROM turns WHERE id = ?", (turn_id,)).fetchone()["reason"]
-        if redacted == REDACTED:
+        held = json.loads(row["sample"])["metadata"].get("turns", [row["turn_id"]])
+        if any(_is_redacted(connection, turn_of_pass(each, number)) for each in held):
             continue
         dropped = row["state"] == "dropped"
         values = {**dict(row), "turn_id": turn_id, "state": "ready", "rollout_id": None, "reason": None}
@@ -193,6 +200,11 @@ def _copy_samples(
     for row in source.rows("SELECT id, segment FROM turns WHERE segment IS NOT NULL"):
         if row["id"] in new and row["segment"] in segments:
             target.update_one(connection, "turns", turn_of_pass(row["id"], number), segment=segments[row["segment"]])
+
+
+def _is_redacted(connection: sqlite3.Connection, turn_id: str) -> bool:
+    found = connection.execute("SELECT reason FROM turns WHERE id = ?", (turn_id,)).fetchone()
+    return found is not None and found["reason"] == REDACTED
 
 
 def _of_pass(values: Mapping[str, Any], number: int) -> dict[str, Any]:

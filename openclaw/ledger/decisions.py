@@ -1,9 +1,9 @@
 """What the gate decided about each version of the weights, and what becomes of a batch that it refused.
 
 Guarantees, relative to the restored checkpoint: a refused batch is in quarantine, and none of its samples is trained until
-it is released; a release makes each of them ready exactly once. All samples that a rollback unlearns are dropped. Each method is
-one transaction, and doing it again changes nothing. A decision is undone with its batch when an older checkpoint is restored
-(`SampleQueries.reconcile`); an acceptance, which is a person's, never is.
+it is released; a release makes each of them ready exactly once. Each method is one transaction, and doing it again changes nothing. A decision
+is undone with its batch when an older checkpoint is restored (`SampleQueries.reconcile`); an acceptance, which is a person's,
+never is. `openclaw.ledger.rollbacks` has the rollbacks.
 
 The row's kinds: ``start`` (the weights of the first comparison), ``step`` (accepted), ``refused``, ``rollback``, ``accept``.
 """
@@ -24,6 +24,13 @@ QUARANTINE, ROLLBACK = "quarantine", "rollback"
 SERVING = "('start', 'step', 'rollback')"
 """The kinds of decisions whose weights serve, or served, in SQL."""
 UNBOUNDED = 2**62
+QUIET = 8
+"""A series of refusals ends with so many accepted batches in a row."""
+LONGEST_SERIES = 1024
+EARLY = 128
+"""Of the turns since the start, or since an acceptance, the first ones may always be compared."""
+LATE = 1024
+"""The newest turns that may not, at most; before that the newer half may not."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +68,14 @@ class DecisionRecord:
 
 @dataclass(frozen=True)
 class Offer:
-    """A change that a person may accept: how many batches in a row were refused, and their samples in quarantine."""
+    """A change that a person may accept: how many batches of a series were refused, and their samples in quarantine."""
 
     refusals: int
     samples: int
 
     def __str__(self) -> str:
         return (
-            f"the gate refused {self.refusals} batches in a row, because they contradict earlier opinions; "
+            f"the gate refused {self.refusals} batches lately, because they contradict earlier opinions; "
             f"{self.samples} samples are in quarantine; if users changed their mind"
         )
 
@@ -194,35 +201,49 @@ class DecisionQueries(Database):
         return scores
 
     def refusals(self) -> list[DecisionRecord]:
-        """Return the refusals since the last batch that was accepted, rolled back or released, newest first."""
-        last = self.rows(
-            "SELECT COALESCE(MAX(number), 0) AS n FROM decisions WHERE undone_at IS NULL AND kind IN ('step', 'rollback', 'accept')"
-        )[0]["n"]
-        return self.decisions("AND kind = 'refused' AND number > ? ORDER BY number DESC", (last,))
+        """Return the refusals of the series that has not ended, newest first.
+
+        A series ends with `QUIET` accepted batches in a row, a rollback or an acceptance.
+        """
+        found = self.rows(
+            "SELECT number, kind FROM decisions WHERE undone_at IS NULL AND kind <> 'start' ORDER BY number DESC LIMIT ?",
+            (LONGEST_SERIES,),
+        )
+        end, quiet = 0, 0
+        for row in found:
+            quiet = quiet + 1 if row["kind"] == "step" else 0
+            if quiet == QUIET or row["kind"] in ("rollback", "accept"):
+                end = row["number"]
+                break
+        return self.decisions("AND kind = 'refused' AND number > ? ORDER BY number DESC", (end,))
 
     def offer(self, fewest: int) -> Offer | None:
-        """Return what a person may accept: at least ``fewest`` refusals in a row by the users' opinions; None without."""
+        """Return what a person may accept: at least ``fewest`` refusals of a series by the users' opinions; None without."""
         row = [each for each in self.refusals() if each.by_margin]
         return Offer(len(row), sum(each.samples for each in row)) if len(row) >= fewest else None
 
     def probe_window(self, first_turn: int | None) -> Window:
-        """Return which probes may decide about a batch.
+        """Return which turns may decide about a batch.
 
-        Its own judge does not decide alone: probes that are newer than the middle of the batch do not count, and neither do
-        those since the first of the refusals in a row. Older ones than an accepted change do not count either; those that a
-        person has accepted do.
+        Its own judge does not decide alone: turns that are newer than the middle of the batch do not count, and neither do
+        those since the first refusal of a series, nor the newer half of all, so that a judge that errs for long meets
+        opinions from before. Older ones than an accepted change do not count either; those that a person has accepted do.
 
         Args:
             first_turn: number of the batch's middle turn; None if unknown.
         """
         accepted = self.decisions("AND kind = 'accept' ORDER BY number DESC LIMIT 1")
         row = [each.first_turn for each in self.refusals() if each.by_margin and each.first_turn is not None]
-        ends = [end for end in (first_turn, *row) if end is not None]
         first, known = (accepted[0].first_turn or 0, accepted[0].last_turn or 0) if accepted else (0, 0)
-        return Window(first, max(min(ends, default=UNBOUNDED), known + 1))
+        newest = (
+            self.rows("SELECT COALESCE(MAX(number), 0) AS n FROM turns")[0]["n"] if first_turn is None else first_turn
+        )
+        old = max(first + EARLY, (first + newest) // 2, newest - LATE)
+        ends = [end for end in (first_turn, old, *row) if end is not None]
+        return Window(first, max(min(ends), known + 1))
 
     def accept_refused(self, fewest: int) -> DecisionRecord | None:
-        """Accept what the gate refused by the users' opinions at least ``fewest`` times in a row.
+        """Accept what the gate refused by the users' opinions at least ``fewest`` times in a series.
 
         Releases the batches from quarantine and retires the probes from before the first one.
 
@@ -276,55 +297,6 @@ class DecisionQueries(Database):
                 "UPDATE samples SET state = 'dropped', reason = ? WHERE state = 'leased' AND rollout_id = ?",
                 (QUARANTINE, rollout_id),
             ).rowcount
-
-    def record_rollback(self, to_rollout_id: int, from_rollout_id: int, weight_version: str, at: float) -> int:
-        """Record that the weights after ``to_rollout_id`` serve again, as ``weight_version``, in place of later ones.
-
-        Args:
-            to_rollout_id: last batch in these weights; -1 for the initial ones.
-            from_rollout_id: last batch in the weights that served before.
-            weight_version: under which they serve now.
-            at: since when, seconds since the epoch.
-
-        Returns:
-            The number of samples that they have not learned from any more.
-        """
-        later = (to_rollout_id, from_rollout_id)
-        with self.transaction() as connection:
-            old = connection.execute(
-                "SELECT weight_version FROM steps WHERE rollout_id <= ? ORDER BY undone_at IS NULL DESC, number DESC LIMIT 1",
-                (to_rollout_id,),
-            ).fetchone()
-            connection.execute(
-                "UPDATE forgotten_samples SET rollout_id = NULL WHERE rollout_id > ? AND rollout_id <= ?", later
-            )
-            dropped = connection.execute(
-                "UPDATE samples SET state = 'dropped', reason = ? WHERE state IN ('leased', 'trained')"
-                " AND rollout_id > ? AND rollout_id <= ?",
-                (ROLLBACK, *later),
-            ).rowcount
-            connection.execute(
-                "UPDATE steps SET undone_at = ? WHERE undone_at IS NULL AND (rollout_id = ? OR rollout_id > ? AND rollout_id <= ?)",
-                (at, from_rollout_id, *later),
-            )
-            connection.execute(
-                "UPDATE decisions SET undone_at = ? WHERE rollout_id > ? AND rollout_id <= ? AND undone_at IS NULL"
-                " AND kind IN ('start', 'step')",
-                (at, *later),
-            )
-            connection.execute(
-                "INSERT INTO steps (rollout_id, weight_version, trained_at, live_at) VALUES (?, ?, ?, ?)",
-                (from_rollout_id, weight_version, at, at),
-            )
-            back = "the initial weights" if old is None else f"version {old['weight_version']}"
-            self._insert_decision(
-                connection,
-                rollout_id=from_rollout_id,
-                kind="rollback",
-                weight_version=weight_version,
-                why=f"back to {back}; {dropped} samples are unlearned",
-            )
-        return dropped
 
     def decisions(self, condition: str = "ORDER BY number", parameters: tuple[Any, ...] = ()) -> list[DecisionRecord]:
         """Return the decisions that were not undone and meet the end of an SQL query, by default all, oldest first."""

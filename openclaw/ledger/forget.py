@@ -74,8 +74,11 @@ class ForgetQueries(Database):
 
     def _forget_passes(self, session_id: str, *, under_way: bool) -> Forgotten:
         with self.transaction():
-            gone = [self._forget(session_id, under_way=under_way)]
-            gone += [self._forget(name, under_way=False) for name in self._passes(session_id)]
+            episode = episode_of(owner_of(session_id))
+            gone = [self._forget(session_id, episode, under_way=under_way)]
+            for name in self._passes(session_id):
+                of_pass = None if episode is None else episode + name[len(session_id) :]
+                gone.append(self._forget(name, of_pass, under_way=False))
         return Forgotten(*(sum(counts) for counts in zip(*map(astuple, gone), strict=True)))
 
     def _passes(self, session_id: str) -> list[str]:
@@ -92,10 +95,10 @@ class ForgetQueries(Database):
             )
         ]
 
-    def _forget(self, session_id: str, *, under_way: bool) -> Forgotten:
+    def _forget(self, session_id: str, episode: str | None, *, under_way: bool) -> Forgotten:
         of_session = "(turn_id IN (SELECT id FROM turns WHERE session_id = ?) OR episode = ?)"
         turns_of = "(SELECT id FROM turns WHERE session_id = ?)"
-        which = (session_id, episode_of(owner_of(session_id)))
+        which = (session_id, episode)
         with self.transaction() as connection:
             known = connection.execute("SELECT 1 FROM sessions WHERE id = ?", (session_id,)).fetchone()
             if known is None and not under_way:

@@ -135,6 +135,12 @@ class LogQueries(TurnQueries):
             )
             connection.execute("DELETE FROM verdicts WHERE turn_id = ?", (turn_id,))
             self.update_one(connection, "turns", turn_id, state="unscored", reason=None)
+            # What its session gave as a whole went with the turn's samples, so the session is asked again.
+            connection.execute(
+                "UPDATE sessions SET closed_at = NULL, reopened_at = COALESCE(reopened_at, ?)"
+                " WHERE id = (SELECT session_id FROM turns WHERE id = ?) AND closed_at IS NOT NULL",
+                (self.clock(), turn_id),
+            )
         return True
 
     def holds_unscored(self) -> bool:

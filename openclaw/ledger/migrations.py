@@ -208,6 +208,11 @@ CREATE TABLE logs (                  -- turns that logs brought
 );
 """
 
+_VERSION_16 = """
+ALTER TABLE turns ADD COLUMN copied INTEGER NOT NULL DEFAULT 0;  -- 1: from another run's ledger, whose weights replied
+ALTER TABLE sessions ADD COLUMN reopened_at REAL;  -- when a turn of a closed log was scored again; NULL once it is closed
+"""
+
 
 def fill_conversations(connection: sqlite3.Connection) -> None:
     """Set the digest of main turns that were recorded before its column existed."""
@@ -257,5 +262,6 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(10, "scores of an episode's turns", _VERSION_10),
     Migration(11, "what the gate decided about each version of the weights", _VERSION_11),
     Migration(12, "turns of logs, which wait for scores and may keep their verdicts", _VERSION_12),
+    Migration(16, "marks of turns that come from another run, and of sessions that close again", _VERSION_16),
 )
 VERSION = MIGRATIONS[-1].version

@@ -24,10 +24,12 @@ _VOTES = (
     "(SELECT json_group_array(json_array(json_extract(value, '$.judge'), json_extract(value, '$.value'),"
     " json_extract(value, '$.invalid'))) FROM json_each(verdict, '$.votes'))"
 )
+_ELSEWHERE = "(copied = 1 OR scored = 1 OR state = 'unscored')"
 _TURNS = (
     "SELECT number, turns.id, session_id, kind, state, reason, created_at, finished_at, next_state_at, judged_at, judge_attempts,"
     " finish_reason, temperature, top_p, length(response_ids) / 4 AS response_tokens,"
-    f" instr(messages, '{_ASSISTANT}') = 0 AS is_first, CASE WHEN scored = 0 THEN json_extract(weight_versions, '$[0].version') END AS version,"
+    f" instr(messages, '{_ASSISTANT}') = 0 AS is_first, {_ELSEWHERE} AS elsewhere,"
+    f" CASE WHEN NOT {_ELSEWHERE} THEN json_extract(weight_versions, '$[0].version') END AS version,"
     " json_extract(verdict, '$.score') AS score, json_extract(verdict, '$.score_source') AS score_source,"
     " json_extract(verdict, '$.seconds') AS seconds, json_extract(verdict, '$.hint') IS NOT NULL AS hinted,"
     f" {_VOTES} AS votes FROM turns LEFT JOIN verdicts ON verdicts.turn_id = turns.id"
@@ -54,8 +56,8 @@ class TurnFacts:
     """A turn in numbers.
 
     ``is_first`` says that no reply comes before it in its request; ``version`` is that of the weights that sampled its
-    first token, None if the reply came as text; ``seconds`` is how long its judging took; ``votes`` is empty without a verdict. See `Turn` and `Verdict` for
-    the rest.
+    first token, None if the reply was given ``elsewhere``: in another run, or by the program of a log; ``seconds`` is how long
+    its judging took; ``votes`` is empty without a verdict. See `Turn` and `Verdict` for the rest.
     """
 
     number: int
@@ -74,6 +76,7 @@ class TurnFacts:
     top_p: float
     response_tokens: int
     is_first: bool
+    elsewhere: bool
     version: str | None
     score: int | None
     score_source: ScoreSource | None
@@ -145,7 +148,7 @@ class OverviewQueries(Database):
                     continue
                 columns: dict[str, Any] = dict(row)
                 columns["votes"] = tuple(VoteFact(*vote) for vote in json.loads(row["votes"]))
-                columns |= {name: bool(row[name]) for name in ("is_first", "hinted")}
+                columns |= {name: bool(row[name]) for name in ("is_first", "hinted", "elsewhere")}
                 yield TurnFacts(**columns)
 
     def sample_facts(self, owner: str | None = None) -> Iterator[SampleFacts]:

@@ -1,19 +1,23 @@
-"""The turns that are kept out of training, so that two versions of the weights can be compared on them.
+"""The turns on which two versions of the weights are compared: kept out of training, or trained long before.
 
 Guarantees: a turn becomes a probe when it is judged, and stays one: it has the reason `PROBE` and no sample, so its reply is
 never trained. Which turns do is decided by parts of sessions (`part_of`), from a hash: `BLOCK` turns in a row are probes or
 not. At most twice the share of an owner's recent turns are, so that nobody's feedback is lost to the draw. A forgotten
 session takes its probes and their scores along. Pure functions, and read-only queries.
+
+While there are few probes, turns that earlier steps have trained are compared, too. Which ones are is a reservoir: decided by
+a hash of the number alone, so that new turns cannot displace old ones faster than their share of all turns grows.
 """
 
 from __future__ import annotations
 
 import json
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
+from typing import TypeVar
 
 from openclaw.ledger.codec import decode_turn
 from openclaw.ledger.database import Database
@@ -26,8 +30,13 @@ BLOCK = 16
 """Turns in a row of a session that are probes, or not, together: some people have one session for days."""
 RECENT = 128
 """Number of judged turns in which an owner's share of probes is bounded."""
-MOST_CANDIDATES = 1024
+CHUNK, CHUNKS = 256, 32
+"""Turns whose verdicts one query reads, and the most queries of one choice."""
+MULTIPLIER = 2654435761
+"""Knuth's multiplicative hash: 2**32 divided by the golden ratio. The lowest hashes are spread evenly over time."""
 SCALE = 2**64
+
+T = TypeVar("T")
 
 
 def part_of(session_id: str, index: int) -> str:
@@ -41,9 +50,14 @@ def drawn(part: str, share: float) -> bool:
     return int.from_bytes(digest, "big") < share * SCALE
 
 
+def reservoir_order(number: int) -> int:
+    """Return the place of a turn in the reservoir: the turns with the lowest ones are compared."""
+    return number * MULTIPLIER % 2**32
+
+
 @dataclass(frozen=True)
 class Candidate:
-    """A turn that can be a probe.
+    """A turn that can be compared.
 
     Attributes:
         turn_id: the turn.
@@ -52,6 +66,7 @@ class Candidate:
         owner: whose it is.
         liked: whether its verdict is 1; otherwise it is -1.
         stated: whether a person's feedback is the verdict.
+        trained: whether an earlier step has trained it; otherwise it is kept out of training.
         tokens: of prompt and reply.
     """
 
@@ -61,19 +76,20 @@ class Candidate:
     owner: str
     liked: bool
     stated: bool
+    trained: bool
     tokens: int
 
 
 def choose_probes(candidates: Sequence[Candidate], most: int, tokens: int) -> list[Candidate]:
-    """Return the newest probes: at most ``most`` per opinion and ``tokens`` in all; the owners take turns.
+    """Return the first candidates: at most ``most`` per opinion and ``tokens`` in all; the owners take turns.
 
     Args:
-        candidates: newest first.
+        candidates: the best ones of each owner first.
         most: bound per opinion.
         tokens: bound on the sum of prompts and replies.
     """
     liked, disliked = (
-        islice(_owners_in_turn([each for each in candidates if each.liked == opinion]), most)
+        islice(_in_turn([each for each in candidates if each.liked == opinion], lambda each: each.owner), most)
         for opinion in (True, False)
     )
     chosen: list[Candidate] = []
@@ -90,16 +106,16 @@ def choose_probes(candidates: Sequence[Candidate], most: int, tokens: int) -> li
     return chosen
 
 
-def _owners_in_turn(candidates: Sequence[Candidate]) -> Iterator[Candidate]:
-    """Yield candidates, one of each owner per round."""
-    queues: dict[str, deque[Candidate]] = {}
-    for each in candidates:
-        queues.setdefault(each.owner, deque()).append(each)
+def _in_turn(items: Iterable[T], owner: Callable[[T], str]) -> Iterator[T]:
+    """Yield items, one of each owner per round."""
+    queues: dict[str, deque[T]] = {}
+    for each in items:
+        queues.setdefault(owner(each), deque()).append(each)
     while queues:
-        for owner, queue in list(queues.items()):
+        for name, queue in list(queues.items()):
             yield queue.popleft()
             if not queue:
-                del queues[owner]
+                del queues[name]
 
 
 class ProbeQueries(Database):
@@ -123,28 +139,58 @@ class ProbeQueries(Database):
         own = [row["reason"] for row in found if root(owner_of(row["session_id"])) == owner]
         return sum(reason == PROBE for reason in own) + 1 <= 2 * share * (len(own) + 1)
 
-    def probe_candidates(self, first: int, end: int) -> list[Candidate]:
-        """Return the probes with numbers from ``first``, below ``end``, newest first."""
+    def probe_candidates(self, first: int, end: int, rollout_id: int, most: int) -> list[Candidate]:
+        """Return turns with numbers from ``first``, below ``end``, on which versions can be compared, in the order of choice.
+
+        Probes come before trained turns, and each of the two in `reservoir_order`; the owners take turns.
+
+        Args:
+            first: lowest number.
+            end: number above the highest.
+            rollout_id: the batch; only turns that earlier ones have trained count.
+            most: that are needed of each opinion.
+        """
         found = self.rows(
-            "SELECT number, id, session_id, position, verdict, (length(prompt_ids) + length(response_ids)) / 4 AS tokens"
-            " FROM turns JOIN verdicts ON verdicts.turn_id = turns.id"
-            " WHERE reason = 'probe' AND state = 'judged' AND number >= ? AND number < ? ORDER BY number DESC LIMIT ?",
-            (first, end, MOST_CANDIDATES),
+            "SELECT number, session_id, reason FROM turns WHERE state = 'judged' AND number >= ? AND number < ?"
+            " AND (reason IS NULL OR reason = 'probe')",
+            (first, end),
         )
-        verdicts = [json.loads(row["verdict"]) for row in found]
-        return [
-            Candidate(
+        found.sort(key=lambda row: (row["reason"] is None, reservoir_order(row["number"])))
+        numbers = [row["number"] for row in _in_turn(found, lambda row: root(owner_of(row["session_id"])))]
+        candidates: list[Candidate] = []
+        for start in range(0, min(len(numbers), CHUNK * CHUNKS), CHUNK):
+            candidates += self._compared(numbers[start : start + CHUNK], rollout_id)
+            counts = Counter(each.liked for each in candidates)
+            if min(counts[True], counts[False]) >= most:
+                break
+        return candidates
+
+    def _compared(self, numbers: Sequence[int], rollout_id: int) -> list[Candidate]:
+        """Return those of the turns that have an opinion and are probes, or were trained before ``rollout_id``."""
+        marks = ", ".join("?" for _ in numbers)
+        found = self.rows(
+            "SELECT number, id, session_id, position, reason, verdict, (length(prompt_ids) + length(response_ids)) / 4 AS tokens"
+            f" FROM turns JOIN verdicts ON verdicts.turn_id = turns.id WHERE number IN ({marks}) AND (reason = 'probe' OR EXISTS"
+            " (SELECT 1 FROM samples WHERE samples.turn_id = turns.id AND samples.state IN ('leased', 'trained')"
+            " AND samples.rollout_id < ?))",
+            (*numbers, rollout_id),
+        )
+        verdicts = {row["number"]: json.loads(row["verdict"]) for row in found}
+        by_number = {
+            row["number"]: Candidate(
                 turn_id=row["id"],
                 number=row["number"],
                 part=part_of(row["session_id"], row["position"]),
                 owner=root(owner_of(row["session_id"])),
-                liked=verdict["score"] > 0,
-                stated=verdict.get("score_source") == "feedback",
+                liked=verdicts[row["number"]]["score"] > 0,
+                stated=verdicts[row["number"]].get("score_source") == "feedback",
+                trained=row["reason"] is None,
                 tokens=row["tokens"],
             )
-            for row, verdict in zip(found, verdicts, strict=True)
-            if verdict["score"]
-        ]
+            for row in found
+            if verdicts[row["number"]]["score"]
+        }
+        return [by_number[number] for number in numbers if number in by_number]
 
     def turns_of(self, turn_ids: Sequence[str]) -> list[Turn]:
         """Return the turns with these ids that the ledger still has, in this order."""

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from openclaw.ledger.codec import decode_sample
 from openclaw.ledger.database import Database
-from openclaw.ledger.decisions import QUARANTINE
 from openclaw.ledger.quota import Candidate, Quota, choose
+from openclaw.ledger.rollbacks import align, line_of
 from openclaw.owners import owner_of, prefixes, root
 from slime.utils.types import Sample
 
@@ -65,6 +65,18 @@ class SampleQueries(Database):
             "SELECT COUNT(*) AS n FROM samples WHERE state = 'leased' AND rollout_id NOT IN"
             " (SELECT rollout_id FROM steps WHERE undone_at IS NULL)"
         )[0]["n"]
+
+    def batch_sizes(self) -> list[int]:
+        """Return the number of rollouts, as `ready_count` counts them, of each step that was not undone, oldest first.
+
+        A deleted sample counts as one.
+        """
+        found = self.rows(
+            f"SELECT COUNT(*) AS n FROM steps JOIN (SELECT rollout_id, {ROLLOUT} AS rollout FROM samples"
+            " WHERE state IN ('leased', 'trained') UNION SELECT rollout_id, id FROM forgotten_samples)"
+            " USING (rollout_id) WHERE undone_at IS NULL GROUP BY rollout_id ORDER BY rollout_id"
+        )
+        return [row["n"] for row in found]
 
     def claim_samples(self, rollout_id: int, count: int, quota: Quota = NO_QUOTA) -> list[Sample]:
         """Lease ready samples to a batch until it has ``count`` rollouts, oldest first within ``quota``; return all of them.
@@ -151,23 +163,15 @@ class SampleQueries(Database):
                 "UPDATE decisions SET undone_at = ? WHERE rollout_id > ? AND undone_at IS NULL AND kind <> 'accept'",
                 (self.clock(), rollout_id),
             )
+            align(connection, line_of(connection, rollout_id), rollout_id, self.clock())
         return {"trained": trained, "ready": ready}
 
     def record_step(self, rollout_id: int, weight_version: str, trained_at: float, live_at: float) -> None:
         """Record that the weights after the step of ``rollout_id`` are live since ``live_at``.
 
-        A second push of the same step, after an engine restart, is a no-op. If the gate had refused the batch before a
-        restart of the trainer, its samples leave the quarantine.
+        A second push of the same step, after an engine restart, is a no-op.
         """
         with self.transaction() as connection:
-            connection.execute(
-                "UPDATE samples SET state = 'ready' WHERE state = 'dropped' AND reason = ? AND rollout_id = ?",
-                (QUARANTINE, rollout_id),
-            )
-            connection.execute(
-                "UPDATE samples SET state = 'leased', reason = NULL WHERE state = 'ready' AND rollout_id = ?",
-                (rollout_id,),
-            )
             connection.execute(
                 "INSERT INTO steps (rollout_id, weight_version, trained_at, live_at) VALUES (?, ?, ?, ?)"
                 " ON CONFLICT DO NOTHING",

@@ -7,12 +7,11 @@ synchronous: call them from asyncio through ``asyncio.to_thread``.
 The methods are grouped by who calls them: `openclaw.ledger.turns`, `openclaw.ledger.feedback`, `openclaw.ledger.graph`,
 `openclaw.ledger.samples`, `openclaw.ledger.outcome`, `openclaw.ledger.reports`, `openclaw.ledger.forget`,
 `openclaw.ledger.transfer`, `openclaw.ledger.episodes`, `openclaw.ledger.episode_groups`, `openclaw.ledger.logs`,
-`openclaw.ledger.probes` and `openclaw.ledger.decisions`.
+`openclaw.ledger.probes`, `openclaw.ledger.decisions` and `openclaw.ledger.served_turns`.
 """
 
 from __future__ import annotations
 
-from openclaw.ledger.decisions import DecisionQueries
 from openclaw.ledger.episode_groups import EpisodeGroupQueries
 from openclaw.ledger.forget import ForgetQueries
 from openclaw.ledger.graph import GraphQueries
@@ -20,7 +19,9 @@ from openclaw.ledger.logs import LogQueries
 from openclaw.ledger.outcome import OutcomeQueries
 from openclaw.ledger.probes import ProbeQueries
 from openclaw.ledger.reports import ReportQueries
+from openclaw.ledger.rollbacks import RollbackQueries
 from openclaw.ledger.samples import SampleQueries
+from openclaw.ledger.served_turns import ServedTurnQueries
 from openclaw.ledger.transfer import TransferQueries
 
 
@@ -34,6 +35,7 @@ class Ledger(
     EpisodeGroupQueries,
     LogQueries,
     ProbeQueries,
-    DecisionQueries,
+    RollbackQueries,
+    ServedTurnQueries,
 ):
     """``Ledger(path)`` opens the file, creating or migrating it."""

@@ -28,6 +28,11 @@ NO_NEXT_STATE = "no_next_state"
 FIRST_NEXT_STATE = ("waiting", "ended")
 """States of a turn that can get its next state; only feedback makes a judged turn pending again."""
 FEEDBACK_OF_TURN = "SELECT * FROM feedback WHERE turn_id = ? ORDER BY id"
+KEPT_AT_REOPENING = (
+    "SELECT turn_id FROM samples JOIN turns ON turns.id = turn_id JOIN sessions ON sessions.id = session_id"
+    " WHERE session_id = ? AND samples.state <> 'dropped' AND samples.created_at < reopened_at"
+)
+"""Turns of a reopened session that kept their samples; none of a session that was not reopened."""
 SESSION_DIGEST_BYTES = 16
 NOT_COUNTED: Mapping[str, object] = {}
 """Columns of a sample whose reward no later one is compared with (`openclaw.ledger.baseline`)."""
@@ -122,10 +127,14 @@ class TurnQueries(Database):
         return self.rows("SELECT COUNT(*) AS n FROM turns WHERE session_id = ?", (session_id,))[0]["n"]
 
     def gave_sample_before(self, turn: Turn) -> bool:
-        """Return whether the same reply to the same conversation already gave a sample in the turn's session."""
+        """Return whether the same reply to the same conversation already gave a sample in the turn's session, or is a probe.
+
+        A sample in quarantine counts, because it may be released.
+        """
         found = self.rows(
-            "SELECT 1 FROM turns JOIN samples ON samples.turn_id = turns.id WHERE conversation = ? AND session_id = ?"
-            " AND turns.id <> ? AND samples.state <> 'dropped' LIMIT 1",
+            "SELECT 1 FROM turns LEFT JOIN samples ON samples.turn_id = turns.id WHERE conversation = ? AND session_id = ?"
+            " AND turns.id <> ? AND (samples.state <> 'dropped' OR samples.reason = 'quarantine'"
+            " OR turns.state = 'judged' AND turns.reason = 'probe') LIMIT 1",
             (turn.conversation, turn.session_id, turn.id),
         )
         return bool(found)
@@ -260,6 +269,8 @@ class TurnQueries(Database):
     def close_session(self, session_id: str, samples: Sequence[tuple[str, Sample]], at: float) -> bool:
         """Commit the samples of a finished session as a whole, once.
 
+        A session that `score_again` reopened keeps the samples that it has, and gives those that it lacks.
+
         Args:
             session_id: the session.
             samples: pairs of turn id and sample; those turns lose the reason they had.
@@ -269,14 +280,15 @@ class TurnQueries(Database):
             False, with nothing written, if the session is already closed, has resumed or has turns to judge.
         """
         with self.transaction() as connection:
+            kept = {row["turn_id"] for row in connection.execute(KEPT_AT_REOPENING, (session_id,))}
             closed = connection.execute(
-                "UPDATE sessions SET closed_at = ? WHERE id = ? AND closed_at IS NULL AND ended_at IS NOT NULL AND NOT EXISTS"
+                "UPDATE sessions SET closed_at = ?, reopened_at = NULL WHERE id = ? AND closed_at IS NULL AND ended_at IS NOT NULL AND NOT EXISTS"
                 " (SELECT 1 FROM turns WHERE session_id = sessions.id AND state IN ('waiting', 'unscored', 'pending'))",
                 (at, session_id),
             ).rowcount
             if closed == 0:
                 return False
-            for turn_id, sample in samples:
+            for turn_id, sample in [each for each in samples if each[0] not in kept]:
                 self.update_one(connection, "turns", turn_id, reason=None)
                 self._insert_sample(connection, turn_id, sample)
         return True

@@ -44,6 +44,16 @@ class LoggedConversation:
     session_id: str
     turns: list[ImportedTurn]
 
+    def beginnings(self) -> list[str]:
+        """Return the ids that shorter versions of a conversation without a name have, and its own, the shortest first."""
+        if not self.session_id.startswith(DERIVED):
+            return []
+        told = [
+            [*turn.messages, turn.response_message, *(turn.next_state or [])]
+            for turn in (self.turns[0], self.turns[-1])
+        ]
+        return [*dict.fromkeys(name for messages in told for name in _ids_of_beginnings(messages))]
+
 
 def is_pair(value: Mapping[str, Any]) -> bool:
     """Return whether a line is a request with its response."""
@@ -232,5 +242,16 @@ def _session_id(value: Mapping[str, Any], messages: Sequence[Message]) -> str:
 
 def _derived_id(messages: Sequence[Message]) -> str:
     """Return the id of a conversation that states none."""
-    text = json.dumps(messages, sort_keys=True)
-    return f"{DERIVED}{blake2b(text.encode(), digest_size=DIGEST_BYTES).hexdigest()}"
+    return _ids_of_beginnings(messages)[-1]
+
+
+def _ids_of_beginnings(messages: Sequence[Message]) -> list[str]:
+    """Return the ids of a conversation that states none after each of its messages."""
+    ids: list[str] = []
+    digest = blake2b(digest_size=DIGEST_BYTES)
+    for message in messages:
+        digest.update(f"{', ' if ids else '['}{json.dumps(message, sort_keys=True)}".encode())
+        whole = digest.copy()
+        whole.update(b"]")
+        ids.append(f"{DERIVED}{whole.hexdigest()}")
+    return ids

@@ -39,8 +39,8 @@ def check_tokens(path: Path, model: str) -> None:
 def same_batches(path: Path, batch_size: int) -> str | None:
     """Return what to set for the batches of the earlier run; None if they are the same, or it took no step."""
     with closing(Ledger(path)) as ledger:
-        sizes = Counter(step["samples"] for step in ledger.step_records())
+        sizes = Counter(ledger.batch_sizes())
     if not sizes or set(sizes) == {batch_size}:
         return None
     usual = sizes.most_common(1)[0][0]
-    return f"its steps had {usual} samples and this run's have {batch_size}; BATCH_SIZE={usual} gives the same batches"
+    return f"its batch size was {usual} and this run's is {batch_size}; BATCH_SIZE={usual} gives the same batches"

@@ -1,8 +1,11 @@
 """Queues the turns of logs in a run's ledger, once.
 
 Guarantees: the id of a turn follows from its content, so taking in a log again, or a longer version of it, adds only what
-is new. Conversations without a name share the turns that are equal, since one may be the longer version of another. Texts are redacted as in live traffic; a turn with a secret is not trained. Turns that cannot be trained are kept
-with a reason. A conversation that was deleted from the ledger does not come back. Passes after the first have ids and sessions of their own, behind those of the first.
+is new. Conversations without a name share the turns that are equal, since one may be the longer version of another. The
+versions of such a conversation share the session of the shortest one. Texts are redacted as in live traffic; a turn with
+a secret is not trained. Turns that cannot be trained are kept with a reason. A conversation that was deleted from the
+ledger does not come back, nor does a longer version of it. Passes after the first have ids and sessions of their own,
+behind those of the first.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 from openclaw.ledger.conversations import IMPORTED
-from openclaw.ledger.copying import copy_run, suffixed
+from openclaw.ledger.copying import COPIED, copy_run, suffixed
 from openclaw.ledger.counted import counted
 from openclaw.ledger.forget import OF_LOG, PASS
 from openclaw.ledger.importing import ImportedTurn, described_turn, identity_of, redacted_verdict
@@ -26,6 +29,7 @@ from openclaw.ledger.store import Ledger
 from openclaw.ledger.turns import NO_NEXT_STATE
 from openclaw.offline.chat_logs import DERIVED, LoggedConversation
 from openclaw.offline.reading import Logs
+from openclaw.owners import episode_of, owner_of
 
 MEDIA = "log_media"
 """Why a turn of a log is not trained: a message has a picture or file, of which a log's text says nothing."""
@@ -61,6 +65,7 @@ class Report:
         with_verdict: turns whose verdict is kept.
         to_judge: turns with token ids that a judge of this run reads.
         samples: samples that a run had left, ready as they were.
+        in_episodes: turns that a run's agents took, which samples of several turns hold.
         reasons: turns and samples that are not trained, by reason.
     """
 
@@ -72,6 +77,7 @@ class Report:
     with_verdict: int = 0
     to_judge: int = 0
     samples: int = 0
+    in_episodes: int = 0
     reasons: Counter[str] = field(default_factory=Counter[str])
 
     def lines(self) -> Iterator[str]:
@@ -83,6 +89,8 @@ class Report:
             yield f"{counted(self.forgotten, 'conversation')} left out, which this run was told to forget"
         if self.samples:
             yield f"{counted(self.samples, 'sample')} of the earlier run, trained with the ids and log-probabilities it sampled"
+        if self.in_episodes:
+            yield f"{counted(self.in_episodes, 'turn')} of agents' episodes, which these samples hold"
         if self.to_score:
             yield f"{counted(self.to_score, 'turn')} to score: rendered once, scored by the engine, marked as scored"
         if self.to_judge:
@@ -112,7 +120,7 @@ def take_in(logs: Logs, ledger: Ledger, wishes: Wishes, on_progress: Progress = 
 
 def _take_run(source: Ledger, ledger: Ledger, wishes: Wishes, number: int, on_progress: Progress) -> Report:
     """Copy the turns with token ids, and queue those that came to the run as text."""
-    found = [name for name in source.session_ids() if _has_main_turn(source, name)][: wishes.limit]
+    found = _whole_episodes([name for name in source.session_ids() if _has_turns_to_copy(source, name)], wishes.limit)
     sessions = [name for name in found if not _forgotten(ledger, name, number)]
     copied = copy_run(source, ledger, sessions, judge_again=wishes.judge_again, number=number, on_progress=on_progress)
     ready = copied.samples.pop("ready", 0)
@@ -120,12 +128,13 @@ def _take_run(source: Ledger, ledger: Ledger, wishes: Wishes, number: int, on_pr
     waiting = copied.turns.pop("pending", 0)
     report = Report(
         conversations=len(found),
-        turns=judged + waiting + copied.turns.total(),
+        turns=judged + waiting + copied.merged + copied.turns.total(),
         known=copied.known,
         forgotten=len(found) - len(sessions),
         with_verdict=judged,
         to_judge=waiting,
         samples=ready,
+        in_episodes=copied.merged,
         reasons=copied.turns + copied.samples,
     )
     for name in sessions:
@@ -138,8 +147,15 @@ def _take_run(source: Ledger, ledger: Ledger, wishes: Wishes, number: int, on_pr
     return report
 
 
-def _has_main_turn(source: Ledger, session_id: str) -> bool:
-    return bool(source.rows("SELECT 1 FROM turns WHERE session_id = ? AND kind = 'main' LIMIT 1", (session_id,)))
+def _whole_episodes(sessions: Sequence[str], limit: int | None) -> list[str]:
+    """Return the first ``limit`` sessions, and the others of their episodes, whose samples hold turns of all of them."""
+    episodes = {episode_of(owner_of(name)) for name in sessions[:limit]} - {None}
+    first = set(sessions[:limit])
+    return [name for name in sessions if name in first or episode_of(owner_of(name)) in episodes]
+
+
+def _has_turns_to_copy(source: Ledger, session_id: str) -> bool:
+    return bool(source.rows(f"SELECT 1 FROM turns WHERE session_id = ? AND {COPIED} LIMIT 1", (session_id,)))
 
 
 def _as_imported(record: TurnRecord) -> ImportedTurn:
@@ -154,11 +170,14 @@ def _take_texts(
     conversations: Sequence[LoggedConversation], ledger: Ledger, wishes: Wishes, number: int, on_progress: Progress
 ) -> Report:
     report = Report(conversations=len(conversations))
+    names = {each.session_id for each in conversations}
     for done, conversation in enumerate(conversations, start=1):
-        if _forgotten(ledger, conversation.session_id, number):
+        versions = [*conversation.beginnings(), conversation.session_id]
+        if any(_forgotten(ledger, name, number) for name in versions):
             report.forgotten += 1
         else:
-            _queue(conversation, ledger, wishes, number, report)
+            shortest = next(name for name in versions if name in names or _has_session(ledger, name))
+            _queue(replace(conversation, session_id=shortest), ledger, wishes, number, report)
         on_progress(done, len(conversations))
     return report
 
@@ -193,6 +212,10 @@ def _queue(conversation: LoggedConversation, ledger: Ledger, wishes: Wishes, num
         else:
             report.to_score += 1
             report.with_verdict += verdict is not None
+
+
+def _has_session(ledger: Ledger, session_id: str) -> bool:
+    return bool(ledger.rows("SELECT 1 FROM sessions WHERE id = ?", (session_id,)))
 
 
 def _forgotten(ledger: Ledger, session_id: str, number: int) -> bool:

@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from openclaw.ledger.importing import FORMAT, ImportFormatError, read_objects, read_session_id, read_turns
+from openclaw.messages.preview import harmless, preview
 from openclaw.offline.chat_logs import WRITE_MESSAGES, WRITE_PAIR, LoggedConversation, Pairs, conversation_of, is_pair
 from openclaw.runtime.where import LEDGER_NAME, find_ledger
 from slime.utils.command_line import nearest_path
 
 SQLITE = b"SQLite format 3\x00"
 SUFFIXES = (".jsonl", ".json")
+KEYS_SHOWN = 100
+"""Characters of unknown keys that an error shows."""
 
 
 @dataclass
@@ -78,7 +81,7 @@ def _conversations(file: Path, pairs: Pairs) -> Iterator[LoggedConversation]:
         elif "messages" in value:
             yield conversation_of(value, place)
         else:
-            keys = ", ".join(sorted(value)[:6]) or "nothing"
+            keys = preview(harmless(", ".join(sorted(value)[:6])), KEYS_SHOWN) or "nothing"
             raise ImportFormatError(
                 f"{place}: no known format (it has {keys}); write {FORMAT}; or {WRITE_MESSAGES}; or {WRITE_PAIR}"
             )

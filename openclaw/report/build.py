@@ -23,7 +23,6 @@ from openclaw.report.curves import latency_chart, liked_chart, metric_charts, wa
 from openclaw.report.examples import pairs
 from openclaw.report.svg import draw
 from openclaw.report.totals import Totals, count
-from openclaw.runs.evidence import FROM_LOGS
 from openclaw.runs.folder import RunFolder
 from openclaw.runs.metrics_file import read_series
 
@@ -46,8 +45,6 @@ def build(run: RunFolder, owner: str | None = None) -> Report:
     """
     with closing(run.open_ledger()) as ledger:
         totals = count(ledger.turn_facts(owner), ledger.sample_facts(owner))
-        if run.from_logs:
-            totals.learning, totals.firsts = FROM_LOGS, []
         series = {} if owner is not None else read_series(run.metrics_path, _wanted)
         charts = [chart for chart in (liked_chart(totals.learning), latency_chart(totals)) if chart]
         gate, decisions = sections.decisions(ledger) if owner is None else ({}, [])

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from openclaw.ledger.overview import SampleFacts, TurnFacts
-from openclaw.runs.evidence import Evidence, evidence, updates_of
+from openclaw.runs.evidence import FROM_LOGS, Evidence, evidence, updates_of
 
 
 class FirstReply(NamedTuple):
@@ -30,6 +30,7 @@ class Totals:
 
     Attributes:
         states: turns by state; side turns are in ``sides`` only.
+        elsewhere: main turns whose reply another run or program gave.
         reasons: of main turns and of dropped samples.
         scores: verdicts by score and by who gave it.
         seconds: of judging, in the order of the turns.
@@ -40,6 +41,7 @@ class Totals:
 
     states: Counter[str] = field(default_factory=Counter)
     sides: int = 0
+    elsewhere: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     scores: Counter[tuple[int, str]] = field(default_factory=Counter)
     seconds: array[float] = field(default_factory=lambda: array("d"))
@@ -78,7 +80,7 @@ def count(turns: Iterable[TurnFacts], samples: Iterable[SampleFacts]) -> Totals:
         if sample.state in ("leased", "trained") and sample.rollout_id is not None:
             found.rollouts[sample.rollout_id] += 1
     found.sessions = len(sessions)
-    found.learning = evidence(judged_firsts)
+    found.learning = FROM_LOGS if found.elsewhere and not judged_firsts else evidence(judged_firsts)
     return found
 
 
@@ -87,6 +89,7 @@ def _count_turn(found: Totals, turn: TurnFacts) -> None:
         found.sides += 1
         return
     found.states[turn.state] += 1
+    found.elsewhere += turn.elsewhere
     if turn.reason is not None:
         found.reasons[turn.reason] += 1
     if turn.score is not None:

@@ -81,7 +81,7 @@ class Evidence:
 
 FROM_LOGS = Evidence(
     "unknown",
-    "Nobody can say from these replies: the run trains from logs, so other weights gave them. Evaluate its checkpoints.",
+    "Nobody can say from these replies: other weights gave them, because the run trains from logs. Evaluate its checkpoints.",
     (),
 )
 """What may be said about a run on logs."""

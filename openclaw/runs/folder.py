@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.exceptions import NoRunError
 from openclaw.ledger.store import Ledger
 from openclaw.runs import metrics_file
@@ -54,11 +53,6 @@ class RunFolder:
     def metrics_path(self) -> Path:
         """The metrics file, which may be missing."""
         return (self.folder or self.ledger_path.parent) / metrics_file.NAME
-
-    @property
-    def from_logs(self) -> bool:
-        """Whether the run trains from logs (``DATA_PATH``), as far as it recorded that."""
-        return bool(RuntimeVariables.declared("offline").read(self.settings or {})[0])
 
     def trainer_arguments(self) -> Arguments:
         """Return the trainer's arguments, with defaults for what the run did not record."""

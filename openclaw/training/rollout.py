@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from openclaw.config.runtime_variables import RuntimeVariables
+from openclaw.engine.canary import close_share
 from openclaw.ledger.baseline import BASELINE
 from openclaw.ledger.counted import counted
 from openclaw.ledger.exceptions import LedgerUnavailableError
@@ -87,6 +88,7 @@ class LedgerDataSource(DataSource):
         check_arguments(self.args, function.method_path)
         with self._runtime_lock:
             if self._runtime is None:
+                close_share(self.args.run_dir)  # of a rollout manager that was killed
                 self._runtime = start_runtime(self.args, function.method_path)
 
     def story(self) -> Story:

@@ -53,6 +53,7 @@ EFFECTS = {
     f"{TRAINING}::test_a_fuse_holds_back_the_step_before_it_changes_a_weight": "fuses",
     f"{RAY}/test_run_fuses.py::test_a_restart_stays_paused_until_the_flag_or_a_new_run": "resume-training",
     f"{RAY}/test_run_gate.py::test_a_refused_step_is_undone_and_the_next_one_trains": "before-push-path",
+    "tests/unit/weight_sync/test_pushes.py::test_an_accepted_candidate_goes_to_the_others_only": "canary-engine",
     f"{RAY}/test_run_restart.py::test_a_rank_that_dies_in_the_first_push_ends_a_run_without_restarts": (
         "max-trainer-restarts"
     ),

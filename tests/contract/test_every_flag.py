@@ -58,6 +58,11 @@ def test_every_flag_of_the_installed_router_is_refused() -> None:
     assert not flags - set(REFUSED)
 
 
+def last_name(node: ast.expr) -> str:
+    """Return a name, or the last part of a dotted one; empty for anything else."""
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
 def attributes_read(repository: Path) -> set[str]:
     """Attributes that code outside the declarations takes from ``args``."""
     found: set[str] = set()
@@ -78,9 +83,9 @@ def attributes_read(repository: Path) -> set[str]:
             found |= texts
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-                if ast.unparse(node.value).split(".")[-1] in ("args", "_args", "arguments"):
+                if last_name(node.value) in ("args", "_args", "arguments"):
                     found.add(node.attr)
-            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
+            elif isinstance(node, ast.Call) and last_name(node.func) == "getattr":
                 name = node.args[1]
                 if isinstance(name, ast.Constant):
                     found.add(name.value)

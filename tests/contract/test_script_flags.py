@@ -115,6 +115,18 @@ def test_megatron_flags_say_what_to_use(tmp_path: Path, capsys: pytest.CaptureFi
     assert "use --fsdp-cpu-offload" in text
 
 
+ARGS = ("args", "self.args", "self._args")
+
+
+def dotted(node: ast.expr) -> str:
+    """Return a name, or an attribute of one, as it is written; empty for anything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    return (
+        f"{node.value.id}.{node.attr}" if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) else ""
+    )
+
+
 def test_every_argument_that_is_read_is_declared(repository: Path) -> None:
     declared = set(dir(build_parser().parse_args([])))
     undeclared = {}
@@ -128,12 +140,12 @@ def test_every_argument_that_is_read_is_declared(repository: Path) -> None:
         ):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("args", "self.args", "self._args"):
+            if isinstance(node, ast.Attribute) and dotted(node.value) in ARGS:
                 name = node.attr
             elif (
                 isinstance(node, ast.Call)
-                and ast.unparse(node.func) == "getattr"
-                and ast.unparse(node.args[0]) in ("args", "self.args", "self._args")
+                and dotted(node.func) == "getattr"
+                and dotted(node.args[0]) in ARGS
                 and isinstance(node.args[1], ast.Constant)
             ):
                 name = node.args[1].value

@@ -73,7 +73,7 @@ class Pushes:
         self.version = ""
 
     def push(self, weights: Any, version: str) -> None:
-        self.weights, self.version = {name: value.clone() for name, value in weights}, version
+        self.weights, self.version = {name: value.clone() for name, value in weights()}, version
 
     def close(self) -> None:
         """Nothing is open."""

@@ -19,6 +19,7 @@ def judged(
     probe: bool = False,
     source: ScoreSource = "judge",
     reply: int = 3,
+    conversation: bytes | None = None,
 ) -> None:
     """Record a turn with a verdict: a probe, or one with a sample. ``reply``: its number of tokens."""
     turn = make_turn(
@@ -28,6 +29,7 @@ def judged(
         response_ids=list(range(5, 5 + reply)),
         response_logprobs=[-0.5] * reply,
         weight_versions=[],
+        conversation=conversation,
     )
     ledger.record_turn(turn)
     ledger.record_next_state(turn_id, USER_NEXT, 102.0)

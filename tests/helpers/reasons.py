@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 
@@ -30,14 +32,19 @@ def reasons_of(tree: ast.Module) -> Iterator[str]:
                 yield value
 
 
-def files_with_reasons(repository: Path) -> list[Path]:
-    """Return every file that may give a reason."""
-    return [*repository.glob("openclaw/**/*.py"), *repository.glob("openclaw-*/openclaw_*_method.py")]
+MAY_GIVE = re.compile("[Rr]eason|checks|Why")
+
+
+@cache
+def modules_with_reasons(repository: Path) -> list[ast.Module]:
+    """Return every module that may give a reason; one without these words gives none."""
+    files = [*repository.glob("openclaw/**/*.py"), *repository.glob("openclaw-*/openclaw_*_method.py")]
+    return [ast.parse(text) for text in map(Path.read_text, files) if MAY_GIVE.search(text)]
 
 
 def stated_reasons(repository: Path) -> set[str]:
     """Return the reasons that `reasons_of` finds."""
-    return {reason for file in files_with_reasons(repository) for reason in reasons_of(ast.parse(file.read_text()))}
+    return {reason for tree in modules_with_reasons(repository) for reason in reasons_of(tree)}
 
 
 def explained_constants(tree: ast.Module) -> Iterator[str]:
@@ -62,5 +69,4 @@ def explained_constants(tree: ast.Module) -> Iterator[str]:
 
 def explained_reasons(repository: Path) -> set[str]:
     """Return the reasons that `explained_constants` finds."""
-    files = files_with_reasons(repository)
-    return {reason for file in files for reason in explained_constants(ast.parse(file.read_text()))}
+    return {reason for tree in modules_with_reasons(repository) for reason in explained_constants(tree)}

@@ -99,6 +99,7 @@ def oracle(case: Case) -> Script:
         "coding": _coding,
         "tool-use": _tool_use,
         "shell": _shell,
+        "terminal": _shell,
         "retention": lambda case: lambda messages: f"Let me see: {case.problem.answer + 1}, no, {case.problem.answer}.",
     }
     return makers[case.suite](case)

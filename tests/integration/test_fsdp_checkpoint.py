@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from slime.backends.fsdp_utils import checkpoint
+from slime.checkpoints.versions import superseded
 from slime.exceptions import CheckpointError
 from slime.utils.http_utils import find_available_port
 from tests.helpers import trainer, trainer_ranks
@@ -100,10 +101,10 @@ def test_an_interrupted_save_leaves_the_previous_one(tmp_path: Path) -> None:
         folder.mkdir()
         (folder / "meta.json").write_text("{}")
     assert checkpoint.find(tmp_path) is None
-    checkpoint.publish(tmp_path, 2, keep=0)
+    checkpoint.publish(tmp_path, 2, ())
     (tmp_path / "iter_0000004.tmp").mkdir()
     assert checkpoint.find(tmp_path) == checkpoint.folder_of(tmp_path, 2)
-    checkpoint.publish(tmp_path, 3, keep=2)
+    checkpoint.publish(tmp_path, 3, superseded(tmp_path, 3, keep=2))
     assert sorted(path.name for path in tmp_path.glob("iter_*")) == ["iter_0000002", "iter_0000003", "iter_0000004.tmp"]
     (tmp_path / checkpoint.LATEST).write_text("9")
     with pytest.raises(FileNotFoundError, match="iter_0000009"):

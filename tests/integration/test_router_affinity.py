@@ -40,9 +40,40 @@ def stand_in(seen: list[dict[str, Any]]) -> FastAPI:
     @app.post("/generate")
     async def generate(request: Request) -> dict[str, Any]:
         seen.append(await request.json())
+        if seen[-1].get("text") == "slow":
+            await app.state.release.wait()
         return {"text": "x", "meta_info": {}}
 
+    app.state.release = asyncio.Event()
     return app
+
+
+async def test_an_engine_that_is_set_apart_finishes_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_utils, "_http_client", None)
+    seen: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
+    apps = [stand_in(each) for each in seen]
+    args = Arguments(run_dir=str(tmp_path), router="auto", sglang_router_request_timeout_secs=60)
+    async with serve(apps[0]) as one, serve(apps[1]) as two:
+        address = await asyncio.to_thread(serve_behind_one_address, args, "policy", [one, two])
+        assert address.router is not None
+        try:
+            args.sglang_router_ip, args.sglang_router_port = address.host, address.port
+            key = routing_headers(Sample(session_id="a"))
+            slow = asyncio.create_task(post(f"{router_url(args)}/generate", {"text": "slow"}, 1, key))
+            while not any(seen):
+                await asyncio.sleep(0.01)
+            has, other = (0, 1) if seen[0] else (1, 0)
+            workers = RouterWorkers(router_url(args), [one, two])
+            assert await asyncio.to_thread(workers.apart, has)
+            assert await worker_urls(args) == [[one, two][other]]
+            await post(f"{router_url(args)}/generate", {"text": "x"}, 1, key)
+            apps[has].state.release.set()
+            assert (await slow)["text"] == "x"
+            assert [len(each) for each in (seen[has], seen[other])] == [1, 1]
+        finally:
+            address.router.stop()
 
 
 async def test_a_session_stays_on_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

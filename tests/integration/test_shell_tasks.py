@@ -5,15 +5,18 @@ from __future__ import annotations
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from agentrl.environment import Task
 from agentrl.processes.ledger import ProcessLedger
 from agentrl.processes.owned import Processes
 from agentrl.sandbox.bubblewrap import Bubblewrap
 from agentrl.tasks.shell.environment import ShellEnvironment
 from agentrl.tasks.shell.families import FAMILIES
-from tests.helpers.shell_agents import ATTACKS, judged, oracle
+from agentrl.tasks.terminal.environment import TerminalEnvironment
+from tests.helpers.shell_agents import ATTACKS, BEHIND_WALLS, judged, oracle
 
 pytestmark = [
     pytest.mark.integration,
@@ -44,6 +47,28 @@ async def test_every_family(family: str, environment: ShellEnvironment) -> None:
     name = f"shell/{family}/train/5"
     verdict = await judged(environment, name, oracle(name))
     assert (verdict.status, verdict.score) == ("ok", 1.0), verdict.detail
-    for why, command in {"nothing": "", **ATTACKS}.items():
+    for why, command in {"nothing": "", **ATTACKS, **BEHIND_WALLS}.items():
         verdict = await judged(environment, name, command)
         assert (verdict.status, verdict.score) == ("task_failed", 0.0), f"{why}: {verdict.detail}"
+
+
+async def test_a_shell_lives_on_between_calls_in_a_sandbox(environment: ShellEnvironment) -> None:
+    class Real(TerminalEnvironment):
+        provider = PROVIDER
+
+    terminal, name = Real(environment.processes), "shell/sum_column/train/5"
+    try:
+        await terminal.reset(Task(name), 0)
+
+        async def run(tool: str, **arguments: Any) -> str:
+            return (await terminal.step({"tool": tool, "arguments": arguments})).observation.text
+
+        await run("shell_exec", id="a", command="mkdir -p deep; cd deep; A=7")
+        assert await run("shell_exec", id="a", command="pwd; echo $A") == "/work/deep\n7\n"
+        assert "still running" in await run("shell_exec", id="b", command="read x; echo got $x", block=False)
+        assert await run("shell_write_to_process", id="b", command="it") == "got it\n"
+        await run("shell_exec", id="b", command="sleep 1000", block=False)
+        await run("shell_exec", id="a", command=f"cd /work; rmdir deep\n{oracle(name)}")
+        assert (await terminal.evaluate()).score == 1.0
+    finally:
+        await terminal.close()

@@ -10,13 +10,16 @@ from pathlib import Path
 
 import reference_pages
 from chat import AGENT_KEY
+from evaluation.terminal import MAX_STEPS
 from generate_with_retool import ToolcallConfig
 from simulated_users.llm import KEY_VARIABLE as USER_LLM_KEY
+from terminal_launch import LaunchVariables as TerminalVariables
 
 from agentrl.bridges.verifiers import PATH_VARIABLE, PYTHON_VARIABLE
 from agentrl.rollout.settings import Settings
 from agentrl.sandbox.remote import DOMAIN_VARIABLE as E2B_DOMAIN_VARIABLE
 from agentrl.sandbox.remote import KEY_VARIABLE as E2B_KEY_VARIABLE
+from agentrl.tasks.terminal.source import TaskSource
 from agentrl.tasks.toolcall.settings import ToolSettings
 from agentrl.web.options import KEY_VARIABLE
 from openclaw.config.runtime import HYGIENE_RULES
@@ -59,7 +62,8 @@ LONGEST_LINE = 100
 
 def pages(repository: Path) -> list[Path]:
     """Return every page that is written by hand."""
-    folders = ["", "instructions", "toolcall-rl", *(folder.name for folder in repository.glob("openclaw-*"))]
+    methods = (folder.name for folder in repository.glob("openclaw-*"))
+    folders = ["", "instructions", "toolcall-rl", "terminal-rl", *methods]
     return [page for folder in folders for page in (repository / folder).glob("*.md") if page.name != "LOG.md"]
 
 
@@ -146,6 +150,7 @@ def test_every_flag_in_the_documentation_exists(repository: Path) -> None:
                 "openclaw",
                 "openclaw_combine",
                 "openclaw-test",
+                "terminal-rl",
                 "benchmarks",
                 "slime/tools",
                 "slime/slime/utils",
@@ -163,7 +168,7 @@ def test_every_flag_in_the_documentation_exists(repository: Path) -> None:
         for path in (repository / folder).rglob("*.py")
     )
     for page in pages(repository):
-        for flag in set(re.findall(r"`[^`]*?(--[a-z][a-z0-9-]+)", page.read_text())):
+        for flag in set(re.findall(r"`[^`]*?(--[a-z][a-z0-9_-]+)", page.read_text())):
             assert flag in known | WORDS_OF_OTHER_PROGRAMS or f'"{flag}"' in sources, (
                 f"{page.name} names {flag}, which no program has"
             )
@@ -173,7 +178,9 @@ def test_every_variable_in_the_documentation_exists(repository: Path) -> None:
     scripts = [repository / "scripts" / "launch.sh", *(repository / "slime" / "scripts" / "models").glob("*.sh")]
     shell = "".join(path.read_text() for path in scripts)
     of_methods = (variable for method in methods_of() for variable in method.config.variables())
-    of_agents = (*Settings.variables(), *ToolSettings.variables(), *ToolcallConfig.variables())
+    of_tools = (*ToolSettings.variables(), *ToolcallConfig.variables())
+    of_terminals = (*TaskSource.variables(), *TerminalVariables.variables(), MAX_STEPS)
+    of_agents = (*Settings.variables(), *of_tools, *of_terminals)
     of_scripts = "".join(path.read_text() for path in (repository / "toolcall-rl").glob("*.sh"))
     known = {name for variable in (*VARIABLES, *LAUNCH_VARIABLES, *of_methods, *of_agents) for name in variable.names}
     others = {
@@ -229,7 +236,7 @@ def test_every_link_of_the_documentation_resolves(repository: Path) -> None:
 def test_every_script_the_documentation_runs_exists(repository: Path) -> None:
     for page in pages(repository):
         for script in re.findall(
-            r"(?:bash )?((?:openclaw-[a-z]+|tests|scripts)/[\w./-]+\.(?:sh|py))", page.read_text()
+            r"(?:bash )?((?:openclaw-[a-z]+|terminal-rl|tests|scripts)/[\w./-]+\.(?:sh|py))", page.read_text()
         ):
             assert (repository / script).exists() or "mymethod" in script, f"{page.name} runs {script}"
 

@@ -5,6 +5,7 @@ Guarantee: the program's stderr goes to this one's, and both end together. Pytho
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -23,7 +24,7 @@ def main() -> int:
     assert program.stdout is not None
     threading.Thread(target=carry_in, args=(connection, program), daemon=True).start()
     with suppress(OSError):
-        while data := program.stdout.read1(CHUNK):
+        while data := os.read(program.stdout.fileno(), CHUNK):
             connection.sendall(data)
         connection.shutdown(socket.SHUT_WR)
     return program.wait()

@@ -83,9 +83,7 @@ class ShellEnvironment(Environment):
             return StepResult(observation=Observation(text="The task has ended."), done=True)
         if isinstance(call, Bash):
             return await self._command(sandbox, call)
-        path = call.path if call.path.startswith("/") else f"{HOME}/{call.path}"
-        await sandbox.write_file(path, call.content.encode(errors="replace"))
-        return StepResult(observation=Observation(text=f"wrote {call.path}"))
+        return await self._write(sandbox, call.path, call.content)
 
     async def evaluate(self) -> Verdict:
         """Stop the agent's sandbox and judge what it left."""
@@ -114,6 +112,11 @@ class ShellEnvironment(Environment):
         for path, file in self._task.environment.items():
             await sandbox.write_file(f"{HOME}/{path}", file.data, mode=file.mode)
         return sandbox
+
+    async def _write(self, sandbox: Sandbox, path: str, content: str) -> StepResult:
+        whole = path if path.startswith("/") else f"{HOME}/{path}"
+        await sandbox.write_file(whole, content.encode(errors="replace"))
+        return StepResult(observation=Observation(text=f"wrote {path}"))
 
     async def _command(self, sandbox: Sandbox, command: Bash) -> StepResult:
         result = await sandbox.execute(

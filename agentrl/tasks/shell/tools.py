@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -24,11 +24,13 @@ SYSTEM = (
 HOW = "call bash with a command, or write_file with a path and content; a reply without a tool call ends the task"
 
 
-class _Arguments(BaseModel):
+class Arguments(BaseModel):
+    """Arguments of a tool; anything else is refused."""
+
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
 
 
-class Bash(_Arguments):
+class Bash(Arguments):
     """Run a command line with bash. You see its output and its exit code."""
 
     command: Annotated[str, Field(min_length=1, max_length=100_000, description="the command line")]
@@ -37,7 +39,7 @@ class Bash(_Arguments):
     ] = 30.0
 
 
-class WriteFile(_Arguments):
+class WriteFile(Arguments):
     """Write a text file, and the folders above it."""
 
     path: Annotated[
@@ -55,8 +57,21 @@ def tools() -> list[JsonObject]:
     return [openai_tool(name, kind) for name, kind in CALLS.items()]
 
 
+T = TypeVar("T", bound=BaseModel)
+
+
 def read_call(action: JsonObject) -> Call | None:
+    """Return the call of an action; see `read_call_of`."""
+    return read_call_of(action, CALLS, HOW)
+
+
+def read_call_of(action: JsonObject, calls: Mapping[str, type[T]], how: str) -> T | None:
     """Return the call of an action, or None if the agent says that it has ended.
+
+    Args:
+        action: of the agent.
+        calls: arguments of each tool.
+        how: ends an error: what to write.
 
     Raises:
         InvalidError: the tool is unknown or an argument is wrong; it says what to write.
@@ -65,14 +80,14 @@ def read_call(action: JsonObject) -> Call | None:
         return None
     name, arguments = action.get("tool"), action.get("arguments")
     if set(action) != {"tool", "arguments"} or not isinstance(name, str):
-        raise InvalidError(f'an action is {{"tool": NAME, "arguments": {{...}}}}; {HOW}', code="invalid_action")
-    if (kind := CALLS.get(name)) is None:
-        raise InvalidError(f"there is no tool {name!r}; {HOW}", code="unknown_tool")
+        raise InvalidError(f'an action is {{"tool": NAME, "arguments": {{...}}}}; {how}', code="invalid_action")
+    if (kind := calls.get(name)) is None:
+        raise InvalidError(f"there is no tool {name!r}; {how}", code="unknown_tool")
     try:
         return kind.model_validate(arguments)
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, each['loc'])) or 'it'}: {each['msg']}" for each in error.errors())
-        raise InvalidError(f"the arguments of {name} are wrong: {problems}; {HOW}", code="invalid_arguments") from None
+        raise InvalidError(f"the arguments of {name} are wrong: {problems}; {how}", code="invalid_arguments") from None
 
 
 def openai_tool(name: str, kind: type[BaseModel]) -> JsonObject:

@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.command == "ids":
             print(*names, sep="\n")
         elif options.command == "prompts":
-            write(options.file, [{"prompt": name, "metadata": {"task_id": name}} for name in names])
+            write(options.file, [{"prompt": name, "label": "", "metadata": {"task_id": name}} for name in names])
         else:
             asyncio.run(_sft(options.file, names))
     except (ConfigError, AgentError) as error:

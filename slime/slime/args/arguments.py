@@ -244,6 +244,7 @@ class Arguments(FlatArguments):
     fuses: list[str] | None = None
     resume_training: bool = False
     before_push_path: str | None = None
+    canary_engine: bool = False
     swiglu: bool = False
     num_layers: int | None = None
     hidden_size: int | None = None

@@ -22,7 +22,12 @@ CHECKPOINT = Group(
         ),
         Option("--save", "checkpoint root"),
         Option("--save-interval", "rollouts between checkpoints", int),
-        Option("--save-keep", "newest checkpoints to keep in --save; 0 keeps all", int, 3),
+        Option(
+            "--save-keep",
+            "newest checkpoints to keep in --save, those with the same weights counted once; 0 keeps all",
+            int,
+            3,
+        ),
         Option("--save-hf", "also write a Hugging Face folder at this path, which contains {rollout_id}"),
         Option("--resume", "continue from the newest checkpoint in --save", bool),
         Option(

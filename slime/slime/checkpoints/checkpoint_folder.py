@@ -17,7 +17,7 @@ import logging
 import os
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ import torch
 import torch.distributed as dist
 
 from slime.checkpoints.all_ranks import on_all_ranks, on_rank_zero
-from slime.checkpoints.versions import checkpoint_folders
 
 logger = logging.getLogger(__name__)
 
@@ -129,23 +128,16 @@ def write(root: Path, iteration: int, meta: dict[str, Any], write_state: Callabl
     return final
 
 
-def publish(root: Path, iteration: int, keep: int) -> None:
-    """Make ``iteration`` the latest checkpoint and delete old ones. Rank 0 only.
-
-    The ``keep`` newest stay; 0 keeps all.
-    """
+def publish(root: Path, iteration: int, old: Iterable[Path]) -> None:
+    """Make ``iteration`` the latest checkpoint, then delete the ``old`` ones. Rank 0 only."""
     temporary = root / (LATEST + ".tmp")
     with temporary.open("w") as file:
         file.write(str(iteration))
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, root / LATEST)
-    if keep <= 0:
-        return
-    folders = checkpoint_folders(root)
-    for folder in folders[: max(0, len(folders) - keep)]:
-        if folder != folder_of(root, iteration):
-            shutil.rmtree(folder)
+    for folder in old:
+        shutil.rmtree(folder)
 
 
 def read_meta(folder: Path) -> dict[str, Any]:

@@ -47,13 +47,52 @@ def saved_versions(root: Path) -> list[SavedVersion]:
     found = []
     for folder in checkpoint_folders(root):
         file = folder / "meta.json"
-        if int(folder.name.removeprefix("iter_")) > latest or not file.is_file():
+        if _iteration_of(folder) > latest or not file.is_file():
             continue  # a run that resumes writes it again
         meta = json.loads(file.read_text())
         if "weight_version" in meta:
             version = str(meta["weight_version"])
             found.append(SavedVersion(version, int(meta["rollout_id"]), folder, file.stat().st_mtime))
     return found
+
+
+def superseded(root: Path, iteration: int, keep: int) -> list[Path]:
+    """Return the policy's checkpoints to delete once ``iteration`` is the latest, so that ``keep`` different ones stay.
+
+    Checkpoints with the same weights count once, and the newest of them stays: refused steps leave the weights as they were,
+    and must not push out the versions that a run can go back to. 0 keeps all.
+    """
+    if keep <= 0:
+        return []
+    newest: dict[str, Path] = {}
+    folders = [folder for folder in checkpoint_folders(root) if _iteration_of(folder) <= iteration]
+    for folder in folders:
+        identity = _weights_of(folder)
+        newest.pop(identity, None)  # so that the order is that of the newest
+        newest[identity] = folder
+    kept = list(newest.values())[-keep:]
+    return [folder for folder in folders if folder not in kept]
+
+
+def superseded_of_critic(root: Path, iteration: int, keep: int, policy: Path) -> list[Path]:
+    """Return the critic's checkpoints to delete: all but the ``keep`` newest, and but those that the ``policy``'s root has too."""
+    if keep <= 0:
+        return []
+    folders = [folder for folder in checkpoint_folders(root) if _iteration_of(folder) <= iteration]
+    return [folder for folder in folders[:-keep] if not (policy / folder.name).is_dir()]
+
+
+def _iteration_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("iter_"))
+
+
+def _weights_of(folder: Path) -> str:
+    """Return what tells the weights of a run's checkpoints apart: their version and the optimizer's steps."""
+    file = folder / "meta.json"
+    if not file.is_file():
+        return folder.name
+    meta = json.loads(file.read_text())
+    return json.dumps([meta.get("weight_version", folder.name), meta.get("schedule", {}).get("steps")])
 
 
 def newest_of_version(root: Path, version: str) -> SavedVersion | None:

@@ -11,7 +11,9 @@ from slime.contract.clauses import require, running
 from slime.contract.rollout_side import is_number
 from slime.contract.signature import check_call, check_synchronous
 from slime.contract.surroundings import Surroundings
+from slime.exceptions import PluginError
 from slime.rollout.before_push import Answer, Decision, Policies, Probe
+from slime.rollout.canary import Canary
 from slime.utils.misc import load_function
 
 Plugin = Callable[..., Any]
@@ -85,13 +87,21 @@ class StandInPolicy:
         return [Answer([-0.5] * len(probe.reply_ids), [1][: probe.max_new_tokens], True) for probe in probes]
 
 
+class StandInCandidate(StandInPolicy):
+    """As above, and no engine is first."""
+
+    def on_one_engine(self) -> Canary:
+        """Raise, because the check has no engine to give weights to."""
+        raise PluginError("the check has no engine for the candidate; try it with --canary-engine in a run")
+
+
 def check_before_push(plugin: Plugin, surroundings: Surroundings) -> None:
     """Check the function that decides about an update, on two versions with the same answers."""
     check_call(plugin, "before_push-1", 4)
     check_synchronous(plugin, "before_push-2")
     source = load_function(surroundings.args.data_source_path)(surroundings.args)
     with running("before_push-3"):
-        decision = plugin(surroundings.args, 0, source, Policies(StandInPolicy("1"), StandInPolicy("2")))
+        decision = plugin(surroundings.args, 0, source, Policies(StandInPolicy("1"), StandInCandidate("2")))
     require(
         isinstance(decision, Decision)
         and isinstance(decision.accepted, bool)

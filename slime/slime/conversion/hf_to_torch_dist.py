@@ -35,6 +35,6 @@ def convert(source: Path, output: Path, *, dtype: str | None = None, force: bool
     with one_rank(source, kind) as (model, _, device):
         temporary = checkpoint_folder.fresh_folder(output)
         checkpoint_folder.write(temporary, 0, meta, lambda path: save_state(path, model, None, device))
-        checkpoint_folder.publish(temporary, 0, 0)
+        checkpoint_folder.publish(temporary, 0, ())
         checkpoint_folder.replace_folder(temporary, output)
     return f"{output}: the weights of {source}"

@@ -3,7 +3,7 @@
 Guarantees: a call returns once every rank has returned. If a rank dies or raises, the call raises
 :class:`RankLostError` or :class:`TrainerError` with the rank's number, even while other ranks wait for it in a
 collective. An error that another rank's death may have caused is reported as that death. Losing a machine during the
-wait raises NodeLostError.
+wait raises NodeLostError. A signal ends the wait for a push and for answers to probes, whose work the ranks finish by themselves.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from slime.ray.placement import ACTOR_GPU_SHARE, ReservedPlacement
 from slime.ray.report import say
 from slime.ray.restarts import death_line
 from slime.utils.misc import load_function
+from slime.utils.process import Stopped, StopRequested
 
 ACTORS = {
     ("fsdp", "actor"): "slime.backends.fsdp_utils.actor.FSDPTrainActor",
@@ -32,6 +33,8 @@ ACTORS = {
     ("megatron", "critic"): "slime.backends.megatron_utils.critic.MegatronCriticActor",
 }
 """The class of a rank by back end and role."""
+INTERRUPTIBLE = ("connect_rollout_engines", "update_weights", "ask")
+"""Methods that a stopping run does not wait for: they change no state that a checkpoint holds."""
 _SHUTDOWN_TIMEOUT_SECONDS = 20.0
 DEATH_SECONDS = 30.0
 """Seconds after a rank's failure in which another rank's death may be the cause. Connections close before Ray reports a death,
@@ -58,10 +61,24 @@ class TrainGroup:
     """Owns one actor per rank, on the role's GPUs in placement order."""
 
     def __init__(
-        self, args: Arguments, reserved: ReservedPlacement, actor_path: str | None = None, role: str = "actor"
+        self,
+        args: Arguments,
+        reserved: ReservedPlacement,
+        actor_path: str | None = None,
+        role: str = "actor",
+        stop: StopRequested | None = None,
     ) -> None:
-        """``role`` is ``actor`` or ``critic``; ``actor_path`` overrides the role's class."""
+        """Create the actors.
+
+        Args:
+            args: of the run.
+            reserved: where they go.
+            actor_path: overrides the role's class.
+            role: ``actor`` or ``critic``.
+            stop: signals that end the waits of `INTERRUPTIBLE`.
+        """
         self._args = args
+        self._stop = stop
         self._nodes = reserved.other_nodes
         self._noun = "training rank" if role == "actor" else "critic rank"
         actor_path = actor_path or ACTORS[args.train_backend, role]
@@ -154,6 +171,8 @@ class TrainGroup:
             answered, _ = ray.wait(list(waiting), num_returns=1, timeout=POLL_SECONDS)
             if not answered:
                 check_nodes(self._nodes)  # a rank scheduled on a lost machine never answers
+                if self._stop and method in INTERRUPTIBLE:
+                    raise Stopped
                 continue
             done = answered[0]
             rank = waiting.pop(done)

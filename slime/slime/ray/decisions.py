@@ -5,6 +5,7 @@ from __future__ import annotations
 from slime.args import Arguments, required
 from slime.exceptions import PluginError
 from slime.rollout.before_push import Answer, Decision
+from slime.rollout.canary import Canary
 from slime.rollout.data_source import DataSource
 from slime.rollout.questions import Question, Questions
 from slime.utils.misc import load_function
@@ -17,6 +18,7 @@ class Decisions:
     _source_hooks: DataSource
     _data_source: object
     _questions = Questions()
+    _canary: Canary | None = None
 
     def open_questions(self) -> None:
         """Begin a decision; :meth:`decide` and :meth:`next_question` follow."""
@@ -31,7 +33,7 @@ class Decisions:
         questions = self._questions
         path = required("--before-push-path", self.args.before_push_path)
         try:
-            policies = questions.policies(serving, candidate)
+            policies = questions.policies(serving, candidate, canary=self.args.canary_engine)
             decision = load_function(path)(self.args, rollout_id, self._data_source, policies)
             if not isinstance(decision, Decision):
                 raise PluginError(f"--before-push-path {path} returned {decision!r:.100}; return a Decision")
@@ -48,9 +50,16 @@ class Decisions:
         """Give the plugin the answers to its question."""
         self._questions.answer(answers)
 
+    def canary_has_candidate(self) -> None:
+        """Give the plugin the engine that the driver has set apart and given the candidate."""
+        assert self._canary is not None
+        self._questions.answer([], self._canary)
+
     def end_questions(self, why: str) -> None:
         """Let the plugin's thread end, because nobody will answer."""
         self._questions.end(why)
+        if self._canary is not None:
+            self._canary.end(why)
 
     def on_step_undone(self, rollout_id: int, why: str) -> None:
         """Tell the data source that the steps of ``rollout_id`` were undone."""

@@ -134,6 +134,10 @@ class EngineGroup:
         if self._workers is not None:
             self._workers.answers(engines)
 
+    def set_apart(self, engine: int) -> bool:
+        """Let the router send an engine no requests until :meth:`answers`; return whether it complies."""
+        return self._workers is not None and self._workers.apart(engine)
+
     def _discard(self, index: int) -> None:
         """End what is left of an engine, so that its port and GPUs are free."""
         actors = [self.handles[index], *self._others.pop(index, [])]

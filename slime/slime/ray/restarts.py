@@ -1,7 +1,8 @@
 """Restart a run after it lost a training rank, the rollout manager or a machine.
 
 Guarantees: batches that no checkpoint contains yet are kept, so a trainer that returns to the checkpoint trains on the
-same samples, and neither the data source nor its leases go back. Only losing the rollout manager loses these batches;
+same samples, and neither the data source nor its leases go back. A batch whose steps were not taken is not trained again once
+the data source knows, because its samples are the data source's again. Only losing the rollout manager loses these batches;
 then the data source goes back with the trainer. Restarts between two checkpoints are bounded. Without ``--save``
 nothing is kept.
 """
@@ -18,6 +19,7 @@ from ray.exceptions import RayActorError
 from slime.args import Arguments
 from slime.arguments.checkpoint import LATEST
 from slime.exceptions import LostError, TrainerError
+from slime.ray.report import Trained
 
 _ERROR = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt): ")
 
@@ -35,6 +37,7 @@ class Restarts:
         self._allowed = allowed if save else 0
         self._count = 0
         self._batches: dict[int, Any] = {}
+        self._without: dict[int, Trained] = {}
 
     def batch(self, rollout_id: int, collect: Callable[[], Any]) -> Any:
         """Return the kept reference of a batch, else call ``collect`` and keep its result."""
@@ -44,14 +47,23 @@ class Restarts:
             self._batches[rollout_id] = collect()
         return self._batches[rollout_id]
 
+    def not_trained(self, outcome: Trained) -> None:
+        """Record that the data source knows that this batch is not trained."""
+        self._without[outcome.rollout_id] = outcome
+
+    def outcome(self, rollout_id: int) -> Trained | None:
+        """Return what became of a batch without steps, so that it is not trained again; None of any other."""
+        return self._without.get(rollout_id)
+
     def saved(self, rollout_id: int) -> None:
         """Record that a checkpoint contains the steps up to ``rollout_id``."""
         self._batches = {number: batch for number, batch in self._batches.items() if number > rollout_id}
+        self._without = {number: outcome for number, outcome in self._without.items() if number > rollout_id}
         self._count = 0
 
     def batches_lost(self) -> None:
-        """Record that the rollout manager and its batches are gone."""
-        self._batches = {}
+        """Record that the rollout manager and its batches are gone; the data source goes back, and learns their fate again."""
+        self._batches, self._without = {}, {}
 
     def spend(self, lost: LostError) -> str:
         """Count a restart and return a line about it.

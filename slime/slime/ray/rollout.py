@@ -21,6 +21,7 @@ from slime.args import Arguments, required
 from slime.arguments.placement import ENGINE_ROLES, Placement, data_parallel_size, stage_of
 from slime.exceptions import ConfigurationError, PluginError
 from slime.observability.metric_utils import compute_rollout_step
+from slime.ray.canary_engine import CanaryEngine
 from slime.ray.decisions import Decisions
 from slime.ray.engines import EngineGroup, engine_groups
 from slime.ray.placement import ReservedPlacement
@@ -56,7 +57,7 @@ class RolloutBatch(TypedDict):
     metrics: dict[str, Any]
 
 
-class RolloutManager(Decisions):
+class RolloutManager(Decisions, CanaryEngine):
     """The actor that :func:`create_rollout_manager` creates; see the module."""
 
     _newest_rollout = -1
@@ -139,6 +140,7 @@ class RolloutManager(Decisions):
     def weights_arrived(self) -> None:
         """Recovered engines have current weights; let the router send them requests again."""
         engines, self._get_weights = self._get_weights, []
+        engines += self.canary_lost(engines)
         for group in self._groups:
             if group.role == "policy":
                 group.answers(engines)

@@ -43,6 +43,12 @@ class RouterWorkers:
                 self._due |= self._out - set(dead)
             self._add_due()
 
+    def apart(self, engine: int) -> bool:
+        """Stop sending requests to an engine that answers; return False if the router still does, because no other engine answers."""
+        self.lost([engine])
+        with self._lock:
+            return engine in self._out - self._due
+
     def answers(self, engines: Collection[int]) -> None:
         """Send requests again to ``engines``, which now have current weights."""
         with self._lock:

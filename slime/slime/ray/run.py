@@ -41,7 +41,7 @@ class Run(RunStart):
             collects: whether the loop asks for rollouts; a mere evaluation does not.
         """
         super().__init__(args, collects=collects)
-        self._gate = Gate(args, self._processes, self._look_after)
+        self._gate = Gate(args, self._processes, self._look_after, self._value)
 
     # Start and end
 
@@ -103,6 +103,8 @@ class Run(RunStart):
             return Step({}, 0.0, 0.0)
         self._wait_while_paused()
         self._roll_back()
+        if (known := self._restarts.outcome(rollout_id)) is not None:
+            return self._once_more_without(known)
         start = time.monotonic()
         batch["metrics"].update(staleness(batch["metrics"], self.weight_version) | self._fuses.recent())
         self._alternation.for_trainer(trainer)
@@ -114,20 +116,29 @@ class Run(RunStart):
             refused = self._fuses.of_steps(metrics, batch["metrics"])
             undone = self._gate.after_steps(rollout_id, batch["metrics"], held=refused is not None)
         step = Step(metrics, time.monotonic() - start, start - self._progress.free_since, refused, undone)
-        self._progress.stepped(Trained(rollout_id, batch["metrics"], step))
+        trained = Trained(rollout_id, batch["metrics"], step)
+        self._progress.stepped(trained)
         if refused is not None:
             self._fuses.pause(rollout_id, refused)
         if not step.learned:
-            self._without(rollout_id, step)
+            self._without(trained)
         return step
 
-    def _without(self, rollout_id: int, step: Step) -> None:
+    def _without(self, outcome: Trained) -> None:
         """Tell the data source that the batch is not trained, and save, so that a restart agrees."""
+        rollout_id, step = outcome.rollout_id, outcome.step
         told = ("on_step_undone", step.undone) if step.refused is None else ("on_step_refused", str(step.refused))
         # Ignore signals: the checkpoint of a stopped run says that the samples of its last rollout are trained.
         self._processes.value(getattr(self._processes.manager, told[0]).remote(rollout_id, told[1]), None)
+        self._restarts.not_trained(outcome)
         if self.args.save:
             self.save(rollout_id)
+
+    def _once_more_without(self, known: Trained) -> Step:
+        """Save the checkpoint that a loss prevented, of a batch that is not trained."""
+        self._progress.stepped(known)
+        self.save(known.rollout_id)
+        return known.step
 
     def _wait_while_paused(self) -> None:
         """Serve until training is not paused; raise :class:`Stopped` on a signal."""

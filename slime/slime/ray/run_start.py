@@ -95,7 +95,7 @@ class RunStart(RunWeights):
             if trainer_waits(reserved.placement):
                 self.wait(processes.manager.addresses.remote())  # returns once its engines are up
             self._alternation.before_a_trainer()
-            processes.trainer = Trainer(args, reserved)
+            processes.trainer = Trainer(args, reserved, self.stop)
             self._progress.start = processes.trainer.init()
             if args.resume and self._life.phase is Phase.STARTING:
                 say(f"resumes  {args.save}: {self._progress.start} steps are done")

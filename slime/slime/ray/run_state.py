@@ -65,6 +65,7 @@ class Progress:
         saved: last rollout in a checkpoint; -1 without one.
         untold: the trained rollout that is not reported yet, or None.
         free_since: when the trainer last became idle, in monotonic seconds.
+        between: whether the trainer is on its way back to older weights, which are not those after ``trained``.
     """
 
     def __init__(self) -> None:
@@ -74,11 +75,12 @@ class Progress:
         self.saved = -1
         self.untold: Trained | None = None
         self.free_since = time.monotonic()
+        self.between = False
 
     @property
     def unsaved(self) -> bool:
-        """Whether there are steps that no checkpoint contains."""
-        return self.trained is not None and self.trained != self.saved
+        """Whether the trainer has steps that no checkpoint contains."""
+        return self.trained is not None and self.trained != self.saved and not self.between
 
     @property
     def last(self) -> int:
@@ -96,7 +98,7 @@ class Progress:
 
     def went_back(self) -> None:
         """Record that training since the checkpoint was lost with its process."""
-        self.trained = None
+        self.trained, self.between = None, False
 
     def untold_before_start(self) -> Trained | None:
         """Return the rollout that the restored checkpoint contains but that a loss kept from being reported."""

@@ -123,16 +123,18 @@ class RunWeights(RunCore):
 
     def _roll_back(self) -> None:
         """Go back to the checkpoint that someone asked for, if any, and push its weights under a new version."""
-        trainer, last = self._processes.trainer, self._progress.last
+        trainer, progress, last = self._processes.trainer, self._progress, self._progress.last
         if trainer is None or not self._serves_engines() or self._life.phase is not Phase.UP:
             return
         with self._rollbacks.due(self.weight_version) as saved:
             if saved is None:
                 return
             self._alternation.for_trainer(trainer)
+            progress.between = True  # a run that stops meanwhile saves no older weights as those after its last steps
             trainer.restore(saved.iteration)
             self._hand_over(push=True)
             self._ask("on_weights_restored", saved.rollout_id, last, self.weight_version)
+            progress.between = False
             self.save(last)
-            self._let_engines_serve()
-            say(f"weights {saved.weight_version} serve again, as version {self.weight_version}")
+        self._let_engines_serve()
+        say(f"weights {saved.weight_version} serve again, as version {self.weight_version}")

@@ -15,15 +15,17 @@ from slime.observability.metric_utils import STEPS
 from slime.ray.actor_group import TrainGroup
 from slime.ray.placement import ReservedPlacement
 from slime.utils.probes import Answer, Probe
+from slime.utils.process import StopRequested
 
 
 class Trainer:
     """Owns the policy's group and, if the placement has a critic, the critic's."""
 
-    def __init__(self, args: Arguments, reserved: ReservedPlacement) -> None:
+    def __init__(self, args: Arguments, reserved: ReservedPlacement, stop: StopRequested | None = None) -> None:
+        """``stop``: signals that end the wait for a push or for answers to probes."""
         self._critic_only = args.num_critic_only_steps
-        self._actor = TrainGroup(args, reserved)
-        self._critic = TrainGroup(args, reserved, role="critic") if reserved.placement.critic else None
+        self._actor = TrainGroup(args, reserved, stop=stop)
+        self._critic = TrainGroup(args, reserved, role="critic", stop=stop) if reserved.placement.critic else None
 
     def init(self) -> int:
         """Build models and optimizers, load checkpoints, and return the first rollout to train on."""
@@ -54,6 +56,14 @@ class Trainer:
     def update_weights(self) -> str:
         """Push the policy's weights to the engines and return their new version."""
         return self._actor.update_weights()
+
+    def push_candidate(self) -> None:
+        """Push the policy's weights to the canary engine alone; see `slime.weight_sync.pushes`."""
+        self._actor.gather("push_candidate", self._actor.ask("push_candidate"))
+
+    def take_candidate_back(self) -> None:
+        """Push the weights that serve to the canary engine, after `undo_steps`."""
+        self._actor.gather("take_candidate_back", self._actor.ask("take_candidate_back"))
 
     def take_snapshot(self) -> None:
         """Copy to the host what the next steps change, on every rank."""

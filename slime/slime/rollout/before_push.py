@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from slime.rollout.canary import Canary, CanaryEndedError
 from slime.utils.probes import Answer, Probe
 
-__all__ = ["Answer", "BeforePush", "Decision", "Policies", "Policy", "Probe"]
+__all__ = ["Answer", "BeforePush", "Canary", "CanaryEndedError", "Candidate", "Decision", "Policies", "Policy", "Probe"]
 
 
 class Policy(Protocol):
@@ -28,11 +29,22 @@ class Policy(Protocol):
         ...
 
 
+class Candidate(Policy, Protocol):
+    """The version that may serve."""
+
+    def on_one_engine(self) -> Canary:
+        """Let the last engine have these weights before the others, and return it; needs ``--canary-engine``.
+
+        Again after a `slime.rollout.canary.CanaryEndedError`. A decision ends it: the others get the weights too, or this engine goes back.
+        """
+        ...
+
+
 class Policies(NamedTuple):
     """The two versions that are compared."""
 
     serving: Policy
-    candidate: Policy
+    candidate: Candidate
 
 
 class Decision(NamedTuple):

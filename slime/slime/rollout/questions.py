@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from slime.exceptions import PluginError, TrainerError
 from slime.rollout.before_push import Answer, Policies, Probe
+from slime.rollout.canary import Canary
 
 
 class QuestionsEndedError(TrainerError):
@@ -21,7 +22,7 @@ class QuestionsEndedError(TrainerError):
 
 
 class Question(NamedTuple):
-    """Probes for the weights that are ``served``, or for the candidate."""
+    """Probes for the weights that are ``served``, or for the candidate; without any: one engine is to get the candidate."""
 
     served: bool
     probes: list[Probe]
@@ -34,11 +35,12 @@ class Questions:
         self._changed = threading.Condition()
         self._question: Question | None = None
         self._answers: list[Answer] | None = None
+        self._canary: Canary | None = None
         self._ended = ""
 
-    def policies(self, serving: str, candidate: str) -> Policies:
-        """Return what the plugin gets; ``serving`` and ``candidate`` are weight versions."""
-        return Policies(AskedPolicy(self, True, serving), AskedPolicy(self, False, candidate))
+    def policies(self, serving: str, candidate: str, *, canary: bool) -> Policies:
+        """Return what the plugin gets; ``serving`` and ``candidate`` are weight versions, ``canary``: an engine may be first."""
+        return Policies(AskedPolicy(self, True, serving), AskedCandidate(self, candidate, canary=canary))
 
     def ask(self, question: Question) -> list[Answer]:
         """Wait for the answers to ``question``; called by the plugin's thread.
@@ -64,10 +66,20 @@ class Questions:
             self._changed.wait_for(lambda: self._ended or (self._question is not None and self._answers is None))
             return None if self._ended else self._question
 
-    def answer(self, answers: list[Answer]) -> None:
-        """Give the answers to the open question."""
+    def first_engine(self) -> Canary:
+        """Wait until one engine has the candidate; called by the plugin's thread.
+
+        Raises:
+            QuestionsEndedError: none will.
+        """
+        self.ask(Question(False, []))
+        assert self._canary is not None
+        return self._canary
+
+    def answer(self, answers: list[Answer], canary: Canary | None = None) -> None:
+        """Give the answers to the open question, or the engine that has the candidate."""
         with self._changed:
-            self._answers = answers
+            self._answers, self._canary = answers, canary
             self._changed.notify_all()
 
     def end(self, why: str) -> None:
@@ -104,3 +116,22 @@ class AskedPolicy:
                     "give at least one prompt token, and 0 or more new ones"
                 )
         return self._questions.ask(Question(self._served, plain)) if plain else []
+
+
+class AskedCandidate(AskedPolicy):
+    """The version that may serve."""
+
+    def __init__(self, questions: Questions, version: str, *, canary: bool) -> None:
+        super().__init__(questions, False, version)
+        self._may_be_first = canary
+
+    def on_one_engine(self) -> Canary:
+        """Return the engine that has the candidate before the others; see `slime.rollout.before_push.Candidate`.
+
+        Raises:
+            PluginError: the run sets no engine apart.
+            QuestionsEndedError: the trainer died or the run ends.
+        """
+        if not self._may_be_first:
+            raise PluginError("no engine may be first without --canary-engine; add it, or do not ask for one")
+        return self._questions.first_engine()

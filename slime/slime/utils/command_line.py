@@ -80,13 +80,29 @@ def port_number(text: str) -> int:
     return int(text)
 
 
+def names_a_user(url: str) -> bool:
+    """Return whether a URL holds a name or a password."""
+    return "@" in re.split(r"[/?#]", url.partition("://")[2] or url, maxsplit=1)[0]
+
+
+def server_url(text: str) -> str:
+    """Parse the URL of a server, which messages and reports show.
+
+    Raises:
+        argparse.ArgumentTypeError: it holds a name or a password.
+    """
+    if names_a_user(text):
+        raise argparse.ArgumentTypeError("leave the name and password out of the URL; a key goes to the environment")
+    return text
+
+
 def existing_folder(text: str) -> Path:
-    """Parse the path of an existing folder.
+    """Parse the path of an existing folder; the shell leaves a quoted ``~`` alone, so it is read here.
 
     Raises:
         argparse.ArgumentTypeError: there is no such folder.
     """
-    if not (path := Path(text)).is_dir():
+    if not (path := Path(text).expanduser()).is_dir():
         what = "is a file, not a folder" if path.is_file() else "no such folder"
         raise argparse.ArgumentTypeError(f"{text}: {what}{nearest_path(path)}")
     return path

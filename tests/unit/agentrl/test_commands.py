@@ -23,6 +23,8 @@ from agentrl.web.options import listen
 from tests.helpers.agent_pools import acting, asked, resetting, until
 from tests.helpers.waiting import eventually
 
+pytestmark = pytest.mark.slow
+
 ENVIRONMENT = "tests.helpers.agent_environments.SleepingEnvironment"
 KEY = "a key of this test"
 LISTENING = re.compile(r"agentrl\.(?:pool|router): listening on (http://\S+)\n")

@@ -26,6 +26,8 @@ from tests.helpers.agent_runs import FAILED, SOLVED, AgentPool, Runs, start_pool
 from tests.helpers.mock_engine import serve
 from tests.unit.gateway import conftest as gateways
 
+pytestmark = pytest.mark.slow
+
 start, tokenizer = gateways.start, gateways.tokenizer
 Stack = gateways.Stack
 KEY = "a key of this test"

@@ -37,6 +37,8 @@ from tests.helpers.scripted_chat import refused, said, scripted_chat, streamed
 from tests.helpers.scripted_harness import Play, ScriptedHarness, ask, result, shell, socket_of
 from tests.helpers.shell_agents import oracle
 
+pytestmark = pytest.mark.slow
+
 WORD = "shell/write_word/train/1"
 KEY = "sk-episode-0123456789"
 NOWHERE = "http://127.0.0.1:9"

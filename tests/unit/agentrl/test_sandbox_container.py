@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import stat
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -323,7 +324,12 @@ async def test_the_check_says_in_one_line_what_is_missing(tmp_path: Path) -> Non
         await container(podman).check()
 
 
-async def test_the_check_attacks_a_container(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_check_attacks_a_container(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    long = tmp_path / ("temporary" * 12)  # a socket's address has at most 107 bytes
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
     with socket.create_server(("127.0.0.1", 0)) as free:
         monkeypatch.setattr(containers, "DOOR_PORT", free.getsockname()[1])
     monkeypatch.setattr(containers, "THROUGH_DOOR", "print('through the door')")

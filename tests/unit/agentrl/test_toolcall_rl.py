@@ -96,7 +96,8 @@ async def test_a_row_may_name_a_task(stage: Any) -> None:
     answer = generate(name).answer
     assert answer is not None
     async with stage([f"Answer: {answer.text}{END}"]) as on:
-        (sample,) = await on.play(row(metadata={"task_id": name}))
+        named = Sample(group_index=3, index=7, prompt=name, label="", metadata={"task_id": name})
+        (sample,) = await on.play(named)
         assert sample.reward["score"] == 1.0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -165,7 +166,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Cell, list[str]]]:
     """Replace runs by records; return what was asked for."""
     held: list[tuple[Cell, list[str]]] = []
 
-    def pretend(cell: Cell, options: Sequence[str], folder: Path) -> dict[str, Any]:
+    def pretend(cell: Cell, options: Sequence[str], folder: Path, programs: records.Programs) -> dict[str, Any]:
         held.append((cell, list(options)))
         if cell.seed == 2 and cell.method == "rl" and len(held) < 7:
             raise records.RunError(f"{cell.name} failed with exit code 1")
@@ -267,14 +268,43 @@ def test_a_run_is_its_own_process_and_leaves_its_last_words(
     )
     monkeypatch.setattr(records, "PROGRAM", program)
     arm = matrix.ABLATIONS["k"][0]
-    found = records.run(Cell("hybrid", ("a", "b"), 0, ("a", "/x/b.yaml"), arm), ["--heldout", "8"], tmp_path)
+    found = records.run(
+        Cell("hybrid", ("a", "b"), 0, ("a", "/x/b.yaml"), arm), ["--heldout", "8"], tmp_path, records.Programs()
+    )
     assert (found["words"]["--users"], found["words"]["--heldout"], found["k"]) == ("a,/x/b.yaml", "8", "2")
     assert found == json.loads((tmp_path / "hybrid-a+b-seed0-k-2.json").read_text())
     assert (found["form"], found["arm"], found["variables"]) == ("joint", "k-2", {"OPENCLAW_HYBRID_TOPK": "2"})
     with pytest.raises(records.RunError, match="no engine"):
-        records.run(Cell("rl", ("a",), 1, ("a",), arm), [], tmp_path)
+        records.run(Cell("rl", ("a",), 1, ("a",), arm), [], tmp_path, records.Programs())
     assert "rl-a-seed1-k-2: no engine" in capsys.readouterr().out
     assert not (tmp_path / "rl-a-seed1-k-2.json").exists()
+
+
+def test_sigterm_ends_the_runs_that_go_on_and_keeps_those_that_are_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import json, os, signal, sys\n"
+        "words = dict(zip(sys.argv[1::2], sys.argv[2::2]))\n"
+        "if words['--seed'] == '0':\n"
+        f"    open(words['--report'], 'w').write({json.dumps(record(dict.fromkeys(USERS, 10)))!r})\n"
+        "    sys.exit()\n"
+        "def stop(*_):\n"
+        f"    open({str(tmp_path / 'stopped')!r}, 'w').write(str(os.getpid()))\n"
+        "    sys.exit(1)\n"
+        "signal.signal(signal.SIGTERM, stop)\n"
+        "os.kill(os.getppid(), signal.SIGTERM)\n"
+        "signal.pause()\n"
+    )
+    monkeypatch.setattr(records, "PROGRAM", program)
+    assert command(tmp_path, "--seeds", "0,1,2", "--jobs", "1") == 130
+    assert "the same command continues" in capsys.readouterr().err
+    child = int((tmp_path / "stopped").read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+    done = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert done == [f"{name}-student+captain-seed0.json" for name in ("combine", "rl")]
 
 
 def test_bootstrap_is_of_seeds_and_not_of_users() -> None:

@@ -227,8 +227,9 @@ def test_a_refused_key_is_named(
         (["--base-url", "u", "--eval-tasks", "tool-use", "--gpu-ids", "0"], "unknown argument --gpu-ids"),
         (["--model-path", "p", "--key-variable", "K"], "--key-variable is for a server; add --base-url URL"),
         (["--base-url", "http://h", "--key-variable", "NOT_SET"], "NOT_SET: this environment variable is not set"),
-        (["--base-url", "http://me:word@h"], "--base-url: leave the name and password out of the URL"),
-        (["--compare-to", "https://word@h/v1"], "use --compare-key-variable"),
+        (["--base-url", "HTTP://me:word@h"], "--base-url: leave the name and password out of the URL"),
+        (["--base-url", "me:word@h:30000/v1"], "--base-url: leave the name and password out of the URL"),
+        (["--compare-to", "https://word@h/v1"], "--compare-to: leave the name and password out of the URL"),
         (["--seeds", "0,x"], "'0,x' is no list of seeds"),
         (["--samples", "0"], "'0' is not a whole number of 1 or more"),
         (["--eval-tasks", "coding", "--gsm8k", "f"], "add it to --eval-tasks"),
@@ -239,6 +240,15 @@ def test_bad_options_are_refused(words: list[str], says: str, capsys: pytest.Cap
     with pytest.raises(SystemExit):
         run_eval.main(words)
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("compared", [[], ["--compare-to", "http://h/v1"]])
+def test_the_checkpoint_that_a_run_began_with_is_offered_until_it_is_compared(
+    compared: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(options, "checkpoint_of", lambda run: (run / "iter_0000003", Path("the-first")))
+    assert run_eval.main(["--run", "runs/mine", *compared, "--dry-run"]) == 0
+    assert ("--compare-to the-first compares with it" in capsys.readouterr().err) is not bool(compared)
 
 
 def test_without_options_it_asks_the_run_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:

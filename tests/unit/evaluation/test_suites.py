@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from evaluation.case import LEVELS, Case, Suite, SuiteError
+from evaluation.case import LEVELS, Case, EvalError, Suite, SuiteError
 from evaluation.code_box import CodeBox
 from evaluation.coding import Coding
 from evaluation.conversation import CONVERSATION
@@ -16,9 +16,12 @@ from evaluation.retention import Retention
 from evaluation.rules import ACTIVE, PASSIVE, broken, draw_rules
 from evaluation.shell import Shell
 from evaluation.suites import NAMES, build_suites
+from evaluation.terminal import Terminal
 from evaluation.tool_use import TOOL_USE
 
 from agentrl.exceptions import InfraError
+from agentrl.tasks.harbor import write_task
+from agentrl.tasks.shell.generate import generate, task_toml
 from tests.helpers.plain_sandboxes import PlainProvider
 from tests.helpers.scripted_model import Script, in_form, oracle, talk_of
 
@@ -69,7 +72,7 @@ def test_problems_are_the_same_each_time_and_differ_by_seed(name: str) -> None:
     assert not {case.id for case in first} & {case.id for case in suite.cases(1, 40)}
     many = suite.cases(0, MANY)
     kinds = {(case.family, case.level) for case in many}
-    assert len(kinds) == len({case.family for case in many}) * (LEVELS if name != "shell" else 1)
+    assert len(kinds) == len({case.family for case in many}) * (LEVELS if name not in ("shell", "terminal") else 1)
     halves = {
         case.family for seed in (0, 1) for case in suite.cases(seed, len({each.family for each in many}) // 2 + 1)
     }
@@ -152,8 +155,31 @@ async def test_true_is_not_one_and_a_float_is_no_whole_number(coding: Coding) ->
     assert grade.reason == "wrong_result"
 
 
-async def test_the_oracle_solves_shell_tasks(tmp_path: Path) -> None:
-    suite = Shell(CodeBox(PlainProvider(tmp_path)))
+async def test_a_terminal_suite_of_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "shell/write_word/heldout/1"
+    write_task(generate(name), task_toml("write_word"), tmp_path / "set" / "one")
+    monkeypatch.setenv("TASK_TYPE", "harbor")
+    monkeypatch.setenv("DATASET_DIR", str(tmp_path / "set"))
+    monkeypatch.setenv("MAX_STEPS", "1")
+    suite = Terminal(CodeBox(PlainProvider(tmp_path)))
+    (case,) = suite.cases(0, 1)
+    assert (case.family, case.problem) == ("one", "one")
+    await suite.open()
+    script = generate(name).solution["solve.sh"].data.decode()
+    right = [("shell_exec", {"id": "a", "command": script})]
+    grade = await suite.play(case, talk_of(lambda messages: "Done." if len(messages) > 2 else right))
+    assert grade.reason == "passed"
+    grade = await suite.play(case, talk_of(lambda messages: [("bash", {"command": "true"})]))
+    assert grade.reason == "too_many_replies"
+    await suite.close()
+    monkeypatch.setenv("DATASET_DIR", str(tmp_path / "none"))
+    with pytest.raises(EvalError, match="is no folder"):
+        suite.cases(0, 1)
+
+
+@pytest.mark.parametrize("kind", [Shell, Terminal])
+async def test_the_oracle_solves_shell_tasks(kind: type[Shell], tmp_path: Path) -> None:
+    suite = kind(CodeBox(PlainProvider(tmp_path)))
     await suite.open()
     cases = [case for case in suite.cases(0, 25) if case.family in ("write_word", "sum_column")]
     assert await grades(suite, cases, None) == {"passed": 2}

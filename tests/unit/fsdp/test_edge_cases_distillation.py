@@ -18,7 +18,7 @@ from tests.helpers.trainer import trainer_args
 
 LOSSES = [topk_distillation_loss, forward_topk_distillation_loss, hybrid_loss]
 VOCABULARY, K, PROMPT = 11, 3, 2
-LONG = 20_000
+LONG = 4_000
 
 
 def make_batch(responses: list[int], masks: list[int]) -> tuple[dict[str, Any], Tensor]:

@@ -114,7 +114,7 @@ def test_what_a_checkpoint_leaves_behind(tmp_path: Path, one_rank: None, monkeyp
     Rank(args).save(7)
     assert published_as == []
     Rank(args).publish(7)
-    assert (published_as, exported) == ([(tmp_path, 8, 5)], [])
+    assert (published_as, exported) == ([(tmp_path, 8, [])], [])
     args.save_hf, args.train_dtype = str(tmp_path / "hf-{rollout_id}"), "bfloat16"
     Rank(args).save(7)
     assert exported == [(tmp_path / "hf-7", torch.bfloat16)]
@@ -127,9 +127,9 @@ def test_the_critics_checkpoints_go_to_their_own_folder(
     monkeypatch.setattr("slime.backends.trainer.critic.checkpoint_folder.publish", lambda *given: done.append(given))
     critic = FSDPCriticActor.__new__(FSDPCriticActor)
     critic.rank = 0
-    critic.args = Arguments(critic_save=str(tmp_path / "critic"), save_keep=2)
+    critic.args = Arguments(save=str(tmp_path), critic_save=str(tmp_path / "critic"), save_keep=2)
     critic.publish(4)
-    assert done == [(tmp_path / "critic", 5, 2)]
+    assert done == [(tmp_path / "critic", 5, [])]
 
 
 @pytest.mark.parametrize(

@@ -91,13 +91,13 @@ def test_a_run_without_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 def test_accept_needs_refusals_in_a_row(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert accept.main([str(run)]) == 2
-    assert "1 of 3 refusals in a row" in capsys.readouterr().err
+    assert "1 of 3 refusals of a series" in capsys.readouterr().err
 
 
 def test_accept_once(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("OPENCLAW_GATE_OFFER", "1")
     offer = shown(run, capsys)["offer"]
-    assert offer.startswith("the gate refused 1 batches in a row")
+    assert offer.startswith("the gate refused 1 batches lately")
     assert f"openclaw-rl accept {run}" in offer
     assert accept.main([str(run)]) == 0
     assert "4 samples are ready again" in capsys.readouterr().out
@@ -110,7 +110,7 @@ def test_the_run_s_own_number_of_refusals_counts(
 ) -> None:
     """A run that offers after one refusal is followed from a terminal that knows nothing of its variables."""
     (run / SETTINGS_NAME).write_text('{"OPENCLAW_GATE_OFFER": "1", "PORT": "30000"}')
-    assert shown(run, capsys)["offer"].startswith("the gate refused 1 batches in a row")
+    assert shown(run, capsys)["offer"].startswith("the gate refused 1 batches lately")
     monkeypatch.setenv("OPENCLAW_GATE_OFFER", "2")
     assert shown(run, capsys)["offer"] is None
     monkeypatch.setenv("OPENCLAW_GATE_OFFER", "two")

@@ -1,7 +1,7 @@
 """Flipped verdicts on a policy of a few styles: the gate stops them before they do harm, and healthy updates pass.
 
 The policy is seeded. Three flipped batches alone do no harm, because Adam's momentum outlasts them, so these runs flip many.
-`benchmarks.gate_opinions` has more seeds, among them some in which the probes are too few to notice.
+`benchmarks.gate_opinions` has more seeds.
 """
 
 from __future__ import annotations

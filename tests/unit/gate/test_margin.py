@@ -122,4 +122,4 @@ def test_the_sign_test_counts_signs(differences: list[int]) -> None:
 
 
 def test_the_sign_test_of_many_tasks_is_quick() -> None:
-    assert chance_of_signs([-100] * 300 + [99] * 200) < 0.01
+    assert chance_of_signs([-100] * 150 + [99] * 100) < 0.01

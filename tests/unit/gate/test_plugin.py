@@ -109,7 +109,7 @@ def test_the_third_refusal_in_a_row_offers_to_accept(world: World) -> None:
         whys.append(world.decide(rollout_id, -0.1, 0.1).why)
         world.ledger.quarantine(rollout_id)
     assert ["openclaw-rl accept " in why for why in whys] == [False, False, True], whys
-    assert "this is refusal 3 in a row" in whys[2]
+    assert "this is refusal 3 of a series" in whys[2]
     assert world.ledger.accept_refused(3) is not None
     world.ledger.claim_samples(3, 12)
     decision = world.decide(3, -0.1, 0.1)  # the old probes are retired

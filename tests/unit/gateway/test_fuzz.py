@@ -30,6 +30,8 @@ from openclaw.gateway.schema import IGNORED, ChatRequest
 from openclaw.ledger.store import Ledger
 from tests.helpers.mock_engine import mock_engine, serve
 
+pytestmark = pytest.mark.slow
+
 REPLIES = ("Five.", "<think>\nhm\n</think>\n\n5", '<tool_call>\n{"name": "a", "arguments": {"b": 1}}\n</tool_call>', "")
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 WITH_BODY = {"POST /v1/chat/completions", "POST /v1/feedback"}

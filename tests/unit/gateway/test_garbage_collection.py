@@ -20,6 +20,14 @@ class Knot:
         self.itself = self
 
 
+@pytest.fixture(autouse=True)
+def nothing_else_to_look_at() -> Iterator[None]:
+    """What other tests imported makes each collection take long."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture
 def no_automatic_collection() -> Iterator[None]:
     gc.disable()

@@ -31,6 +31,8 @@ from openclaw.messages.fingerprint import read_history
 from tests.helpers.nested import nested
 from tests.unit.gateway.conftest import CONTEXT_LENGTH, PATIENCE, Stack, Starter
 
+pytestmark = pytest.mark.slow
+
 USER: Any = {"role": "user", "content": "Hello?"}
 PATH = "/v1/chat/completions"
 MOST_CHARACTERS = CONTEXT_LENGTH * PROMPT_CHARACTERS.most

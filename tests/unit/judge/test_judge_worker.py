@@ -130,6 +130,18 @@ async def test_a_verdict_of_a_log_is_kept_and_only_the_teacher_reads_it(ledger: 
     assert (sample.reward, sample.teacher_log_probs, sample.metadata["scored"]) == (-1.0, turn.response_logprobs, True)
 
 
+async def test_a_turn_of_a_log_that_keeps_its_verdict_may_become_a_probe(ledger: Ledger) -> None:
+    name = next(each for each in map(str, range(99)) if drawn(part_of(each, 0), 0.5))
+    bench = Bench(ledger, FakeEngine(score=lambda ids: [-0.5] * len(ids)), replace(SETTINGS, gate_share=0.5))
+    turn = make_turn("of-a-log", session_id=name, state="unscored", next_state=USER_NEXT, next_state_at=102.0)
+    ledger.record_log_turns(name, [(turn, Verdict(score=-1))])
+    ledger.record_scores([(turn, ReplyScores(turn.prompt_ids, turn.response_ids, turn.response_logprobs, "1"))])
+    async with bench.running():
+        await until(judged(bench))
+    assert ledger.turn("of-a-log").reason == PROBE
+    assert ledger.ready_count() == 0
+
+
 async def test_notify_judges_without_waiting_for_the_poll(ledger: Ledger) -> None:
     bench = Bench(ledger, FakeEngine(lambda _: "\\boxed{1}"), replace(SETTINGS, poll_seconds=3600.0))
     async with bench.running() as worker:

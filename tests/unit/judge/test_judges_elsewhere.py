@@ -168,6 +168,10 @@ CONFIG = RuntimeConfig(policy_url="http://127.0.0.1:1", judge_base_url="http://1
         ({"judge_base_url": "host/v1"}, "no HTTP URL"),
         ({"judge_base_url": None, "judge_model": None, "judge_api_key": "k"}, "not set"),
         ({"judge_base_url": None, "judge_model": None, "judge_class": "Polite"}, "module.Class"),
+        (
+            {"judge_base_url": "https://me:word@host/v1"},
+            "leave the name and password out of the URL; OPENCLAW_JUDGE_API",
+        ),
         ({"opd_teacher": "prm"}, "needs a judge engine"),
     ],
 )

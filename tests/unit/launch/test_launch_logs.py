@@ -73,6 +73,14 @@ def test_a_dry_run_counts_and_writes_nothing(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_quoted_tilde_is_the_home_folder(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    launch(monkeypatch, tmp_path, "--dry-run", DATA_PATH="~/log.jsonl")
+    assert f"logs     {log}\n" in capsys.readouterr().out
+
+
 def test_a_dry_run_on_the_ledger_of_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -83,7 +91,7 @@ def test_a_dry_run_on_the_ledger_of_a_run(
     launch(monkeypatch, tmp_path, "--dry-run", DATA_PATH=tmp_path / "old")
     out = capsys.readouterr().out
     assert "1 sample of the earlier run, trained with the ids and log-probabilities it sampled" in out
-    assert "its steps had 1 samples and this run's have 16; BATCH_SIZE=1 gives the same batches" in out
+    assert "its batch size was 1 and this run's is 16; BATCH_SIZE=1 gives the same batches" in out
 
 
 @pytest.mark.parametrize(

@@ -408,6 +408,28 @@ def test_a_live_run_has_fuses_unless_the_variable_says_otherwise(tmp_path: Path)
     assert any("no fuse" in problem for problem in plan(model=model, OPENCLAW_FUSES="nonsense").problems)
 
 
+def test_an_engine_is_first_where_the_variable_says_so(tmp_path: Path) -> None:
+    model = config_only(tmp_path / "model")
+    assert not plan(model=model, GATE="1").args.canary_engine
+    two = {"GATE": "1", "ROLLOUT_GPUS": "4", "TP": "2", "NUM_GPUS": "9"}
+    for share in ("0", "0.1"):
+        first = plan(model=model, GATE_CANARY=share, **two)
+        assert first.args.canary_engine
+        assert first.runtime.gate_canary == float(share)
+        assert first.problems == plan(model=model, **two).problems
+    one = plan(model=model, GATE_CANARY="0.1", **(two | {"TP": "4"})).problems
+    assert any(
+        "--canary-engine needs 2 engines, but there is one" in each and "GATE_CANARY, ROLLOUT_GPUS" in each
+        for each in one
+    ), one
+    (problem,) = [
+        each for each in plan(model=model, GATE_CANARY="0.1", **(two | {"GATE": "0"})).problems if "canary" in each
+    ]
+    assert "no effect without --before-push-path; add it (variables: GATE_CANARY, GATE)" in problem
+    with pytest.raises(ConfigError, match="GATE_CANARY"):
+        plan(model=model, GATE_CANARY="0.9")
+
+
 def test_the_gate_is_a_variable_and_its_tasks_are_checked_before_anything_starts(tmp_path: Path) -> None:
     model = config_only(tmp_path / "model")
     assert plan(model=model).args.before_push_path is None
@@ -419,3 +441,17 @@ def test_the_gate_is_a_variable_and_its_tasks_are_checked_before_anything_starts
     tasks.write_text('{"messages": []}')
     *_, problem = plan(model=model, GATE="1", OPENCLAW_GATE_TASKS=str(tasks)).problems
     assert problem.startswith(f"OPENCLAW_GATE_TASKS={tasks} line 1: messages is not a list of messages")
+
+
+def test_a_task_that_the_template_refuses_is_found_before_anything_starts(
+    tmp_path: Path, tiny_random_model: Path
+) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    good = '{"messages": [{"role": "user", "content": "2 + 3?"}], "number": 5}'
+    tasks.write_text(good)
+    found = {"model": tiny_random_model, "OPENCLAW_GATE_TASKS": str(tasks)}
+    assert not [each for each in plan(GATE="1", **found).problems if "TASKS" in each]
+    tasks.write_text(good + '\n{"messages": [{"role": "user", "content": {"odd": 1}}], "number": 5}')
+    (problem,) = [each for each in plan(GATE="1", **found).problems if "TASKS" in each]
+    assert problem.startswith(f"OPENCLAW_GATE_TASKS={tasks} task 2 cannot be asked: ")
+    assert not [each for each in plan(GATE="0", **found).problems if "TASKS" in each]

@@ -41,12 +41,20 @@ EXAMPLE, EVALUATION, SERVER, JUDGE = (
     "openclaw-test/run_judge_eval.sh",
 )
 LEARNING = ["terminal-rl/run_tiny_cpu.sh", "toolcall-rl/run_tiny_cpu.sh"]
+TERMINAL = [
+    f"terminal-rl/{name}.sh" for name in ("terminal_qwen3_8b_rl", "terminal_qwen3_8b_prm_rl_2nodes", "run_terminal_rl")
+]
+# Its own test, tests/contract/test_toolcall_scripts.py, has the training scripts of that folder.
+TOOLCALL_AGENT = "toolcall-rl/run_toolcall_agent.sh"
 OTHERS = {
     **dict.fromkeys(LEARNING, ""),
     EXAMPLE: "",
     EVALUATION: "--model-path m --eval-tasks conversation",
     SERVER: "--model-path m --device cpu",
     JUDGE: "--judge-base-url http://host/v1 --judge-model m",
+    **dict.fromkeys(TERMINAL, ""),
+    "terminal-rl/run_terminal_agent.sh": "",
+    TOOLCALL_AGENT: "",
 }
 NOT_LAUNCHING = ("scripts/", "slime/scripts/models/", "tests/")
 MODELS = {"qwen3_4b": "qwen3-4B", "qwen3_8b": "qwen3-8B", "qwen35_4b": "qwen3.5-4B"}
@@ -132,7 +140,8 @@ def test_a_script_plans_the_same_run_from_every_folder(
 def test_no_launch_script_is_left_out() -> None:
     tracked = subprocess.run(["git", "ls-files", "*.sh"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     launching = {name for name in tracked.split() if not name.startswith(NOT_LAUNCHING)}
-    assert launching == {*SCRIPTS, *OTHERS}
+    with_their_own_test = {name for name in launching if name.startswith("toolcall-rl/")} - {TOOLCALL_AGENT}
+    assert launching - with_their_own_test == {*SCRIPTS, *OTHERS}
 
 
 @pytest.mark.parametrize("script", [*DEMOS, *OTHERS])
@@ -216,6 +225,22 @@ def test_a_signal_ends_the_build_of_the_model(number: int, tmp_path: Path, monke
     finally:
         for stop, handler in handlers.items():
             signal.signal(stop, handler)
+
+
+@pytest.mark.parametrize("script", TERMINAL)
+def test_a_script_on_terminal_tasks_shows_its_plan(script: str) -> None:
+    environment = CLEAN | {"EVAL_INTERVAL": "5", "PARALLEL_ENVS": "7", "PRM_M": "3", "PRM_STEP_COEF": "0.5"}
+    shown = subprocess.run(
+        ["bash", script, "--dry-run"], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    assert shown.splitlines()[-1] == "dry run: the plan is valid, nothing was started"
+    assert "a pool here with 7 slots" in shown
+    words = shown.partition("flags ")[2].split()
+    judged = "_prm_" in script
+    assert words[words.index("--advantage-estimator") + 1] == ("step_wise" if judged else "grpo")
+    assert ("--prm-enable" in words) == judged
+    if judged:
+        assert (words[words.index("--prm-m") + 1], words[words.index("--prm-step-coef") + 1]) == ("3", "0.5")
 
 
 def test_the_example_method_shows_its_plan(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from openclaw.ledger.decisions import QUARANTINE, ROLLBACK, UNBOUNDED, Window
+from openclaw.ledger.decisions import EARLY, LATE, QUARANTINE, QUIET, ROLLBACK, Window
 from openclaw.ledger.feedback import SUPERSEDED
 from openclaw.ledger.records import Feedback, Verdict
 from openclaw.ledger.store import Ledger
@@ -42,7 +42,7 @@ def test_a_refused_batch_is_quarantined_and_released_once(ledger: Ledger) -> Non
     samples = [sample for batch in batches for sample in batch]
     assert {states(ledger)[sample][:2] for sample in samples} == {("dropped", QUARANTINE)}
     assert ledger.ready_count() == 0
-    assert str(ledger.offer(3)).startswith("the gate refused 3 batches in a row")
+    assert str(ledger.offer(3)).startswith("the gate refused 3 batches lately")
     accepted = ledger.accept_refused(3)
     assert accepted is not None
     assert accepted.samples == 12
@@ -52,18 +52,37 @@ def test_a_refused_batch_is_quarantined_and_released_once(ledger: Ledger) -> Non
     assert [sample.metadata["ledger_id"] for sample in ledger.claim_samples(3, 12)] == samples
 
 
-def test_too_few_refusals_in_a_row_are_not_offered(ledger: Ledger) -> None:
+def test_a_series_of_refusals_goes_on_over_accepted_batches(ledger: Ledger) -> None:
+    probes(ledger, 2)
     refuse(ledger, 0)
+    middle = ledger.refusals()[0].first_turn
     accept_step(ledger, 1, "1")
     refuse(ledger, 2)
     refuse(ledger, 3, by_margin=False)
-    refuse(ledger, 4)
     assert ledger.offer(3) is None
     assert ledger.accept_refused(3) is None
+    assert ledger.probe_window(10**6).end == middle, "nobody is checked by opinions since the first refusal"
     accepted = ledger.accept_refused(2)
     assert accepted is not None
     by_batch = {batch: state for state, _, batch in states(ledger).values()}
-    assert by_batch == {0: "dropped", 1: "leased", 3: "dropped", None: "ready"}
+    assert by_batch == {1: "leased", 3: "dropped", None: "ready"}
+    assert ledger.refusals() == []
+
+
+def test_a_series_of_refusals_ends_with_enough_accepted_batches(ledger: Ledger) -> None:
+    refuse(ledger, 0)
+    for number in range(1, QUIET):
+        accept_step(ledger, number, str(number))
+    assert len(ledger.refusals()) == 1
+    accept_step(ledger, QUIET, str(QUIET))
+    assert ledger.refusals() == []
+
+
+def test_the_newer_half_of_the_turns_does_not_decide(ledger: Ledger) -> None:
+    assert ledger.probe_window(100) == Window(0, 100)
+    assert ledger.probe_window(200) == Window(0, EARLY)
+    assert ledger.probe_window(1000) == Window(0, 500)
+    assert ledger.probe_window(10**5) == Window(0, 10**5 - LATE)
 
 
 def test_an_older_checkpoint_brings_a_quarantined_batch_back(ledger: Ledger) -> None:
@@ -91,16 +110,6 @@ def test_an_acceptance_outlives_an_older_checkpoint(ledger: Ledger) -> None:
     assert ledger.ready_count() == 12
 
 
-def test_a_restarted_trainer_may_accept_what_was_refused(ledger: Ledger) -> None:
-    batch = refuse(ledger, 0)
-    assert ledger.middle_turn(0) is not None
-    ledger.record_decision(0, "step", "7", "better")
-    ledger.record_step(0, "7", 1.0, 2.0)
-    assert {states(ledger)[sample] for sample in batch} == {("leased", None, 0)}
-    assert [each.kind for each in ledger.decisions()] == ["step"]
-    assert ledger.step_records()[0]["samples"] == 4
-
-
 def test_released_samples_are_not_taken_back_by_their_old_batch(ledger: Ledger) -> None:
     batch = refuse(ledger, 0)
     ledger.accept_refused(1)
@@ -120,7 +129,7 @@ def test_an_acceptance_before_the_steps_are_undone_releases_this_batch_too(ledge
     assert {states(ledger)[sample][:2] for sample in again} == {("dropped", QUARANTINE)}
 
 
-@pytest.mark.parametrize("back", ["released", "restored", "accepted"])
+@pytest.mark.parametrize("back", ["released", "restored"])
 def test_a_refused_turn_that_is_judged_again_has_one_sample(ledger: Ledger, back: str) -> None:
     """Feedback on a turn of a refused batch gives it a new verdict; the quarantined sample stays dropped."""
     batch = refuse(ledger, 0)
@@ -130,14 +139,12 @@ def test_a_refused_turn_that_is_judged_again_has_one_sample(ledger: Ledger, back
     ledger.record_judged(turn.id, Verdict(score=-1, score_source="feedback"), [make_sample(turn, -1.0, score=-1)], None)
     if back == "released":
         ledger.accept_refused(1)
-    elif back == "restored":
-        ledger.reconcile(-1)
     else:
-        ledger.record_step(0, "7", 1.0, 2.0)
+        ledger.reconcile(-1)
     found = states(ledger)
     assert found[batch[1]] == ("dropped", SUPERSEDED, None)
     assert found[max(found)] == ("ready", None, None)
-    assert {found[sample][0] for sample in batch if sample != batch[1]} == {"leased" if back == "accepted" else "ready"}
+    assert {found[sample][0] for sample in batch if sample != batch[1]} == {"ready"}
 
 
 def test_a_batch_that_is_decided_again_has_one_decision(ledger: Ledger) -> None:
@@ -169,10 +176,67 @@ def test_a_rollback_that_is_told_again_changes_nothing_more(ledger: Ledger) -> N
         accept_step(ledger, number, str(number + 1))
     ledger.record_rollback(0, 1, "3", 9.0)
     before = states(ledger)
-    ledger.record_rollback(0, 1, "4", 9.5)
-    assert states(ledger) == before
-    assert ledger.live_weight_version() == "4"
-    assert [step["rollout_id"] for step in ledger.step_records()] == [0, 1]
+    for version in ("3", "4"):  # the process died before the checkpoint, and behind it
+        ledger.record_rollback(0, 1, version, 9.5)
+        assert states(ledger) == before
+        assert ledger.live_weight_version() == version
+        assert [step["rollout_id"] for step in ledger.step_records()] == [0, 1]
+        (told,) = ledger.decisions("AND kind = 'rollback'")
+        assert (told.weight_version, told.why) == (version, "back to version 1; 4 samples are unlearned")
+
+
+def test_two_rollbacks_in_a_row_are_two(ledger: Ledger) -> None:
+    for number in range(3):
+        accept_step(ledger, number, str(number + 1))
+    ledger.record_rollback(1, 2, "4", 9.0)
+    ledger.record_rollback(0, 2, "5", 9.5)
+    told = [(each.weight_version, each.why) for each in ledger.decisions("AND kind = 'rollback'")]
+    assert told == [
+        ("4", "back to version 2; 4 samples are unlearned"), ("5", "back to version 1; 4 samples are unlearned"),
+    ]  # fmt: skip
+
+
+def trained_batches(ledger: Ledger) -> set[int]:
+    return {
+        batch for state, _, batch in states(ledger).values() if state in ("leased", "trained") and batch is not None
+    }
+
+
+def test_who_goes_forward_again_has_the_samples_of_the_newer_version(ledger: Ledger) -> None:
+    """Versions 1, 2, 3, back to 1 (4), another step (5); then forward to 2, and to 5, which was trained on 1."""
+    for number in range(3):
+        accept_step(ledger, number, str(number + 1))
+    ledger.mark_trained(2)
+    ledger.record_rollback(0, 2, "4", 9.0)
+    accept_step(ledger, 3, "5")
+    ledger.mark_trained(3)
+    assert trained_batches(ledger) == {0, 3}
+    ledger.record_rollback(1, 3, "6", 10.0)
+    assert trained_batches(ledger) == {0, 1}
+    assert [(step["rollout_id"], step["weight_version"]) for step in ledger.step_records()] == [
+        (0, "1"), (1, "2"), (3, "6"),
+    ]  # fmt: skip
+    assert [(each.kind, each.weight_version) for each in ledger.decisions()] == [
+        ("step", "1"), ("step", "2"), ("rollback", "4"), ("rollback", "6"),
+    ]  # fmt: skip
+    accept_step(ledger, 4, "7")
+    ledger.mark_trained(4)
+    ledger.record_rollback(2, 4, "8", 11.0)  # the checkpoint of batch 2 holds version 4 since the first rollback
+    assert trained_batches(ledger) == {0}
+    assert ledger.decisions()[-1].why.startswith("back to version 4; ")
+    assert {state for state, _, batch in states(ledger).values() if batch == 0} == {"trained"}
+
+
+def test_an_older_checkpoint_from_before_a_rollback_has_its_samples(ledger: Ledger) -> None:
+    """The driver died before the rollback's checkpoint, and nobody asks for it again."""
+    for number in range(3):
+        accept_step(ledger, number, str(number + 1))
+    ledger.mark_trained(1)
+    ledger.record_rollback(0, 2, "4", 9.0)
+    ledger.reconcile(1)
+    assert trained_batches(ledger) == {0, 1}
+    assert [step["weight_version"] for step in ledger.step_records()] == ["1", "2"]
+    assert ledger.ready_count() == 4
 
 
 def test_a_rollback_to_the_serving_weights_unlearns_nothing(ledger: Ledger) -> None:
@@ -196,7 +260,7 @@ def test_the_judge_of_a_batch_does_not_decide_alone(ledger: Ledger) -> None:
     middle = ledger.middle_turn(0)
     assert middle == 6
     assert ledger.probe_window(middle) == Window(0, 6)
-    assert ledger.probe_window(None) == Window(0, UNBOUNDED)
+    assert ledger.probe_window(None) == Window(0, EARLY)
     assert ledger.middle_turn(99) is None
 
 

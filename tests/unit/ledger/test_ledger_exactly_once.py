@@ -4,7 +4,8 @@ The model of the state machine is a trainer whose weights are the list of sample
 that list; a crash goes back to the copy. The ledger must then hand out exactly the samples that are not in it. Sessions
 of one sample each are forgotten at any moment: their samples are never handed out again, and steps keep their count.
 Episodes of two samples each go the same way; both of their samples always have the same state. The gate may refuse a step: its batch
-is in quarantine until a person accepts it. A rollback takes steps back; their samples are dropped.
+is in quarantine until a person accepts it. A rollback takes steps back; their samples are dropped. Another one may go forward
+to them again.
 """
 
 from __future__ import annotations
@@ -40,8 +41,10 @@ class TrainingRun(RuleBasedStateMachine):
         self.refused: dict[int, int] = {}
         self.trained_in: dict[int, int] = {}
         self.forgotten: set[int] = set()
+        self.uncounted: set[int] = set()
+        self.versions = 100
         self.steps: dict[int, int] = {}
-        self.checkpoints: list[tuple[int, list[int]]] = [(-1, [])]
+        self.checkpoints: list[tuple[int, list[int], dict[int, int]]] = [(-1, [], {})]
 
     def teardown(self) -> None:
         self.crash_and_restore(back=0)
@@ -85,6 +88,7 @@ class TrainingRun(RuleBasedStateMachine):
         name = self.episodes.get(sample)
         self.ledger.forget_session(f"@alice/{name}:other" if name else f"session-{sample}")
         self.forgotten |= self.whole(sample)
+        self.uncounted |= self.whole(sample) & set(self.dropped)
 
     @precondition(lambda self: self.next_rollout - self.next_step < 2 and self.ledger.ready_count() > 0)
     @rule(count=st.integers(1, 4))
@@ -155,26 +159,48 @@ class TrainingRun(RuleBasedStateMachine):
     @precondition(lambda self: len(self.checkpoints) > 1)
     @rule(data=st.data(), killed_before_the_checkpoint=st.booleans())
     def roll_back(self, data: st.DataObject, killed_before_the_checkpoint: bool) -> None:
-        to, weights = data.draw(st.sampled_from(self.checkpoints))
+        to, weights, steps = data.draw(st.sampled_from(self.checkpoints))
         last = self.next_step - 1
         if to > last:
             return
-        gone = {sample for sample in self.weights if sample not in weights}
-        self.ledger.record_rollback(to, last, "99", 3.0)
+        self.versions += 1
+        self.go_back_to(to, last, weights, steps)
         if killed_before_the_checkpoint:
             self.crash_and_restore(back=0)
-            return
-        self.weights = list(weights)
-        self.dropped |= {sample: self.trained_in[sample] for sample in gone}
-        self.steps = {step: count for step, count in self.steps.items() if step <= to}
-        self.steps.setdefault(last, 0)
-        self.checkpoints = [*(each for each in self.checkpoints if each[0] < last), (last, list(weights))]
+            if self.next_step - 1 != last:
+                return
+            self.go_back_to(to, last, weights, steps)  # the note is still there
+        kept = [each for each in self.checkpoints if each[0] < last]
+        self.checkpoints = [*kept, (last, list(weights), dict(self.steps))]
         self.ledger.mark_trained(last)
+
+    def go_back_to(self, to: int, last: int, weights: list[int], steps: dict[int, int]) -> None:
+        """Record a rollback and do to the model what it does."""
+        gone = {sample for sample in self.weights if sample not in weights}
+        self.ledger.record_rollback(to, last, str(self.versions), 3.0)
+        self.weights = list(weights)
+        self.dropped = {sample: rollout for sample, rollout in self.dropped.items() if sample not in weights}
+        self.dropped |= {sample: self.trained_in[sample] for sample in gone}
+        self.uncounted |= gone & self.forgotten
+        self.steps = {last: 0} | self.steps_of(weights, steps)
+
+    def steps_of(self, weights: list[int], steps: dict[int, int]) -> dict[int, int]:
+        """Return the steps of a checkpoint as they count now; one that comes back counts what is left of its samples."""
+        found = {}
+        for step, count in steps.items():
+            own = [sample for sample in weights if self.trained_in[sample] == step]
+            if step in self.steps:
+                found[step] = self.steps[step]
+            elif count == 0:
+                found[step] = 0  # a rollback
+            elif set(own) - self.forgotten:
+                found[step] = len(set(own) - self.uncounted)
+        return found
 
     @precondition(lambda self: self.next_step - 1 > self.checkpoints[-1][0])
     @rule(killed_before_the_ledger_knows=st.booleans())
     def checkpoint(self, killed_before_the_ledger_knows: bool) -> None:
-        self.checkpoints.append((self.next_step - 1, list(self.weights)))
+        self.checkpoints.append((self.next_step - 1, list(self.weights), dict(self.steps)))
         if killed_before_the_ledger_knows:
             self.crash_and_restore(back=0)
         else:
@@ -184,14 +210,15 @@ class TrainingRun(RuleBasedStateMachine):
     def crash_and_restore(self, back: int) -> None:
         self.ledger.close()
         del self.checkpoints[max(1, len(self.checkpoints) - back) :]
-        rollout_id, weights = self.checkpoints[-1]
+        rollout_id, weights, steps = self.checkpoints[-1]
         self.ledger = Ledger(self.folder / "ledger.sqlite")
         self.ledger.reconcile(rollout_id)
         self.weights = list(weights)
         self.batches = {}
-        self.dropped = {sample: rollout for sample, rollout in self.dropped.items() if rollout <= rollout_id}
+        back = {sample for sample, rollout in self.dropped.items() if rollout > rollout_id or sample in weights}
+        self.dropped = {sample: rollout for sample, rollout in self.dropped.items() if sample not in back}
         self.refused = {sample: rollout for sample, rollout in self.refused.items() if rollout <= rollout_id}
-        self.steps = {step: count for step, count in self.steps.items() if step <= rollout_id}
+        self.steps = self.steps_of(weights, steps)
         self.next_rollout = self.next_step = rollout_id + 1
         assert self.ready() == self.created - len({*self.weights, *self.dropped, *self.forgotten})
 
@@ -202,6 +229,12 @@ class TrainingRun(RuleBasedStateMachine):
     @invariant()
     def nothing_is_trained_twice(self) -> None:
         assert len(set(self.weights)) == len(self.weights)
+
+    @invariant()
+    def the_ledger_knows_what_the_weights_have_learned(self) -> None:
+        known = {each.id for each in self.ledger.sample_records() if each.state in ("leased", "trained")}
+        waiting = {sample for batch in self.batches.values() for sample in batch}
+        assert known - waiting == set(self.weights) - self.forgotten
 
     @invariant()
     def nothing_is_lost(self) -> None:

@@ -108,10 +108,10 @@ def test_a_reserve_is_used_by_a_deletion_alone(tmp_path: Path, monkeypatch: pyte
     assert held.stat().st_mode & 0o777 == 0o600
     forget = ledger._forget
 
-    def full_disk(session_id: str, *, under_way: bool) -> Forgotten:
+    def full_disk(session_id: str, episode: str | None, *, under_way: bool) -> Forgotten:
         if held.stat().st_size:
             raise LedgerFullError("full")
-        return forget(session_id, under_way=under_way)
+        return forget(session_id, episode, under_way=under_way)
 
     monkeypatch.setattr(ledger, "_forget", full_disk)
     if together:

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw.ledger.probes import BLOCK, PROBE, Candidate, choose_probes, drawn, part_of
+from openclaw.ledger.probes import BLOCK, PROBE, Candidate, choose_probes, drawn, part_of, reservoir_order
 from openclaw.ledger.records import Feedback, Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.owners import stored_id
 from tests.helpers.ledger_records import USER_NEXT, make_turn
-from tests.helpers.probes import judged, probes
+from tests.helpers.probes import judged, leased_batch, probes
 
 SHARE = 0.1
 
@@ -62,11 +62,11 @@ def test_a_probe_that_is_judged_again_stays_one(ledger: Ledger) -> None:
     assert ledger.record_feedback(Feedback(turn_id="probe-liked-0", created_at=103.0, thumbs="down"), USER_NEXT).applied
     (pending,) = ledger.pending_turns(9)
     assert pending.turn.state == "pending"
-    assert [each.turn_id for each in ledger.probe_candidates(0, 10**9)] == ["probe-disliked-0"]
+    assert [each.turn_id for each in ledger.probe_candidates(0, 10**9, 0, 64)] == ["probe-disliked-0"]
     assert ledger.becomes_probe(pending.turn, SHARE)
     assert not ledger.becomes_probe(pending.turn, 0.0)
     ledger.record_judged("probe-liked-0", Verdict(score=-1, score_source="feedback"), [], PROBE)
-    assert [each.liked for each in ledger.probe_candidates(0, 10**9)] == [False, False]
+    assert [each.liked for each in ledger.probe_candidates(0, 10**9, 0, 64)] == [False, False]
 
 
 def test_the_bound_is_per_owner(ledger: Ledger) -> None:
@@ -82,20 +82,56 @@ def test_candidates_are_the_probes_of_a_window(ledger: Ledger) -> None:
     probes(ledger, 3)
     judged(ledger, "trained", 1)
     judged(ledger, "stated", -1, probe=True, source="feedback", session="s", index=BLOCK, reply=5)
-    found = ledger.probe_candidates(0, 10**9)
-    assert [each.turn_id for each in found] == [
-        *("stated", "probe-disliked-2", "probe-liked-2", "probe-disliked-1", "probe-liked-1"),
-        *("probe-disliked-0", "probe-liked-0"),
-    ]
-    assert found[0] == Candidate("stated", 8, "s#1", "", liked=False, stated=True, tokens=9)
-    assert [each.turn_id for each in ledger.probe_candidates(3, 5)] == ["probe-disliked-1", "probe-liked-1"]
+    found = ledger.probe_candidates(0, 10**9, 0, 64)
+    assert [each.number for each in found] == sorted([1, 2, 3, 4, 5, 6, 8], key=reservoir_order)
+    assert Candidate("stated", 8, "s#1", "", liked=False, stated=True, trained=False, tokens=9) in found
+    assert {each.turn_id for each in ledger.probe_candidates(3, 5, 0, 64)} == {"probe-disliked-1", "probe-liked-1"}
+
+
+def test_turns_of_earlier_steps_are_compared_after_the_probes(ledger: Ledger) -> None:
+    leased_batch(ledger, 0)
+    leased_batch(ledger, 1)
+    probes(ledger, 1)
+    judged(ledger, "ready", 1)
+    ledger.mark_trained(0)
+
+    def found(rollout_id: int) -> list[str]:
+        return [each.turn_id for each in ledger.probe_candidates(0, 10**9, rollout_id, 64)]
+
+    assert [name.rpartition("-")[0] for name in found(1)] == ["probe-disliked", "probe-liked", *["turn-0"] * 4]
+    assert len(found(0)) == 2
+    assert len(found(2)) == 10
+    ledger.quarantine(1)
+    assert len(found(2)) == 6
+    trained = [each.trained for each in ledger.probe_candidates(0, 10**9, 1, 64)]
+    assert trained == [False] * 2 + [True] * 4
+
+
+def test_no_owner_and_no_opinion_displaces_another(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy owner's liked turns do not keep a quiet owner's, or the disliked ones, out."""
+    monkeypatch.setattr("openclaw.ledger.probes.CHUNK", 8)
+    for number in range(60):
+        judged(ledger, f"busy-{number}", 1, session=stored_id("busy", f"s{number}"), probe=True)
+    judged(ledger, "quiet", 1, session=stored_id("quiet", "s"), probe=True)
+    judged(ledger, "disliked", -1, session=stored_id("busy", "last"), probe=True)
+    found = ledger.probe_candidates(0, 10**9, 0, 4)
+    assert {"quiet", "disliked"} <= {each.turn_id for each in found}
+    assert "quiet" in [each.turn_id for each in choose_probes(found, 4, 10**6)]
+
+
+def test_new_turns_displace_few_old_ones() -> None:
+    """Half as many new turns displace a third of the choice, wherever they are put."""
+    for most in (32, 64):
+        before = set(sorted(range(1, 401), key=reservoir_order)[:most])
+        after = set(sorted(range(1, 601), key=reservoir_order)[:most])
+        assert len(before & after) == pytest.approx(most * 2 / 3, abs=2)
 
 
 def test_a_forgotten_session_takes_its_probe_and_scores_along(ledger: Ledger) -> None:
     probes(ledger, 1)
     ledger.record_decision(0, "step", "1", "w", scores={"probe-liked-0": -1.0, "probe-disliked-0": -2.0})
     ledger.forget_session("probe-liked-0")
-    assert [each.turn_id for each in ledger.probe_candidates(0, 10**9)] == ["probe-disliked-0"]
+    assert [each.turn_id for each in ledger.probe_candidates(0, 10**9, 0, 64)] == ["probe-disliked-0"]
     assert ledger.accepted_scores(4) == {1: {"probe-disliked-0": -2.0}}
     ledger.add_scores(1, {"probe-liked-0": -3.0})  # answered after it was forgotten
     assert ledger.accepted_scores(4) == {1: {"probe-disliked-0": -2.0}}
@@ -110,6 +146,7 @@ CANDIDATES = st.lists(
         owner=st.sampled_from(["", "alice", "bob"]),
         liked=st.booleans(),
         stated=st.booleans(),
+        trained=st.booleans(),
         tokens=st.integers(1, 50),
     ),
     max_size=40,
@@ -130,12 +167,25 @@ def test_the_choice_keeps_its_bounds(candidates: list[Candidate], most: int, tok
             counts = {name: sum(each.owner == name for each in group) for name in ("", "alice", "bob")}
             left = {each.owner for each in waiting if each not in group}
             assert all(counts[name] >= max(counts.values()) - 1 for name in left)
-            for name in counts:  # the newest of each owner
+            for name in counts:  # the first of each owner
                 own = [each for each in waiting if each.owner == name]
                 assert [each for each in group if each.owner == name] == own[: counts[name]]
 
 
 def test_a_small_budget_is_shared_by_both_opinions() -> None:
-    candidates = [Candidate(str(n), -n, "p", "", n < 10, False, 10) for n in range(20)]
+    candidates = [Candidate(str(n), -n, "p", "", n < 10, False, False, 10) for n in range(20)]
     chosen = choose_probes(candidates, 10, 60)
     assert [each.liked for each in chosen] == [True, False] * 3
+
+
+def test_a_probe_and_a_quarantined_sample_count_as_repeats(ledger: Ledger) -> None:
+    """Trained again under another id, they would check themselves, or be trained twice once they are released."""
+    judged(ledger, "first", 1, session="s", probe=True, conversation=b"same")
+    assert not ledger.gave_sample_before(ledger.turn("first"))
+    ledger.record_turn(make_turn("again", session_id="s", conversation=b"same"))
+    assert ledger.gave_sample_before(ledger.turn("again"))
+    judged(ledger, "third", 1, session="t", conversation=b"same")
+    ledger.claim_samples(0, 1)
+    ledger.quarantine(0)
+    ledger.record_turn(make_turn("fourth", session_id="t", conversation=b"same"))
+    assert ledger.gave_sample_before(ledger.turn("fourth"))

@@ -20,6 +20,7 @@ from openclaw.offline.intake import Report, Wishes, take_in
 from openclaw.offline.reading import read_logs
 from openclaw.training.rollout import by_rollout
 from openclaw.training.samples import make_sample
+from tests.helpers.episodes import RULES, create, say, three_turns
 from tests.helpers.ledger_records import USER_NEXT, judged_sample, make_turn
 
 SECRET = "ghp_" + "a1B2" * 9
@@ -186,8 +187,10 @@ def test_a_run_is_copied_bit_by_bit_in_the_order_of_its_batches(run: Ledger, led
             }
     assert rows(ledger, "verdicts") == rows(run, "verdicts")
     assert rows(ledger, "feedback", "id") == rows(run, "feedback", "id")
-    before = {row["id"]: row for row in rows(run, "turns", "number", "state", "reason")}
-    assert all(before[row["id"]] == row for row in rows(ledger, "turns", "number", "state", "reason"))
+    changed = ("number", "state", "reason", "copied")
+    before = {row["id"]: row for row in rows(run, "turns", *changed)}
+    assert all(before[row["id"]] == row for row in rows(ledger, "turns", *changed))
+    assert {row["copied"] for row in ledger.rows("SELECT copied FROM turns")} == {1}
     first = ledger.claim_samples(0, 2)
     assert [sample.metadata["turn_id"] for sample in first] == ["t1", "t2"], "the batch of step 0"
     assert run.counts()["samples"] == {"dropped": 2, "leased": 4, "ready": 1}, "the run itself is unchanged"
@@ -279,6 +282,75 @@ def test_each_pass_of_an_episode_is_a_rollout(tmp_path: Path, ledger: Ledger) ->
     assert [[sample.metadata["turn_id"] for sample in rollout] for rollout in batch] == [["a", "b"], ["a~2", "b~2"]]
 
 
+@pytest.fixture
+def agents(tmp_path: Path) -> Ledger:
+    """A run with an episode of two sessions, whose first turn is a side call."""
+    run = Ledger(tmp_path / "agents.sqlite", clock=lambda: 100.0)
+    episode = create(run)
+    say(run, episode, "title", [1, 2], [3, 4], kind="side")
+    three_turns(run, episode)
+    run.close_episode(episode.id, "ok", 0.5)
+    run.settle_episodes(RULES)
+    batch = run.claim_samples(0, 9)
+    assert batch[0].metadata["turn_id"].endswith("title")
+    run.record_step(0, "1", 1.0, 2.0)
+    return run
+
+
+def held(ledger: Ledger) -> list[tuple[list[int], float]]:
+    return [(record.sample.tokens, record.sample.reward) for record in ledger.sample_records()]
+
+
+def test_an_episode_is_copied_whole_and_counted_as_what_it_is(agents: Ledger, tmp_path: Path, ledger: Ledger) -> None:
+    report = take_in(read_logs(agents.path), ledger, Wishes(limit=1))
+    assert held(ledger) == held(agents), "a side call that was trained, and the second session of the episode"
+    assert (report.turns, report.in_episodes, report.samples) == (4, 4, len(held(agents)))
+    assert not report.reasons
+    assert "4 turns of agents' episodes, which these samples hold" in list(report.lines())
+    assert same_batches(agents.path, 1) is None, "a batch counts episodes"
+    again = Ledger(tmp_path / "again.sqlite")
+    take_in(read_logs(agents.path), again, Wishes(judge_again=True))
+    assert held(again) == held(agents), "a verifier gave the reward, so there is no judge to ask"
+
+
+def test_a_secret_in_any_turn_of_an_episode_keeps_its_samples_back(tmp_path: Path, ledger: Ledger) -> None:
+    run = Ledger(tmp_path / "agents.sqlite")
+    episode = create(run)
+    say(run, episode, "one", [1, 2], [3, 4])
+    say(run, episode, "two", [1, 2, 3, 4, 5], [6], response_message={"role": "assistant", "content": SECRET})
+    run.close_episode(episode.id, "ok", 0.5)
+    run.settle_episodes(RULES)
+    assert [record.sample.tokens for record in run.sample_records()] == [[1, 2, 3, 4, 5, 6]]
+    take_in(read_logs(run.path), ledger, Wishes())
+    assert held(ledger) == []
+
+
+def test_every_pass_of_an_episode_is_forgotten(agents: Ledger, ledger: Ledger) -> None:
+    take_in(read_logs(agents.path), ledger, Wishes(passes=2))
+    assert ledger.ready_count() == 2
+    ledger.forget_session(next(name for name in ledger.session_ids() if name.endswith(":s")))
+    assert held(ledger) == [], "the other session's samples may hold tokens of this one"
+
+
+def test_versions_of_a_forgotten_conversation_without_a_name_do_not_come_back(ledger: Ledger, tmp_path: Path) -> None:
+    """Many programs log the whole conversation after each reply, under no name."""
+    short, whole = {"messages": CHAT["messages"][:3]}, {"messages": [*CHAT["messages"], *USER_NEXT, REPLY, USER]}
+    other = {"messages": [*USER_NEXT, REPLY, USER]}
+    taken(ledger, tmp_path, whole, short, CHAT, other)
+    [session, _] = ledger.session_ids()
+    ledger.forget_session(session)
+    left = [record.turn.messages for record in ledger.export_turns()]
+    assert left == [USER_NEXT], "one session had all of them"
+    longer = {"messages": [*whole["messages"], REPLY, USER]}
+    report = taken(ledger, tmp_path, whole, short, CHAT, longer, other)
+    assert (report.forgotten, report.turns, report.known) == (4, 0, 1)
+    calls = [
+        {"request": {"messages": longer["messages"][:end]}, "response": {"choices": [{"message": REPLY}]}}
+        for end in (5, 7)
+    ]
+    assert taken(ledger, tmp_path, *calls).forgotten == 1, "also as the later calls of its log"
+
+
 def test_secrets_of_a_run_that_did_not_redact(tmp_path: Path, ledger: Ledger) -> None:
     run = Ledger(tmp_path / "open.sqlite")
     turn = make_turn("t", messages=[{"role": "user", "content": f"key {SECRET}"}])
@@ -315,6 +387,5 @@ def test_ids_of_another_tokenizer_are_refused(run: Ledger, tmp_path: Path, tiny_
 def test_another_batch_size_is_said(run: Ledger) -> None:
     assert same_batches(run.path, 2) is None
     assert (
-        same_batches(run.path, 16)
-        == "its steps had 2 samples and this run's have 16; BATCH_SIZE=2 gives the same batches"
+        same_batches(run.path, 16) == "its batch size was 2 and this run's is 16; BATCH_SIZE=2 gives the same batches"
     )

@@ -98,6 +98,10 @@ def test_a_ledger_is_one_by_its_content_or_in_its_folder(tmp_path: Path) -> None
         ("{", r"line 2 is not JSON"),
         (3, "line 2 is not an object; write"),
         ({"question": "q", "answer": "a"}, r"line 2: no known format \(it has answer, question\); write"),
+        (
+            {"\x1b]0;mine\x07\nb": 1, "\u202etxt": 2, "z" * 500: 3},
+            r"line 2: no known format \(it has \]0;mine b, z+…\); write",
+        ),
         ({"messages": []}, "messages is missing or empty; write"),
         ({"messages": [USER]}, "has no assistant message; write"),
         ({"messages": [{"role": "human", "content": "q"}]}, "message 0: the role is 'human'; write one of"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from openclaw.judge.log_scoring import LogScorer, ScorerSettings
 from openclaw.ledger.records import Turn, Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.training.samples import make_sample
+from slime.utils.types import Sample
 from tests.helpers.fake_engine import FakeEngine
 from tests.helpers.ledger_records import USER_NEXT, judged_sample, make_turn
 from tests.helpers.qwen_tokenizers import qwen3
@@ -278,6 +280,41 @@ def test_a_turn_of_which_another_batch_has_a_sample_gives_none_again(ledger: Led
     assert (ledger.turn("t").state, ledger.counts()["samples"]) == ("judged", {"leased": 2})
     ledger.mark_trained(5)
     assert not ledger.score_again(later.metadata["ledger_id"])
+
+
+def test_what_a_session_gave_as_a_whole_is_given_again(tmp_path: Path, renderer: Renderer) -> None:
+    now = itertools.count(100.0)
+    ledger = Ledger(tmp_path / "clock.sqlite", clock=lambda: next(now))
+    for turn_id in ("a", "b", "c"):
+        queue(ledger, turn_id)
+    step(scorer(ledger, Exact(), renderer))
+
+    def judge(turn_id: str, *, sample: bool) -> None:
+        turn = ledger.turn(turn_id)
+        made = [make_sample(turn, 1.0, score=1)] if sample else []
+        ledger.record_judged(turn_id, Verdict(score=int(sample)), made, None if sample else "score_zero")
+
+    def of_session() -> list[tuple[str, Sample]]:
+        """One more sample of each turn, as a method may give that does not look at ``reason``."""
+        return [(each.turn.id, make_sample(each.turn, 0.5, score=0)) for each in ledger.judged_turns("s")]
+
+    for turn_id in ("a", "b", "c"):
+        judge(turn_id, sample=turn_id == "a")
+    assert ledger.close_session("s", of_session()[:2], ledger.clock())
+    assert ledger.counts()["samples"] == {"ready": 3}, "two of the first turn, and that of the session for the second"
+    claimed = ledger.claim_samples(5, 3)
+    old = next(each.metadata["ledger_id"] for each in claimed if each.metadata["turn_id"] == "b")
+    assert ledger.score_again(old)
+    assert ledger.finished_sessions(9) == [], "the turn waits for scores"
+    step(scorer(ledger, Exact(versions=["9"]), renderer))
+    assert not ledger.nothing_to_come()
+    judge("b", sample=False)
+    assert ledger.finished_sessions(9) == ["s"]
+    assert ledger.close_session("s", of_session()[:2], ledger.clock())
+    [again] = ledger.claim_samples(6, 9)
+    assert (again.metadata["turn_id"], again.weight_versions) == ("b", ["9"]), "and none of the others again"
+    assert ledger.turn("b").reason is None
+    assert not ledger.close_session("s", of_session(), ledger.clock())
 
 
 def test_a_deleted_conversation_is_not_scored(ledger: Ledger, renderer: Renderer) -> None:

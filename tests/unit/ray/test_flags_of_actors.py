@@ -87,7 +87,7 @@ def test_only_the_critic_learns_in_the_first_rollouts(monkeypatch: pytest.Monkey
     learned = []
 
     class Group:
-        def __init__(self, *_: Any, role: str = "actor") -> None:
+        def __init__(self, *_: Any, role: str = "actor", stop: Any) -> None:
             self.role = role
 
         def send(self, method: str, rollout_id: int, shards: Any = None, *more: Any) -> None:

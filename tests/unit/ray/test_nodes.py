@@ -99,9 +99,33 @@ def test_ranks_that_wait_for_a_lost_machine_are_given_up(monkeypatch: pytest.Mon
     cluster(monkeypatch, 2, 1)
     monkeypatch.setattr(nodes.ray, "wait", lambda references, num_returns, timeout: ([], references))
     group = TrainGroup.__new__(TrainGroup)
-    group._nodes = {"n1": "10.0.0.1"}
+    group._nodes, group._stop = {"n1": "10.0.0.1"}, None
     with pytest.raises(NodeLostError, match=r"10\.0\.0\.1"):
         group.gather("init", ["never"])
+
+
+@pytest.mark.parametrize("method", ["update_weights", "connect_rollout_engines", "ask", "train", "save", "undo_steps"])
+def test_a_signal_ends_the_wait_for_a_push_and_for_answers_but_not_for_steps(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    cluster(monkeypatch, 1)
+    looks: list[int] = []
+
+    def wait(references: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
+        looks.append(1)
+        return (references, []) if len(looks) > 3 else ([], references)
+
+    monkeypatch.setattr(nodes.ray, "wait", wait)
+    monkeypatch.setattr(nodes.ray, "get", lambda references: references)
+    group = TrainGroup.__new__(TrainGroup)
+    group._nodes, group._stop = {}, StopRequested()
+    group._stop._handle(15, None)
+    if method in ("train", "save", "undo_steps"):
+        assert group.gather(method, ["done"]) == ["done"]
+    else:
+        with pytest.raises(Stopped):
+            group.gather(method, ["late"])
+        assert len(looks) == 1
 
 
 def test_only_named_variables_travel() -> None:

@@ -53,6 +53,21 @@ def test_requests_go_to_the_engines_that_answer() -> None:
     assert sorted(router.has) == URLS
 
 
+def test_an_engine_is_apart_only_while_another_one_answers() -> None:
+    router = Router(2)
+    assert router.workers.apart(1)
+    assert router.has == [URLS[0]]
+    router.workers.lost([0])  # requests go to the engine apart rather than nowhere
+    assert sorted(router.has) == URLS[:2]
+    router.workers.answers([0, 1])
+    router.workers.lost([0])
+    assert not router.workers.apart(1)
+    assert URLS[1] in router.has
+    router.workers.answers([0])
+    router.fails = True
+    assert not router.workers.apart(1), "the router has to comply"
+
+
 def test_requests_are_held_where_no_engine_answers() -> None:
     router = Router(2)
     router.workers.lost([0, 1])

@@ -11,9 +11,11 @@ import pytest
 import ray
 
 from slime.exceptions import PluginError, RankLostError
+from slime.ray import gate as gate_module
 from slime.ray import run_start
 from slime.ray.decisions import Decisions
 from slime.ray.gate import Gate
+from slime.ray.report import Step, Trained
 from slime.ray.run import Run
 from slime.rollout.before_push import Answer, Decision, Policies, Probe
 from slime.rollout.foreign_data_source import with_optional_methods
@@ -23,7 +25,7 @@ from tests.unit.ray.test_run_restart import Remote, World, loop, world
 
 __all__ = ["world"]  # a fixture
 
-REFUSED = 1
+REFUSED, MANY = 1, 50
 PROBES = [Probe([1, 2], [3]), Probe([4], (), 2)]
 EVENTS: list[str] = []
 ACTIONS: dict[str, Callable[[], Any]] = {}
@@ -36,6 +38,12 @@ def decide(args: Any, rollout_id: int, data_source: Any, policies: Policies) -> 
     EVENTS.append(f"{policies.serving.version}: {margins[0]}, {policies.candidate.version}: {margins[1]}")
     accepted = rollout_id != REFUSED
     return Decision(accepted, "fine" if accepted else "worse", {"gate/margin": margins[1] - margins[0]})
+
+
+def asks_on_and_on(args: Any, rollout_id: int, data_source: Any, policies: Policies) -> Any:
+    for _ in range(MANY):
+        policies.candidate.ask(PROBES)
+    return Decision(True, "fine")
 
 
 def no_decision(*_: Any) -> bool:
@@ -121,12 +129,12 @@ def run(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """A run with the plugin above and four rollouts."""
     EVENTS.clear()
     ACTIONS.clear()
-    monkeypatch.setattr(run_start, "Trainer", lambda args, reserved: make_trainer(world, args))
+    monkeypatch.setattr(run_start, "Trainer", lambda args, *_: make_trainer(world, args))
     monkeypatch.setattr(ray, "wait", wait_for)
     monkeypatch.setattr(ray, "get", lambda it: it.result() if isinstance(it, Future) else value_of(it))
     run = test_run_restart.make_run(world, interval=100)
     run.args.before_push_path = f"{__name__}.decide"
-    run._gate = Gate(run.args, run._processes, run._look_after)
+    run._gate = Gate(run.args, run._processes, run._look_after, run._value)
     run._processes.trainer = make_trainer(world, run.args)
     with ThreadPoolExecutor(8, "manager") as pool:
         run._processes.manager = Manager(run.args, world.log, pool, run._processes.manager)
@@ -179,6 +187,28 @@ def test_a_refused_step_whose_process_dies_behind_its_checkpoint_never_counts_as
     run.repeat(loop)
     assert "trainer 2 train 2 on manager 1 batch 2" in world.log
     assert [line.split()[3] for line in world.log if " live " in line] == ["0", "2", "3"]
+
+
+@pytest.mark.parametrize("death", ["save 1", "publish 1"])
+def test_a_refused_batch_that_the_data_source_has_back_is_not_trained_again(run: Run, world: World, death: str) -> None:
+    """Somebody may have accepted the change meanwhile, so its samples may be in another batch."""
+    world.deaths = [(death, RankLostError("training rank 0 died", death.split()[0]))]
+    run.repeat(loop)
+    trained = [line.split(" on ")[0] for line in world.log if " train " in line]
+    assert trained == [
+        "trainer 1 train 0", "trainer 1 train 1", "trainer 2 train 0", "trainer 2 train 2", "trainer 2 train 3",
+    ]  # fmt: skip
+    assert [line for line in world.log if "undone" in line] == ["undone 1: worse"]
+    assert "trainer 2 save 1" in world.log
+    assert world.log.index("trainer 2 published 1") < world.log.index("trainer 2 train 2 on manager 1 batch 2")
+
+
+def test_a_lost_manager_takes_the_fate_of_refused_batches_along(run: Run, world: World) -> None:
+    """The data source goes back and leases the samples anew, so the batch is trained and decided again."""
+    run._restarts.not_trained(Trained(REFUSED, {}, Step({}, 0.0, 0.0, undone="worse")))
+    run._restarts.batches_lost()
+    run.repeat(loop)
+    assert "undone 1: worse" in world.log
 
 
 def test_a_signal_waits_until_the_data_source_knows_that_the_steps_are_undone(run: Run, world: World) -> None:
@@ -257,6 +287,25 @@ def test_a_run_that_stops_during_a_probe_saves_nothing_undecided(run: Run, world
     assert not [line for line in world.log if "decided" in line]
 
 
+def test_a_signal_is_heard_between_questions_that_follow_at_once(
+    run: Run, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plugin with many questions lets the driver wait for none of them."""
+    monkeypatch.setattr(gate_module, "POLL_SECONDS", 0.0)
+    run.args.before_push_path = f"{__name__}.asks_on_and_on"
+    original = Trainer.ask
+
+    def ask(self: Trainer, served: bool, probes: list[Probe]) -> list[Answer]:
+        run.stop._event.set()
+        return original(self, served, probes)
+
+    monkeypatch.setattr(Trainer, "ask", ask)
+    with pytest.raises(Stopped):
+        run.step(0, {"shards": ["batch 0"], "critic_shards": [], "metrics": {}})
+    assert len([line for line in world.log if line == "trainer 1 ask"]) < MANY
+    assert world.log[-1] == "trainer 1 undo"
+
+
 @pytest.mark.parametrize("plugin", ["no_decision", "decide"])
 def test_an_error_of_the_plugin_ends_the_run(run: Run, world: World, plugin: str) -> None:
     run.args.before_push_path = f"{__name__}.{plugin}"
@@ -273,7 +322,7 @@ def test_an_error_of_the_plugin_ends_the_run(run: Run, world: World, plugin: str
 
 def test_without_the_flag_nothing_is_asked(run: Run, world: World) -> None:
     run.args.before_push_path = None
-    gate = Gate(run.args, run._processes, run._look_after)
+    gate = Gate(run.args, run._processes, run._look_after, run._value)
     gate.before_steps()
     assert not run._processes.trainer.open  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
     metrics: dict[str, Any] = {}

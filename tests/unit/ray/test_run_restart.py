@@ -76,7 +76,7 @@ class World:
             generate=Remote(generate),
         )
 
-    def trainer(self, args: Arguments, reserved: ReservedPlacement) -> Any:
+    def trainer(self, args: Arguments, reserved: ReservedPlacement, stop: Any = None) -> Any:
         self.made["trainer"] += 1
         return Trainer(self, args, f"trainer {self.made['trainer']}")
 

@@ -50,7 +50,7 @@ def checkpoint(root: Path, rollout_id: int, version: int) -> None:
 def make_run(world: World, monkeypatch: pytest.MonkeyPatch) -> Run:
     """A run with a checkpoint after each of four rollouts."""
     monkeypatch.setattr(run_weights, "POLL_SECONDS", 0.001)
-    monkeypatch.setattr(world, "trainer", lambda args, _: make_trainer(world, args))
+    monkeypatch.setattr(world, "trainer", lambda args, *_: make_trainer(world, args))
     monkeypatch.setattr(run_start, "Trainer", world.trainer)
     run = test_run_restart.make_run(world, interval=1)
     manager: Any = run._processes.manager
@@ -195,6 +195,27 @@ def test_a_signal_keeps_the_note(world: World, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(Stopped):
         run._roll_back()
     assert asked_rollback(world.save) is not None
+
+
+def test_a_signal_in_the_push_does_not_save_older_weights_as_later_steps(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The data source would count steps as trained that the checkpoint does not have."""
+    run = make_run(world, monkeypatch)
+    run.args.save_interval = 100
+    run.args.num_rollout = 5
+    checkpoint(world.save, 0, 1)
+    run.train(0, run.wait(run.generate(0)))
+    run.save(0)
+    run.train(1, run.wait(run.generate(1)))
+    ask_rollback(world.save, "1")
+    world.deaths = [("push 3", Stopped())]
+    with pytest.raises(Stopped):
+        run._roll_back()
+    assert not run._unsaved()
+    run._roll_back()
+    assert asked_rollback(world.save) is None
+    assert (run._progress.last, run._progress.saved) == (1, 1)
 
 
 @pytest.mark.parametrize("resumes", [True, False])

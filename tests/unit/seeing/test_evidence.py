@@ -27,6 +27,7 @@ TURN = TurnFacts(
     top_p=1.0,
     response_tokens=3,
     is_first=True,
+    elsewhere=False,
     version="0",
     score=1,
     score_source="judge",

@@ -7,18 +7,21 @@ import hashlib
 import re
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from benchmarks.report import write_run
+from openclaw.ledger.copying import copy_run
 from openclaw.ledger.records import Vote
 from openclaw.ledger.store import Ledger
 from openclaw.report.build import build
 from openclaw.report.command import main
 from openclaw.report.examples import CANDIDATES, PAIRS
 from openclaw.report.svg import MOST_POINTS, Chart, Line, draw, nice_ticks, thinned
+from openclaw.runs.evidence import FEWEST
 from openclaw.runs.folder import open_run
 from openclaw.runs.reasons import REASONS
 from slime.utils.paused import pause
@@ -209,18 +212,37 @@ def test_an_owner_sees_nothing_of_another(tmp_path: Path) -> None:
 
 def test_replies_of_logs_are_no_evidence(tmp_path: Path) -> None:
     """A log of a run that learned has better replies at its end, whatever is trained from it."""
-    copied = learned(MadeRun(tmp_path / "copied"))
-    copied.close()
-    assert build(open_run(copied.folder)).sentence.startswith("Yes:")
-    (copied.folder / "runtime.json").write_text('{"OPENCLAW_OFFLINE": "True"}')
-    report = build(open_run(copied.folder))
-    assert report.sentence.startswith("Nobody can say from these replies: the run trains from logs")
-    assert 'class="pair"' not in report.page
+    earlier = learned(MadeRun(tmp_path / "earlier"))
+    earlier.close()
+    assert build(open_run(earlier.folder)).sentence.startswith("Yes:")
+    copy = MadeRun(tmp_path / "copy")
+    with closing(Ledger(earlier.ledger.path)) as source:
+        copy_run(source, copy.ledger, source.session_ids())
+    told = build(open_run(copy.close()))
+    assert told.sentence.startswith("Nobody can say from these replies: other weights gave them")
+    assert 'class="pair"' not in told.page
+    assert "Another run or program gave the replies of" in told.page
     scored = learned(MadeRun(tmp_path / "scored"))
     with scored.ledger.transaction() as connection:
         connection.execute("UPDATE turns SET scored = 1")
     scored.close()
-    assert build(open_run(scored.folder)).sentence.startswith("Nobody can say yet: no first reply")
+    assert build(open_run(scored.folder)).sentence.startswith("Nobody can say from these replies")
+
+
+def test_a_run_that_began_with_copies_is_judged_by_its_own_replies(tmp_path: Path) -> None:
+    """It went on with live traffic, so its settings do not say any more that it trained from logs."""
+    earlier = MadeRun(tmp_path / "earlier")
+    for _ in range(2 * FEWEST):
+        earlier.talk(1)
+    earlier.close()
+    folder = learned(MadeRun(tmp_path / "run")).close()
+    alone = build(open_run(folder)).sentence
+    assert alone.startswith("Yes:")
+    with closing(Ledger(earlier.ledger.path)) as source, closing(open_run(folder).open_ledger()) as ledger:
+        copy_run(source, ledger, source.session_ids(), number=2)
+    both = build(open_run(folder))
+    assert both.sentence == alone
+    assert f"Another run or program gave the replies of {2 * FEWEST} turns." in both.page
 
 
 def test_gate_decisions_are_shown(run: MadeRun, tmp_path: Path) -> None:
@@ -287,7 +309,7 @@ def statements(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 def test_the_number_of_queries_does_not_grow_with_the_run(tmp_path: Path, statements: list[str]) -> None:
     counts, sizes = [], []
-    for turns in (200, 800):
+    for turns in (100, 400):
         folder = tmp_path / str(turns)
         write_run(folder, turns)
         statements.clear()

@@ -13,6 +13,7 @@ from slime.arguments.gate import check_gate
 from slime.arguments.memory_budget.disk import host_line, snapshot_bytes
 from slime.arguments.memory_budget.parts import GIB
 from slime.arguments.memory_budget.shape import Shape
+from slime.arguments.memory_budget.trainer import push_bytes
 from slime.arguments.plugin_names import missing_plugins
 from tests.helpers.arguments import refusal
 from tests.unit.slime_core.test_memory_budget import QWEN3_4B
@@ -46,6 +47,38 @@ def test_what_cannot_have_a_gate_is_refused(
     assert says in refusal(capsys, [*base, *PROMPTS.split(), "--before-push-path", PLUGIN, *flags.split()])
 
 
+ENGINES = "--rollout-num-gpus 2"
+
+
+def test_two_engines_and_a_gate_let_one_be_first(base: list[str]) -> None:
+    words = [*base, *PROMPTS.split(), "--before-push-path", PLUGIN, *ENGINES.split()]
+    assert parse_args([*words, "--canary-engine"]).canary_engine
+    assert not parse_args(words).canary_engine
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (ENGINES, "--canary-engine has no effect without --before-push-path; add it"),
+        (f"--before-push-path {PLUGIN}", "needs 2 engines, but there is one: give --rollout-num-gpus 2 or more"),
+        (
+            f"--before-push-path {PLUGIN} {ENGINES} --rollout-num-gpus-per-engine 2",
+            "there is one: give --rollout-num-gpus 4 or more, or remove it",
+        ),
+        (f"--before-push-path {PLUGIN} --colocate", "remove it or --colocate"),
+        (f"--before-push-path {PLUGIN} {ENGINES} --no-use-fault-tolerance", "remove it or --no-use-fault-tolerance"),
+        (
+            f"--before-push-path {PLUGIN} --rollout-external-engine-addrs a:1 b:2",
+            "needs the run's own engines; remove it or --rollout-external-engine-addrs",
+        ),
+    ],
+)
+def test_what_cannot_have_an_engine_first_is_refused(
+    base: list[str], capsys: pytest.CaptureFixture[str], flags: str, says: str
+) -> None:
+    assert says in refusal(capsys, [*base, *PROMPTS.split(), "--canary-engine", *flags.split()])
+
+
 @pytest.mark.parametrize("name", ["optimizer_cpu_offload", "use_precision_aware_optimizer"])
 def test_an_optimizer_whose_state_is_elsewhere_is_refused(name: str) -> None:
     flags: dict[str, Any] = {name: True}
@@ -71,3 +104,9 @@ def test_snapshots_are_in_the_budget() -> None:
     assert f"{12 * whole / GIB:.1f} GiB more (--before-push-path)" in host_line(args, shape)
     assert isinstance(shape, Shape)
     assert "before-push" not in host_line(args.changed(before_push_path=None), shape)
+
+
+def test_the_second_connection_is_in_the_budget() -> None:
+    args = Arguments(before_push_path=PLUGIN, train_dtype="bfloat16", update_weight_mode="full", canary_engine=True)
+    one = push_bytes(args.changed(canary_engine=False), QWEN3_4B, "actor")
+    assert push_bytes(args, QWEN3_4B, "actor") == 2 * one > 0

@@ -65,6 +65,7 @@ async def test_an_agent_reads_and_writes_the_files_itself(tmp_path: Path) -> Non
     assert {each["user"] for each in asked} == {"student-0-0"}
     assert not any("x-session-id" in each["headers"] for each in asked)
     assert student.tally.complaints == 2, "the first answer was bold, and the second problem has no file"
+    assert student.opinions == {0: [False, True, False]}, "and these are what the command marks, not the replies"
 
 
 def test_an_agent_needs_its_folder(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,8 @@ from slime.conversion import fsdp_to_hf
 from tests.helpers import tiny_hybrid, tiny_random, tiny_vision, trainer, trainer_ranks, vision_samples
 from tests.helpers.tolerance import assert_near
 
+pytestmark = pytest.mark.slow
+
 
 def saved_run(tmp_path: Path, model: Path, **changes: object) -> tuple[Path, dict[str, torch.Tensor]]:
     """Train a step, save, and return the checkpoints folder and what the trainer exports."""

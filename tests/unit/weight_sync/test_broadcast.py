@@ -51,7 +51,7 @@ def test_a_fault_is_noticed_and_the_others_get_whole_weights(
     if hangs:
         monkeypatch.setattr(broadcast, "RELEASE_SECONDS", 0.5)
     sync = connected(tmp_path, engines)
-    sync._patience = 5.0 if hangs else FAIL_SECONDS
+    sync._patience = 2.0 if hangs else FAIL_SECONDS
     gathered: list[str] = []
 
     def gather() -> Iterator[tuple[str, Tensor]]:

@@ -72,13 +72,15 @@ def step_tokens(args: Arguments) -> int:
 def push_bytes(args: Arguments, shape: Shape, role: str) -> float:
     """Return the bytes of the two buffers that rank 0 packs weights into; they stay allocated between pushes.
 
-    A tensor larger than ``--update-weight-buffer-size`` enlarges its buffer, so the embedding and the LM head count.
+    A tensor larger than ``--update-weight-buffer-size`` enlarges its buffer, so the embedding and the LM head count. With
+    ``--canary-engine`` the last engine's transport has two more.
     """
     by_nccl = args.update_weight_mode == "full" and args.update_weight_transport == "nccl" and not shares_gpus(args)
     if role != "actor" or not by_nccl or args.debug_train_only or args.debug_rollout_only:
         return 0.0
     element = 4 if args.train_dtype == "float32" else 2
-    return 2.0 * max(args.update_weight_buffer_size, element * shape.embedding)
+    buffers = 4.0 if args.canary_engine else 2.0
+    return buffers * max(args.update_weight_buffer_size, element * shape.embedding)
 
 
 def trainer_need(args: Arguments, shape: Shape, ranks: int, role: str = "actor") -> Need:

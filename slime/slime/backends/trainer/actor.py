@@ -31,14 +31,14 @@ from slime.backends.trainer.rollout_data import RolloutShard, postprocess
 from slime.checkpoints import checkpoint_folder
 from slime.checkpoints.all_ranks import on_rank_zero
 from slime.checkpoints.hf_folder import export_hf
+from slime.checkpoints.versions import superseded
 from slime.exceptions import CheckpointError
 from slime.observability.metric_utils import STEPS
 from slime.utils import streams
 from slime.utils.hf_checkpoint import DTYPES, read_config
 from slime.utils.misc import load_function
 from slime.utils.probes import Answer, Probe
-from slime.weight_sync import WeightSync
-from slime.weight_sync.transports import make_weight_sync
+from slime.weight_sync.pushes import Pushes
 
 logger = logging.getLogger(__name__)
 
@@ -51,12 +51,14 @@ class TrainActor(TrainRank):
     """
 
     data_group: dist.ProcessGroup | None = None
+    _canary_version = 0
+    """The last version that the canary engine got before the others."""
 
     def __init__(self, world_size: int, rank: int, master_addr: str, master_port: int = 0) -> None:
         super().__init__(world_size, rank, master_addr, master_port)
-        self._sync: WeightSync | None = None
+        self._sync: Pushes | None = None
         self._data: RolloutShard | None = None
-        self.weight_version = 0
+        self.weight_version = self._newest_version = 0
         self._changed_since_push = self._changed_before = False
         self._history: MemoryHistory | None = None
 
@@ -93,7 +95,7 @@ class TrainActor(TrainRank):
         self._build()
         self._seed()
         start = self._load_checkpoint()
-        self._sync = make_weight_sync(args, device=self.device, address=self._master[0])
+        self._sync = Pushes(args, device=self.device, address=self._master[0])
         return start
 
     def _needs_reference(self) -> bool:
@@ -243,6 +245,7 @@ class TrainActor(TrainRank):
         """Go back to the state at :meth:`take_snapshot`."""
         if self._undoable:
             self._changed_since_push = self._changed_before
+            self._newest_version = max(self._newest_version, self._canary_version)
         super().undo_steps()
 
     @contextmanager
@@ -296,6 +299,20 @@ class TrainActor(TrainRank):
         assert self._sync is not None
         self._sync.connect(engine_handles)
 
+    def push_candidate(self) -> None:
+        """Push the current weights to the canary engine alone, under the version that they get if they are accepted.
+
+        If their steps are undone, the version is not used again, because tokens may carry it.
+        """
+        assert self._sync is not None
+        self._canary_version = self._next_version()
+        self._sync.push_to_canary(self._sync_weights, str(self._canary_version))
+
+    def take_candidate_back(self) -> None:
+        """Push the weights that serve to the canary engine, if it has others; the candidate's steps are undone."""
+        assert self._sync is not None
+        self._sync.take_back(self._sync_weights, str(self.weight_version))
+
     def update_weights(self) -> str:
         """Push the current weights to the engines and return their version; works while offloaded.
 
@@ -304,11 +321,11 @@ class TrainActor(TrainRank):
         assert self._sync is not None
         if self._undoable:
             with self._as_served(), self._timed("update_weights"):
-                self._sync.push(self._sync_weights(), str(self.weight_version))
+                self._sync.push(self._sync_weights, str(self.weight_version))
             return str(self.weight_version)
         version = self._next_version()
         with self._timed("update_weights"):
-            self._sync.push(self._sync_weights(), str(version))
+            self._sync.push(self._sync_weights, str(version))
         self.weight_version, self._changed_since_push = version, False
         logger.info("weights %d are live, %.3f s", version, self._seconds["update_weights"])
         return str(version)
@@ -318,7 +335,8 @@ class TrainActor(TrainRank):
         return self._weights()
 
     def _next_version(self) -> int:
-        return self.weight_version + int(self._changed_since_push)
+        newest = max(self.weight_version, self._newest_version)
+        return newest + 1 if self._changed_since_push else self.weight_version
 
     # Checkpoints
 
@@ -339,15 +357,20 @@ class TrainActor(TrainRank):
 
     def publish(self, rollout_id: int) -> None:
         """Mark the checkpoint of ``rollout_id`` as the latest and delete those beyond --save-keep."""
-        root = self._save_folder()
-        on_rank_zero(lambda: checkpoint_folder.publish(root, rollout_id + 1, self.args.save_keep))
+        root, iteration = self._save_folder(), rollout_id + 1
+
+        def publish() -> None:
+            checkpoint_folder.publish(root, iteration, superseded(root, iteration, self.args.save_keep))
+
+        on_rank_zero(publish)
 
     def save_hf(self, path: str) -> None:
         """Write a Hugging Face checkpoint folder with the current weights, LoRA merged."""
         export_hf(self._weights(), Path(self.args.hf_checkpoint), Path(path), dtype=DTYPES[self.args.train_dtype])
 
     def _meta(self, rollout_id: int) -> dict[str, Any]:
-        return self._common_meta(rollout_id) | {"weight_version": self._next_version()}
+        versions = {"weight_version": self._next_version(), "newest_version": self._newest_version}
+        return self._common_meta(rollout_id) | versions
 
     def _load_checkpoint(self) -> int:
         """Load the checkpoint of --resume or --load and return the first rollout."""
@@ -362,6 +385,7 @@ class TrainActor(TrainRank):
             return args.start_rollout_id or 0
         meta = self._restore(folder)
         self.weight_version = int(meta["weight_version"])
+        self._newest_version = int(meta.get("newest_version", self.weight_version))
         return int(meta["rollout_id"]) + 1 if args.start_rollout_id is None else args.start_rollout_id
 
 

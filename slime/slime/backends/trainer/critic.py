@@ -23,6 +23,7 @@ from slime.backends.trainer.rank import TrainRank, fetch, mean_of_steps
 from slime.backends.trainer.rollout_data import RolloutShard
 from slime.checkpoints import checkpoint_folder
 from slime.checkpoints.all_ranks import on_rank_zero
+from slime.checkpoints.versions import superseded_of_critic
 from slime.exceptions import CheckpointError
 from slime.observability.metric_utils import STEPS
 
@@ -112,9 +113,14 @@ class CriticActor(TrainRank):
         return Path(required("--critic-save", self.args.critic_save))
 
     def publish(self, rollout_id: int) -> None:
-        """Mark the checkpoint of ``rollout_id`` as the latest and delete those beyond --save-keep."""
-        root = self._save_folder()
-        on_rank_zero(lambda: checkpoint_folder.publish(root, rollout_id + 1, self.args.save_keep))
+        """Mark the checkpoint of ``rollout_id`` as the latest and delete those beyond --save-keep, after the policy's."""
+        root, policy, iteration = self._save_folder(), Path(required("--save", self.args.save)), rollout_id + 1
+
+        def publish() -> None:
+            old = superseded_of_critic(root, iteration, self.args.save_keep, policy)
+            checkpoint_folder.publish(root, iteration, old)
+
+        on_rank_zero(publish)
 
 
 def named(metrics: Metrics) -> Metrics:

@@ -25,6 +25,8 @@ from agentrl.tasks.shell.generate import generate
 from tests.helpers.plain_sandboxes import PlainProvider
 from tests.helpers.shell_agents import ATTACKS, bash, judged, oracle
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., ShellEnvironment]
 WORD = "shell/write_word/train/1"
 

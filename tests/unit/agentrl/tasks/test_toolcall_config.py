@@ -114,6 +114,7 @@ def test_the_example_of_the_folder_is_read(repository: Path) -> None:
         ([python(folder="none")], "there is no folder"),
         ([http()], r"\(look\): http://tools.test/weather is not allowed; .*TOOLCALL_ALLOWED_URLS"),
         ([http(url="file:///etc/passwd")], "url"),
+        ([http(url="http://open.test.evil/x")], "not allowed"),
         ([{"mcp": {}}], "either a command or a url"),
         ([{"mcp": {"command": ["x"], "url": "http://x"}}], "either a command or a url"),
         ([{"mcp": {"command": ["{folder}/x"]}}], "give the folder"),
@@ -123,7 +124,7 @@ def test_the_example_of_the_folder_is_read(repository: Path) -> None:
 )
 def test_a_mistake_is_named(entries: Any, says: str, write: Write) -> None:
     with pytest.raises(ConfigError, match=says):
-        read_config(write(entries), "http://tools.test.evil/ http://tools.testing")
+        read_config(write(entries), "http://open.test http://tools.testing")
 
 
 def test_a_pool_offers_what_its_tools_can_solve(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,6 +93,7 @@ def test_prompts_and_conversations_of_tasks(tmp_path: Path, capsys: pytest.Captu
     assert main(["prompts", str(prompts), "--family", "chain", "--count", "2"]) == 0
     assert rows_of(prompts)[1] == {
         "prompt": "toolcall/chain/train/1",
+        "label": "",
         "metadata": {"task_id": "toolcall/chain/train/1"},
     }
     assert main(["sft", str(sft), "--family", "home_population", "--count", "2"]) == 0

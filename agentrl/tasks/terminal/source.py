@@ -1,0 +1,125 @@
+"""Which tasks a terminal agent gets, by the variables TASK_TYPE and DATASET_DIR.
+
+* ``bash_commands``: the generated families of `agentrl.tasks.shell`.
+* ``harbor``: task folders of Harbor or SETA below DATASET_DIR; ``tbench``: those of terminal-bench.
+* ``jsonl``: the folders that the rows of a file name, below the file's folder.
+
+Guarantees: an id of a client leads to a folder that the server found itself, below DATASET_DIR. A folder that cannot run
+raises an error with its name.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from agentrl.environment import Task, Weight
+from agentrl.exceptions import ConfigError
+from agentrl.tasks.harbor import TASK_TOML, HarborTask, read_task
+from agentrl.tasks.shell.environment import TASKS_PER_FAMILY
+from agentrl.tasks.shell.families import FAMILIES, NEEDS
+from agentrl.tasks.shell.generate import SPLITS, generate, task_name
+from agentrl.tasks.terminal.tbench import PREFIX_VARIABLE, is_tbench, read_tbench
+from openclaw.config.environment_config import EnvironmentConfig, variable
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSource(EnvironmentConfig):
+    """Values of the variables; see their help."""
+
+    task_type: Literal["bash_commands", "harbor", "tbench", "jsonl"] = variable(
+        "TASK_TYPE", "bash_commands", "where the tasks come from"
+    )
+    dataset_dir: str | None = variable(
+        "DATASET_DIR", None, "folder of task folders; of jsonl, the file whose rows name them"
+    )
+    image_prefix: str | None = variable(
+        PREFIX_VARIABLE, None, "before a terminal-bench folder's name, the name of its image"
+    )
+
+    def ids(self, split: str | None = None) -> list[str]:
+        """Return the ids of the tasks; of generated ones, those of a split.
+
+        Raises:
+            ConfigError: there is none, or DATASET_DIR is missing.
+        """
+        if self.task_type == "bash_commands":
+            return [
+                task_name(family, each, number)
+                for family in FAMILIES
+                if family not in NEEDS or shutil.which(NEEDS[family])
+                for each in SPLITS
+                if split in (None, each)
+                for number in range(TASKS_PER_FAMILY[each])
+            ]
+        found = sorted(self._folders())
+        if not found:
+            raise ConfigError(f"DATASET_DIR={self.dataset_dir} has no task of TASK_TYPE={self.task_type}; name another")
+        return found
+
+    def tasks(self) -> list[Task]:
+        """Return the tasks with what each takes from a pool.
+
+        Raises:
+            ConfigError: a folder cannot run.
+        """
+        if self.task_type == "bash_commands":
+            limits = generate(task_name("write_word", "train", 0)).settings.environment.limits
+            return [Task(each, weight=Weight(limits.memory_mib + limits.disk_mib, limits.cpus)) for each in self.ids()]
+        return [_weighed(each, self.load(each)) for each in self.ids()]
+
+    def load(self, task_id: str) -> HarborTask:
+        """Return a task.
+
+        Raises:
+            ConfigError: there is none of this id, or its folder cannot run.
+        """
+        if self.task_type == "bash_commands":
+            return generate(task_id)
+        folder = self._folders().get(task_id)
+        if folder is None:
+            raise ConfigError(f"there is no task {task_id!r} below DATASET_DIR={self.dataset_dir}")
+        return read_tbench(folder, self.image_prefix) if is_tbench(folder) else read_task(folder)
+
+    def _folders(self) -> dict[str, Path]:
+        """Return the task folders by id: their path below DATASET_DIR."""
+        if not self.dataset_dir:
+            raise ConfigError(f"TASK_TYPE={self.task_type} needs DATASET_DIR; set it to the folder of the tasks")
+        root = Path(self.dataset_dir)
+        if self.task_type == "jsonl":
+            return dict(_named(root))
+        if not root.is_dir():
+            raise ConfigError(f"DATASET_DIR={root} is no folder; set it to the folder of the tasks")
+        marker = TASK_TOML if self.task_type == "harbor" else "task.yaml"
+        return {path.parent.relative_to(root).as_posix(): path.parent for path in root.rglob(marker)}
+
+
+def _named(file: Path) -> Iterator[tuple[str, Path]]:
+    """Yield id and folder of the tasks that a file of rows names.
+
+    Raises:
+        ConfigError: the file or a row is unusable; a path that leaves the file's folder is.
+    """
+    root = file.parent.resolve()
+    try:
+        lines = file.read_text().splitlines()
+    except OSError as error:
+        raise ConfigError(f"DATASET_DIR={file}: {error.strerror}; name a file with rows of tasks") from error
+    for number, line in enumerate(filter(str.strip, lines), 1):
+        try:
+            name = json.loads(line)["task"]["task_path"]
+            folder = (root / name).resolve()
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{file}: row {number} has no task with a task_path ({error}); correct it") from error
+        if not folder.is_relative_to(root):
+            raise ConfigError(f"{file}: row {number}: {name} leaves {root}; put the task below it")
+        yield name, folder
+
+
+def _weighed(name: str, task: HarborTask) -> Task:
+    limits = task.settings.environment.limits
+    return Task(name, weight=Weight(limits.memory_mib + limits.disk_mib, limits.cpus))

@@ -1,0 +1,141 @@
+"""Folders of terminal-bench as tasks: ``task.yaml``, ``run-tests.sh``, ``tests/``, ``solution.sh``, files, perhaps an image.
+
+The limits of ``task.yaml`` become the task's. The score is the share of pytest's tests that passed. Files beside these
+are what the agent finds in its working directory. A folder with a Dockerfile or a compose file needs an image, which has a
+name and is built beforehand. Guarantee: a folder that cannot run raises an error that says what to type.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from agentrl.exceptions import ConfigError
+from agentrl.tasks.harbor import SOLUTION, TEST, File, Files, HarborTask, Machine, Settings, Stage, files_below, text_of
+
+TASK_YAML = "task.yaml"
+RUN_TESTS = "run-tests.sh"
+PREFIX_VARIABLE = "TBENCH_DOCKER_PULL_PREFIX"
+OF_THE_IMAGE = ("Dockerfile", "docker-compose.yaml", "docker-compose.yml")
+NOT_SEEN = (TASK_YAML, RUN_TESTS, "solution.sh", "solution.yaml", "solution.yml", *OF_THE_IMAGE)
+TEST_SH = """#!/bin/bash
+# Runs the tests of terminal-bench on the agent's working directory, and writes the share that passed.
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+export TEST_DIR="$here/tests" PYTHONDONTWRITEBYTECODE=1
+cd "${TASK_HOME:-/work}"
+bash -p "$here/run-tests.sh" > "$here/log" 2>&1
+exec python3 -I "$here/tbench_reward.py" "$here/log" "$?" "${REWARD_FILE:-/logs/verifier/reward.txt}"
+"""
+Seconds = Annotated[float, Field(gt=0, le=7200)]
+
+
+class _Yaml(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+    instruction: Annotated[str, Field(min_length=1)]
+    parser_name: str = "pytest"
+    max_agent_timeout_sec: Seconds = 360.0
+    max_test_timeout_sec: Seconds = 60.0
+
+
+def is_tbench(folder: Path) -> bool:
+    """Return whether a folder is a task of terminal-bench."""
+    return (folder / TASK_YAML).is_file()
+
+
+def read_tbench(folder: Path, image_prefix: str | None = None) -> HarborTask:
+    """Return the task in a folder.
+
+    Args:
+        folder: of the task.
+        image_prefix: what stands before the folder's name in the name of its image, such as ``registry/tasks/``.
+
+    Raises:
+        ConfigError: something is missing or unusable.
+    """
+    told = _told(folder / TASK_YAML)
+    if told.parser_name != "pytest":
+        raise ConfigError(
+            f"{folder / TASK_YAML}: parser_name {told.parser_name!r} is not supported; use tests of pytest, or write a "
+            "Harbor folder whose test.sh writes the reward"
+        )
+    below = files_below(folder)
+    if RUN_TESTS not in below:
+        raise ConfigError(f"{folder / RUN_TESTS} is missing; add the script that runs the tests")
+    tests: dict[str, File] = {path: file for path, file in below.items() if path.startswith("tests/")}
+    return HarborTask(
+        name=folder.name,
+        instruction=told.instruction,
+        environment=MappingProxyType({} if _needs_image(below) else _seeds(below)),
+        tests=MappingProxyType(
+            {
+                **tests,
+                TEST: File(TEST_SH.encode(), 0o755),
+                RUN_TESTS: below[RUN_TESTS],
+                "tbench_reward.py": File(_reward_program()),
+            }
+        ),
+        solution=MappingProxyType({SOLUTION: below["solution.sh"]} if "solution.sh" in below else {}),
+        settings=Settings(
+            agent=Stage(timeout_sec=told.max_agent_timeout_sec),
+            verifier=Stage(timeout_sec=told.max_test_timeout_sec),
+            environment=Machine(docker_image=_image(folder, below, image_prefix)),
+        ),
+    )
+
+
+def _needs_image(below: Files) -> bool:
+    return any(name in below for name in OF_THE_IMAGE)
+
+
+def _seeds(below: Files) -> dict[str, File]:
+    """Return the files that the agent finds; it sees neither tests nor solution."""
+    return {path: file for path, file in below.items() if path not in NOT_SEEN and not path.startswith("tests/")}
+
+
+def _image(folder: Path, below: Files, prefix: str | None) -> str | None:
+    """Return the name of the folder's image; None if it needs none."""
+    if not _needs_image(below):
+        return None
+    for name in OF_THE_IMAGE[1:]:
+        services = _services(folder / name) if name in below else []
+        named = [each["image"] for each in services if isinstance(each.get("image"), str) and "build" not in each]
+        if len(named) == len(services) == 1 and "$" not in named[0]:
+            return named[0]
+        if len(services) > 1:
+            raise ConfigError(
+                f"{folder / name} has {len(services)} services; a sandbox is one machine, so leave it out"
+            )
+    if prefix is None:
+        raise ConfigError(
+            f"{folder} needs an image; build it with: docker build -t tasks/{folder.name} {folder}, then set "
+            f"{PREFIX_VARIABLE}=tasks/ and start the pool with --sandbox docker --sandbox-image tasks/{folder.name}"
+        )
+    return f"{prefix}{folder.name}"
+
+
+def _services(path: Path) -> list[dict[str, Any]]:
+    try:
+        services = yaml.safe_load(text_of(path))["services"]
+        return [dict(each) for each in services.values()]
+    except (yaml.YAMLError, KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{path} has no services: {error}; correct it") from error
+
+
+def _told(path: Path) -> _Yaml:
+    try:
+        return _Yaml.model_validate(yaml.safe_load(text_of(path)))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is no YAML: {error}; correct that place") from error
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise ConfigError(f"{path}: {problems}; correct these values") from error
+
+
+@cache
+def _reward_program() -> bytes:
+    return (Path(__file__).parent / "tbench_reward.py").read_bytes()

@@ -1,0 +1,41 @@
+"""``--custom-rollout-log-function-path rollout_log.rollout_log``: metrics ``terminal/*`` beside the usual ones."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slime.args import Arguments
+from slime.ray.rollout import compute_rollout_step
+from slime.utils import logging_utils
+from slime.utils.types import Sample
+
+STATUSES = ("completed", "truncated", "failed", "aborted")
+
+
+def rollout_log(
+    rollout_id: int, args: Arguments, samples: Sequence[Sample], extra: Mapping[str, Any] | None, seconds: float
+) -> bool:
+    """Log the rollout; return False, so that the usual metrics are logged as well."""
+    metrics = terminal_metrics(samples, seconds)
+    logging_utils.log(args, {**metrics, "rollout/step": compute_rollout_step(args, rollout_id)}, "rollout/step")
+    return False
+
+
+def terminal_metrics(samples: Sequence[Sample], seconds: float) -> dict[str, float]:
+    """Return the metrics of samples whose rewards `generate.generate` made; a metric without a value is left out."""
+    count = len(samples)
+    found: dict[str, float] = {"total_samples": count, "rollout_time": seconds}
+    for status in STATUSES:
+        found[status] = sum(sample.status.value == status for sample in samples)
+    if count:
+        found["failed_ratio"] = (found["failed"] + found["aborted"]) / count
+        found["non_trainable_ratio"] = sum(sample.remove_sample for sample in samples) / count
+    rewards: list[dict[str, Any]] = [sample.reward for sample in samples if isinstance(sample.reward, dict)]
+    if scores := [each["score"] for each in rewards]:
+        found |= {"reward_mean": statistics.fmean(scores), "reward_min": min(scores), "reward_max": max(scores)}
+        found["accuracy"] = statistics.fmean(each["accuracy"] for each in rewards)
+    if judged := [each["prm_turn_score"] for each in rewards if each["prm_turn_score"] is not None]:
+        found["prm_turn_score"] = statistics.fmean(judged)
+    return {f"terminal/{name}": float(value) for name, value in found.items()}

@@ -1,0 +1,45 @@
+"""``python terminal-rl/router_server.py --workers URL,URL``: one address for the pools of several machines.
+
+The program is `agentrl.router`; a worker's name is its host and port, so the list may grow or be reordered.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from agentrl.router import main as router
+from slime.utils.command_line import CommandLine
+
+
+def words_of(options: argparse.Namespace) -> list[str]:
+    """Return the arguments of the router."""
+    words = ["--host", options.host, "--port", str(options.port)]
+    for url in filter(None, re.split(r"[,\s]+", options.workers)):
+        name = re.sub(r"[^A-Za-z0-9]+", "-", urlsplit(url).netloc or url).strip("-")
+        words += ["--worker", f"{name}={url}"]
+    return words
+
+
+def build_parser() -> CommandLine:
+    """Return the parser of the command line."""
+    parser = CommandLine(prog="router_server.py", description="Put the pools of several machines behind one address.")
+    add = parser.add_argument
+    workers = os.environ.get("WORKER_URLS", "")
+    add("--workers", default=workers, required=not workers, metavar="URL,URL", help="pools (default: $WORKER_URLS)")
+    add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    add("--port", default=os.environ.get("ROUTER_PORT", "18080"), help="port (default: $ROUTER_PORT, or 18080)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return the exit status."""
+    return router(words_of(build_parser().parse_args(argv)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,267 @@
+"""Every name of the folder ``terminal-rl/``, called as it is documented."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import convert_task_to_dataset
+import generate as terminal
+import load_tasks
+import pytest
+import rollout_log
+import router_server
+from terminal_config import TerminalConfig
+from terminal_launch import LaunchVariables, child_environment, pool_words
+
+from agentrl.environment import Task
+from agentrl.pool import build_parser as pool_parser
+from agentrl.registry import load_environment
+from agentrl.rollout import generate as loop
+from agentrl.router import build_parser as router_parser
+from agentrl.tasks.harbor import write_task
+from agentrl.tasks.shell.generate import generate, task_toml
+from openclaw.ledger.records import Vote
+from slime.args import Arguments
+from slime.exceptions import ConfigurationError
+from slime.rollout.train_data import convert
+from slime.utils import logging_utils
+from slime.utils.types import Sample
+from tests.helpers.agent_rollouts import GUESS, talk
+from tests.helpers.agent_stages import END, PARAMETERS, staged
+
+THINKS = {"non_think_mode": False}
+"""The tiny model's template knows no word against thinking."""
+
+
+class Judge:
+    """Two votes for the first step, one against, and an unreadable one; none on others."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.counts: list[int] = []
+
+    async def votes(self, kind: Any, question: Any, count: int) -> list[Vote]:
+        self.asked.append(question.prompt[-1]["content"])
+        self.counts.append(count)
+        values = [1, 1, -1, None] if question.reply == "one" else [None] * 4
+        return [Vote(kind, "", value, None, 0.1) for value in values[:count]]
+
+
+def configured(args: Arguments, **values: Any) -> Arguments:
+    """Return arguments with attributes as ``--custom-config-path`` sets them."""
+    changed = args.changed()
+    for name, value in values.items():
+        setattr(changed, name, value)
+    return changed
+
+
+async def played(
+    folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch, replies: Sequence[str], task: Task, **values: Any
+) -> tuple[list[Sample], Any]:
+    """Return the samples of `generate.generate` and the stage."""
+    async with staged(talk(task), replies, folder, model, monkeypatch) as on:
+        prompt: Any = {"task_name": "any", "task_path": task.id, "instruction": "", "data_source": "x"}
+        sample = on.sample(prompt=prompt, metadata={})
+        found = await terminal.generate(configured(on.args, **THINKS | values), sample, dict(PARAMETERS))
+        assert isinstance(found, list)
+        return found, on
+
+
+async def test_generate_returns_samples_with_rewards_in_parts(
+    tmp_path: Path, tiny_random_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [*inspect.signature(terminal.generate).parameters]
+    assert names == ["args", "sample", "sampling_params", "evaluation"]
+    assert inspect.iscoroutinefunction(terminal.generate)
+    task = Task("guess", {"steps": 2, "score": 0.75})
+    (sample,), _ = await played(tmp_path, tiny_random_model, monkeypatch, [f"one{END}"], task)
+    assert sample.reward == {
+        "accuracy": 0.75,
+        "raw_score": 0.75,
+        "base_score": 0.5,
+        "score": 0.5,
+        "prm_turn_score": None,
+    }
+
+
+@pytest.mark.parametrize(("config", "coefficient"), [({}, 0.5), ({"prm_turn_coef": 0.25}, 0.25)])
+async def test_votes_and_coefficient_reach_samples_and_loss_inputs(
+    config: dict[str, Any], coefficient: float, tmp_path: Path, tiny_random_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge = Judge()
+    monkeypatch.setattr(loop, "_judge", lambda args: judge)
+    task = Task("guess", {"steps": 2, "score": 1.0})
+    replies = [f"one{END}", f"two{END}"]
+    flags = {"prm_m": 4, "prm_step_coef": 0.5}
+    (sample,), on = await played(tmp_path, tiny_random_model, monkeypatch, replies, task, **flags, **config)
+    mean = 1 / 3
+    assert judge.counts == [4, 4], "--prm-m votes on each step"
+    wise = sample.metadata["step_wise"]
+    assert wise["step_scores"] == [pytest.approx(mean), None], "an invalid vote is no vote, and none is no score"
+    assert wise["step_scores_with_outcome"] == [pytest.approx(1 + coefficient * mean), 1.0]
+    assert sample.reward["score"] == pytest.approx(1 + coefficient * mean)
+    assert sample.reward["prm_turn_score"] == pytest.approx(mean)
+    args = on.args.changed(advantage_estimator="step_wise", reward_key="score")
+    data = convert(args, [sample])
+    assert data["step_wise_step_rewards"] == [[pytest.approx(1 + coefficient * mean), 1.0]]
+    assert data["step_wise_step_token_spans"] == [wise["step_token_spans"]]
+    assert convert(on.args.changed(reward_key="score"), [sample])["raw_reward"] == [
+        pytest.approx(1 + coefficient * mean)
+    ]
+
+
+@pytest.mark.parametrize(("mode", "early"), [("head_tail", True), ("last_k", False)])
+async def test_the_judge_sees_the_history_of_the_mode(
+    mode: str, early: bool, tmp_path: Path, tiny_random_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge = Judge()
+    monkeypatch.setattr(loop, "_judge", lambda args: judge)
+    replies = [f"say {'abcdefgh'[number]}{END}" for number in range(8)]
+    task = Task("guess", {"steps": 8})
+    await played(tmp_path, tiny_random_model, monkeypatch, replies, task, prm_history_mode=mode)
+    last = judge.asked[-1]
+    assert ("say a" in last) == early
+    assert "say d" not in last
+    assert "say g" in last
+    assert "say h" in last
+
+
+async def test_limits_of_the_custom_config_hold(
+    tmp_path: Path, tiny_random_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = Task("guess", {"steps": 40})
+    (sample,), _ = await played(tmp_path, tiny_random_model, monkeypatch, [f"one{END}"], long)
+    assert (sample.metadata["agent"]["turns"], sample.metadata["agent"]["ending"]) == (10, "turns")
+    (sample,), _ = await played(tmp_path, tiny_random_model, monkeypatch, [f"one{END}"], long, max_iteration=2)
+    assert sample.metadata["agent"]["turns"] == 2
+    broken = Task("guess", {"steps": 40, "tools": [GUESS]})
+    (sample,), _ = await played(tmp_path, tiny_random_model, monkeypatch, [f"<tool_call>\n{{{END}"], broken)
+    assert (sample.metadata["agent"]["turns"], sample.metadata["agent"]["ending"]) == (3, "malformed")
+    (sample,), _ = await played(
+        tmp_path, tiny_random_model, monkeypatch, [f"one{END}"], Task("guess", {"steps": 40}), max_total_tokens=100
+    )
+    assert len(sample.tokens) <= 100
+    (sample,), on = await played(
+        tmp_path, tiny_random_model, monkeypatch, [f"one{END}"], Task("guess", {"steps": 1}), non_think_mode=True
+    )
+    assert "Guess my number. /no_think" in on.tokenizer.decode(sample.tokens)
+
+
+def test_the_documented_defaults() -> None:
+    assert TerminalConfig().model_dump() == {
+        "max_iteration": 10,
+        "max_parse_errors": 3,
+        "max_total_tokens": 32768,
+        "non_think_mode": True,
+        "non_think_mode_source": "prompt",
+        "reset_session_timeout": 300,
+        "eval_timeout": 600,
+        "prm_turn_coef": None,
+        "prm_history_mode": "head_tail",
+        "terminal_agent_type": "camel_agent",
+        "model_type": "slime-sglang",
+        "chat_template_type": "hf",
+        "chat_template_kwargs": None,
+        "tool_call_parser": "qwen25",
+    }
+    settings = TerminalConfig().settings({})
+    assert (settings.max_turns, settings.max_malformed, settings.evaluate_seconds) == (10, 3, 600)
+    assert (settings.judge_history, settings.reward, settings.step_seconds) == ("head_tail", "partial", 300)
+    told = {"AGENTRL_MAX_TURNS": "50", "ENV_SERVER_URL": "http://h:1", "AGENTRL_REWARD": "binary"}
+    settings = TerminalConfig().settings(told)
+    assert (settings.max_turns, settings.pool_url, settings.reward) == (50, "http://h:1", "binary")
+    assert TerminalConfig(max_iteration=7).settings(told).max_turns == 7
+
+
+@pytest.mark.parametrize("wrong", [{"tool_call_parser": "glm"}, {"terminal_agent_type": "other"}, {"max_iteration": 0}])
+def test_a_value_that_would_change_nothing_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+        TerminalConfig.of(configured(Arguments(), **wrong))
+
+
+def test_a_prompt_without_a_task_is_an_error() -> None:
+    for prompt in ({}, "", None):
+        with pytest.raises(ConfigurationError, match="give its row a task with a task_path"):
+            terminal.task_id(Sample(prompt=prompt))  # pyright: ignore[reportArgumentType]
+    assert terminal.task_id(Sample(prompt="shell/write_word/train/1")) == "shell/write_word/train/1"
+
+
+def test_rollout_log_logs_the_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[tuple[dict[str, Any], str]] = []
+    monkeypatch.setattr(logging_utils, "log", lambda args, metrics, step_key: logged.append((metrics, step_key)))
+
+    def sample(status: Sample.Status, score: float, judged: float | None, removed: bool = False) -> Sample:
+        reward: Any = {"score": score, "accuracy": (score + 1) / 2, "prm_turn_score": judged}
+        return Sample(status=status, reward=reward, remove_sample=removed)
+
+    kinds = Sample.Status
+    samples = [
+        sample(kinds.COMPLETED, 1.0, 0.5),
+        sample(kinds.TRUNCATED, -1.0, None),
+        sample(kinds.FAILED, 0.0, None, True),
+        Sample(status=kinds.ABORTED),
+    ]
+    assert rollout_log.rollout_log(3, Arguments(), samples, {}, 2.5) is False
+    ((metrics, key),) = logged
+    assert (key, metrics.pop(key)) == ("rollout/step", 3)
+    assert metrics == {
+        f"terminal/{name}": value
+        for name, value in {
+            **{"total_samples": 4, "completed": 1, "truncated": 1, "failed": 1, "aborted": 1},
+            **{"failed_ratio": 0.5, "non_trainable_ratio": 0.25, "rollout_time": 2.5},
+            **{"reward_mean": 0.0, "reward_min": -1.0, "reward_max": 1.0, "accuracy": 0.5, "prm_turn_score": 0.5},
+        }.items()
+    }
+    assert rollout_log.terminal_metrics([], 1.0)["terminal/total_samples"] == 0
+
+
+def test_the_router_takes_workers_host_and_port() -> None:
+    words = ["--workers", "http://10.0.0.1:18081,http://10.0.0.2:18081", "--host", "127.0.0.1", "--port", "18080"]
+    told = router_parser().parse_args(router_server.words_of(router_server.build_parser().parse_args(words)))
+    assert dict(told.worker) == {
+        "10-0-0-1-18081": "http://10.0.0.1:18081",
+        "10-0-0-2-18081": "http://10.0.0.2:18081",
+    }
+    assert (told.host, told.port) == ("127.0.0.1", 18080)
+
+
+def test_the_variables_of_guides_are_honoured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"ENV_TYPE": "terminal", "MAX_STEPS": "20", "PARALLEL_ENVS": "32", "SANDBOX": "podman", "SANDBOX_IMAGE": "i"}
+    variables = LaunchVariables.from_env(told)
+    assert child_environment(variables)["AGENTRL_MAX_TURNS"] == "20"
+    words = pool_words(variables, tmp_path)
+    pool = pool_parser().parse_args(words[2:])
+    assert (pool.slots, pool.sandbox, pool.sandbox_image) == (32, "podman", "i")
+    assert load_environment(pool.env[0]).__name__ == "TerminalEnvironment"
+
+
+def test_the_data_tools_use_every_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(10):
+        name = f"shell/write_word/train/{number}"
+        write_task(generate(name), task_toml("write_word"), tmp_path / "tasks" / str(number))
+    write_task(generate("shell/copy_file/heldout/1"), task_toml("copy_file"), tmp_path / "held" / "x")
+    assert load_tasks.main(["--tasks_dir", str(tmp_path / "tasks")]) == 0
+    assert capsys.readouterr().out.split() == sorted(map(str, range(10)))
+    convert_words = ["-d", str(tmp_path / "tasks"), "--output_dir", str(tmp_path / "out")]
+    assert convert_task_to_dataset.main([*convert_words, "--train_split", "0.7"]) == 0
+
+    def rows(name: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (tmp_path / "out" / f"{name}.jsonl").read_text().splitlines()]
+
+    assert (len(rows("train")), len(rows("test"))) == (7, 3)
+    assert rows("train")[0]["task"].keys() == {"task_name", "task_path", "instruction", "data_source"}
+    assert rows("train")[0]["metadata"]["task_id"] == rows("train")[0]["task"]["task_path"]
+    assert convert_task_to_dataset.main([*convert_words, "--test_tasks_dir", str(tmp_path / "held")]) == 0
+    assert (len(rows("train")), [row["task"]["task_path"] for row in rows("test")]) == (10, ["x"])
+    assert convert_task_to_dataset.main([*convert_words, "--test_tasks_dir", str(tmp_path / "tasks")]) == 2
+    (tmp_path / "tasks" / "3" / "instruction.md").unlink()
+    assert convert_task_to_dataset.main(convert_words) == 2
+    assert "instruction.md is missing" in capsys.readouterr().err
+    assert convert_task_to_dataset.main([*convert_words, "--skip", "--train_split", "1"]) == 0
+    assert len(rows("train")) == 9
+    assert load_tasks.main(["--tasks_dir", str(tmp_path / "tasks")]) == 1
+    assert load_tasks.main(["--tasks_dir", str(tmp_path / "out")]) == 2
