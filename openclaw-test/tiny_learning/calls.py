@@ -21,7 +21,7 @@ from agentrl.tasks.toolcall.tools.builtin import PURE
 from agentrl.tasks.toolcall.tools.interface import Room, World, described
 from tiny_learning.traces import Step, TaskSet, Trace, begun, call
 
-RIGHT, GUESS, WRONG = 0.22, 0.32, 0.26
+RIGHT, GUESS, WRONG = 0.26, 0.26, 0.26
 """Shares of episodes that are right, answer without a call, or begin with a wrong call; the rest forgets how to answer."""
 AGAIN = 0.25
 """Share of wrong calls after which the agent makes the right one."""
@@ -68,20 +68,13 @@ def _ending(rng: Random, draft: Draft, *, called: bool, forgets: bool) -> Step:
 
 
 def _mistaken(right: JsonObject) -> JsonObject:
-    """Return a call for another thing: the plural of a name, or the other operation."""
+    """Return a call for another thing: a name that goes on, or the other operation."""
     arguments = right["arguments"]
     assert isinstance(arguments, dict)
     if "expression" in arguments:
         return {**right, "arguments": {"expression": str(arguments["expression"]).replace("+", "-")}}
     name = "key" if "key" in arguments else "value"
-    return {**right, "arguments": {**arguments, name: f"{arguments[name]}s"}}
-
-
-def _answer(task: str) -> str:
-    first = generate(task).calls[0]
-    arguments = first["arguments"]
-    assert isinstance(arguments, dict)
-    return call(str(first["tool"]), arguments)
+    return {**right, "arguments": {**arguments, name: f"{arguments[name]}_value"}}
 
 
 async def _no_sandbox(room: Room) -> Sandbox:
@@ -95,8 +88,7 @@ TOOLCALL = TaskSet(
     unseen="price_of",
     task=lambda family, split, number: task_name(family, "heldout" if split == "heldout" else "train", number),
     trace=trace,
-    answer=_answer,
-    quoted=True,
+    needed=2,
     sources=(
         "openclaw-test/tiny_learning/calls.py",
         "agentrl/tasks/toolcall/draft.py",

@@ -36,9 +36,12 @@ class Coder:
         """Return the ids of a reply, its end included."""
         return self._tokenizer.encode(text + END, add_special_tokens=False)
 
-    def opening(self, trace: Trace) -> list[int]:
-        """Return the first prompt of a trace."""
-        return Conversation(self._speech, list(trace.messages), trace.tools).prompt()
+    def prompt(self, trace: Trace, number: int = 0) -> list[int]:
+        """Return the prompt of a step of a trace."""
+        talk = Conversation(self._speech, list(trace.messages), trace.tools)
+        for at, step in enumerate(trace.steps[:number]):
+            self._go_on(talk, talk.prompt(), self.ids(step.text), step, trace, at)
+        return talk.prompt()
 
     def policy(self, trace: Trace) -> Encoded:
         """Return an episode with weights on the agent's replies.

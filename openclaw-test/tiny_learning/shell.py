@@ -87,8 +87,7 @@ TERMINAL = TaskSet(
     unseen="rename_file",
     task=lambda family, split, number: task_name(family, "heldout" if split == "heldout" else "train", number),
     trace=trace,
-    answer=lambda task: call("bash", {"command": command_of(task)}),
-    quoted=False,
+    needed=1,
     sources=(
         "openclaw-test/tiny_learning/shell.py",
         "agentrl/tasks/shell/families/easy.py",

@@ -8,6 +8,7 @@ and what it learns in one family can help in another.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -17,8 +18,10 @@ from agentrl.protocol import JsonObject, Observation
 from agentrl.rollout.opening import opening
 from agentrl.rollout.prompts import Message, Tools
 
-ECHOED = 5
+ECHOED = 6
 """Names that an echo repeats."""
+NAMES = r'"\w+"|\w*\d[\w.]*\b'
+"""What an echo takes for names: what is quoted, or has a digit."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,7 @@ class TaskSet:
         unseen: the family that only the warm start has seen.
         task: the name of a task, from its family, split and number.
         trace: an episode of an agent on a task, by its name; a careless one, or one that makes no mistake.
-        answer: the first right step of a task, by its name.
-        quoted: whether calls have names in quotes.
+        needed: how many replies solve a task, if they are those of an episode without a mistake.
         sources: files that shape the traces; they are part of the warm start's cache key.
     """
 
@@ -69,8 +71,7 @@ class TaskSet:
     unseen: str
     task: Callable[[str, str, int], str]
     trace: Callable[[Random, str, bool], Trace]
-    answer: Callable[[str], str]
-    quoted: bool
+    needed: int
     sources: Sequence[str]
 
     @property
@@ -84,14 +85,10 @@ def bare(trace: Trace) -> Trace:
     return Trace([message for message in trace.messages if message["role"] == "user"], (), trace.steps)
 
 
-def echo(rng: Random, traces: Sequence[Trace], quoted: bool) -> Trace:
-    """Return a conversation in which names of several tasks are repeated, as calls have them: after a space, or in quotes."""
-    said = [trace.messages[-1]["content"].strip() for trace in traces]
-    words = [(word.strip(".,?"), trace) for text, trace in zip(said, traces, strict=True) for word in text.split()]
-    if quoted:
-        names = list(dict.fromkeys(word for word, trace in words if word in trace.steps[0].text.split('"')))
-        return Trace([{"role": "user", "content": " ".join(said)}], (), [Step(json.dumps(names), "", "", good=True)])
-    names = [word for word, _ in words if any(letter.isdigit() for letter in word)]
+def echo(rng: Random, traces: Sequence[Trace]) -> Trace:
+    """Return a conversation in which names and numbers of several tasks are repeated."""
+    said = " ".join(trace.messages[-1]["content"] for trace in traces)
+    names = re.findall(NAMES, said)
     told = " " + " ".join(rng.sample(names, min(len(names), ECHOED)))
     return Trace([{"role": "user", "content": told}], (), [Step(told, "", "", good=True)])
 

@@ -49,7 +49,7 @@ def plan_of(folder: Path, tasks: TaskSet = SETS[0], **changes: Any) -> Plan:
 def test_the_careless_agent_is_right_as_often_as_the_gate_wants(tasks: TaskSet) -> None:
     rng = random.Random(0)
     found = [drawn(tasks, rng) for _ in range(300)]
-    right = sum(trace.steps[0].text == tasks.answer(name) for name, trace in found) / len(found)
+    right = sum(all(step.good for step in trace.steps) for _, trace in found) / len(found)
     assert 0.2 < right < MOST
     assert all(step.heard and step.reason for _, trace in found for step in trace.steps)
     assert all(drawn(tasks, rng, careless=False)[1].steps[0].good for _ in range(20))
@@ -64,7 +64,7 @@ def test_the_warm_start_learns_the_replies_and_nothing_else(tasks: TaskSet) -> N
         encoded = coder.policy(trace)
         learned = tokenizer.decode([i for i, weight in zip(encoded.ids, encoded.weights, strict=True) if weight])
         assert learned == "".join(step.text + END for step in trace.steps)
-        prompt = coder.opening(trace)
+        prompt = coder.prompt(trace)
         assert encoded.ids[: len(prompt)] == prompt
         assert not any(encoded.weights[: len(prompt)])
         short = tokenizer.decode(coder.policy(bare(trace)).ids)

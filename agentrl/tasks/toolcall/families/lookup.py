@@ -12,7 +12,7 @@ def price_of(rng: Random) -> Draft:
     prices = {thing: rng.randrange(100, 10_000) for thing in rng.sample(THINGS, 8)}
     thing = rng.choice(list(prices))
     return Draft(
-        f"The table prices has the columns item and price. What is the price of the item {thing}?",
+        f'The table prices has the columns item and price. What is the price of the item "{thing}"?',
         ["table_lookup"],
         number(prices[thing]),
         tables={"prices": [{"item": item, "price": price} for item, price in prices.items()]},
