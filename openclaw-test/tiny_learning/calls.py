@@ -21,7 +21,7 @@ from agentrl.tasks.toolcall.tools.builtin import PURE
 from agentrl.tasks.toolcall.tools.interface import Room, World, described
 from tiny_learning.traces import Step, TaskSet, Trace, begun, call
 
-RIGHT, GUESS, WRONG = 0.26, 0.26, 0.26
+RIGHT, GUESS, WRONG = 0.2, 0.28, 0.28
 """Shares of episodes that are right, answer without a call, or begin with a wrong call; the rest forgets how to answer."""
 AGAIN = 0.25
 """Share of wrong calls after which the agent makes the right one."""

@@ -19,8 +19,8 @@ from openclaw.rendering.prompts import Prompts
 from tiny_learning.traces import Step, Trace
 
 DECISION_WEIGHT = 3.0
-"""Of the first tokens of a judge's reason, which carry the decision."""
-DECISION_TOKENS = 3
+"""Of the first tokens of a judge's answer, which carry the decision."""
+DECISION_TOKENS = 5
 
 
 class Coder:
@@ -75,7 +75,8 @@ class Coder:
         step = trace.steps[number]
         asked = self._prompts.ids(question.asked("prm", "full"))
         self._prompts.forget()
-        return asked, self.ids(f"{step.reason}\n\\boxed{{{1 if step.good else -1}}}")
+        told = "Good" if step.good else "Bad"
+        return asked, self.ids(f"{told}. {step.reason}\n\\boxed{{{1 if step.good else -1}}}")
 
     def judged(self, trace: Trace, number: int) -> Encoded:
         """Return a question and its answer with weights on the answer."""

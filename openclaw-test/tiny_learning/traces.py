@@ -18,6 +18,8 @@ from agentrl.protocol import JsonObject, Observation
 from agentrl.rollout.opening import opening
 from agentrl.rollout.prompts import Message, Tools
 
+FIRST_NUMBER, LAST_NUMBER = 1000, 900_000
+"""Of the tasks of the warm start: GRPO has smaller numbers."""
 ECHOED = 6
 """Names that an echo repeats."""
 NAMES = r'"\w+"|\w*\d[\w.]*\b'
@@ -78,6 +80,11 @@ class TaskSet:
     def families(self) -> Sequence[str]:
         """All families."""
         return (*self.trained, self.unseen)
+
+    def drawn(self, rng: Random, split: str = "train", *, careless: bool = True) -> tuple[str, Trace]:
+        """Return a task that GRPO does not have, and a trace of it."""
+        name = self.task(rng.choice(self.families), split, rng.randrange(FIRST_NUMBER, LAST_NUMBER))
+        return name, self.trace(rng, name, careless)
 
 
 def bare(trace: Trace) -> Trace:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from tiny_learning.sets import TASK_SETS
 from tiny_learning.traces import TaskSet
-from tiny_learning.warm_start import drawn
 
 from agentrl.environment import Task
 from agentrl.exceptions import InvalidError
@@ -45,7 +44,7 @@ async def test_the_environment_answers_as_the_traces_say(tasks: TaskSet, tmp_pat
     environment = load_environment(tasks.environment)(Processes(ledger))
     try:
         for _ in range(EPISODES):
-            name, trace = drawn(tasks, rng)
+            name, trace = tasks.drawn(rng)
             begin = opening(await environment.reset(Task(name), 0))
             assert (begin.messages, begin.tools) == (trace.messages, trace.tools)
             for step in trace.steps:

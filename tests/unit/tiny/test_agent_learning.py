@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,22 @@ from tiny_learning import report
 from tiny_learning.encode import Coder
 from tiny_learning.outcomes import Outcomes, share
 from tiny_learning.sets import TASK_SETS
-from tiny_learning.traces import TaskSet, bare
+from tiny_learning.traces import TaskSet, bare, echo
 from tiny_learning.training import TEMPERATURE, Plan, Sizes, pool_words
-from tiny_learning.warm_start import MOST, build_tokenizer, drawn
+from tiny_learning.vocabulary import build_tokenizer
+from tiny_learning.warm_start import NOTE, SHIPPED, failures, key
 from tiny_models import sampling
 from tiny_models.tokenizer import END
 
 from agentrl.pool import build_parser
 from agentrl.registry import load_environment
 from agentrl.rollout.records import EpisodeRecord
+from agentrl.tasks.shell.draft import WORDS
+from agentrl.tasks.toolcall.draft import THINGS
 from slime.arguments import parse_args
 
 SETS = [*TASK_SETS.values()]
+NAMED = {*WORDS, *THINGS} - {"table"}  # which is an argument of a tool, too
 KEYS = {
     "task",
     "seed",
@@ -46,32 +51,84 @@ def plan_of(folder: Path, tasks: TaskSet = SETS[0], **changes: Any) -> Plan:
 
 
 @pytest.mark.parametrize("tasks", SETS, ids=lambda tasks: tasks.name)
-def test_the_careless_agent_is_right_as_often_as_the_gate_wants(tasks: TaskSet) -> None:
+def test_the_careless_agent_is_sometimes_right_and_the_other_always(tasks: TaskSet) -> None:
     rng = random.Random(0)
-    found = [drawn(tasks, rng) for _ in range(300)]
-    right = sum(all(step.good for step in trace.steps) for _, trace in found) / len(found)
-    assert 0.2 < right < MOST
-    assert all(step.heard and step.reason for _, trace in found for step in trace.steps)
-    assert all(drawn(tasks, rng, careless=False)[1].steps[0].good for _ in range(20))
+    found = [tasks.drawn(rng)[1] for _ in range(200)]
+    right = sum(all(step.good for step in trace.steps) for trace in found) / len(found)
+    assert 0.15 < right < 0.45
+    assert all(step.heard and step.reason for trace in found for step in trace.steps)
+    for trace in (tasks.drawn(rng, careless=False)[1] for _ in range(20)):
+        assert all(step.good for step in trace.steps)
+        assert len(trace.steps) >= tasks.needed
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return build_tokenizer(SETS, traces=1000)
+
+
+@pytest.fixture(scope="module")
+def coder(tokenizer: Any) -> Coder:
+    return Coder(tokenizer)
 
 
 @pytest.mark.parametrize("tasks", SETS, ids=lambda tasks: tasks.name)
-def test_the_warm_start_learns_the_replies_and_nothing_else(tasks: TaskSet) -> None:
-    tokenizer = build_tokenizer(tasks, traces=100)
-    coder, rng = Coder(tokenizer), random.Random(1)
+def test_the_warm_start_learns_the_replies_and_nothing_else(tasks: TaskSet, tokenizer: Any, coder: Coder) -> None:
+    rng = random.Random(1)
     for _ in range(5):
-        _, trace = drawn(tasks, rng)
+        _, trace = tasks.drawn(rng)
         encoded = coder.policy(trace)
         learned = tokenizer.decode([i for i, weight in zip(encoded.ids, encoded.weights, strict=True) if weight])
         assert learned == "".join(step.text + END for step in trace.steps)
-        prompt = coder.prompt(trace)
-        assert encoded.ids[: len(prompt)] == prompt
-        assert not any(encoded.weights[: len(prompt)])
-        short = tokenizer.decode(coder.policy(bare(trace)).ids)
-        assert short.startswith("<|im_start|>user")
-    asked, answer = coder.judge(trace, 0)
-    assert trace.messages[-1]["content"].strip() in tokenizer.decode(asked)
-    assert tokenizer.decode(answer).endswith(f"\\boxed{{{1 if trace.steps[0].good else -1}}}{END}")
+        for number in range(len(trace.steps)):
+            prompt = coder.prompt(trace, number)
+            assert encoded.ids[: len(prompt)] == prompt
+            assert encoded.weights[len(prompt) - 1 : len(prompt) + 1] == [0.0, 1.0]
+        assert tokenizer.decode(coder.policy(bare(trace)).ids).startswith("<|im_start|>user")
+        asked, answer = coder.judge(trace, 0)
+        assert trace.messages[-1]["content"].strip() in tokenizer.decode(asked)
+        good = trace.steps[0].good
+        told = tokenizer.decode(answer)
+        assert told.startswith("Good. " if good else "Bad. ")
+        assert told.endswith(f"\\boxed{{{1 if good else -1}}}{END}")
+
+
+@pytest.mark.parametrize("tasks", SETS, ids=lambda tasks: tasks.name)
+def test_a_call_has_the_tokens_of_its_task(tasks: TaskSet, tokenizer: Any, coder: Coder) -> None:
+    """A model of this size copies a token; it does not learn which tokens spell the same word."""
+    rng = random.Random(2)
+    for _ in range(40):
+        _, trace = tasks.drawn(rng, careless=False)
+        asked = coder.ids(trace.messages[-1]["content"])
+        said = coder.ids(trace.steps[0].text)
+        names = [
+            token
+            for token in said
+            if len(word := tokenizer.decode([token]).strip()) > 2 and word.isalpha() and word in NAMED
+        ]
+        assert {*names} <= {*asked}
+
+
+def test_a_repeated_text_has_the_names_and_numbers_of_tasks() -> None:
+    rng = random.Random(3)
+    for tasks, name in ((TASK_SETS["toolcall"], r'"[a-z]+"|\d+'), (TASK_SETS["terminal"], r"[a-z]+\d(\.txt)?")):
+        told = echo(rng, [tasks.drawn(rng)[1] for _ in range(4)])
+        assert told.messages[0]["content"] == told.steps[0].text
+        assert all(re.fullmatch(name, word) for word in told.steps[0].text.split())
+
+
+def test_the_gate_names_what_is_wrong() -> None:
+    assert failures("x", {"solved": 0.3, "judge_right": 0.95}) == []
+    assert failures("x", {"solved": 0.1, "judge_right": 0.95}) == ["x: 0.1 of the tasks are solved, not 0.2 to 0.5"]
+    assert len(failures("x", {"solved": 0.9, "judge_right": 0.5})) == 2
+
+
+def test_the_shipped_warm_start_is_that_of_the_sources() -> None:
+    note = json.loads((SHIPPED / NOTE).read_text())
+    assert note["key"] == key(), (
+        "make it anew: PYTHONPATH=openclaw-test python -m tiny_learning, then move the folder it prints"
+    )
+    assert not [problem for name, found in note["metrics"].items() for problem in failures(name, found)]
 
 
 @pytest.mark.parametrize("judged", [False, True])
