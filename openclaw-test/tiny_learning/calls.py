@@ -63,7 +63,7 @@ def _ending(rng: Random, draft: Draft, *, called: bool, forgets: bool) -> Step:
         return Step(f"It is {draft.answer.text}.", ENDED, "The answer is not written as asked.", good=False)
     if called:
         return Step(last_words(draft), ENDED, "The goal is reached.", good=True)
-    text = "Done." if draft.answer is None else f"Answer: {rng.randrange(10, 1000)}"
+    text = "Done." if draft.answer is None else f"Answer: {rng.randrange(10, 100)}"
     return Step(text, ENDED, "There was no right call.", good=False)
 
 

@@ -5,11 +5,12 @@ Guarantee: the prompt before each reply has the ids that the agent loop would se
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import torch
 from tiny_models.batches import Encoded
-from tiny_models.tokenizer import END
+from tiny_models.tokenizer import END, SPECIAL_TOKENS
 from torch.nn.utils.rnn import pad_sequence
 
 from agentrl.rollout.actions import FORMS
@@ -17,10 +18,16 @@ from agentrl.rollout.prompts import Conversation, Message, Speech
 from agentrl.rollout.step_judge import step_question
 from openclaw.rendering.prompts import Prompts
 from tiny_learning.traces import Step, Trace
+from tiny_learning.vocabulary import CONTROL_TOKENS
 
 DECISION_WEIGHT = 3.0
 """Of the first tokens of a judge's answer, which carry the decision."""
 DECISION_TOKENS = 5
+TURNS = ("<|im_start|>user\n", f"{END}\n<|im_start|>assistant\n")
+ECHOED = (4, 24)
+"""Fewest and most words that are repeated."""
+FIRST_WORD = len(SPECIAL_TOKENS) + 256
+"""The first token that is more than a byte."""
 
 
 class Coder:
@@ -31,6 +38,9 @@ class Coder:
         self._tokenizer = tokenizer
         self._speech = Speech(tokenizer)
         self._prompts = Prompts(tokenizer)
+        self._end = tokenizer.convert_tokens_to_ids(END)
+        self._turns = [tokenizer.encode(text, add_special_tokens=False) for text in TURNS]
+        self._words = range(FIRST_WORD, len(tokenizer) - len(CONTROL_TOKENS))
 
     def ids(self, text: str) -> list[int]:
         """Return the ids of a reply, its end included."""
@@ -60,6 +70,12 @@ class Coder:
             ids = prompt + reply
             self._go_on(talk, prompt, reply, step, trace, number)
         return Encoded(ids, weights)
+
+    def echo(self, rng: Random) -> Encoded:
+        """Return a conversation in which random words are repeated."""
+        words = rng.sample(self._words, rng.randint(*ECHOED))
+        asked = self._turns[0] + words + self._turns[1]
+        return Encoded([*asked, *words, self._end], [0.0] * len(asked) + [1.0] * (len(words) + 1))
 
     def judge(self, trace: Trace, number: int) -> tuple[list[int], list[int]]:
         """Return the question about a step as the step judge asks it, and the answer."""

@@ -23,7 +23,7 @@ LOOK = 0.25
 QUIET = "[exit code 0]"
 END = "Done."
 ENDED = "The task has ended."
-MISTYPED = {"echo": "ecko", "cp": "cpy", "mv": "mvv", "mkdir": "mkdr"}
+MISTYPED = {"cp": "cpy", "mv": "mvv", "mkdir": "mkdr"}
 
 
 def command_of(task: str) -> str:
@@ -39,7 +39,7 @@ def files_of(task: str) -> str:
     """Return what ``ls`` prints when a task is solved."""
     family, _, _ = parse_name(task)
     words = command_of(task).split()
-    names = {"write_word": words[-1:], "copy_file": words[1:3], "rename_file": words[2:3], "make_folder": words[1:2]}
+    names = {"copy_file": words[1:3], "rename_file": words[2:3], "make_folder": words[1:2]}
     return "".join(f"{name}\n" for name in sorted(names[family]))
 
 
@@ -83,7 +83,7 @@ def _mistyped(right: str) -> Step:
 TERMINAL = TaskSet(
     name="terminal",
     environment="agentrl.tasks.shell.environment.ShellEnvironment",
-    trained=("write_word", "copy_file", "make_folder"),
+    trained=("copy_file", "make_folder"),
     unseen="rename_file",
     task=lambda family, split, number: task_name(family, "heldout" if split == "heldout" else "train", number),
     trace=trace,

@@ -8,7 +8,6 @@ and what it learns in one family can help in another.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -20,10 +19,6 @@ from agentrl.rollout.prompts import Message, Tools
 
 FIRST_NUMBER, LAST_NUMBER = 1000, 900_000
 """Of the tasks of the warm start: GRPO has smaller numbers."""
-ECHOED = 6
-"""Names that an echo repeats."""
-NAMES = r'"\w+"|\w*\d[\w.]*\b'
-"""What an echo takes for names: what is quoted, or has a digit."""
 
 
 @dataclass(frozen=True)
@@ -85,19 +80,6 @@ class TaskSet:
         """Return a task that GRPO does not have, and a trace of it."""
         name = self.task(rng.choice(self.families), split, rng.randrange(FIRST_NUMBER, LAST_NUMBER))
         return name, self.trace(rng, name, careless)
-
-
-def bare(trace: Trace) -> Trace:
-    """Return an episode without system prompt and tools: a short text in which much has to be copied."""
-    return Trace([message for message in trace.messages if message["role"] == "user"], (), trace.steps)
-
-
-def echo(rng: Random, traces: Sequence[Trace]) -> Trace:
-    """Return a conversation in which names and numbers of several tasks are repeated."""
-    said = " ".join(trace.messages[-1]["content"] for trace in traces)
-    names = re.findall(NAMES, said)
-    told = " " + " ".join(rng.sample(names, min(len(names), ECHOED)))
-    return Trace([{"role": "user", "content": told}], (), [Step(told, "", "", good=True)])
 
 
 def call(tool: str, arguments: Mapping[str, Any]) -> str:

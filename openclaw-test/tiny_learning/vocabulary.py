@@ -1,6 +1,7 @@
-"""The words of a tiny agent: a byte-level BPE of traces, digits apart.
+"""The words of a tiny agent: a byte-level BPE of traces.
 
-A name is the same tokens in a task and in a call, so that a small model can copy it.
+A name and a number of two digits are one token each, the same in a task, in a call and in an answer: a small model copies a
+token long before it copies three digits, or learns which tokens spell the same word.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from tiny_learning.traces import TaskSet
 TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 CONTROL_TOKENS = ["<tool_call>", "</tool_call>"]
 VOCABULARY = 1280
+PAIRS = SPLIT.replace(r"|\p{N}|", r"|\p{N}{1,2}|")
+"""Splits as `SPLIT`, but leaves two digits together."""
 HEADINGS = "## Goal\n<<<\n\n## Before [system]\n<<<\n## Before [assistant]\n\n## Step\n\n## Next state\n>>>\n\ntool call bash({"
 """Of the judge's question."""
 HEADED = 10
@@ -27,7 +30,7 @@ HEADED = 10
 
 
 def build_tokenizer(sets: Sequence[TaskSet], traces: int = 3000) -> PreTrainedTokenizerFast:
-    """Return a byte-level BPE of the words of so many traces, digits apart."""
+    """Return a byte-level BPE of the words of so many traces."""
     rng, texts = random.Random(0), list[str]()
     for number in range(traces):
         _, trace = sets[number % len(sets)].drawn(rng)
@@ -42,7 +45,7 @@ def build_tokenizer(sets: Sequence[TaskSet], traces: int = 3000) -> PreTrainedTo
         ]
         texts += [text for step in trace.steps for text in (step.text, step.heard, step.reason)]
     bpe = Tokenizer(models.BPE())
-    split = pre_tokenizers.Split(pattern=Regex(SPLIT), behavior="isolated")
+    split = pre_tokenizers.Split(pattern=Regex(PAIRS), behavior="isolated")
     plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     bpe.pre_tokenizer = pre_tokenizers.Sequence([split, plain])
     bpe.decoder = decoders.ByteLevel()

@@ -25,7 +25,7 @@ from tiny_models.train import Settings, new_model, train
 
 from openclaw.judge.answers import read_vote
 from tiny_learning.encode import Coder, padded
-from tiny_learning.traces import TaskSet, bare, echo
+from tiny_learning.traces import TaskSet
 from tiny_learning.vocabulary import build_tokenizer
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -33,13 +33,13 @@ CACHE = REPOSITORY / ".cache" / "tiny_learning"
 SHIPPED = Path(__file__).with_name("shipped")
 NOTE = "warm_start.json"
 SOURCES = ("traces.py", "encode.py", "vocabulary.py", "warm_start.py", "chat_template.jinja")
-JUDGED_SHARE = 0.2
-"""Share of the conversations that ask the judge."""
+ECHO_SHARE, JUDGED_SHARE = 0.1, 0.2
+"""Shares of the conversations that repeat random tokens, and that ask the judge."""
 POOL = 600
-SHORT_POOLS = 8
-"""Pools of short conversations at the beginning."""
-BATCH_TOKENS = 3072
-STEPS, RATE = 600, 6e-3
+ECHO_POOLS = 30
+"""Pools at the beginning that have nothing to learn but copying, some 270 batches: heads that copy form in these."""
+BATCH_TOKENS = 2560
+STEPS, RATE = 750, 6e-3
 EXTRA_ROUNDS, EXTRA_STEPS, EXTRA_RATE = 3, 250, 4e-3
 """More training of a model that has not passed the gate."""
 LEAST, MOST = 0.2, 0.5
@@ -87,8 +87,7 @@ def key(tasks: TaskSet) -> str:
 def batches(tasks: TaskSet, coder: Coder, rng: random.Random) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield padded ids and weights of at most `BATCH_TOKENS` positions, of similar lengths, without end."""
     for number in itertools.count():
-        draw = _short if number < SHORT_POOLS else _one
-        pool = [draw(tasks, coder, rng) for _ in range(POOL)]
+        pool = [coder.echo(rng) if number < ECHO_POOLS else _one(tasks, coder, rng) for _ in range(POOL)]
         pool.sort(key=lambda encoded: len(encoded.ids))
         groups: list[list[Encoded]] = [[]]
         for encoded in pool:
@@ -99,16 +98,12 @@ def batches(tasks: TaskSet, coder: Coder, rng: random.Random) -> Iterator[tuple[
         yield from map(padded, groups)
 
 
-def _short(tasks: TaskSet, coder: Coder, rng: random.Random) -> Encoded:
-    """Return a short conversation that has much to copy: heads that copy form sooner on these."""
-    if rng.random() < 0.5:
-        return coder.policy(echo(rng, [tasks.drawn(rng, careless=False)[1] for _ in range(4)]))
-    return coder.policy(bare(tasks.drawn(rng, careless=False)[1]))
-
-
 def _one(tasks: TaskSet, coder: Coder, rng: random.Random) -> Encoded:
+    kind = rng.random()
+    if kind < ECHO_SHARE:
+        return coder.echo(rng)
     _, trace = tasks.drawn(rng)
-    if rng.random() < JUDGED_SHARE:
+    if kind < ECHO_SHARE + JUDGED_SHARE:
         return coder.judged(trace, rng.randrange(len(trace.steps)))
     return coder.policy(trace)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,12 @@ from tiny_learning import report
 from tiny_learning.encode import Coder
 from tiny_learning.outcomes import Outcomes, share
 from tiny_learning.sets import TASK_SETS
-from tiny_learning.traces import TaskSet, bare, echo
+from tiny_learning.traces import TaskSet
 from tiny_learning.training import TEMPERATURE, Plan, Sizes, pool_words
 from tiny_learning.vocabulary import build_tokenizer
 from tiny_learning.warm_start import NOTE, SHIPPED, failures, key
 from tiny_models import sampling
-from tiny_models.tokenizer import END
+from tiny_models.tokenizer import END, SPECIAL_TOKENS
 
 from agentrl.pool import build_parser
 from agentrl.registry import load_environment
@@ -84,7 +83,6 @@ def test_the_warm_start_learns_the_replies_and_nothing_else(tasks: TaskSet, toke
             prompt = coder.prompt(trace, number)
             assert encoded.ids[: len(prompt)] == prompt
             assert encoded.weights[len(prompt) - 1 : len(prompt) + 1] == [0.0, 1.0]
-        assert tokenizer.decode(coder.policy(bare(trace)).ids).startswith("<|im_start|>user")
         asked, answer = coder.judge(trace, 0)
         assert trace.messages[-1]["content"].strip() in tokenizer.decode(asked)
         good = trace.steps[0].good
@@ -109,26 +107,31 @@ def test_a_call_has_the_tokens_of_its_task(tasks: TaskSet, tokenizer: Any, coder
         assert {*names} <= {*asked}
 
 
-def test_a_repeated_text_has_the_names_and_numbers_of_tasks() -> None:
+def test_an_echo_repeats_words(coder: Coder, tokenizer: Any) -> None:
     rng = random.Random(3)
-    for tasks, name in ((TASK_SETS["toolcall"], r'"[a-z]+"|\d+'), (TASK_SETS["terminal"], r"[a-z]+\d(\.txt)?")):
-        told = echo(rng, [tasks.drawn(rng)[1] for _ in range(4)])
-        assert told.messages[0]["content"] == told.steps[0].text
-        assert all(re.fullmatch(name, word) for word in told.steps[0].text.split())
+    for _ in range(10):
+        encoded = coder.echo(rng)
+        asked, _, told = tokenizer.decode(encoded.ids).partition(f"{END}\n<|im_start|>assistant\n")
+        assert asked.removeprefix("<|im_start|>user\n") + END == told
+        learned = [i for i, weight in zip(encoded.ids, encoded.weights, strict=True) if weight]
+        assert tokenizer.decode(learned) == told
+        assert not {*learned[:-1]} & {
+            *tokenizer.convert_tokens_to_ids(["<tool_call>", "</tool_call>", *SPECIAL_TOKENS])
+        }
 
 
 def test_the_gate_names_what_is_wrong() -> None:
-    assert failures("x", {"solved": 0.3, "judge_right": 0.95}) == []
-    assert failures("x", {"solved": 0.1, "judge_right": 0.95}) == ["x: 0.1 of the tasks are solved, not 0.2 to 0.5"]
-    assert len(failures("x", {"solved": 0.9, "judge_right": 0.5})) == 2
+    assert failures({"solved": 0.3, "judge_right": 0.95}) == []
+    assert failures({"solved": 0.1, "judge_right": 0.95}) == ["0.1 of the tasks are solved, not 0.2 to 0.5"]
+    assert len(failures({"solved": 0.9, "judge_right": 0.5})) == 2
 
 
-def test_the_shipped_warm_start_is_that_of_the_sources() -> None:
-    note = json.loads((SHIPPED / NOTE).read_text())
-    assert note["key"] == key(), (
-        "make it anew: PYTHONPATH=openclaw-test python -m tiny_learning, then move the folder it prints"
-    )
-    assert not [problem for name, found in note["metrics"].items() for problem in failures(name, found)]
+@pytest.mark.parametrize("tasks", SETS, ids=lambda tasks: tasks.name)
+def test_the_shipped_warm_start_is_that_of_the_sources(tasks: TaskSet) -> None:
+    note = json.loads((SHIPPED / tasks.name / NOTE).read_text())
+    told = f"make it anew: PYTHONPATH=openclaw-test python -m tiny_learning {tasks.name}, and move what it prints"
+    assert note["key"] == key(tasks), told
+    assert failures(note["metrics"]) == []
 
 
 @pytest.mark.parametrize("judged", [False, True])
