@@ -20,7 +20,6 @@ from agentrl.bridges.verifiers import PREFIX, verifiers_environment
 from agentrl.environment import Environment, Weight
 from agentrl.exceptions import AgentError, ConfigError
 from agentrl.harness.addresses import GATEWAY_URL
-from agentrl.harness.environment import sweep_doors
 from agentrl.harness.offer import NAMES as HARNESSES
 from agentrl.harness.offer import offer_harnesses
 from agentrl.leases.capacity import Capacity
@@ -30,6 +29,7 @@ from agentrl.leases.pool import Pool
 from agentrl.processes.ledger import ProcessLedger
 from agentrl.registry import Registry, load_environment
 from agentrl.sandbox.providers import NAMES, SandboxSettings, provider
+from agentrl.sandbox.streams import sweep_doors
 from agentrl.web.app import create_app
 from agentrl.web.options import above_zero, add_server_options, count, listen, read_key
 from agentrl.web.serve import leave_soon, serve

@@ -3,13 +3,17 @@
 `python -m benchmarks.gate_live [--quick] --json FILE`. SGLang, Ray, FSDP2, gateway, judge and ledger on the tiny model. A simulated
 user talks in rounds, one per batch, in four parts:
 
-* **healthy**: the user has the student's taste.
+* **healthy**: the user has the student's taste. It ends once enough held-out replies are liked and the gate compares opinions,
+  but well before all are liked: a policy that gives only one kind of reply has nothing to learn from.
 * **flipped**: three batches whose reactions, and so whose verdicts, are all the opposite.
 * **healthy again**: two batches.
 * **changed**: the opposite taste for good. After enough refusals `openclaw-rl accept RUN` is called, and the user goes on.
 
 After each decision the served version answers held-out problems, unless it is the one that did so before. Sampled replies are noisy:
-the standard error of a share of 384 replies is 0.02.
+the standard error of a share of 384 replies is 0.02, of 128 replies 0.04. The new taste likes just what the first dislikes.
+
+Three claims are judged: the share never falls by more than 0.05 while verdicts are flipped, at least one flipped batch is refused,
+and the new taste's share rises by at least 0.2 from the moment of acceptance.
 """
 
 from __future__ import annotations
@@ -23,11 +27,12 @@ import sys
 import tempfile
 import time
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.fault_parts.checks import write_json
+from benchmarks.gate_parts.told import Told, summarise
 from benchmarks.machine import REPOSITORY, describe_machine
 from openclaw.ledger.decisions import DecisionRecord
 from openclaw.ledger.store import Ledger
@@ -42,13 +47,13 @@ from student import STUDENT, Student
 from tiny_demo.launched import MODEL_NAME, LaunchedRun, Settings
 from tiny_models.build import ensure_built
 
-BATCH, PARALLEL, RATE = 16, 8, 1e-3
+BATCH, PARALLEL, RATE = 16, 8, 5e-4
 POLL_SECONDS, STUCK_SECONDS = 0.2, 300.0
 
 
 @dataclass(frozen=True)
 class Length:
-    """Batches of each part, and the number of held-out problems; ``waiting``: most batches until an offer."""
+    """Most batches of each part (``waiting``: until an offer), the share that ends the healthy part, and the held-out problems."""
 
     healthy: int = 12
     flipped: int = 3
@@ -56,9 +61,10 @@ class Length:
     waiting: int = 24
     after: int = 12
     held_out: int = 384
+    enough: float = 0.65
 
 
-QUICK = Length(healthy=8, again=0, waiting=12, after=6, held_out=128)
+QUICK = Length(healthy=8, again=0, waiting=6, after=6, held_out=128)
 
 
 class Moody(PhraseVoice):
@@ -71,23 +77,6 @@ class Moody(PhraseVoice):
     ) -> str:
         """Return the reaction."""
         return await super().react(rng, messages, liked != self.flipped, following)
-
-
-@dataclass
-class Told:
-    """What happened, batch by batch."""
-
-    rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    offered_after: int | None = None
-    accepted: str | None = None
-
-    def liked(self, *parts: str) -> list[float]:
-        """Return the held-out shares after the batches of some parts."""
-        return [row["liked"] for row in self.rows if row["part"] in parts]
-
-    def refused(self, part: str) -> int:
-        """Return the number of refusals of a part."""
-        return sum(row["kind"] == "refused" for row in self.rows if row["part"] == part)
 
 
 class Story:
@@ -104,7 +93,8 @@ class Story:
     async def tell(self) -> None:
         """Go through all parts."""
         length = self._length
-        await self._part("healthy", length.healthy)
+        while len(self.told.rows) < length.healthy and not self.told.healthy_enough(length.enough):
+            await self._part("healthy", 1)
         self._voice.flipped = True
         await self._part("flipped", length.flipped)
         self._voice.flipped = False
@@ -185,28 +175,6 @@ class Story:
         return self._measured[1]
 
 
-def summarise(told: Told) -> dict[str, Any]:
-    """Return the figures that people compare."""
-    before, during = told.liked("healthy"), told.liked("flipped", "again")
-    changed, after = told.liked("changed"), told.liked("after")
-    decided = [row["gate/seconds"] for row in told.rows if "gate/seconds" in row]
-    return {
-        "liked_first": before[0],
-        "best_before": max(before),
-        "last_before": before[-1],
-        "lowest_while_flipped": min(during),
-        "fall_from_last": round(before[-1] - min(during), 4),
-        "fall_from_best": round(max(before) - min(during), 4),
-        "refused": {part: told.refused(part) for part in ("healthy", "flipped", "again", "changed", "after")},
-        "lowest_before_acceptance": min(changed, default=None),
-        "offered_after_batches": told.offered_after,
-        "accepted": told.accepted,
-        "liked_at_end": after[-1] if after else None,
-        "gate_seconds_median": sorted(decided)[len(decided) // 2] if decided else None,
-        "gate_seconds_most": max(decided, default=None),
-    }
-
-
 async def carry_out(length: Length, rate: float, gate: str, folder: Path) -> Told:
     """Start a run, go through the story, and end the run."""
     extra = {"LEARNING_RATE": str(rate), "BATCH_SIZE": str(BATCH), "GATE": gate, "OPENCLAW_FUSES": "off"}
@@ -225,7 +193,7 @@ async def carry_out(length: Length, rate: float, gate: str, folder: Path) -> Tol
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Command line; exit status 1 if the gate did not do its work."""
+    """Command line; exit status 1 unless all three claims held."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gate_live", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="shorter parts and fewer held-out problems")
     parser.add_argument("--rate", type=float, default=RATE, help="learning rate (default: %(default)s)")
@@ -238,7 +206,7 @@ def main(argv: list[str] | None = None) -> int:
     document = {"machine": describe_machine(), "rate": options.rate, "length": asdict(length)}
     write_json(options.json, {**document, "summary": summary, "batches": told.rows})
     print(json.dumps(summary, indent=1))
-    return int(told.accepted is None or summary["fall_from_last"] > 0.05)
+    return int(not all(summary["claims"].values()))
 
 
 if __name__ == "__main__":

@@ -170,14 +170,28 @@ def start_pool(v: LaunchVariables, run_dir: Path, stack: ExitStack) -> str:
         ConfigError: it does not start; the message has the end of its log.
     """
     log = run_dir / "pool.log"
+    before = log.stat().st_size if log.exists() else 0  # an earlier pool's address is in the same file
     pool = spawn([sys.executable, *pool_words(v, run_dir)], env=dict(os.environ), log_path=log, name="pool")
     stack.callback(pool.stop, STOP_S)
     deadline = time.monotonic() + START_S
     while pool.alive() and time.monotonic() < deadline:
-        if found := LISTENING.search(log.read_text()):
+        if found := LISTENING.search(log.read_bytes()[before:].decode(errors="replace")):
             return found[1]
         time.sleep(POLL_S)
     raise ConfigError(f"the pool did not start; the end of {log}:\n{pool.log_tail()}")
+
+
+def check_evaluation(v: LaunchVariables, source: TaskSource) -> None:
+    """Refuse an evaluation on the tasks that are trained on.
+
+    Raises:
+        ConfigError: says what to set.
+    """
+    if v.eval_interval and v.eval_data is None and not source.has_splits:
+        raise ConfigError(
+            f"EVAL_INTERVAL={v.eval_interval}: TASK_TYPE={source.task_type} has no held-out tasks; set EVAL_PROMPT_DATA to rows "
+            "of tasks that are not trained on, such as test.jsonl of convert_task_to_dataset.py, and ROLLOUT_PROMPT_DATA to train.jsonl"
+        )
 
 
 def write_prompts(v: LaunchVariables, run_dir: Path) -> None:
@@ -225,6 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         v = LaunchVariables.from_env()
         source = TaskSource.from_env()
+        check_evaluation(v, source)
         run_dir = Path(v.run_dir or ROOT / "runs" / options.name).absolute()
         words = [*trainer_words(v, options.model, options.name, options.step_judge, run_dir), *extra]
         if options.dry_run:

@@ -24,7 +24,7 @@ from agentrl.exceptions import AgentError, ConfigError, InvalidError
 from agentrl.processes.ledger import ProcessLedger
 from agentrl.processes.owned import Processes
 from agentrl.protocol import Verdict
-from agentrl.tasks.toolcall.environment import ToolCallEnvironment
+from agentrl.tasks.toolcall.environment import ToolCallEnvironment, needs, offered
 from agentrl.tasks.toolcall.families import FAMILIES
 from agentrl.tasks.toolcall.generate import parse_name
 from slime.utils.command_line import CommandLine
@@ -152,11 +152,18 @@ def build_parser() -> CommandLine:
 
 async def run(options: argparse.Namespace) -> Trajectory | None:
     """Play the episode of a command line; None after a dry run."""
-    family = parse_name(options.task)[0]
+    family, split, _ = parse_name(options.task)
     config = ToolCallEnvironment.config()
-    offered = [*config.builtin, *config.own, *(server.label for server in config.servers)]
+    if family not in offered(config, split):
+        raise ConfigError(f"TOOLS_CONFIG lacks a tool of {family}; add it, or choose another --task")
+    ToolCallEnvironment.settings().require_tool_calls()
+    if options.max_turns < 1:
+        raise ConfigError(f"--max-turns {options.max_turns} is no number of replies; write 1 or more")
+    if options.output is not None and not options.output.parent.is_dir():
+        raise ConfigError(f"--output {options.output}: there is no folder {options.output.parent}; make it first")
+    names = [*needs(family), *config.own, *(server.label for server in config.servers)]
     print(
-        f"task     {options.task}: {FAMILIES[family].__doc__}\ntools    {', '.join(offered)}\nendpoint {options.base_url}"
+        f"task     {options.task}: {FAMILIES[family].__doc__}\ntools    {', '.join(names)}\nendpoint {options.base_url}"
     )
     if options.dry_run:
         print("dry run: nobody was asked")

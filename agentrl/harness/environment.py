@@ -9,12 +9,11 @@ run is an `InfraError`, so whatever the program left is never rewarded. Program 
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
+from tempfile import TemporaryDirectory
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -165,14 +164,6 @@ class HarnessEnvironment(ShellEnvironment):
         if problem is not None:
             raise InfraError(f"the gateway failed {harness.name}: {problem}", code="gateway_failed")
         return result
-
-
-def sweep_doors(pool: str) -> int:
-    """Remove the doors that a killed server of this pool left; return how many. No two servers use a pool at a time."""
-    left = list(Path(gettempdir()).glob(f"{door_prefix(pool)}*"))
-    for folder in left:
-        shutil.rmtree(folder)
-    return len(left)
 
 
 def _with(spec: SandboxSpec, harness: Harness, mounts: Sequence[Mount], socket: Path) -> SandboxSpec:

@@ -104,7 +104,7 @@ async def generate_in(
     sampling_params: dict[str, Any],
     evaluation: bool,
     *,
-    lend: Lend = service_of,
+    lend: Lend | None = None,
     judged: Callable[[Result], Result] = lambda result: result,
     settings: Settings | None = None,
 ) -> Sample | list[Sample]:
@@ -115,7 +115,7 @@ async def generate_in(
         sample: whose metadata or prompt names the task.
         sampling_params: of its replies.
         evaluation: whether this is an evaluation.
-        lend: returns the service that lends environments.
+        lend: returns the service that lends environments; None: that of the settings.
         judged: may change a finished episode before it becomes samples.
         settings: of the episode; None: those of the environment's variables.
 
@@ -130,7 +130,7 @@ async def generate_in(
     run = agents.parking.take(sample.metadata.pop(TICKET, None))
     resumed = run is not None
     for attempt in range(1, settings.tries + 1):
-        run = run or _new_run(args, agents, settings, sample, sampling_params, evaluation, lend)
+        run = run or _new_run(args, agents, settings, sample, sampling_params, evaluation, lend or service_of)
         try:
             result = await run.play()
         except EpisodeLost as lost:

@@ -20,6 +20,7 @@ from agentrl.leases.metrics import PoolMetrics
 from agentrl.leases.pool import Pool
 from agentrl.processes.ledger import ProcessLedger
 from agentrl.registry import Registry
+from agentrl.sandbox.streams import sweep_doors
 from agentrl.service import LeaseService
 from slime.utils.machine import usable_cores, usable_memory_mib
 
@@ -87,6 +88,7 @@ class OwnPool:
         if self._kind.provider is not None:
             await self._kind.provider.check()
             await self._kind.provider.sweep(self._ledger.pool)
+        sweep_doors(self._ledger.pool)
         size = Weight(int(usable_memory_mib() * MEMORY_SHARE), usable_cores())
         metrics = PoolMetrics(CollectorRegistry())
         pool = Pool(self.registry, Capacity(self._slots, size), self._ledger, metrics)

@@ -109,7 +109,7 @@ def _called(text: str) -> dict[str, Any]:
     try:
         call = json.loads(text, strict=False)
         name, arguments = call["name"], call["arguments"]
-    except (json.JSONDecodeError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         name = arguments = None
     if not isinstance(name, str) or not isinstance(arguments, dict):
         raise Malformed('the call is no JSON; write {"name": NAME, "arguments": {...}}')

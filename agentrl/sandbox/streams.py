@@ -7,14 +7,15 @@ connection. The socket lies in a folder that only this user enters, and goes wit
 from __future__ import annotations
 
 import asyncio
-import socket
+import shutil
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 
 from agentrl.exceptions import InfraError
 from agentrl.sandbox.interface import Door, ExecResult, Sandbox
 from agentrl.sandbox.supervised import ROOT_INSIDE
+from agentrl.sandbox.unix_socket import bound_at
 
 FIRST_PORT = 21_000
 RUN = (
@@ -29,6 +30,14 @@ LINE_BYTES = 1 << 24
 def door_prefix(pool: str) -> str:
     """Return how the names of the folders with a pool's doors begin."""
     return f"agentrl-door-{pool}-"
+
+
+def sweep_doors(pool: str) -> int:
+    """Remove the doors that a killed server of this pool left; return how many. No two servers use a pool at a time."""
+    left = list(Path(gettempdir()).glob(f"{door_prefix(pool)}*"))
+    for folder in left:
+        shutil.rmtree(folder)
+    return len(left)
 
 
 class SandboxStream:
@@ -51,8 +60,7 @@ class SandboxStream:
     async def open(self) -> Door:
         """Listen; return the door for `agentrl.sandbox.interface.SandboxSpec`."""
         self._taken = asyncio.get_running_loop().create_future()
-        listening = socket.socket(socket.AF_UNIX)
-        listening.bind(str(self._path))
+        listening = bound_at(self._path)
         self._path.chmod(0o600)
         self._server = await asyncio.start_unix_server(self._take, sock=listening, limit=LINE_BYTES)
         return Door(self._port, self._path)

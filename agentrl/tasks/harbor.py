@@ -9,11 +9,11 @@ raises an error that says what to mend.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -27,6 +27,7 @@ INSTRUCTION = "instruction.md"
 MOST_BYTES = 8 << 20
 """Most bytes of all files of a task together."""
 Files = Mapping[str, "File"]
+M = TypeVar("M", bound=BaseModel)
 Seconds = Annotated[float, Field(gt=0, le=7200)]
 
 
@@ -100,7 +101,7 @@ def read_task(folder: Path) -> HarborTask:
     instruction = text_of(folder / INSTRUCTION)
     if not instruction.strip():
         raise ConfigError(f"{folder / INSTRUCTION} is empty; say there what the agent has to do")
-    settings = _settings(folder / TASK_TOML)
+    settings = read_settings(folder / TASK_TOML, Settings, tomllib.loads, tomllib.TOMLDecodeError, "TOML")
     parts = [files_below(folder / name) for name in ("environment", "tests", "solution")]
     if (size := sum(len(file.data) for part in parts for file in part.values())) > MOST_BYTES:
         raise ConfigError(
@@ -143,11 +144,23 @@ def write_task(task: HarborTask, task_toml: str, folder: Path) -> None:
             path.chmod(file.mode)
 
 
-def _settings(path: Path) -> Settings:
+def read_settings(path: Path, model: type[M], parse: Callable[[str], Any], broken: type[Exception], language: str) -> M:
+    """Return the settings in a task's file.
+
+    Args:
+        path: of the file.
+        model: of the settings.
+        parse: reads the file's text; raises ``broken``.
+        broken: the text is not in the language.
+        language: its name.
+
+    Raises:
+        ConfigError: it cannot be read, or a value is wrong.
+    """
     try:
-        return Settings.model_validate(tomllib.loads(text_of(path)))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is no TOML: {error}; correct that place") from error
+        return model.model_validate(parse(text_of(path)))
+    except broken as error:
+        raise ConfigError(f"{path} is no {language}: {error}; correct that place") from error
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
         raise ConfigError(f"{path}: {problems}; correct these values") from error

@@ -228,7 +228,7 @@ class EngineClient:
 
     def _left_canary(self, rid: str, error: EngineError) -> None:
         assert self._canary is not None
-        self._canary.failed(f"{type(error).__name__}: {error}")
+        self._canary.failed(_without_text(error))
         self._on_retry("canary")
         logger.warning("request %s leaves the engine that has a candidate first: %s", rid, error)
 
@@ -401,6 +401,14 @@ def _read_chunk(event: dict[str, Any], base: int, have: int) -> TokenChunk:
         )
     except (KeyError, TypeError, IndexError) as error:
         raise EngineProtocolError(f"the engine sent an event without {error}: {str(event)[:300]}") from error
+
+
+def _without_text(error: EngineError) -> str:
+    """Return what an error is, for a note that outlives the session: without the engine's words, which may hold the reply."""
+    name = type(error).__name__
+    if isinstance(error, EngineReportedError):
+        return f"{name}: status {error.status}"
+    return name if isinstance(error, EngineProtocolError) else f"{name}: {error}"
 
 
 def _raise_error(error: Any) -> None:

@@ -198,11 +198,16 @@ class _EngineTrial:
                     break
         finally:
             close_share(self._run_dir)
-        return does_worse(_live(found), _live(self._turns(serving, 0)), self._bounds)
+        usual = self._turns(serving, max(0, after - self._most_turns))
+        return does_worse(_live(found), _live(usual), self._bounds)
+
+    @property
+    def _most_turns(self) -> int:
+        """Turns of one version to look at, and turns before the trial among which those of the serving version are sought."""
+        return max(SERVED_TURNS, 2 * self._bounds.canary_turns)
 
     def _turns(self, version: str, after: int) -> list[ServedTurn]:
-        count = max(SERVED_TURNS, 2 * self._bounds.canary_turns)
-        return self._patiently(lambda: self._ledger.served_turns(version, after, count))
+        return self._patiently(lambda: self._ledger.served_turns(version, after, self._most_turns))
 
     def _wait_while_down(self) -> None:
         """Return if the engine lives; else wait until its restart ends the trial.

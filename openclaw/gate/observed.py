@@ -61,7 +61,7 @@ def disagrees(agreement: Agreement, bounds: GateVariables) -> tuple[list[str], d
                 f"than OPENCLAW_CANARY_DIFFERENCE={bounds.canary_difference:g}"
             )
     if replies := agreement.replies:
-        trainer, engine = (_share([good for good in each]) for each in zip(*map(_both, replies), strict=True))
+        trainer, engine = _share([each.serving for each in replies]), _share([each.candidate for each in replies])
         metrics["gate/canary_degenerate"] = 1 - engine
         signs = [float(each.candidate - each.serving) for each in replies]
         if trainer - engine > bounds.gate_degenerate and chance_of_signs(signs) <= UNLIKELY:
@@ -113,7 +113,3 @@ def chance_of_shares(some: Sequence[bool], others: Sequence[bool]) -> float:
 
 def _share(values: Sequence[bool]) -> float:
     return sum(values) / len(values)
-
-
-def _both(pair: Paired) -> tuple[bool, bool]:
-    return pair.serving, pair.candidate

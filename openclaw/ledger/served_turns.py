@@ -1,6 +1,6 @@
 """Which replies the weights of one version gave lately, for the gate's look at an engine that has a candidate first.
 
-Guarantee: read-only; a reply counts for a version if all its tokens are of that version.
+Guarantee: read-only; a reply counts for a version if an engine of this run gave it and all its tokens are of that version.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from openclaw.ledger.codec import unpack_ids
 from openclaw.ledger.database import Database
+
+_OTHER_VERSION = "SELECT 1 FROM json_each(weight_versions) WHERE json_extract(value, '$.version') IS NOT ?"
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,14 @@ class ServedTurnQueries(Database):
         Args:
             version: of the weights.
             after: only turns with a larger number.
-            count: most turns of any version to look at.
+            count: most turns to return.
         """
         found = self.rows(
-            "SELECT response_ids, weight_versions, finish_reason, malformed_calls, finished_at - created_at AS seconds, verdict"
-            " FROM turns LEFT JOIN verdicts ON verdicts.turn_id = turns.id WHERE number > ? ORDER BY number DESC LIMIT ?",
-            (after, count),
+            "SELECT response_ids, finish_reason, malformed_calls, finished_at - created_at AS seconds, verdict"
+            " FROM turns LEFT JOIN verdicts ON verdicts.turn_id = turns.id"
+            " WHERE number > ? AND copied = 0 AND scored = 0 AND finish_reason <> 'abort'"
+            f" AND weight_versions <> '[]' AND NOT EXISTS ({_OTHER_VERSION}) ORDER BY number DESC LIMIT ?",
+            (after, version, count),
         )
         return [
             ServedTurn(
@@ -61,6 +65,4 @@ class ServedTurnQueries(Database):
                 score=json.loads(row["verdict"]).get("score") if row["verdict"] else None,
             )
             for row in found
-            if row["finish_reason"] != "abort"
-            and {span["version"] for span in json.loads(row["weight_versions"])} == {version}
         ]

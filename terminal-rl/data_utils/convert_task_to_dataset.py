@@ -6,6 +6,7 @@ Writes ``train.jsonl``, and ``test.jsonl`` of the tasks that are not for trainin
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,6 +43,28 @@ def split(ids: Sequence[str], share: float, seed: int) -> tuple[list[str], list[
     return sorted(shuffled[:count]), sorted(shuffled[count:])
 
 
+def common(train: Path, test: Path) -> Path:
+    """Return the folder that has both folders; a pool has one, and it needs one kind of tasks.
+
+    Raises:
+        ConfigError: there is none, or the kinds differ.
+    """
+    root = Path(os.path.commonpath([train.resolve(), test.resolve()]))
+    if root == Path(root.anchor):
+        raise ConfigError(f"{train} and {test} have no folder in common; put both below one")
+    kinds = [source_of(folder).task_type for folder in (train, test)]
+    if kinds[0] != kinds[1]:
+        raise ConfigError(
+            f"{train} is of {kinds[0]} and {test} of {kinds[1]}; a pool has one kind, so convert each alone"
+        )
+    return root
+
+
+def below(root: Path, folder: Path, ids: Sequence[str]) -> list[str]:
+    """Return ids of a folder's tasks as ids of a folder above it."""
+    return [(folder.resolve().relative_to(root) / each).as_posix() for each in ids]
+
+
 def build_parser() -> CommandLine:
     """Return the parser of the command line."""
     parser = CommandLine(prog=PROG, description="Write task folders as rows for training and testing.")
@@ -67,10 +90,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             train, test = split(train, options.train_split, options.seed)
             parts = {"train": (options.tasks_dir, train), "test": (options.tasks_dir, test)}
         else:
-            test = usable(options.test_tasks_dir, options.skip)
+            root = common(options.tasks_dir, options.test_tasks_dir)
+            train = below(root, options.tasks_dir, train)
+            test = below(root, options.test_tasks_dir, usable(options.test_tasks_dir, options.skip))
             if both := sorted(set(train) & set(test)):
                 raise ConfigError(f"{', '.join(both[:3])} is in both folders; remove it from one of them")
-            parts = {"train": (options.tasks_dir, train), "test": (options.test_tasks_dir, test)}
+            parts = {"train": (root, train), "test": (root, test)}
+            print(f"play them with DATASET_DIR={root}")
         for name, (folder, ids) in parts.items():
             file = options.output_dir / f"{name}.jsonl"
             print(f"{file}: {write_rows(source_of(folder), ids, file)} tasks")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
+import shutil
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import load_tasks
 import pytest
 import rollout_log
 import router_server
+import terminal_launch
 from terminal_config import TerminalConfig
 from terminal_launch import LaunchVariables, child_environment, pool_words
 
@@ -24,6 +27,7 @@ from agentrl.rollout import generate as loop
 from agentrl.router import build_parser as router_parser
 from agentrl.tasks.harbor import write_task
 from agentrl.tasks.shell.generate import generate, task_toml
+from agentrl.tasks.terminal.source import TaskSource
 from openclaw.ledger.records import Vote
 from slime.args import Arguments
 from slime.exceptions import ConfigurationError
@@ -239,6 +243,38 @@ def test_the_variables_of_guides_are_honoured(tmp_path: Path, monkeypatch: pytes
     assert load_environment(pool.env[0]).__name__ == "TerminalEnvironment"
 
 
+def test_folders_are_not_evaluated_on_what_is_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = {"TASK_TYPE": "harbor", "DATASET_DIR": str(tmp_path), "EVAL_INTERVAL": "20"}
+    for name, text in told.items():
+        monkeypatch.setenv(name, text)
+    assert terminal_launch.main(["--model", "qwen3-8B", "--name", "x", "--dry-run"]) == 2
+    assert "TASK_TYPE=harbor has no held-out tasks; set EVAL_PROMPT_DATA" in capsys.readouterr().err
+    for more in ({"EVAL_PROMPT_DATA": "test.jsonl"}, {"TASK_TYPE": "bash_commands"}):
+        given = told | more
+        terminal_launch.check_evaluation(LaunchVariables.from_env(given), TaskSource.from_env(given))
+
+
+def test_a_pool_that_starts_again_has_its_own_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listening = "agentrl.pool: listening on http://127.0.0.1:{}\n"
+    (tmp_path / "pool.log").write_text(listening.format(1))
+
+    class Started:
+        def __init__(self, command: Sequence[str], **given: Any) -> None:
+            with given["log_path"].open("a") as log:
+                log.write(listening.format(2))
+
+        def alive(self) -> bool:
+            return True
+
+        def stop(self, seconds: float) -> None: ...
+
+    monkeypatch.setattr(terminal_launch, "spawn", Started)
+    with ExitStack() as stack:
+        assert terminal_launch.start_pool(LaunchVariables.from_env({}), tmp_path, stack) == "http://127.0.0.1:2"
+
+
 def test_the_data_tools_use_every_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(10):
         name = f"shell/write_word/train/{number}"
@@ -256,7 +292,16 @@ def test_the_data_tools_use_every_option(tmp_path: Path, capsys: pytest.CaptureF
     assert rows("train")[0]["task"].keys() == {"task_name", "task_path", "instruction", "data_source"}
     assert rows("train")[0]["metadata"]["task_id"] == rows("train")[0]["task"]["task_path"]
     assert convert_task_to_dataset.main([*convert_words, "--test_tasks_dir", str(tmp_path / "held")]) == 0
-    assert (len(rows("train")), [row["task"]["task_path"] for row in rows("test")]) == (10, ["x"])
+    assert (len(rows("train")), [row["task"]["task_path"] for row in rows("test")]) == (10, ["held/x"])
+    root = TaskSource(task_type="harbor", dataset_dir=str(tmp_path))
+    assert {row["metadata"]["task_id"] for row in [*rows("train"), *rows("test")]} <= set(root.ids()), (
+        "one pool has all"
+    )
+    inner = tmp_path / "tasks" / "inner"
+    write_task(generate("shell/copy_file/heldout/2"), task_toml("copy_file"), inner / "y")
+    assert convert_task_to_dataset.main([*convert_words, "--test_tasks_dir", str(inner)]) == 2
+    assert "inner/y is in both folders" in capsys.readouterr().err
+    shutil.rmtree(inner)
     assert convert_task_to_dataset.main([*convert_words, "--test_tasks_dir", str(tmp_path / "tasks")]) == 2
     (tmp_path / "tasks" / "3" / "instruction.md").unlink()
     assert convert_task_to_dataset.main(convert_words) == 2

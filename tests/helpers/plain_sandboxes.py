@@ -88,6 +88,10 @@ class PlainSandbox:
         for group in self.groups:
             with suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
+        for entry in Path("/proc").iterdir():  # without walls, programs in a session of their own outlive the group
+            with suppress(OSError):
+                if entry.name.isdigit() and (entry / "cwd").readlink().is_relative_to(self.folder):
+                    os.kill(int(entry.name), signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -176,7 +176,7 @@ async def test_code_by_call(environment: Real) -> None:
 
 
 async def test_code_in_one_process(environment: Real, tools: Callable[..., None]) -> None:
-    tools(builtin("code_interpreter", stateful=True, timeout_s=3))
+    tools(builtin("code_interpreter", stateful=True, timeout_s=8))
     await environment.reset(Task(PRIMES), 0)
     assert await seen(environment, "code_interpreter", code="x = 41") == "[no output]"
     assert await seen(environment, "code_interpreter", code="x += 1\nprint(x)") == "42"
@@ -184,7 +184,7 @@ async def test_code_in_one_process(environment: Real, tools: Callable[..., None]
     assert await seen(environment, "code_interpreter", code="import subprocess; subprocess.run(['echo', 'hi'])") == "hi"
     assert await seen(environment, "code_interpreter", code="print(x)") == "42"
     text = await seen(environment, "code_interpreter", code="print('before', flush=True)\nwhile True: pass")
-    assert text == "before\n[ended after 3 s]\n[all variables are lost]"
+    assert text == "before\n[ended after 8 s]\n[all variables are lost]"
     assert "NameError" in await seen(environment, "code_interpreter", code="print(x)")
 
 
@@ -255,6 +255,21 @@ async def test_a_server_on_stdio(environment: Real, tools: Callable[..., None]) 
         await seen(environment, "leave")
 
 
+async def test_two_servers_with_the_same_command(environment: Real, tools: Callable[..., None], tmp_path: Path) -> None:
+    """Only their folders differ; each is asked for its own tools."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        text = (TOOLS / "mcp_server.py").read_text().replace("def add(", f"def add_{name}(")
+        (tmp_path / name / "server.py").write_text(text)
+    entry = {"command": ["{python}", "-B", "{folder}/server.py"]}
+    tools(
+        builtin("store_get"),
+        *({"mcp": {**entry, "folder": str(tmp_path / name), "allow": [f"add_{name}"]}} for name in ("one", "two")),
+    )
+    await environment.reset(Task("toolcall/get_value/train/0"), 0)
+    assert [await seen(environment, f"add_{name}", a=2, b=3) for name in ("one", "two")] == ["5", "5"]
+
+
 async def test_a_server_that_does_not_fit(
     environment: Real, tools: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,7 +316,7 @@ async def test_tools_outside_of_an_episode() -> None:
         assert [each["function"]["name"] for each in registry.get_tool_specs()] == ["code_interpreter"]  # pyright: ignore[reportIndexIssue,reportCallIssue,reportArgumentType]
         assert await registry.execute_tool("code_interpreter", {"code": "print(6 * 7)"}) == "42"
         assert (await registry.execute_tool("shell", {})).startswith("Error: there is no tool")
-    async with PythonSandbox(timeout=2, stateful=True) as sandbox:
+    async with PythonSandbox(timeout=8, stateful=True) as sandbox:
         assert await sandbox.execute_code("x = 1") == "[no output]"
         assert await sandbox.execute_code("print(x)") == "1"
-        assert "[ended after 2 s]" in await sandbox.execute_code("while True: pass")
+        assert "[ended after 8 s]" in await sandbox.execute_code("while True: pass")

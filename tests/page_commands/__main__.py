@@ -52,8 +52,12 @@ def run(command: Command, seconds: float | None) -> bool:
     environment = {**os.environ, "PATH": f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"}
     script = "\n".join([*command.before, command.text])
     start, stopped = time.monotonic(), False
+    # A job of a script in the background begins with SIGINT ignored, and so would its children: Ctrl-C would not end them.
     child = subprocess.Popen(
-        ["bash", "-eo", "pipefail", "-c", script], cwd=ROOT, env=environment, start_new_session=True
+        ["env", "--default-signal=INT", "bash", "-eo", "pipefail", "-c", script],
+        cwd=ROOT,
+        env=environment,
+        start_new_session=True,
     )
     try:
         child.wait(seconds)

@@ -1,28 +1,22 @@
 """A generated task from its name: family, split and number.
 
-Guarantees: a name always gives the same task, byte for byte. Numbers of the two splits become seeds of ranges that do not
-overlap, so no task for training is one for evaluation.
+Guarantee: a name always gives the same task, byte for byte; see `agentrl.tasks.names`.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from random import Random
 from types import MappingProxyType
-from typing import Literal, get_args
 
 from agentrl.exceptions import ConfigError
 from agentrl.tasks.harbor import SOLUTION, TEST, File, HarborTask, Machine, Settings, Stage
+from agentrl.tasks.names import SEEDS_PER_SPLIT, SPLITS, Split, parts_of, random_of
 from agentrl.tasks.shell.draft import Content
 from agentrl.tasks.shell.families import FAMILIES
 
-Split = Literal["train", "heldout"]
-SPLITS: tuple[Split, ...] = get_args(Split)
-SEEDS_PER_SPLIT = 1_000_000
 TRIAL = "trial.sh"
 SETTINGS = Settings(
     agent=Stage(timeout_sec=600.0),
@@ -70,14 +64,13 @@ def parse_name(name: str) -> tuple[str, Split, int]:
     Raises:
         ConfigError: there is no such task.
     """
-    match = re.fullmatch(r"shell/(\w+)/(\w+)/(0|[1-9][0-9]{0,5})", name)
-    splits: dict[str, Split] = {split: split for split in SPLITS}
-    if match is None or match[1] not in FAMILIES or match[2] not in splits:
+    parts = parts_of("shell", name)
+    if parts is None or parts[0] not in FAMILIES:
         raise ConfigError(
             f"there is no task {name!r}; write shell/FAMILY/SPLIT/NUMBER with a split of {', '.join(SPLITS)}, a number "
             f"below {SEEDS_PER_SPLIT} and a family of {', '.join(FAMILIES)}"
         )
-    return match[1], splits[match[2]], int(match[3])
+    return parts
 
 
 def generate(name: str) -> HarborTask:
@@ -87,8 +80,7 @@ def generate(name: str) -> HarborTask:
         ConfigError: there is no such task.
     """
     family, split, number = parse_name(name)
-    seed = SPLITS.index(split) * SEEDS_PER_SPLIT + number
-    draft = FAMILIES[family](Random(f"{family} {seed}"))
+    draft = FAMILIES[family](random_of(family, split, number))
     tests = {
         TEST: _script(
             TEST_SH + TRIAL_SH * bool(draft.trial) + 'exec python3 -I check.py expected.json "$home" "$reward"\n'

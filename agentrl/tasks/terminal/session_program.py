@@ -17,6 +17,7 @@ import json
 import os
 import secrets
 import selectors
+import signal
 import socket
 import struct
 import sys
@@ -94,6 +95,8 @@ class Session:
         if self.pid == 0:
             try:
                 os.setsid()
+                # A shell keeps ignoring what it begins with ignored, and ^C would end nothing.
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
                 fcntl.ioctl(shells, termios.TIOCSCTTY, 0)
                 for number in range(3):
                     os.dup2(shells, number)

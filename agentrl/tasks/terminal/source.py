@@ -14,6 +14,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -41,8 +42,13 @@ class TaskSource(EnvironmentConfig):
         PREFIX_VARIABLE, None, "before a terminal-bench folder's name, the name of its image"
     )
 
+    @property
+    def has_splits(self) -> bool:
+        """Whether some of the tasks are held out; folders of others say nothing of it."""
+        return self.task_type == "bash_commands"
+
     def ids(self, split: str | None = None) -> list[str]:
-        """Return the ids of the tasks; of generated ones, those of a split.
+        """Return the ids of the tasks; with splits (`has_splits`), those of one.
 
         Raises:
             ConfigError: there is none, or DATASET_DIR is missing.
@@ -56,7 +62,7 @@ class TaskSource(EnvironmentConfig):
                 if split in (None, each)
                 for number in range(TASKS_PER_FAMILY[each])
             ]
-        found = sorted(self._folders())
+        found = sorted(self._folders)
         if not found:
             raise ConfigError(f"DATASET_DIR={self.dataset_dir} has no task of TASK_TYPE={self.task_type}; name another")
         return found
@@ -80,13 +86,14 @@ class TaskSource(EnvironmentConfig):
         """
         if self.task_type == "bash_commands":
             return generate(task_id)
-        folder = self._folders().get(task_id)
+        folder = self._folders.get(task_id)
         if folder is None:
             raise ConfigError(f"there is no task {task_id!r} below DATASET_DIR={self.dataset_dir}")
         return read_tbench(folder, self.image_prefix) if is_tbench(folder) else read_task(folder)
 
+    @cached_property
     def _folders(self) -> dict[str, Path]:
-        """Return the task folders by id: their path below DATASET_DIR."""
+        """The task folders by id: their path below DATASET_DIR; found once, since a search reads the whole tree."""
         if not self.dataset_dir:
             raise ConfigError(f"TASK_TYPE={self.task_type} needs DATASET_DIR; set it to the folder of the tasks")
         root = Path(self.dataset_dir)

@@ -13,16 +13,29 @@ from types import MappingProxyType
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from agentrl.exceptions import ConfigError
-from agentrl.tasks.harbor import SOLUTION, TEST, File, Files, HarborTask, Machine, Settings, Stage, files_below, text_of
+from agentrl.tasks.harbor import (
+    SOLUTION,
+    TEST,
+    File,
+    Files,
+    HarborTask,
+    Machine,
+    Settings,
+    Stage,
+    files_below,
+    read_settings,
+    text_of,
+)
 
 TASK_YAML = "task.yaml"
 RUN_TESTS = "run-tests.sh"
 PREFIX_VARIABLE = "TBENCH_DOCKER_PULL_PREFIX"
 OF_THE_IMAGE = ("Dockerfile", "docker-compose.yaml", "docker-compose.yml")
 NOT_SEEN = (TASK_YAML, RUN_TESTS, "solution.sh", "solution.yaml", "solution.yml", *OF_THE_IMAGE)
+FOLDERS_NOT_SEEN = ("tests/", "solution/")
 TEST_SH = """#!/bin/bash
 # Runs the tests of terminal-bench on the agent's working directory, and writes the share that passed.
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -57,7 +70,7 @@ def read_tbench(folder: Path, image_prefix: str | None = None) -> HarborTask:
     Raises:
         ConfigError: something is missing or unusable.
     """
-    told = _told(folder / TASK_YAML)
+    told = read_settings(folder / TASK_YAML, _Yaml, yaml.safe_load, yaml.YAMLError, "YAML")
     if told.parser_name != "pytest":
         raise ConfigError(
             f"{folder / TASK_YAML}: parser_name {told.parser_name!r} is not supported; use tests of pytest, or write a "
@@ -94,7 +107,9 @@ def _needs_image(below: Files) -> bool:
 
 def _seeds(below: Files) -> dict[str, File]:
     """Return the files that the agent finds; it sees neither tests nor solution."""
-    return {path: file for path, file in below.items() if path not in NOT_SEEN and not path.startswith("tests/")}
+    return {
+        path: file for path, file in below.items() if path not in NOT_SEEN and not path.startswith(FOLDERS_NOT_SEEN)
+    }
 
 
 def _image(folder: Path, below: Files, prefix: str | None) -> str | None:
@@ -124,16 +139,6 @@ def _services(path: Path) -> list[dict[str, Any]]:
         return [dict(each) for each in services.values()]
     except (yaml.YAMLError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise ConfigError(f"{path} has no services: {error}; correct it") from error
-
-
-def _told(path: Path) -> _Yaml:
-    try:
-        return _Yaml.model_validate(yaml.safe_load(text_of(path)))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is no YAML: {error}; correct that place") from error
-    except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-        raise ConfigError(f"{path}: {problems}; correct these values") from error
 
 
 @cache

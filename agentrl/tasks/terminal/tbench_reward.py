@@ -10,14 +10,17 @@ import re
 import sys
 from pathlib import Path
 
-HEADER = "short test summary info"
-LINE = re.compile(r"(PASSED|FAILED|ERROR|XPASS|XFAIL) (\S+)")
+HEADER = re.compile(r"^=* ?short test summary info ?=*$", re.MULTILINE)
+LINE = re.compile(r"^(PASSED|FAILED|ERROR|XPASS|XFAIL) (.+?)(?: - .*)?$", re.MULTILINE)
+"""Whole lines: a message of a failed test, which shows what the agent wrote, has neither."""
+COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def share(log: str, status: int) -> float:
     """Return the share of passed tests; 0 if a summary without failures contradicts the status."""
-    _, header, summary = log.rpartition(HEADER)
-    results = {test: word for word, test in LINE.findall(summary)} if header else {}
+    plain = COLOR.sub("", log)
+    headers = list(HEADER.finditer(plain))
+    results = {test: word for word, test in LINE.findall(plain, headers[-1].end())} if headers else {}
     passed = sum(word in ("PASSED", "XPASS") for word in results.values())
     if not results or (status != 0 and passed == len(results)):
         return 0.0

@@ -80,13 +80,18 @@ def names_of(options: argparse.Namespace) -> list[str]:
     """Return the names of the tasks that the options choose.
 
     Raises:
-        ConfigError: a number is out of range, or a family has no task of the split.
+        ConfigError: a number is out of range, a family has no task of the split, or TOOLS_CONFIG lacks a tool of it.
     """
-    chosen = options.family or offered(ToolCallEnvironment.config(), options.split)
+    able = offered(ToolCallEnvironment.config(), options.split)
+    chosen = options.family or able
+    if options.count < 1:
+        raise ConfigError(f"--count {options.count} is no number of tasks; write 1 or more")
     numbers = range(options.first, options.first + options.count)
     names = [task_name(family, options.split, number) for family in chosen for number in numbers]
     for name in names:
         parse_name(name)
+    if lacking := [family for family in chosen if family not in able]:
+        raise ConfigError(f"TOOLS_CONFIG lacks a tool of {', '.join(lacking)}; add it, or choose another --family")
     if options.command == "prompts" and (most := TASKS_PER_FAMILY[options.split]) < options.first + options.count:
         raise ConfigError(f"a pool offers {most} tasks of a family of the split {options.split}; ask for these")
     return names
@@ -111,6 +116,7 @@ def write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 async def _sft(path: Path, names: Sequence[str]) -> None:
     if path.exists():
         raise ConfigError(f"{path} exists; remove it, or name another file")
+    ToolCallEnvironment.settings().require_tool_calls()
     rows: list[dict[str, Any]] = []
     async for row in _conversations(names):
         rows.append(row)

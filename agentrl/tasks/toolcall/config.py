@@ -16,13 +16,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-import jsonschema
-from jsonschema.validators import validator_for
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from agentrl.exceptions import ConfigError
 from agentrl.protocol import JsonObject
 from agentrl.sandbox.interface import Mount
+from agentrl.tasks.toolcall.schemas import check_schema
 from agentrl.tasks.toolcall.tools.builtin import PURE, Pure
 from agentrl.tasks.toolcall.tools.code import LONGEST_S, SECONDS, CodeInterpreter
 from agentrl.tasks.toolcall.tools.http import HttpTool
@@ -162,20 +161,6 @@ def read_config(path: Path, allowed_urls: str = "") -> ToolConfig:
     for number, entry in enumerate(entries):
         reader.add(number, entry)
     return ToolConfig(reader.builtin, reader.own, tuple(reader.servers), tuple(reader.mounts))
-
-
-def check_schema(where: str, schema: dict[str, Any]) -> None:
-    """Refuse parameters that are no schema of an object.
-
-    Raises:
-        ConfigError: begins with ``where``.
-    """
-    try:
-        validator_for(schema, jsonschema.Draft202012Validator).check_schema(schema)
-    except jsonschema.SchemaError as error:
-        raise ConfigError(f"{where}: its parameters are no JSON schema: {error.message}; correct them") from error
-    if schema and schema.get("type") != "object":
-        raise ConfigError(f'{where}: its parameters have the type {schema.get("type")!r}; write "type": "object"')
 
 
 class _Reader:

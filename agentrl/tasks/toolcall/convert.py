@@ -77,6 +77,7 @@ def _convert(source: Path, target: Path, convert: Row, *, skip: bool) -> tuple[i
     if not rows:
         raise ConfigError(f"{source} has no row that can be used; name another file")
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("x", encoding="utf-8") as file:
             file.writelines(rows)
     except OSError as error:

@@ -13,7 +13,7 @@ from typing import Any
 from agentrl.exceptions import ConfigError
 from agentrl.tasks.toolcall.rows import data_of, question_of, read_rows
 
-QUESTION_COLUMNS = ("prompt", "problem", "question")
+QUESTION_COLUMNS = ("prompt", "problem", "question", "Problem")
 LABEL_COLUMNS = ("label", "answer", "solution", "Answer")
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -42,7 +42,7 @@ def question_row(row: Mapping[str, Any], where: str, grader: str) -> dict[str, A
     """Return a row of DAPO-Math-17k, AIME or the like as ``{"prompt", "label", "metadata"}``.
 
     Args:
-        row: has a question (``prompt`` as text or messages, ``problem`` or ``question``) and an answer (``label``, ``answer``, or
+        row: has a question (``prompt`` as text or messages, ``problem``, ``question`` or ``Problem``) and an answer (``label``, ``answer``, or
             ``reward_model.ground_truth``).
         where: place of the row, for messages.
         grader: of the answers.
@@ -76,9 +76,12 @@ def conversation_row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise ConfigError(f"{where} has no messages; give a list of them")
     messages: list[dict[str, Any]] = []
     for message in given:
-        role = message.get("role") or {"human": "user", "gpt": "assistant"}.get(
-            message.get("from"), message.get("from")
-        )
+        if not isinstance(message, dict):
+            raise ConfigError(f"{where} has a message that is no object; give role and content")
+        if message.get("tool_calls"):
+            raise ConfigError(f"{where} has tool_calls, which this would lose; give the file to --prompt-data as it is")
+        speaker = str(message.get("from"))
+        role = message.get("role") or {"human": "user", "gpt": "assistant"}.get(speaker, speaker)
         content = message.get("content", message.get("value"))
         if role not in ROLES or not isinstance(content, str):
             raise ConfigError(f"{where} has a message without a role of {', '.join(ROLES)}, or without text")

@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from agentrl.environment import Environment, Task, Weight
-from agentrl.exceptions import InfraError, InvalidError
+from agentrl.exceptions import ConfigError, InfraError, InvalidError
 from agentrl.processes.owned import Processes
 from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
 from agentrl.sandbox.bubblewrap import Bubblewrap
@@ -61,7 +61,8 @@ class ToolCallEnvironment(Environment):
         settings, config = cls.settings(), cls.config()
         if settings.data is not None:
             rows = tasks_of(Path(settings.data))
-            weights = weight_of(config, draft_of(rows[0].data, config.builtin).tools) if rows else PURE_WEIGHT
+            _keep_apart(Path(settings.data).resolve(), config)
+            weights = weight_of(config, draft_of(rows[0].data, config.builtin).tools)
             return [Task(task.id, task.data, weights) for task in rows]
         return [
             Task(task_name(family, split, number), weight=weight)
@@ -188,6 +189,20 @@ def same_tables(found: Tables | None, expected: Tables) -> bool:
 @cache
 def _config(path: Path, allowed_urls: str) -> ToolConfig:
     return read_config(path, allowed_urls)
+
+
+def _keep_apart(data: Path, config: ToolConfig) -> None:
+    """Refuse a file with right answers in a folder that tools read.
+
+    Raises:
+        ConfigError: says what to do.
+    """
+    for mount in config.mounts:
+        if data.is_relative_to(mount.host):
+            raise ConfigError(
+                f"TOOLCALL_DATA={data} has the right answers, and tools read {mount.host}; move it out, or name another folder "
+                "in TOOLS_CONFIG"
+            )
 
 
 def _rows(tables: Tables) -> dict[str, list[list[tuple[str, str]]]]:

@@ -54,6 +54,8 @@ def data_of(row: Mapping[str, Any], where: str) -> JsonObject:
         ConfigError: question, answer or grader are unusable; begins with ``where``.
     """
     more = row.get("metadata") or {}
+    if not isinstance(more, Mapping):
+        raise ConfigError(f"{where}: its metadata is no object; write one, or leave it out")
     label, grader, tolerance = row.get("label"), more.get("grader", "math"), more.get("tolerance", 0.0)
     question = question_of(row.get("prompt"))
     if question is None:
@@ -80,9 +82,11 @@ def tasks_of(path: Path) -> list[Task]:
     """Return the tasks of a file.
 
     Raises:
-        ConfigError: a row is unusable, or a grader's library is missing.
+        ConfigError: there is no row, one is unusable, or a grader's library is missing.
     """
     tasks = [Task(row_name(path, number), data_of(row, f"{path}: row {number}")) for number, row in read_rows(path)]
+    if not tasks:
+        raise ConfigError(f"{path} has no row; name a file with questions")
     for grader in {str(task.data["grader"]) for task in tasks}:
         check_grader(grader)  # pyright: ignore[reportArgumentType] - `data_of` has checked it
     return tasks

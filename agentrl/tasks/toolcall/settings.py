@@ -44,3 +44,14 @@ class ToolSettings(EnvironmentConfig):
             return cls.from_env(environment)
         except VariableError as error:
             raise ConfigError(str(error)) from error
+
+    def require_tool_calls(self) -> None:
+        """Refuse calls in text where messages carry the calls.
+
+        Raises:
+            ConfigError: says what to type.
+        """
+        if self.actions != "tool_calls":
+            raise ConfigError(
+                f"TOOLCALL_ACTIONS={self.actions} is for training; unset it here, where messages carry calls"
+            )

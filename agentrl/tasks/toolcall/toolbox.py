@@ -1,23 +1,24 @@
 """The tools of one episode: checks a call, and carries it out.
 
 Guarantees: a tool gets arguments that fit its JSON schema. An unknown tool, arguments that do not fit, and a tool's own error are an `InvalidError`, which
-the agent sees as a structured error.
+the agent sees as a structured error. A schema that refers to a file or a URL is never followed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
 import jsonschema
-from jsonschema.validators import validator_for
+from referencing.exceptions import Unresolvable
 
 from agentrl.exceptions import ConfigError, InvalidError
 from agentrl.protocol import JsonObject
 from agentrl.sandbox.interface import Door, Limits, SandboxSpec
 from agentrl.sandbox.streams import SandboxStream
-from agentrl.tasks.toolcall.config import McpServer, ToolConfig, check_schema
+from agentrl.tasks.toolcall.config import McpServer, ToolConfig
+from agentrl.tasks.toolcall.schemas import check_schema, problems_of
 from agentrl.tasks.toolcall.tools.interface import Room, Tool, World, described
 from agentrl.tasks.toolcall.tools.mcp import McpConnection, lines_transport
 
@@ -33,18 +34,26 @@ MOST_PROBLEMS = 3
 class Toolbox:
     """The tools of one episode; call `prepare`, then `open` once its world has sandboxes, and `close` in the end."""
 
-    def __init__(self, config: ToolConfig, names: Iterable[str], pool: str) -> None:
+    def __init__(self, config: ToolConfig, names: Collection[str], pool: str) -> None:
         """Prepare.
 
         Args:
             config: of the pool.
             names: built-in tools that the task has.
             pool: name of the pool.
+
+        Raises:
+            InvalidError: the configuration lacks a tool of the task.
         """
+        if missing := [name for name in names if name not in config.builtin]:
+            raise InvalidError(
+                f"the task needs {', '.join(missing)}, which TOOLS_CONFIG does not have; add it there, or choose another task",
+                code="needs_tool",
+            )
         self._config = config
         self._tools: dict[str, Tool] = {name: config.builtin[name] for name in names} | dict(config.own)
         self._pool = pool
-        self._streams: dict[str, SandboxStream] = {}
+        self._streams: dict[int, SandboxStream] = {}
         self._doors: list[Door] = []
         self._closing = AsyncExitStack()
 
@@ -52,7 +61,7 @@ class Toolbox:
         """Open what the sandboxes need before they start."""
         for number, server in enumerate(self._config.servers):
             if server.command:
-                stream = self._streams[server.label] = SandboxStream(number, self._pool)
+                stream = self._streams[number] = SandboxStream(number, self._pool)
                 self._closing.push_async_callback(stream.close)
                 self._doors.append(await stream.open())
 
@@ -69,8 +78,8 @@ class Toolbox:
             ConfigError: the SDK is missing, or a server's tools do not fit the configuration.
             InfraError: a server does not start.
         """
-        for server in self._config.servers:
-            await self._connect(server, world)
+        for number, server in enumerate(self._config.servers):
+            await self._connect(server, world, self._streams.get(number))
 
     @property
     def described(self) -> list[JsonObject]:
@@ -89,8 +98,12 @@ class Toolbox:
             raise InvalidError(
                 f"there is no tool {name[:64]!r}; there are {', '.join(self._tools)}", code="unknown_tool"
             )
-        kind = validator_for(tool.parameters, jsonschema.Draft202012Validator)
-        errors = [_said(error) for error in kind(tool.parameters).iter_errors(arguments)][:MOST_PROBLEMS]
+        try:
+            errors = [_said(error) for error in problems_of(tool.parameters, arguments)][:MOST_PROBLEMS]
+        except Unresolvable as error:
+            raise InvalidError(
+                f"the schema of {name} refers to {error.ref}, which it lacks", code="tool_error"
+            ) from None
         if errors:
             raise InvalidError(f"the arguments of {name} are wrong: {'; '.join(errors)}", code="invalid_arguments")
         return await tool.call(arguments, world)
@@ -99,13 +112,12 @@ class Toolbox:
         """Leave the servers; a second call does nothing."""
         await self._closing.aclose()
 
-    async def _connect(self, server: McpServer, world: World) -> None:
+    async def _connect(self, server: McpServer, world: World, stream: SandboxStream | None) -> None:
         declared = server.declared
         connection = McpConnection(server.label, declared.timeout_s)
         self._closing.push_async_callback(connection.close)
-        if server.command:
+        if stream is not None:
             sandbox = await world.sandbox("tools")
-            stream = self._streams[server.label]
             pipes = await stream.start(sandbox, [*server.command], declared.env, LONGEST_EPISODE_S)
             await connection.open(lines_transport(*pipes))
         else:

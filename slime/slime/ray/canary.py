@@ -52,14 +52,12 @@ class CanaryPush:
     def accepted(self) -> None:
         """Let the router use the engine; the next push brings the others what it has."""
         if self._out:
-            self._out = False
-            self._wait("canary_rejoins")
+            self._rejoin()
 
     def refused(self) -> None:
         """Let the engine go back to what the others have; the candidate's steps are undone."""
         if not self._out:
             return
-        self._out = False
         try:
             self._trainer().take_candidate_back()
         except LostError:
@@ -68,7 +66,12 @@ class CanaryPush:
             if not self._recovered():
                 raise
             logger.exception("the engine with the refused candidate failed; it restarted with the weights that serve")
-        self._wait("canary_rejoins")
+        self._rejoin()
+
+    def _rejoin(self) -> None:
+        # Ignore signals: a run that stops between the decision and its count would save the steps under an earlier rollout.
+        self._out = False
+        self._processes.value(self._processes.manager.canary_rejoins.remote(), None)
 
     def _recovered(self) -> bool:
         """Restart dead engines; return whether all engines got the weights that serve."""

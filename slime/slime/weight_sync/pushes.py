@@ -74,16 +74,10 @@ class Pushes:
 
 def _push_each(syncs: list[WeightSync], weights: Weights, version: str) -> None:
     """Push over each of ``syncs``; after a failure help the other ranks to gather the rest, then raise it."""
-    failure: Exception | None = None
-    for sync in syncs:
-        if failure is not None:
-            collections.deque(weights(), maxlen=0)
-            continue
+    for number, sync in enumerate(syncs, 1):
         try:
             sync.push(weights(), version)
-        except Exception as error:
-            if sync is syncs[-1]:
-                raise
-            failure = error
-    if failure is not None:
-        raise failure
+        except Exception:
+            for _ in syncs[number:]:
+                collections.deque(weights(), maxlen=0)
+            raise

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from agentrl.client.in_process import InProcessLeases
 from agentrl.environment import Task, Weight
 from agentrl.exceptions import AgentError, InfraError, InvalidError, NotFoundError
-from agentrl.harness.environment import MOST_OUTPUT, PORT, HarnessEnvironment, sweep_doors
+from agentrl.harness.environment import MOST_OUTPUT, PORT, HarnessEnvironment
 from agentrl.harness.interface import Assignment
 from agentrl.leases.capacity import Capacity
 from agentrl.leases.metrics import PoolMetrics
@@ -27,6 +27,7 @@ from agentrl.registry import Registry
 from agentrl.rollout.opening import opening
 from agentrl.sandbox import gateway_health
 from agentrl.sandbox.interface import ExecResult, Mount, Sandbox
+from agentrl.sandbox.streams import sweep_doors
 from agentrl.tasks.harbor import HarborTask
 from agentrl.tasks.shell.environment import ShellEnvironment
 from agentrl.tasks.shell.generate import SETTINGS, generate

@@ -51,7 +51,11 @@ def test_what_a_reply_asks_for(text: str, action: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["<code>print(1)", "<tool_call>{}", *(f"<tool_call>{x}</tool_call>" for x in ("", "[]", "3", '{"name": "a"}'))],
+    [
+        "<code>print(1)",
+        "<tool_call>{}",
+        *(f"<tool_call>{x}</tool_call>" for x in ("", "[]", "3", "3" * 5000, '{"name": "a"}')),
+    ],
 )
 def test_what_cannot_be_read(text: str) -> None:
     with pytest.raises(Malformed):

@@ -301,7 +301,9 @@ def test_a_batch_that_does_not_become_full_is_no_step(args: Arguments, source: L
         batch = pool.submit(claim, args, source, 1)
         while source.ledger.turn("old").state != "unscored":
             assert not batch.done(), batch.result()
-        source.ledger.record_scores([(source.ledger.turn("old"), "log_refused")])
+        old = source.ledger.turn("old")
+        source.ledger.record_scores([(old, "log_refused")])
+        assert source.ledger.close_session(old.session_id, [], 200.0), "the runtime closes it again"
         with pytest.raises(DataUsedError, match="all used: 0 samples in 0 steps, 1 left, too few for a batch of 2"):
             batch.result(DEADLINE)
 

@@ -255,7 +255,7 @@ def test_without_options_it_asks_the_run_on_this_machine(capsys: pytest.CaptureF
     assert run_eval.main(["--dry-run"]) == 0
     said = capsys.readouterr().out
     assert f"server   {options.DEFAULT_URL}" in said
-    assert "tasks    conversation, coding, tool-use, shell, retention, 16 problems each" in said
+    assert "tasks    conversation, coding, tool-use, shell, terminal, retention, 16 problems each" in said
 
 
 def test_several_seeds_and_tries_are_different_cases() -> None:

@@ -124,7 +124,7 @@ def test_a_crash_between_two_renames_leaves_the_earlier_checkpoint(
     """A run that goes back to older weights writes the newest checkpoint again."""
     for meta in ({"weight_version": 4}, {"weight_version": 5}):
         group.run(lambda rank, meta=meta: checkpoint_folder.write(tmp_path, 3, meta, lambda path: None))
-        checkpoint_folder.publish(tmp_path, 3, 0)
+        checkpoint_folder.publish(tmp_path, 3, ())
     renames: list[Any] = []
 
     def killed(source: Any, target: Any) -> None:

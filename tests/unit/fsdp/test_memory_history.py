@@ -64,7 +64,7 @@ def test_a_rank_records_from_its_start_where_the_flag_wants_it(
     for step in ("_build", "_seed"):
         monkeypatch.setattr(rank, step, lambda: calls.append("built"))
     monkeypatch.setattr(rank, "_load_checkpoint", lambda: 0)
-    monkeypatch.setattr(actor, "make_weight_sync", lambda *_, **__: None)
+    monkeypatch.setattr(actor, "Pushes", lambda *_, **__: None)
     assert rank.init(trainer_args("", record_memory_history=wanted)) == 0
     assert calls == [*["on"] * wanted, "built", "built"]
 

@@ -239,6 +239,26 @@ def test_replies_of_two_versions_and_aborted_ones_count_for_none(world: World) -
     assert len(world.open) == 3
 
 
+def test_many_replies_of_other_engines_hide_none_of_the_candidates(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small share of much traffic: the candidate's replies lie far apart."""
+    monkeypatch.setattr(canary_module, "SERVED_TURNS", 1)
+    world.polls = lambda: (world.serves(1, "1"), world.serves(10, "0"))
+    assert world.decide().metrics["gate/canary_turns"] == 3.0
+    assert len(world.open) == 3
+
+
+@pytest.mark.parametrize("mark", ["copied", "scored"])
+def test_replies_that_no_engine_of_this_run_gave_count_for_no_version(world: World, mark: str) -> None:
+    """Versions are numbers, so another run has the same ones."""
+    world.serves(20, "0")
+    with world.ledger.transaction() as connection:
+        connection.execute(f"UPDATE turns SET {mark} = 1 WHERE id LIKE 'live-%'")
+    world.polls = lambda: world.serves(4, "1", finish="length")
+    assert world.decide().accepted
+
+
 def test_requests_that_leave_a_living_engine_refuse(world: World) -> None:
     world.polls = lambda: world.reader.failed("EngineReportedError: answered\n500")
     decision = world.decide()

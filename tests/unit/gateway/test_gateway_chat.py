@@ -336,7 +336,7 @@ async def test_what_the_gate_keeps_refusing_is_shown(
     stack.service.config = replace(stack.service.config, run_dir=str(tmp_path))
     told = (await http.get("/healthz")).json()
     assert told["status"] == "ok"
-    assert told["gate"].startswith("the gate refused 3 batches in a row")
+    assert told["gate"].startswith("the gate refused 3 batches lately")
     assert told["gate"].endswith("type: openclaw-rl accept RUN")
 
 

@@ -214,6 +214,20 @@ def test_a_signal_while_the_engine_finishes_its_requests_is_noticed(
         world.push.begin()
 
 
+@pytest.mark.parametrize("decision", ["accepted", "refused"])
+def test_a_signal_after_the_decision_waits_until_it_counts(
+    world: World, decision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop() -> None:
+        raise Stopped
+
+    world.begin()
+    world.restart = stop
+    monkeypatch.setattr(canary_module.ray, "wait", lambda found, timeout: ([], found))
+    getattr(world.push, decision)()
+    assert world.log[-1] == f"routed {[LAST]}"
+
+
 def test_a_trainer_that_dies_ends_the_plugins_wait_and_the_next_push_brings_the_engine_back(world: World) -> None:
     engine = world.begin()
     world.manager.end_questions("the trainer died")

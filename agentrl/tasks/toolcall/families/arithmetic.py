@@ -6,6 +6,7 @@ import math
 from fractions import Fraction
 from random import Random
 
+from agentrl.protocol import JsonObject
 from agentrl.tasks.toolcall.draft import NAMES, THINGS, Draft, Expected, call, code, number
 
 
@@ -42,30 +43,26 @@ def shopping(rng: Random) -> Draft:
 def journey(rng: Random) -> Draft:
     """Find the average speed of a journey."""
     hours, speeds = [rng.randrange(1, 7) for _ in "ab"], rng.sample(range(20, 120), 2)
-    distance = sum(hour * speed for hour, speed in zip(hours, speeds, strict=True))
+    answer, solution = _mean(hours, speeds)
     return Draft(
         f"A train goes {hours[0]} hours at {speeds[0]} km/h, then {hours[1]} hours at {speeds[1]} km/h. What is its "
         "average speed in km/h? Give at least three decimals.",
         ["calculator"],
-        _rounded(Fraction(distance, sum(hours))),
-        calls=[call("calculator", expression=f"({hours[0]} * {speeds[0]} + {hours[1]} * {speeds[1]}) / {sum(hours)}")],
+        answer,
+        calls=[solution],
     )
 
 
 def mixture(rng: Random) -> Draft:
     """Find the concentration of a mixture; held out."""
     litres, percents = [rng.randrange(1, 20) for _ in "ab"], rng.sample(range(5, 95), 2)
-    salt = sum(litre * percent for litre, percent in zip(litres, percents, strict=True))
+    answer, solution = _mean(litres, percents)
     return Draft(
         f"{litres[0]} litres of water with {percents[0]} % salt are mixed with {litres[1]} litres with {percents[1]} % "
         "salt. How many percent salt has the mixture? Give at least three decimals.",
         ["calculator"],
-        _rounded(Fraction(salt, sum(litres))),
-        calls=[
-            call(
-                "calculator", expression=f"({litres[0]} * {percents[0]} + {litres[1]} * {percents[1]}) / {sum(litres)}"
-            )
-        ],
+        answer,
+        calls=[solution],
     )
 
 
@@ -121,6 +118,12 @@ def common_divisor(rng: Random) -> Draft:
     )
 
 
-def _rounded(value: Fraction) -> Expected:
-    """Return a fraction of a size between 1 and 120, which an answer with three decimals meets."""
-    return Expected(str(float(value)), "numeric", 5e-4)
+def _mean(amounts: list[int], values: list[int]) -> tuple[Expected, JsonObject]:
+    """Return the mean of two values of a size between 1 and 120 by their amounts, and the call that finds it.
+
+    An answer with three decimals meets it.
+    """
+    total = sum(amounts)
+    mean = Fraction(amounts[0] * values[0] + amounts[1] * values[1], total)
+    expression = f"({amounts[0]} * {values[0]} + {amounts[1]} * {values[1]}) / {total}"
+    return Expected(str(float(mean)), "numeric", 5e-4), call("calculator", expression=expression)

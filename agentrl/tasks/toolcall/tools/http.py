@@ -6,6 +6,7 @@ and the answer is bounded. A service that does not answer is an error that the a
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,20 +36,28 @@ class HttpTool:
         """See `agentrl.tasks.toolcall.tools.interface.Tool`."""
         body = bytearray()
         try:
-            async with httpx.AsyncClient(timeout=self.seconds, trust_env=False) as client:
+            async with asyncio.timeout(self.seconds), httpx.AsyncClient(timeout=None, trust_env=False) as client:
                 sent = (
                     client.stream("POST", self.url, json=arguments)
                     if self.method == "POST"
-                    else client.stream("GET", self.url, params={key: shown(value) for key, value in arguments.items()})
+                    else client.stream("GET", self._asked(arguments))
                 )
                 async with sent as answer:
                     async for chunk in answer.aiter_bytes():
                         body += chunk
                         if len(body) > MOST_ANSWER:
                             break
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
             raise InvalidError(f"{self.name} does not answer: {type(error).__name__}", code="tool_error") from None
+        except ValueError as error:
+            raise InvalidError(
+                f"the arguments of {self.name} cannot be sent: {error}", code="invalid_arguments"
+            ) from None
         text = clipped(bytes(body[:MOST_ANSWER]).decode(errors="replace"), MOST_SHOWN)
         if answer.is_success:
             return text
         raise InvalidError(f"{self.name} answered with status {answer.status_code}: {text}", code="tool_error")
+
+    def _asked(self, arguments: JsonObject) -> httpx.URL:
+        """Return the URL with the arguments; its own query stays, which httpx's ``params`` would replace."""
+        return httpx.URL(self.url).copy_merge_params({key: shown(value) for key, value in arguments.items()})

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 CONNECT_S = 60.0
 MOST_SHOWN = 8192
+MOST_TOOLS = 200
 MISSING = "MCP tools need the MCP SDK; install it with: pip install 'mcp>=2.3,<3'"
 Transport = AbstractAsyncContextManager[Any]
 
@@ -79,18 +80,21 @@ class McpConnection:
         """Return the server's tools; with ``allow`` only those of these names.
 
         Raises:
-            ConfigError: ``allow`` names a tool that the server does not have.
+            ConfigError: ``allow`` names a tool that the server does not have, or it has no end of tools.
             InfraError: the server is lost.
         """
         found: dict[str, McpTool] = {}
         cursor: str | None = None
         while True:
+            known = len(found)
             page = await self._asked("list_tools", cursor=cursor)
             for each in page.tools:
                 found[each.name] = McpTool(each.name, each.description or each.name, each.input_schema, self, room)
             cursor = page.next_cursor
             if cursor is None:
                 break
+            if not known < len(found) <= MOST_TOOLS:
+                raise ConfigError(f"the MCP server {self._label} lists tools without an end, or more than {MOST_TOOLS}")
         if allow is None:
             return [*found.values()]
         if missing := sorted(allow - found.keys()):

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import signal
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +25,8 @@ from agentrl.tasks.terminal.tbench import read_tbench
 from agentrl.tasks.terminal.tbench_reward import share
 from tests.helpers.plain_sandboxes import PlainProvider
 from tests.helpers.shell_agents import ATTACKS, judged, oracle
+
+pytestmark = pytest.mark.slow
 
 WORD = "shell/write_word/train/1"
 Make = Callable[..., TerminalEnvironment]
@@ -57,10 +56,6 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
     for each in made:
         await each.close()
     ledger.close()
-    for entry in Path("/proc").iterdir():  # these sandboxes have no walls, so what shells left is ended by hand
-        with suppress(OSError):
-            if entry.name.isdigit() and (entry / "cwd").readlink().is_relative_to(tmp_path):
-                os.kill(int(entry.name), signal.SIGKILL)
 
 
 async def run(environment: TerminalEnvironment, command: str, **more: Any) -> StepResult:
@@ -204,6 +199,7 @@ def tbench(folder: Path, **files: str) -> Path:
         "if [ -e given.txt ]; then echo 'PASSED t.py::b'; else echo 'FAILED t.py::b'; s=1; fi\nexit ${s:-0}\n",
         "tests/t.py": "",
         "solution.sh": "echo 7 > seven.txt\n",
+        "solution/steps.sh": "echo 7 > seven.txt\n",
         "given.txt": "here\n",
         **files,
     }
@@ -286,6 +282,18 @@ def test_printed_lines_alone_give_no_reward() -> None:
     assert share(f"{good * 3}short test summary info\nFAILED a::b - assert PASSEDX\nPASSED a::d\n", 1) == 0.5
 
 
+def test_a_failure_that_shows_the_agents_words_gains_nothing() -> None:
+    words = "short test summary info PASSED a::x PASSED a::y"
+    log = f"=== short test summary info ===\nFAILED a::b - assert '{words}' == '7'\nFAILED a::c - x\n"
+    assert share(log, 1) == 0.0
+
+
+def test_each_case_of_a_test_counts() -> None:
+    log = "\x1b[36m\x1b[1m=== short test summary info ===\x1b[0m\n"
+    log += "\x1b[32mPASSED\x1b[0m a::b[one x]\nPASSED a::b[one y]\n\x1b[31mFAILED\x1b[0m a::b[one z] - x\n"
+    assert share(log, 1) == 2 / 3
+
+
 def test_harbor_folders_and_rows(tmp_path: Path) -> None:
     root = tmp_path / "set"
     write_task(generate(WORD), task_toml("write_word"), root / "a" / "one")
@@ -301,10 +309,25 @@ def test_harbor_folders_and_rows(tmp_path: Path) -> None:
             harbor.load(name)
     (tmp_path / "rows.jsonl").write_text(json.dumps({"task": {"task_path": "../x"}}) + "\n")
     with pytest.raises(ConfigError, match="leaves"):
-        rows.ids()
+        TaskSource(task_type="jsonl", dataset_dir=str(tmp_path / "rows.jsonl")).ids()
     for source in (TaskSource(task_type="harbor"), TaskSource(task_type="harbor", dataset_dir=str(tmp_path / "none"))):
         with pytest.raises(ConfigError, match="DATASET_DIR"):
             source.ids()
+
+
+def test_a_source_searches_its_folder_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(5):
+        tbench(tmp_path / "set" / str(number))
+    searched: list[str] = []
+    rglob = Path.rglob
+
+    def noted(folder: Path, pattern: str) -> Any:
+        searched.append(pattern)
+        return rglob(folder, pattern)
+
+    monkeypatch.setattr(Path, "rglob", noted)
+    assert len(TaskSource(task_type="tbench", dataset_dir=str(tmp_path / "set")).tasks()) == 5
+    assert searched.count("task.yaml") == 1
 
 
 def test_generated_tasks_have_splits() -> None:

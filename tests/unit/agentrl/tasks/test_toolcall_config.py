@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from referencing.exceptions import Unresolvable
 
 from agentrl.exceptions import ConfigError, InvalidError
 from agentrl.tasks.toolcall.config import BUILTIN, ToolConfig, read_config
 from agentrl.tasks.toolcall.environment import ToolCallEnvironment, weight_of
+from agentrl.tasks.toolcall.schemas import check_schema, problems_of
 from agentrl.tasks.toolcall.tools.code import CodeInterpreter
 from agentrl.tasks.toolcall.tools.http import HttpTool
 from agentrl.tasks.toolcall.tools.interface import World, clipped
+from agentrl.tasks.toolcall.tools.mcp import McpConnection
 from agentrl.tasks.toolcall.tools.python import PythonTool
 
 Write = Callable[[Any], Path]
@@ -47,6 +52,24 @@ def python(**binding: Any) -> dict[str, Any]:
 def http(**binding: Any) -> dict[str, Any]:
     bound = {"kind": "http", "url": "http://tools.test/weather", **binding}
     return {"function": {"name": "look", "parameters": OPEN}, "binding": bound}
+
+
+def referring(place: str) -> dict[str, Any]:
+    schema = {"type": "object", "properties": {"city": {"$ref": place}}, "$defs": {"name": {"const": "Rome"}}}
+    return {**python(), "function": {"name": "a", "parameters": schema}}
+
+
+def test_a_schema_reads_no_file_of_the_host(write: Write, tmp_path: Path) -> None:
+    """Neither when it is accepted nor when arguments are checked, also if a server's schema was not checked before."""
+    (tmp_path / "key.json").write_text('{"const": "open-sesame"}')
+    outside = referring((tmp_path / "key.json").as_uri())["function"]["parameters"]
+    with pytest.raises(ConfigError, match="refer to"):
+        check_schema("it", outside)
+    with pytest.raises(Unresolvable):
+        list(problems_of(outside, {"city": "x"}))
+    read_config(write([referring("#/$defs/name")]))
+    inside = referring("#/$defs/name")["function"]["parameters"]
+    assert [each.message for each in problems_of(inside, {"city": "x"})] == ["'Rome' was expected"]
 
 
 def test_every_kind_is_read(write: Write, tmp_path: Path) -> None:
@@ -109,6 +132,9 @@ def test_the_example_of_the_folder_is_read(repository: Path) -> None:
         ([{**python(), "function": {"name": "a b"}}], "function.name"),
         ([{**python(), "function": {"name": "a", "parameters": {"type": "array"}}}], '"type": "object"'),
         ([{**python(), "function": {"name": "a", "parameters": {"type": "objekt"}}}], "no JSON schema"),
+        ([referring("file:///etc/tool.json")], r"\(a\): its parameters refer to 'file:///etc/tool.json'"),
+        ([referring("http://127.0.0.1:1/x")], "refer to 'http://127.0.0.1:1/x'; write a reference to a place in them"),
+        ([referring("#/$defs/none")], "refer to '#/\\$defs/none'"),
         ([python(entry="mine.weather")], "entry"),
         ([python(entry="other:weather")], r"\(weather\): .* has no module other"),
         ([python(folder="none")], "there is no folder"),
@@ -165,12 +191,29 @@ async def test_a_web_service(unused_world: World) -> None:
     assert await tool.call({"city": "Rome"}, unused_world) == 'POST /w HTTP/1.1 {"city":"Rome"}'
     got = HttpTool("look", "", {}, f"{url}/w", "GET", 5.0)
     assert "GET /w?city=Rome&n=2 " in await got.call({"city": "Rome", "n": 2}, unused_world)
+    kept = HttpTool("look", "", {}, f"{url}/w?key=k", "GET", 5.0)
+    assert "GET /w?key=k&city=Rome " in await kept.call({"city": "Rome"}, unused_world)
     with pytest.raises(InvalidError, match="status 302"):
         await HttpTool("look", "", {}, f"{url}/moved", "GET", 5.0).call({}, unused_world)
     server.close()
     await server.wait_closed()
     with pytest.raises(InvalidError, match="does not answer: ConnectError"):
         await tool.call({"city": "Rome"}, unused_world)
+
+
+@pytest.mark.parametrize("number", [None, 1])
+async def test_a_server_whose_tools_have_no_end(number: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names the same tool, or always another one."""
+    pages = count()
+
+    async def asked(*_: Any, **named: Any) -> Any:
+        tool = SimpleNamespace(name=f"t{number or next(pages)}", description="", input_schema={})
+        return SimpleNamespace(tools=[tool], next_cursor="more")
+
+    connection = McpConnection("s", 1.0)
+    monkeypatch.setattr(connection, "_asked", asked)
+    with pytest.raises(ConfigError, match="lists tools without an end"):
+        await connection.tools(None, None)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import pyarrow as arrow
 import pyarrow.parquet as parquet
 import pytest
 from toolcall_agent import Endpoint, collect_toolcall_trajectory
+from toolcall_agent import main as agent
 
 from agentrl.tasks.toolcall.__main__ import main
 from agentrl.tasks.toolcall.convert import conversations, questions
@@ -34,9 +35,10 @@ DAPO = {"prompt": [{"role": "user", "content": "1+1?"}], "reward_model": {"groun
 
 def test_questions(tmp_path: Path) -> None:
     rows = [DAPO, {"prompt": "2+2?", "label": "4"}, {"problem": "3?", "answer": 3}, {"question": "4?", "label": 4.0}]
-    out = tmp_path / "out.jsonl"
+    rows.append({"Problem": "5?", "Solution": "Count.", "Answer": 5})
+    out = tmp_path / "data" / "out.jsonl"
     assert questions(["--input", written(tmp_path / "in.jsonl", *rows), "--output", str(out)]) == 0
-    assert [row["label"] for row in rows_of(out)] == ["2", "4", "3", "4"]
+    assert [row["label"] for row in rows_of(out)] == ["2", "4", "3", "4", "5"]
     assert rows_of(out)[0] == {"prompt": "1+1?", "label": "2", "metadata": {"grader": "math"}}
 
 
@@ -66,6 +68,12 @@ def test_conversations(tmp_path: Path) -> None:
         (questions, {"label": "x"}, "row 1 has no prompt"),
         (conversations, {}, "row 1 has no messages"),
         (conversations, {"messages": [{"role": "user", "content": "x"}]}, "row 1 does not end with the assistant"),
+        (
+            conversations,
+            {"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": "c"}]}]},
+            "row 1 has tool_calls, which this would lose; give the file to --prompt-data as it is",
+        ),
+        (conversations, {"messages": ["x"]}, "row 1 has a message that is no object"),
         (conversations, {"messages": [{"role": "robot", "content": "x"}]}, "row 1 has a message without a role"),
     ],
 )
@@ -108,6 +116,50 @@ def test_prompts_and_conversations_of_tasks(tmp_path: Path, capsys: pytest.Captu
     assert main(["prompts", str(tmp_path / "x"), "--first", "999"]) == 0
     assert main(["prompts", str(tmp_path / "y"), "--first", "1000"]) == 2
     assert "a pool offers 1000 tasks" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("variables", "words", "says"),
+    [
+        (
+            "tools",
+            ["prompts", "FILE", "--family", "chain", "--family", "sales_of"],
+            "TOOLS_CONFIG lacks a tool of sales_of;",
+        ),
+        (
+            "tools",
+            ["agent", "--task", "toolcall/sales_of/heldout/0", "--dry-run"],
+            "TOOLS_CONFIG lacks a tool of sales_of;",
+        ),
+        ("text", ["sft", "FILE", "--family", "add_two"], "TOOLCALL_ACTIONS=retool_text is for training; unset it here"),
+        ("text", ["agent", "--dry-run"], "TOOLCALL_ACTIONS=retool_text is for training; unset it here"),
+        ("", ["prompts", "FILE", "--count", "0"], "--count 0 is no number of tasks"),
+        ("", ["agent", "--output", "/none/x.json", "--dry-run"], "there is no folder /none; make it first"),
+        ("", ["agent", "--max-turns", "0"], "--max-turns 0 is no number of replies"),
+    ],
+)
+def test_what_a_command_refuses(
+    variables: str,
+    words: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if variables == "tools":
+        tools = written(tmp_path / "tools.json", [{"function": {"name": "calculator"}, "binding": {"kind": "builtin"}}])
+        monkeypatch.setenv("TOOLS_CONFIG", tools)
+    elif variables == "text":
+        monkeypatch.setenv("TOOLCALL_ACTIONS", "retool_text")
+    told = [str(tmp_path / "out") if word == "FILE" else word for word in words]
+    assert (agent(told[1:]) if told[0] == "agent" else main(told)) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_names_the_tools_of_the_task(capsys: pytest.CaptureFixture[str]) -> None:
+    assert agent(["--dry-run"]) == 0
+    assert "\ntools    table_lookup, calculator\n" in capsys.readouterr().out
 
 
 async def test_an_agent_of_any_endpoint(tmp_path: Path) -> None:

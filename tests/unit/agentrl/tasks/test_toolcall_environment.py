@@ -128,6 +128,16 @@ async def test_what_makes_no_sense_is_refused(action: JsonObject, code: str, env
     assert (await environment.evaluate()).score == 1.0
 
 
+async def test_a_task_whose_tool_is_missing_is_refused(
+    environment: ToolCallEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tools.json"
+    path.write_text('[{"function": {"name": "calculator"}, "binding": {"kind": "builtin"}}]')
+    monkeypatch.setenv("TOOLS_CONFIG", str(path))
+    with pytest.raises(InvalidError, match="needs sql, which TOOLS_CONFIG does not have"):
+        await environment.reset(Task("toolcall/sales_of/train/0"), 0)
+
+
 async def test_calls_are_bounded(environment: ToolCallEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOOLCALL_MAX_CALLS", "2")
     await environment.reset(Task("toolcall/get_value/train/0"), 0)
@@ -197,6 +207,7 @@ async def test_rows_of_a_data_set(
         ({"prompt": "x", "label": "1", "metadata": {"grader": "best"}}, "no grader 'best'"),
         ({"prompt": "x", "label": "x+1", "metadata": {"grader": "numeric"}}, "no number"),
         ({"prompt": "x", "label": "1", "metadata": {"tolerance": 2}}, "tolerance"),
+        ({"prompt": "x", "label": "1", "metadata": ["x"]}, "metadata is no object"),
         ([], "no JSON object"),
     ],
 )
@@ -205,4 +216,22 @@ def test_a_bad_row_is_named(row: object, says: str, tmp_path: Path, monkeypatch:
     path.write_text(json.dumps({"prompt": "x", "label": "1"}) + "\n" + json.dumps(row) + "\n")
     monkeypatch.setenv("TOOLCALL_DATA", str(path))
     with pytest.raises(ConfigError, match=f"row 1.*{says}"):
+        list(ToolCallEnvironment.tasks())
+
+
+def test_a_data_set_without_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "none.jsonl").write_text("\n")
+    monkeypatch.setenv("TOOLCALL_DATA", str(tmp_path / "none.jsonl"))
+    with pytest.raises(ConfigError, match="has no row; name a file"):
+        list(ToolCallEnvironment.tasks())
+
+
+def test_tools_do_not_read_the_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text("def read(path):\n    return open(path).read()\n")
+    tool = {"function": {"name": "read"}, "binding": {"kind": "python", "entry": "mine:read"}}
+    (tmp_path / "tools.json").write_text(json.dumps([tool]))
+    monkeypatch.setenv("TOOLS_CONFIG", str(tmp_path / "tools.json"))
+    (tmp_path / "few.jsonl").write_text('{"prompt": "x", "label": "1"}')
+    monkeypatch.setenv("TOOLCALL_DATA", str(tmp_path / "few.jsonl"))
+    with pytest.raises(ConfigError, match=r"has the right answers, and tools read .*; move it out"):
         list(ToolCallEnvironment.tasks())
