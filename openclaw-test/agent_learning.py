@@ -1,4 +1,4 @@
-"""A tiny agent learns to use tools on a CPU: warm start from traces, then GRPO with sandboxed episodes on a real engine.
+"""A tiny agent learns to use tools on a CPU: warm start from traces, then GRPO with episodes on a real engine.
 
 Guarantees: the exit status is 0 only if every update happened. Figures come from the records of episodes. What was started is
 stopped, also on Ctrl-C, SIGTERM or a crash.
@@ -21,7 +21,7 @@ from tiny_demo.pool import PoolFailed
 from tiny_demo.report import save
 from tiny_learning.outcomes import Outcomes, share
 from tiny_learning.sets import TASK_SETS
-from tiny_learning.training import REPOSITORY, Plan, Sizes, start_training
+from tiny_learning.training import HELDOUT_TASKS, REPOSITORY, Plan, Sizes, start_training
 
 from slime.utils.command_line import CommandLine
 
@@ -42,10 +42,16 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--updates", type=_count, default=16, metavar="N", help="optimizer steps (%(default)s)")
     add("--seed", type=int, default=0, help="of the run (%(default)s)")
     add("--process-reward", action="store_true", help="a judge's votes on each step count beside the outcome")
-    add("--heldout", type=_count, default=sizes.heldout, metavar="N", help="held-out tasks of a family (%(default)s)")
+    add(
+        "--heldout",
+        type=_count,
+        default=sizes.heldout,
+        metavar="N",
+        help=f"held-out tasks of a family, at most {HELDOUT_TASKS} (%(default)s)",
+    )
     add("--prompts", type=_count, default=sizes.prompts, metavar="N", help="tasks of an update (%(default)s)")
     add("--samples", type=_count, default=sizes.samples, metavar="N", help="episodes of a task (%(default)s)")
-    add("--slots", type=_count, default=sizes.slots, metavar="N", help="sandboxes at a time (%(default)s)")
+    add("--slots", type=_count, default=sizes.slots, metavar="N", help="environments at a time (%(default)s)")
     add("--learning-rate", type=float, default=sizes.rate, metavar="R", help="of GRPO (%(default)s)")
     add("--report", type=Path, metavar="FILE", help="file for the report (default: in the run's folder)")
     add("--run-dir", type=Path, help="for logs, records and checkpoints (default: runs/...)")
@@ -53,6 +59,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.samples < 2:
         parser.error("--samples 1: a group needs at least 2 episodes to compare")
+    if options.heldout > HELDOUT_TASKS:
+        parser.error(f"--heldout {options.heldout}: a family has {HELDOUT_TASKS} held-out tasks")
     stamp = f"{datetime.now():%Y%m%d-%H%M%S}"
     options.run_dir = (options.run_dir or REPOSITORY / "runs" / f"{options.task}-{stamp}").absolute()
     if options.run_dir.exists() and any(options.run_dir.iterdir()):

@@ -1,4 +1,4 @@
-"""The run: a pool of sandboxes, and slime's trainer with the agent loop, which evaluates before the first update and after the last.
+"""The run: a pool of environments, and slime's trainer with the agent loop, which evaluates before the first update and after the last.
 
 Guarantee: the run is the real one: ``slime/train.py``, SGLang, the pool and, with a process reward, a judge engine of its own.
 """
@@ -23,7 +23,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 GENERATE = "agentrl.rollout.generate.generate"
 STOP_S = 90.0
 TRAINED_TASKS, HELDOUT_TASKS = 200, 20
-"""Of each family, as the pool offers them."""
+"""Of each family, as every pool offers them."""
 EVALUATED_TWICE = 2
 CONTEXT, REPLY = 1024, 96
 """Most tokens of an episode, and of a reply."""
@@ -40,7 +40,7 @@ class Sizes:
         prompts: tasks of an update.
         samples: episodes of a task.
         heldout: held-out tasks of a family; each is played `EVALUATED_TWICE`.
-        slots: sandboxes at a time.
+        slots: environments at a time.
         rate: learning rate.
         votes: of the judge, on a step.
         judge_weight: of the mean score of the steps beside the outcome.
@@ -99,30 +99,15 @@ class Plan:
             *("--num-rollout", self.updates, "--rollout-batch-size", sizes.prompts),
             *("--n-samples-per-prompt", sizes.samples, "--advantage-estimator", "grpo"),
             *("--rollout-max-context-len", CONTEXT, "--rollout-max-response-len", REPLY),
-            *(
-                "--lr",
-                sizes.rate,
-                "--rollout-temperature",
-                TEMPERATURE,
-                "--weight-decay",
-                "0",
-                "--use-dynamic-batch-size",
-                "--max-tokens-per-gpu",
-                "8192",
-            ),
+            *("--lr", sizes.rate, "--rollout-temperature", TEMPERATURE, "--weight-decay", "0"),
+            *("--use-dynamic-batch-size", "--max-tokens-per-gpu", "8192"),
             *("--eval-interval", self.updates, "--eval-prompt-data", "heldout", heldout),
             *("--n-samples-per-eval-prompt", EVALUATED_TWICE, "--sglang-context-length", "2048"),
         ]
         if self.process_reward:
             words += ["--prm-enable", "--prm-num-gpus", "1", "--prm-model-path", self.model, "--prm-m", sizes.votes]
-            words += [
-                "--prm-temperature",
-                TEMPERATURE,
-                "--prm-max-new-tokens",
-                "40",
-                "--prm-step-coef",
-                sizes.judge_weight,
-            ]
+            words += ["--prm-temperature", TEMPERATURE, "--prm-max-new-tokens", "40"]
+            words += ["--prm-step-coef", sizes.judge_weight]
         return [str(word) for word in words]
 
     def variables(self, pool_url: str) -> dict[str, str]:

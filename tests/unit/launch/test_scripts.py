@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -207,6 +208,17 @@ def test_a_script_of_learning_agents_shows_its_plan(script: str, capsys: pytest.
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"plan     {script.split('-')[0]}: 16 updates")
     assert lines[-1] == "dry run: the plan is valid, nothing was started"
+
+
+@pytest.mark.parametrize("script", [*LEARNING, *AGENT_DEMOS])
+@pytest.mark.parametrize("failing", ["setup.sh", "setup_bubblewrap.sh"])
+def test_a_failed_set_up_ends_the_script(script: str, failing: str, tmp_path: Path) -> None:
+    for name in ("scripts/launch.sh", script):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    for name in ("setup.sh", "setup_bubblewrap.sh", "setup_node.sh", "setup_mini_swe_agent.sh"):
+        (tmp_path / "scripts" / name).write_text(f"exit {7 if name == failing else 0}\n")
+    assert subprocess.run(["bash", tmp_path / script], env=CLEAN, capture_output=True, check=False).returncode == 7
 
 
 @pytest.mark.parametrize("number", demo.STOP_SIGNALS)

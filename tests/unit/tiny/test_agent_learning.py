@@ -220,6 +220,7 @@ def test_no_episode_has_no_share() -> None:
     [
         (["--samples", "1"], "at least 2 episodes"),
         (["--updates", "0"], "not a number from 1 up"),
+        (["--heldout", "21"], "a family has 20 held-out tasks"),
         (["--run-dir", "."], "is not empty"),
         (["--process-rewards"], "did you mean --process-reward?"),
     ],
