@@ -60,7 +60,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--json", required=True, type=Path, help="file for the figures")
     add("--tasks", default=",".join(TASK_SETS), help="comma-separated (default: %(default)s)")
     add("--seeds", default="0,1,2", help="comma-separated (default: %(default)s)")
-    add("--updates", type=int, default=16, help="optimizer steps of a run (default: %(default)s)")
+    add("--updates", type=int, help="optimizer steps of a run (default: the task's own)")
     add("--runs", type=Path, default=RUNS, help="folder of the runs' records (default: benchmarks/baselines/agents)")
     add("--only-report", action="store_true", help="run nothing; tell what the folder has")
     options = parser.parse_args(argv)
@@ -145,12 +145,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     cells = [Cell(task, judged, seed) for seed in options.seeds for task in options.tasks for judged in (False, True)]
     records: dict[Cell, Record] = {}
+    updates = {task: options.updates or TASK_SETS[task].updates for task in options.tasks}
     try:
         for cell in cells:
-            found = load(options.runs, cell, options.updates)
+            found = load(options.runs, cell, updates[cell.task])
             if found is None and not options.only_report:
                 print(f"{cell.name}: {len(records)} of {len(cells)} runs are done", flush=True)
-                found = run(cell, options.updates, options.runs)
+                found = run(cell, updates[cell.task], options.runs)
             if found is not None:
                 records[cell] = found
     except RunError as error:
@@ -164,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         cell.name: {key: value for key, value in record.items() if key != "example"} for cell, record in records.items()
     }
     missing = [cell.name for cell in cells if cell not in records]
-    write(options.json, {"updates": options.updates, "figures": told, "runs": runs, "not_run": missing})
+    write(options.json, {"updates": updates, "figures": told, "runs": runs, "not_run": missing})
     print(json.dumps(told, indent=1))
     return 0
 

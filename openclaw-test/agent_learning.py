@@ -39,7 +39,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = CommandLine(prog=PROG, description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
     add("--task", choices=[*TASK_SETS], required=True, help="what the agent learns; the script of a folder names it")
-    add("--updates", type=_count, default=16, metavar="N", help="optimizer steps (%(default)s)")
+    own = ", ".join(f"{name} {tasks.updates}" for name, tasks in TASK_SETS.items())
+    add("--updates", type=_count, metavar="N", help=f"optimizer steps (default: {own})")
     add("--seed", type=int, default=0, help="of the run (%(default)s)")
     add("--process-reward", action="store_true", help="a judge's votes on each step count beside the outcome")
     add(
@@ -61,6 +62,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--samples 1: a group needs at least 2 episodes to compare")
     if options.heldout > HELDOUT_TASKS:
         parser.error(f"--heldout {options.heldout}: a family has {HELDOUT_TASKS} held-out tasks")
+    options.updates = options.updates or TASK_SETS[options.task].updates
     stamp = f"{datetime.now():%Y%m%d-%H%M%S}"
     options.run_dir = (options.run_dir or REPOSITORY / "runs" / f"{options.task}-{stamp}").absolute()
     if options.run_dir.exists() and any(options.run_dir.iterdir()):

@@ -156,6 +156,7 @@ def _make(tasks: TaskSet, folder: Path, name: str, say: Callable[[str], None]) -
             if step % 50 == 0:
                 say(f"warm start: step {total + step}, loss {loss:.3f}")
 
+        metrics, problems = Metrics(), ["it was not trained"]
         for steps, rate in ((STEPS, RATE), *[(EXTRA_STEPS, EXTRA_RATE)] * EXTRA_ROUNDS):
             train(model, stream, steps=steps, learning_rate=rate, on_step=told)
             total += steps
@@ -163,7 +164,7 @@ def _make(tasks: TaskSet, folder: Path, name: str, say: Callable[[str], None]) -
             say(f"warm start: {metrics}")
             if not (problems := failures(metrics)):
                 break
-        else:
+        if problems:
             raise WarmStartError(f"after {total} steps {'; '.join(problems)}")
     finally:
         torch.set_num_threads(threads)

@@ -42,6 +42,7 @@ def test_figures_are_means_of_the_runs_and_null_where_nothing_was_run(tmp_path: 
     assert made["figures"]["terminal"]["outcome"]["rise"] is None
     assert made["figures"]["terminal"]["process_minus_outcome"] is None
     assert len(made["not_run"]) == 9
+    assert made["updates"] == {"toolcall": 16, "terminal": 8}
     assert sorted(made["runs"]) == ["toolcall-outcome-seed0", "toolcall-outcome-seed1", "toolcall-process-seed1"]
     assert "example" not in made["runs"]["toolcall-outcome-seed0"]
 

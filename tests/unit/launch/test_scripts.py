@@ -16,6 +16,7 @@ import agent_learning
 import demo
 import pytest
 import run_eval
+from tiny_learning.sets import TASK_SETS
 
 from agentrl.harness.__main__ import plan_of
 from agentrl.harness.checks import check_plan
@@ -206,7 +207,8 @@ def test_a_script_of_learning_agents_shows_its_plan(script: str, capsys: pytest.
     words = shell_parts()[script][0][3:]
     assert agent_learning.main(words) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith(f"plan     {script.split('-')[0]}: 16 updates")
+    tasks = TASK_SETS[script.split("-")[0]]
+    assert lines[0].startswith(f"plan     {tasks.name}: {tasks.updates} updates of")
     assert lines[-1] == "dry run: the plan is valid, nothing was started"
 
 
