@@ -25,7 +25,7 @@ from benchmarks.machine import REPOSITORY, describe_machine
 from benchmarks.personal_parts.records import write
 
 sys.path.append(str(REPOSITORY / "openclaw-test"))
-from tiny_learning.sets import TASK_SETS
+from tiny_learning.sets import TASK_SETS, UPDATES
 
 PROGRAM = REPOSITORY / "openclaw-test" / "agent_learning.py"
 RUNS = REPOSITORY / "benchmarks" / "baselines" / "agents"
@@ -145,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     cells = [Cell(task, judged, seed) for seed in options.seeds for task in options.tasks for judged in (False, True)]
     records: dict[Cell, Record] = {}
-    updates = {task: options.updates or TASK_SETS[task].updates for task in options.tasks}
+    updates = {task: options.updates or UPDATES[task] for task in options.tasks}
     try:
         for cell in cells:
             found = load(options.runs, cell, updates[cell.task])

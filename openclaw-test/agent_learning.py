@@ -20,7 +20,7 @@ from rich.console import Console
 from tiny_demo.pool import PoolFailed
 from tiny_demo.report import save
 from tiny_learning.outcomes import Outcomes, share
-from tiny_learning.sets import TASK_SETS
+from tiny_learning.sets import TASK_SETS, UPDATES
 from tiny_learning.training import HELDOUT_TASKS, REPOSITORY, Plan, Sizes, start_training
 
 from slime.utils.command_line import CommandLine
@@ -38,8 +38,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     sizes = Sizes()
     parser = CommandLine(prog=PROG, description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
-    add("--task", choices=[*TASK_SETS], required=True, help="what the agent learns; the script of a folder names it")
-    own = ", ".join(f"{name} {tasks.updates}" for name, tasks in TASK_SETS.items())
+    named = "--task" in (sys.argv if argv is None else argv)  # by the script, whose user need not know
+    add("--task", choices=[*TASK_SETS], required=True, help=argparse.SUPPRESS if named else "what the agent learns")
+    own = ", ".join(f"{name} {updates}" for name, updates in UPDATES.items())
     add("--updates", type=_count, metavar="N", help=f"optimizer steps (default: {own})")
     add("--seed", type=int, default=0, help="of the run (%(default)s)")
     add("--process-reward", action="store_true", help="a judge's votes on each step count beside the outcome")
@@ -62,7 +63,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--samples 1: a group needs at least 2 episodes to compare")
     if options.heldout > HELDOUT_TASKS:
         parser.error(f"--heldout {options.heldout}: a family has {HELDOUT_TASKS} held-out tasks")
-    options.updates = options.updates or TASK_SETS[options.task].updates
+    options.updates = options.updates or UPDATES[options.task]
     stamp = f"{datetime.now():%Y%m%d-%H%M%S}"
     options.run_dir = (options.run_dir or REPOSITORY / "runs" / f"{options.task}-{stamp}").absolute()
     if options.run_dir.exists() and any(options.run_dir.iterdir()):

@@ -89,7 +89,6 @@ TOOLCALL = TaskSet(
     task=lambda family, split, number: task_name(family, "heldout" if split == "heldout" else "train", number),
     trace=trace,
     needed=2,
-    updates=16,
     sources=(
         "openclaw-test/tiny_learning/calls.py",
         "agentrl/tasks/toolcall/draft.py",

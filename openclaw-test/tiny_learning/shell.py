@@ -88,7 +88,6 @@ TERMINAL = TaskSet(
     task=lambda family, split, number: task_name(family, "heldout" if split == "heldout" else "train", number),
     trace=trace,
     needed=1,
-    updates=8,
     sources=(
         "openclaw-test/tiny_learning/shell.py",
         "agentrl/tasks/shell/families/easy.py",

@@ -16,7 +16,7 @@ import agent_learning
 import demo
 import pytest
 import run_eval
-from tiny_learning.sets import TASK_SETS
+from tiny_learning.sets import UPDATES
 
 from agentrl.harness.__main__ import plan_of
 from agentrl.harness.checks import check_plan
@@ -207,8 +207,8 @@ def test_a_script_of_learning_agents_shows_its_plan(script: str, capsys: pytest.
     words = shell_parts()[script][0][3:]
     assert agent_learning.main(words) == 0
     lines = capsys.readouterr().out.splitlines()
-    tasks = TASK_SETS[script.split("-")[0]]
-    assert lines[0].startswith(f"plan     {tasks.name}: {tasks.updates} updates of")
+    task = script.split("-")[0]
+    assert lines[0].startswith(f"plan     {task}: {UPDATES[task]} updates of")
     assert lines[-1] == "dry run: the plan is valid, nothing was started"
 
 

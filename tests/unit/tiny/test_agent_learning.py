@@ -12,7 +12,7 @@ import pytest
 from tiny_learning import report
 from tiny_learning.encode import Coder
 from tiny_learning.outcomes import Outcomes, share
-from tiny_learning.sets import TASK_SETS
+from tiny_learning.sets import TASK_SETS, UPDATES
 from tiny_learning.traces import TaskSet
 from tiny_learning.training import TEMPERATURE, Plan, Sizes, pool_words
 from tiny_learning.vocabulary import build_tokenizer
@@ -209,6 +209,20 @@ def test_figures_are_those_of_the_records(tmp_path: Path) -> None:
 
 def test_a_warm_start_is_measured_as_the_run_samples() -> None:
     assert TEMPERATURE == sampling.TEMPERATURE
+
+
+@pytest.mark.parametrize("task", TASK_SETS)
+def test_a_run_has_its_tasks_number_of_updates(task: str, tmp_path: Path) -> None:
+    words = ["--task", task, "--run-dir", str(tmp_path)]
+    assert agent_learning.parse(words).updates == UPDATES[task]
+    assert agent_learning.parse([*words, "--updates", "3"]).updates == 3
+
+
+@pytest.mark.parametrize("words", [["--task", "terminal"], []])
+def test_help_tells_of_the_task_unless_a_script_named_it(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        agent_learning.parse([*words, "--help"])
+    assert ("--task" in capsys.readouterr().out) == (not words)
 
 
 def test_no_episode_has_no_share() -> None:
