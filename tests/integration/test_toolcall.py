@@ -233,6 +233,22 @@ async def test_functions(environment: Real, tools: Callable[..., None], monkeypa
     assert (await refused(environment, "weather", town="Rome"))[0] == "invalid_arguments"
 
 
+async def test_a_tool_cannot_read_the_secrets_beside_it(
+    environment: Real, tools: Callable[..., None], tmp_path: Path
+) -> None:
+    folder = tmp_path / "mine"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "mine.py").write_text("def read(city):\n    return open(f'/opt/tools/0/{city}').read()\n")
+    for name in (".env", "deep/.env", "plain.txt"):
+        (folder / name).write_text("sesame")
+    tools(builtin("store_get"), function("read", "mine:read", folder=str(folder)))
+    await environment.reset(Task("toolcall/get_value/train/0"), 0)
+    assert await seen(environment, "read", city="plain.txt") == "sesame"
+    for name in (".env", "deep/.env"):
+        code, text = await refused(environment, "read", city=name)
+        assert (code, "sesame" in text) == ("tool_error", False), text
+
+
 async def test_a_server_on_stdio(environment: Real, tools: Callable[..., None]) -> None:
     """Through the whole SDK, in the sandbox; each episode has a server of its own."""
     tools(builtin("store_get"), {"mcp": {**STDIO["mcp"], "timeout_s": 20}})
