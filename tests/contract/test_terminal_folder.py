@@ -20,6 +20,7 @@ import terminal_launch
 from terminal_config import TerminalConfig
 from terminal_launch import LaunchVariables, child_environment, pool_words
 
+from agentrl import pool_process
 from agentrl.environment import Task
 from agentrl.pool import build_parser as pool_parser
 from agentrl.registry import load_environment
@@ -47,6 +48,9 @@ class Judge:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.counts: list[int] = []
+
+    async def length(self, kind: Any, question: Any) -> int:
+        return len(question.prompt[-1]["content"])
 
     async def votes(self, kind: Any, question: Any, count: int) -> list[Vote]:
         self.asked.append(question.prompt[-1]["content"])
@@ -160,21 +164,30 @@ def test_the_documented_defaults() -> None:
         "max_iteration": 10,
         "max_parse_errors": 3,
         "max_total_tokens": 32768,
+        "sglang_max_context_len": None,
+        "sglang_request_timeout": None,
         "non_think_mode": True,
         "non_think_mode_source": "prompt",
+        "ensure_image_timeout": 300,
         "reset_session_timeout": 300,
+        "close_session_timeout": 60,
         "eval_timeout": 600,
+        "tbench_output_root": None,
         "prm_turn_coef": None,
+        "prm_max_total_tokens": 16384,
         "prm_history_mode": "head_tail",
         "terminal_agent_type": "camel_agent",
         "model_type": "slime-sglang",
         "chat_template_type": "hf",
         "chat_template_kwargs": None,
+        "messages_delimiter_start": "<|im_start|>",
+        "messages_delimiter_end": "<|im_end|>",
         "tool_call_parser": "qwen25",
     }
     settings = TerminalConfig().settings({})
     assert (settings.max_turns, settings.max_malformed, settings.evaluate_seconds) == (10, 3, 600)
-    assert (settings.judge_history, settings.reward, settings.step_seconds) == ("head_tail", "partial", 300)
+    assert (settings.judge_history, settings.reward, settings.reset_seconds) == ("head_tail", "partial", 600)
+    assert (settings.judge_tokens, settings.close_seconds, settings.reply_seconds) == (16384, 60, None)
     told = {"AGENTRL_MAX_TURNS": "50", "ENV_SERVER_URL": "http://h:1", "AGENTRL_REWARD": "binary"}
     settings = TerminalConfig().settings(told)
     assert (settings.max_turns, settings.pool_url, settings.reward) == (50, "http://h:1", "binary")
@@ -238,7 +251,7 @@ def test_the_variables_of_guides_are_honoured(tmp_path: Path, monkeypatch: pytes
     variables = LaunchVariables.from_env(told)
     assert child_environment(variables)["AGENTRL_MAX_TURNS"] == "20"
     words = pool_words(variables, tmp_path)
-    pool = pool_parser().parse_args(words[2:])
+    pool = pool_parser().parse_args(words)
     assert (pool.slots, pool.sandbox, pool.sandbox_image) == (32, "podman", "i")
     assert load_environment(pool.env[0]).__name__ == "TerminalEnvironment"
 
@@ -258,10 +271,12 @@ def test_folders_are_not_evaluated_on_what_is_trained_on(
 
 def test_a_pool_that_starts_again_has_its_own_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listening = "agentrl.pool: listening on http://127.0.0.1:{}\n"
-    (tmp_path / "pool.log").write_text(listening.format(1))
+    log = tmp_path / "pool.log"
+    log.write_text(listening.format(1))
 
     class Started:
         def __init__(self, command: Sequence[str], **given: Any) -> None:
+            pool_parser().parse_args(command[3:])
             with given["log_path"].open("a") as log:
                 log.write(listening.format(2))
 
@@ -270,9 +285,10 @@ def test_a_pool_that_starts_again_has_its_own_address(tmp_path: Path, monkeypatc
 
         def stop(self, seconds: float) -> None: ...
 
-    monkeypatch.setattr(terminal_launch, "spawn", Started)
+    monkeypatch.setattr(pool_process, "spawn", Started)
+    words = pool_words(LaunchVariables.from_env({}), tmp_path)
     with ExitStack() as stack:
-        assert terminal_launch.start_pool(LaunchVariables.from_env({}), tmp_path, stack) == "http://127.0.0.1:2"
+        assert pool_process.start_pool(words, log, stack) == "http://127.0.0.1:2"
 
 
 def test_the_data_tools_use_every_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
