@@ -23,6 +23,7 @@ from agentrl.sandbox.bubblewrap import Bubblewrap
 from agentrl.tasks.toolcall.environment import ToolCallEnvironment
 
 pytestmark = [
+    pytest.mark.integration,
     pytest.mark.timeout(900),
     pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap: run scripts/setup_bubblewrap.sh"),
 ]
