@@ -232,8 +232,9 @@ class EpisodeRun:
 
     async def _went_on(self, reply: Sample) -> bool:
         """Sample the rest of a reply, unless that takes too long; return False if the rollout is being aborted."""
+        limit = asyncio.timeout(self._settings.reply_seconds)
         try:
-            async with asyncio.timeout(self._settings.reply_seconds) as limit:
+            async with limit:
                 return await self._policy.go_on(reply, self._tokens_left())
         except TimeoutError as error:
             if not limit.expired():

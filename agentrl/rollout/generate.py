@@ -215,21 +215,18 @@ async def _aborted(args: Arguments, agents: Agents, settings: Settings, sample: 
 
 
 def _judge(args: Arguments) -> JudgeClient | None:
-    """Return the judge of ``--prm-sglang-url``, or of the run's judge engines; None if it has neither.
+    """Return the judge of ``--prm-sglang-url``, or else of the run's judge engines; None if it has neither.
 
     Raises:
-        ConfigurationError: it has both, or the URL is none.
+        ConfigurationError: the URL is none.
     """
-    url = f"http://{args.prm_router_ip}:{args.prm_router_port}" if args.prm_router_ip else None
     if args.prm_sglang_url:
-        if url is not None:
-            raise ConfigurationError(
-                "there are two judges; remove --prm-sglang-url, or --prm-enable and --prm-router-ip"
-            )
         url = args.prm_sglang_url.rstrip("/").removesuffix("/generate")
         if not re.fullmatch(r"https?://[^/\s]+", url):
             raise ConfigurationError(f"--prm-sglang-url {args.prm_sglang_url} is no URL; write http://HOST:PORT")
-    if url is None:
+    elif args.prm_router_ip:
+        url = f"http://{args.prm_router_ip}:{args.prm_router_port}"
+    else:
         return None
     engine = EngineHttp(url, timeout=JUDGE_SECONDS, concurrency=JUDGED_AT_A_TIME * args.prm_m)
     sampling = JudgeSampling(temperature=args.prm_temperature, max_new_tokens=args.prm_max_new_tokens, grammar=False)

@@ -30,8 +30,6 @@ def check_judge(args: Arguments) -> list[str]:
         given = [option.flag for option in JUDGE.options if option.is_given(args)]
         return [f"{', '.join(given)} has no effect without a judge: add --prm-enable, or remove it"] if given else []
     problems = []
-    if args.prm_sglang_url and (args.prm_enable or args.prm_router_ip):
-        problems.append("--prm-sglang-url is a judge that runs already; remove it, or --prm-enable and --prm-router-ip")
     total, size = args.prm_num_gpus, args.prm_num_gpus_per_engine
     if total % size:
         problems.append(f"--prm-num-gpus {total} is not a multiple of --prm-num-gpus-per-engine {size}")

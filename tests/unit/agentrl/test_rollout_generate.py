@@ -24,7 +24,7 @@ from slime.rollout.generation import GenerateState, generate_and_rm_group
 from slime.rollout.rewards import rollout_ids
 from slime.rollout.train_data import convert
 from slime.utils.types import Sample
-from tests.helpers.agent_pools import until
+from tests.helpers.agent_pools import PATIENT_S, until
 from tests.helpers.agent_rollouts import GUESS, talk
 from tests.helpers.agent_stages import END, PARAMETERS, Stage, staged
 from tests.helpers.rollout_engine import rollout_args
@@ -307,7 +307,8 @@ async def test_a_pool_that_does_not_take_a_lease_back_does_not_hold_the_episode(
             await asyncio.Event().wait()
 
         monkeypatch.setattr(on.pool, "release", stuck)
-        (sample,) = await on.play()
+        async with asyncio.timeout(PATIENT_S):
+            (sample,) = await on.play()
         assert sample.reward == 1.0
         assert "was not given back" in caplog.text
         await release(held[0])
@@ -431,12 +432,10 @@ def test_a_judge_that_runs_already_is_asked_at_its_url(monkeypatch: pytest.Monke
     for url in ("http://judge:1", "http://judge:1/", "http://judge:1/generate"):
         engine, tokenizer, *_ = cast(Any, loop._judge(args.changed(prm_sglang_url=url)))
         assert (engine, tokenizer) == ("http://judge:1", "tokenizer of judge")
-    for changes, words in (
-        ({"prm_sglang_url": "judge:1"}, "is no URL"),
-        ({"prm_sglang_url": "http://judge:1", "prm_router_ip": "h", "prm_router_port": 1}, "two judges"),
-    ):
-        with pytest.raises(ConfigurationError, match=words):
-            loop._judge(args.changed(**changes))
+    both = {"prm_sglang_url": "http://judge:1", "prm_router_ip": "h", "prm_router_port": 1}
+    assert cast(Any, loop._judge(args.changed(**both)))[0] == "http://judge:1", "what the user named wins"
+    with pytest.raises(ConfigurationError, match="is no URL"):
+        loop._judge(args.changed(prm_sglang_url="judge:1"))
 
 
 async def test_a_question_is_shortened_until_the_judge_has_room(stage: Raise, monkeypatch: pytest.MonkeyPatch) -> None:
