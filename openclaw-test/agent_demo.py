@@ -48,8 +48,10 @@ VARIABLES = {
     "MAX_TOKENS_PER_GPU": "8192",
     "MAX_RESPONSE_LENGTH": "64",
     "OPENCLAW_TEMPERATURE": "1.0",
+    "GATE": "0",
 }
-"""Defaults of the run: a step has one group, and prompts of programs are long."""
+"""Defaults of the run: a step has one group, and prompts of programs are long. Rewards are a verifier's and no opinions, so none is
+kept out of training as a probe."""
 
 
 class DemoFailed(RuntimeError):

@@ -432,14 +432,14 @@ def test_an_engine_is_first_where_the_variable_says_so(tmp_path: Path) -> None:
 
 def test_the_gate_is_a_variable_and_its_tasks_are_checked_before_anything_starts(tmp_path: Path) -> None:
     model = config_only(tmp_path / "model")
-    assert plan(model=model).args.before_push_path is None
-    gated = plan(model=model, GATE="1")
+    gated, open_ = plan(model=model), plan(model=model, GATE="0")
     assert gated.args.before_push_path == GATE_PATH
-    assert gated.problems == plan(model=model).problems
+    assert open_.args.before_push_path is None
+    assert gated.problems == open_.problems
     assert callable(load_function(GATE_PATH))
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text('{"messages": []}')
-    *_, problem = plan(model=model, GATE="1", OPENCLAW_GATE_TASKS=str(tasks)).problems
+    *_, problem = plan(model=model, OPENCLAW_GATE_TASKS=str(tasks)).problems
     assert problem.startswith(f"OPENCLAW_GATE_TASKS={tasks} line 1: messages is not a list of messages")
 
 
