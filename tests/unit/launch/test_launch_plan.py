@@ -446,9 +446,13 @@ def test_the_gate_is_a_variable_and_its_tasks_are_checked_before_anything_starts
 @pytest.mark.parametrize("flags", ["--update-weights-interval 2", "--debug-train-only", "--debug-rollout-only"])
 def test_a_flag_that_cannot_have_a_gate_says_how_to_switch_it_off(tmp_path: Path, flags: str) -> None:
     model = config_only(tmp_path / "model")
-    (problem,) = [each for each in plan("combine", *flags.split(), model=model).problems if "--before-push-path" in each]
+    (problem,) = [
+        each for each in plan("combine", *flags.split(), model=model).problems if "--before-push-path" in each
+    ]
     assert problem.endswith("remove one of them (variables: GATE=0)")
-    assert not [each for each in plan("combine", *flags.split(), model=model, GATE="0").problems if "--before-push-path" in each]
+    assert not [
+        each for each in plan("combine", *flags.split(), model=model, GATE="0").problems if "--before-push-path" in each
+    ]
 
 
 def test_a_task_that_the_template_refuses_is_found_before_anything_starts(

@@ -205,7 +205,9 @@ def test_engines_hold_their_requests_when_the_push_broke_off(world: World) -> No
     world.log.clear()
     world.deaths = [("push", RankLostError("a rank died", "push_candidate"))]
     make_run(world).repeat(loop)
-    assert any(line.endswith("hold_engines True") for line in world.log), "only the last engine may hold a part of the candidate"
+    assert any(line.endswith("hold_engines True") for line in world.log), (
+        "only the last engine may hold a part of the candidate"
+    )
     world.log.clear()
     world.deaths = [("train 3", RankLostError("a rank died", "train"))]
     make_run(world).repeat(loop)
