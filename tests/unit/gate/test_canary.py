@@ -172,10 +172,10 @@ def test_the_engine_is_asked_what_the_trainer_was_asked(world: World) -> None:
 
 
 def test_a_question_that_the_engines_context_does_not_hold_is_left_out(world: World) -> None:
-    turn = world.ledger.turn("disliked-5")
+    turn = world.ledger.turn("disliked-5")  # one token longer than the liked ones
     longest = len(turn.prompt_ids) + len(turn.response_ids)
     bounds = replace(BOUNDS, gate_canary=0.0, gate_reply_tokens=0)
-    for context, asked in ((longest, 0), (longest + 1, 12)):
+    for context, asked in ((longest - 1, 0), (longest, 6), (longest + 1, 12)):
         world.args = world.args.changed(rollout_max_context_len=context)
         world.engine.requests.clear()
         assert world.decide(bounds).accepted
