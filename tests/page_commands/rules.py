@@ -49,7 +49,7 @@ class Rule:
         return re.match(self.pattern, command.program) is not None
 
 
-_TOOLS = r"slime/tools/\w+\.py|terminal-rl/data_utils/\w+\.py|openclaw-test/user_chat\.py|-m (agentrl\.(pool|router|harness) |benchmarks\.|slime\.ray\.worker_node |tests\.flag_mutations |tests\.security |openclaw\.models \S)"
+_TOOLS = r"slime/tools/\w+\.py|terminal-rl/(data_utils/\w+|router_server)\.py|openclaw-test/user_chat\.py|-m (agentrl\.(pool|router|harness) |benchmarks\.|slime\.ray\.worker_node |tests\.flag_mutations |tests\.security |openclaw\.models \S)"
 _PROGRAMS = r"slime/(train|train_async|eval_only)\.py --|openclaw-test/personal_run\.py|-m openclaw\.(launch|server) -|openclaw-combine/serve_model\.py"
 RULES = (
     Rule(Kind.SERVER, r"curl |(.* \| )?openclaw-rl chat\b|python -m openclaw_combine\.test_rollout ", "asks a gateway"),
