@@ -7,18 +7,20 @@ script's name win. What was started ends with this process, and with the run.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from older_variables import CLIENT, refuse
+
 from agentrl.exceptions import ConfigError as TaskError
+from agentrl.exceptions import InfraError
+from agentrl.pool_process import start_pool
 from agentrl.tasks.terminal.prompts import write_rows
 from agentrl.tasks.terminal.source import TaskSource
 from openclaw.config.environment_config import EnvironmentConfig, variable
@@ -26,14 +28,11 @@ from openclaw.exceptions import ConfigError
 from slime.arguments.model_shape import shape_flags
 from slime.exceptions import ConfigurationError
 from slime.utils.command_line import CommandLine
-from slime.utils.process import spawn
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 PROG = "terminal-rl"
 ENVIRONMENT = "agentrl.tasks.terminal.environment.TerminalEnvironment"
-LISTENING = re.compile(r"agentrl\.pool: listening on (http://\S+)")
-START_S, STOP_S, POLL_S = 180.0, 60.0, 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +68,9 @@ class LaunchVariables(EnvironmentConfig):
     actor_gpus: int = variable("ACTOR_GPUS", 4, "GPUs that train", minimum=1, aliases=("ACTOR_GPUS_PER_NODE",))
     rollout_gpus: int = variable("ROLLOUT_GPUS", 4, "GPUs that sample", minimum=1, aliases=("ROLLOUT_GPUS_TOTAL",))
     engine_gpus: int = variable("ROLLOUT_NUM_GPUS_PER_ENGINE", 2, "GPUs of an engine", minimum=1)
+    prm_url: str | None = variable(
+        "PRM_SGLANG_URL", None, "judge that runs already, instead of engines of the run's own"
+    )
     prm_gpus: int = variable("PRM_GPUS", 8, "GPUs that judge", minimum=1, aliases=("PRM_GPUS_TOTAL",))
     prm_engine_gpus: int = variable("PRM_GPUS_PER_ENGINE", 1, "GPUs of a judge's engine", minimum=1)
     prm_model: str | None = variable("PRM_MODEL_PATH", None, "judge; default: the checkpoint")
@@ -133,7 +135,8 @@ def trainer_words(v: LaunchVariables, model: str, name: str, judge: bool, run_di
     words += ["--use-dynamic-batch-size", "--max-tokens-per-gpu", 16384, "--log-probs-chunk-size", 1024]
     words += ["--sglang-mem-fraction-static", 0.6]
     if judge:
-        words += ["--prm-enable", "--prm-num-gpus", v.prm_gpus, "--prm-num-gpus-per-engine", v.prm_engine_gpus]
+        own = ["--prm-enable", "--prm-num-gpus", v.prm_gpus, "--prm-num-gpus-per-engine", v.prm_engine_gpus]
+        words += ["--prm-sglang-url", v.prm_url] if v.prm_url else own
         words += ["--prm-model-path", v.prm_model or checkpoint, "--prm-m", v.prm_m, "--prm-step-coef", v.prm_step_coef]
         words += ["--prm-temperature", v.prm_temperature, "--prm-max-new-tokens", v.prm_max_new_tokens]
     words += ["--use-wandb", "--wandb-project", "slime", "--wandb-group", name] if v.use_wandb else []
@@ -146,10 +149,10 @@ def head_address(v: LaunchVariables) -> str:
 
 
 def pool_words(v: LaunchVariables, run_dir: Path) -> list[str]:
-    """Return the command of the pool."""
-    words = ["-m", "agentrl.pool", "--env", ENVIRONMENT, "--slots", str(v.parallel_envs), "--sandbox", v.sandbox]
+    """Return the arguments of the pool."""
+    words = ["--env", ENVIRONMENT, "--slots", str(v.parallel_envs), "--sandbox", v.sandbox]
     words += ["--sandbox-image", v.sandbox_image] if v.sandbox_image else []
-    return [*words, "--port", "0", "--ledger", str(run_dir / "pool.sqlite")]
+    return [*words, "--ledger", str(run_dir / "pool.sqlite")]
 
 
 def child_environment(v: LaunchVariables) -> dict[str, str]:
@@ -161,24 +164,6 @@ def child_environment(v: LaunchVariables) -> dict[str, str]:
     if v.use_wandb and (key := child.get("WANDB_API_KEY") or child.get("WANDB_KEY")):
         child["WANDB_API_KEY"] = key
     return child
-
-
-def start_pool(v: LaunchVariables, run_dir: Path, stack: ExitStack) -> str:
-    """Start a pool that ends with the stack; return its address.
-
-    Raises:
-        ConfigError: it does not start; the message has the end of its log.
-    """
-    log = run_dir / "pool.log"
-    before = log.stat().st_size if log.exists() else 0  # an earlier pool's address is in the same file
-    pool = spawn([sys.executable, *pool_words(v, run_dir)], env=dict(os.environ), log_path=log, name="pool")
-    stack.callback(pool.stop, STOP_S)
-    deadline = time.monotonic() + START_S
-    while pool.alive() and time.monotonic() < deadline:
-        if found := LISTENING.search(log.read_bytes()[before:].decode(errors="replace")):
-            return found[1]
-        time.sleep(POLL_S)
-    raise ConfigError(f"the pool did not start; the end of {log}:\n{pool.log_tail()}")
 
 
 def check_evaluation(v: LaunchVariables, source: TaskSource) -> None:
@@ -213,7 +198,7 @@ def run(v: LaunchVariables, words: Sequence[str], run_dir: Path) -> int:
     run_dir.mkdir(parents=True, exist_ok=True)
     write_prompts(v, run_dir)
     with ExitStack() as stack:
-        child["AGENTRL_POOL_URL"] = v.server_url or start_pool(v, run_dir, stack)
+        child["AGENTRL_POOL_URL"] = v.server_url or start_pool(pool_words(v, run_dir), run_dir / "pool.log", stack)
         trainer = subprocess.Popen([sys.executable, str(ROOT / "slime" / "train_async.py"), *words], env=child)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda got, _: trainer.send_signal(got))
@@ -237,6 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
     options, extra = build_parser().parse_known_args(argv)
     try:
+        refuse(CLIENT)
         v = LaunchVariables.from_env()
         source = TaskSource.from_env()
         check_evaluation(v, source)
@@ -248,7 +234,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             program = str(ROOT / "slime" / "train_async.py")
             return subprocess.call([sys.executable, program, *words, "--dry-run"], env=child_environment(v))
         return run(v, words, run_dir)
-    except (ConfigError, ConfigurationError, TaskError) as error:
+    except (ConfigError, ConfigurationError, TaskError, InfraError) as error:
         print(f"{PROG}: {error}", file=sys.stderr)
         return 2
 

@@ -9,10 +9,12 @@ not answer is infrastructure. The wait for a lease and the time between an abort
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from agentrl.client.episode import Episode, episode
@@ -169,9 +171,14 @@ class EpisodeRun:
         settings = self._settings
         with self._outside_engine(), _no_deadline():
             service = await self._stack.enter_async_context(self._service)
-            lending = episode(service, self._task_id, ttl_s=settings.ttl_seconds, wait_s=settings.wait_seconds)
+            lending = episode(
+                *(service, self._task_id),
+                ttl_s=settings.ttl_seconds,
+                wait_s=settings.wait_seconds,
+                close_s=settings.close_seconds,
+            )
             self._lent = lent = await self._stack.enter_async_context(lending)
-            seen = await lent.reset(self._seed, timeout_s=settings.step_seconds)
+            seen = await lent.reset(self._seed, timeout_s=settings.reset_seconds or settings.step_seconds)
         self._opening = begin = opening(seen, settings.prompt_note)
         keywords = {**self._keywords, **begin.keywords}
         if begin.form.appended:
@@ -189,7 +196,7 @@ class EpisodeRun:
             if prompt_ids is None:
                 return True
             self._reply = self._policy.ask(prompt_ids)
-        if not await self._policy.go_on(self._reply, self._tokens_left()):
+        if not await self._went_on(self._reply):
             return False
         sample, self._reply = self._reply, None
         self._prefix_cache.cached_tokens += sample.prefix_cache_info.cached_tokens
@@ -221,10 +228,21 @@ class EpisodeRun:
         if self._judge is not None and (settings.judge_last or self._ending != DONE):
             view = View(settings.judge_steps, settings.judge_goal, settings.judge_output, settings.judge_past)
             goal = "\n\n".join(message["content"] for message in self._opening.messages)
-            self._judge.ask(
-                turn.step_id, step_question(goal, before, reply.message, heard, settings.judge_history, view)
-            )
+            ask = partial(step_question, goal, before, reply.message, heard, settings.judge_history, view=view)
+            self._judge.ask(turn.step_id, ask)
         return True
+
+    async def _went_on(self, reply: Sample) -> bool:
+        """Sample the rest of a reply, unless that takes too long; return False if the rollout is being aborted."""
+        limit = asyncio.timeout(self._settings.reply_seconds)
+        try:
+            async with limit:
+                return await self._policy.go_on(reply, self._tokens_left())
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            seconds = self._settings.reply_seconds
+            raise EpisodeLost("timeout", f"the engine gave no whole reply within {seconds:g} s") from error
 
     def _next_prompt(self) -> list[int] | None:
         """Return the next prompt, or None after setting the ending."""
