@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import signal
 import sys
 import time
@@ -21,14 +22,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tiny_agents.lessons import PROGRAMS, LessonError, lessons
 from tiny_demo.launched import REPOSITORY, LaunchedRun, RunFailed, Settings
 from tiny_demo.planned import refuse_bad_plan
-from tiny_demo.pool import PoolFailed, start, start_pool
 
 from agentrl.exceptions import AgentError, ConfigError
 from agentrl.harness.offer import load_harness
 from agentrl.harness.records import EPISODES, lines
+from agentrl.pool_process import STOP_S, start_pool
 from openclaw.ledger.store import Ledger
 from slime.utils.command_line import CommandLine, port_number
-from slime.utils.process import ChildProcess
+from slime.utils.process import ChildProcess, spawn
 
 TASK = "shell/write_word/train/0"
 GROUP = 8
@@ -121,7 +122,10 @@ def driver_words(options: argparse.Namespace, pool_url: str) -> list[str]:
 
 def start_driver(options: argparse.Namespace, pool_url: str, stack: ExitStack) -> ChildProcess:
     """Start the driver; it goes on until it is stopped."""
-    return start("agentrl.harness", driver_words(options, pool_url), options.run_dir / "agents.log", stack)
+    command = [sys.executable, "-m", "agentrl.harness", *driver_words(options, pool_url)]
+    driver = spawn(command, env=dict(os.environ), log_path=options.run_dir / "agents.log", name="agents")
+    stack.callback(driver.stop, STOP_S)
+    return driver
 
 
 def records_of(options: argparse.Namespace) -> Path:
@@ -209,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         return 130
-    except (AgentError, ConfigError, LessonError, RunFailed, PoolFailed, DemoFailed) as error:
+    except (AgentError, ConfigError, LessonError, RunFailed, DemoFailed) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

@@ -17,12 +17,12 @@ from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
-from tiny_demo.pool import PoolFailed
 from tiny_demo.report import save
 from tiny_learning.outcomes import Outcomes, share
 from tiny_learning.sets import TASK_SETS, UPDATES
 from tiny_learning.training import HELDOUT_TASKS, REPOSITORY, Plan, Sizes, start_training
 
+from agentrl.exceptions import InfraError
 from slime.utils.command_line import CommandLine
 
 POLL_S = 1.0
@@ -90,7 +90,7 @@ def carry_out(options: argparse.Namespace, console: Console) -> None:
     """Make the warm start, train, report; stop what was started.
 
     Raises:
-        LearningFailed, PoolFailed, WarmStartError: see there.
+        LearningFailed, InfraError, WarmStartError: see there.
     """
     began = time.monotonic()
     from tiny_learning import report
@@ -168,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         return 130
-    except (LearningFailed, PoolFailed, WarmStartError) as error:
+    except (LearningFailed, InfraError, WarmStartError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

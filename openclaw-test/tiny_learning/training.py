@@ -14,8 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from tiny_demo.pool import start_pool
-
+from agentrl.pool_process import start_pool
 from slime.utils.process import ChildProcess, spawn
 from tiny_learning.traces import TaskSet
 
@@ -128,7 +127,7 @@ def start_training(plan: Plan, stack: ExitStack) -> ChildProcess:
     """Start pool and trainer, which end with the stack; return the trainer.
 
     Raises:
-        PoolFailed: the pool did not start.
+        InfraError: the pool did not start.
     """
     url = start_pool(pool_words(plan), plan.folder / "pool.log", stack)
     command = [sys.executable, str(REPOSITORY / "slime" / "train.py"), *plan.words()]
