@@ -89,12 +89,4 @@ TOOLCALL = TaskSet(
     task=lambda family, split, number: task_name(family, "heldout" if split == "heldout" else "train", number),
     trace=trace,
     needed=2,
-    sources=(
-        "openclaw-test/tiny_learning/calls.py",
-        "agentrl/tasks/toolcall/draft.py",
-        "agentrl/tasks/toolcall/prompts.py",
-        "agentrl/tasks/toolcall/families/easy.py",
-        "agentrl/tasks/toolcall/families/lookup.py",
-        "agentrl/tasks/toolcall/tools/builtin.py",
-    ),
 )

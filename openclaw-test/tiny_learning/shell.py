@@ -88,10 +88,4 @@ TERMINAL = TaskSet(
     task=lambda family, split, number: task_name(family, "heldout" if split == "heldout" else "train", number),
     trace=trace,
     needed=1,
-    sources=(
-        "openclaw-test/tiny_learning/shell.py",
-        "agentrl/tasks/shell/families/easy.py",
-        "agentrl/tasks/shell/draft.py",
-        "agentrl/tasks/shell/tools.py",
-    ),
 )

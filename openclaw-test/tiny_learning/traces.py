@@ -59,7 +59,6 @@ class TaskSet:
         task: the name of a task, from its family, split and number.
         trace: an episode of an agent on a task, by its name; a careless one, or one that makes no mistake.
         needed: how many replies solve a task, if they are those of an episode without a mistake.
-        sources: files that shape the traces; they are part of the warm start's cache key.
     """
 
     name: str
@@ -69,7 +68,6 @@ class TaskSet:
     task: Callable[[str, str, int], str]
     trace: Callable[[Random, str, bool], Trace]
     needed: int
-    sources: Sequence[str]
 
     @property
     def families(self) -> Sequence[str]:

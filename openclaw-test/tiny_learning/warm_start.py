@@ -2,7 +2,7 @@
 
 `python -m tiny_learning toolcall` makes it and prints its folder. Guarantees: a folder under its final name is complete and
 has passed the gate on tasks of the held-out split: as policy it solves `LEAST` to `MOST` of them, as judge it is right about
-`JUDGED` of the steps. The folder's name has a hash of all that shapes it.
+`JUDGED` of the steps. The folder's name has a hash of what shapes it: the code here, and what the traces say.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -23,16 +24,19 @@ from tiny_models.batches import Encoded
 from tiny_models.sampling import Sampler
 from tiny_models.train import Settings, new_model, train
 
+from agentrl.rollout.step_judge import step_question
 from openclaw.judge.answers import read_vote
 from tiny_learning.encode import Coder, padded
-from tiny_learning.traces import TaskSet
+from tiny_learning.traces import TaskSet, Trace
 from tiny_learning.vocabulary import build_tokenizer
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CACHE = REPOSITORY / ".cache" / "tiny_learning"
 SHIPPED = Path(__file__).with_name("shipped")
 NOTE = "warm_start.json"
-SOURCES = ("traces.py", "encode.py", "vocabulary.py", "warm_start.py", "chat_template.jinja")
+SOURCES = ("encode.py", "vocabulary.py", "warm_start.py", "chat_template.jinja")
+KEYED = 64
+"""Traces in the hash. Each has its words, and the judge's question about a step of it."""
 ECHO_SHARE, JUDGED_SHARE = 0.1, 0.2
 """Shares of the conversations that repeat random tokens, and that ask the judge."""
 POOL = 600
@@ -45,6 +49,7 @@ EXTRA_ROUNDS, EXTRA_STEPS, EXTRA_RATE = 3, 250, 4e-3
 LEAST, MOST = 0.2, 0.5
 JUDGED = 0.9
 MEASURED = 128
+FENCE = re.compile(r"<<<(\w+)\n")
 Metrics = dict[str, float]
 
 
@@ -74,14 +79,26 @@ def warm_start(tasks: TaskSet, say: Callable[[str], None]) -> Path:
 
 
 def key(tasks: TaskSet) -> str:
-    """Return the hash of all that shapes a warm start."""
+    """Return the hash of what shapes a warm start."""
     digest = hashlib.sha256()
     here = Path(__file__).parent
-    files = [*(here / name for name in SOURCES), *(REPOSITORY / name for name in tasks.sources)]
-    files += [REPOSITORY / "openclaw-test/tiny_models/train.py", REPOSITORY / "agentrl/rollout/step_judge.py"]
-    for file in files:
+    for file in (*(here / name for name in SOURCES), here.parent / "tiny_models" / "train.py"):
         digest.update(file.name.encode() + file.read_bytes())
+    rng = random.Random(0)
+    for _ in range(KEYED):
+        drawn = tasks.drawn(rng)
+        digest.update(repr(drawn).encode() + _question(drawn[1], rng).encode())
     return digest.hexdigest()[:16]
+
+
+def _question(trace: Trace, rng: random.Random) -> str:
+    """Return the judge's question about a step, without the random word of its fences."""
+    step = rng.choice(trace.steps)
+    said, heard = {"role": "assistant", "content": step.text}, {"role": "tool", "content": step.heard}
+    question = step_question(trace.messages[-1]["content"], trace.messages, said, [heard])
+    text = "".join(message["content"] for message in question.asked("prm", "full"))
+    found = FENCE.search(text)
+    return text.replace(found[1], "") if found else text
 
 
 def batches(tasks: TaskSet, coder: Coder, rng: random.Random) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

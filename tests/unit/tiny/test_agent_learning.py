@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tiny_learning import report
 from tiny_learning.encode import Coder
 from tiny_learning.outcomes import Outcomes, share
 from tiny_learning.sets import TASK_SETS, UPDATES
-from tiny_learning.traces import TaskSet
+from tiny_learning.traces import TaskSet, Trace
 from tiny_learning.training import TEMPERATURE, Plan, Sizes, pool_words
 from tiny_learning.vocabulary import build_tokenizer
 from tiny_learning.warm_start import NOTE, SHIPPED, failures, key
@@ -22,6 +23,7 @@ from tiny_models.tokenizer import END, SPECIAL_TOKENS
 
 from agentrl.pool import build_parser
 from agentrl.registry import load_environment
+from agentrl.rollout import step_judge
 from agentrl.rollout.records import EpisodeRecord
 from agentrl.tasks.shell.draft import WORDS
 from agentrl.tasks.toolcall.draft import THINGS
@@ -124,6 +126,22 @@ def test_the_gate_names_what_is_wrong() -> None:
     assert failures({"solved": 0.3, "judge_right": 0.95}) == []
     assert failures({"solved": 0.1, "judge_right": 0.95}) == ["0.1 of the tasks are solved, not 0.2 to 0.5"]
     assert len(failures({"solved": 0.9, "judge_right": 0.5})) == 2
+
+
+@pytest.mark.parametrize("tasks", SETS, ids=lambda tasks: tasks.name)
+def test_a_warm_starts_key_is_of_what_the_traces_and_the_judge_say(
+    tasks: TaskSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = key(tasks)
+    assert key(tasks) == first, "the judge's fences have a random word"
+
+    def quiet(rng: random.Random, task: str, careless: bool) -> Trace:
+        trace = tasks.trace(rng, task, careless)
+        return replace(trace, steps=[replace(step, heard=f"{step.heard} ") for step in trace.steps])
+
+    assert key(replace(tasks, trace=quiet)) != first
+    monkeypatch.setattr(step_judge, "SYSTEM", "Judge.")
+    assert key(tasks) != first
 
 
 @pytest.mark.parametrize("note", SHIPPED.glob(f"*/{NOTE}"), ids=lambda note: note.parent.name)
