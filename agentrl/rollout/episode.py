@@ -31,7 +31,7 @@ from agentrl.rollout.records import EpisodeRecord
 from agentrl.rollout.retool import AppendedConversation
 from agentrl.rollout.rewards import outcome
 from agentrl.rollout.settings import Settings
-from agentrl.rollout.step_judge import StepJudge, step_question
+from agentrl.rollout.step_judge import StepJudge, View, step_question
 from agentrl.service import LeaseService
 from slime.exceptions import ConfigurationError
 from slime.rollout.segments import SampledTurn
@@ -224,10 +224,12 @@ class EpisodeRun:
             return True
         heard = await self._acted(lent, reply)
         self._conversation.heard(heard)
-        if self._judge is not None:
-            mode = self._settings.judge_history
+        settings = self._settings
+        if self._judge is not None and (settings.judge_last or self._ending != DONE):
+            view = View(settings.judge_steps, settings.judge_goal, settings.judge_output, settings.judge_past)
             goal = "\n\n".join(message["content"] for message in self._opening.messages)
-            self._judge.ask(turn.step_id, partial(step_question, goal, before, reply.message, heard, mode))
+            ask = partial(step_question, goal, before, reply.message, heard, settings.judge_history, view=view)
+            self._judge.ask(turn.step_id, ask)
         return True
 
     async def _went_on(self, reply: Sample) -> bool:
@@ -265,7 +267,15 @@ class EpisodeRun:
             return ids
         keep = settings.keep_observations
         first = len(self._opening.messages)
-        found = cut(settings.context, talk.messages, budget, talk.length_of, first=first, keep_observations=keep)
+        found = cut(
+            settings.context,
+            talk.messages,
+            budget,
+            talk.length_of,
+            first=first,
+            keep_observations=keep,
+            oldest_share=settings.context_oldest,
+        )
         if found is None:
             self._ending = "context"
             return None
