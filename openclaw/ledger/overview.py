@@ -188,7 +188,8 @@ class OverviewQueries(Database):
             "SELECT rollout_id, kind, weight_version, why, by_margin, decided_at FROM decisions"
             " WHERE undone_at IS NULL ORDER BY number"
         )
-        return [GateDecision(**{**dict(row), "by_margin": bool(row["by_margin"])}) for row in found]
+        rows: list[dict[str, Any]] = [dict(row) for row in found]
+        return [GateDecision(**(row | {"by_margin": bool(row["by_margin"])})) for row in rows]
 
     def turn_texts(self, numbers: Sequence[int]) -> Iterator[TurnText]:
         """Yield what was asked and answered in the turns of these numbers."""
