@@ -189,7 +189,9 @@ class OverviewQueries(Database):
             " WHERE undone_at IS NULL ORDER BY number"
         )
         rows: list[dict[str, Any]] = [dict(row) for row in found]
-        return [GateDecision(**(row | {"by_margin": bool(row["by_margin"])})) for row in rows]
+        for row in rows:
+            row["by_margin"] = bool(row["by_margin"])
+        return [GateDecision(**row) for row in rows]
 
     def turn_texts(self, numbers: Sequence[int]) -> Iterator[TurnText]:
         """Yield what was asked and answered in the turns of these numbers."""
