@@ -141,8 +141,10 @@ async def generate_in(
         if result is None:
             return await _aborted(args, agents, settings, sample, run)
         notes = {"episode": run.name, "attempts": attempt, "resumed": resumed}
-        tokenizer = GenerateState(args).tokenizer
-        return samples_of(args, sample, judged(result), tokenizer, gamma=settings.step_gamma, notes=notes)
+        if not evaluation:
+            await result.pictures.prepare([number for turn in result.turns for number in turn.pictures])
+        tokenizer, gamma = GenerateState(args).tokenizer, settings.step_gamma
+        return samples_of(args, sample, judged(result), tokenizer, gamma=gamma, notes=notes, trained=not evaluation)
     sample.status = Sample.Status.ABORTED
     return sample
 
@@ -173,6 +175,7 @@ def _new_run(
         seed=_seed(sample),
         keywords={**args.apply_chat_template_kwargs, **(sample.apply_chat_template_kwargs or {})},
         judge=agents.step_judge(),
+        processor=GenerateState(args).processor,
     )
 
 

@@ -50,6 +50,9 @@ class Settings(EnvironmentConfig):
     keep_observations: int = variable(
         "AGENTRL_KEEP_OBSERVATIONS", 3, "newest observations that AGENTRL_CONTEXT=elide leaves whole", minimum=0
     )
+    keep_pictures: int = variable(
+        "AGENTRL_KEEP_PICTURES", 3, "newest pictures of a conversation that the policy sees again", minimum=1
+    )
     reward: Literal["binary", "partial", "raw"] = variable(
         "AGENTRL_REWARD",
         "binary",

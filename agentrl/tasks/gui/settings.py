@@ -10,8 +10,6 @@ from typing import Literal
 
 from openclaw.config.environment_config import EnvironmentConfig, variable
 
-ObservationType = Literal["screenshot", "a11y_tree", "screenshot_a11y_tree"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class GuiSettings(EnvironmentConfig):
@@ -25,7 +23,7 @@ class GuiSettings(EnvironmentConfig):
         "relative",
         "what a model's coordinates count: thousandths, pixels, or Qwen2.5-VL's pixels",
     )
-    observation: ObservationType = variable(
+    observation: Literal["screenshot", "a11y_tree", "screenshot_a11y_tree"] = variable(
         "GUI_OBSERVATION_TYPE", "screenshot", "what the agent sees: a picture, the elements as text, or both"
     )
     sleep_seconds: float = variable(
