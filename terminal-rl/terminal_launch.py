@@ -6,19 +6,16 @@ script's name win. What was started ends with this process, and with the run.
 
 from __future__ import annotations
 
-import os
-import re
-import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.exceptions import ConfigError as TaskError
+from agentrl.launch import TRAINER, start_pool, train, with_modules
 from agentrl.tasks.terminal.prompts import write_rows
 from agentrl.tasks.terminal.source import TaskSource
 from openclaw.config.environment_config import EnvironmentConfig, variable
@@ -26,14 +23,11 @@ from openclaw.exceptions import ConfigError
 from slime.arguments.model_shape import shape_flags
 from slime.exceptions import ConfigurationError
 from slime.utils.command_line import CommandLine
-from slime.utils.process import spawn
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 PROG = "terminal-rl"
 ENVIRONMENT = "agentrl.tasks.terminal.environment.TerminalEnvironment"
-LISTENING = re.compile(r"agentrl\.pool: listening on (http://\S+)")
-START_S, STOP_S, POLL_S = 180.0, 60.0, 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,31 +148,12 @@ def pool_words(v: LaunchVariables, run_dir: Path) -> list[str]:
 
 def child_environment(v: LaunchVariables) -> dict[str, str]:
     """Return the trainer's environment."""
-    paths = [str(HERE), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    child = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    child = with_modules(HERE)
     if v.max_steps is not None:
         child["AGENTRL_MAX_TURNS"] = str(v.max_steps)
     if v.use_wandb and (key := child.get("WANDB_API_KEY") or child.get("WANDB_KEY")):
         child["WANDB_API_KEY"] = key
     return child
-
-
-def start_pool(v: LaunchVariables, run_dir: Path, stack: ExitStack) -> str:
-    """Start a pool that ends with the stack; return its address.
-
-    Raises:
-        ConfigError: it does not start; the message has the end of its log.
-    """
-    log = run_dir / "pool.log"
-    before = log.stat().st_size if log.exists() else 0  # an earlier pool's address is in the same file
-    pool = spawn([sys.executable, *pool_words(v, run_dir)], env=dict(os.environ), log_path=log, name="pool")
-    stack.callback(pool.stop, STOP_S)
-    deadline = time.monotonic() + START_S
-    while pool.alive() and time.monotonic() < deadline:
-        if found := LISTENING.search(log.read_bytes()[before:].decode(errors="replace")):
-            return found[1]
-        time.sleep(POLL_S)
-    raise ConfigError(f"the pool did not start; the end of {log}:\n{pool.log_tail()}")
 
 
 def check_evaluation(v: LaunchVariables, source: TaskSource) -> None:
@@ -213,11 +188,8 @@ def run(v: LaunchVariables, words: Sequence[str], run_dir: Path) -> int:
     run_dir.mkdir(parents=True, exist_ok=True)
     write_prompts(v, run_dir)
     with ExitStack() as stack:
-        child["AGENTRL_POOL_URL"] = v.server_url or start_pool(v, run_dir, stack)
-        trainer = subprocess.Popen([sys.executable, str(ROOT / "slime" / "train_async.py"), *words], env=child)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda got, _: trainer.send_signal(got))
-        return trainer.wait()
+        child["AGENTRL_POOL_URL"] = v.server_url or start_pool(pool_words(v, run_dir), run_dir, stack)
+        return train(words, child)
 
 
 def build_parser() -> CommandLine:
@@ -245,8 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.dry_run:
             pool = v.server_url or f"a pool here with {v.parallel_envs} slots, {v.sandbox}"
             print(f"tasks    {source.task_type}, {len(source.ids())}; environments from {pool}", flush=True)
-            program = str(ROOT / "slime" / "train_async.py")
-            return subprocess.call([sys.executable, program, *words, "--dry-run"], env=child_environment(v))
+            return subprocess.call([sys.executable, str(TRAINER), *words, "--dry-run"], env=child_environment(v))
         return run(v, words, run_dir)
     except (ConfigError, ConfigurationError, TaskError) as error:
         print(f"{PROG}: {error}", file=sys.stderr)

@@ -234,8 +234,19 @@ class EpisodeRun:
         if self._judge is not None:
             mode = self._settings.judge_history
             goal = "\n\n".join(content_text(message["content"]) for message in self._opening.messages)
-            self._judge.ask(turn.step_id, step_question(goal, before, reply.message, heard, mode))
+            seen, after = await self._for_judge(before, heard)
+            question = step_question(goal, before, reply.message, heard, mode, before=seen, after=after)
+            self._judge.ask(turn.step_id, question)
         return True
+
+    async def _for_judge(self, before: Sequence[Message], heard: Sequence[Message]) -> tuple[list[str], list[str]]:
+        """Return the newest pictures before and after a step, as the judge gets them."""
+        most = self._settings.judge_pictures
+        if not most:
+            return [], []
+        after = numbers_of(heard)[-most:]
+        seen = numbers_of(before)[max(0, len(numbers_of(before)) - most + len(after)) :]
+        return await self._pictures.encoded(seen), await self._pictures.encoded(after)
 
     def _next_prompt(self) -> list[int] | None:
         """Return the next prompt, or None after setting the ending."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from slime.exceptions import ConfigurationError
 from slime.utils.images import at_model_size, image_tokens, open_image
+from slime.utils.processing_utils import encode_image_for_rollout_engine
 
 Message = dict[str, Any]
 IMAGE = "image"
@@ -53,6 +54,11 @@ class Pictures:
     def images(self, numbers: Sequence[int]) -> list[Any]:
         """Return several."""
         return [self._images[number] for number in numbers]
+
+    async def encoded(self, numbers: Sequence[int]) -> list[str]:
+        """Return pictures as ``data:`` URLs."""
+        images = self.images(numbers)
+        return await asyncio.to_thread(lambda: [encode_image_for_rollout_engine(image) for image in images])
 
     def more_tokens(self, messages: Sequence[Message]) -> int:
         """Return how many tokens the pictures of messages have beyond one each."""

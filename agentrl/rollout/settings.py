@@ -64,6 +64,12 @@ class Settings(EnvironmentConfig):
     judge_history: Literal["last_k", "head_tail"] = variable(
         "AGENTRL_JUDGE_HISTORY", "last_k", "what the judge of a step sees of the steps before: the newest, or both ends"
     )
+    judge_pictures: int = variable(
+        "AGENTRL_JUDGE_PICTURES",
+        0,
+        "newest pictures that the judge of a step sees, that of the next state among them",
+        minimum=0,
+    )
     prompt_note: str | None = variable(
         "AGENTRL_PROMPT_NOTE", None, "words after the first user message of an episode, such as /no_think"
     )

@@ -20,7 +20,9 @@ import terminal_launch
 from terminal_config import TerminalConfig
 from terminal_launch import LaunchVariables, child_environment, pool_words
 
+import agentrl.launch
 from agentrl.environment import Task
+from agentrl.launch import start_pool
 from agentrl.pool import build_parser as pool_parser
 from agentrl.registry import load_environment
 from agentrl.rollout import generate as loop
@@ -270,9 +272,10 @@ def test_a_pool_that_starts_again_has_its_own_address(tmp_path: Path, monkeypatc
 
         def stop(self, seconds: float) -> None: ...
 
-    monkeypatch.setattr(terminal_launch, "spawn", Started)
+    monkeypatch.setattr(agentrl.launch, "spawn", Started)
+    words = pool_words(LaunchVariables.from_env({}), tmp_path)
     with ExitStack() as stack:
-        assert terminal_launch.start_pool(LaunchVariables.from_env({}), tmp_path, stack) == "http://127.0.0.1:2"
+        assert start_pool(words, tmp_path, stack) == "http://127.0.0.1:2"
 
 
 def test_the_data_tools_use_every_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
