@@ -57,10 +57,11 @@ def check(args: Arguments, environment: Mapping[str, str] = os.environ) -> None:
     Raises:
         ConfigurationError: says what to do.
     """
+    told = vars(args)
     for name, only in ONE_OF_A_KIND.items():
-        if (given := vars(args).get(name)) not in (None, only):
+        if (given := told.get(name)) not in (None, only):
             raise ConfigurationError(f"--custom-config-path: {name} {given!r} is unknown; remove it, or write {only}")
-    if (slots := vars(args).get("prm_max_concurrency")) is not None:
+    if (slots := told.get("prm_max_concurrency")) is not None:
         raise ConfigurationError(f"--custom-config-path: prm_max_concurrency {slots} has no effect; remove it")
     pool = GuiSettings.from_env(environment)
     for flag, evaluated, variable, waits in (
@@ -73,8 +74,8 @@ def check(args: Arguments, environment: Mapping[str, str] = os.environ) -> None:
         ("gui_wait_after_reset", "gui_eval_wait_after_reset", "GUI_WAIT_AFTER_RESET", pool.reset_wait_seconds),
     ):
         for name in (flag, evaluated):
-            if (told := getattr(args, name)) is not None and told != waits:
+            if (seconds := told[name]) is not None and seconds != waits:
                 raise ConfigurationError(
-                    f"--{name.replace('_', '-')} {told:g}: the pool waits, {waits:g} s here; set {variable}={told:g} for pool and "
+                    f"--{name.replace('_', '-')} {seconds:g}: the pool waits, {waits:g} s here; set {variable}={seconds:g} for pool and "
                     "run instead, which holds for training and evaluation alike"
                 )
