@@ -39,12 +39,14 @@ async def generate(
     return found
 
 
-async def reward_func(args: Arguments, sample: Sample, **more: Any) -> dict[str, float | None]:
-    """Return the reward that `generate` gave a sample: ``--custom-rm-path generate_with_gui.reward_func``.
+async def reward_func(args: Arguments, sample: Sample | list[Sample], **more: Any) -> Any:
+    """Return the reward that `generate` gave a sample, or each of a list: ``--custom-rm-path generate_with_gui.reward_func``.
 
     Raises:
         ConfigurationError: the sample is not of `generate`.
     """
+    if isinstance(sample, list):
+        return [await reward_func(args, each, **more) for each in sample]
     if not isinstance(sample.reward, dict):
         raise ConfigurationError(
             "the sample has no episode; set --custom-generate-function-path generate_with_gui.generate"

@@ -141,10 +141,15 @@ async def generate_in(
         if result is None:
             return await _aborted(args, agents, settings, sample, run)
         notes = {"episode": run.name, "attempts": attempt, "resumed": resumed}
-        if not evaluation:
-            await result.pictures.prepare([number for turn in result.turns for number in turn.pictures])
         tokenizer, gamma = GenerateState(args).tokenizer, settings.step_gamma
-        return samples_of(args, sample, judged(result), tokenizer, gamma=gamma, notes=notes, trained=not evaluation)
+        # In a thread: the pixel values of many pictures take a while.
+        return await asyncio.to_thread(
+            samples_of,
+            *(args, sample, judged(result), tokenizer),
+            gamma=gamma,
+            notes=notes,
+            trained=not evaluation,
+        )
     sample.status = Sample.Status.ABORTED
     return sample
 

@@ -17,7 +17,7 @@ from slime.utils.processing_utils import encode_image_for_rollout_engine
 
 Message = dict[str, Any]
 IMAGE = "image"
-MOST_TENSORS = ("pixel_values", "image_grid_thw")
+TENSORS = ("pixel_values", "image_grid_thw")
 
 
 class Pictures:
@@ -27,7 +27,6 @@ class Pictures:
         """Prepare for the processor of the policy's checkpoint; None: it has no eyes."""
         self._processor = processor
         self._images: list[Any] = []
-        self._tensors: dict[int, dict[str, Any]] = {}
 
     async def add(self, encoded: Sequence[str]) -> list[Message]:
         """Return the parts of new pictures.
@@ -81,30 +80,19 @@ class Pictures:
         counts = iter(map(self._count, numbers))
         return [each for token in ids for each in [token] * (next(counts) if token == place else 1)]
 
-    async def prepare(self, numbers: Sequence[int]) -> None:
-        """Compute the tensors of pictures, so that `tensors` does not have to."""
-        missing = [number for number in dict.fromkeys(numbers) if number not in self._tensors]
-        for number in missing:
-            self._tensors[number] = await asyncio.to_thread(self._computed, number)
-
     def tensors(self, numbers: Sequence[int]) -> dict[str, Any] | None:
-        """Return ``pixel_values`` [patches, D] and ``image_grid_thw`` [pictures, 3]; None without pictures."""
-        import torch
-
+        """Return ``pixel_values`` [patches, D] and ``image_grid_thw`` [pictures, 3]; None without pictures. Takes a while."""
         if not numbers:
             return None
-        found = [self._tensors.get(number) or self._computed(number) for number in numbers]
-        return {name: torch.cat([each[name] for each in found]) for name in MOST_TENSORS}
+        assert self._processor is not None
+        made = self._processor.image_processor(images=self.images(numbers), return_tensors="pt")
+        return {name: made[name] for name in TENSORS}
 
     def _sized(self, encoded: str) -> Any:
         return at_model_size(open_image(f"data:image/png;base64,{encoded}"), self._processor)
 
     def _count(self, number: int) -> int:
         return image_tokens(self._processor, *self._images[number].size)
-
-    def _computed(self, number: int) -> dict[str, Any]:
-        assert self._processor is not None
-        return dict(self._processor.image_processor(images=[self._images[number]], return_tensors="pt"))
 
 
 def numbers_of(messages: Sequence[Message]) -> list[int]:

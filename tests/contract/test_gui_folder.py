@@ -30,6 +30,7 @@ from slime.arguments.model_shape import check_trainable
 from slime.arguments.parser import parser_for, read_arguments
 from slime.arguments.plugin_names import missing_plugins
 from slime.exceptions import ConfigurationError
+from slime.rollout.rm_hub import batched_async_rm
 from slime.utils.types import Sample
 from tests.helpers import tiny_vision
 from tests.helpers.agent_rollouts import talk
@@ -135,6 +136,10 @@ async def test_generate_and_reward_func(
     (sample,) = await played(tmp_path, tiny_random_model, monkeypatch, [f"one{END}"], task)
     assert sample.reward == {"score": 1.0, "outcome": 1.0, "acc": 1.0, "prm_turn_score": None}
     assert await generate_with_gui.reward_func(Arguments(), sample) == sample.reward
+    assert await batched_async_rm(Arguments(custom_rm_path="generate_with_gui.reward_func"), [sample]) == [
+        sample.reward
+    ]
+    assert await batched_async_rm(Arguments(custom_rm_path="generate_with_gui.reward_func"), []) == []
     with pytest.raises(ConfigurationError, match="the sample has no episode"):
         await generate_with_gui.reward_func(Arguments(), Sample())
 
