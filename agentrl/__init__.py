@@ -1,7 +1,6 @@
 """Environments that agents act in, lent out by lease. A module imports only modules below it; `lint-imports` checks this.
 
-* ``launch``, ``pool``, ``router``: what launchers of training runs share; the commands: a pool of this machine's
-  environments; one address for several pools.
+* ``pool``, ``pool_process``, ``router``: a pool of this machine's environments as a command, and as a process of another one; one address for several pools.
 * ``harness``: agent programs of others that run in a task's sandbox, behind the gateway, and the command that drives them.
 * ``web``: the HTTP side of both.
 * ``routing``: picks a pool for a lease.

@@ -12,7 +12,8 @@ user talks in rounds, one per batch, in four parts:
 After each decision the served version answers held-out problems, unless it is the one that did so before. Sampled replies are noisy:
 the standard error of a share of 384 replies is 0.02, of 128 replies 0.04. The new taste likes just what the first dislikes.
 
-Three claims are judged: the share never falls by more than 0.05 while verdicts are flipped, at least one flipped batch is refused,
+Three claims are judged: the share never falls by more than 0.05 while verdicts are flipped; at least one batch of verdicts against
+the first taste is refused, of the flipped part or before the change is accepted, because Adam's moments can carry three batches over;
 and the new taste's share rises by at least 0.2 from the moment of acceptance.
 """
 

@@ -27,11 +27,10 @@ from rich.table import Table
 
 from benchmarks.machine import REPOSITORY, describe_machine
 from benchmarks.personal_parts.figures import table
-from benchmarks.personal_parts.matrix import ABLATIONS, BASE, FORMS, JOINT, METHODS, Cell, cells, offered
+from benchmarks.personal_parts.matrix import ABLATIONS, BASE, FORMS, JOINT, METHODS, Cell, cells
 from benchmarks.personal_parts.records import OtherSizesError, Programs, Record, RunError, load, run, write
 from benchmarks.personal_parts.report import Asked, rows, write_report
 from openclaw.launch.methods import methods_of
-from openclaw.launch.variables import LAUNCH_VARIABLES
 
 sys.path.append(str(REPOSITORY / "openclaw-test"))
 from personal.sizes import Sizes
@@ -55,7 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    ablations = ", ".join(offered(_variables()))
+    ablations = ", ".join(ABLATIONS)
     after = ",".join(map(str, sizes.score_after))
     add("--json", required=True, type=Path, help="file for the figures")
     add("--report", type=Path, help="file for the report (Markdown, with two plots beside it)")
@@ -77,10 +76,6 @@ def build_parser() -> argparse.ArgumentParser:
         "--quick", action="store_true", help="one method, user and seed, four sessions, one update; checks that it runs"
     )
     return parser
-
-
-def _variables() -> set[str]:
-    return {name for variable in LAUNCH_VARIABLES for name in variable.names}
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -111,11 +106,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"--forms {min(unknown)}: give joint, separate or both with a comma")
     if len(people) == 1:
         options.forms = options.forms[:1] if options.forms != [JOINT] else ["separate"]
-    known, asked = offered(_variables()), [name for name in options.ablate.split(",") if name]
-    if unknown := [name for name in asked if name not in known]:
-        why = "this version has no variable GATE" if unknown[0] in ABLATIONS else f"known: {', '.join(known)}"
-        parser.error(f"--ablate {unknown[0]}: {why}")
-    options.ablations = {name: known[name] for name in asked}
+    asked = [name for name in options.ablate.split(",") if name]
+    if unknown := [name for name in asked if name not in ABLATIONS]:
+        parser.error(f"--ablate {unknown[0]}: known: {', '.join(ABLATIONS)}")
+    options.ablations = {name: ABLATIONS[name] for name in asked}
     return options
 
 

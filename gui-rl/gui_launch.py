@@ -6,6 +6,8 @@ script's name win. What was started ends with this process, and with the run.
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.exceptions import ConfigError as TaskError
-from agentrl.launch import TRAINER, start_pool, train, with_modules
+from agentrl.exceptions import InfraError
+from agentrl.pool_process import start_pool
 from agentrl.tasks.gui.osworld.settings import VmSettings
 from agentrl.tasks.gui.settings import GuiSettings
 from agentrl.tasks.gui.source import GuiSource, write_rows
@@ -27,6 +30,7 @@ from slime.utils.command_line import CommandLine
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 PROG = "gui-rl"
+TRAINER = ROOT / "slime" / "train_async.py"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,13 +127,14 @@ def trainer_words(v: LaunchVariables, model: str, name: str, judge: bool, run_di
 
 def pool_words(v: LaunchVariables, source: GuiSource, run_dir: Path) -> list[str]:
     """Return the command of the pool."""
-    words = ["-m", "agentrl.pool", "--env", source.environment, "--slots", str(v.parallel_envs)]
-    return [*words, "--port", "0", "--ledger", str(run_dir / "pool.sqlite")]
+    words = ["--env", source.environment, "--slots", str(v.parallel_envs)]
+    return [*words, "--ledger", str(run_dir / "pool.sqlite")]
 
 
 def child_environment(v: LaunchVariables) -> dict[str, str]:
     """Return the trainer's environment."""
-    child = with_modules(HERE)
+    paths = [str(HERE), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    child = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     if v.use_wandb and (key := child.get("WANDB_API_KEY") or child.get("WANDB_KEY")):
         child["WANDB_API_KEY"] = key
     return child
@@ -143,8 +148,13 @@ def run(v: LaunchVariables, source: GuiSource, words: Sequence[str], run_dir: Pa
         write_rows(source.ids("heldout"), run_dir / "gui_eval.jsonl")
     child = child_environment(v)
     with ExitStack() as stack:
-        child["AGENTRL_POOL_URL"] = v.server_url or start_pool(pool_words(v, source, run_dir), run_dir, stack)
-        return train(words, child)
+        child["AGENTRL_POOL_URL"] = v.server_url or start_pool(
+            pool_words(v, source, run_dir), run_dir / "pool.log", stack
+        )
+        trainer = subprocess.Popen([sys.executable, str(TRAINER), *words], env=child)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda got, _: trainer.send_signal(got))
+        return trainer.wait()
 
 
 def build_parser() -> CommandLine:
@@ -175,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"screen   {seen.observation}, {seen.coordinates} coordinates", flush=True)
             return subprocess.call([sys.executable, str(TRAINER), *words, "--dry-run"], env=child_environment(v))
         return run(v, source, words, run_dir)
-    except (ConfigError, ConfigurationError, TaskError) as error:
+    except (ConfigError, ConfigurationError, TaskError, InfraError) as error:
         print(f"{PROG}: {error}", file=sys.stderr)
         return 2
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import re
 import signal
 import sys
 import time
@@ -27,6 +26,7 @@ from tiny_demo.planned import refuse_bad_plan
 from agentrl.exceptions import AgentError, ConfigError
 from agentrl.harness.offer import load_harness
 from agentrl.harness.records import EPISODES, lines
+from agentrl.pool_process import STOP_S, start_pool
 from openclaw.ledger.store import Ledger
 from slime.utils.command_line import CommandLine, port_number
 from slime.utils.process import ChildProcess, spawn
@@ -38,9 +38,6 @@ RUN_S = {"mini-swe-agent": 60.0, "openclaw": 300.0}
 """Seconds that a run may take, by program: OpenClaw needs 16 s of a core to start."""
 POLL_S = 0.5
 STUCK_S = 600.0
-STOP_S = 60.0
-POOL_S = 120.0
-LISTENING = re.compile(r"agentrl\.pool: listening on (http://\S+)")
 VARIABLES = {
     "BATCH_SIZE": str(GROUP),
     "LEARNING_RATE": "6e-4",
@@ -48,8 +45,10 @@ VARIABLES = {
     "MAX_TOKENS_PER_GPU": "8192",
     "MAX_RESPONSE_LENGTH": "64",
     "OPENCLAW_TEMPERATURE": "1.0",
+    "GATE": "0",
 }
-"""Defaults of the run: a step has one group, and prompts of programs are long."""
+"""Defaults of the run: a step has one group, and prompts of programs are long. Rewards are a verifier's and no opinions, so none is
+kept out of training as a probe."""
 
 
 class DemoFailed(RuntimeError):
@@ -109,20 +108,8 @@ def policy(options: argparse.Namespace, console: Console) -> Path:
 def pool_words(options: argparse.Namespace) -> list[str]:
     """Return the arguments of the pool."""
     words = ["--env", "agentrl.harness.environment.HarnessEnvironment", "--harness", options.harness]
-    words += ["--gateway-url", f"http://127.0.0.1:{options.port}", "--slots", str(SLOTS), "--port", "0"]
+    words += ["--gateway-url", f"http://127.0.0.1:{options.port}", "--slots", str(SLOTS)]
     return [*words, "--ledger", str(options.run_dir / "pool.sqlite")]
-
-
-def start_pool(options: argparse.Namespace, stack: ExitStack) -> str:
-    """Start the pool; return its address."""
-    log = options.run_dir / "pool.log"
-    pool = _spawn("agentrl.pool", pool_words(options), log, stack)
-    deadline = time.monotonic() + POOL_S
-    while time.monotonic() < deadline and pool.alive():
-        if found := LISTENING.search(log.read_text()):
-            return found[1]
-        time.sleep(POLL_S / 5)
-    raise DemoFailed(f"the pool did not start; the end of {log}:\n{pool.log_tail()}")
 
 
 def driver_words(options: argparse.Namespace, pool_url: str) -> list[str]:
@@ -135,19 +122,15 @@ def driver_words(options: argparse.Namespace, pool_url: str) -> list[str]:
 
 def start_driver(options: argparse.Namespace, pool_url: str, stack: ExitStack) -> ChildProcess:
     """Start the driver; it goes on until it is stopped."""
-    return _spawn("agentrl.harness", driver_words(options, pool_url), options.run_dir / "agents.log", stack)
+    command = [sys.executable, "-m", "agentrl.harness", *driver_words(options, pool_url)]
+    driver = spawn(command, env=dict(os.environ), log_path=options.run_dir / "agents.log", name="agents")
+    stack.callback(driver.stop, STOP_S)
+    return driver
 
 
 def records_of(options: argparse.Namespace) -> Path:
     """Return the folder of the driver's records."""
     return options.run_dir / "agents"
-
-
-def _spawn(module: str, words: Sequence[str], log: Path, stack: ExitStack) -> ChildProcess:
-    """Start a command of this repository, which ends with the stack."""
-    child = spawn([sys.executable, "-m", module, *words], env=dict(os.environ), log_path=log, name=module)
-    stack.callback(child.stop, STOP_S)
-    return child
 
 
 def train(options: argparse.Namespace, run: LaunchedRun, driver: ChildProcess, console: Console) -> None:
@@ -204,7 +187,7 @@ def carry_out(options: argparse.Namespace, console: Console) -> None:
         with console.status(f"starting Ray, SGLang, trainer and gateway (log: {run.log_path})"):
             asyncio.run(run.wait_ready())
         console.print(f"serves   {run.settings.base_url}, after {time.monotonic() - began:.0f} s", soft_wrap=True)
-        pool_url = start_pool(options, stack)
+        pool_url = start_pool(pool_words(options), options.run_dir / "pool.log", stack)
         driver = start_driver(options, pool_url, stack)
         train(options, run, driver, console)
         console.print("stopping")

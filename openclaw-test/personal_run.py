@@ -27,7 +27,7 @@ from measure import MeasureError
 from personal.sizes import BASE, Sizes
 from personal.talking import Speaker, Talk
 from personal.trainer import Trainer
-from simulated_users.llm import KEY_VARIABLE, LlmVoice, UserModelError, user_model_client
+from simulated_users.llm import KEY_VARIABLE, MAX_TOKENS, LlmVoice, UserModelError, user_model_client
 from simulated_users.reaction import PhraseVoice
 from simulated_users.reading import find_users
 from simulated_users.user import User
@@ -74,6 +74,7 @@ def build_parser() -> CommandLine:
         help=f"server of an LLM that writes the reactions; key: {KEY_VARIABLE}",
     )
     add("--user-model", default="default", help="model name in requests to it (default: %(default)s)")
+    add("--user-max-tokens", type=int, default=MAX_TOKENS, help="limit on a reaction (default: %(default)s)")
     add("--port", type=port_number, default=None, help="of the gateway (default: a free one)")
     add("--run-dir", type=Path, default=None, help="for logs, ledger and checkpoints (default: runs/...)")
     add("--dry-run", action="store_true", help="check users, sizes and the run's plan; start nothing")
@@ -142,7 +143,9 @@ async def carry_out(options: argparse.Namespace) -> dict[str, Any]:
                         *(client, MODEL_NAME),
                         seed=options.seed,
                         user=user,
-                        voice=LlmVoice(asked, options.user_model, user) if asked else PhraseVoice(user),
+                        voice=LlmVoice(asked, options.user_model, user, options.user_max_tokens)
+                        if asked
+                        else PhraseVoice(user),
                         form=form,
                         trained=trained,
                     ),

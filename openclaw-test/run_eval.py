@@ -22,7 +22,7 @@ from typing import Any
 
 from asking import server_client
 from evaluation.case import EvalError, Suite
-from evaluation.options import PROG, Target, read_options, settings_of, targets
+from evaluation.options import PROG, RUN_EVAL, Program, Target, read_options, settings_of, targets
 from evaluation.records import Results, prepare
 from evaluation.report import REPORT_MD, Evaluated, Report, save
 from evaluation.run import Meter, Plan, evaluate, too_long
@@ -163,10 +163,10 @@ def show_plan(options: argparse.Namespace, extra: Sequence[str], models: Sequenc
     return 0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line."""
+def main(argv: Sequence[str] | None = None, program: Program = RUN_EVAL) -> int:
+    """Run the command line of a script."""
     words = list(sys.argv[1:] if argv is None else argv)
-    options, extra = read_options(words)
+    options, extra = read_options(words, program)
     if options.output_dir is None:
         options.output_dir = Path("runs") / time.strftime("eval-%Y%m%d-%H%M%S")
         words += ["--output-dir", str(options.output_dir)]

@@ -83,19 +83,36 @@ demo() {
     LAUNCHED_AS="$(started_as)" program "$openclaw_root/openclaw-test/demo.py" "$@"
 }
 
-# Sets up the CPU environment and an agent program if they are missing, and becomes the demo of that program; its first two
-# words are --harness and the program. --dry-run sets up nothing.
-agent_demo() {
+# Whether the words ask for --dry-run or --help only.
+starts_nothing() {
     case " $* " in
-        *" --dry-run "* | *" --help "* | *" -h "*) ;;
-        *)
-            bash "$openclaw_root/scripts/setup.sh" cpu
-            bash "$openclaw_root/scripts/setup_bubblewrap.sh"
-            case "$2" in
-                openclaw) bash "$openclaw_root/scripts/setup_node.sh" openclaw ;;
-                mini-swe-agent) bash "$openclaw_root/scripts/setup_mini_swe_agent.sh" ;;
-            esac
-            ;;
+        *" --dry-run "* | *" --help "* | *" -h "*) return 0 ;;
     esac
+    return 1
+}
+
+# Sets up the CPU environment and the sandboxes.
+set_up_sandboxes() {
+    bash "$openclaw_root/scripts/setup.sh" cpu
+    bash "$openclaw_root/scripts/setup_bubblewrap.sh"
+}
+
+# Sets up what is missing for an agent program, and becomes the demo of that program; its first two words are --harness and the
+# program. --dry-run sets up nothing.
+agent_demo() {
+    if ! starts_nothing "$@"; then
+        set_up_sandboxes
+        case "$2" in
+            openclaw) bash "$openclaw_root/scripts/setup_node.sh" openclaw ;;
+            mini-swe-agent) bash "$openclaw_root/scripts/setup_mini_swe_agent.sh" ;;
+        esac
+    fi
     program "$openclaw_root/openclaw-test/agent_demo.py" "$@"
+}
+
+# Sets up what is missing, and becomes the program in which a tiny agent learns; its first two words are --task and what it learns.
+# --dry-run sets up nothing.
+agent_learning() {
+    starts_nothing "$@" || set_up_sandboxes
+    program "$openclaw_root/openclaw-test/agent_learning.py" "$@"
 }

@@ -12,7 +12,10 @@ import sys
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
+from older_variables import ROUTER, refuse
+
 from agentrl.router import main as router
+from openclaw.exceptions import ConfigError
 from slime.utils.command_line import CommandLine
 
 
@@ -31,14 +34,21 @@ def build_parser() -> CommandLine:
     add = parser.add_argument
     workers = os.environ.get("WORKER_URLS", "")
     add("--workers", default=workers, required=not workers, metavar="URL,URL", help="pools (default: $WORKER_URLS)")
-    add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    host = os.environ.get("ROUTER_HOST") or "127.0.0.1"
+    add("--host", default=host, help="address to listen on (default: $ROUTER_HOST, or 127.0.0.1)")
     add("--port", default=os.environ.get("ROUTER_PORT", "18080"), help="port (default: $ROUTER_PORT, or 18080)")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
-    return router(words_of(build_parser().parse_args(argv)))
+    options = build_parser().parse_args(argv)
+    try:
+        refuse(ROUTER)
+    except ConfigError as error:
+        print(f"router_server.py: {error}", file=sys.stderr)
+        return 2
+    return router(words_of(options))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ script's name win. What was started ends with this process, and with the run.
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -14,8 +16,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from older_variables import CLIENT, refuse
+
 from agentrl.exceptions import ConfigError as TaskError
-from agentrl.launch import TRAINER, start_pool, train, with_modules
+from agentrl.exceptions import InfraError
+from agentrl.pool_process import start_pool
 from agentrl.tasks.terminal.prompts import write_rows
 from agentrl.tasks.terminal.source import TaskSource
 from openclaw.config.environment_config import EnvironmentConfig, variable
@@ -63,6 +68,9 @@ class LaunchVariables(EnvironmentConfig):
     actor_gpus: int = variable("ACTOR_GPUS", 4, "GPUs that train", minimum=1, aliases=("ACTOR_GPUS_PER_NODE",))
     rollout_gpus: int = variable("ROLLOUT_GPUS", 4, "GPUs that sample", minimum=1, aliases=("ROLLOUT_GPUS_TOTAL",))
     engine_gpus: int = variable("ROLLOUT_NUM_GPUS_PER_ENGINE", 2, "GPUs of an engine", minimum=1)
+    prm_url: str | None = variable(
+        "PRM_SGLANG_URL", None, "judge that runs already, instead of engines of the run's own"
+    )
     prm_gpus: int = variable("PRM_GPUS", 8, "GPUs that judge", minimum=1, aliases=("PRM_GPUS_TOTAL",))
     prm_engine_gpus: int = variable("PRM_GPUS_PER_ENGINE", 1, "GPUs of a judge's engine", minimum=1)
     prm_model: str | None = variable("PRM_MODEL_PATH", None, "judge; default: the checkpoint")
@@ -127,7 +135,8 @@ def trainer_words(v: LaunchVariables, model: str, name: str, judge: bool, run_di
     words += ["--use-dynamic-batch-size", "--max-tokens-per-gpu", 16384, "--log-probs-chunk-size", 1024]
     words += ["--sglang-mem-fraction-static", 0.6]
     if judge:
-        words += ["--prm-enable", "--prm-num-gpus", v.prm_gpus, "--prm-num-gpus-per-engine", v.prm_engine_gpus]
+        own = ["--prm-enable", "--prm-num-gpus", v.prm_gpus, "--prm-num-gpus-per-engine", v.prm_engine_gpus]
+        words += ["--prm-sglang-url", v.prm_url] if v.prm_url else own
         words += ["--prm-model-path", v.prm_model or checkpoint, "--prm-m", v.prm_m, "--prm-step-coef", v.prm_step_coef]
         words += ["--prm-temperature", v.prm_temperature, "--prm-max-new-tokens", v.prm_max_new_tokens]
     words += ["--use-wandb", "--wandb-project", "slime", "--wandb-group", name] if v.use_wandb else []
@@ -140,15 +149,16 @@ def head_address(v: LaunchVariables) -> str:
 
 
 def pool_words(v: LaunchVariables, run_dir: Path) -> list[str]:
-    """Return the command of the pool."""
-    words = ["-m", "agentrl.pool", "--env", ENVIRONMENT, "--slots", str(v.parallel_envs), "--sandbox", v.sandbox]
+    """Return the arguments of the pool."""
+    words = ["--env", ENVIRONMENT, "--slots", str(v.parallel_envs), "--sandbox", v.sandbox]
     words += ["--sandbox-image", v.sandbox_image] if v.sandbox_image else []
-    return [*words, "--port", "0", "--ledger", str(run_dir / "pool.sqlite")]
+    return [*words, "--ledger", str(run_dir / "pool.sqlite")]
 
 
 def child_environment(v: LaunchVariables) -> dict[str, str]:
     """Return the trainer's environment."""
-    child = with_modules(HERE)
+    paths = [str(HERE), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    child = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     if v.max_steps is not None:
         child["AGENTRL_MAX_TURNS"] = str(v.max_steps)
     if v.use_wandb and (key := child.get("WANDB_API_KEY") or child.get("WANDB_KEY")):
@@ -188,8 +198,11 @@ def run(v: LaunchVariables, words: Sequence[str], run_dir: Path) -> int:
     run_dir.mkdir(parents=True, exist_ok=True)
     write_prompts(v, run_dir)
     with ExitStack() as stack:
-        child["AGENTRL_POOL_URL"] = v.server_url or start_pool(pool_words(v, run_dir), run_dir, stack)
-        return train(words, child)
+        child["AGENTRL_POOL_URL"] = v.server_url or start_pool(pool_words(v, run_dir), run_dir / "pool.log", stack)
+        trainer = subprocess.Popen([sys.executable, str(ROOT / "slime" / "train_async.py"), *words], env=child)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda got, _: trainer.send_signal(got))
+        return trainer.wait()
 
 
 def build_parser() -> CommandLine:
@@ -209,6 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
     options, extra = build_parser().parse_known_args(argv)
     try:
+        refuse(CLIENT)
         v = LaunchVariables.from_env()
         source = TaskSource.from_env()
         check_evaluation(v, source)
@@ -217,9 +231,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.dry_run:
             pool = v.server_url or f"a pool here with {v.parallel_envs} slots, {v.sandbox}"
             print(f"tasks    {source.task_type}, {len(source.ids())}; environments from {pool}", flush=True)
-            return subprocess.call([sys.executable, str(TRAINER), *words, "--dry-run"], env=child_environment(v))
+            program = str(ROOT / "slime" / "train_async.py")
+            return subprocess.call([sys.executable, program, *words, "--dry-run"], env=child_environment(v))
         return run(v, words, run_dir)
-    except (ConfigError, ConfigurationError, TaskError) as error:
+    except (ConfigError, ConfigurationError, TaskError, InfraError) as error:
         print(f"{PROG}: {error}", file=sys.stderr)
         return 2
 

@@ -25,6 +25,7 @@ from agentrl.exceptions import AgentError, ConfigError, InvalidError
 from agentrl.processes.ledger import ProcessLedger
 from agentrl.processes.owned import Processes
 from agentrl.protocol import Verdict
+from agentrl.tasks.toolcall.config import ToolConfig, read_config
 from agentrl.tasks.toolcall.environment import ToolCallEnvironment, needs, offered
 from agentrl.tasks.toolcall.families import FAMILIES
 from agentrl.tasks.toolcall.generate import parse_name
@@ -55,20 +56,48 @@ class Trajectory:
 
 
 async def collect_toolcall_trajectory(
-    model: Endpoint, task: str, environment: ToolCallEnvironment, max_turns: int = 16
+    model: Endpoint, task: str, available_tools: ToolConfig | Path | None = None, max_turns: int = 16
 ) -> Trajectory:
-    """Play an episode and return it; the caller closes the environment.
+    """Play an episode and return it.
 
     Args:
         model: that replies.
         task: its name, such as ``toolcall/chain/heldout/0``.
-        environment: with the tools of ``TOOLS_CONFIG``.
+        available_tools: a file of tools, or what `agentrl.tasks.toolcall.config.read_config` made of one; None: ``TOOLS_CONFIG``.
         max_turns: most replies.
 
     Raises:
-        ConfigError: the endpoint fails.
+        ConfigError: the endpoint fails, or the tools cannot be used.
+        InvalidError: the task needs a tool that is not available.
         InfraError: a sandbox or server failed.
     """
+    config = ToolCallEnvironment.config() if available_tools is None else available_tools
+    if isinstance(config, Path):
+        config = read_config(config, ToolCallEnvironment.settings().allowed_urls)
+    with TemporaryDirectory() as folder:
+        ledger = ProcessLedger(Path(folder) / "processes.sqlite")
+        processes = Processes(ledger)
+        environment = _with_tools(config)(processes)
+        try:
+            return await _play(model, task, environment, max_turns)
+        finally:
+            await environment.close()
+            await processes.end()
+            ledger.close()
+
+
+def _with_tools(tools: ToolConfig) -> type[ToolCallEnvironment]:
+    """Return the environment with these tools, instead of those of the variables."""
+
+    class WithTools(ToolCallEnvironment):
+        @classmethod
+        def config(cls) -> ToolConfig:
+            return tools
+
+    return WithTools
+
+
+async def _play(model: Endpoint, task: str, environment: ToolCallEnvironment, max_turns: int) -> Trajectory:
     begin = await environment.reset(Task(task), 0)
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": begin.data["system"]},
@@ -141,18 +170,9 @@ async def run(options: argparse.Namespace) -> Trajectory | None:
     if options.dry_run:
         print("dry run: nobody was asked")
         return None
-    with TemporaryDirectory() as folder:
-        ledger = ProcessLedger(Path(folder) / "processes.sqlite")
-        processes = Processes(ledger)
-        environment = ToolCallEnvironment(processes)
-        try:
-            async with httpx.AsyncClient(timeout=ANSWER_S) as client:
-                model = Endpoint(options.base_url, options.model, os.environ.get("OPENAI_API_KEY"), client)
-                return await collect_toolcall_trajectory(model, options.task, environment, options.max_turns)
-        finally:
-            await environment.close()
-            await processes.end()
-            ledger.close()
+    async with httpx.AsyncClient(timeout=ANSWER_S) as client:
+        model = Endpoint(options.base_url, options.model, os.environ.get("OPENAI_API_KEY"), client)
+        return await collect_toolcall_trajectory(model, options.task, config, options.max_turns)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

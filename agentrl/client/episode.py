@@ -37,7 +37,7 @@ def new_request_id() -> str:
 
 @asynccontextmanager
 async def episode(
-    service: LeaseService, task_id: str, *, ttl_s: float = 60.0, wait_s: float = 60.0
+    service: LeaseService, task_id: str, *, ttl_s: float = 60.0, wait_s: float = 60.0, close_s: float = 60.0
 ) -> AsyncIterator[Episode]:
     """Lease an environment for a task, keep the lease within the block, and give it back.
 
@@ -46,6 +46,7 @@ async def episode(
         task_id: of the server's registry.
         ttl_s: seconds for which the server keeps the environment if this process dies.
         wait_s: seconds to wait in the queue.
+        close_s: seconds to wait until the server takes the lease back.
 
     Raises:
         AgentError: as `agentrl.service.LeaseService.lease`.
@@ -58,8 +59,9 @@ async def episode(
     finally:
         renewing.cancel()
         try:
-            await service.release(leased.lease_id)
-        except AgentError as error:
+            async with asyncio.timeout(close_s):
+                await service.release(leased.lease_id)
+        except (AgentError, TimeoutError) as error:
             logger.warning("lease %s was not given back (%s); it expires in %g s", leased.lease_id, error, ttl_s)
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from agentrl.client.episode import Episode, episode
@@ -179,9 +180,14 @@ class EpisodeRun:
         settings = self._settings
         with self._outside_engine(), _no_deadline():
             service = await self._stack.enter_async_context(self._service)
-            lending = episode(service, self._task_id, ttl_s=settings.ttl_seconds, wait_s=settings.wait_seconds)
+            lending = episode(
+                *(service, self._task_id),
+                ttl_s=settings.ttl_seconds,
+                wait_s=settings.wait_seconds,
+                close_s=settings.close_seconds,
+            )
             self._lent = lent = await self._stack.enter_async_context(lending)
-            seen = await lent.reset(self._seed, timeout_s=settings.step_seconds)
+            seen = await lent.reset(self._seed, timeout_s=settings.reset_seconds or settings.step_seconds)
         pictures = await self._shown(seen.images)
         self._opening = begin = opening(seen, settings.prompt_note, pictures)
         keywords = {**self._keywords, **begin.keywords}
@@ -203,7 +209,7 @@ class EpisodeRun:
             numbers = numbers_of(self._conversation.messages)
             whole = self._pictures.expanded(prompt_ids, numbers)
             self._reply = self._policy.ask(whole, self._pictures.images(numbers))
-        if not await self._policy.go_on(self._reply, self._tokens_left()):
+        if not await self._went_on(self._reply):
             return False
         sample, self._reply = self._reply, None
         self._prefix_cache.cached_tokens += sample.prefix_cache_info.cached_tokens
@@ -235,8 +241,8 @@ class EpisodeRun:
             mode = self._settings.judge_history
             goal = "\n\n".join(content_text(message["content"]) for message in self._opening.messages)
             seen, after = await self._for_judge(before, heard)
-            question = step_question(goal, before, reply.message, heard, mode, before=seen, after=after)
-            self._judge.ask(turn.step_id, question)
+            asked = partial(step_question, goal, before, reply.message, heard, mode, before=seen, after=after)
+            self._judge.ask(turn.step_id, asked)
         return True
 
     async def _for_judge(self, before: Sequence[Message], heard: Sequence[Message]) -> tuple[list[str], list[str]]:
@@ -247,6 +253,18 @@ class EpisodeRun:
         after = numbers_of(heard)[-most:]
         seen = numbers_of(before)[max(0, len(numbers_of(before)) - most + len(after)) :]
         return await self._pictures.encoded(seen), await self._pictures.encoded(after)
+
+    async def _went_on(self, reply: Sample) -> bool:
+        """Sample the rest of a reply, unless that takes too long; return False if the rollout is being aborted."""
+        limit = asyncio.timeout(self._settings.reply_seconds)
+        try:
+            async with limit:
+                return await self._policy.go_on(reply, self._tokens_left())
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            seconds = self._settings.reply_seconds
+            raise EpisodeLost("timeout", f"the engine gave no whole reply within {seconds:g} s") from error
 
     def _next_prompt(self) -> list[int] | None:
         """Return the next prompt, or None after setting the ending."""

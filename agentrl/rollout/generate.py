@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import secrets
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -29,10 +30,10 @@ from agentrl.rollout.prompts import Speech
 from agentrl.rollout.records import EpisodeRecord
 from agentrl.rollout.samples import samples_of
 from agentrl.rollout.settings import Settings
-from agentrl.rollout.step_judge import StepJudge
+from agentrl.rollout.step_judge import Fits, StepJudge
 from agentrl.service import LeaseService
 from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling
-from openclaw.judge.interface import Judge
+from openclaw.judge.interface import Question
 from slime.args import Arguments
 from slime.exceptions import ConfigurationError
 from slime.rollout.generation import GenerateState
@@ -55,12 +56,32 @@ class Agents:
         self.speech = Speech(tokenizer)
         self.parking = Parking[EpisodeRun]()
         self._judge = _judge(args)
-        self._votes = args.prm_m
+        self._votes, self._answer_tokens = args.prm_m, args.prm_max_new_tokens
         self._slots = asyncio.Semaphore(JUDGED_AT_A_TIME)
 
-    def step_judge(self) -> StepJudge | None:
-        """Return the judge of a new episode's steps, or None."""
-        return None if self._judge is None else StepJudge(self._judge, self._votes, self._slots)
+    def step_judge(self, settings: Settings) -> StepJudge | None:
+        """Return the judge of a new episode's steps, or None.
+
+        Raises:
+            ConfigurationError: its answer alone takes all tokens that it may have.
+        """
+        if self._judge is None:
+            return None
+        return StepJudge(self._judge, self._votes, self._slots, self._fits(self._judge, settings.judge_tokens))
+
+    def _fits(self, judge: JudgeClient, most: int | None) -> Fits | None:
+        if most is None:
+            return None
+        if (room := most - self._answer_tokens) <= 0:
+            raise ConfigurationError(
+                f"{most} tokens of the judge leave no room beside --prm-max-new-tokens {self._answer_tokens}; lower that, or "
+                "raise AGENTRL_JUDGE_TOKENS (prm_max_total_tokens of a terminal run)"
+            )
+
+        async def fits(question: Question) -> bool:
+            return await judge.length("prm", question) <= room
+
+        return fits
 
 
 AGENTS: WeakKeyDictionary[GenerateState, Agents] = WeakKeyDictionary()
@@ -179,7 +200,7 @@ def _new_run(
         task_id=task_id,
         seed=_seed(sample),
         keywords={**args.apply_chat_template_kwargs, **(sample.apply_chat_template_kwargs or {})},
-        judge=agents.step_judge(),
+        judge=agents.step_judge(settings),
         processor=GenerateState(args).processor,
     )
 
@@ -201,11 +222,20 @@ async def _aborted(args: Arguments, agents: Agents, settings: Settings, sample: 
     return sample
 
 
-def _judge(args: Arguments) -> Judge | None:
-    """Return the judge of the run's judge engines; None if it has none."""
-    if not args.prm_router_ip:
+def _judge(args: Arguments) -> JudgeClient | None:
+    """Return the judge of ``--prm-sglang-url``, or else of the run's judge engines; None if it has neither.
+
+    Raises:
+        ConfigurationError: the URL is none.
+    """
+    if args.prm_sglang_url:
+        url = args.prm_sglang_url.rstrip("/").removesuffix("/generate")
+        if not re.fullmatch(r"https?://[^/\s]+", url):
+            raise ConfigurationError(f"--prm-sglang-url {args.prm_sglang_url} is no URL; write http://HOST:PORT")
+    elif args.prm_router_ip:
+        url = f"http://{args.prm_router_ip}:{args.prm_router_port}"
+    else:
         return None
-    url = f"http://{args.prm_router_ip}:{args.prm_router_port}"
     engine = EngineHttp(url, timeout=JUDGE_SECONDS, concurrency=JUDGED_AT_A_TIME * args.prm_m)
     sampling = JudgeSampling(temperature=args.prm_temperature, max_new_tokens=args.prm_max_new_tokens, grammar=False)
     return JudgeClient(engine, load_tokenizer(args.prm_model_path, trust_remote_code=True), "full", sampling)

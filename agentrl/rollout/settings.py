@@ -30,7 +30,23 @@ class Settings(EnvironmentConfig):
     step_seconds: float = variable(
         "AGENTRL_STEP_SECONDS",
         120.0,
-        "most seconds of a reset, and of a step unless the environment says how long one may take",
+        "most seconds of a step unless the environment says how long one may take",
+        above=0.0,
+    )
+    reset_seconds: float | None = variable(
+        "AGENTRL_RESET_SECONDS", None, "most seconds of a reset; default: AGENTRL_STEP_SECONDS", above=0.0
+    )
+    reply_seconds: float | None = variable(
+        "AGENTRL_REPLY_SECONDS",
+        None,
+        "seconds of one reply after which the engine counts as lost; default: no bound",
+        above=0.0,
+        aliases=("SGLANG_REQUEST_TIMEOUT",),
+    )
+    close_seconds: float = variable(
+        "AGENTRL_CLOSE_SECONDS",
+        60.0,
+        "most seconds to wait until the pool takes a lease back; after that it expires by itself",
         above=0.0,
     )
     evaluate_seconds: float = variable("AGENTRL_EVALUATE_SECONDS", 600.0, "most seconds of an evaluation", above=0.0)
@@ -69,6 +85,12 @@ class Settings(EnvironmentConfig):
         0,
         "newest pictures that the judge of a step sees, that of the next state among them",
         minimum=0,
+    )
+    judge_tokens: int | None = variable(
+        "AGENTRL_JUDGE_TOKENS",
+        None,
+        "most tokens of the question about a step and of its answer; a longer question is shortened; default: no bound",
+        minimum=1,
     )
     prompt_note: str | None = variable(
         "AGENTRL_PROMPT_NOTE", None, "words after the first user message of an episode, such as /no_think"

@@ -4,7 +4,7 @@ The judge sees the goal, the newest part of what happened before (or both ends o
 text can close (`openclaw.judge.prompts`). It votes ``\boxed{1}`` or ``\boxed{-1}``; `openclaw.judge.client` casts the votes.
 
 Guarantees: a score belongs to a step by the step's id. At most ``MOST_WAITING`` steps wait; later ones are not judged, and
-counted. A judge that fails or is late gives no score. Nothing runs on after `scores` or `cancel`.
+counted, as are those with a question for which the judge has no room. A judge that fails or is late gives no score. Nothing runs on after `scores` or `cancel`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,6 +32,9 @@ END_MESSAGES = 4
 History = Literal["last_k", "head_tail"]
 SHORT, LONG = 2_000, 10_000
 """Most characters of a message of the history, and of goal, action and next state."""
+SHARES = (1.0, 0.5, 0.25, 0.125)
+"""Of the usual lengths, tried one after another until the judge has room."""
+Fits = Callable[[Question], Awaitable[bool]]
 SYSTEM = """You judge one step of an agent that works on a goal. You see the goal, the newest part of what happened before, \
 the step, and what the environment answered (the next state).
 
@@ -67,6 +70,7 @@ def step_question(
     action: Message,
     next_state: Sequence[Message],
     mode: History = "last_k",
+    share: float = 1.0,
     *,
     before: Sequence[str] = (),
     after: Sequence[str] = (),
@@ -79,13 +83,14 @@ def step_question(
         action: the reply.
         next_state: the messages that followed.
         mode: what is shown of the history.
+        share: of texts' usual length; below 1 they are shorter.
         before: ``data:`` URLs of the newest pictures before the step.
         after: of those that followed.
     """
     word = new_nonce()
 
     def fenced(title: str, text: str, most: int) -> str:
-        return f"## {title}\n<<<{word}\n{defuse(with_plain_boxes(clip_middle(text, most)))}\n{word}>>>"
+        return f"## {title}\n<<<{word}\n{defuse(with_plain_boxes(clip_middle(text, int(share * most))))}\n{word}>>>"
 
     parts = [fenced("Goal", goal, LONG)]
     for message in shown_history(history, mode):
@@ -115,22 +120,29 @@ def _asked(parts: Sequence[str], before: Sequence[str], after: Sequence[str]) ->
 class StepJudge:
     """Judges the steps of one episode."""
 
-    def __init__(self, judge: Judge, votes: int, slots: asyncio.Semaphore) -> None:
+    def __init__(self, judge: Judge, votes: int, slots: asyncio.Semaphore, fits: Fits | None = None) -> None:
         """Prepare.
 
         Args:
             judge: casts the votes.
             votes: number of votes on a step.
             slots: bounds the steps that all episodes have judged at a time.
+            fits: says whether the judge has room for a question; None: for any.
         """
         self._judge = judge
         self._votes = votes
         self._slots = slots
-        self._tasks: dict[str, asyncio.Task[JudgedStep]] = {}
+        self._fits = fits
+        self._tasks: dict[str, asyncio.Task[JudgedStep | None]] = {}
         self.skipped: Counter[str] = Counter()
 
-    def ask(self, step_id: str, question: Question) -> None:
-        """Begin to judge a step; returns at once."""
+    def ask(self, step_id: str, question: Callable[..., Question]) -> None:
+        """Begin to judge a step; returns at once.
+
+        Args:
+            step_id: of the step.
+            question: makes the question; see `step_question` for ``share``.
+        """
         if sum(not task.done() for task in self._tasks.values()) >= MOST_WAITING:
             self.skipped["overload"] += 1
             return
@@ -145,7 +157,10 @@ class StepJudge:
             if not task.done():
                 self.skipped["late"] += 1
             elif (error := task.exception()) is None:
-                found[step_id] = task.result()
+                if (judged := task.result()) is None:
+                    self.skipped["too_long"] += 1
+                else:
+                    found[step_id] = judged
             elif isinstance(error, JudgeError):
                 self.skipped["failed"] += 1
                 logger.warning("step %s was not judged: %s", step_id, error)
@@ -161,8 +176,15 @@ class StepJudge:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _judged(self, question: Question) -> JudgedStep:
+    async def _judged(self, question: Callable[..., Question]) -> JudgedStep | None:
+        """Return a step's votes; None if even the shortest question is too long."""
         async with self._slots:
-            votes = await self._judge.votes("prm", question, self._votes)
+            for share in SHARES:
+                asked = question(share=share)
+                if self._fits is None or await self._fits(asked):
+                    break
+            else:
+                return None
+            votes = await self._judge.votes("prm", asked, self._votes)
         values = tuple(vote.value for vote in votes)
         return JudgedStep(step_score(values), values)

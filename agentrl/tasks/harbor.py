@@ -8,6 +8,7 @@ raises an error that says what to mend.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from agentrl.exceptions import ConfigError
 from agentrl.sandbox.interface import Limits
@@ -46,19 +47,50 @@ class Stage(BaseModel):
     timeout_sec: Seconds = 600.0
 
 
+SIZES = {"K": 2**-10, "M": 1, "G": 2**10, "T": 2**20}
+"""MiB of the units of older sizes, such as ``memory = "2G"``."""
+
+
 class Machine(BaseModel):
-    """The ``[environment]`` table: image and resources."""
+    """The ``[environment]`` table: image and resources; ``memory`` and ``storage`` are older names of sizes."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
     docker_image: Annotated[str, Field(min_length=1)] | None = None
     cpus: Annotated[float, Field(gt=0)] = 1.0
     memory_mb: Annotated[int, Field(gt=0)] = 512
     storage_mb: Annotated[int, Field(gt=0)] = 256
+    gpus: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older_sizes(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        found: dict[str, Any] = {**given}
+        for older in ("memory", "storage"):
+            if (size := found.pop(older, None)) is not None:
+                found.setdefault(f"{older}_mb", _mib(older, size))
+        return found
+
+    @field_validator("gpus")
+    @classmethod
+    def _none(cls, gpus: int) -> int:
+        if gpus:
+            raise ValueError(f"the task needs {gpus} GPUs, and no sandbox has one; leave the task out")
+        return gpus
 
     @property
     def limits(self) -> Limits:
         """The bounds of a sandbox for this task."""
         return Limits(memory_mib=self.memory_mb, cpus=self.cpus, disk_mib=self.storage_mb)
+
+
+def _mib(name: str, size: Any) -> int:
+    """Return the MiB of a size such as ``2G``."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])i?B?", str(size).strip().upper().replace("I", "i"))
+    if found is None:
+        raise ValueError(f"{name} = {size!r} is no size; write {name}_mb with a number of MiB")
+    return max(1, round(float(found[1]) * SIZES[found[2]]))
 
 
 class Settings(BaseModel):

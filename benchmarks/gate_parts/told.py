@@ -36,7 +36,7 @@ def claims(told: Told) -> dict[str, bool | None]:
     changed, after = told.liked("changed"), told.liked("after")
     return {
         "fell_by_at_most_0.05": round(last - min(during), 4) <= MOST_FALL if during else None,
-        "refused_a_flipped_batch": told.refused("flipped") > 0 if during else None,
+        "refused_flipped_verdicts": told.refused("flipped") + told.refused("changed") > 0 if during else None,
         "followed_after_acceptance": round(changed[-1] - after[-1], 4) >= LEAST_RISE if after else None,
     }
 

@@ -6,7 +6,7 @@ model does not change, so one run per seed with all users stands for both forms.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 BASE, JOINT, SEPARATE = "base", "joint", "separate"
@@ -54,12 +54,8 @@ ABLATIONS: dict[str, tuple[Arm, ...]] = {
     "clip": tuple(Arm(f"clip-{bound}", "combine", flags=("--opd-clip", bound)) for bound in ("0.3", "0.5", "1")),
     "gate": _of_variable("gate", "combine", "GATE", ("off", "on")),
 }
-GATE = "gate"
-
-
-def offered(variables: Collection[str]) -> dict[str, tuple[Arm, ...]]:
-    """Return the ablations that this version of the launcher can run, given the names of its variables."""
-    return {name: arms for name, arms in ABLATIONS.items() if name != GATE or GATE.upper() in variables}
+UNGATED = {"GATE": "off"}
+"""Variables of every run, unless its arm sets them: the gate keeps turns out of training, and is compared in its own ablation."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +80,11 @@ class Cell:
     def form(self) -> str:
         """Return whether users share the model; a single user's model is separate."""
         return JOINT if len(self.users) > 1 else SEPARATE
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """Return the environment variables of the run."""
+        return UNGATED | dict(self.arm.variables if self.arm else ())
 
     @property
     def name(self) -> str:

@@ -124,8 +124,7 @@ def run(cell: Cell, options: Sequence[str], folder: Path, programs: Programs) ->
     """
     paths = [REPOSITORY, REPOSITORY / "slime", REPOSITORY / "openclaw-test"]
     inherited = os.environ.get("PYTHONPATH")
-    variables = dict(cell.arm.variables) if cell.arm else {}
-    environment = {**os.environ, **variables}
+    environment = {**os.environ, **cell.variables}
     environment["PYTHONPATH"] = os.pathsep.join([*map(str, paths), *([inherited] if inherited else [])])
     with tempfile.TemporaryDirectory(prefix="personal-") as place:
         report = Path(place) / "report.json"
@@ -134,7 +133,7 @@ def run(cell: Cell, options: Sequence[str], folder: Path, programs: Programs) ->
         command += cell.arm.flags if cell.arm else ()
         programs.follow(cell, command, environment)
         found = json.loads(report.read_text())
-    record = {**found, "form": cell.form, "arm": cell.arm.name if cell.arm else None, "variables": variables}
+    record = {**found, "form": cell.form, "arm": cell.arm.name if cell.arm else None, "variables": dict(cell.variables)}
     record["machine"] = describe_machine()
     write(folder / f"{cell.name}.json", record)
     return record

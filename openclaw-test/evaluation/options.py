@@ -21,6 +21,7 @@ from openclaw.server.options import build_parser as server_parser
 from slime.utils.command_line import CommandLine, server_url
 
 PROG = "run_eval.sh"
+SUITES = "--eval-tasks"
 OLD_FLAG = "--allow-code-execution"
 
 
@@ -76,18 +77,30 @@ def positive(text: str) -> int:
     return int(text)
 
 
+@dataclass(frozen=True)
+class Program:
+    """What the help says of the script that was started: its name, what it does, and what follows the options."""
+
+    name: str
+    description: str
+    epilog: str | None = None
+
+
+RUN_EVAL = Program(
+    PROG,
+    "Evaluate a model on generated problems and write a report. Other options go to python -m openclaw.server, "
+    "which serves a checkpoint (--gpu-ids 0,1).",
+)
+
+
 def folder_or_url(text: str) -> str:
     """Parse the path of a checkpoint folder, or a server's URL."""
     return server_url(text) if "://" in text else text
 
 
-def build_parser() -> CommandLine:
+def build_parser(program: Program) -> CommandLine:
     """Return the parser of the command line."""
-    parser = CommandLine(
-        prog=PROG,
-        description="Evaluate a model on generated problems and write a report. Other options go to python -m openclaw.server, "
-        "which serves a checkpoint (--gpu-ids 0,1).",
-    )
+    parser = CommandLine(prog=program.name, description=program.description, epilog=program.epilog)
     add = parser.add_argument_group("the model").add_argument
     add("--model-path", metavar="P", help="serve this checkpoint folder first")
     add("--run", type=Path, metavar="RUN", help="serve the newest checkpoint of this run's folder first")
@@ -104,7 +117,7 @@ def build_parser() -> CommandLine:
     add("--compare-model", metavar="M", help="model that this server is asked for (default: its only one)")
     add("--compare-key-variable", metavar="NAME", help="environment variable with this server's key")
     add = parser.add_argument_group("the problems").add_argument
-    add("--eval-tasks", type=suite_names, default=list(NAMES), metavar="NAMES",
+    add(SUITES, type=suite_names, default=list(NAMES), metavar="NAMES",
         help=f"comma-separated suites out of {','.join(NAMES)} (default: all)")  # fmt: skip
     add(
         "--num-problems",
@@ -129,9 +142,9 @@ def build_parser() -> CommandLine:
     return parser
 
 
-def read_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+def read_options(argv: Sequence[str] | None, program: Program = RUN_EVAL) -> tuple[argparse.Namespace, list[str]]:
     """Return the options and the server's own, both checked; exit with status 2 if something is wrong."""
-    parser = build_parser()
+    parser = build_parser(program)
     options, extra = parser.parse_known_args(argv)
     if OLD_FLAG in extra:
         parser.error(f"coding runs in a sandbox, without a flag; leave out {OLD_FLAG}")
@@ -154,7 +167,7 @@ def read_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[s
     if not serves and extra:
         parser.unknown(extra)
     if serves:
-        parser_of_server = server_parser(PROG)
+        parser_of_server = server_parser(program.name)
         parser_of_server.further_flags = parser.known_flags()
         parser_of_server.parse_args(extra)
     return options, extra

@@ -18,6 +18,8 @@ FIRST_SECONDS = 0.25
 LONGEST_SECONDS = 5.0
 MOST_WATCHED = 16
 PREVIEW = 48
+PROBE = "probe"
+"""The reason of a turn that the gate keeps (`openclaw.ledger.probes`)."""
 
 
 class OutcomeSource(Protocol):
@@ -118,9 +120,12 @@ def news(outcome: dict[str, Any], watched: Watched) -> Iterator[str]:
         return
     if not watched.judged:
         watched.judged = True
-        learns = (
-            f"it learns from {watched.reaction}" if sample else f"nothing to learn from {watched.reaction}: {reason}"
-        )
+        if sample:
+            learns = f"it learns from {watched.reaction}"
+        elif reason == PROBE:
+            learns = f"kept to compare weights, so it does not learn from {watched.reaction}: {reason}"
+        else:
+            learns = f"nothing to learn from {watched.reaction}: {reason}"
         yield f"judged: {verdict(outcome)} ({learns})"
     if sample == "dropped":
         yield f"not trained on {watched.reaction}: {reason}"

@@ -37,12 +37,18 @@ def gate_refuses(look: Look) -> Iterator[Finding]:
     """Find a gate that refuses one update after the other."""
     refused = [*takewhile(lambda each: each.kind == "refused", reversed(look.decisions))]
     if len(refused) >= REFUSALS:
+        if all(each.by_margin for each in refused[:REFUSALS]):
+            remedy = f"if the change is wanted: openclaw-rl accept {look.run.shown}"
+        else:
+            remedy = (
+                "if the updates go too far, lower LEARNING_RATE; if a reason names a bound that is too strict, raise it"
+            )
         yield Finding(
             "gate_refuses",
             Severity.STOPS,
             "the gate refuses one update after the other, so the weights stay as they are",
             f"the last {len(refused)} decisions; the newest: {refused[0].why}",
-            f"openclaw-rl versions {look.run.shown} lists them; if the change is wanted: openclaw-rl accept {look.run.shown}",
+            f"openclaw-rl versions {look.run.shown} lists them; {remedy}",
         )
 
 

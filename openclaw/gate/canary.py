@@ -100,6 +100,7 @@ class _EngineTrial:
         patiently: Callable[[Callable[[], Any]], Any],
     ) -> None:
         self._run_dir = args.run_dir
+        self._context = args.sglang_context_length or args.rollout_max_context_len
         self._ledger = ledger
         self._policies = policies
         self._engine = engine
@@ -121,19 +122,24 @@ class _EngineTrial:
 
     def _ask(self, questions: Questions, answers: Sequence[Answer]) -> tuple[list[str], dict[str, float]]:
         differences, replies = list[float](), []
-        asked = questions.probes[:QUESTIONS]
+        fitting = [pair for pair in zip(questions.probes, answers, strict=True) if self._fits(pair[0])][:QUESTIONS]
         limits = httpx.Limits(max_connections=QUESTIONS)
         with (
             httpx.Client(base_url=self._engine.url, timeout=ANSWER_SECONDS, limits=limits, trust_env=False) as client,
             ThreadPoolExecutor(QUESTIONS) as pool,
         ):
-            found = list(pool.map(partial(self._answer, client), asked))
-        for probe, trainers, engines in zip(asked, answers, found, strict=False):
+            found = list(pool.map(partial(self._answer, client), [probe for probe, _ in fitting]))
+        for (probe, trainers), engines in zip(fitting, found, strict=True):
             differences += [abs(a - b) for a, b in zip(engines.log_probs, trainers.log_probs, strict=True)]
             if probe.max_new_tokens:
                 replies.append(sound(unread(trainers), unread(engines)))
         mean = math.fsum(differences) / len(differences) if differences else None
         return disagrees(Agreement(mean, replies), self._bounds)
+
+    def _fits(self, probe: Probe) -> bool:
+        """Return whether the engine takes both requests; it refuses what its context does not hold, whatever the weights are."""
+        prompt, reply = len(probe.prompt_ids), len(probe.reply_ids)
+        return self._context is None or max(prompt + reply + 1, prompt + probe.max_new_tokens) <= self._context
 
     def _answer(self, client: httpx.Client, probe: Probe) -> Answer:
         """Return the engine's answer to a question."""

@@ -158,5 +158,7 @@ class Gate:
 def _say_once(run_dir: str) -> None:
     """Log that the users' opinions do not decide yet, once per run and process."""
     logger.warning(
-        "the gate of %s has too few probes: until it has more, updates pass on its other checks alone", run_dir
+        "the gate of %s has too few probes: until it has more, updates pass on its other checks alone. Probes are turns with a score, "
+        "so where no judge scores (opd, oel, sdpo) only people's feedback makes them",
+        run_dir,
     )

@@ -186,6 +186,11 @@ class JudgeClient:
         finally:
             self._prompts.forget()  # a judged text must not outlive its session
 
+    async def length(self, kind: JudgeKind, question: Question) -> int:
+        """Return how many tokens the prompt of a question has."""
+        async with self._rendering:
+            return len(await asyncio.to_thread(self.prompt_ids, kind, question))
+
     async def votes(self, kind: JudgeKind, question: Question, count: int) -> list[Vote]:
         """Return ``count`` votes, cast concurrently.
 

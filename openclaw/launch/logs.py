@@ -69,11 +69,12 @@ def with_logs(profile: Profile, variables: dict[str, Resolved]) -> tuple[Profile
     """Return profile and variables of a run that trains from ``DATA_PATH``; unchanged without it.
 
     The run ends when its data is used, unless the user says otherwise. Quotas between owners do not apply, because nobody
-    waits for these conversations; so batches come in the order of the logs.
+    waits for these conversations; so batches come in the order of the logs. The gate is off, because it keeps turns out of
+    training, and no update serves anybody.
     """
     if not variables["data_path"].value:
         return profile, variables
-    ours = {"max_weight_staleness": STALENESS, "num_rollout": ENDLESS}
+    ours = {"max_weight_staleness": STALENESS, "num_rollout": ENDLESS, "gate": False}
     variables = {
         name: replace(entry, value=ours[name], source=SOURCE)
         if name in ours and entry.source in ("default", "profile", "method")

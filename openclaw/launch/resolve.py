@@ -56,7 +56,7 @@ VARIABLE_OF_FLAG = {
     "prm-model-path": "PRM_MODEL_PATH",
     "save": "SAVE_CKPT",
     "resume": "RESUME=1",
-    "before-push-path": "GATE",
+    "before-push-path": "GATE=1",
     "canary-engine": "GATE_CANARY",
     "rotary-base": "MODEL_ARGS_ROTARY_BASE",
 }
@@ -278,6 +278,8 @@ def with_download(problem: str, usual: str) -> str:
 def with_variables(problem: str) -> str:
     """Return a problem about flags, followed by the variables that set these flags."""
     names = [VARIABLE_OF_FLAG[flag] for flag in re.findall(r"--([a-z-]+)", problem) if flag in VARIABLE_OF_FLAG]
+    if problem.startswith("--before-push-path "):  # nobody typed it: the gate is on by default
+        names[0] = "GATE=0"
     if " actor + " in problem:
         names = ["ACTOR_GPUS", "ROLLOUT_GPUS", "PRM_GPUS", *names]
     return f"{problem} (variables: {', '.join(dict.fromkeys(names))})" if names else problem

@@ -90,7 +90,7 @@ class LaunchVariables(EnvironmentConfig):
     )
     gate: bool = variable(
         "GATE",
-        False,
+        True,
         "1: an update serves only if probes and tasks do not speak against it, see gate.md; 0: every update serves",
     )
     gradient_checkpointing: bool = variable("USE_GRADIENT_CHECKPOINTING", True, "recompute activations")

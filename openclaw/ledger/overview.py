@@ -121,12 +121,16 @@ class StepFact:
 
 @dataclass(frozen=True, slots=True)
 class GateDecision:
-    """What was decided about an update: ``kind`` (such as ``step`` or ``refused``), and why, in one line."""
+    """What was decided about an update: ``kind`` (such as ``step`` or ``refused``), and why, in one line.
+
+    ``by_margin``: whether only the users' opinions spoke against it, so that a person may accept it.
+    """
 
     rollout_id: int
     kind: str
     weight_version: str
     why: str
+    by_margin: bool
     decided_at: float
 
 
@@ -181,9 +185,10 @@ class OverviewQueries(Database):
     def gate_decisions(self) -> list[GateDecision]:
         """Return what the gate and people decided about updates, oldest first, without the numbers of `decisions`."""
         found = self.rows(
-            "SELECT rollout_id, kind, weight_version, why, decided_at FROM decisions WHERE undone_at IS NULL ORDER BY number"
+            "SELECT rollout_id, kind, weight_version, why, by_margin, decided_at FROM decisions"
+            " WHERE undone_at IS NULL ORDER BY number"
         )
-        return [GateDecision(**dict(row)) for row in found]
+        return [GateDecision(**{**dict(row), "by_margin": bool(row["by_margin"])}) for row in found]
 
     def turn_texts(self, numbers: Sequence[int]) -> Iterator[TurnText]:
         """Yield what was asked and answered in the turns of these numbers."""

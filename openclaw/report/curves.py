@@ -34,7 +34,7 @@ METRICS = (
     Metric("Staleness, updates", {"openclaw/staleness_mean": "mean", "openclaw/staleness_max": "largest"}),
     Metric(
         "Trainer against engines, nats per token",
-        {MISMATCH: "mean difference"},
+        {MISMATCH: "KL"},
         MISMATCH_LIMIT,
         "Above the dashed line the run warns.",
     ),

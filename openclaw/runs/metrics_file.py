@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 NAME = "metrics.jsonl"
-MISMATCH = "train/train_rollout_logprob_abs_diff"
+MISMATCH = "train/train_rollout_kl"
 MISMATCH_LIMIT = 0.01
-"""Nats per token, above which the run warns (`instructions/stable_learning.md`)."""
+"""Nats per token, above which the run warns, too (`slime.ray.mismatch_alarm`)."""
 Series = dict[int, float]
 """A metric by step, in the order of the steps."""
 

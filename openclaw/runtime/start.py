@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from openclaw.config.gate_variables import GATE_PATH
 from openclaw.config.runtime import VARIABLES, RuntimeConfig
 from openclaw.gateway.tls import check_certificate, own_certificate_context
 from openclaw.method import load_method
@@ -80,7 +81,7 @@ def runtime_environment(
         "OPENCLAW_OPD_TEACHER": args.opd_teacher,
         "OPENCLAW_DISTILL_TOPK": str(args.distill_topk),
         "OPENCLAW_TEMPERATURE": str(args.rollout_temperature),
-        **({} if args.before_push_path else {"OPENCLAW_GATE_SHARE": "0"}),  # nobody would ask the probes
+        **({} if _asks_probes(args, caller) else {"OPENCLAW_GATE_SHARE": "0"}),
     }
     for name, (field, flag, value) in {
         "OPENCLAW_TEMPERATURE": ("temperature", "--rollout-temperature", args.rollout_temperature),
@@ -101,6 +102,12 @@ def runtime_environment(
             "set --rollout-top-p 1 and unset OPENCLAW_TOP_P"
         )
     return result
+
+
+def _asks_probes(args: Arguments, caller: RuntimeConfig) -> bool:
+    """Return whether something asks the turns that are kept out of training: the gate, or a function whose user set the share."""
+    shared = caller.sources["OPENCLAW_GATE_SHARE"] != "default"
+    return args.before_push_path == GATE_PATH or (bool(args.before_push_path) and shared)
 
 
 def _first_set(args: Arguments, attributes: tuple[str, ...]) -> Any:

@@ -103,7 +103,7 @@ def test_the_pool_has_the_tasks_environment(tmp_path: Path) -> None:
     v = LaunchVariables.from_env({"ENV_TYPE": "gui", "PARALLEL_ENVS": "16"})
     for kind, name in (("miniwob", "MiniWobEnvironment"), ("osworld", "OsWorldEnvironment")):
         words = pool_words(v, GuiSource.from_env({"TASK_TYPE": kind}), tmp_path)
-        pool = pool_parser().parse_args(words[2:])
+        pool = pool_parser().parse_args(words)
         assert pool.slots == 16
         assert load_environment(pool.env[0]).__name__ == name
     with pytest.raises(SystemExit):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,19 +13,21 @@ from typing import Any
 import convert_task_to_dataset
 import generate as terminal
 import load_tasks
+import older_variables
+import pool_server
 import pytest
 import rollout_log
 import router_server
 import terminal_launch
 from terminal_config import TerminalConfig
-from terminal_launch import LaunchVariables, child_environment, pool_words
+from terminal_launch import LaunchVariables, child_environment, pool_words, trainer_words
 
-import agentrl.launch
+from agentrl import pool_process
 from agentrl.environment import Task
-from agentrl.launch import start_pool
 from agentrl.pool import build_parser as pool_parser
 from agentrl.registry import load_environment
 from agentrl.rollout import generate as loop
+from agentrl.rollout.records import names
 from agentrl.router import build_parser as router_parser
 from agentrl.tasks.harbor import write_task
 from agentrl.tasks.shell.generate import generate, task_toml
@@ -49,6 +51,9 @@ class Judge:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.counts: list[int] = []
+
+    async def length(self, kind: Any, question: Any) -> int:
+        return len(question.prompt[-1]["content"])
 
     async def votes(self, kind: Any, question: Any, count: int) -> list[Vote]:
         self.asked.append(question.prompt[-1]["content"])
@@ -162,28 +167,158 @@ def test_the_documented_defaults() -> None:
         "max_iteration": 10,
         "max_parse_errors": 3,
         "max_total_tokens": 32768,
+        "sglang_max_context_len": None,
+        "sglang_request_timeout": None,
         "non_think_mode": True,
         "non_think_mode_source": "prompt",
+        "ensure_image_timeout": 300,
         "reset_session_timeout": 300,
+        "close_session_timeout": 60,
         "eval_timeout": 600,
+        "tbench_output_root": None,
         "prm_turn_coef": None,
+        "prm_max_total_tokens": 16384,
         "prm_history_mode": "head_tail",
         "terminal_agent_type": "camel_agent",
         "model_type": "slime-sglang",
         "chat_template_type": "hf",
         "chat_template_kwargs": None,
+        "messages_delimiter_start": "<|im_start|>",
+        "messages_delimiter_end": "<|im_end|>",
         "tool_call_parser": "qwen25",
     }
     settings = TerminalConfig().settings({})
     assert (settings.max_turns, settings.max_malformed, settings.evaluate_seconds) == (10, 3, 600)
-    assert (settings.judge_history, settings.reward, settings.step_seconds) == ("head_tail", "partial", 300)
+    assert (settings.judge_history, settings.reward, settings.reset_seconds) == ("head_tail", "partial", 600)
+    assert (settings.judge_tokens, settings.close_seconds, settings.reply_seconds) == (16384, 60, None)
     told = {"AGENTRL_MAX_TURNS": "50", "ENV_SERVER_URL": "http://h:1", "AGENTRL_REWARD": "binary"}
     settings = TerminalConfig().settings(told)
     assert (settings.max_turns, settings.pool_url, settings.reward) == (50, "http://h:1", "binary")
     assert TerminalConfig(max_iteration=7).settings(told).max_turns == 7
 
 
-@pytest.mark.parametrize("wrong", [{"tool_call_parser": "glm"}, {"terminal_agent_type": "other"}, {"max_iteration": 0}])
+async def test_places_and_bounds_of_the_custom_config_hold(
+    tmp_path: Path, tiny_random_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (sample,), _ = await played(
+        tmp_path,
+        tiny_random_model,
+        monkeypatch,
+        [f"one{END}"],
+        Task("guess", {"steps": 40}),
+        sglang_max_context_len=100,
+    )
+    assert len(sample.tokens) <= 100
+    root = tmp_path / "build_outputs"
+    await played(
+        *(tmp_path, tiny_random_model, monkeypatch, [f"one{END}"], Task("guess", {"steps": 1})),
+        tbench_output_root=str(root),
+    )
+    assert len(names(root / "AgentRunner_Output")) == 1
+    config = {
+        "ensure_image_timeout": 7.0,
+        "reset_session_timeout": 5.0,
+        "close_session_timeout": 3.0,
+        "sglang_request_timeout": 2.0,
+        "prm_max_total_tokens": 900,
+    }
+    told = {"AGENTRL_RESET_SECONDS": "1", "AGENTRL_CLOSE_SECONDS": "1", "SGLANG_REQUEST_TIMEOUT": "1"}
+    for environment in ({}, told):
+        settings = TerminalConfig.model_validate(config).settings(environment)
+        assert (settings.reset_seconds, settings.close_seconds, settings.reply_seconds) == (12.0, 3.0, 2.0)
+        assert settings.judge_tokens == 900
+    settings = TerminalConfig().settings(told)
+    assert (settings.reset_seconds, settings.close_seconds, settings.reply_seconds) == (1.0, 1.0, 1.0)
+
+
+async def test_the_judge_has_the_tokens_of_the_custom_config(
+    tmp_path: Path, tiny_random_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stand-in counts characters; most of these are the rules around the texts."""
+    judge = Judge()
+    monkeypatch.setattr(loop, "_judge", lambda args: judge)
+    task = Task("guess", {"steps": 1, "text": "word " * 1000})
+    flags = {"prm_m": 4, "prm_max_new_tokens": 100, "rollout_max_context_len": None}
+    for most in (16384, 2000):
+        await played(tmp_path, tiny_random_model, monkeypatch, [f"one{END}"], task, prm_max_total_tokens=most, **flags)
+    long, short = map(len, judge.asked)
+    assert long > 5000 > 1900 >= short
+
+
+def test_a_run_may_ask_a_judge_that_runs_already(tmp_path: Path) -> None:
+    variables = LaunchVariables.from_env({"PRM_SGLANG_URL": "http://judge:1", "PRM_M": "3"})
+    words = trainer_words(variables, "qwen3-8B", "x", True, tmp_path)
+    assert words[words.index("--prm-sglang-url") + 1] == "http://judge:1"
+    assert "--prm-enable" not in words
+    assert words[words.index("--prm-m") + 1] == "3"
+    words = trainer_words(LaunchVariables.from_env({}), "qwen3-8B", "x", True, tmp_path)
+    assert "--prm-sglang-url" not in words
+    assert words[words.index("--prm-num-gpus") + 1] == "8"
+
+
+def test_a_worker_knows_the_variables_of_older_set_ups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = {
+        "WORKER_MAX_TASKS": "3",
+        "WORKER_MAX_RUNS_PER_TASK": "4",
+        "CLOSE_SESSION_TIMEOUT": "7",
+        "ENV_SERVER_BIND_HOST": "0.0.0.0",
+        "ENV_SERVER_PORT": "1234",
+        "TBENCH_OUTPUT_ROOT": str(tmp_path / "out"),
+        "SANDBOX": "docker",
+        "SANDBOX_IMAGE": "i",
+    }
+    pool = pool_parser().parse_args(pool_server.pool_words(pool_server.WorkerVariables.from_env(told)))
+    assert (pool.slots, pool.close_seconds, pool.host, pool.port) == (12, 7.0, "0.0.0.0", 1234)
+    assert (pool.sandbox, pool.sandbox_image, pool.ledger) == ("docker", "i", tmp_path / "out" / "pool.sqlite")
+    defaults = pool_parser().parse_args(pool_server.pool_words(pool_server.WorkerVariables.from_env({})))
+    assert (defaults.slots, defaults.host, defaults.port, defaults.close_seconds) == (128, "127.0.0.1", 18081, 60.0)
+    assert load_environment(defaults.env[0]).__name__ == "TerminalEnvironment"
+    started: list[list[str]] = []
+    monkeypatch.setattr(pool_server, "pool", lambda words: started.append(words) or 0)
+    monkeypatch.setenv("TBENCH_OUTPUT_ROOT", str(tmp_path / "out"))
+    assert pool_server.main(["--cpu", "1"]) == 0
+    assert pool_parser().parse_args(started[0]).cpu == 1.0
+    assert pool_server.main(["--dry-run"]) == 0
+    assert "bash_commands, 5720" in capsys.readouterr().out
+    assert len(started) == 1, "a dry run starts nothing"
+
+
+@pytest.mark.parametrize(
+    ("table", "start"),
+    [
+        (older_variables.WORKER, lambda: pool_server.main(["--dry-run"])),
+        (older_variables.CLIENT, lambda: terminal_launch.main(["--model", "qwen3-8B", "--name", "x", "--dry-run"])),
+        (older_variables.ROUTER, lambda: router_server.main(["--workers", "http://h:1"])),
+    ],
+)
+def test_older_variables_without_a_meaning_are_refused_by_name(
+    table: Mapping[str, str],
+    start: Callable[[], int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in table:
+        monkeypatch.setenv(name, "1")
+    assert start() == 2
+    said = capsys.readouterr().err
+    assert [name for name, why in table.items() if f"unset {name}: {why}" not in said] == []
+    older_variables.refuse(table, {})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"tool_call_parser": "glm"},
+        {"terminal_agent_type": "other"},
+        {"max_iteration": 0},
+        {"messages_delimiter_start": "[INST]"},
+        {"messages_delimiter_end": "</s>"},
+        {"ensure_image_timeout": 0},
+        {"tbench_output_root": ""},
+    ],
+)
 def test_a_value_that_would_change_nothing_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         TerminalConfig.of(configured(Arguments(), **wrong))
@@ -240,7 +375,7 @@ def test_the_variables_of_guides_are_honoured(tmp_path: Path, monkeypatch: pytes
     variables = LaunchVariables.from_env(told)
     assert child_environment(variables)["AGENTRL_MAX_TURNS"] == "20"
     words = pool_words(variables, tmp_path)
-    pool = pool_parser().parse_args(words[2:])
+    pool = pool_parser().parse_args(words)
     assert (pool.slots, pool.sandbox, pool.sandbox_image) == (32, "podman", "i")
     assert load_environment(pool.env[0]).__name__ == "TerminalEnvironment"
 
@@ -260,10 +395,12 @@ def test_folders_are_not_evaluated_on_what_is_trained_on(
 
 def test_a_pool_that_starts_again_has_its_own_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listening = "agentrl.pool: listening on http://127.0.0.1:{}\n"
-    (tmp_path / "pool.log").write_text(listening.format(1))
+    log = tmp_path / "pool.log"
+    log.write_text(listening.format(1))
 
     class Started:
         def __init__(self, command: Sequence[str], **given: Any) -> None:
+            pool_parser().parse_args(command[3:])
             with given["log_path"].open("a") as log:
                 log.write(listening.format(2))
 
@@ -272,10 +409,10 @@ def test_a_pool_that_starts_again_has_its_own_address(tmp_path: Path, monkeypatc
 
         def stop(self, seconds: float) -> None: ...
 
-    monkeypatch.setattr(agentrl.launch, "spawn", Started)
+    monkeypatch.setattr(pool_process, "spawn", Started)
     words = pool_words(LaunchVariables.from_env({}), tmp_path)
     with ExitStack() as stack:
-        assert start_pool(words, tmp_path, stack) == "http://127.0.0.1:2"
+        assert pool_process.start_pool(words, log, stack) == "http://127.0.0.1:2"
 
 
 def test_the_data_tools_use_every_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

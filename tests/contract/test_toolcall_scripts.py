@@ -16,7 +16,8 @@ from slime.arguments.plugin_names import missing_plugins
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "toolcall-rl"
-TRAINING = sorted(path.name for path in FOLDER.glob("*.sh") if path.name not in ("common.sh", "run_toolcall_agent.sh"))
+OTHERS = ("common.sh", "run_toolcall_agent.sh", "run_tiny_cpu.sh")
+TRAINING = sorted(path.name for path in FOLDER.glob("*.sh") if path.name not in OTHERS)
 CLEAN = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
 # What a script would become; words end in NUL.
 SHOW = r"""

@@ -43,7 +43,7 @@ SETTINGS = {
     },
 }
 PROMPT_IDS = [9, 8, 7, 6, 5]
-TITLES = {"rank": "ray::FSDPTrainActor", "manager": "ray::RolloutManager"}
+TITLES = {"rank": "ray::FSDPTrainActor", "manager": "ray::RolloutManager", "runtime": "-m openclaw.runtime"}
 
 
 class GatedRun:

@@ -39,6 +39,7 @@ class LiveRun:
             "PRM_MODEL_PATH": str(model),
             "RUN_DIR": str(folder),
             "PORT": str(self.port),
+            "GATE": "0",
             **{name: str(value) for name, value in variables.items()},
         }
         command = [sys.executable, *self._program(repository, method), *flags]

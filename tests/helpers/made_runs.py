@@ -92,7 +92,8 @@ class MadeRun:
         shown = {
             "rollout/reward": 0.1,
             "openclaw/runtime_restarts": 0.0,
-            "train/train_rollout_logprob_abs_diff": 0.001,
+            "train/train_rollout_kl": 0.001,
+            "train/train_rollout_logprob_abs_diff": 0.05,
             **metrics,
         }
         self.tracker.log({**shown, "rollout/step": rollout}, "rollout/step")

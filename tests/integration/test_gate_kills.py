@@ -76,18 +76,24 @@ def test_push(gated: GatedRun) -> None:
     gated.hold("probe")
     gated.feed()
     gated.wait_held("probe")
-    engine = gated.stopped_engine()
-    gated.hold("probe")
-    gated.wait_in_push()
-    gated.member("rank").kill()
-    engine.resume()
-    gated.wait_held("probe")
-    gated.wait_live("1")
-    assert gated.serves_weights_of(0)
-    assert batch_of(gated, 1) == [("leased", None)] * BATCH
+    for victim in ("rank", "manager", "driver"):
+        engine = gated.stopped_engine()
+        gated.hold("probe")
+        gated.wait_in_push()
+        if victim == "driver":
+            gated.kill_driver()
+            gated.resume()
+        else:
+            gated.member(victim).kill()
+            engine.resume()
+        gated.wait_held("probe")
+        gated.wait_live("1")
+        assert gated.serves_weights_of(0)
+        assert batch_of(gated, 1) == [("leased", None)] * BATCH
     engine = gated.stopped_engine()
     gated.go_on("probe")
     gated.wait_in_push()
+    gated.member("runtime").kill()
     engine.kill()
     better_version_serves(gated, "2", 1)
 
@@ -123,7 +129,7 @@ def test_undoing(gated: GatedRun) -> None:
 
 
 def test_rollback(gated: GatedRun) -> None:
-    """Back to version 1, where the driver dies, and forward to 2, where engine and rank die; then training goes on."""
+    """Back to version 1, where the driver dies, and forward to 2, where rank, runtime and engine die; training goes on."""
     for rollout_id in (1, 2):
         gated.feed()
         better_version_serves(gated, str(rollout_id + 1), rollout_id)
@@ -140,7 +146,12 @@ def test_rollback(gated: GatedRun) -> None:
     assert batch_of(gated, 1) == batch_of(gated, 2) == [("dropped", "rollback")] * BATCH
 
     gated.hold("restored")
+    engine = gated.stopped_engine()
     command = gated.command("rollback", "--to", "2")
+    gated.wait_in_push()
+    for victim in ("rank", "runtime"):
+        gated.member(victim).kill()
+    engine.resume()
     gated.wait_held("restored")
     for victim in ("engine", "rank"):
         gated.member(victim).kill()

@@ -92,6 +92,14 @@ ATTACKS = {
     " done; sleep 0.05; done'], start_new_session=True, stdin=-3, stdout=-3, stderr=-3)",
     "grader edits": "import glob\nfor p in ['/run/agentrl/agentrl/sandbox/inside/supervisor.py', *glob.glob('/work/**', recursive=True)]:\n"
     "    try: open(p, 'w').write('')\n    except OSError as e: print(type(e).__name__)",
+    "edited tests": "import os\nos.makedirs('/work/tests', exist_ok=True); os.makedirs('/tmp/verifier/tests', exist_ok=True)\n"
+    "for n in ('tests/test.sh', 'tests/check.py', 'tests/expected.json', 'answer.txt'):\n    open(f'/work/{n}', 'w').write('1')",
+    "forged reward": "import os\nos.makedirs('/work/logs/verifier', exist_ok=True); os.makedirs('/tmp/verifier', exist_ok=True)\n"
+    "for n in ('/work/reward.txt', '/work/logs/verifier/reward.txt', '/tmp/verifier/reward.txt', '/work/verdict.json'):\n"
+    "    open(n, 'w').write('1')\nos.environ['REWARD'] = '1'",
+    "history search": "import os, subprocess\nprint(dict(os.environ), open('/proc/1/environ', 'rb').read())\n"
+    'print(subprocess.run(\'git log --all; git reflog; find / -xdev -name "*.jsonl" -o -name label -o -name "answer*" | head\','
+    " shell=True, capture_output=True, text=True, timeout=8).stdout)",
     "a leap out": "import random\ntry: random._os.kill(1, 9)\nexcept OSError as e: print(e)",
     "exit": "import os; os._exit(0)",
 }
@@ -231,6 +239,22 @@ async def test_functions(environment: Real, tools: Callable[..., None], monkeypa
     assert (await refused(environment, "hang", city="Rome"))[0] == "tool_timeout"
     assert "SECRET_OF_THE_HOST" not in await seen(environment, "environment", city="")
     assert (await refused(environment, "weather", town="Rome"))[0] == "invalid_arguments"
+
+
+async def test_a_tool_cannot_read_the_secrets_beside_it(
+    environment: Real, tools: Callable[..., None], tmp_path: Path
+) -> None:
+    folder = tmp_path / "mine"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "mine.py").write_text("def read(city):\n    return open(f'/opt/tools/0/{city}').read()\n")
+    for name in (".env", "deep/.env", "plain.txt"):
+        (folder / name).write_text("sesame")
+    tools(builtin("store_get"), function("read", "mine:read", folder=str(folder)))
+    await environment.reset(Task("toolcall/get_value/train/0"), 0)
+    assert await seen(environment, "read", city="plain.txt") == "sesame"
+    for name in (".env", "deep/.env"):
+        code, text = await refused(environment, "read", city=name)
+        assert (code, "sesame" in text) == ("tool_error", False), text
 
 
 async def test_a_server_on_stdio(environment: Real, tools: Callable[..., None]) -> None:

@@ -49,7 +49,7 @@ class Rule:
         return re.match(self.pattern, command.program) is not None
 
 
-_TOOLS = r"slime/tools/\w+\.py|terminal-rl/data_utils/\w+\.py|openclaw-test/user_chat\.py|-m (agentrl\.(pool|router|harness) |benchmarks\.|slime\.ray\.worker_node |tests\.flag_mutations |tests\.security |openclaw\.models \S)"
+_TOOLS = r"slime/tools/\w+\.py|terminal-rl/(data_utils/\w+|router_server)\.py|openclaw-test/user_chat\.py|-m (agentrl\.(pool|router|harness) |benchmarks\.|slime\.ray\.worker_node |tests\.flag_mutations |tests\.security |openclaw\.models \S)"
 _PROGRAMS = r"slime/(train|train_async|eval_only)\.py --|openclaw-test/personal_run\.py|-m openclaw\.(launch|server) -|openclaw-combine/serve_model\.py"
 RULES = (
     Rule(Kind.SERVER, r"curl |(.* \| )?openclaw-rl chat\b|python -m openclaw_combine\.test_rollout ", "asks a gateway"),
@@ -80,6 +80,7 @@ RULES = (
     Rule(Kind.DRY_RUN, r"#!", "a launch script to copy", "--dry-run"),
     Rule(Kind.PARSED, rf"python ({_TOOLS})", "measures, converts or downloads: minutes, a GPU or a network"),
     Rule(Kind.ELSEWHERE, r"bash scripts/build_tiny_models\.sh", "sets up and trains for minutes; the integration tests build this model first"),
+    Rule(Kind.ELSEWHERE, r"python -m tiny_learning ", "trains for minutes; tests/unit/tiny/test_agent_learning.py tests what it trains on, and what is shipped"),
     Rule(Kind.USAGE, r"(bash )?(tests|scripts)/\w+\.sh", "sets up, resolves locks or tests: minutes and a network"),
     Rule(Kind.ELSEWHERE, r"python (scripts/reference_pages\.py|-m slime\.arguments\.generate)$", "writes files of the repository; the fast tests compare them with the code"),
     Rule(Kind.ELSEWHERE, r"python -m pytest tests/gpu/", "needs a GPU"),

@@ -13,6 +13,8 @@ from chat import AGENT_KEY
 from evaluation.terminal import MAX_STEPS
 from generate_with_retool import ToolcallConfig
 from gui_launch import LaunchVariables as GuiVariables
+from older_variables import CLIENT, ROUTER, WORKER
+from pool_server import WorkerVariables
 from simulated_users.llm import KEY_VARIABLE as USER_LLM_KEY
 from terminal_launch import LaunchVariables as TerminalVariables
 
@@ -184,12 +186,14 @@ def test_every_variable_in_the_documentation_exists(repository: Path) -> None:
     shell = "".join(path.read_text() for path in scripts)
     of_methods = (variable for method in methods_of() for variable in method.config.variables())
     of_tools = (*ToolSettings.variables(), *ToolcallConfig.variables())
-    of_terminals = (*TaskSource.variables(), *TerminalVariables.variables(), MAX_STEPS)
+    of_workers = WorkerVariables.variables()
+    of_terminals = (*TaskSource.variables(), *TerminalVariables.variables(), *of_workers, MAX_STEPS)
     of_screens = (*GuiVariables.variables(), *GuiSource.variables(), *GuiSettings.variables(), *VmSettings.variables())
     of_agents = (*Settings.variables(), *of_tools, *of_terminals, *of_screens)
     of_scripts = "".join(path.read_text() for path in (repository / "toolcall-rl").glob("*.sh"))
     known = {name for variable in (*VARIABLES, *LAUNCH_VARIABLES, *of_methods, *of_agents) for name in variable.names}
     others = {
+        *(*CLIENT, *WORKER, *ROUTER),
         "PYTHONPATH",
         "CUDA_VISIBLE_DEVICES",
         "WANDB_API_KEY",

@@ -66,6 +66,7 @@ class ShellEnvironment(Environment):
         """Start a sandbox with the task's files; the seed changes nothing, because a task's id fixes everything."""
         await self.close()
         self._task = self.load(task)
+        self._check(task.id, self._task)
         await self._set_out()
         data: JsonObject = {"timeout_s": self._task.settings.agent.timeout_sec, **self._play()}
         return Observation(text=self._task.instruction, data=data)
@@ -100,6 +101,9 @@ class ShellEnvironment(Environment):
     def _play(self) -> JsonObject:
         """Return what the agent loop needs to know; see `agentrl.rollout.actions`."""
         return {"system": SYSTEM, "tools": list(tools()), "step_seconds": STEP_S}
+
+    def _check(self, task_id: str, task: HarborTask) -> None:
+        """Refuse a task that the pool's sandboxes cannot hold; a subclass may."""
 
     async def _set_out(self) -> None:
         """Prepare for the agent, once `reset` has loaded the task."""

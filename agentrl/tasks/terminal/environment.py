@@ -63,16 +63,18 @@ class TerminalEnvironment(ShellEnvironment):
         Raises:
             InvalidError: the task needs an image, and the pool's sandboxes have none.
         """
-        image = self.load(task).settings.environment.docker_image
-        if image and self.provider is not None and self.provider.name == "bubblewrap":
-            raise InvalidError(
-                f"task {task.id} needs the image {image}; start the pool with --sandbox docker --sandbox-image {image}",
-                code="needs_image",
-            )
         seen = await super().reset(task, seed)
         assert self._task is not None
         self._until = time.monotonic() + self._task.settings.agent.timeout_sec
         return seen
+
+    def _check(self, task_id: str, task: HarborTask) -> None:
+        image = task.settings.environment.docker_image
+        if image and self.provider is not None and self.provider.name == "bubblewrap":
+            raise InvalidError(
+                f"task {task_id} needs the image {image}; start the pool with --sandbox docker --sandbox-image {image}",
+                code="needs_image",
+            )
 
     async def step(self, action: JsonObject) -> StepResult:
         """Carry out a call, or end the episode.

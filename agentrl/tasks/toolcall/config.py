@@ -22,6 +22,7 @@ from agentrl.exceptions import ConfigError
 from agentrl.protocol import JsonObject
 from agentrl.sandbox.interface import Mount
 from agentrl.tasks.toolcall.schemas import check_schema
+from agentrl.tasks.toolcall.secret_files import secrets_of
 from agentrl.tasks.toolcall.tools.builtin import PURE, Pure
 from agentrl.tasks.toolcall.tools.code import LONGEST_S, SECONDS, CodeInterpreter
 from agentrl.tasks.toolcall.tools.http import HttpTool
@@ -137,6 +138,11 @@ class ToolConfig:
     servers: tuple[McpServer, ...] = ()
     mounts: tuple[Mount, ...] = ()
 
+    @property
+    def folders(self) -> list[Mount]:
+        """The mounts that are folders of tools, and not of the interpreter."""
+        return [mount for mount in self.mounts if mount.inside.startswith(f"{INSIDE}/")]
+
 
 def read_config(path: Path, allowed_urls: str = "") -> ToolConfig:
     """Return what a file says.
@@ -239,6 +245,7 @@ class _Reader:
         for mount in self.mounts:
             if mount.host == path:
                 return path, mount.inside
+        secrets_of(path)  # refuses a folder that is too large
         inside = f"{INSIDE}/{len(self.mounts)}"
         self.mounts.append(Mount(path, inside))
         return path, inside

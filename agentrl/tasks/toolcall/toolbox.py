@@ -19,6 +19,7 @@ from agentrl.sandbox.interface import Door, Limits, SandboxSpec
 from agentrl.sandbox.streams import SandboxStream
 from agentrl.tasks.toolcall.config import McpServer, ToolConfig
 from agentrl.tasks.toolcall.schemas import check_schema, problems_of
+from agentrl.tasks.toolcall.secret_files import covers
 from agentrl.tasks.toolcall.tools.interface import Room, Tool, World, described
 from agentrl.tasks.toolcall.tools.mcp import McpConnection, lines_transport
 
@@ -66,10 +67,15 @@ class Toolbox:
                 self._doors.append(await stream.open())
 
     def spec(self, room: Room) -> SandboxSpec:
-        """Return the sandbox of a room."""
+        """Return the sandbox of a room.
+
+        Raises:
+            ConfigError: a folder of tools has too many files.
+        """
         if room != "tools":
             return SandboxSpec(limits=LIMITS[room])
-        return SandboxSpec(limits=LIMITS[room], mounts=self._config.mounts, doors=self._doors)
+        mounts = [*self._config.mounts, *covers(self._config.folders)]
+        return SandboxSpec(limits=LIMITS[room], mounts=mounts, doors=self._doors)
 
     async def open(self, world: World) -> None:
         """Connect to the MCP servers.

@@ -12,7 +12,7 @@ ENVIRONMENTS = Group(
     "environments (read by the plugins of gui-rl, terminal-rl, swe-rl, toolcall-rl)",
     (
         Option("--prm-step-coef", "weight of the judge's step score in the reward", float, 1.0),
-        Option("--prm-sglang-url", "URL of the judge that the plugin calls"),
+        Option("--prm-sglang-url", "URL of a running judge that agent loops ask instead of engines of the run"),
         Option("--gui-max-steps", "maximum steps per episode", int),
         Option("--gui-sleep-after-execution", "seconds to wait after an action", float),
         Option("--gui-max-image-history-length", "screenshots shown to the policy", int),

@@ -35,7 +35,7 @@ def check_gate(args: Arguments) -> list[str]:
     if args.update_weights_interval != 1:
         problems.append(
             f"--before-push-path decides about every update, but --update-weights-interval "
-            f"{args.update_weights_interval} joins several; remove the interval"
+            f"{args.update_weights_interval} joins several; remove one of them"
         )
     for name in _STATE_ELSEWHERE:
         if getattr(args, name):

@@ -149,9 +149,12 @@ class RolloutManager(Decisions, CanaryEngine):
         """Return the actors of the policy engines, by index."""
         return next((list(group.handles) for group in self._groups if group.role == "policy"), [])
 
-    def hold_engines(self) -> None:
-        """Hold the policy engines' requests after an update whose trainer died; end an engine that does not answer."""
-        handles = self.engine_handles()
+    def hold_engines(self, only_last: bool = False) -> None:
+        """Hold the policy engines' requests after an update whose trainer died; end an engine that does not answer.
+
+        With ``only_last`` the update went to the last engine alone, and the others go on.
+        """
+        handles = self.engine_handles()[-1:] if only_last else self.engine_handles()
         for position in EngineCalls(handles, "hold_after_failed_update").unanswered(HOLD_SECONDS):
             EngineCalls([handles[position]], "kill").unanswered(HOLD_SECONDS)
 

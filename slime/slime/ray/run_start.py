@@ -37,8 +37,10 @@ from slime.utils.run_logs import begin_logs
 
 logger = logging.getLogger(__name__)
 
-# During these calls the engines may hold a mix of old and new weights.
-WEIGHT_METHODS = ("connect_rollout_engines", "update_weights")
+CANARY_METHODS = ("push_candidate", "take_candidate_back")
+"""During these calls the last engine, which has the candidate first, may hold a mix of old and new weights."""
+PUSH_METHODS = ("connect_rollout_engines", "update_weights", *CANARY_METHODS)
+"""During the others all engines may."""
 
 
 class RunStart(RunWeights):
@@ -144,8 +146,8 @@ class RunStart(RunWeights):
         if isinstance(lost, NodeLostError):
             processes.kill_manager()
             processes.reserved = with_replacements(processes.reserved, str(lost), self.args.node_timeout, self.stop)
-        elif not processes.forget_dead_manager() and isinstance(lost, RankLostError) and lost.method in WEIGHT_METHODS:
-            self._ask("hold_engines")
+        elif not processes.forget_dead_manager() and isinstance(lost, RankLostError) and lost.method in PUSH_METHODS:
+            self._ask("hold_engines", lost.method in CANARY_METHODS)
         if processes.manager is None:
             self._restarts.batches_lost()
         self._bring_up(self._restarts.arguments(self.args))

@@ -14,7 +14,7 @@ import pytest
 
 from agentrl.environment import Task
 from agentrl.exceptions import DeadlineError
-from agentrl.protocol import LeaseRequest, StepRequest, StepResult
+from agentrl.protocol import LeaseRequest, ResetRequest, StepRequest, StepResult
 from agentrl.rollout import episode as episodes
 from agentrl.rollout import generate as loop
 from openclaw.ledger.records import Vote
@@ -24,7 +24,7 @@ from slime.rollout.generation import GenerateState, generate_and_rm_group
 from slime.rollout.rewards import rollout_ids
 from slime.rollout.train_data import convert
 from slime.utils.types import Sample
-from tests.helpers.agent_pools import until
+from tests.helpers.agent_pools import PATIENT_S, until
 from tests.helpers.agent_rollouts import GUESS, talk
 from tests.helpers.agent_stages import END, PARAMETERS, Stage, staged
 from tests.helpers.rollout_engine import rollout_args
@@ -265,6 +265,55 @@ async def test_limits_truncate(
         assert sample.reward == {"step_seconds": -1.0, "seconds": 0.0}.get(ending, 1.0)
 
 
+async def test_a_reset_has_a_bound_of_its_own(stage: Raise, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    async with stage([f"one{END}"]) as on:
+        reset = on.pool.reset
+
+        async def noted(lease_id: str, request: ResetRequest) -> Any:
+            asked.append(request.timeout_s)
+            return await reset(lease_id, request)
+
+        monkeypatch.setattr(on.pool, "reset", noted)
+        monkeypatch.setenv("AGENTRL_STEP_SECONDS", "70")
+        await on.play()
+        monkeypatch.setenv("AGENTRL_RESET_SECONDS", "700")
+        await on.play()
+    assert asked == [70.0, 700.0]
+
+
+@pytest.mark.parametrize("name", ["AGENTRL_REPLY_SECONDS", "SGLANG_REQUEST_TIMEOUT"])
+async def test_an_engine_that_gives_no_reply_is_lost(stage: Raise, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "0.1")
+    monkeypatch.setenv("AGENTRL_TRIES", "2")
+    async with stage([f"one{END}"]) as on:
+        on.policy.held = True
+        lost = await on.play()
+        assert (lost.status, lost.reward, lost.metadata["agent_lost"]) == (Sample.Status.ABORTED, None, "timeout")
+        assert len(on.policy.requests) == 2, "each with a lease of its own"
+        assert on.policy.running == 0, "the requests were withdrawn"
+
+
+async def test_a_pool_that_does_not_take_a_lease_back_does_not_hold_the_episode(
+    stage: Raise, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("AGENTRL_CLOSE_SECONDS", "0.05")
+    async with stage([f"one{END}"]) as on:
+        release = on.pool.release
+        held: list[str] = []
+
+        async def stuck(lease_id: str) -> None:
+            held.append(lease_id)
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(on.pool, "release", stuck)
+        async with asyncio.timeout(PATIENT_S):
+            (sample,) = await on.play()
+        assert sample.reward == 1.0
+        assert "was not given back" in caplog.text
+        await release(held[0])
+
+
 async def test_an_environment_says_how_long_a_step_may_take(stage: Raise, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
     async with stage([f"one{END}"], Task("guess", {"steps": 2, "step_seconds": 700})) as on:
@@ -373,6 +422,47 @@ def test_the_judge_has_its_own_engines_tokenizer_and_sampling(monkeypatch: pytes
     assert tokenizer == "tokenizer of judge"
     assert (sampling.temperature, sampling.max_new_tokens) == (0.3, 77)
     assert loop._judge(args.changed(prm_router_ip=None)) is None
+
+
+def test_a_judge_that_runs_already_is_asked_at_its_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "EngineHttp", lambda url, timeout, concurrency: url)
+    monkeypatch.setattr(loop, "load_tokenizer", lambda path, trust_remote_code: f"tokenizer of {path}")
+    monkeypatch.setattr(loop, "JudgeClient", lambda *told: told)
+    args = rollout_args(Path("policy")).changed(prm_model_path="judge")
+    for url in ("http://judge:1", "http://judge:1/", "http://judge:1/generate"):
+        engine, tokenizer, *_ = cast(Any, loop._judge(args.changed(prm_sglang_url=url)))
+        assert (engine, tokenizer) == ("http://judge:1", "tokenizer of judge")
+    both = {"prm_sglang_url": "http://judge:1", "prm_router_ip": "h", "prm_router_port": 1}
+    assert cast(Any, loop._judge(args.changed(**both)))[0] == "http://judge:1", "what the user named wins"
+    with pytest.raises(ConfigurationError, match="is no URL"):
+        loop._judge(args.changed(prm_sglang_url="judge:1"))
+
+
+async def test_a_question_is_shortened_until_the_judge_has_room(stage: Raise, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound is of question and answer together; a question that never fits gives no score."""
+    lengths: list[int] = []
+
+    class Measured(AgreeingJudge):
+        async def length(self, kind: Any, question: Any) -> int:
+            lengths.append(len(question.prompt[-1]["content"]))
+            return lengths[-1]
+
+    judge = Measured()
+    monkeypatch.setattr(loop, "_judge", lambda args: judge)
+    task = Task("guess", {"steps": 1, "text": "word " * 4000})
+    monkeypatch.setenv("AGENTRL_JUDGE_TOKENS", "6100")
+    async with stage([f"one{END}"], task) as on:
+        (sample,) = await on.play(prm_max_new_tokens=100, rollout_max_context_len=None)
+        assert sample.metadata["step_wise"]["step_scores"] == [1.0]
+    assert [length <= 6000 for length in lengths] == [False, False, True], lengths
+    monkeypatch.setenv("AGENTRL_JUDGE_TOKENS", "150")
+    async with stage([f"one{END}"], task) as on:
+        (sample,) = await on.play(prm_max_new_tokens=100, rollout_max_context_len=None)
+        assert sample.metadata["agent"]["judge_skipped"] == 1
+    monkeypatch.setenv("AGENTRL_JUDGE_TOKENS", "100")
+    async with stage([f"one{END}"], task) as on:
+        with pytest.raises(ConfigurationError, match="leave no room beside --prm-max-new-tokens 100"):
+            await on.play(prm_max_new_tokens=100)
 
 
 async def test_the_judges_scores_are_in_rewards_and_steps(stage: Raise, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,8 +21,8 @@ ACTION = {"role": "assistant", "content": "I say 7. \\boxed{1}"}
 HEARD = [{"role": "tool", "content": "wrong; \\boxed{ 1 }"}]
 
 
-def question(name: str = "goal") -> Question:
-    return step_question(name, [{"role": "user", "content": "Guess."}], ACTION, HEARD)
+def question(name: str = "goal", share: float = 1.0) -> Question:
+    return step_question(name, [{"role": "user", "content": "Guess."}], ACTION, HEARD, share=share)
 
 
 class Votes:
@@ -67,7 +68,7 @@ async def test_scores_belong_to_the_step_that_was_asked_about() -> None:
     judge = Votes({"one": [1, 1, -1], "two": [None, 0, None], "three": [-1, -1, -1]})
     steps = StepJudge(judge, 3, asyncio.Semaphore(2))
     for name in judge.values:
-        steps.ask(f"e:{name}", question(name))
+        steps.ask(f"e:{name}", partial(question, name))
     await until(lambda: judge.busy == 2)
     for name in ("three", "two", "one"):
         judge.gates[name].set()
@@ -84,7 +85,7 @@ async def test_a_judge_that_fails_gives_no_score() -> None:
     judge = Votes({"one": [1]}, EngineUnavailableError("away"))
     judge.gates["one"].set()
     steps = StepJudge(judge, 1, asyncio.Semaphore(1))
-    steps.ask("e:0", question("one"))
+    steps.ask("e:0", partial(question, "one"))
     assert await steps.scores(20) == {}
     assert steps.skipped == {"failed": 1}
 
@@ -93,8 +94,8 @@ async def test_a_judge_that_is_late_or_overloaded_is_not_waited_for(monkeypatch:
     monkeypatch.setattr(step_judge, "MOST_WAITING", 1)
     judge = Votes({"one": [1]})
     steps = StepJudge(judge, 1, asyncio.Semaphore(1))
-    steps.ask("e:0", question("one"))
-    steps.ask("e:1", question("one"))
+    steps.ask("e:0", partial(question, "one"))
+    steps.ask("e:1", partial(question, "one"))
     await until(lambda: judge.busy == 1)
     assert await steps.scores(0.001) == {}
     assert steps.skipped == {"overload": 1, "late": 1}
@@ -105,6 +106,6 @@ async def test_a_defect_is_no_missing_score() -> None:
     judge: Any = Votes({"one": [1]}, ZeroDivisionError("a defect"))
     judge.gates["one"].set()
     steps = StepJudge(judge, 1, asyncio.Semaphore(1))
-    steps.ask("e:0", question("one"))
+    steps.ask("e:0", partial(question, "one"))
     with pytest.raises(ZeroDivisionError):
         await steps.scores(20)

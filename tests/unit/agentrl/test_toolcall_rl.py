@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import generate_with_retool as plugin
 import httpx
@@ -13,10 +13,12 @@ import pytest
 import torch
 
 from agentrl.exceptions import ConfigError
+from agentrl.rollout import generate as loop
 from agentrl.rollout.generate import agents_of
 from agentrl.rollout.records import names, read
 from agentrl.tasks.toolcall.environment import ToolCallEnvironment
 from agentrl.tasks.toolcall.generate import generate
+from openclaw.ledger.records import Vote
 from slime.exceptions import ConfigurationError
 from slime.rollout.generation import GenerateState
 from slime.utils import http_utils
@@ -127,6 +129,28 @@ async def test_wrong_answers(coefficient: str, score: float, stage: Any, monkeyp
     async with stage([f"{CALCULATE}{END}", f"Answer: 43{END}"]) as on:
         (sample,) = await on.play(row())
         assert sample.reward == {"score": pytest.approx(score), "acc": False, "pred": "43"}
+
+
+async def test_votes_and_coefficient_reach_the_rewards(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two steps: three votes on the first, of which one is against and none is unreadable; none counts on the last."""
+
+    class Judge:
+        counts: ClassVar[list[int]] = []
+
+        async def votes(self, kind: Any, question: Any, count: int) -> list[Vote]:
+            self.counts.append(count)
+            values = [1, 1, -1] if "calculator" in question.reply else [None] * 3
+            return [Vote(kind, "", value, None, 0.1) for value in values[:count]]
+
+    monkeypatch.setattr(loop, "_judge", lambda args: Judge())
+    async with stage([f"{CALCULATE}{END}", f"Answer: 42{END}"]) as on:
+        (sample,) = await on.play(row(), prm_m=3, prm_step_coef=0.5)
+    mean = pytest.approx(1 + 0.5 / 3)
+    assert Judge.counts == [3, 3]
+    assert sample.reward == {"score": mean, "acc": True, "pred": "42"}
+    wise = sample.metadata["step_wise"]
+    assert wise["step_scores"] == [pytest.approx(1 / 3), None]
+    assert wise["step_scores_with_outcome"] == [mean, 1.0]
 
 
 def test_the_shaping_is_named_and_bounded() -> None:

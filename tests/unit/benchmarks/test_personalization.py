@@ -16,6 +16,7 @@ from benchmarks.personal_parts import figures, matrix, records
 from benchmarks.personal_parts.matrix import Cell, cells
 from benchmarks.personal_parts.report import Asked, markdown, write_report
 from openclaw.launch.methods import methods_of
+from openclaw.launch.variables import LAUNCH_VARIABLES
 
 USERS = ("student", "captain")
 SIZES = {"most_sessions": 30, "score_after": [8, 16], "heldout": 64, "more_sessions": 400, "parallel": 8}
@@ -68,17 +69,21 @@ def test_the_matrix_has_every_run_once() -> None:
 
 def test_ablations_are_runs_of_known_methods_and_variables() -> None:
     methods = {method.config.name: method.config for method in methods_of()}
-    known = personalization._variables()
-    offered = matrix.offered(known)
-    assert set(matrix.ABLATIONS) - set(offered) == (set() if "GATE" in known else {"gate"})
-    for arms in offered.values():
+    known = {name for variable in LAUNCH_VARIABLES for name in variable.names}
+    for arms in matrix.ABLATIONS.values():
         assert len({arm.name for arm in arms}) == len(arms) > 1
         for arm in arms:
             own = {name for variable in methods[arm.method].variables() for name in variable.names}
             assert {name for name, _ in arm.variables} <= known | own | {"PRM_M"}
             assert arm.variables or arm.flags
-    found = list(cells([], {"student": "student"}, ["separate"], [0], offered["k"]))
+    found = list(cells([], {"student": "student"}, ["separate"], [0], matrix.ABLATIONS["k"]))
     assert [cell.name for cell in found] == [f"hybrid-student-seed0-k-{k}" for k in (2, 4, 8, 20)]
+
+
+def test_only_the_ablation_of_the_gate_has_a_gate() -> None:
+    arms = [arm for arms in matrix.ABLATIONS.values() for arm in arms]
+    found = list(cells(["base", "rl"], {"student": "student"}, ["separate"], [0], arms))
+    assert [cell.name for cell in found if cell.variables["GATE"] != "off"] == ["combine-student-seed0-gate-on"]
 
 
 def test_sessions_are_means_over_users_then_seeds() -> None:
@@ -273,7 +278,11 @@ def test_a_run_is_its_own_process_and_leaves_its_last_words(
     )
     assert (found["words"]["--users"], found["words"]["--heldout"], found["k"]) == ("a,/x/b.yaml", "8", "2")
     assert found == json.loads((tmp_path / "hybrid-a+b-seed0-k-2.json").read_text())
-    assert (found["form"], found["arm"], found["variables"]) == ("joint", "k-2", {"OPENCLAW_HYBRID_TOPK": "2"})
+    assert (found["form"], found["arm"], found["variables"]) == (
+        "joint",
+        "k-2",
+        {"GATE": "off", "OPENCLAW_HYBRID_TOPK": "2"},
+    )
     with pytest.raises(records.RunError, match="no engine"):
         records.run(Cell("rl", ("a",), 1, ("a",), arm), [], tmp_path, records.Programs())
     assert "rl-a-seed1-k-2: no engine" in capsys.readouterr().out

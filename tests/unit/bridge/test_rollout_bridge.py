@@ -452,6 +452,9 @@ def test_turns_become_probes_only_in_a_run_with_a_gate(args: Arguments) -> None:
     args.before_push_path = "openclaw.gate.plugin.decide"
     assert RuntimeConfig.from_env(runtime_environment(args, "m.M", share)).gate_share == 0.3
     assert RuntimeConfig.from_env(runtime_environment(args, "m.M", {})).gate_share == 0.1
+    args.before_push_path = "mine.decide"  # it need not ask any
+    assert RuntimeConfig.from_env(runtime_environment(args, "m.M", {})).gate_share == 0
+    assert RuntimeConfig.from_env(runtime_environment(args, "m.M", share)).gate_share == 0.3
 
 
 def test_runtime_environment_is_what_the_run_decides_over_what_the_caller_set(args: Arguments) -> None:

@@ -46,6 +46,11 @@ LIVE = {**JUDGED, "sample": "leased", "step": 3, "weight_version": "4"}
             True,
         ),
         (
+            outcome("judged", score=-1, reason="probe"),
+            ['judged: -1 (kept to compare weights, so it does not learn from "no": probe)'],
+            True,
+        ),
+        (
             outcome("judged", reason="no_hint"),
             ['judged: no score (nothing to learn from "no": no_hint)'],
             True,

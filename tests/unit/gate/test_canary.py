@@ -171,6 +171,20 @@ def test_the_engine_is_asked_what_the_trainer_was_asked(world: World) -> None:
     assert len(world.engine.requests) == 12 + BOUNDS.gate_replies
 
 
+def test_a_question_that_the_engines_context_does_not_hold_is_left_out(world: World) -> None:
+    turn = world.ledger.turn("disliked-5")  # one token longer than the liked ones
+    longest = len(turn.prompt_ids) + len(turn.response_ids)
+    bounds = replace(BOUNDS, gate_canary=0.0, gate_reply_tokens=0)
+    for context, asked in ((longest - 1, 0), (longest, 6), (longest + 1, 12)):
+        world.args = world.args.changed(rollout_max_context_len=context)
+        world.engine.requests.clear()
+        assert world.decide(bounds).accepted
+        assert len(world.engine.requests) == asked
+    world.engine.requests.clear()
+    assert world.decide(replace(BOUNDS, gate_canary=0.0)).accepted
+    assert len(world.engine.requests) == 12 - BOUNDS.gate_replies, "their greedy replies would not fit"
+
+
 def test_without_a_share_no_conversation_goes_there(world: World) -> None:
     for share in (0.0, None):
         assert world.decide(replace(BOUNDS, gate_canary=share)).accepted

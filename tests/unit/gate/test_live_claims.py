@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.gate_parts.told import Told, claims
 
-FELL, REFUSED, FOLLOWED = "fell_by_at_most_0.05", "refused_a_flipped_batch", "followed_after_acceptance"
+FELL, REFUSED, FOLLOWED = "fell_by_at_most_0.05", "refused_flipped_verdicts", "followed_after_acceptance"
 
 
 def told(*batches: tuple[str, str, float]) -> Told:
@@ -29,11 +29,17 @@ def test_no_claim_of_a_bad_run_holds() -> None:
         ("healthy", "step", 0.70),
         ("flipped", "step", 0.64),
         ("again", "step", 0.90),
-        ("changed", "refused", 0.66),
+        ("changed", "step", 0.66),
         ("after", "step", 0.30),
         ("after", "step", 0.47),
     )
     assert claims(run) == {FELL: False, REFUSED: False, FOLLOWED: False}
+
+
+def test_a_batch_of_the_changed_taste_may_be_the_refused_one() -> None:
+    rows = [("healthy", "step", 0.70), ("flipped", "step", 0.70)]
+    assert claims(told(*rows, ("changed", "refused", 0.70)))[REFUSED]
+    assert not claims(told(*rows, ("changed", "step", 0.70)))[REFUSED]
 
 
 def test_a_claim_that_the_run_did_not_reach_is_neither_held_nor_broken() -> None:

@@ -425,22 +425,34 @@ def test_an_engine_is_first_where_the_variable_says_so(tmp_path: Path) -> None:
     (problem,) = [
         each for each in plan(model=model, GATE_CANARY="0.1", **(two | {"GATE": "0"})).problems if "canary" in each
     ]
-    assert "no effect without --before-push-path; add it (variables: GATE_CANARY, GATE)" in problem
+    assert "no effect without --before-push-path; add it (variables: GATE_CANARY, GATE=1)" in problem
     with pytest.raises(ConfigError, match="GATE_CANARY"):
         plan(model=model, GATE_CANARY="0.9")
 
 
 def test_the_gate_is_a_variable_and_its_tasks_are_checked_before_anything_starts(tmp_path: Path) -> None:
     model = config_only(tmp_path / "model")
-    assert plan(model=model).args.before_push_path is None
-    gated = plan(model=model, GATE="1")
+    gated, open_ = plan(model=model), plan(model=model, GATE="0")
     assert gated.args.before_push_path == GATE_PATH
-    assert gated.problems == plan(model=model).problems
+    assert open_.args.before_push_path is None
+    assert gated.problems == open_.problems
     assert callable(load_function(GATE_PATH))
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text('{"messages": []}')
-    *_, problem = plan(model=model, GATE="1", OPENCLAW_GATE_TASKS=str(tasks)).problems
+    *_, problem = plan(model=model, OPENCLAW_GATE_TASKS=str(tasks)).problems
     assert problem.startswith(f"OPENCLAW_GATE_TASKS={tasks} line 1: messages is not a list of messages")
+
+
+@pytest.mark.parametrize("flags", ["--update-weights-interval 2", "--debug-train-only", "--debug-rollout-only"])
+def test_a_flag_that_cannot_have_a_gate_says_how_to_switch_it_off(tmp_path: Path, flags: str) -> None:
+    model = config_only(tmp_path / "model")
+    (problem,) = [
+        each for each in plan("combine", *flags.split(), model=model).problems if "--before-push-path" in each
+    ]
+    assert problem.endswith("remove one of them (variables: GATE=0)")
+    assert not [
+        each for each in plan("combine", *flags.split(), model=model, GATE="0").problems if "--before-push-path" in each
+    ]
 
 
 def test_a_task_that_the_template_refuses_is_found_before_anything_starts(

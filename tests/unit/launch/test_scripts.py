@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,9 +12,11 @@ from functools import cache
 from pathlib import Path
 
 import agent_demo
+import agent_learning
 import demo
 import pytest
 import run_eval
+from tiny_learning.sets import UPDATES
 
 from agentrl.harness.__main__ import plan_of
 from agentrl.harness.checks import check_plan
@@ -39,13 +42,17 @@ EXAMPLE, EVALUATION, SERVER, JUDGE = (
     "openclaw-test/launch_user_llm.sh",
     "openclaw-test/run_judge_eval.sh",
 )
+LEARNING = ["terminal-rl/run_tiny_cpu.sh", "toolcall-rl/run_tiny_cpu.sh"]
 TERMINAL = [
     f"terminal-rl/{name}.sh" for name in ("terminal_qwen3_8b_rl", "terminal_qwen3_8b_prm_rl_2nodes", "run_terminal_rl")
 ]
 GUI = [f"gui-rl/{name}.sh" for name in ("gui_qwen3vl_8b_rl", "gui_qwen3vl_8b_prm_rl", "run_gui_rl")]
 # Its own test, tests/contract/test_toolcall_scripts.py, has the training scripts of that folder.
 TOOLCALL_AGENT = "toolcall-rl/run_toolcall_agent.sh"
+# Its own test, tests/integration/test_agent_scripts.py, has this one.
+POOL_SERVER = "terminal-rl/remote/run_pool_server.sh"
 OTHERS = {
+    **dict.fromkeys(LEARNING, ""),
     EXAMPLE: "",
     EVALUATION: "--model-path m --eval-tasks conversation",
     SERVER: "--model-path m --device cpu",
@@ -140,8 +147,8 @@ def test_a_script_plans_the_same_run_from_every_folder(
 def test_no_launch_script_is_left_out() -> None:
     tracked = subprocess.run(["git", "ls-files", "*.sh"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     launching = {name for name in tracked.split() if not name.startswith(NOT_LAUNCHING)}
-    with_their_own_test = {name for name in launching if name.startswith("toolcall-rl/")} - {TOOLCALL_AGENT}
-    assert launching - with_their_own_test == {*SCRIPTS, *OTHERS}
+    with_their_own_test = {name for name in launching if name.startswith("toolcall-rl/")} - {*OTHERS}
+    assert launching - with_their_own_test - {POOL_SERVER} == {*SCRIPTS, *OTHERS}
 
 
 @pytest.mark.parametrize("script", [*DEMOS, *OTHERS])
@@ -198,6 +205,27 @@ def test_pool_and_driver_take_what_the_demo_of_an_agent_tells_them(script: str, 
     plan = plan_of(driver, tasks)
     assert (plan.group_size, plan.parallel, plan.groups) == (agent_demo.GROUP, pool.slots, None)
     check_plan(plan, driver.timeout_s)
+
+
+@pytest.mark.parametrize("script", LEARNING)
+def test_a_script_of_learning_agents_shows_its_plan(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = shell_parts()[script][0][3:]
+    assert agent_learning.main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    task = script.split("-")[0]
+    assert lines[0].startswith(f"plan     {task}: {UPDATES[task]} updates of")
+    assert lines[-1] == "dry run: the plan is valid, nothing was started"
+
+
+@pytest.mark.parametrize("script", [*LEARNING, *AGENT_DEMOS])
+@pytest.mark.parametrize("failing", ["setup.sh", "setup_bubblewrap.sh"])
+def test_a_failed_set_up_ends_the_script(script: str, failing: str, tmp_path: Path) -> None:
+    for name in ("scripts/launch.sh", script):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    for name in ("setup.sh", "setup_bubblewrap.sh", "setup_node.sh", "setup_mini_swe_agent.sh"):
+        (tmp_path / "scripts" / name).write_text(f"exit {7 if name == failing else 0}\n")
+    assert subprocess.run(["bash", tmp_path / script], env=CLEAN, capture_output=True, check=False).returncode == 7
 
 
 @pytest.mark.parametrize("number", demo.STOP_SIGNALS)

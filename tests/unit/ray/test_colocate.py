@@ -61,7 +61,7 @@ class Recorder:
             "recover_engines": lambda: self.revived.pop(0) if self.revived else 0,
             "engine_handles": lambda: [],
             "weights_arrived": lambda: None,
-            "hold_engines": lambda: self.note("hold"),
+            "hold_engines": lambda only_last: self.note("hold"),
             "load": lambda _: None,
             "before_rollouts": lambda: None,
             "on_weights_live": lambda rollout_id, version: self.note("live", rollout_id),

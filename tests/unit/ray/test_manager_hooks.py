@@ -76,6 +76,27 @@ def test_an_evaluation_log_function_does_too(manager: RolloutManager) -> None:
     assert manager.eval(6) == {}
 
 
+def test_after_a_broken_push_to_one_engine_only_that_one_is_held(
+    manager: RolloutManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[list[str], str]] = []
+
+    class Calls:
+        def __init__(self, engines: list[str], method: str) -> None:
+            calls.append((engines, method))
+
+        def unanswered(self, seconds: float) -> list[int]:
+            return [0] if calls[-1][1] == "hold_after_failed_update" else []
+
+    monkeypatch.setattr(rollout, "EngineCalls", Calls)
+    monkeypatch.setattr(manager, "engine_handles", lambda: ["engine 0", "engine 1"])
+    manager.hold_engines()
+    manager.hold_engines(True)
+    hold, kill = "hold_after_failed_update", "kill"
+    every, last = ["engine 0", "engine 1"], ["engine 1"]
+    assert calls == [(every, hold), (["engine 0"], kill), (last, hold), (last, kill)]
+
+
 def test_rewards_are_post_processed(manager: RolloutManager) -> None:
     manager.args.custom_reward_post_process_path = f"{PLUGINS}.halve_rewards"
     [shard] = manager.generate(0)["shards"]

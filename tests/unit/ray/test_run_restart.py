@@ -201,7 +201,13 @@ def test_before_the_first_checkpoint_it_starts_from_the_start_weights(world: Wor
 def test_engines_hold_their_requests_when_the_push_broke_off(world: World) -> None:
     world.deaths = [("push", RankLostError("a rank died", "update_weights"))]
     make_run(world).repeat(loop)
-    assert "manager 1 hold_engines" in world.log
+    assert "manager 1 hold_engines False" in world.log
+    world.log.clear()
+    world.deaths = [("push", RankLostError("a rank died", "push_candidate"))]
+    make_run(world).repeat(loop)
+    assert any(line.endswith("hold_engines True") for line in world.log), (
+        "only the last engine may hold a part of the candidate"
+    )
     world.log.clear()
     world.deaths = [("train 3", RankLostError("a rank died", "train"))]
     make_run(world).repeat(loop)
@@ -280,7 +286,7 @@ def test_a_rank_that_dies_in_the_first_push_is_started_again(world: World, monke
     world.deaths = [("push", RankLostError("a rank died", "update_weights"))]
     start(world, monkeypatch).repeat(loop)
     assert world.made == {"manager": 1, "trainer": 2}
-    assert "manager 1 hold_engines" in world.log
+    assert "manager 1 hold_engines False" in world.log
     assert [line.split(" on ")[0] for line in steps(world)] == [f"trainer 2 train {number}" for number in range(4)]
 
 

@@ -133,7 +133,7 @@ def engines_differ(run: MadeRun) -> None:
     for _ in range(5):
         for score in (1, -1, 1, -1):
             run.talk(score)
-        run.step(**{"train/train_rollout_logprob_abs_diff": 0.05})
+        run.step(**{"train/train_rollout_kl": 0.05})
 
 
 def a_fuse_has_blown(run: MadeRun) -> None:
@@ -196,6 +196,12 @@ def the_gate_refuses(run: MadeRun) -> None:
         run.ledger.record_decision(rollout, "refused", "4", f"opinions: -0.2 nats in batch {rollout}", by_margin=True)
 
 
+def the_gate_refuses_what_nobody_can_accept(run: MadeRun) -> None:
+    run.healthy(3)
+    for rollout in (3, 4, 5):
+        run.ledger.record_decision(rollout, "refused", "4", "scores moved by 2.10 nats/token", by_margin=rollout == 3)
+
+
 def the_runtime_dies(run: MadeRun) -> None:
     run.healthy(3)
     run.talk(1)
@@ -232,6 +238,12 @@ BROKEN: dict[str, tuple[Callable[[MadeRun], None], str, str, str]] = {
         "gate_refuses",
         "the last 3 decisions; the newest: opinions: -0.2 nats in batch 5",
         "accept",
+    ),
+    "gate, not by opinions": (
+        the_gate_refuses_what_nobody_can_accept,
+        "gate_refuses",
+        "the last 3 decisions; the newest: scores moved by 2.10",
+        "lower LEARNING_RATE",
     ),
     "restarts": (the_runtime_dies, "restarts", "4 restarts by the newest driver, 1 of them", "logs/processes.log"),
 }

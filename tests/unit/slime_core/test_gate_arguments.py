@@ -35,7 +35,7 @@ def test_a_plugin_is_found_before_anything_starts(base: list[str], tmp_path: Pat
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ("--update-weights-interval 2", "--update-weights-interval 2 joins several; remove the interval"),
+        ("--update-weights-interval 2", "--update-weights-interval 2 joins several; remove one of them"),
         ("--debug-rollout-only", "no effect with --debug-rollout-only"),
         ("--debug-train-only", "no effect with --debug-train-only"),
         ("--load-debug-rollout-data x", "or replayed rollouts"),

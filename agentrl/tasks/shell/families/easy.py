@@ -1,10 +1,10 @@
-"""Tasks of one command each."""
+"""Tasks of one command each; most names are single words, which a model of a million parameters can copy."""
 
 from __future__ import annotations
 
 from random import Random
 
-from agentrl.tasks.shell.draft import ANSWER, Draft, absent, exact, lines, names, word
+from agentrl.tasks.shell.draft import ANSWER, Draft, absent, distinct, exact, lines, names, word
 
 
 def write_word(rng: Random) -> Draft:
@@ -15,9 +15,10 @@ def write_word(rng: Random) -> Draft:
 
 def copy_file(rng: Random) -> Draft:
     """Copy a file to another name."""
-    source, target, text = f"{word(rng)}.txt", f"{word(rng)}.txt", f"{word(rng)}\n"
+    source, target = (f"{name}.txt" for name in distinct(rng, 2))
+    text = f"{word(rng)}\n"
     return Draft(
-        f"Copy the file {source} to {target}. Keep {source}.",
+        f"Copy the file {source} to {target}.",
         {source: text},
         [exact(source, text), exact(target, text)],
         f"cp {source} {target}",
@@ -26,7 +27,8 @@ def copy_file(rng: Random) -> Draft:
 
 def rename_file(rng: Random) -> Draft:
     """Give a file another name."""
-    source, target, text = f"{word(rng)}.txt", f"{word(rng)}.txt", f"{word(rng)}\n"
+    source, target = (f"{name}.txt" for name in distinct(rng, 2))
+    text = f"{word(rng)}\n"
     return Draft(
         f"Rename the file {source} to {target}.",
         {source: text},
@@ -37,10 +39,11 @@ def rename_file(rng: Random) -> Draft:
 
 def make_folder(rng: Random) -> Draft:
     """Make a folder with one file in it."""
-    folder, name, text = word(rng), f"{word(rng)}.txt", word(rng)
+    folder, name, text = distinct(rng, 3)
+    file = f"{name}.txt"
     return Draft(
-        f"Make the folder {folder}. In it, make the file {name} with the line {text}, and nothing else.",
+        f"Make the folder {folder}. In it, make the file {file} with the line {text}, and nothing else.",
         {},
-        [names(folder, [name]), lines(f"{folder}/{name}", [text])],
-        f"mkdir {folder}\necho {text} > {folder}/{name}",
+        [names(folder, [file]), lines(f"{folder}/{file}", [text])],
+        f"mkdir {folder}\necho {text} > {folder}/{file}",
     )

@@ -12,7 +12,7 @@ def get_value(rng: Random) -> Draft:
     store = {key: rng.randrange(10, 100) for key in rng.sample(THINGS, 4)}
     key = rng.choice(list(store))
     return Draft(
-        f"What is the value of {key}?",
+        f'What is the value of "{key}"?',
         ["store_get"],
         Expected(str(store[key])),
         store={**store},
@@ -23,9 +23,9 @@ def get_value(rng: Random) -> Draft:
 def set_value(rng: Random) -> Draft:
     """Write a value of the store."""
     store = {key: rng.randrange(10, 100) for key in rng.sample(THINGS, 3)}
-    key, value = rng.choice(THINGS), rng.randrange(100, 1000)
+    key, value = rng.choice(THINGS), rng.randrange(10, 100)
     return Draft(
-        f"Set {key} to {value}.",
+        f'Set "{key}" to {value}.',
         ["store_set"],
         store={**store},
         final_store={**store, key: value},
@@ -35,7 +35,7 @@ def set_value(rng: Random) -> Draft:
 
 def add_two(rng: Random) -> Draft:
     """Add two numbers."""
-    first, second = rng.randrange(10, 100), rng.randrange(10, 100)
+    first, second = rng.randrange(10, 50), rng.randrange(10, 50)
     return Draft(
         f"What is {first} + {second}?",
         ["calculator"],

@@ -9,10 +9,10 @@ from agentrl.tasks.toolcall.draft import NAMES, PLACES, THINGS, Draft, Expected,
 
 def price_of(rng: Random) -> Draft:
     """Look one thing up."""
-    prices = {thing: rng.randrange(100, 10_000) for thing in rng.sample(THINGS, 8)}
+    prices = {thing: rng.randrange(10, 100) for thing in rng.sample(THINGS, 8)}
     thing = rng.choice(list(prices))
     return Draft(
-        f"The table prices has the columns item and price. What is the price of the item {thing}?",
+        f'The table prices has the columns item and price. What is the price of the item "{thing}"?',
         ["table_lookup"],
         number(prices[thing]),
         tables={"prices": [{"item": item, "price": price} for item, price in prices.items()]},

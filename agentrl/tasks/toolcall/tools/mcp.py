@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from mcp import Client
 
 CONNECT_S = 60.0
+LISTING_S = 60.0
+"""Seconds of all pages of a server's list together."""
+MOST_PAGES = 50
 MOST_SHOWN = 8192
 MOST_TOOLS = 200
 MISSING = "MCP tools need the MCP SDK; install it with: pip install 'mcp>=2.3,<3'"
@@ -80,21 +83,16 @@ class McpConnection:
         """Return the server's tools; with ``allow`` only those of these names.
 
         Raises:
-            ConfigError: ``allow`` names a tool that the server does not have, or it has no end of tools.
-            InfraError: the server is lost.
+            ConfigError: ``allow`` names a tool that the server does not have, or it has no end of tools or pages.
+            InfraError: the server is lost, or takes longer than `LISTING_S`.
         """
-        found: dict[str, McpTool] = {}
-        cursor: str | None = None
-        while True:
-            known = len(found)
-            page = await self._asked("list_tools", cursor=cursor)
-            for each in page.tools:
-                found[each.name] = McpTool(each.name, each.description or each.name, each.input_schema, self, room)
-            cursor = page.next_cursor
-            if cursor is None:
-                break
-            if not known < len(found) <= MOST_TOOLS:
-                raise ConfigError(f"the MCP server {self._label} lists tools without an end, or more than {MOST_TOOLS}")
+        try:
+            async with asyncio.timeout(LISTING_S):
+                found = await self._listed(room)
+        except TimeoutError as error:
+            raise InfraError(
+                f"the MCP server {self._label} does not list its tools in time", code="mcp_failed"
+            ) from error
         if allow is None:
             return [*found.values()]
         if missing := sorted(allow - found.keys()):
@@ -102,6 +100,23 @@ class McpConnection:
                 f"the MCP server {self._label} has no tool {', '.join(missing)}; it has {', '.join(sorted(found)) or 'none'}"
             )
         return [tool for name, tool in found.items() if name in allow]
+
+    async def _listed(self, room: Room | None) -> dict[str, McpTool]:
+        """Return all tools by name, page by page."""
+        found: dict[str, McpTool] = {}
+        cursor: str | None = None
+        for _ in range(MOST_PAGES):
+            page = await self._asked("list_tools", cursor=cursor)
+            for each in page.tools:
+                found[each.name] = McpTool(each.name, each.description or each.name, each.input_schema, self, room)
+            if len(found) > MOST_TOOLS:
+                raise ConfigError(f"the MCP server {self._label} lists more than {MOST_TOOLS} tools; offer fewer")
+            cursor = page.next_cursor
+            if cursor is None:
+                return found
+        raise ConfigError(
+            f"the MCP server {self._label} lists tools without an end: {MOST_PAGES} pages have {len(found)} of them"
+        )
 
     async def call(self, name: str, arguments: JsonObject) -> str:
         """Return what a tool answered, as text.

@@ -57,6 +57,23 @@ def test_an_image_comes_by_name(folder: Path) -> None:
     assert read_task(folder).settings.environment.docker_image == "some/image:1"
 
 
+@pytest.mark.parametrize(
+    ("text", "memory", "disk"),
+    [
+        ("memory_mb = 2048\nstorage_mb = 10240", 2048, 10240),
+        ('memory = "2G"\nstorage = "10G"', 2048, 10240),
+        ('memory = "512MiB"\nstorage = "1.5 g"', 512, 1536),
+        ('memory = "1K"\nstorage = "1T"', 1, 2**20),
+        ('memory = "2G"\nmemory_mb = 700', 700, 256),
+        ("gpus = 0", 512, 256),
+    ],
+)
+def test_sizes_in_new_and_older_words(folder: Path, text: str, memory: int, disk: int) -> None:
+    (folder / "task.toml").write_text(f"[environment]\ncpus = 2\n{text}\n")
+    limits = read_task(folder).settings.environment.limits
+    assert (limits.memory_mib, limits.disk_mib, limits.cpus) == (memory, disk, 2)
+
+
 def test_a_folder_is_not_written_over(folder: Path) -> None:
     with pytest.raises(ConfigError, match="exists"):
         write_task(read_task(folder), TOML, folder)
@@ -80,6 +97,11 @@ def _pipe(folder: Path) -> None:
         (lambda f: (f / "task.toml").write_text("x = "), "no TOML"),
         (lambda f: (f / "task.toml").write_text("[agent]\ntimeout_sec = -1"), "agent.timeout_sec"),
         (lambda f: (f / "task.toml").write_text("[environment]\nmemory_mb = 'lots'"), "environment.memory_mb"),
+        (
+            lambda f: (f / "task.toml").write_text("[environment]\nmemory = 'lots'"),
+            "'lots' is no size; write memory_mb",
+        ),
+        (lambda f: (f / "task.toml").write_text("[environment]\ngpus = 1"), "needs 1 GPUs, and no sandbox has one"),
         (lambda f: (f / "tests/test.sh").unlink(), "test.sh is missing"),
         (lambda f: (f / "solution/solve.sh").rename(f / "solution/x.sh"), "no solve.sh"),
         (lambda f: (f / "environment/big").write_bytes(bytes(MOST_BYTES)), "bytes of files"),

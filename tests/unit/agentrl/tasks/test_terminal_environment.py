@@ -71,6 +71,21 @@ async def until_ended(environment: TerminalEnvironment, seen: StepResult) -> str
     return text
 
 
+async def test_a_start_loads_its_task_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading reads a whole folder, or runs a generator."""
+    environment = make()
+    loaded: list[str] = []
+    load = environment.load
+
+    def noted(task: Task) -> Any:
+        loaded.append(task.id)
+        return load(task)
+
+    monkeypatch.setattr(environment, "load", noted)
+    await environment.reset(Task(WORD), 0)
+    assert loaded == [WORD]
+
+
 async def test_a_shell_keeps_folder_variables_and_functions(make: Make) -> None:
     environment = make()
     await environment.reset(Task(WORD), 0)

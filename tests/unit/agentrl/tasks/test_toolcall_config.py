@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,10 +14,13 @@ from typing import Any
 import pytest
 from referencing.exceptions import Unresolvable
 
-from agentrl.exceptions import ConfigError, InvalidError
+from agentrl.exceptions import ConfigError, InfraError, InvalidError
+from agentrl.tasks.toolcall import secret_files
 from agentrl.tasks.toolcall.config import BUILTIN, ToolConfig, read_config
 from agentrl.tasks.toolcall.environment import ToolCallEnvironment, weight_of
 from agentrl.tasks.toolcall.schemas import check_schema, problems_of
+from agentrl.tasks.toolcall.toolbox import Toolbox
+from agentrl.tasks.toolcall.tools import mcp
 from agentrl.tasks.toolcall.tools.code import CodeInterpreter
 from agentrl.tasks.toolcall.tools.http import HttpTool
 from agentrl.tasks.toolcall.tools.interface import World, clipped
@@ -94,6 +98,28 @@ def test_every_kind_is_read(write: Write, tmp_path: Path) -> None:
     assert config.servers[0].command[1] == "/opt/tools/0/s.py"
     assert config.mounts[0].host == tmp_path
     assert weight_of(config, []).memory_mib > weight_of(ToolConfig(), ["calculator"]).memory_mib
+
+
+def test_secrets_beside_the_tools_are_covered(write: Write, tmp_path: Path) -> None:
+    """Also one that appears after the configuration was read."""
+    config = read_config(write([python()]))
+    (tmp_path / "deep").mkdir()
+    for name in (".env", "deep/.env.local", "prod.env", "environment.py"):
+        (tmp_path / name).write_text("KEY=sesame")
+    (tmp_path / "linked.env").symlink_to("mine.py")
+    spec = Toolbox(config, [], "pool").spec("tools")
+    covered = {mount.inside for mount in spec.mounts if mount.host == Path("/dev/null")}
+    assert covered == {f"/opt/tools/0/{name}" for name in (".env", "deep/.env.local", "prod.env")}
+    assert spec.mounts[0].host == tmp_path, "a cover lies over what is mounted before it"
+
+
+def test_a_folder_that_is_no_folder_of_tools_is_refused(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(secret_files, "MOST_FILES", 1)
+    (tmp_path / "other.py").touch()
+    with pytest.raises(ConfigError, match="move the tools to a folder of their own"):
+        read_config(write([python()]))
 
 
 def test_the_example_of_the_folder_is_read(repository: Path) -> None:
@@ -201,18 +227,54 @@ async def test_a_web_service(unused_world: World) -> None:
         await tool.call({"city": "Rome"}, unused_world)
 
 
-@pytest.mark.parametrize("number", [None, 1])
-async def test_a_server_whose_tools_have_no_end(number: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It names the same tool, or always another one."""
+def listing(monkeypatch: pytest.MonkeyPatch, page: Callable[[int], Sequence[str]], last: int | None) -> McpConnection:
+    """Return a connection to a server whose page N has these tools, up to page ``last``."""
     pages = count()
 
     async def asked(*_: Any, **named: Any) -> Any:
-        tool = SimpleNamespace(name=f"t{number or next(pages)}", description="", input_schema={})
-        return SimpleNamespace(tools=[tool], next_cursor="more")
+        number = next(pages)
+        tools = [SimpleNamespace(name=name, description="", input_schema={}) for name in page(number)]
+        return SimpleNamespace(tools=tools, next_cursor=None if number == last else "more")
 
     connection = McpConnection("s", 1.0)
     monkeypatch.setattr(connection, "_asked", asked)
-    with pytest.raises(ConfigError, match="lists tools without an end"):
+    return connection
+
+
+@pytest.mark.parametrize(
+    ("page", "last", "says"),
+    [
+        (lambda number: ["same"], None, "without an end: 50 pages have 1 of them"),
+        (lambda number: [f"t{number}"], None, "without an end: 50 pages have 50 of them"),
+        (lambda number: [], None, "without an end: 50 pages have 0 of them"),
+        (lambda number: [f"t{each}" for each in range(201)], 0, "more than 200 tools"),
+        (lambda number: [f"t{number}.{each}" for each in range(100)], 2, "more than 200 tools"),
+    ],
+)
+async def test_a_list_of_tools_is_bounded(
+    page: Callable[[int], Sequence[str]], last: int | None, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        await listing(monkeypatch, page, last).tools(None, None)
+
+
+async def test_a_list_within_the_bounds_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with an empty page in the middle."""
+    pages = [["a", "b"], [], ["c"]]
+    found = await listing(monkeypatch, lambda number: pages[number], 2).tools(None, None)
+    assert [tool.name for tool in found] == ["a", "b", "c"]
+
+
+async def test_a_list_that_takes_too_long_is_an_error_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each page comes in time; all of them together do not."""
+    monkeypatch.setattr(mcp, "LISTING_S", 0.05)
+
+    async def asked(*_: Any, **named: Any) -> Any:
+        await asyncio.Event().wait()
+
+    connection = McpConnection("s", 60.0)
+    monkeypatch.setattr(connection, "_asked", asked)
+    with pytest.raises(InfraError, match="does not list its tools in time"):
         await connection.tools(None, None)
 
 

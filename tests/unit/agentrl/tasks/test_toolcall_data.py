@@ -18,7 +18,6 @@ from toolcall_agent import main as agent
 from agentrl.tasks.toolcall.__main__ import main
 from agentrl.tasks.toolcall.convert import conversations, questions
 from agentrl.tasks.toolcall.generate import generate
-from tests.helpers.tool_agents import tool_environment
 
 
 def rows_of(path: Path) -> list[Any]:
@@ -189,12 +188,9 @@ async def test_an_agent_of_any_endpoint(tmp_path: Path) -> None:
         requests.append(request)
         return httpx.Response(200, json={"choices": [{"message": replies[len(requests) - 1]}]})
 
-    async with (
-        httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client,
-        tool_environment(tmp_path) as environment,
-    ):
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
         model = Endpoint("http://host/v1", "m", "sesame", client)
-        played = await collect_toolcall_trajectory(model, name, environment)
+        played = await collect_toolcall_trajectory(model, name)
     assert played.verdict.score == 1.0
     assert [step.error for step in played.steps] == ["malformed_action", "no_key", None]
     assert str(requests[0].url) == "http://host/v1/chat/completions"

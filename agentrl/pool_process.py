@@ -1,0 +1,43 @@
+"""Starts ``python -m agentrl.pool`` as a process of a launcher or demo.
+
+Guarantee: the pool ends with the given stack, and with this process (lifeline).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from agentrl.exceptions import InfraError
+from slime.utils.process import spawn
+
+LISTENING = re.compile(r"agentrl\.pool: listening on (http://\S+)")
+START_S, STOP_S, POLL_S = 180.0, 60.0, 0.1
+
+
+def start_pool(words: Sequence[str], log: Path, stack: ExitStack) -> str:
+    """Start a pool on any free port; return its address once it listens.
+
+    Args:
+        words: its arguments, without a port.
+        log: that it appends to; that of an earlier pool may be the same file.
+        stack: with which it ends.
+
+    Raises:
+        InfraError: it does not start; the message has the end of its log.
+    """
+    before = log.stat().st_size if log.exists() else 0
+    command = [sys.executable, "-m", "agentrl.pool", *words, "--port", "0"]
+    pool = spawn(command, env=dict(os.environ), log_path=log, name="pool")
+    stack.callback(pool.stop, STOP_S)
+    deadline = time.monotonic() + START_S
+    while pool.alive() and time.monotonic() < deadline:
+        if found := LISTENING.search(log.read_bytes()[before:].decode(errors="replace")):
+            return found[1]
+        time.sleep(POLL_S)
+    raise InfraError(f"the pool did not start; the end of {log}:\n{pool.log_tail()}", code="pool_failed")

@@ -1,0 +1,96 @@
+"""Tiny agents that learn: the environments answer as the traces say, and a short run reports what its records hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_learning.sets import TASK_SETS
+from tiny_learning.traces import TaskSet
+
+from agentrl.environment import Task
+from agentrl.exceptions import InvalidError
+from agentrl.processes.ledger import ProcessLedger
+from agentrl.processes.owned import Processes
+from agentrl.protocol import JsonObject
+from agentrl.registry import load_environment
+from agentrl.rollout.actions import error_text
+from agentrl.rollout.opening import opening
+from agentrl.rollout.records import names, read
+
+EPISODES = 24
+UPDATES, PROMPTS, SAMPLES, HELDOUT = 2, 2, 2, 1
+TWICE = 2
+
+
+def action_of(text: str) -> JsonObject:
+    """Return what a reply does."""
+    if not text.startswith("<tool_call>"):
+        return {"text": text}
+    called = json.loads(text.split("\n")[1])
+    return {"tool": called["name"], "arguments": called["arguments"]}
+
+
+@pytest.mark.parametrize("tasks", TASK_SETS.values(), ids=lambda tasks: tasks.name)
+async def test_the_environment_answers_as_the_traces_say(tasks: TaskSet, tmp_path: Path) -> None:
+    """Byte for byte, so the policy of the warm start has seen what it meets; the last verdict is the verifier's too."""
+    rng = random.Random(3)
+    ledger = ProcessLedger(tmp_path / "processes.sqlite")
+    environment = load_environment(tasks.environment)(Processes(ledger))
+    try:
+        for _ in range(EPISODES):
+            name, trace = tasks.drawn(rng)
+            begin = opening(await environment.reset(Task(name), 0))
+            assert (begin.messages, begin.tools) == (trace.messages, trace.tools)
+            for step in trace.steps:
+                try:
+                    heard = (await environment.step(action_of(step.text))).observation.text
+                except InvalidError as error:
+                    heard = error_text(error.code, error.message)
+                assert heard == step.heard, (name, step)
+            verdict = await environment.evaluate()
+            assert (verdict.score == 1) == trace.steps[-1].good, (name, trace.steps)
+    finally:
+        await environment.close()
+        ledger.close()
+
+
+@pytest.mark.timeout(900)
+def test_a_short_run_reports_what_its_records_hold(repository: Path, tmp_path: Path) -> None:
+    run_dir, report = tmp_path / "run", tmp_path / "report.json"
+    words = ["--task", "toolcall", "--process-reward", "--updates", UPDATES, "--prompts", PROMPTS, "--samples", SAMPLES]
+    words += ["--heldout", HELDOUT, "--slots", "4", "--seed", "5", "--run-dir", run_dir, "--report", report]
+    paths = (repository, repository / "slime", repository / "openclaw-test")
+    done = subprocess.run(
+        [sys.executable, repository / "openclaw-test" / "agent_learning.py", *map(str, words)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"update {UPDATES}/{UPDATES}:" in done.stdout
+    made = json.loads(report.read_text())
+    assert report.with_suffix(".png").stat().st_size > 1000
+    tasks = TASK_SETS["toolcall"]
+    records = [read(run_dir, name, tokens=False) for name in names(run_dir)]
+    ended = [record for record in records if record.first("end")]
+    trained = [record for record in ended if record.name.startswith("train-")]
+    assert (made["task"], made["seed"], made["updates"], made["process_reward"]) == ("toolcall", 5, UPDATES, True)
+    assert made["episodes"] == len(trained) == UPDATES * PROMPTS * SAMPLES
+    assert made["heldout_episodes"] == len(tasks.families) * HELDOUT * TWICE
+    assert len(ended) - len(trained) == 2 * made["heldout_episodes"]
+    assert made["infrastructure_failures"] == sum(bool(record.first("lost")) for record in records)
+    replies = [event for record in trained for event in record.events if event["kind"] == "policy"]
+    assert made["trained_tokens"] == sum(event["tokens"] for event in replies) > 0
+    assert 0 <= made["success_before"] <= 1
+    assert 0 <= made["success_after"] <= 1
+    assert made["judge"]["steps"] > 0
+    assert made["judge"]["votes"] == 3 * len(replies)
+    versions = {event["weight_spans"][0][0] for event in replies}
+    assert len(versions) == UPDATES, "each update's episodes have weights of their own"

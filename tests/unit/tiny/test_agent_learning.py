@@ -1,0 +1,264 @@
+"""A tiny agent's learning: what the warm start imitates, what the run is asked for, and figures from records."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import agent_learning
+import pytest
+from tiny_learning import report
+from tiny_learning.encode import Coder
+from tiny_learning.outcomes import Outcomes, share
+from tiny_learning.sets import TASK_SETS, UPDATES
+from tiny_learning.traces import TaskSet, Trace
+from tiny_learning.training import TEMPERATURE, Plan, Sizes, pool_words
+from tiny_learning.vocabulary import build_tokenizer
+from tiny_learning.warm_start import NOTE, SHIPPED, failures, key
+from tiny_models import sampling
+from tiny_models.tokenizer import END, SPECIAL_TOKENS
+
+from agentrl.pool import build_parser
+from agentrl.registry import load_environment
+from agentrl.rollout import step_judge
+from agentrl.rollout.records import EpisodeRecord
+from agentrl.tasks.shell.draft import WORDS
+from agentrl.tasks.toolcall.draft import THINGS
+from slime.arguments import parse_args
+
+SETS = [*TASK_SETS.values()]
+NAMED = {*WORDS, *THINGS} - {"table"}  # which is an argument of a tool, too
+KEYS = {
+    "task",
+    "seed",
+    "updates",
+    "heldout_episodes",
+    "success_before",
+    "success_after",
+    "process_reward",
+    "episodes",
+    "infrastructure_failures",
+    "trained_tokens",
+    "seconds_total",
+}
+
+
+def plan_of(folder: Path, tasks: TaskSet = SETS[0], **changes: Any) -> Plan:
+    values = {"updates": 2, "seed": 3, "process_reward": False, "sizes": Sizes(prompts=1, samples=2, heldout=1)}
+    return Plan(tasks=tasks, model=folder / "model", folder=folder, **(values | changes))
+
+
+@pytest.mark.parametrize("tasks", SETS, ids=lambda tasks: tasks.name)
+def test_the_careless_agent_is_sometimes_right_and_the_other_always(tasks: TaskSet) -> None:
+    rng = random.Random(0)
+    found = [tasks.drawn(rng)[1] for _ in range(200)]
+    right = sum(all(step.good for step in trace.steps) for trace in found) / len(found)
+    assert 0.15 < right < 0.45
+    assert all(step.heard and step.reason for trace in found for step in trace.steps)
+    for trace in (tasks.drawn(rng, careless=False)[1] for _ in range(20)):
+        assert all(step.good for step in trace.steps)
+        assert len(trace.steps) >= tasks.needed
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return build_tokenizer(SETS, traces=1000)
+
+
+@pytest.fixture(scope="module")
+def coder(tokenizer: Any) -> Coder:
+    return Coder(tokenizer)
+
+
+@pytest.mark.parametrize("tasks", SETS, ids=lambda tasks: tasks.name)
+def test_the_warm_start_learns_the_replies_and_nothing_else(tasks: TaskSet, tokenizer: Any, coder: Coder) -> None:
+    rng = random.Random(1)
+    for _ in range(5):
+        _, trace = tasks.drawn(rng)
+        encoded = coder.policy(trace)
+        learned = tokenizer.decode([i for i, weight in zip(encoded.ids, encoded.weights, strict=True) if weight])
+        assert learned == "".join(step.text + END for step in trace.steps)
+        for number in range(len(trace.steps)):
+            prompt = coder.prompt(trace, number)
+            assert encoded.ids[: len(prompt)] == prompt
+            assert encoded.weights[len(prompt) - 1 : len(prompt) + 1] == [0.0, 1.0]
+        asked, answer = coder.judge(trace, 0)
+        assert trace.messages[-1]["content"].strip() in tokenizer.decode(asked)
+        good = trace.steps[0].good
+        told = tokenizer.decode(answer)
+        assert told.startswith("Good. " if good else "Bad. ")
+        assert told.endswith(f"\\boxed{{{1 if good else -1}}}{END}")
+
+
+@pytest.mark.parametrize("tasks", SETS, ids=lambda tasks: tasks.name)
+def test_a_call_has_the_tokens_of_its_task(tasks: TaskSet, tokenizer: Any, coder: Coder) -> None:
+    """A model of this size copies a token; it does not learn which tokens spell the same word."""
+    rng = random.Random(2)
+    for _ in range(40):
+        _, trace = tasks.drawn(rng, careless=False)
+        asked = coder.ids(trace.messages[-1]["content"])
+        said = coder.ids(trace.steps[0].text)
+        names = [
+            token
+            for token in said
+            if len(word := tokenizer.decode([token]).strip()) > 2 and word.isalpha() and word in NAMED
+        ]
+        assert {*names} <= {*asked}
+
+
+def test_an_echo_repeats_words(coder: Coder, tokenizer: Any) -> None:
+    rng = random.Random(3)
+    for _ in range(10):
+        encoded = coder.echo(rng)
+        asked, _, told = tokenizer.decode(encoded.ids).partition(f"{END}\n<|im_start|>assistant\n")
+        assert asked.removeprefix("<|im_start|>user\n") + END == told
+        learned = [i for i, weight in zip(encoded.ids, encoded.weights, strict=True) if weight]
+        assert tokenizer.decode(learned) == told
+        assert not {*learned[:-1]} & {
+            *tokenizer.convert_tokens_to_ids(["<tool_call>", "</tool_call>", *SPECIAL_TOKENS])
+        }
+
+
+def test_the_gate_names_what_is_wrong() -> None:
+    assert failures({"solved": 0.3, "judge_right": 0.95}) == []
+    assert failures({"solved": 0.1, "judge_right": 0.95}) == ["0.1 of the tasks are solved, not 0.2 to 0.5"]
+    assert len(failures({"solved": 0.9, "judge_right": 0.5})) == 2
+
+
+@pytest.mark.parametrize("tasks", SETS, ids=lambda tasks: tasks.name)
+def test_a_warm_starts_key_is_of_what_the_traces_and_the_judge_say(
+    tasks: TaskSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = key(tasks)
+    assert key(tasks) == first, "the judge's fences have a random word"
+
+    def quiet(rng: random.Random, task: str, careless: bool) -> Trace:
+        trace = tasks.trace(rng, task, careless)
+        return replace(trace, steps=[replace(step, heard=f"{step.heard} ") for step in trace.steps])
+
+    assert key(replace(tasks, trace=quiet)) != first
+    monkeypatch.setattr(step_judge, "SYSTEM", "Judge.")
+    assert key(tasks) != first
+
+
+@pytest.mark.parametrize("note", SHIPPED.glob(f"*/{NOTE}"), ids=lambda note: note.parent.name)
+def test_a_shipped_warm_start_is_that_of_the_sources(note: Path) -> None:
+    tasks, told_of = TASK_SETS[note.parent.name], json.loads(note.read_text())
+    told = f"make it anew: PYTHONPATH=openclaw-test python -m tiny_learning {tasks.name}, and move what it prints"
+    assert told_of["key"] == key(tasks), told
+    assert failures(told_of["metrics"]) == []
+
+
+@pytest.mark.parametrize("judged", [False, True])
+@pytest.mark.parametrize("tasks", SETS, ids=lambda tasks: tasks.name)
+def test_pool_and_trainer_take_what_the_run_asks_for(
+    tasks: TaskSet, judged: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = plan_of(tmp_path, tasks, process_reward=judged, sizes=Sizes())
+    pool = build_parser().parse_args(pool_words(plan))
+    offered = {task.id for task in load_environment(pool.env[0]).tasks()}
+    with pytest.raises(SystemExit) as stopped:
+        parse_args([*plan.words(), "--dry-run"])
+    assert stopped.value.code == 0
+    assert ("judge" in capsys.readouterr().out) == judged
+    trained, heldout = ([json.loads(line)["prompt"] for line in file.open()] for file in plan.prompts())
+    assert {*trained, *heldout} <= offered
+    assert len(trained) == plan.updates * plan.sizes.prompts
+    assert len(heldout) == len(tasks.families) * plan.sizes.heldout
+    assert not any(f"/{tasks.unseen}/" in name for name in trained)
+    assert any(f"/{tasks.unseen}/" in name for name in heldout)
+    assert not {*trained} & {*heldout}
+
+
+def play(folder: Path, name: str, task: str, version: int, score: float, votes: list[int | None] | None = None) -> None:
+    record = EpisodeRecord(folder, name)
+    record.write("reset", task_id=task, seed=0, messages=[{"role": "user", "content": "Do it."}], tools=[])
+    record.policy(
+        [1, 2], [3, 4, 5], [-1.0] * 3, t=0, message={"role": "assistant"}, weight_spans=[[str(version), 0, 3]]
+    )
+    record.write("action", t=0, action={"tool": "bash", "arguments": {"command": f"run {name}"}})
+    record.write("verdict", status="ok", score=score, detail="")
+    if votes is not None:
+        valid = [vote for vote in votes if vote is not None]
+        record.write("judge", step=f"{name}:0", score=sum(valid) / len(valid) if valid else None, votes=votes)
+    record.write("end", ending="done", outcome=1.0, turns=1)
+    record.close()
+
+
+def test_figures_are_those_of_the_records(tmp_path: Path) -> None:
+    tasks = TASK_SETS["terminal"]
+    seen, unseen = (tasks.task(family, "heldout", 0) for family in (tasks.trained[0], tasks.unseen))
+    play(tmp_path, "eval-0-0", seen, 1, 0.0)
+    play(tmp_path, "eval-1-0", unseen, 1, 1.0)
+    outcomes = Outcomes(tmp_path)
+    outcomes.look()
+    assert outcomes.evaluated(last=True) == [], "nothing is after training before there was any"
+    for number, score in enumerate((0.0, 1.0, 1.0, 1.0)):
+        play(tmp_path, f"train-{number}-0", seen, 1 + number // 2, score, [1, None, 1] if score else [-1, -1, 1])
+    lost = EpisodeRecord(tmp_path, "train-9-0")
+    lost.write("lost", reason="infra", message="gone")
+    lost.close()
+    EpisodeRecord(tmp_path, "train-10-0").close()  # has not ended
+    play(tmp_path, "eval-2-0", seen, 3, 1.0)
+    play(tmp_path, "eval-3-0", unseen, 3, 0.0)
+    outcomes.look()
+    outcomes.look()
+    made = report.make(plan_of(tmp_path, tasks, process_reward=True), outcomes, 12.34)
+    assert made.keys() >= KEYS
+    assert (made["success_before"], made["success_after"], made["heldout_episodes"]) == (0.5, 0.5, 2)
+    assert made["families"][tasks.trained[0]] == {"before": 0.0, "after": 1.0, "episodes": 1}
+    assert made["families"][tasks.unseen] == {"before": 1.0, "after": 0.0, "episodes": 1}
+    assert (made["episodes"], made["infrastructure_failures"], made["trained_tokens"]) == (4, 1, 12)
+    assert made["curve"] == [0.5, 1.0]
+    assert made["judge"]["votes"] == 12
+    assert made["judge"]["valid_votes"] == 9
+    assert made["judge"]["mean_score_solved"] == 1.0
+    assert made["judge"]["mean_score_failed"] == pytest.approx(-1 / 3, abs=1e-4)
+    assert made["example"]["task"] == seen
+    assert "bash: run eval-0-0" in made["example"]["before"]
+    assert "bash: run eval-2-0" in made["example"]["after"]
+    json.dumps(made)
+    report.save_plot(made, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 1000
+
+
+def test_a_warm_start_is_measured_as_the_run_samples() -> None:
+    assert TEMPERATURE == sampling.TEMPERATURE
+
+
+@pytest.mark.parametrize("task", TASK_SETS)
+def test_a_run_has_its_tasks_number_of_updates(task: str, tmp_path: Path) -> None:
+    words = ["--task", task, "--run-dir", str(tmp_path)]
+    assert agent_learning.parse(words).updates == UPDATES[task]
+    assert agent_learning.parse([*words, "--updates", "3"]).updates == 3
+
+
+@pytest.mark.parametrize("words", [["--task", "terminal"], []])
+def test_help_tells_of_the_task_unless_a_script_named_it(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        agent_learning.parse([*words, "--help"])
+    assert ("--task" in capsys.readouterr().out) == (not words)
+
+
+def test_no_episode_has_no_share() -> None:
+    assert share([]) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--samples", "1"], "at least 2 episodes"),
+        (["--updates", "0"], "not a number from 1 up"),
+        (["--heldout", "21"], "a family has 20 held-out tasks"),
+        (["--run-dir", "."], "is not empty"),
+        (["--process-rewards"], "did you mean --process-reward?"),
+    ],
+)
+def test_bad_options_are_refused(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        agent_learning.parse(["--task", "terminal", *words])
+    assert stopped.value.code == 2
+    assert told in capsys.readouterr().err
