@@ -6,6 +6,7 @@ The episodes are played by the agent loop against a pool, with a policy that fol
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,8 @@ class Dying(MiniWobEnvironment):
             victims = list(browsers_of(marker))
             assert victims, f"nothing runs {marker}"
             for victim in victims:
-                victim.kill()
+                with suppress(psutil.NoSuchProcess):  # it ended with the one before
+                    victim.kill()
             type(self).lost += 1
         return await super().step(action)
 
