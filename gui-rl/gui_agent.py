@@ -21,7 +21,7 @@ from typing import Any
 
 import httpx
 
-from agentrl.client.endpoint import ANSWER_S, Endpoint
+from agentrl.client.chat import Endpoint
 from agentrl.environment import Environment, Task
 from agentrl.exceptions import AgentError, ConfigError, InfraError, InvalidError
 from agentrl.processes.ledger import ProcessLedger
@@ -35,6 +35,7 @@ from slime.utils.command_line import CommandLine
 Message = dict[str, Any]
 NO_PICTURE = {"type": "text", "text": "[an older picture is left out]"}
 TRIES = 2
+ANSWER_S = 600.0
 
 
 @dataclass(frozen=True)

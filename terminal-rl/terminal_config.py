@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
+from agentrl.rollout.custom_config import CustomConfig
 from agentrl.rollout.settings import Settings
 from slime.args import Arguments
-from slime.exceptions import ConfigurationError
 
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -36,7 +36,7 @@ URL_VARIABLE = "ENV_SERVER_URL"
 NO_THINK = "/no_think"
 
 
-class TerminalConfig(BaseModel):
+class TerminalConfig(CustomConfig):
     """Attributes of the run's arguments that terminal episodes read.
 
     Attributes:
@@ -63,7 +63,6 @@ class TerminalConfig(BaseModel):
         tool_call_parser: format of calls; the template decides, and qwen25 stands for it.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
     max_iteration: Count = 10
     max_parse_errors: Count = 3
     max_total_tokens: Count = 32768
@@ -86,20 +85,6 @@ class TerminalConfig(BaseModel):
     messages_delimiter_start: Literal["<|im_start|>"] = "<|im_start|>"
     messages_delimiter_end: Literal["<|im_end|>"] = "<|im_end|>"
     tool_call_parser: Literal["qwen25"] = "qwen25"
-
-    @classmethod
-    def of(cls, args: Arguments) -> TerminalConfig:
-        """Return what the run's arguments say.
-
-        Raises:
-            ConfigurationError: a value is unusable.
-        """
-        given = vars(args)
-        try:
-            return cls.model_validate({name: given[name] for name in cls.model_fields if name in given})
-        except ValidationError as error:
-            problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-            raise ConfigurationError(f"--custom-config-path {args.custom_config_path}: {problems}") from None
 
     def settings(self, environment: Mapping[str, str] = os.environ) -> Settings:
         """Return the settings of an episode."""

@@ -70,6 +70,7 @@ case "${1:-}" in
         scripts/setup_chromium.sh || echo "run.sh: the tests of gui-rl in a browser and the attacks by one are skipped" >&2
         scripts/setup_bubblewrap.sh || echo "run.sh: the tests of the sandbox are skipped" >&2
         scripts/setup_mini_swe_agent.sh || echo "run.sh: the tests of mini-swe-agent are skipped" >&2
+        scripts/setup_swebench.sh || echo "run.sh: the comparison with swebench's grader is skipped" >&2
         if [ "$#" -gt 0 ]; then exec python -m pytest tests "$@"; fi
         fast
         integration

@@ -13,15 +13,13 @@ import asyncio
 import hashlib
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from agentrl.environment import Task
 from agentrl.exceptions import ConfigError
 from agentrl.rollout.episode import Result
 from agentrl.rollout.generate import agents_of, generate_in, service_of
-from agentrl.rollout.own_pool import OwnPool
+from agentrl.rollout.own_pool import OwnPool, own_pool
 from agentrl.rollout.settings import Settings
 from agentrl.service import LeaseService
 from agentrl.tasks.toolcall.environment import ToolCallEnvironment, weight_of
@@ -31,7 +29,6 @@ from openclaw.config.environment_config import EnvironmentConfig, variable
 from slime.args import Arguments
 from slime.exceptions import ConfigurationError
 from slime.rollout.rm_hub.math_dapo_utils import compute_score
-from slime.rollout.sglang_rollout import GenerateState
 from slime.utils.types import Sample
 
 __all__ = ["generate", "reward_func", "wrong_shaping"]
@@ -47,9 +44,6 @@ class ToolcallConfig(EnvironmentConfig):
     wrong_shaping: float = variable(
         "TOOLCALL_WRONG_SHAPING", 0.0, "how much a wrong episode's outcome rises with its calls", minimum=0.0
     )
-
-
-POOLS: WeakKeyDictionary[GenerateState, OwnPool] = WeakKeyDictionary()
 
 
 def wrong_shaping(calls: int, coefficient: float) -> float:
@@ -70,7 +64,7 @@ async def generate(
         raise ConfigurationError("the agent loop renders prompts itself; remove --apply-chat-template")
     config = ToolcallConfig.from_env()
     if Settings.from_env().pool_url is None:
-        pool = _own_pool(args, config)
+        pool = own_pool(args, ToolCallEnvironment, "toolcall", config.slots)
         if "task_id" not in sample.metadata:
             sample.metadata["task_id"] = _task_of(sample, pool)
 
@@ -116,14 +110,6 @@ def _said(args: Arguments, sample: Sample) -> str:
 
 def _reward(score: Any, outcome: float | None, answer: str | None) -> dict[str, Any]:
     return {"score": score, "acc": outcome is not None and outcome > 0, "pred": answer}
-
-
-def _own_pool(args: Arguments, config: ToolcallConfig) -> OwnPool:
-    """Return the pool of this process, made on the first call."""
-    state = GenerateState(args)
-    if state not in POOLS:
-        POOLS[state] = OwnPool(ToolCallEnvironment, Path(args.run_dir) / "toolcall", config.slots)
-    return POOLS[state]
 
 
 def _task_of(sample: Sample, pool: OwnPool) -> str:

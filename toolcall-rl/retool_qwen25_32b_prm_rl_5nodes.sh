@@ -5,7 +5,7 @@ run_name="${RUN_NAME:-retool_qwen25_32b_prm_rl_5nodes}"
 nodes="${TRAIN_NUM_NODES:-4}" trains="${ACTOR_GPUS_PER_NODE:-4}" serves="${ROLLOUT_GPUS_PER_NODE:-4}"
 judge_model=ReTool-DeepSeek-R1-Distill-Qwen-32B-SFT
 mapfile -t flags < <(
-    model_flags qwen2.5-32B ReTool-DeepSeek-R1-Distill-Qwen-32B-SFT
+    model_flags qwen2.5-32B ReTool-DeepSeek-R1-Distill-Qwen-32B-SFT slime_retool
     usual_flags 8192 0.8
     rl_flags
     judge_flags "${PRM_GPUS:-8}" 8 3 1.0 2048

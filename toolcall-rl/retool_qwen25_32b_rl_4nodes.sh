@@ -4,7 +4,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 run_name="${RUN_NAME:-retool_qwen25_32b_rl_4nodes}"
 nodes="${NUM_NODES:-4}" trains="${ACTOR_GPUS_PER_NODE:-4}" serves="${ROLLOUT_GPUS_PER_NODE:-4}"
 mapfile -t flags < <(
-    model_flags qwen2.5-32B ReTool-DeepSeek-R1-Distill-Qwen-32B-SFT
+    model_flags qwen2.5-32B ReTool-DeepSeek-R1-Distill-Qwen-32B-SFT slime_retool
     usual_flags 8192 0.8
     rl_flags
 )

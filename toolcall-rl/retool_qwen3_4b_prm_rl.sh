@@ -4,7 +4,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 run_name="${RUN_NAME:-retool_qwen3_4b_prm_rl}"
 judge_model=Qwen3-4B-Instruct-2507
 mapfile -t flags < <(
-    MODEL_ARGS_ROTARY_BASE="${MODEL_ARGS_ROTARY_BASE:-5000000}" model_flags qwen3-4B Qwen3-4B-Instruct-2507
+    MODEL_ARGS_ROTARY_BASE="${MODEL_ARGS_ROTARY_BASE:-5000000}" model_flags qwen3-4B Qwen3-4B-Instruct-2507 slime_retool
     usual_flags 16384 0.6
     rl_flags
     judge_flags "${PRM_GPUS:-2}" 2 1 0.6 4096

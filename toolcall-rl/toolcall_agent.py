@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from agentrl.client.endpoint import ANSWER_S, Endpoint
+from agentrl.client.chat import Endpoint
 from agentrl.environment import Task
 from agentrl.exceptions import AgentError, ConfigError, InvalidError
 from agentrl.processes.ledger import ProcessLedger
@@ -31,6 +31,7 @@ from agentrl.tasks.toolcall.families import FAMILIES
 from agentrl.tasks.toolcall.generate import parse_name
 from slime.utils.command_line import CommandLine
 
+ANSWER_S = 600.0
 EXAMPLE = "toolcall/order_total/heldout/0"
 
 

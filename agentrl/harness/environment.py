@@ -173,7 +173,7 @@ def _with(spec: SandboxSpec, harness: Harness, mounts: Sequence[Mount], socket: 
         memory_mib=spec.limits.memory_mib + harness.memory_mib,
         processes=spec.limits.processes + harness.processes,
     )
-    return replace(spec, limits=limits, mounts=mounts, doors=[Door(PORT, socket)])
+    return replace(spec, limits=limits, mounts=[*spec.mounts, *mounts], doors=[Door(PORT, socket)])
 
 
 def _read(action: JsonObject) -> RunAgent:

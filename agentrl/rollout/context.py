@@ -4,7 +4,7 @@ A conversation that fits stays as it is. One that does not is cut to `SHARE` of 
 cut, so that the turns after it extend each other again. The first messages, with which the episode began, always stay.
 
 * ``none``: nothing is left out.
-* ``drop_middle``: exchanges (a reply and what followed it) go from the middle; of those that stay, 30 % are the oldest.
+* ``drop_middle``: exchanges (a reply and what followed it) go from the middle; of those that stay, 30 % or the given share are the oldest.
 * ``elide``: all but the newest observations shrink to their ends; replies stay.
 
 Whatever the policy, all but the newest pictures are left out (`without_old_pictures`).
@@ -52,6 +52,7 @@ def cut(
     *,
     first: int,
     keep_observations: int = 3,
+    oldest_share: float = OLDEST_SHARE,
 ) -> Cut | None:
     """Return a conversation cut to at most ``budget`` tokens, or None if the policy cannot do that.
 
@@ -62,10 +63,11 @@ def cut(
         length: number of tokens of the prompt of messages.
         first: number of messages with which the episode began.
         keep_observations: of ``elide``, the newest observations that stay whole.
+        oldest_share: of the exchanges that ``drop_middle`` keeps, the share of the oldest.
     """
     candidates = {
         "none": lambda: iter(()),
-        "drop_middle": lambda: _without_middle(messages, first),
+        "drop_middle": lambda: _without_middle(messages, first, oldest_share),
         "elide": lambda: _elided(messages, first, keep_observations),
     }[policy]()
     fitting: Cut | None = None
@@ -106,11 +108,11 @@ def exchanges(messages: Sequence[Message], first: int) -> list[range]:
     return [range(*pair) for pair in itertools.pairwise([*replies, len(messages)])]
 
 
-def _without_middle(messages: Sequence[Message], first: int) -> Iterator[Cut]:
+def _without_middle(messages: Sequence[Message], first: int, oldest_share: float) -> Iterator[Cut]:
     """Yield the conversation with fewer and fewer exchanges; the newest always stays."""
     found = exchanges(messages, first)
     for stay in range(len(found) - 1, 0, -1):
-        oldest = min(int(OLDEST_SHARE * stay), stay - 1)
+        oldest = min(int(oldest_share * stay), stay - 1)
         gone = found[oldest : len(found) - (stay - oldest)]
         note: Message = {"role": "user", "content": NOTE.format(len(gone))}
         head: Kept = [(position, messages[position]) for position in range(gone[0].start)]

@@ -32,7 +32,7 @@ from agentrl.rollout.records import EpisodeRecord
 from agentrl.rollout.retool import AppendedConversation
 from agentrl.rollout.rewards import outcome
 from agentrl.rollout.settings import Settings
-from agentrl.rollout.step_judge import StepJudge, step_question
+from agentrl.rollout.step_judge import StepJudge, View, step_question
 from agentrl.service import LeaseService
 from openclaw.messages.text import content_text
 from slime.exceptions import ConfigurationError
@@ -237,12 +237,13 @@ class EpisodeRun:
             return True
         heard = await self._acted(lent, reply)
         self._conversation.heard(heard)
-        if self._judge is not None:
-            mode = self._settings.judge_history
+        settings = self._settings
+        if self._judge is not None and (settings.judge_last or self._ending != DONE):
+            view = View(settings.judge_steps, settings.judge_goal, settings.judge_output, settings.judge_past)
             goal = "\n\n".join(content_text(message["content"]) for message in self._opening.messages)
             seen, after = await self._for_judge(before, heard)
-            asked = partial(step_question, goal, before, reply.message, heard, mode, before=seen, after=after)
-            self._judge.ask(turn.step_id, asked)
+            ask = partial(step_question, goal, before, reply.message, heard, settings.judge_history, view=view)
+            self._judge.ask(turn.step_id, partial(ask, before=seen, after=after))
         return True
 
     async def _for_judge(self, before: Sequence[Message], heard: Sequence[Message]) -> tuple[list[str], list[str]]:
@@ -293,7 +294,15 @@ class EpisodeRun:
             return ids
         keep = settings.keep_observations
         first = len(self._opening.messages)
-        found = cut(settings.context, talk.messages, budget, self._length_of, first=first, keep_observations=keep)
+        found = cut(
+            settings.context,
+            talk.messages,
+            budget,
+            self._length_of,
+            first=first,
+            keep_observations=keep,
+            oldest_share=settings.context_oldest,
+        )
         if found is None:
             self._ending = "context"
             return None

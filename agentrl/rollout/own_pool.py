@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from prometheus_client import CollectorRegistry
 
@@ -22,6 +23,8 @@ from agentrl.processes.ledger import ProcessLedger
 from agentrl.registry import Registry
 from agentrl.sandbox.streams import sweep_doors
 from agentrl.service import LeaseService
+from slime.args import Arguments
+from slime.rollout.generation import GenerateState
 from slime.utils.machine import usable_cores, usable_memory_mib
 
 STOP_S = 60.0
@@ -39,6 +42,27 @@ class OpenRegistry(Registry):
     def add(self, task: Task) -> None:
         """Offer a task under its id; the same id again replaces it."""
         self._tasks[task.id] = task, self._kind
+
+
+OWN: WeakKeyDictionary[GenerateState, OwnPool] = WeakKeyDictionary()
+
+
+def own_pool(args: Arguments, kind: type[Environment], name: str, slots: int) -> OwnPool:
+    """Return the pool of this process, made on the first call.
+
+    Args:
+        args: of the run.
+        kind: of the environments.
+        name: of the folder in the run's.
+        slots: most episodes at a time.
+
+    Raises:
+        ConfigError: the environment cannot say what it offers.
+    """
+    state = GenerateState(args)
+    if state not in OWN:
+        OWN[state] = OwnPool(kind, Path(args.run_dir) / name, slots)
+    return OWN[state]
 
 
 class OwnPool:

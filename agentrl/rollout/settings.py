@@ -86,6 +86,24 @@ class Settings(EnvironmentConfig):
         "newest pictures that the judge of a step sees, that of the next state among them",
         minimum=0,
     )
+    judge_steps: int = variable(
+        "AGENTRL_JUDGE_STEPS", 3, "newest steps that the judge of a step sees, with last_k", minimum=0
+    )
+    judge_goal: int = variable("AGENTRL_JUDGE_GOAL", 10_000, "most characters of the goal that it sees", minimum=100)
+    judge_output: int = variable(
+        "AGENTRL_JUDGE_OUTPUT", 10_000, "most characters of what followed the step that it sees", minimum=100
+    )
+    judge_past: int = variable(
+        "AGENTRL_JUDGE_PAST", 2_000, "most characters of a message before the step that it sees", minimum=100
+    )
+    judge_last: bool = variable("AGENTRL_JUDGE_LAST", True, "judge the step that ends an episode, too")
+    context_oldest: float = variable(
+        "AGENTRL_CONTEXT_OLDEST",
+        0.3,
+        "of the exchanges that AGENTRL_CONTEXT=drop_middle keeps, the share of the oldest",
+        minimum=0.0,
+        maximum=1.0,
+    )
     judge_tokens: int | None = variable(
         "AGENTRL_JUDGE_TOKENS",
         None,

@@ -26,7 +26,6 @@ from openclaw.messages.text import clip_middle, next_state_text, response_text
 
 logger = logging.getLogger(__name__)
 MOST_WAITING = 64
-HISTORY_MESSAGES = 6
 END_MESSAGES = 4
 """Of ``head_tail``: messages of the history at each end, two steps with one call each."""
 History = Literal["last_k", "head_tail"]
@@ -55,10 +54,30 @@ class JudgedStep:
     votes: tuple[int | None, ...]
 
 
-def shown_history(history: Sequence[Message], mode: History) -> Sequence[Message]:
+@dataclass(frozen=True)
+class View:
+    """How much the judge sees.
+
+    Attributes:
+        steps: newest ones, of two messages each, with ``last_k``.
+        goal: most characters of it.
+        output: most characters of what followed the step.
+        past: most characters of a message before it.
+    """
+
+    steps: int = 3
+    goal: int = LONG
+    output: int = LONG
+    past: int = SHORT
+
+
+WHOLE_VIEW = View()
+
+
+def shown_history(history: Sequence[Message], mode: History, newest: int = WHOLE_VIEW.steps) -> Sequence[Message]:
     """Return the messages of the history that the judge sees: the newest, or those at both ends of the steps."""
     if mode == "last_k":
-        return history[-HISTORY_MESSAGES:]
+        return history[max(0, len(history) - 2 * newest) :]
     first = next((n for n, message in enumerate(history) if message["role"] == "assistant"), len(history))
     steps = history[first:]
     return steps if len(steps) <= 2 * END_MESSAGES else [*steps[:END_MESSAGES], *steps[-END_MESSAGES:]]
@@ -71,6 +90,7 @@ def step_question(
     next_state: Sequence[Message],
     mode: History = "last_k",
     share: float = 1.0,
+    view: View = WHOLE_VIEW,
     *,
     before: Sequence[str] = (),
     after: Sequence[str] = (),
@@ -84,6 +104,7 @@ def step_question(
         next_state: the messages that followed.
         mode: what is shown of the history.
         share: of texts' usual length; below 1 they are shorter.
+        view: how much of each part is shown.
         before: ``data:`` URLs of the newest pictures before the step.
         after: of those that followed.
     """
@@ -92,11 +113,11 @@ def step_question(
     def fenced(title: str, text: str, most: int) -> str:
         return f"## {title}\n<<<{word}\n{defuse(with_plain_boxes(clip_middle(text, int(share * most))))}\n{word}>>>"
 
-    parts = [fenced("Goal", goal, LONG)]
-    for message in shown_history(history, mode):
-        parts.append(fenced(f"Before [{message['role']}]", response_text(message), SHORT))
+    parts = [fenced("Goal", goal, view.goal)]
+    for message in shown_history(history, mode, view.steps):
+        parts.append(fenced(f"Before [{message['role']}]", response_text(message), view.past))
     parts.append(fenced("Step", response_text(action), LONG))
-    parts.append(fenced("Next state", next_state_text(next_state), LONG))
+    parts.append(fenced("Next state", next_state_text(next_state), view.output))
     return Question(
         response_text(action),
         (),

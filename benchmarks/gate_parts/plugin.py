@@ -1,4 +1,4 @@
-"""A gate as large as a real one: 64 probes, each with a stored reply of 40 tokens, 8 with a greedy reply of up to 48."""
+"""A gate as large as a real one: 128 probes, each with a stored reply of 40 tokens, 8 with a greedy reply of up to 48."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from slime.args import Arguments
 from slime.rollout.before_push import Decision, Policies, Probe
 
-PROBES, PROMPT_TOKENS, REPLY_TOKENS, GREEDY, GREEDY_TOKENS = 64, 100, 40, 8, 48
+PROBES, PROMPT_TOKENS, REPLY_TOKENS, GREEDY, GREEDY_TOKENS = 128, 100, 40, 8, 48
 WINDOWS = "gate_windows.jsonl"
 
 

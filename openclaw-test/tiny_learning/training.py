@@ -97,6 +97,7 @@ class Plan:
             *("--custom-generate-function-path", GENERATE, "--dynamic-history"),
             *("--num-rollout", self.updates, "--rollout-batch-size", sizes.prompts),
             *("--n-samples-per-prompt", sizes.samples, "--advantage-estimator", "grpo"),
+            "--disable-grpo-std-normalization",
             *("--rollout-max-context-len", CONTEXT, "--rollout-max-response-len", REPLY),
             *("--lr", sizes.rate, "--rollout-temperature", TEMPERATURE, "--weight-decay", "0"),
             *("--use-dynamic-batch-size", "--max-tokens-per-gpu", "8192"),

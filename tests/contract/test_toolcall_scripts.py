@@ -4,47 +4,17 @@ from __future__ import annotations
 
 import os
 import subprocess
-from functools import cache
-from pathlib import Path
 
 import pytest
 
-from slime.args import Arguments
-from slime.arguments.dry_run import of_machine
-from slime.arguments.parser import parser_for, read_arguments
 from slime.arguments.plugin_names import missing_plugins
+from tests.helpers.launch_plans import CLEAN, ROOT, Scripts
 
-ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "toolcall-rl"
 OTHERS = ("common.sh", "run_toolcall_agent.sh", "run_tiny_cpu.sh")
 TRAINING = sorted(path.name for path in FOLDER.glob("*.sh") if path.name not in OTHERS)
-CLEAN = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-# What a script would become; words end in NUL.
-SHOW = r"""
-exec() { printf '%s\0' "$PYTHONPATH" "$@"; }
-export -f exec
-cd "$1"; shift
-bash "$@" --dry-run
-"""
-
-
-@cache
-def words(script: str, folder: str = "", *given: str) -> tuple[str, ...]:
-    """Return import path and words of the command that a script becomes in a folder, with variables NAME=VALUE."""
-    path = os.path.relpath(FOLDER / script, ROOT / folder)
-    environment = CLEAN | dict(each.split("=", 1) for each in given)
-    command = ["bash", "-euc", SHOW, "bash", str(ROOT / folder), path]
-    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    return tuple(output.removesuffix("\0").split("\0"))
-
-
-def planned(script: str, *given: str) -> Arguments:
-    """Return the arguments of a script's run; they must be valid on the machine that it is for."""
-    _, _, program, *flags = words(script, "", *given)
-    assert program == str(ROOT / "slime/train_async.py")
-    args, problems = read_arguments(parser_for(flags), [each for each in flags if each != "--dry-run"])
-    assert [problem for problem in problems if not of_machine(problem)] == []
-    return args
+SCRIPTS = Scripts(FOLDER)
+words, planned = SCRIPTS.words, SCRIPTS.planned
 
 
 @pytest.mark.parametrize("script", TRAINING)

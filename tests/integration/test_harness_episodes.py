@@ -23,6 +23,7 @@ from agentrl.environment import Weight
 from agentrl.exceptions import InfraError, NotFoundError
 from agentrl.harness.environment import HarnessEnvironment
 from agentrl.harness.mini_swe_agent import SETUP, MiniSweAgent
+from agentrl.harness.swe import SweHarness
 from agentrl.leases.capacity import Capacity
 from agentrl.leases.metrics import PoolMetrics
 from agentrl.leases.pool import Pool
@@ -34,6 +35,7 @@ from tests.helpers.sandboxes import REASON, groups_of, installed, running
 from tests.helpers.scripted_chat import called, said, scripted_chat
 from tests.helpers.shell_agents import oracle
 from tests.helpers.stand_in_server import stand_in_server
+from tests.helpers.swe_agents import oracle as swe_oracle
 from tests.helpers.waiting import eventually
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -71,10 +73,10 @@ def lending(provider: Bubblewrap, tmp_path: Path) -> Callable[..., Any]:
     """Return a pool with mini-swe-agent; afterwards nothing of it may be left."""
 
     @asynccontextmanager
-    async def pool(gateway_url: str, **limits: int) -> AsyncIterator[InProcessLeases]:
-        class Running(HarnessEnvironment):
-            harnesses = {"mini-swe-agent": MiniSweAgent(**limits)}
-
+    async def pool(
+        gateway_url: str, kind: type[HarnessEnvironment] = HarnessEnvironment, **limits: int
+    ) -> AsyncIterator[InProcessLeases]:
+        Running = type("Running", (kind,), {"harnesses": {"mini-swe-agent": MiniSweAgent(**limits)}})
         Running.provider = provider
         Running.gateway_url = gateway_url
         ledger = ProcessLedger(tmp_path / "pool.sqlite")
@@ -92,8 +94,8 @@ def lending(provider: Bubblewrap, tmp_path: Path) -> Callable[..., Any]:
 
 
 @asynccontextmanager
-async def lent(pool: InProcessLeases) -> AsyncIterator[Episode]:
-    async with episode(pool, WORD, ttl_s=PATIENT_S) as each:
+async def lent(pool: InProcessLeases, task: str = WORD) -> AsyncIterator[Episode]:
+    async with episode(pool, task, ttl_s=PATIENT_S) as each:
         await each.reset(timeout_s=PATIENT_S)
         yield each
 
@@ -126,6 +128,19 @@ async def test_a_model_that_solves_the_task_is_rewarded(lending: Callable[..., A
     assert KEY not in first["output"]
     assert third["output"].startswith("/work\n/work/answer.txt\n")
     assert "Read-only file system" in third["output"]
+
+
+async def test_an_issue_of_a_repository(lending: Callable[..., Any]) -> None:
+    name = "swe/pages/train/2"
+    script = [called("bash", command=f"git log --oneline; ls\n{swe_oracle(name)}"), SUBMIT]
+    async with scripted_chat(script) as chat, lending(chat.url, SweHarness) as pool, lent(pool, name) as each:
+        step = await each.step(run_agent(), timeout_s=2 * PATIENT_S)
+        verdict = await each.evaluate(timeout_s=PATIENT_S)
+    assert (verdict.status, verdict.score) == ("ok", 1.0), step.observation.text
+    told = chat.asked[0]["messages"][1]["content"]
+    assert "The last page is not counted" in told
+    assert "one block" not in told, "the program's own prompts say how it works"
+    assert "README.md" in tool_results(chat.asked[-1])[0]["output"]
 
 
 async def test_our_gateway_captures_a_run(lending: Callable[..., Any], tmp_path: Path) -> None:

@@ -63,6 +63,8 @@ RULES = (
     Rule(Kind.RUN, r"python -m openclaw\.(method (check|clauses)|models$)", "reads what is here"),
     Rule(Kind.RUN, r"python -m slime\.contract ", "checks plugins, here those that the page shows"),
     Rule(Kind.RUN, r"python -m agentrl\.tasks\.shell ", "lists tasks, and writes a few small folders"),
+    Rule(Kind.RUN, r"python -m agentrl\.tasks\.swe (ids|export) ", "lists instances, and writes a small folder"),
+    Rule(Kind.ELSEWHERE, r"python -m agentrl\.tasks\.swe (check|import|contamination) ", "needs a sandbox or a data set; tests/unit/agentrl/tasks/test_swe_importers.py and tests/integration/test_swe_tasks.py run them"),
     Rule(Kind.RUN, r"python -m agentrl\.tasks\.toolcall ", "lists tasks, and writes two small files"),
     Rule(Kind.ELSEWHERE, r"python toolcall-rl/\w+_\w+\.py ", "reads a data set; tests/unit/agentrl/tasks/test_toolcall_data.py runs it"),
     Rule(Kind.RUN, r"(bash )?scripts/setup\.sh doctor", "looks at the machine"),

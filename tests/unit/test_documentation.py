@@ -16,6 +16,7 @@ from gui_launch import LaunchVariables as GuiVariables
 from older_variables import CLIENT, ROUTER, WORKER
 from pool_server import WorkerVariables
 from simulated_users.llm import KEY_VARIABLE as USER_LLM_KEY
+from swe_config import SweVariables
 from terminal_launch import LaunchVariables as TerminalVariables
 
 from agentrl.bridges.verifiers import PATH_VARIABLE, PYTHON_VARIABLE
@@ -25,6 +26,7 @@ from agentrl.sandbox.remote import KEY_VARIABLE as E2B_KEY_VARIABLE
 from agentrl.tasks.gui.osworld.settings import VmSettings
 from agentrl.tasks.gui.settings import GuiSettings
 from agentrl.tasks.gui.source import GuiSource
+from agentrl.tasks.swe.source import InstanceSource
 from agentrl.tasks.terminal.source import TaskSource
 from agentrl.tasks.toolcall.settings import ToolSettings
 from agentrl.web.options import KEY_VARIABLE
@@ -69,7 +71,7 @@ LONGEST_LINE = 100
 def pages(repository: Path) -> list[Path]:
     """Return every page that is written by hand."""
     methods = (folder.name for folder in repository.glob("openclaw-*"))
-    folders = ["", "instructions", "toolcall-rl", "terminal-rl", "gui-rl", *methods]
+    folders = ["", "instructions", "toolcall-rl", "terminal-rl", "swe-rl", "gui-rl", *methods]
     return [page for folder in folders for page in (repository / folder).glob("*.md") if page.name != "LOG.md"]
 
 
@@ -158,6 +160,7 @@ def test_every_flag_in_the_documentation_exists(repository: Path) -> None:
                 "openclaw-test",
                 "terminal-rl",
                 "gui-rl",
+                "swe-rl",
                 "benchmarks",
                 "slime/tools",
                 "slime/slime/utils",
@@ -189,8 +192,10 @@ def test_every_variable_in_the_documentation_exists(repository: Path) -> None:
     of_workers = WorkerVariables.variables()
     of_terminals = (*TaskSource.variables(), *TerminalVariables.variables(), *of_workers, MAX_STEPS)
     of_screens = (*GuiVariables.variables(), *GuiSource.variables(), *GuiSettings.variables(), *VmSettings.variables())
-    of_agents = (*Settings.variables(), *of_tools, *of_terminals, *of_screens)
-    of_scripts = "".join(path.read_text() for path in (repository / "toolcall-rl").glob("*.sh"))
+    of_issues = (*InstanceSource.variables(), *SweVariables.variables())
+    of_agents = (*Settings.variables(), *of_tools, *of_terminals, *of_issues, *of_screens)
+    of_scripts = "".join(path.read_text() for path in repository.glob("*-rl/**/*.sh"))
+    of_scripts += (repository / "scripts" / "agents.sh").read_text()
     known = {name for variable in (*VARIABLES, *LAUNCH_VARIABLES, *of_methods, *of_agents) for name in variable.names}
     others = {
         *(*CLIENT, *WORKER, *ROUTER),
@@ -246,7 +251,8 @@ def test_every_link_of_the_documentation_resolves(repository: Path) -> None:
 def test_every_script_the_documentation_runs_exists(repository: Path) -> None:
     for page in pages(repository):
         for script in re.findall(
-            r"(?:bash )?((?:openclaw-[a-z]+|terminal-rl|gui-rl|tests|scripts)/[\w./-]+\.(?:sh|py))", page.read_text()
+            r"(?:bash )?((?:openclaw-[a-z]+|terminal-rl|swe-rl|gui-rl|tests|scripts)/[\w./-]+\.(?:sh|py))",
+            page.read_text(),
         ):
             assert (repository / script).exists() or "mymethod" in script, f"{page.name} runs {script}"
 

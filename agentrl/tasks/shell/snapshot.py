@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import io
+import shlex
 import tarfile
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from agentrl.exceptions import InfraError, InvalidError
-from agentrl.sandbox.interface import Sandbox
+from agentrl.sandbox.interface import HOME, Sandbox
 
 MOST_BYTES = 8 << 20
 MOST_NAMES = 10_000
 SECONDS = 60.0
-PACK = ("tar", "--create", "--hard-dereference", "--ignore-failed-read", "--one-file-system", "--file=-", ".")
+PACK = ("tar", "--create", "--hard-dereference", "--ignore-failed-read", "--one-file-system", "--file=-")
 UNPACK = ("tar", "--extract", "--preserve-permissions", "--no-same-owner", "--file=-")
 
 
@@ -26,22 +28,33 @@ class UnusableError(Exception):
     """What the agent left cannot be judged; its own doing."""
 
 
-async def take(sandbox: Sandbox) -> bytes:
+async def take(
+    sandbox: Sandbox, *, most_bytes: int = MOST_BYTES, without: Sequence[str] = (), folder: str = HOME
+) -> bytes:
     """Return what is in a sandbox's working directory, as a clean archive.
+
+    Args:
+        sandbox: to look into.
+        most_bytes: of the archive.
+        without: patterns of tar: what is left out.
+        folder: to pack instead of the working directory.
 
     Raises:
         UnusableError: it is too much, or the sandbox has no room left to look at it.
         InfraError: the sandbox is gone.
     """
-    line = f"{' '.join(PACK)} 2> /dev/null | head -c {MOST_BYTES + 1}"
+    words = [*PACK, *(f"--exclude={pattern}" for pattern in without), "."]
+    line = f"{shlex.join(words)} 2> /dev/null | head -c {most_bytes + 1}"
     try:
-        result = await sandbox.execute(["bash", "-p", "-c", line], timeout_s=SECONDS, most_output=MOST_BYTES + 1)
+        result = await sandbox.execute(
+            ["bash", "-p", "-c", line], timeout_s=SECONDS, most_output=most_bytes + 1, cwd=folder
+        )
     except InvalidError as error:
         raise UnusableError(f"the working directory could not be read: {error}") from error
     if result.timed_out:
         raise UnusableError(f"the working directory could not be read within {SECONDS:g} s")
-    if result.cut_bytes or len(result.output) > MOST_BYTES:
-        raise UnusableError(f"the working directory has more than {MOST_BYTES} bytes")
+    if result.cut_bytes or len(result.output) > most_bytes:
+        raise UnusableError(f"the working directory has more than {most_bytes} bytes")
     return await asyncio.to_thread(clean, result.output)
 
 

@@ -44,17 +44,26 @@ async def verify(task: HarborTask, agents: Sandbox, start: Start) -> Verdict:
     except UnusableError as error:
         return Verdict(status="task_failed", score=0.0, detail=str(error))
     async with _fresh(start, snapshot) as sandbox:
-        await _write(sandbox, task.tests, f"{VERIFIER}/tests")
-        result = await sandbox.execute(
-            ["bash", "-p", f"{VERIFIER}/tests/{TEST}"],
-            timeout_s=task.settings.verifier.timeout_sec,
-            env={"TASK_HOME": HOME, "REWARD_FILE": REWARD, "TRIED": "1"},
-            cwd="/tmp",
-        )
-        try:
-            reward = await sandbox.read_file(REWARD, most_bytes=100)
-        except InvalidError:
-            reward = b""
+        return await run_verifier(task, sandbox)
+
+
+async def run_verifier(task: HarborTask, sandbox: Sandbox) -> Verdict:
+    """Run a task's verifier in a sandbox that has what is to be judged, and return its verdict.
+
+    Raises:
+        InfraError: the sandbox failed.
+    """
+    await write_files(sandbox, task.tests, f"{VERIFIER}/tests")
+    result = await sandbox.execute(
+        ["bash", "-p", f"{VERIFIER}/tests/{TEST}"],
+        timeout_s=task.settings.verifier.timeout_sec,
+        env={"TASK_HOME": HOME, "REWARD_FILE": REWARD, "TRIED": "1"},
+        cwd="/tmp",
+    )
+    try:
+        reward = await sandbox.read_file(REWARD, most_bytes=100)
+    except InvalidError:
+        reward = b""
     return verdict_of(result, reward)
 
 
@@ -81,7 +90,7 @@ async def _tried(task: HarborTask, snapshot: bytes, start: Start) -> bytes:
     inputs = {path: file for path, file in task.tests.items() if path.startswith("trial/")}
     async with _fresh(start, snapshot) as sandbox:
         await sandbox.execute(["rm", "-rf", "trial"], timeout_s=TRIAL_S)
-        await _write(sandbox, inputs, HOME)
+        await write_files(sandbox, inputs, HOME)
         await sandbox.execute(["bash", "-p", "-c", task.tests[TRIAL].data.decode()], timeout_s=TRIAL_S)
         return await take(sandbox)
 
@@ -96,7 +105,12 @@ async def _fresh(start: Start, snapshot: bytes) -> AsyncIterator[Sandbox]:
         await sandbox.stop()
 
 
-async def _write(sandbox: Sandbox, files: Files, folder: str) -> None:
+async def write_files(sandbox: Sandbox, files: Files, folder: str) -> None:
+    """Write a verifier's files.
+
+    Raises:
+        InfraError: one does not fit, or the sandbox is gone.
+    """
     for path, file in files.items():
         try:
             await sandbox.write_file(f"{folder}/{path}", file.data, mode=file.mode)

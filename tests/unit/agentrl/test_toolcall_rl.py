@@ -15,6 +15,7 @@ import torch
 from agentrl.exceptions import ConfigError
 from agentrl.rollout import generate as loop
 from agentrl.rollout.generate import agents_of
+from agentrl.rollout.own_pool import OWN
 from agentrl.rollout.records import names, read
 from agentrl.tasks.toolcall.environment import ToolCallEnvironment
 from agentrl.tasks.toolcall.generate import generate
@@ -69,8 +70,8 @@ def stage(tmp_path: Path, tiny_random_model: Path, monkeypatch: pytest.MonkeyPat
             yield Stage(args, policy, state.tokenizer)
         finally:
             await agents_of(args).parking.close()
-            if state in plugin.POOLS:
-                await plugin.POOLS[state].stop()
+            if state in OWN:
+                await OWN[state].stop()
             SingletonMeta.clear(GenerateState)
 
     return set_up

@@ -26,6 +26,7 @@ SCRIPTS = (
       ("gui_qwen3vl_8b_rl", "gui_qwen3vl_8b_prm_rl", "run_gui_rl", "run_gui_agent")),
     *(f"toolcall-rl/{name}.sh" for name in
       ("retool_qwen3_4b_sft", "retool_qwen3_4b_rl", "retool_qwen3_4b_prm_rl", "run_toolcall_rl", "run_toolcall_agent")),
+    *(f"swe-rl/{name}.sh" for name in ("run_swe_rl", "run_swe_agent", "scripts/run_swe_rl")),
 )  # fmt: skip
 PROGRAMS = (
     "openclaw-test/student_chat.py",
@@ -40,7 +41,7 @@ PROGRAMS = (
     "slime/tools/merge_lora.py",
     "slime/tools/convert_fsdp_to_hf.py",
 )
-OTHER_TRACKS = r"swe-rl/|openclaw-tinker/|deploy_to_(tinker|fireworks)"
+OTHER_TRACKS = r"openclaw-tinker/|deploy_to_(tinker|fireworks)"
 
 
 @pytest.mark.parametrize("name", [*SCRIPTS, *PROGRAMS])

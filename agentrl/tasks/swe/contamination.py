@@ -1,0 +1,54 @@
+"""Which instances for training are in an evaluation: by id, by repository and commit, by the issue's words, or by the solution.
+
+Pure. What is compared of the solution never leaves this module but as the name of the reason.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from agentrl.tasks.swe.instance import Instance
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """An instance for training, one of the evaluation, and what they have in common."""
+
+    train: str
+    test: str
+    reason: str
+
+    def __str__(self) -> str:
+        """Say it in words."""
+        return f"{self.train} is in the evaluation: {self.reason} of {self.test}"
+
+
+def traits(instance: Instance) -> Mapping[str, str]:
+    """Return what must not be in both sets, by its name; white space and letter case make no difference."""
+
+    def digest(text: str) -> str:
+        return hashlib.sha256(re.sub(r"\s+", " ", text).strip().lower().encode()).hexdigest()
+
+    changed = "".join(line for line in instance.grading.gold.splitlines(True) if re.match(r"[+-](?![+-]{2} )", line))
+    return {
+        "the id": digest(instance.id),
+        "repository and commit": digest(f"{instance.repo} {instance.commit} {instance.bug}"),
+        "the issue": digest(instance.statement),
+        "the solution": digest(changed),
+    }
+
+
+def overlaps(train: Iterable[Instance], test: Iterable[Instance]) -> list[Overlap]:
+    """Return each instance for training that is in the evaluation, once."""
+    known: dict[tuple[str, str], str] = {}
+    for each in test:
+        known |= {(reason, trait): each.id for reason, trait in traits(each).items()}
+    found: dict[str, Overlap] = {}
+    for each in train:
+        for reason, trait in traits(each).items():
+            if (reason, trait) in known:
+                found.setdefault(each.id, Overlap(each.id, known[reason, trait], reason))
+    return list(found.values())

@@ -1,0 +1,227 @@
+"""The verdict on a repository that an agent worked on.
+
+1. What the agent left is packed as data, and its sandbox is stopped with all its processes.
+2. A fresh sandbox gets the repository as it was, and the tests. Of the agent's changes it gets those that `agentrl.tasks.swe.protected`
+   lets through and that the tests do not bring themselves.
+3. The tests run there, and among them traps (`agentrl.tasks.swe.traps`), each of which has to fail.
+
+Guarantees: no program of the agent's runs where the tests are but the package under test. The solution is in no sandbox. A change that is
+empty, too large or unreadable scores 0 without a run. A repository or a test patch that does not fit is an ``infra_error``, never a reward.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from agentrl.exceptions import InfraError, InvalidError
+from agentrl.protocol import Verdict
+from agentrl.sandbox.interface import HOME, ExecResult, Sandbox
+from agentrl.tasks.shell.snapshot import UnusableError, put, take
+from agentrl.tasks.shell.verify import run_verifier
+from agentrl.tasks.swe.diffs import paths_of
+from agentrl.tasks.swe.external import parse_with_swebench
+from agentrl.tasks.swe.instance import FRAMEWORKS, Instance
+from agentrl.tasks.swe.logs import BAD, LINES, Status, Statuses, contradictions, log_of, statuses_of
+from agentrl.tasks.swe.protected import is_protected
+from agentrl.tasks.swe.resolved import report_of
+from agentrl.tasks.swe.traps import path_of, planted
+from agentrl.tasks.swe.tree import MOST_TREE, UNTAKEN, Changes, changes, entries_of, tree_of
+
+Start = Callable[[], Awaitable[Sandbox]]
+GIT_S, MOST_LOG = 60.0, 4 << 20
+MOST_CHANGED = 4 << 20
+"""Most bytes of an agent's changes."""
+GIT = ("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "safe.directory=*")
+FORGED: Status = "ERROR"
+"""Of a test that the log calls both passed and failed."""
+
+
+@dataclass(frozen=True)
+class Graded:
+    """A verdict, and the diff of the changes that were judged; empty if there are none."""
+
+    verdict: Verdict
+    patch: str = ""
+
+
+async def changes_of(sandbox: Sandbox, tree: bytes) -> Changes:
+    """Return what an agent changed in its working directory.
+
+    Raises:
+        UnusableError: it left too much.
+        InfraError: the sandbox is gone.
+    """
+    left = await take(sandbox, most_bytes=MOST_TREE, without=UNTAKEN)
+    found = changes(entries_of(tree), entries_of(left))
+    if sum(len(entry.data) for entry in found.written.values()) > MOST_CHANGED:
+        raise UnusableError(f"the changes have more than {MOST_CHANGED} bytes")
+    return found
+
+
+def counted(instance: Instance, found: Changes) -> Changes:
+    """Return the changes that count."""
+    solution, tests = paths_of(instance.grading.gold), paths_of(instance.grading.test_patch)
+    return found.only({path for path in found.paths if path not in tests and not is_protected(path, solution)})
+
+
+async def grade(
+    instance: Instance, tree: bytes, found: Changes, start: Start, seconds: float, *, always: bool = False
+) -> Graded:
+    """Judge changes.
+
+    Args:
+        instance: that was worked on.
+        tree: the repository as it was.
+        found: what the agent changed.
+        start: starts a sandbox.
+        seconds: most time of the tests.
+        always: whether the tests run even if nothing that counts has changed.
+
+    Raises:
+        InfraError: a sandbox failed, or the test patch does not fit the repository.
+    """
+    fine = counted(instance, found)
+    if not fine and not always:
+        why = "only tests, or files that decide how they run, have changed" if found else "nothing has changed"
+        return Graded(Verdict(status="task_failed", score=0.0, detail=why))
+    sandbox = await start()
+    try:
+        await put(sandbox, tree)
+        # Before the changes, which therefore cannot make this fail.
+        if instance.grading.test_patch:
+            await apply(sandbox, instance.grading.test_patch, "the test patch")
+        traps = await _set_traps(sandbox, instance)
+        patch = await _changed(sandbox, fine)
+        if instance.task is not None:
+            return Graded(await run_verifier(instance.task, sandbox), patch)
+        result = await _run(sandbox, instance, seconds)
+    finally:
+        await sandbox.stop()
+    return Graded(await verdict_of(instance, result, traps, seconds), patch)
+
+
+async def verdict_of(instance: Instance, result: ExecResult, traps: Sequence[str], seconds: float) -> Verdict:
+    """Return the verdict of a run of the tests."""
+    grading = instance.grading
+    if result.timed_out:
+        return Verdict(status="task_failed", score=0.0, detail=f"the tests did not end within {seconds:g} s")
+    log = log_of(result.output.decode(errors="replace"), result.exit_code)
+    if grading.framework in FRAMEWORKS:
+        lines = LINES[grading.framework]
+        parsed = statuses_of(log, lambda text: dict(lines(text)))
+        if parsed is None or not traps or not all(parsed.get(trap) in BAD for trap in traps):
+            return Verdict(status="task_failed", score=0.0, detail="the tests did not run to their end as they are")
+        forged = contradictions(lines(log)).intersection({*grading.fail_to_pass, *grading.pass_to_pass})
+        statuses: Statuses | None = {**parsed, **dict.fromkeys(forged, FORGED)}
+    else:
+        found = await parse_with_swebench(grading.framework, log)
+        statuses = statuses_of(log, lambda _: found)
+        if statuses is None:
+            return Verdict(status="task_failed", score=0.0, detail="the log of the tests tells of no run")
+    report = report_of(statuses, grading.fail_to_pass, grading.pass_to_pass)
+    return Verdict(
+        status="ok" if report.resolved else "task_failed", score=float(report.resolved), detail=str(report)[:500]
+    )
+
+
+async def apply(sandbox: Sandbox, diff: str, what: str, *, reverse: bool = False) -> None:
+    """Apply a diff of the operator's in the working directory.
+
+    Raises:
+        InfraError: it does not fit.
+    """
+    argv = [*GIT, "apply", "--whitespace=nowarn", *(["--reverse"] if reverse else []), "-"]
+    result = await sandbox.execute(argv, timeout_s=GIT_S, stdin=diff.encode())
+    if result.exit_code != 0:
+        said = result.output.decode(errors="replace").strip()[-200:]
+        raise InfraError(f"{what} does not fit the repository: {said}", code="bad_instance")
+
+
+async def begin_git(sandbox: Sandbox) -> None:
+    """Make the working directory a git repository with one commit, which is all the history that there is.
+
+    Raises:
+        InfraError: git is missing.
+    """
+    line = "git init -q . && git add -A -f . && git commit -q --no-gpg-sign -m start"
+    result = await sandbox.execute(["bash", "-p", "-c", line], timeout_s=GIT_S, env=_IDENTITY)
+    if result.exit_code != 0:
+        raise InfraError(f"git failed: {result.output.decode(errors='replace')[-200:]}", code="no_git")
+
+
+_IDENTITY = {
+    **{
+        f"GIT_{who}_{what}": value
+        for who in ("AUTHOR", "COMMITTER")
+        for what, value in (("NAME", "start"), ("EMAIL", "start@localhost"), ("DATE", "2020-01-01T00:00:00Z"))
+    },
+    **{"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null", "GIT_DEFAULT_HASH": "sha1"},
+}
+
+
+async def _changed(sandbox: Sandbox, fine: Changes) -> str:
+    """Carry changes out in a fresh sandbox; return them as a diff.
+
+    Raises:
+        InfraError: the sandbox failed.
+    """
+    if not fine:
+        return ""
+    await begin_git(sandbox)
+    # Nothing below a link that is new, and no folder in the way of a file.
+    gone = [*fine.removed, *fine.written]
+    await sandbox.execute(["xargs", "-0", "rm", "-rf", "--"], timeout_s=GIT_S, stdin="\0".join(gone).encode())
+    await put(sandbox, tree_of(fine.written))
+    line = "git add -A -f . && git diff --cached --binary --no-ext-diff --no-textconv --no-color"
+    result = await sandbox.execute(
+        ["bash", "-p", "-c", line], timeout_s=GIT_S, env=_IDENTITY, most_output=2 * MOST_CHANGED
+    )
+    await sandbox.execute(["rm", "-rf", ".git"], timeout_s=GIT_S)
+    return result.output.decode(errors="replace") if result.exit_code == 0 and not result.cut_bytes else ""
+
+
+async def _set_traps(sandbox: Sandbox, instance: Instance) -> list[str]:
+    """Plant traps in the files of the tests of the issue; return their ids. The command of another framework gets none.
+
+    Raises:
+        InfraError: such a file is not there, or is no Python.
+    """
+    grading = instance.grading
+    if grading.framework not in FRAMEWORKS:
+        return []
+    traps: list[str] = []
+    for path in dict.fromkeys(filter(None, map(path_of, grading.fail_to_pass))):
+        try:
+            text = (await sandbox.read_file(f"{HOME}/{path}")).decode()
+            changed, ids = planted(text, path, (*grading.fail_to_pass, *grading.pass_to_pass))
+        except (InvalidError, ValueError, SyntaxError) as error:
+            raise InfraError(
+                f"{path}, which has tests of the issue, cannot be read: {error}", code="bad_instance"
+            ) from error
+        await sandbox.write_file(f"{HOME}/{path}", changed.encode())
+        traps += ids
+    return traps
+
+
+async def _run(sandbox: Sandbox, instance: Instance, seconds: float) -> ExecResult:
+    """Run the tests."""
+    grading = instance.grading
+    files = list(dict.fromkeys(filter(None, map(path_of, (*grading.fail_to_pass, *grading.pass_to_pass)))))
+    if grading.framework == "unittest":
+        asked = json.dumps({"modules": [path.removesuffix(".py").replace("/", ".") for path in files]})
+        argv = ["python3", "-I", "-B", "-c", _runner()]
+        return await sandbox.execute(argv, timeout_s=seconds, stdin=asked.encode(), most_output=MOST_LOG)
+    if grading.framework == "pytest":
+        options = ["-rA", "--tb=no", "-p", "no:cacheprovider", "-o", "addopts=", "--color=no", "-q"]
+        argv = ["python3", "-B", "-m", "pytest", *options, *files]
+        return await sandbox.execute(argv, timeout_s=seconds, most_output=MOST_LOG)
+    return await sandbox.execute(["bash", "-p", "-c", grading.command], timeout_s=seconds, most_output=MOST_LOG)
+
+
+@cache
+def _runner() -> str:
+    return (Path(__file__).parent / "runner.py").read_text()

@@ -1,0 +1,159 @@
+"""The files of an instance's repository at its commit: generated, from a local mirror or archive, or from its image.
+
+Below the folder of the instances, ``repos/`` has ``OWNER__NAME.git`` (a mirror or a clone), ``OWNER__NAME.bundle``, ``INSTANCE.tar.gz`` or
+``OWNER__NAME-COMMIT.tar.gz`` (also ``.tar``). Guarantees: nothing is fetched from a network. What comes out has no history, so neither an agent nor the
+grader can find a later commit in it; links that lead upwards are left out. Attributes that would leave files out of an archive do not count.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import tarfile
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+from agentrl.exceptions import ConfigError, InfraError
+from agentrl.tasks.shell.snapshot import UnusableError, clean, put, take
+from agentrl.tasks.swe.generate import files_of, is_generated
+from agentrl.tasks.swe.grade import Start, apply
+from agentrl.tasks.swe.instance import Instance
+from agentrl.tasks.swe.traps import path_of
+from agentrl.tasks.swe.tree import MOST_TREE, UNTAKEN, entries_of, tree_of, tree_of_files
+
+REPOS = "repos"
+IN_IMAGE = "/testbed"
+"""Where the images of SWE-bench and its relatives have the repository."""
+GIT_S = 300.0
+
+
+async def whole_tree(instance: Instance, folder: Path | None, start: Start, *, in_image: bool) -> bytes:
+    """Return the repository as an archive: with the mistake, and with tests that the agent must not see.
+
+    Args:
+        instance: of the source.
+        folder: of the instances.
+        start: starts a sandbox, in which an image is read and a diff applied.
+        in_image: whether the sandbox has the instance's image.
+
+    Raises:
+        ConfigError: there is no such repository.
+        InfraError: a sandbox failed, or the repository cannot be read.
+    """
+    if is_generated(instance.id):
+        return tree_of_files(files_of(instance.id))
+    if instance.task is not None:
+        return tree_of_files(instance.task.environment)
+    found = b"" if in_image else from_folder(folder, instance.id, instance.repo, instance.commit)
+    if found and not instance.bug:
+        return found
+    sandbox = await start()
+    try:
+        if in_image:
+            found = await take(sandbox, most_bytes=MOST_TREE, without=UNTAKEN, folder=IN_IMAGE)
+        await put(sandbox, found)
+        if instance.bug:
+            await apply(sandbox, instance.bug, "the mistake of the data set")
+        return await take(sandbox, most_bytes=MOST_TREE, without=UNTAKEN)
+    except UnusableError as error:
+        raise InfraError(f"the repository of {instance.id} cannot be read: {error}", code="bad_instance") from error
+    finally:
+        await sandbox.stop()
+
+
+def visible_tree(instance: Instance, whole: bytes) -> bytes:
+    """Return the repository as the agent gets it: without the files of the tests that fail, if no diff brings these."""
+    if instance.grading.test_patch or instance.task is not None:
+        return whole
+    hidden = {*map(path_of, instance.grading.fail_to_pass)}
+    return tree_of({path: entry for path, entry in entries_of(whole).items() if path not in hidden})
+
+
+@lru_cache(maxsize=8)
+def from_folder(folder: Path | None, name: str, repo: str, commit: str) -> bytes:
+    """Return the archive of a repository below a folder of instances.
+
+    Raises:
+        ConfigError: it is not there, or is too large.
+    """
+    if folder is None:
+        raise ConfigError(f"{name} needs its repository; set SWE_BENCH_PATH to the folder of the instances")
+    repos, flat = folder / REPOS, repo.replace("/", "__")
+    for stem in (name, f"{flat}-{commit}"):
+        for ending in (".tar.gz", ".tgz", ".tar"):
+            if (file := repos / f"{stem}{ending}").is_file():
+                return _cleaned(_unpacked(file), file)
+    for place in (repos / f"{flat}.git", repos / flat, repos / f"{flat}.bundle"):
+        if place.exists():
+            return _cleaned(_from_git(place, commit), place)
+    raise ConfigError(
+        f"{name}: {repos} has neither {flat}.git, {flat}.bundle nor {flat}-{commit}.tar.gz; make a mirror with: "
+        f"git clone --mirror URL {repos / flat}.git"
+    )
+
+
+def _from_git(place: Path, commit: str) -> bytes:
+    """Return the files of a commit of a mirror, a clone or a bundle."""
+    with tempfile.TemporaryDirectory(prefix="swe-") as scratch:
+        own = Path(scratch)
+        _git("init", "-q", "--bare", str(own))
+        (own / "info").mkdir(exist_ok=True)
+        (own / "info" / "attributes").write_text("* -export-ignore -export-subst\n")
+        if place.is_dir():
+            objects = next((path for path in (place / "objects", place / ".git" / "objects") if path.is_dir()), None)
+            if objects is None:
+                raise ConfigError(f"{place} is no git repository; clone the mirror again")
+            (own / "objects" / "info" / "alternates").write_text(f"{objects.resolve()}\n")
+        else:
+            _git("--git-dir", str(own), "fetch", "-q", str(place.resolve()), "+refs/*:refs/*")
+        return _git("--git-dir", str(own), "archive", "--format=tar", f"{commit}^{{tree}}")
+
+
+def _git(*words: str) -> bytes:
+    """Return what git prints.
+
+    Raises:
+        ConfigError: it fails.
+    """
+    environment = {"PATH": os.environ.get("PATH", os.defpath), "GIT_CONFIG_GLOBAL": os.devnull, "LC_ALL": "C"}
+    try:
+        done = subprocess.run(["git", *words], env=environment, capture_output=True, timeout=GIT_S, check=False)
+    except FileNotFoundError:
+        raise ConfigError("git is not installed; install it") from None
+    if done.returncode != 0:
+        raise ConfigError(f"git {words[-1]}: {done.stderr.decode(errors='replace').strip()[-300:]}")
+    return done.stdout
+
+
+def _unpacked(file: Path) -> bytes:
+    """Return an archive without compression, and without a single folder around everything."""
+    result = io.BytesIO()
+    try:
+        with tarfile.open(file) as source, tarfile.open(fileobj=result, mode="w", format=tarfile.PAX_FORMAT) as target:
+            members = source.getmembers()
+            if sum(member.size for member in members) > MOST_TREE:
+                raise ConfigError(f"{file} has more than {MOST_TREE} bytes; use an image")
+            tops = {member.name.removeprefix("./").split("/")[0] for member in members} - {"", "."}
+            wrapped = len(tops) == 1 and all(
+                member.isdir() or "/" in member.name.removeprefix("./") for member in members
+            )
+            for member in members:
+                name = member.name.removeprefix("./")
+                member.name = name.partition("/")[2] if wrapped else name
+                if member.name:
+                    target.addfile(member, source.extractfile(member) if member.isreg() else None)
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}; pack the repository again") from error
+    return result.getvalue()
+
+
+def _cleaned(tree: bytes, place: Path) -> bytes:
+    if len(tree) > MOST_TREE:
+        raise ConfigError(f"{place} has more than {MOST_TREE} bytes at this commit; use an image")
+    try:
+        kept = {path: entry for path, entry in entries_of(clean(tree)).items() if path.split("/")[0] != ".git"}
+    except UnusableError as error:
+        raise ConfigError(f"{place}: {error}; use an image") from error
+    return tree_of(kept)

@@ -1,0 +1,166 @@
+"""Which instances an agent gets, by the variables SWE_BENCHMARK and SWE_BENCH_PATH.
+
+Without a path, and with ``local``, the instances are generated. Otherwise they are the rows of ``BENCHMARK.jsonl`` below the path, or of all files
+``*.jsonl`` there. ``python -m agentrl.tasks.swe import`` writes such files. With ``harbor`` they are the task folders below the
+path. Guarantees: the benchmarks of `FOR_EVALUATION` are never
+offered for training, and what is offered for training is in no benchmark for evaluation (`agentrl.tasks.swe.contamination`).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from agentrl.environment import Task, Weight
+from agentrl.exceptions import ConfigError
+from agentrl.sandbox.interface import Limits
+from agentrl.tasks.harbor import TASK_TOML, read_task
+from agentrl.tasks.names import SPLITS
+from agentrl.tasks.swe.contamination import overlaps
+from agentrl.tasks.swe.families import FAMILIES
+from agentrl.tasks.swe.folders import FRAMEWORK, instance_of_folder
+from agentrl.tasks.swe.generate import TASKS_PER_FAMILY, generate, is_generated, task_name
+from agentrl.tasks.swe.instance import Instance, instance_of
+from openclaw.config.environment_config import EnvironmentConfig, variable
+
+LOCAL = "local"
+FOR_EVALUATION = ("swe-bench-lite", "swe-bench-verified")
+BENCHMARKS = (LOCAL, *FOR_EVALUATION, "swe-gym", "swe-smith", FRAMEWORK)
+GENERATED_LIMITS = Limits(memory_mib=256, cpus=1.0, disk_mib=64)
+ROW_LIMITS = Limits(memory_mib=2048, cpus=1.0, disk_mib=512)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstanceSource(EnvironmentConfig):
+    """Values of the variables; see their help."""
+
+    benchmark: str | None = variable(
+        "SWE_BENCHMARK", None, "which instances; default: generated ones, or all of SWE_BENCH_PATH", choices=BENCHMARKS
+    )
+    path: str | None = variable("SWE_BENCH_PATH", None, "folder of instances: BENCHMARK.jsonl and repos/")
+    step_limit: int = variable(
+        "SWE_STEP_LIMIT", 20, "most commands of an episode", minimum=1, aliases=("STEP_LIMIT", "MAX_STEPS")
+    )
+    command_s: float = variable("SWE_COMMAND_SECONDS", 180.0, "most seconds of a command", above=0.0, maximum=600.0)
+    test_s: float = variable(
+        "SWE_TEST_SECONDS", 600.0, "most seconds of the tests of a verdict", above=0.0, maximum=3600.0
+    )
+    actions: str = variable(
+        "SWE_ACTIONS", "code_block", "how an agent writes commands", choices=("code_block", "tool_calls")
+    )
+
+    @property
+    def generated(self) -> bool:
+        """Whether the instances are generated ones."""
+        return self.benchmark == LOCAL or (self.benchmark is None and self.path is None)
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the instances."""
+        return Path(self.path) if self.path else None
+
+    def limits(self, name: str) -> Limits:
+        """Return the bounds of an instance's sandbox."""
+        if self.generated or is_generated(name):
+            return GENERATED_LIMITS
+        task = self.instances[name].task if name in self.instances else None
+        return task.settings.environment.limits if task is not None else ROW_LIMITS
+
+    def ids(self, split: str | None = None) -> list[str]:
+        """Return the ids of the instances, or those of one split.
+
+        Raises:
+            ConfigError: there is none, or a file is unusable.
+        """
+        if self.generated:
+            if shutil.which("git") is None:
+                raise ConfigError("the instances need git; install it")
+            return [
+                task_name(family, each, number)
+                for family in FAMILIES
+                for each in SPLITS
+                if split in (None, each)
+                for number in range(TASKS_PER_FAMILY[each])
+            ]
+        parts: dict[str, list[Instance]] = {"train": [], "heldout": []}
+        for each in self.instances.values():
+            parts["heldout" if each.benchmark in FOR_EVALUATION else "train"].append(each)
+        if common := overlaps(parts["train"], parts["heldout"]):
+            raise ConfigError(
+                f"{common[0]} ({len(common)} in all); import the training rows again, with --without EVALUATION.jsonl"
+            )
+        found = parts[split] if split else [*parts["train"], *parts["heldout"]]
+        if not found:
+            raise ConfigError(
+                f"SWE_BENCH_PATH={self.path} has no instance for {split or 'anything'}; import some there"
+            )
+        return sorted(each.id for each in found)
+
+    def tasks(self) -> list[Task]:
+        """Return the instances as tasks of a pool.
+
+        Raises:
+            ConfigError: a file is unusable.
+        """
+        bounds = {each: self.limits(each) for each in self.ids()}
+        return [Task(each, weight=Weight(of.memory_mib + of.disk_mib, of.cpus)) for each, of in bounds.items()]
+
+    def load(self, name: str) -> Instance:
+        """Return an instance.
+
+        Raises:
+            ConfigError: there is none of this id.
+        """
+        if self.generated or is_generated(name):
+            return generate(name)
+        if (found := self.instances.get(name)) is None:
+            raise ConfigError(f"there is no instance {name!r} below SWE_BENCH_PATH={self.path}")
+        return found
+
+    @cached_property
+    def instances(self) -> dict[str, Instance]:
+        """The instances of the rows, or of the task folders, by id."""
+        if self.benchmark == FRAMEWORK and self.folder is not None:
+            folders = sorted(path.parent for path in self.folder.rglob(TASK_TOML))
+            if not folders:
+                raise ConfigError(f"SWE_BENCH_PATH={self.folder} has no task folder; each has a {TASK_TOML}")
+            return {each.name: instance_of_folder(read_task(each)) for each in folders}
+        return {each.id: each for file in self._files for each in read_rows(file)}
+
+    @property
+    def _files(self) -> list[Path]:
+        """The files of rows.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if self.folder is None:
+            raise ConfigError(
+                f"SWE_BENCHMARK={self.benchmark} needs SWE_BENCH_PATH; set it to the folder of the instances"
+            )
+        files = [self.folder / f"{self.benchmark}.jsonl"] if self.benchmark else sorted(self.folder.glob("*.jsonl"))
+        missing = [file for file in files if not file.is_file()]
+        if missing or not files:
+            raise ConfigError(
+                f"{missing[0] if missing else self.folder / '*.jsonl'} is missing; write it with: python -m agentrl.tasks.swe "
+                f"import {self.benchmark or 'swe-gym'} ROWS {self.folder}"
+            )
+        return files
+
+
+def read_rows(file: Path) -> list[Instance]:
+    """Return the instances of a file of rows.
+
+    Raises:
+        ConfigError: it cannot be read, or a row is wrong.
+    """
+    try:
+        lines = file.read_text().splitlines()
+        return [instance_of(json.loads(line)) for line in lines if line.strip()]
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}; name a file of rows") from error
+    except ValueError as error:
+        raise ConfigError(f"{file} is no JSON lines: {error}; write one row per line") from error

@@ -1,0 +1,201 @@
+"""Every name of the folder ``swe-rl/``, called as it is documented, and its scripts: the same from three folders, with a valid plan."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import eval_swe
+import generate_with_swe
+import generate_with_swe_remote as swe
+import pytest
+from swe_config import SweConfig, SweVariables
+
+from agentrl.environment import Task
+from agentrl.rollout import generate as loop
+from agentrl.tasks.swe.generate import generate as instance
+from agentrl.tasks.swe.source import InstanceSource
+from openclaw.ledger.records import Vote
+from slime.args import Arguments
+from slime.arguments.plugin_names import missing_plugins
+from slime.exceptions import ConfigurationError
+from slime.rollout.sglang_rollout import GenerateState
+from slime.utils import http_utils
+from slime.utils.http_utils import post
+from slime.utils.processing_utils import load_tokenizer
+from slime.utils.types import Sample
+from tests.helpers.agent_rollouts import talk
+from tests.helpers.agent_stages import END, PARAMETERS, staged
+from tests.helpers.launch_plans import CLEAN, ROOT, Scripts
+
+FOLDER = ROOT / "swe-rl"
+NAMES = (
+    *("run_swe_rl", "run_swe_rl_8b_remote_2nodes", "run_swe_rl_8b_prm_5nodes_remote", "run_swe_rl_32b_remote_4nodes"),
+    *("run_swe_rl_32b_remote_8nodes", "run_swe_rl_32b_remote_8nodes_resume"),
+)
+TRAINING = ("run_swe_rl.sh", *(f"scripts/{name}.sh" for name in NAMES))
+SCRIPTS = Scripts(FOLDER)
+words, planned = SCRIPTS.words, SCRIPTS.planned
+
+
+@pytest.mark.parametrize("script", TRAINING)
+def test_every_script_has_a_valid_plan_from_three_folders(script: str) -> None:
+    assert words(script) == words(script, "slime") == words(script, "swe-rl")
+    assert str(FOLDER) in words(script)[0].split(":")
+    args = planned(script)
+    assert missing_plugins(args) == []
+    module = "generate_with_swe" if script.endswith("run_swe_rl.sh") else "generate_with_swe_remote"
+    assert (args.custom_generate_function_path, args.custom_rm_path) == (f"{module}.generate", f"{module}.reward_func")
+    assert (args.input_key, args.metadata_key, args.reward_key) == ("text", "metadata", "score")
+    assert (args.num_steps_per_rollout, args.rollout_max_response_len, args.kl_loss_type) == (1, 4096, "low_var_kl")
+    assert (args.eps_clip, args.eps_clip_high, args.kl_loss_coef, args.rollout_shuffle) == (0.2, 0.28, 0.0, True)
+    assert args.advantage_estimator == ("step_wise" if "prm" in script else "grpo")
+    assert os.access(FOLDER / script, os.X_OK)
+
+
+def test_placements_and_sizes() -> None:
+    def of(name: str, *given: str) -> tuple[int, ...]:
+        args = planned(f"scripts/{name}.sh", *given)
+        placement = (args.actor_num_nodes, args.actor_num_gpus_per_node, args.rollout_num_gpus, args.prm_num_gpus)
+        assert args.num_rollout is not None
+        return (
+            *placement,
+            args.num_rollout,
+            args.rollout_batch_size,
+            args.n_samples_per_prompt,
+            args.rollout_max_context_len or 0,
+        )
+
+    assert of("run_swe_rl") == (1, 4, 4, 0, 500, 8, 4, 32768)
+    assert of("run_swe_rl_8b_remote_2nodes") == (2, 4, 8, 0, 500, 8, 4, 32768)
+    assert of("run_swe_rl_8b_prm_5nodes_remote") == (4, 4, 16, 8, 500, 8, 4, 32768)
+    assert of("run_swe_rl_32b_remote_4nodes") == (4, 4, 16, 0, 250, 4, 4, 32768)
+    assert of("run_swe_rl_32b_remote_8nodes") == (8, 4, 32, 0, 2000, 8, 8, 16384)
+    assert of("run_swe_rl", "DEBUG_MODE=1")[4:7] == (2, 8, 2)
+    assert of("run_swe_rl", "NUM_ROLLOUT=7", "BATCH_SIZE=3", "N_SAMPLES=5")[4:7] == (7, 3, 5)
+
+
+def test_variables_of_older_guides() -> None:
+    given = ("HF_CKPT=/m/a", "REF_LOAD=/m/b", "SAVE_CKPT=/m/c", "PROMPT_DATA=/m/d.jsonl", "EVAL_INTERVAL=4")
+    args = planned("run_swe_rl.sh", *given)
+    assert (args.hf_checkpoint, args.ref_load, args.save, args.prompt_data) == ("/m/a", "/m/b", "/m/c", "/m/d.jsonl")
+    assert (args.eval_interval, args.eval_reward_key, (args.eval_prompt_data or [""])[0]) == (4, "acc", "swe")
+    judged = planned(
+        "scripts/run_swe_rl_8b_prm_5nodes_remote.sh", "PRM_MODEL_PATH=/m/j", "PRM_M=5", "PRM_STEP_COEF=0.5"
+    )
+    assert (judged.prm_model_path, judged.prm_m, judged.prm_step_coef) == ("/m/j", 5, 0.5)
+    assert planned("scripts/run_swe_rl_32b_remote_8nodes_resume.sh", "RESUME_LOAD=/m/r").load == "/m/r"
+    resumed = planned("scripts/run_swe_rl_32b_remote_8nodes_resume.sh")
+    assert resumed.load == resumed.save == str(ROOT / "runs/run_swe_rl_32b_remote_8nodes/checkpoints")
+    variables = SweVariables.from_env(
+        {"SWE_MAX_CONCURRENT": "3", "ENV_SERVER_URL": "http://h:1", "SWE_ROLLOUT_TIMEOUT": "60"}
+    )
+    assert (variables.slots, variables.server_url, variables.seconds) == (3, "http://h:1", 60.0)
+    assert (
+        InstanceSource.from_env({"MAX_STEPS": "9"}).step_limit
+        == InstanceSource.from_env({"STEP_LIMIT": "9"}).step_limit
+        == 9
+    )
+
+
+def test_another_kind_of_environment_is_refused() -> None:
+    command = ["bash", str(FOLDER / "run_swe_rl.sh"), "--dry-run"]
+    done = subprocess.run(command, env=CLEAN | {"ENV_TYPE": "gui"}, capture_output=True, text=True, check=False)
+    assert (done.returncode, "ENV_TYPE=gui: this script has swe" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("script", ["run_swe_agent.sh", "eval/run_eval_swe.sh"])
+def test_the_agent_shows_its_plan_from_three_folders(script: str) -> None:
+    for folder in ("", "slime", "swe-rl"):
+        path = os.path.relpath(FOLDER / script, ROOT / folder)
+        command = ["bash", path, "--benchmark", "local", "--max-instances", "3", "--dry-run"]
+        done = subprocess.run(command, cwd=ROOT / folder, env=CLEAN, capture_output=True, text=True, check=True)
+        assert done.stdout.startswith("3 instances of local, 20 commands each, bubblewrap")
+
+
+def test_a_benchmark_that_is_not_here_says_how_to_import_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert eval_swe.main(["--benchmark", "swe-bench-lite", "--data", str(tmp_path), "--dry-run"]) == 2
+    assert "python -m agentrl.tasks.swe import swe-bench-lite" in capsys.readouterr().err
+
+
+async def test_what_the_folder_imports_is_called_as_it_is_documented(
+    tiny_random_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import httpx
+
+    client = httpx.AsyncClient(transport=httpx.MockTransport(lambda request: httpx.Response(200, json={"ok": True})))
+    monkeypatch.setattr(http_utils, "_http_client", client)
+    assert await post("http://pool/allocate", {"image": "i", "instance_id": "x"}) == {"ok": True}
+    assert load_tokenizer(str(tiny_random_model), trust_remote_code=True).chat_template
+    assert "args" in inspect.signature(GenerateState.__init__).parameters
+    assert generate_with_swe.generate is swe.generate
+    assert generate_with_swe.reward_func is swe.reward_func
+    assert [*inspect.signature(swe.generate).parameters] == ["args", "sample", "sampling_params", "evaluation"]
+
+
+class Judge:
+    """One good vote for each step."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def votes(self, kind: Any, question: Any, count: int) -> list[Vote]:
+        self.asked.append(question.prompt[-1]["content"])
+        return [Vote(kind, "", 1, None, 0.1)] * count
+
+
+async def test_generate_returns_rewards_in_parts_and_drops_the_solution(
+    tmp_path: Path, tiny_random_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTRL_POOL_URL", "http://staged")
+    judge = Judge()
+    monkeypatch.setattr(loop, "_judge", lambda args: judge)
+    task = Task("guess", {"steps": 2, "score": 1.0})
+    replies = [f"one {'x' * 300}{END}", f"two{END}"]
+    async with staged(talk(task), replies, tmp_path, tiny_random_model, monkeypatch) as on:
+        args = on.args.changed(prm_step_coef=0.5)
+        for name, value in {"swe_prm_max_problem_len": 100, "swe_prm_max_history_output_len": 100}.items():
+            setattr(args, name, value)
+        row = instance("swe/pages/train/1").row()
+        sample = on.sample(prompt="?", metadata={"instance": {**row, "instance_id": "guess"}, "data_source": "x"})
+        (found,) = await swe.generate(args, sample, dict(PARAMETERS))  # pyright: ignore[reportGeneralTypeIssues]
+        assert found.reward == {"score": 1.5, "acc": 1.0, "outcome": 1.0, "step_score": 1.0}
+        assert await swe.reward_func(args, found) == found.reward
+        assert await swe.reward_func(args, [found, found]) == [found.reward] * 2
+        told = json.dumps([event for event in on.record().events], default=str) + repr(found.metadata)
+    assert row["patch"] not in told
+    assert "patch" not in found.metadata
+    assert len(judge.asked) == 1, "the step that submits is not judged"
+    with pytest.raises(ConfigurationError, match="the sample has no reward"):
+        await swe.reward_func(Arguments(), Sample())
+    with pytest.raises(ConfigurationError, match="names no instance"):
+        swe.task_id(Sample(metadata={}))
+
+
+def test_the_custom_config_reaches_the_episode() -> None:
+    variables = SweVariables.from_env({})
+    usual = SweConfig().settings(variables, 20, {})
+    assert (usual.judge_steps, usual.judge_goal, usual.judge_output, usual.judge_past) == (8, 8000, 4000, 1000)
+    assert (usual.judge_last, usual.context, usual.context_oldest) == (False, "drop_middle", 0.3)
+    assert (usual.max_turns, usual.episode_seconds, usual.reward) == (30, 1800.0, "binary")
+    args = Arguments()
+    told = {
+        "swe_prm_max_history_steps": 2,
+        "swe_prm_max_problem_len": 500,
+        "swe_prm_max_output_len": 600,
+        "swe_prm_max_history_output_len": 700,
+        "swe_prm_skip_submit": False,
+        "swe_cm_head_ratio": 0.5,
+    }
+    for name, value in told.items():
+        setattr(args, name, value)
+    changed = SweConfig.of(args).settings(variables, 5, {"AGENTRL_JUDGE_STEPS": "7", "AGENTRL_CONTEXT": "none"})
+    assert (changed.judge_steps, changed.judge_goal, changed.judge_output, changed.judge_past) == (2, 500, 600, 700)
+    assert (changed.judge_last, changed.context, changed.context_oldest, changed.max_turns) == (True, "none", 0.5, 15)
+    setattr(args, "prm_max_concurrency", 4)  # noqa: B010
+    with pytest.raises(ConfigurationError, match="prm_max_concurrency has no effect"):
+        SweConfig.of(args)
