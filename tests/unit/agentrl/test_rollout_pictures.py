@@ -15,8 +15,10 @@ from PIL import Image
 
 from agentrl.environment import Task
 from agentrl.protocol import JsonObject, Observation, StepResult
+from agentrl.rollout import generate as loop
 from agentrl.rollout.context import NO_PICTURE, without_old_pictures
 from agentrl.rollout.pictures import numbers_of
+from openclaw.judge.client import JudgeClient, JudgeSampling
 from slime.exceptions import ConfigurationError
 from slime.rollout.train_data import convert
 from slime.utils.types import Sample
@@ -162,3 +164,33 @@ async def test_a_prompt_that_pictures_make_too_long_ends_the_episode(
         bare = len(sample.tokens) - sample.response_length - 6 + 1
         (short,) = await on.play(rollout_max_context_len=(bare + 2) * 4 // 3)
         assert short.metadata["agent"]["ending"] == "context"
+
+
+async def test_the_judge_sees_the_screen_before_and_after_a_step(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pictures go to the judge's engine in the order of the places that its prompt has for them."""
+    sent: list[dict[str, Any]] = []
+
+    class Engine:
+        async def generate(self, payload: dict[str, Any]) -> dict[str, Any]:
+            sent.append(payload)
+            return {"text": "Good. \\boxed{1}", "meta_info": {"finish_reason": {"type": "stop"}}}
+
+        async def answers(self) -> bool:
+            return True
+
+        async def close(self) -> None: ...
+
+    monkeypatch.setenv("AGENTRL_JUDGE_PICTURES", "2")
+    async with gallery([f"one{END}"], tmp_path, model, monkeypatch) as on:
+        judge = JudgeClient(Engine(), on.tokenizer, "full", JudgeSampling(grammar=False))
+        monkeypatch.setattr(loop, "_judge", lambda args: judge)
+        (sample,) = await on.play(prm_m=1, prm_step_coef=1.0)
+        pad = tiny_vision_processor(on).image_token_id
+        assert [payload["input_ids"].count(pad) for payload in sent] == [2, 2, 2]
+        first = [Image.open(io.BytesIO(base64.b64decode(each.partition(",")[2]))) for each in sent[0]["image_data"]]
+        assert [each.size for each in first] == [(24, 16), (16, 24)]
+        asked = on.tokenizer.decode(sent[0]["input_ids"])
+        assert asked.index("Screen before the step") < asked.index("Screen after the step")
+        assert sample.reward == 2.0
