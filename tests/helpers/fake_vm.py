@@ -50,6 +50,10 @@ class FakeVms:
         newest = max(self.folder.glob("*/orders"), key=lambda path: path.stat().st_mtime_ns)
         return [json.loads(line) for line in newest.read_text().splitlines()]
 
+    def calls(self, route: str) -> int:
+        """Return how often a route of the machines was called."""
+        return sum(path.read_text().split().count(route) for path in self.folder.glob("*/calls"))
+
     def kill(self) -> None:
         """Kill all machines."""
         for machine in self.running():
@@ -83,6 +87,8 @@ class Server(BaseHTTPRequestHandler):
 
     def _route(self, routes: dict[str, Any]) -> None:
         self.body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        with open(self.disk / "calls", "a") as calls:
+            calls.write(self.path + "\n")
         broken = json.loads((self.disk.parent / "settings.json").read_text())["broken"]
         if self.path not in routes or self.path in broken:
             self._answer(b"broken", 500 if self.path in broken else 404)

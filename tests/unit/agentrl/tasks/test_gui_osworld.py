@@ -210,7 +210,7 @@ async def test_a_click_is_sent_once(environment: OsWorldEnvironment, vms: FakeVm
     vms.settings(broken=["/execute"])
     with pytest.raises(InfraError, match="failed /execute"):
         await environment.step(use("left_click", coordinate=[1, 1]))
-    assert not list(vms.folder.glob("*/orders"))
+    assert vms.calls("/execute") == 1
 
 
 async def test_machines_of_a_killed_pool_end_with_the_next_one(vms: FakeVms, task: Write, tmp_path: Path) -> None:
