@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PYTHONS = ("3.11", "3.12")
 PLATFORM = "x86_64-manylinux_2_34"
-EXTRAS = ("train", "serve", "megatron", "tracking", "tools", "demo", "dev")
+EXTRAS = ("train", "serve", "megatron", "tracking", "tools", "gui", "demo", "dev")
 LOCKS = ("cpu", "gpu")
 HEADERS = {
     "cpu": "# Lock of the CPU environment, without any CUDA package, for Python 3.11 and 3.12 on Linux x86-64.\n",

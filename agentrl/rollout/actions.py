@@ -12,11 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agentrl.protocol import JsonObject, Observation
+from agentrl.protocol import JsonObject
 from agentrl.rollout.prompts import Message, Reply
 from openclaw.messages.arguments import read_arguments
 from openclaw.messages.text import content_text
-from slime.exceptions import ConfigurationError
 
 BLOCK = re.compile(r"^```[^\n`]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
 
@@ -114,19 +113,6 @@ class Text:
 
 
 FORMS: Mapping[str, Form] = {"tool_calls": ToolCalls(), "code_block": CodeBlock(), "text": Text()}
-
-
-def text_of(observation: Observation) -> str:
-    """Return the text of an observation.
-
-    Raises:
-        ConfigurationError: it has pictures, which this loop does not show to the policy.
-    """
-    if observation.images:
-        raise ConfigurationError(
-            "the observation has pictures, and the agent loop shows text only; use an environment without pictures"
-        )
-    return observation.text
 
 
 def error_text(code: str, message: str) -> str:

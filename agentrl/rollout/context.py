@@ -7,6 +7,8 @@ cut, so that the turns after it extend each other again. The first messages, wit
 * ``drop_middle``: exchanges (a reply and what followed it) go from the middle; of those that stay, 30 % or the given share are the oldest.
 * ``elide``: all but the newest observations shrink to their ends; replies stay.
 
+Whatever the policy, all but the newest pictures are left out (`without_old_pictures`).
+
 Guarantees: deterministic. The length is that of the rendered prompt, tools included. A policy that cannot make the
 conversation fit changes nothing.
 """
@@ -18,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from agentrl.rollout.pictures import IMAGE, numbers_of, parts_of
 from openclaw.messages.text import clip_middle, content_text
 
 Message = dict[str, Any]
@@ -27,6 +30,7 @@ Policy = Literal["none", "drop_middle", "elide"]
 SHARE = 0.75
 OLDEST_SHARE = 0.3
 NOTE = "[{} earlier exchanges are left out]"
+NO_PICTURE = "[an older picture is left out]"
 ELIDED_CHARACTERS = (800, 200, 40)
 """An old observation's length, tried in this order."""
 
@@ -74,6 +78,28 @@ def cut(
         if count <= SHARE * budget:
             break
     return fitting
+
+
+def without_old_pictures(messages: Sequence[Message], keep: int) -> Cut | None:
+    """Return a conversation with only its ``keep`` newest pictures; None if it has no more."""
+    old = len(numbers_of(messages)) - keep
+    if old <= 0:
+        return None
+    kept: Kept = []
+    shortened: list[int] = []
+    for position, message in enumerate(messages):
+        here = len(numbers_of([message]))
+        if not here or old <= 0:
+            kept.append((position, message))
+            continue
+        parts: list[Message] = []
+        for part in parts_of(message):
+            gone = part["type"] == IMAGE and old > 0
+            old -= gone
+            parts.append({"type": "text", "text": NO_PICTURE + "\n"} if gone else part)
+        kept.append((None, {**message, "content": parts}))
+        shortened.append(position)
+    return Cut(kept, shortened=tuple(shortened))
 
 
 def exchanges(messages: Sequence[Message], first: int) -> list[range]:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,10 +21,11 @@ from agentrl.client.episode import Episode, episode
 from agentrl.deadlines import PASSED
 from agentrl.exceptions import AgentError, DeadlineError, InvalidError
 from agentrl.protocol import StepResult, Verdict
-from agentrl.rollout.actions import Action, Malformed, error_text, text_of
-from agentrl.rollout.context import cut
+from agentrl.rollout.actions import Action, Malformed, error_text
+from agentrl.rollout.context import Kept, cut, without_old_pictures
 from agentrl.rollout.exceptions import EpisodeLost
 from agentrl.rollout.opening import Opening, opening
+from agentrl.rollout.pictures import Pictures, numbers_of, with_pictures
 from agentrl.rollout.policy import Policy, turn_of
 from agentrl.rollout.prompts import Conversation, Message, Reply, Speech
 from agentrl.rollout.records import EpisodeRecord
@@ -33,6 +34,7 @@ from agentrl.rollout.rewards import outcome
 from agentrl.rollout.settings import Settings
 from agentrl.rollout.step_judge import StepJudge, View, step_question
 from agentrl.service import LeaseService
+from openclaw.messages.text import content_text
 from slime.exceptions import ConfigurationError
 from slime.rollout.segments import SampledTurn
 from slime.utils.types import PrefixCacheInfo, Sample
@@ -49,10 +51,11 @@ LEAST_REPLY_SHARE = 4
 
 @dataclass(frozen=True)
 class Turn:
-    """A reply, its id for the judge, and its score."""
+    """A reply, its id for the judge, the numbers of its prompt's pictures, and its score."""
 
     sampled: SampledTurn
     step_id: str
+    pictures: tuple[int, ...] = ()
     score: float | None = None
 
 
@@ -68,6 +71,7 @@ class Result:
         counts: numbers for metrics, by name.
         prefix_cache: cached tokens of all requests.
         outside_seconds: time spent outside the engine.
+        pictures: that the policy saw.
     """
 
     turns: list[Turn]
@@ -77,6 +81,7 @@ class Result:
     counts: dict[str, int]
     prefix_cache: PrefixCacheInfo
     outside_seconds: float
+    pictures: Pictures
 
 
 class EpisodeRun:
@@ -94,6 +99,7 @@ class EpisodeRun:
         seed: int,
         keywords: Mapping[str, Any] | None = None,
         judge: StepJudge | None = None,
+        processor: Any | None = None,
     ) -> None:
         """Prepare; nothing is leased before `play`.
 
@@ -107,6 +113,7 @@ class EpisodeRun:
             seed: of the environment's start.
             keywords: for the chat template; those of the environment win.
             judge: of the steps.
+            processor: of the policy's pictures; None: it has no eyes.
         """
         self._service = service
         self._policy = policy
@@ -124,6 +131,8 @@ class EpisodeRun:
         self._first_prompt: list[int] = []
         self._turns: list[Turn] = []
         self._reply: Sample | None = None
+        self._asked: list[int] = []
+        self._pictures = Pictures(processor)
         self._ending: str | None = None
         self._malformed = self._cuts = self._aborts = self._calls = 0
         self._prefix_cache = PrefixCacheInfo()
@@ -179,7 +188,8 @@ class EpisodeRun:
             )
             self._lent = lent = await self._stack.enter_async_context(lending)
             seen = await lent.reset(self._seed, timeout_s=settings.reset_seconds or settings.step_seconds)
-        self._opening = begin = opening(seen, settings.prompt_note)
+        pictures = await self._shown(seen.images)
+        self._opening = begin = opening(seen, settings.prompt_note, pictures)
         keywords = {**self._keywords, **begin.keywords}
         if begin.form.appended:
             self._conversation = AppendedConversation(self._speech, list(begin.messages), keywords)
@@ -195,7 +205,10 @@ class EpisodeRun:
             prompt_ids = self._next_prompt()
             if prompt_ids is None:
                 return True
-            self._reply = self._policy.ask(prompt_ids)
+            self._asked = prompt_ids
+            numbers = numbers_of(self._conversation.messages)
+            whole = self._pictures.expanded(prompt_ids, numbers)
+            self._reply = self._policy.ask(whole, self._pictures.images(numbers))
         if not await self._went_on(self._reply):
             return False
         sample, self._reply = self._reply, None
@@ -204,14 +217,14 @@ class EpisodeRun:
         if not sample.response_length:
             self._ending = "context"
             return True
-        turn = Turn(turn_of(sample), f"{self.name}:{len(self._turns)}")
-        prompt_ids, ids = list(turn.sampled.prompt_ids), list(turn.sampled.response_ids)
         before = list(self._conversation.messages)
-        reply = self._conversation.read(prompt_ids, ids, len(self._turns))
-        self._conversation.said(prompt_ids, ids, reply)
+        turn = Turn(turn_of(sample), f"{self.name}:{len(self._turns)}", tuple(numbers_of(before)))
+        ids = list(turn.sampled.response_ids)
+        reply = self._conversation.read(self._asked, ids, len(self._turns))
+        self._conversation.said(self._asked, ids, reply)
         self._turns.append(turn)
         self._record.policy(
-            prompt_ids,
+            turn.sampled.prompt_ids,
             ids,
             turn.sampled.log_probs,
             t=len(self._turns) - 1,
@@ -227,10 +240,20 @@ class EpisodeRun:
         settings = self._settings
         if self._judge is not None and (settings.judge_last or self._ending != DONE):
             view = View(settings.judge_steps, settings.judge_goal, settings.judge_output, settings.judge_past)
-            goal = "\n\n".join(message["content"] for message in self._opening.messages)
+            goal = "\n\n".join(content_text(message["content"]) for message in self._opening.messages)
+            seen, after = await self._for_judge(before, heard)
             ask = partial(step_question, goal, before, reply.message, heard, settings.judge_history, view=view)
-            self._judge.ask(turn.step_id, ask)
+            self._judge.ask(turn.step_id, partial(ask, before=seen, after=after))
         return True
+
+    async def _for_judge(self, before: Sequence[Message], heard: Sequence[Message]) -> tuple[list[str], list[str]]:
+        """Return the newest pictures before and after a step, as the judge gets them."""
+        most = self._settings.judge_pictures
+        if not most:
+            return [], []
+        after = numbers_of(heard)[-most:]
+        seen = numbers_of(before)[max(0, len(numbers_of(before)) - most + len(after)) :]
+        return await self._pictures.encoded(seen), await self._pictures.encoded(after)
 
     async def _went_on(self, reply: Sample) -> bool:
         """Sample the rest of a reply, unless that takes too long; return False if the rollout is being aborted."""
@@ -257,13 +280,17 @@ class EpisodeRun:
             self._ending = "malformed"
         if self._ending is not None:
             return None
+        if (fewer := without_old_pictures(talk.messages, settings.keep_pictures)) is not None:
+            talk.replace(fewer.kept)
         ids = talk.prompt()
-        self._first_prompt = self._first_prompt or ids
+        more = self._pictures.more_tokens(talk.messages)
+        if not self._first_prompt:
+            self._first_prompt = self._pictures.expanded(ids, numbers_of(talk.messages))
         context = self._policy.context
         if context is None:
             return ids
         budget = context - min(self._policy.reply_tokens, context // LEAST_REPLY_SHARE)
-        if len(ids) <= budget:
+        if len(ids) + more <= budget:
             return ids
         keep = settings.keep_observations
         first = len(self._opening.messages)
@@ -271,7 +298,7 @@ class EpisodeRun:
             settings.context,
             talk.messages,
             budget,
-            talk.length_of,
+            self._length_of,
             first=first,
             keep_observations=keep,
             oldest_share=settings.context_oldest,
@@ -288,9 +315,20 @@ class EpisodeRun:
             policy=settings.context,
             dropped=found.dropped,
             shortened=found.shortened,
-            tokens=[len(ids), len(after)],
+            tokens=[len(ids) + more, len(after) + self._pictures.more_tokens(talk.messages)],
         )
         return after
+
+    def _length_of(self, kept: Kept) -> int:
+        more = self._pictures.more_tokens([message for _, message in kept])
+        return self._conversation.length_of(kept) + more
+
+    async def _shown(self, encoded: Sequence[str]) -> list[Message]:
+        """Return the parts of new pictures, which the record gets as well."""
+        parts = await self._pictures.add(encoded)
+        for part in parts:
+            await asyncio.to_thread(self._record.picture, part["number"], self._pictures.image(part["number"]))
+        return parts
 
     def _seconds(self) -> float:
         """Return how long the episode was played: neither in the pool's queue nor parked."""
@@ -312,13 +350,15 @@ class EpisodeRun:
         for action in actions:
             self._record.write("action", t=t, action=action.content)
             self._calls += "tool" in action.content
-            heard.append(self._opening.form.answer(await self._step(lent, action, t), action.call_id))
+            text, pictures = await self._step(lent, action, t)
+            heard.append(with_pictures(self._opening.form.answer(text, action.call_id), pictures))
             if self._ending is not None:
                 break
         return heard
 
-    async def _step(self, lent: Episode, action: Action, t: int) -> str:
-        """Return what the policy sees of one action."""
+    async def _step(self, lent: Episode, action: Action, t: int) -> tuple[str, list[Message]]:
+        """Return what the policy sees of one action: a text, and parts of pictures."""
+        pictures: list[Message] = []
         try:
             with self._outside_engine():
                 result = await self._stepped(lent, action)
@@ -330,10 +370,12 @@ class EpisodeRun:
             if isinstance(result, InvalidError):
                 text = error_text(result.code, result.message)
             else:
-                text = text_of(result.observation)
+                text = result.observation.text
+                pictures = await self._shown(result.observation.images)
                 self._ending = DONE if result.done else "environment" if result.truncated else None
-        self._record.write("observation", t=t, text=text, ending=self._ending)
-        return text
+        seen = {"pictures": [part["number"] for part in pictures]} if pictures else {}
+        self._record.write("observation", t=t, text=text, ending=self._ending, **seen)
+        return text, pictures
 
     async def _stepped(self, lent: Episode, action: Action) -> StepResult | InvalidError:
         try:
@@ -360,7 +402,8 @@ class EpisodeRun:
             "judge_skipped": self._judge.skipped.total() if self._judge else 0,
         }
         await self.close()
-        return Result(turns, self._first_prompt, self._ending, reached, counts, self._prefix_cache, self._outside)
+        seen = self._pictures
+        return Result(turns, self._first_prompt, self._ending, reached, counts, self._prefix_cache, self._outside, seen)
 
     async def _judged(self, lent: Episode) -> Verdict:
         if self._ending == LATE:
@@ -375,8 +418,7 @@ class EpisodeRun:
         for step_id, judged in scores.items():
             self._record.write("judge", step=step_id, score=judged.score, votes=judged.votes)
         return [
-            Turn(turn.sampled, turn.step_id, scores[turn.step_id].score if turn.step_id in scores else None)
-            for turn in self._turns
+            replace(turn, score=scores[turn.step_id].score if turn.step_id in scores else None) for turn in self._turns
         ]
 
     @contextmanager

@@ -162,8 +162,15 @@ async def generate_in(
         if result is None:
             return await _aborted(args, agents, settings, sample, run)
         notes = {"episode": run.name, "attempts": attempt, "resumed": resumed}
-        tokenizer = GenerateState(args).tokenizer
-        return samples_of(args, sample, judged(result), tokenizer, gamma=settings.step_gamma, notes=notes)
+        tokenizer, gamma = GenerateState(args).tokenizer, settings.step_gamma
+        # In a thread: the pixel values of many pictures take a while.
+        return await asyncio.to_thread(
+            samples_of,
+            *(args, sample, judged(result), tokenizer),
+            gamma=gamma,
+            notes=notes,
+            trained=not evaluation,
+        )
     sample.status = Sample.Status.ABORTED
     return sample
 
@@ -194,6 +201,7 @@ def _new_run(
         seed=_seed(sample),
         keywords={**args.apply_chat_template_kwargs, **(sample.apply_chat_template_kwargs or {})},
         judge=agents.step_judge(settings),
+        processor=GenerateState(args).processor,
     )
 
 

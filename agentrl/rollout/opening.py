@@ -10,7 +10,7 @@ environment's own. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -18,13 +18,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrl.protocol import LONGEST_S, JsonObject, Observation
 from agentrl.rollout.actions import FORMS as MESSAGE_FORMS
-from agentrl.rollout.actions import Form, text_of
+from agentrl.rollout.actions import Form
+from agentrl.rollout.computer_use import ComputerUse
+from agentrl.rollout.pictures import with_pictures
 from agentrl.rollout.prompts import Message, Tools
 from agentrl.rollout.retool import RetoolText
 from openclaw.messages.text import content_text
 from slime.exceptions import ConfigurationError
 
-FORMS: Mapping[str, Form] = {**MESSAGE_FORMS, "retool_text": RetoolText()}
+FORMS: Mapping[str, Form] = {**MESSAGE_FORMS, "retool_text": RetoolText(), "computer_use": ComputerUse()}
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,13 @@ class _Data(_Read):
     step_seconds: Annotated[float, Field(gt=0, le=LONGEST_S)] | None = None
 
 
-def opening(observation: Observation, note: str | None = None) -> Opening:
-    """Return how an episode with this first observation begins; ``note`` ends the last message.
+def opening(observation: Observation, note: str | None = None, pictures: Sequence[Message] = ()) -> Opening:
+    """Return how an episode with this first observation begins.
+
+    Args:
+        observation: the first one.
+        note: ends the last message.
+        pictures: parts for those of the observation; they begin the last message.
 
     Raises:
         ConfigurationError: the environment asks for what this loop cannot do; it says what.
@@ -98,9 +105,12 @@ def opening(observation: Observation, note: str | None = None) -> Opening:
     name = read.actions or ("tool_calls" if read.tools else "text")
     if name not in FORMS:
         raise ConfigurationError(f"the environment's actions are {name!r}; the agent loop plays {', '.join(FORMS)}")
-    messages = _messages(read, text_of(observation))
+    messages = _messages(read, observation.text)
     if note:
         messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']} {note}"}
+    if pictures and FORMS[name].appended:
+        raise ConfigurationError(f"the environment's actions are {name}, which have no place for its pictures")
+    messages[-1] = with_pictures(messages[-1], pictures)
     return Opening(
         messages,
         data.get("tools") or [],  # pyright: ignore[reportArgumentType] - `_Data` has checked them

@@ -64,13 +64,14 @@ class Policy:
             stops = self._parameters.get("stop") or []
             self._parameters = {**self._parameters, "stop": [*([stops] if isinstance(stops, str) else stops), *texts]}
 
-    def ask(self, prompt_ids: list[int]) -> Sample:
-        """Return a reply that has not begun."""
+    def ask(self, prompt_ids: list[int], images: Sequence[Any] = ()) -> Sample:
+        """Return a reply that has not begun; ``images`` are those of the prompt, in order, at the model's size."""
         return Sample(
             group_index=self._origin.group_index,
             index=self._origin.index,
             session_id=self._session_id,
             tokens=list(prompt_ids),
+            multimodal_inputs={"images": list(images), "videos": None} if images else None,
         )
 
     async def go_on(self, reply: Sample, most: int) -> bool:

@@ -4,6 +4,8 @@
 fields of its kind. ``NAME.ids`` has the numbers of the replies, little endian: ids as 32-bit integers, log-probabilities as 64-bit
 floats. A reply's event says where they are. A prompt is stored as what it adds to the tokens before it.
 
+``NAME.N.png`` is the picture with the number ``N``, as the policy saw it.
+
 Guarantees: the numbers are on disk before the event that names them. A file that a crash cut short is readable up to its
 last whole line. Secrets are redacted, and once a text had one, the episode's ids are no longer stored, because they spell it
 too. Nothing that the environment keeps to itself, such as a right answer, is here.
@@ -25,6 +27,7 @@ import numpy as np
 
 from openclaw.ledger.redact import Redactor
 from slime.utils.private_files import private, private_folder
+from slime.utils.processing_utils import PNG_LEVEL
 
 VERSION = 1
 FOLDER = "episodes"
@@ -47,7 +50,7 @@ class EpisodeRecord:
     def __init__(self, folder: Path, name: str) -> None:
         """Begin or continue the record ``name`` in a run's folder."""
         self.name = UNSAFE.sub("-", name)
-        place = folder / FOLDER
+        self._place = place = folder / FOLDER
         private_folder(place)
         self._events = FileIO(place / f"{self.name}.jsonl", "ab", opener=private)
         self._numbers = FileIO(place / f"{self.name}.ids", "ab", opener=private)
@@ -75,6 +78,11 @@ class EpisodeRecord:
             self._numbers.write(np.array(added, IDS).tobytes() + np.array(log_probs, LOG_PROBS).tobytes())
         self._tokens = [*prompt_ids, *ids]
         self._append("policy", event | stored)
+
+    def picture(self, number: int, image: Any) -> None:
+        """Write a picture beside the record, as ``NAME.NUMBER.png``; events name it by its number."""
+        with open(self._place / f"{self.name}.{number}.png", "wb", opener=private) as file:
+            image.save(file, "PNG", compress_level=PNG_LEVEL)
 
     def close(self) -> None:
         """Close the files."""

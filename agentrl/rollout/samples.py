@@ -18,7 +18,14 @@ from slime.utils.types import Sample
 
 
 def samples_of(
-    args: Arguments, origin: Sample, result: Result, tokenizer: Any, *, gamma: float, notes: dict[str, Any]
+    args: Arguments,
+    origin: Sample,
+    result: Result,
+    tokenizer: Any,
+    *,
+    gamma: float,
+    notes: dict[str, Any],
+    trained: bool = True,
 ) -> list[Sample]:
     """Return the samples of an episode, at least one.
 
@@ -29,6 +36,7 @@ def samples_of(
         tokenizer: decodes responses, for people only.
         gamma: discount of the outcome per step before the last.
         notes: for ``metadata["agent"]``, beside the episode's counts.
+        trained: whether the samples need the pixel values of their pictures.
     """
     fields: dict[str, Any] = {
         "group_index": origin.group_index,
@@ -59,9 +67,29 @@ def samples_of(
             "step_indices": list(segment.turns),
         }
         sample = segment.sample(**fields, metadata={**metadata, "step_wise": wise}, reward=reward)
+        numbers = pictures_of(segment, result)
+        if trained and numbers:
+            sample.multimodal_train_inputs = result.pictures.tensors(numbers)
         sample.response = tokenizer.decode(sample.tokens[segment.prompt_length :])
         if args.mask_offpolicy_in_partial_rollout:
             mask_older_weights(sample)
         samples.append(sample)
     samples[0].prefix_cache_info = result.prefix_cache
     return samples
+
+
+def pictures_of(segment: Segment, result: Result) -> tuple[int, ...]:
+    """Return the numbers of the pictures in a segment's tokens: those of its last prompt, which extends the others.
+
+    Raises:
+        RuntimeError: the pictures of a prompt do not extend those before, although its tokens do.
+    """
+    numbers: tuple[int, ...] = ()
+    for turn in segment.turns:
+        longer = result.turns[turn].pictures
+        if longer[: len(numbers)] != numbers:
+            raise RuntimeError(
+                f"a prompt's tokens extend those before, but its pictures {longer} do not extend {numbers}"
+            )
+        numbers = longer
+    return numbers

@@ -66,6 +66,9 @@ class Settings(EnvironmentConfig):
     keep_observations: int = variable(
         "AGENTRL_KEEP_OBSERVATIONS", 3, "newest observations that AGENTRL_CONTEXT=elide leaves whole", minimum=0
     )
+    keep_pictures: int = variable(
+        "AGENTRL_KEEP_PICTURES", 3, "newest pictures of a conversation that the policy sees again", minimum=1
+    )
     reward: Literal["binary", "partial", "raw"] = variable(
         "AGENTRL_REWARD",
         "binary",
@@ -76,6 +79,12 @@ class Settings(EnvironmentConfig):
     )
     judge_history: Literal["last_k", "head_tail"] = variable(
         "AGENTRL_JUDGE_HISTORY", "last_k", "what the judge of a step sees of the steps before: the newest, or both ends"
+    )
+    judge_pictures: int = variable(
+        "AGENTRL_JUDGE_PICTURES",
+        0,
+        "newest pictures that the judge of a step sees, that of the next state among them",
+        minimum=0,
     )
     judge_steps: int = variable(
         "AGENTRL_JUDGE_STEPS", 3, "newest steps that the judge of a step sees, with last_k", minimum=0

@@ -91,8 +91,23 @@ def step_question(
     mode: History = "last_k",
     share: float = 1.0,
     view: View = WHOLE_VIEW,
+    *,
+    before: Sequence[str] = (),
+    after: Sequence[str] = (),
 ) -> Question:
-    """Return the question about a step; long texts lose their middle, shorter ones with a share below 1."""
+    """Return the question about a step; long texts lose their middle.
+
+    Args:
+        goal: of the episode.
+        history: the messages before the step.
+        action: the reply.
+        next_state: the messages that followed.
+        mode: what is shown of the history.
+        share: of texts' usual length; below 1 they are shorter.
+        view: how much of each part is shown.
+        before: ``data:`` URLs of the newest pictures before the step.
+        after: of those that followed.
+    """
     word = new_nonce()
 
     def fenced(title: str, text: str, most: int) -> str:
@@ -106,8 +121,21 @@ def step_question(
     return Question(
         response_text(action),
         (),
-        prompt=[{"role": "system", "content": SYSTEM}, {"role": "user", "content": "\n\n".join(parts)}],
+        prompt=[{"role": "system", "content": SYSTEM}, {"role": "user", "content": _asked(parts, before, after)}],
+        images=[*before, *after],
     )
+
+
+def _asked(parts: Sequence[str], before: Sequence[str], after: Sequence[str]) -> str | list[Message]:
+    """Return the user's message: the texts, and after them the pictures, each row with what it shows."""
+    text = "\n\n".join(parts)
+    if not before and not after:
+        return text
+    content: list[Message] = [{"type": "text", "text": text}]
+    for title, pictures in (("Screen before the step", before), ("Screen after the step", after)):
+        if pictures:
+            content += [{"type": "text", "text": f"\n\n## {title}\n"}, *({"type": "image"} for _ in pictures)]
+    return content
 
 
 class StepJudge:

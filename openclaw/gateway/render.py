@@ -191,15 +191,25 @@ class Renderer:
 def template_message(message: Message) -> Message:
     """Return a message in the form that chat templates expect.
 
-    Text parts are joined, ``developer`` becomes ``system``, and a tool call's arguments become an object.
+    Text parts are joined, or stay apart where pictures are among them; of a picture only its place is left. ``developer``
+    becomes ``system``, and a tool call's arguments become an object.
     """
     result = {key: value for key, value in message.items() if value is not None and key not in DROPPED_FIELDS}
-    result["content"] = content_text(message.get("content"))
+    result["content"] = _template_content(message.get("content"))
     if result.get("role") == "developer":
         result["role"] = "system"
     if calls := message.get("tool_calls"):
         result["tool_calls"] = [_template_call(call) for call in calls]
     return result
+
+
+def _template_content(content: Any) -> Any:
+    if not isinstance(content, list) or not any(part.get("type") == "image" for part in content):
+        return content_text(content)
+    return [
+        {"type": "image"} if part.get("type") == "image" else {"type": "text", "text": content_text([part])}
+        for part in content
+    ]
 
 
 def _template_call(call: Mapping[str, Any]) -> dict[str, Any]:

@@ -202,7 +202,8 @@ class JudgeClient:
         async with self._rendering:
             ids = await asyncio.to_thread(self.prompt_ids, kind, question)
         inside_thought = self._tokenizer.decode(ids[-TAIL_TOKENS:]).rstrip().endswith(THINKING_START)
-        return await together(*(self._vote(kind, ids, inside_thought) for _ in range(count)))
+        seen = {"image_data": list(question.images)} if question.images else {}
+        return await together(*(self._vote(kind, ids, inside_thought, seen) for _ in range(count)))
 
     async def answers(self) -> bool:
         """Return whether the engine gives a token now."""
@@ -212,12 +213,13 @@ class JudgeClient:
         """Close the engine's connections."""
         await self._engine.close()
 
-    async def _vote(self, kind: JudgeKind, ids: list[int], inside_thought: bool) -> Vote:
+    async def _vote(self, kind: JudgeKind, ids: list[int], inside_thought: bool, seen: dict[str, Any]) -> Vote:
         started = time.monotonic()
         grammar = {GRAMMAR_PARAMETER: answer_grammar(kind)} if self._sampling.grammar else {}
         answer = await self._engine.generate(
             {
                 "input_ids": ids,
+                **seen,
                 "sampling_params": {
                     "temperature": self._sampling.temperature,
                     "top_p": self._sampling.top_p,

@@ -27,12 +27,14 @@ class Question:
         next_state: (role, text) of each message that followed.
         messages: the request, the reply and what followed, as they were.
         prompt: a method's own prompt, in place of the standard one.
+        images: ``data:`` URLs of the pictures that the own prompt has places for, in order.
     """
 
     reply: str
     next_state: tuple[tuple[str, str], ...]
     messages: Exchange = field(default_factory=lambda: Exchange([], {}, []), repr=False)
     prompt: Sequence[Message] | None = None
+    images: Sequence[str] = ()
 
     def asked(self, kind: JudgeKind, variant: Variant) -> Sequence[Message]:
         """Return the chat messages that ask a model the question ``kind``."""

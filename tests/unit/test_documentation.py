@@ -12,6 +12,7 @@ import reference_pages
 from chat import AGENT_KEY
 from evaluation.terminal import MAX_STEPS
 from generate_with_retool import ToolcallConfig
+from gui_launch import LaunchVariables as GuiVariables
 from older_variables import CLIENT, ROUTER, WORKER
 from pool_server import WorkerVariables
 from simulated_users.llm import KEY_VARIABLE as USER_LLM_KEY
@@ -22,6 +23,9 @@ from agentrl.bridges.verifiers import PATH_VARIABLE, PYTHON_VARIABLE
 from agentrl.rollout.settings import Settings
 from agentrl.sandbox.remote import DOMAIN_VARIABLE as E2B_DOMAIN_VARIABLE
 from agentrl.sandbox.remote import KEY_VARIABLE as E2B_KEY_VARIABLE
+from agentrl.tasks.gui.osworld.settings import VmSettings
+from agentrl.tasks.gui.settings import GuiSettings
+from agentrl.tasks.gui.source import GuiSource
 from agentrl.tasks.swe.source import InstanceSource
 from agentrl.tasks.terminal.source import TaskSource
 from agentrl.tasks.toolcall.settings import ToolSettings
@@ -67,7 +71,7 @@ LONGEST_LINE = 100
 def pages(repository: Path) -> list[Path]:
     """Return every page that is written by hand."""
     methods = (folder.name for folder in repository.glob("openclaw-*"))
-    folders = ["", "instructions", "toolcall-rl", "terminal-rl", "swe-rl", *methods]
+    folders = ["", "instructions", "toolcall-rl", "terminal-rl", "swe-rl", "gui-rl", *methods]
     return [page for folder in folders for page in (repository / folder).glob("*.md") if page.name != "LOG.md"]
 
 
@@ -155,6 +159,7 @@ def test_every_flag_in_the_documentation_exists(repository: Path) -> None:
                 "openclaw_combine",
                 "openclaw-test",
                 "terminal-rl",
+                "gui-rl",
                 "swe-rl",
                 "benchmarks",
                 "slime/tools",
@@ -186,8 +191,9 @@ def test_every_variable_in_the_documentation_exists(repository: Path) -> None:
     of_tools = (*ToolSettings.variables(), *ToolcallConfig.variables())
     of_workers = WorkerVariables.variables()
     of_terminals = (*TaskSource.variables(), *TerminalVariables.variables(), *of_workers, MAX_STEPS)
+    of_screens = (*GuiVariables.variables(), *GuiSource.variables(), *GuiSettings.variables(), *VmSettings.variables())
     of_issues = (*InstanceSource.variables(), *SweVariables.variables())
-    of_agents = (*Settings.variables(), *of_tools, *of_terminals, *of_issues)
+    of_agents = (*Settings.variables(), *of_tools, *of_terminals, *of_issues, *of_screens)
     of_scripts = "".join(path.read_text() for path in repository.glob("*-rl/**/*.sh"))
     of_scripts += (repository / "scripts" / "agents.sh").read_text()
     known = {name for variable in (*VARIABLES, *LAUNCH_VARIABLES, *of_methods, *of_agents) for name in variable.names}
@@ -245,7 +251,8 @@ def test_every_link_of_the_documentation_resolves(repository: Path) -> None:
 def test_every_script_the_documentation_runs_exists(repository: Path) -> None:
     for page in pages(repository):
         for script in re.findall(
-            r"(?:bash )?((?:openclaw-[a-z]+|terminal-rl|swe-rl|tests|scripts)/[\w./-]+\.(?:sh|py))", page.read_text()
+            r"(?:bash )?((?:openclaw-[a-z]+|terminal-rl|swe-rl|gui-rl|tests|scripts)/[\w./-]+\.(?:sh|py))",
+            page.read_text(),
         ):
             assert (repository / script).exists() or "mymethod" in script, f"{page.name} runs {script}"
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agentrl.protocol import Observation, Verdict
-from agentrl.rollout.actions import FORMS, Malformed, text_of
+from agentrl.rollout.actions import FORMS, Malformed
 from agentrl.rollout.context import Kept, cut, exchanges
 from agentrl.rollout.exceptions import EpisodeLost
 from agentrl.rollout.opening import opening
@@ -69,8 +69,9 @@ def test_an_environment_chooses_how_the_episode_begins() -> None:
     assert (begin.form, begin.tools) == (FORMS["tool_calls"], [GUESS])
     assert opening(Observation(text="Guess.")).form is FORMS["text"]
     assert opening(Observation(text="x", data={"actions": "code_block"})).form is FORMS["code_block"]
+    retool = Observation(text="x", data={"actions": "retool_text"})
     with pytest.raises(ConfigurationError, match="pictures"):
-        text_of(Observation(images=("aGk=",)))
+        opening(retool, pictures=[{"type": "image", "number": 0}])
 
 
 def test_an_episode_begins_with_the_environments_messages() -> None:

@@ -46,6 +46,7 @@ LEARNING = ["terminal-rl/run_tiny_cpu.sh", "toolcall-rl/run_tiny_cpu.sh"]
 TERMINAL = [
     f"terminal-rl/{name}.sh" for name in ("terminal_qwen3_8b_rl", "terminal_qwen3_8b_prm_rl_2nodes", "run_terminal_rl")
 ]
+GUI = [f"gui-rl/{name}.sh" for name in ("gui_qwen3vl_8b_rl", "gui_qwen3vl_8b_prm_rl", "run_gui_rl")]
 # Its own test, tests/contract/test_toolcall_scripts.py, has the training scripts of that folder.
 TOOLCALL_AGENT = "toolcall-rl/run_toolcall_agent.sh"
 # Its own test, tests/integration/test_agent_scripts.py, has this one.
@@ -57,7 +58,9 @@ OTHERS = {
     SERVER: "--model-path m --device cpu",
     JUDGE: "--judge-base-url http://host/v1 --judge-model m",
     **dict.fromkeys(TERMINAL, ""),
+    **dict.fromkeys(GUI, ""),
     "terminal-rl/run_terminal_agent.sh": "",
+    "gui-rl/run_gui_agent.sh": "",
     TOOLCALL_AGENT: "",
 }
 NOT_LAUNCHING = ("scripts/", "slime/scripts/models/", "tests/")

@@ -1,0 +1,70 @@
+"""A page driven by playwright, which connects to Chromium in its sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+from agentrl.exceptions import ConfigError, InfraError
+from agentrl.processes.owned import Processes
+from agentrl.sandbox.interface import Mount, Provider
+from agentrl.tasks.gui.browser.interface import SEND_S, Page
+from agentrl.tasks.gui.browser.walled import FLAGS, PROFILE, WalledProgram, find_chromium
+
+ACTIVE_PORT = f"{PROFILE}/DevToolsActivePort"
+
+
+class PlaywrightPage(Page):
+    """See `Page`; make it with `open`."""
+
+    def __init__(self, program: WalledProgram, session: Any, closing: AsyncExitStack) -> None:
+        self._program = program
+        self._session = session
+        self._closing = closing
+
+    @classmethod
+    async def open(cls, provider: Provider, processes: Processes, mounts: Sequence[Mount]) -> PlaywrightPage:
+        """Start Chromium and connect to its first page.
+
+        Raises:
+            ConfigError: playwright is not installed.
+            InfraError: Chromium does not start.
+        """
+        try:
+            from playwright.async_api import Error, async_playwright
+        except ImportError as error:
+            raise ConfigError("playwright is not installed; run scripts/setup.sh, or pip install '.[gui]'") from error
+        program = WalledProgram(provider, processes)
+        async with AsyncExitStack() as closing:
+            closing.push_async_callback(program.stop)
+            argv = [find_chromium(), *FLAGS, "--remote-debugging-port=0", "about:blank"]
+            await program.start(argv, 0, mounts, connections=1)
+            port, path = (await program.read_file(ACTIVE_PORT)).splitlines()
+            program.port_inside = int(port)
+            driver = await closing.enter_async_context(async_playwright())
+            try:
+                browser = await driver.chromium.connect_over_cdp(f"ws://127.0.0.1:{program.port}{path}")
+                page = browser.contexts[0].pages[0]
+                session = await browser.contexts[0].new_cdp_session(page)
+            except Error as error:
+                program.check()
+                raise InfraError(f"playwright cannot connect: {error.message}", code="browser_lost") from error
+            return cls(program, session, closing.pop_all())
+        raise AssertionError  # an exit stack of these callbacks hides nothing
+
+    async def send(self, method: str, parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """See `Page`."""
+        from playwright.async_api import Error
+
+        try:
+            async with asyncio.timeout(SEND_S):
+                return await self._session.send(method, dict(parameters or {}))
+        except (Error, TimeoutError) as error:
+            self._program.check()
+            raise InfraError(f"the browser failed {method}: {error}", code="browser_lost") from error
+
+    async def close(self) -> None:
+        """See `Page`."""
+        await self._closing.aclose()

@@ -1,0 +1,119 @@
+"""A page as text: its visible elements, numbered, for models without eyes and for oracles.
+
+An element is listed if it takes input, has text of its own, or is a visible shape without children. ``element`` of an
+action names its number (`agentrl.tasks.gui.actions`). Guarantee: what is listed is what a person sees of the page; hidden
+elements, scripts and their data are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.tasks.gui.browser.interface import Page, Screen
+
+MOST_ELEMENTS = 200
+MOST_CHARACTERS = 120
+READ = """(() => {
+  const found = [], most = %d, width = %d, height = %d;
+  const hidden = new Set(%s);
+  const takesInput = e => /^(a|button|input|textarea|select|option|label|summary)$/i.test(e.tagName)
+      || e.hasAttribute('onclick') || e.hasAttribute('role') || e.hasAttribute('tabindex') || e.isContentEditable;
+  const own = e => [...e.childNodes].filter(n => n.nodeType === 3).map(n => n.data).join(' ').replace(/\\s+/g, ' ').trim();
+  const named = e => e.getAttribute('aria-label') || (e.labels && e.labels[0] && e.labels[0].textContent.trim())
+      || e.getAttribute('placeholder') || e.getAttribute('title') || e.getAttribute('alt') || '';
+  const walk = e => {
+    if (found.length >= most || hidden.has(e.id) || /^(script|style|head|defs|noscript|template)$/i.test(e.tagName)) return;
+    const style = getComputedStyle(e), box = e.getBoundingClientRect();
+    if (style.display === 'none' || Number(style.opacity) === 0) return;
+    const seen = style.visibility !== 'hidden' && box.width > 0 && box.height > 0
+        && box.bottom > 0 && box.right > 0 && box.top < height && box.left < width;
+    const text = own(e), leaf = e.children.length === 0;
+    if (seen && (takesInput(e) || text || (leaf && e !== document.body))) {
+      const input = e instanceof HTMLInputElement;
+      const item = {tag: e.tagName.toLowerCase() + (input ? '(' + e.type + ')' : ''), text: text || (takesInput(e) && !leaf
+          ? e.textContent.replace(/\\s+/g, ' ').trim() : ''), name: named(e), x: box.left + box.width / 2,
+          y: box.top + box.height / 2, left: box.left, top: box.top, width: box.width, height: box.height, states: []};
+      const kinds = [e.id, ...(typeof e.className === 'string' ? e.className : e.className.baseVal).split(/\\s+/)];
+      item.hint = kinds.filter(k => k).join(' ');
+      if (!text && leaf && !input) item.color = e instanceof SVGElement ? e.getAttribute('fill') || '' : style.backgroundColor;
+      if (input && /^(checkbox|radio)$/.test(e.type)) { if (e.checked) item.states.push('checked'); }
+      else if ('value' in e && /^(input|textarea|select)$/i.test(e.tagName)) item.value = String(e.value);
+      if (e.disabled) item.states.push('disabled');
+      if (document.activeElement === e && e !== document.body) item.states.push('focused');
+      found.push(item);
+    }
+    for (const child of e.children) walk(child);
+  };
+  walk(document.body);
+  return found;
+})()"""
+
+
+@dataclass(frozen=True)
+class Element:
+    """One visible element; lengths in CSS pixels.
+
+    Attributes:
+        tag: such as ``button`` or ``input(text)``.
+        text: of its own.
+        name: its label or placeholder.
+        hint: its id and classes.
+        value: of a field; None for other elements.
+        states: such as ``checked``.
+        color: of a shape without text.
+        x: of its middle, and ``y``.
+        box: left, top, width, height.
+    """
+
+    tag: str
+    text: str
+    name: str
+    hint: str
+    value: str | None
+    states: tuple[str, ...]
+    color: str
+    x: float
+    y: float
+    box: tuple[float, float, float, float]
+
+
+async def elements(page: Page, screen: Screen, hidden: Sequence[str] = ()) -> list[Element]:
+    """Return the elements on a screen, in the order of the document; ``hidden`` are ids to leave out."""
+    asked = READ % (MOST_ELEMENTS, screen.width, screen.height, list(hidden))
+    read: list[dict[str, Any]] = await page.evaluate(asked)
+    return [
+        Element(
+            each["tag"],
+            each["text"],
+            each["name"],
+            each["hint"],
+            each.get("value"),
+            tuple(each["states"]),
+            each.get("color", ""),
+            each["x"],
+            each["y"],
+            (each["left"], each["top"], each["width"], each["height"]),
+        )
+        for each in read
+    ]
+
+
+def as_text(found: Sequence[Element]) -> str:
+    """Return the elements as lines, ``[NUMBER] tag "text"`` and what else is known of them."""
+    lines: list[str] = []
+    for number, each in enumerate(found, start=1):
+        parts = [f"[{number}] {each.tag}"]
+        parts += [f'"{_short(each.text)}"'] if each.text else []
+        parts += [f'named "{_short(each.name)}"'] if each.name else []
+        parts += [f'value "{_short(each.value)}"'] if each.value is not None else []
+        parts += [f"color {each.color}"] if each.color else []
+        parts += [f"({_short(each.hint)})"] if each.hint and not each.text else []
+        lines.append(" ".join([*parts, *each.states]))
+    return "\n".join(lines) or "(nothing is visible)"
+
+
+def _short(text: str) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= MOST_CHARACTERS else f"{flat[: MOST_CHARACTERS - 3]}..."

@@ -1,0 +1,48 @@
+"""The variables of screen tasks.
+
+Guarantee: an invalid value is a `openclaw.exceptions.ConfigError` that names the variable and says what to type.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from openclaw.config.environment_config import EnvironmentConfig, variable
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuiSettings(EnvironmentConfig):
+    """Values of the variables; see their help."""
+
+    backend: Literal["playwright", "selenium"] = variable(
+        "SCREENSHOT_BACKEND", "playwright", "library that drives the browser"
+    )
+    coordinates: Literal["relative", "absolute", "qwen25"] = variable(
+        "GUI_COORDINATE_TYPE",
+        "relative",
+        "what a model's coordinates count: thousandths, pixels, or Qwen2.5-VL's pixels",
+    )
+    observation: Literal["screenshot", "a11y_tree", "screenshot_a11y_tree"] = variable(
+        "GUI_OBSERVATION_TYPE", "screenshot", "what the agent sees: a picture, the elements as text, or both"
+    )
+    sleep_seconds: float = variable(
+        "GUI_SLEEP_AFTER_EXECUTION", 0.0, "seconds between an action and the next look", minimum=0.0, maximum=60.0
+    )
+    reset_wait_seconds: float = variable(
+        "GUI_WAIT_AFTER_RESET", 0.0, "seconds between a reset and the first look", minimum=0.0, maximum=600.0
+    )
+    result_dir: str | None = variable(
+        "GUI_RESULT_DIR", None, "folder for recordings of episodes; default: none are made"
+    )
+    video: bool = variable("GUI_VIDEO", False, "add an animation to each recording")
+
+    @property
+    def pictures(self) -> bool:
+        """Whether the agent sees pictures."""
+        return self.observation != "a11y_tree"
+
+    @property
+    def text(self) -> bool:
+        """Whether the agent sees elements as text."""
+        return self.observation != "screenshot"

@@ -1,0 +1,93 @@
+"""``--custom-generate-function-path generate_with_gui.generate``: episodes at a screen as slime's samples.
+
+A row's metadata, or its prompt, names the task. The loop is `agentrl.rollout`. Guarantee: each sample's reward is a dict with
+``score`` (what is trained), ``outcome``, ``acc`` (1 if the task was solved, else 0) and ``prm_turn_score`` (mean of the judged
+steps, None without any).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from typing import Any
+
+import gui_config
+
+from agentrl.rollout.generate import generate_in
+from slime.args import Arguments
+from slime.exceptions import ConfigurationError
+from slime.rollout.base_types import RolloutFnEvalOutput
+from slime.rollout.eval_datasets import load_eval_prompts
+from slime.rollout.evaluation import eval_rollout
+from slime.utils.async_utils import run
+from slime.utils.types import Sample
+
+
+async def generate(
+    args: Arguments, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
+) -> Sample | list[Sample]:
+    """Play the episode of a sample; return its samples, or the sample itself, aborted.
+
+    Raises:
+        ConfigurationError: flags, variables, the custom config or the task are wrong.
+    """
+    settings = gui_config.settings_of(args, evaluation)
+    found = await generate_in(args, sample, sampling_params, evaluation, settings=settings)
+    if isinstance(found, list):
+        for each in found:
+            each.reward = reward_of(each)
+    return found
+
+
+async def reward_func(args: Arguments, sample: Sample | list[Sample], **more: Any) -> Any:
+    """Return the reward that `generate` gave a sample, or each of a list: ``--custom-rm-path generate_with_gui.reward_func``.
+
+    Raises:
+        ConfigurationError: the sample is not of `generate`.
+    """
+    if isinstance(sample, list):
+        return [await reward_func(args, each, **more) for each in sample]
+    if not isinstance(sample.reward, dict):
+        raise ConfigurationError(
+            "the sample has no episode; set --custom-generate-function-path generate_with_gui.generate"
+        )
+    return sample.reward
+
+
+def reward_of(sample: Sample) -> dict[str, float | None]:
+    """Return the reward of a sample of `agentrl.rollout` in its parts."""
+    outcome = sample.metadata["agent"]["outcome"]
+    scores = [each for each in sample.metadata.get("step_wise", {}).get("step_scores", ()) if each is not None]
+    return {
+        "score": float(sample.reward or 0.0),
+        "outcome": 0.0 if outcome is None else outcome,
+        "acc": float(outcome is not None and outcome >= 1),
+        "prm_turn_score": statistics.fmean(scores) if scores else None,
+    }
+
+
+def gui_generate_rollout(
+    args: Arguments, rollout_id: int, data_source: Any, evaluation: bool = False
+) -> RolloutFnEvalOutput:
+    """Evaluate, with the success of each domain as a metric: ``--eval-function-path generate_with_gui.gui_generate_rollout``.
+
+    Raises:
+        ConfigurationError: it is asked to train.
+    """
+    if not evaluation:
+        raise ConfigurationError("gui_generate_rollout evaluates only; use it as --eval-function-path")
+    output = run(eval_rollout(args, rollout_id))[0]
+    metrics: dict[str, float] = {}
+    for dataset in args.eval_datasets:
+        domains = [prompt.metadata.get("domain", "all") for prompt in load_eval_prompts(args, dataset)]
+        metrics |= by_domain(dataset.name, output.data[dataset.name], domains)
+    return RolloutFnEvalOutput(data=output.data, metrics=metrics)
+
+
+def by_domain(name: str, result: dict[str, list[Any]], domains: list[str]) -> dict[str, float]:
+    """Return ``eval/NAME/DOMAIN``, the mean reward of a domain's answers; lost ones do not count."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for reward, lost, group in zip(result["rewards"], result["aborted"], result["groups"], strict=True):
+        if not lost:
+            found[domains[group]].append(reward)
+    return {f"eval/{name}/{domain}": statistics.fmean(rewards) for domain, rewards in sorted(found.items())}

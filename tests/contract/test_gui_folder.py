@@ -1,0 +1,272 @@
+"""Every name of the folder ``gui-rl/``, called as it is documented."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import generate_with_gui
+import gui_agent
+import gui_config
+import gui_launch
+import pytest
+from gui_data_source import GuiMetaDataSource
+from gui_launch import LaunchVariables, pool_words, trainer_words
+
+from agentrl.environment import Task
+from agentrl.pool import build_parser as pool_parser
+from agentrl.registry import load_environment
+from agentrl.rollout import generate as loop
+from agentrl.tasks.gui.source import GuiSource, domain_of
+from openclaw.ledger.records import Vote
+from slime.args import Arguments
+from slime.arguments.dry_run import of_machine
+from slime.arguments.model_shape import check_trainable
+from slime.arguments.parser import parser_for, read_arguments
+from slime.arguments.plugin_names import missing_plugins
+from slime.exceptions import ConfigurationError
+from slime.rollout.rm_hub import batched_async_rm
+from slime.utils.types import Sample
+from tests.helpers import tiny_vision
+from tests.helpers.agent_rollouts import talk
+from tests.helpers.agent_stages import END, PARAMETERS, staged
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ("gui_qwen3vl_8b_rl", "gui_qwen3vl_8b_prm_rl", "run_gui_rl")
+
+
+def planned(judge: bool, folder: Path, **values: str) -> Arguments:
+    """Return the arguments of a script's run; they must be valid on the machine that it is for."""
+    flags = trainer_words(LaunchVariables.from_env(values), "qwen3-vl-8B", "x", judge, folder)
+    args, problems = read_arguments(parser_for(flags), flags)
+    assert [problem for problem in problems if not of_machine(problem)] == []
+    return args
+
+
+async def played(
+    folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch, replies: Sequence[str], task: Task, **flags: Any
+) -> list[Sample]:
+    async with staged(talk(task), replies, folder, model, monkeypatch) as on:
+        found = await generate_with_gui.generate(on.args.changed(**flags), on.sample(), dict(PARAMETERS))
+        assert isinstance(found, list)
+        return found
+
+
+@pytest.mark.parametrize("judge", [False, True])
+def test_the_flags_of_the_scripts(judge: bool, tmp_path: Path) -> None:
+    told = {
+        "GUI_EVAL_INTERVAL": "5",
+        "MAX_STEPS": "12",
+        "PRM_M": "3",
+        "PRM_STEP_COEF": "0.5",
+        "ROLLOUT_BATCH_SIZE": "4",
+    }
+    args = planned(judge, tmp_path, **told)
+    assert missing_plugins(args) == []
+    assert args.custom_generate_function_path == "generate_with_gui.generate"
+    assert args.custom_rm_path == "generate_with_gui.reward_func"
+    assert args.eval_function_path == "generate_with_gui.gui_generate_rollout"
+    assert args.data_source_path == "gui_data_source.GuiMetaDataSource"
+    assert (args.gui_max_steps, args.gui_eval_max_steps, args.gui_max_image_history_length) == (12, 12, 3)
+    assert (args.rollout_batch_size, args.n_samples_per_prompt, args.train_backend) == (4, 8, "fsdp")
+    assert args.advantage_estimator == ("step_wise" if judge else "grpo")
+    assert bool(args.prm_num_gpus) == judge
+    if judge:
+        assert (args.prm_m, args.prm_step_coef, args.gui_max_reward_image_history_length) == (3, 0.5, 1)
+
+
+@pytest.mark.parametrize("folder", [".", "slime", "gui-rl"])
+def test_a_dry_run_from_three_folders(folder: str) -> None:
+    clean = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    script = SCRIPTS[(".", "slime", "gui-rl").index(folder)]
+    path = os.path.relpath(ROOT / "gui-rl" / f"{script}.sh", ROOT / folder)
+    told = clean | {"GUI_EVAL_INTERVAL": "5", "PARALLEL_ENVS": "7", "GUI_FAMILIES": "click-test,click_link"}
+    command = ["bash", path, "--dry-run"]
+    shown = subprocess.run(command, cwd=ROOT / folder, env=told, capture_output=True, text=True, check=True).stdout
+    assert "200 to train on, 40 to evaluate on; from a pool here with 7 slots, playwright" in shown
+    assert shown.splitlines()[-1] == "dry run: the plan is valid, nothing was started"
+
+
+def test_megatron_with_vision_is_refused_by_name(tmp_path: Path) -> None:
+    model = tiny_vision.build(tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    problems = check_trainable(Arguments(train_backend="megatron", hf_checkpoint=str(model)), config)
+    assert any("vision-language model, which --train-backend megatron does not train" in each for each in problems)
+
+
+def test_the_pool_has_the_tasks_environment(tmp_path: Path) -> None:
+    v = LaunchVariables.from_env({"ENV_TYPE": "gui", "PARALLEL_ENVS": "16"})
+    for kind, name in (("miniwob", "MiniWobEnvironment"), ("osworld", "OsWorldEnvironment")):
+        words = pool_words(v, GuiSource.from_env({"TASK_TYPE": kind}), tmp_path)
+        pool = pool_parser().parse_args(words)
+        assert pool.slots == 16
+        assert load_environment(pool.env[0]).__name__ == name
+    with pytest.raises(SystemExit):
+        gui_launch.main([])
+
+
+def test_a_variable_that_names_nothing_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for variables, why in (
+        ({"SCREENSHOT_BACKEND": "paper"}, "SCREENSHOT_BACKEND"),
+        ({"GUI_FAMILIES": "fly"}, "there is no family fly"),
+        ({"GUI_FAMILIES": "click_link"}, "only held-out families"),
+        ({"TASK_TYPE": "osworld"}, "GUI_TEST_CONFIG_BASE_DIR is not set"),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            assert gui_launch.main(["--model", "qwen3-vl-8B", "--name", "x", "--dry-run"]) == 2
+        assert why in capsys.readouterr().err
+
+
+async def test_generate_and_reward_func(
+    tmp_path: Path, tiny_random_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [*inspect.signature(generate_with_gui.generate).parameters] == [
+        *("args", "sample", "sampling_params", "evaluation")
+    ]
+    task = Task("guess", {"steps": 2, "score": 1.0})
+    (sample,) = await played(tmp_path, tiny_random_model, monkeypatch, [f"one{END}"], task)
+    assert sample.reward == {"score": 1.0, "outcome": 1.0, "acc": 1.0, "prm_turn_score": None}
+    assert await generate_with_gui.reward_func(Arguments(), sample) == sample.reward
+    assert await batched_async_rm(Arguments(custom_rm_path="generate_with_gui.reward_func"), [sample]) == [
+        sample.reward
+    ]
+    assert await batched_async_rm(Arguments(custom_rm_path="generate_with_gui.reward_func"), []) == []
+    with pytest.raises(ConfigurationError, match="the sample has no episode"):
+        await generate_with_gui.reward_func(Arguments(), Sample())
+
+
+async def test_limits_of_flags_hold(tmp_path: Path, tiny_random_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = Task("guess", {"steps": 40})
+    (sample,) = await played(tmp_path, tiny_random_model, monkeypatch, [f"one{END}"], long, gui_max_steps=2)
+    assert (sample.metadata["agent"]["turns"], sample.metadata["agent"]["ending"]) == (2, "turns")
+    tool: Any = {"type": "function", "function": {"name": "computer_use", "parameters": {"type": "object"}}}
+    strict = Task("guess", {"steps": 40, "tools": [tool], "actions": "computer_use"})
+    for reply in (
+        "I look around.",
+        '<tool_call>\n{"name": "computer_use", "arguments": {"action": "fly"}}\n</tool_call>',
+    ):
+        (sample,) = await played(tmp_path, tiny_random_model, monkeypatch, [reply + END], strict)
+        assert sample.metadata["agent"]["malformed"] == 3, "three format errors end an episode"
+        assert sample.metadata["agent"]["ending"] == "malformed"
+
+
+async def test_the_judge_votes_on_each_step(
+    tmp_path: Path, tiny_random_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Judge:
+        async def votes(self, kind: Any, question: Any, count: int) -> list[Vote]:
+            return [Vote(kind, "", value, None, 0.1) for value in (1, -1, 1)[:count]]
+
+    monkeypatch.setattr(loop, "_judge", lambda args: Judge())
+    task = Task("guess", {"steps": 2, "score": 1.0})
+    (sample,) = await played(tmp_path, tiny_random_model, monkeypatch, [f"one{END}"], task, prm_m=3, prm_step_coef=0.5)
+    assert sample.reward["prm_turn_score"] == pytest.approx(1 / 3)
+    assert sample.reward["score"] == pytest.approx(1 + 0.5 / 3)
+
+
+def test_flags_reach_the_settings() -> None:
+    args = Arguments(gui_max_steps=7, gui_eval_max_steps=9, gui_max_image_history_length=2)
+    args = args.changed(gui_max_reward_image_history_length=2)
+    settings = gui_config.settings_of(args, evaluation=False, environment={})
+    assert (settings.max_turns, settings.keep_pictures, settings.judge_pictures) == (7, 2, 3)
+    assert gui_config.settings_of(args, evaluation=True, environment={}).max_turns == 9
+    plain = gui_config.settings_of(Arguments(), evaluation=False, environment={"GUI_ENV_SERVER_URL": "http://h:1"})
+    assert (plain.max_turns, plain.keep_pictures, plain.max_malformed) == (15, 3, 3)
+    assert plain.pool_url == "http://h:1"
+    blind = {"GUI_OBSERVATION_TYPE": "a11y_tree", "AGENTRL_MAX_TURNS": "4"}
+    settings = gui_config.settings_of(Arguments(), evaluation=False, environment=blind)
+    assert (settings.judge_pictures, settings.max_turns) == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "why"),
+    [
+        ({"gui_sleep_after_execution": 0.5}, "set GUI_SLEEP_AFTER_EXECUTION=0.5"),
+        ({"gui_eval_sleep_after_execution": 5.0}, "set GUI_SLEEP_AFTER_EXECUTION=5"),
+        ({"gui_wait_after_reset": 60.0}, "set GUI_WAIT_AFTER_RESET=60"),
+        ({"gui_eval_wait_after_reset": 60.0}, "set GUI_WAIT_AFTER_RESET=60"),
+        ({"gui_agent_class_path": "mine.Agent"}, "gui_agent_class_path 'mine.Agent' is unknown"),
+        ({"gui_reward_agent_class_path": "mine.Judge"}, "gui_reward_agent_class_path"),
+        ({"prm_max_concurrency": 32}, "prm_max_concurrency 32 has no effect"),
+    ],
+)
+def test_a_value_that_would_change_nothing_is_refused(attributes: dict[str, Any], why: str) -> None:
+    args = Arguments()
+    for name, value in attributes.items():
+        setattr(args, name, value)
+    with pytest.raises(ConfigurationError, match=why):
+        gui_config.check(args, {})
+    waits = {"GUI_SLEEP_AFTER_EXECUTION": "0.5", "GUI_WAIT_AFTER_RESET": "60"}
+    gui_config.check(Arguments(gui_sleep_after_execution=0.5, gui_wait_after_reset=60.0), waits)
+
+
+def test_the_data_source_lists_tasks_and_keeps_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GUI_FAMILIES", "click_test,click_link,enter_text")
+    args = Arguments(run_dir=str(tmp_path), save=str(tmp_path), load=str(tmp_path), n_samples_per_prompt=2)
+    source = GuiMetaDataSource(args)
+    assert len(source) == 400, "a held-out family is not trained on"
+    ((first, second),) = source.get_samples(1)
+    assert first.metadata == {"task_id": "miniwob/click_test/train/0", "seed": 0, "domain": "click_test"}
+    assert second.metadata == first.metadata
+    source.save(3)
+    assert (tmp_path / "rollout" / "gui_meta_state_dict_3.pt").is_file()
+    again = GuiMetaDataSource(args)
+    again.load(3)
+    ((other, _),) = again.get_samples(1)
+    assert other.metadata["task_id"] == "miniwob/enter_text/train/0"
+
+
+def test_the_splits_are_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = GuiSource.from_env({})
+    train, held = source.ids("train"), source.ids("heldout")
+    assert not set(train) & set(held)
+    assert {"click_link", "enter_password", "login_user"} == {*map(domain_of, held)} - {*map(domain_of, train)}
+
+
+def test_the_evaluation_reports_each_domain() -> None:
+    result = {"rewards": [1.0, 0.0, 1.0, 1.0], "aborted": [False, False, True, False], "groups": [0, 1, 1, 2]}
+    found = generate_with_gui.by_domain("gui", result, ["a", "b", "a"])
+    assert found == {"eval/gui/a": 1.0, "eval/gui/b": 0.0}
+    with pytest.raises(ConfigurationError, match="evaluates only"):
+        generate_with_gui.gui_generate_rollout(Arguments(), 0, None, evaluation=False)
+
+
+def test_the_agent_program(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GUI_FAMILIES", "click_test")
+    words = ["--model", "m", "--base-url", "http://h/v1", "--tasks", "3", "--max-steps", "4", "--pictures", "2"]
+    assert gui_agent.main([*words, "--parallel", "1", "--dry-run"]) == 0
+    assert "3 of miniwob" in capsys.readouterr().out
+    assert gui_agent.main([*words, "--parallel", "0"]) == 2
+    assert "--parallel 0 is too small" in capsys.readouterr().err
+
+
+def test_the_agent_program_shows_the_newest_pictures_only() -> None:
+    def look(url: str) -> dict[str, Any]:
+        return {
+            "role": "user",
+            "content": [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "x"}],
+        }
+
+    messages = [look("1"), {"role": "assistant", "content": "a"}, look("2"), look("3")]
+    shown = json.dumps(gui_agent.with_newest_pictures(messages, 2))
+    assert '"url": "1"' not in shown
+    assert '"url": "2"' in shown
+    assert '"url": "3"' in shown
+    played = [
+        gui_agent.Played("miniwob/a/heldout/0", 1.0, 1, 0, ""),
+        gui_agent.Played("miniwob/a/heldout/1", 0.5, 2, 1, ""),
+        gui_agent.Played("miniwob/b/heldout/0", None, 0, 0, "lost"),
+    ]
+    table = gui_agent.table(played)
+    assert table["a"] == {"episodes": 2, "lost": 0, "success": 0.5, "format_errors": 1}
+    assert table["b"] == {"episodes": 0, "lost": 1, "success": 0.0, "format_errors": 0}
+    assert table["all"]["episodes"] == 2
