@@ -35,7 +35,7 @@ class Server(uvicorn.Server):
 async def serve(app: FastAPI, listening: socket.socket, name: str, end: Callable[[], Awaitable[None]]) -> None:
     """Serve on ``listening``, say so, and await ``end`` when a signal asks to stop."""
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=LAST_ANSWERS_S
+        app, log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=LAST_ANSWERS_S
     )
     server = Server(config)
     asked = asyncio.Event()

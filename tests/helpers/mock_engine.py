@@ -222,7 +222,7 @@ class _Server(uvicorn.Server):
 async def serve(app: Any) -> AsyncIterator[str]:
     """Serve an ASGI application on a free loopback port; yield its URL."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_level="warning", lifespan="on")
+    config = uvicorn.Config(app, log_level="warning", lifespan="on", ws="none")
     server = _Server(config)
     task = asyncio.create_task(server._serve([listener]))
     try:
