@@ -17,7 +17,7 @@ SCRIPTS = sorted(
     if path.name != "common.sh"
 )
 CLEAN = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-OWN = re.compile(r"eval-\d{8}-\d{6}")
+OWN = re.compile(r"\d{8}-\d{6}")
 """What differs from one start to the next: the time in a folder's name."""
 SECONDS = 300
 
@@ -34,7 +34,7 @@ async def dry_run(script: Path, folder: Path) -> str:
     finally:
         if process.returncode is None:
             process.kill()
-    text = OWN.sub("eval-TIME", printed.decode())
+    text = OWN.sub("TIME", printed.decode())
     assert process.returncode == 0, f"{folder}: {text}"
     return text
 
