@@ -1,4 +1,4 @@
-"""Starts ``python -m agentrl.pool`` as a process of a launcher or demo.
+"""Starts ``python -m agentrl.pool`` as a process of a launcher or demo, and a trainer beside it.
 
 Guarantee: the pool ends with the given stack, and with this process (lifeline).
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -41,3 +43,35 @@ def start_pool(words: Sequence[str], log: Path, stack: ExitStack) -> str:
             return found[1]
         time.sleep(POLL_S)
     raise InfraError(f"the pool did not start; the end of {log}:\n{pool.log_tail()}", code="pool_failed")
+
+
+def trainer_environment(plugins: Path, *, wandb: bool) -> dict[str, str]:
+    """Return the environment of a trainer that imports plugins from a folder; with ``wandb`` either name of the key does."""
+    paths = [str(plugins), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    child = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    if wandb and (key := child.get("WANDB_API_KEY") or child.get("WANDB_KEY")):
+        child["WANDB_API_KEY"] = key
+    return child
+
+
+def train_beside_pool(
+    command: Sequence[str], environment: Mapping[str, str], url: str | None, words: Sequence[str], run_dir: Path
+) -> int:
+    """Run a trainer, which gets SIGINT and SIGTERM; return its exit status.
+
+    Args:
+        command: of the trainer.
+        environment: of the trainer, but for the pool's address.
+        url: of a pool or router; None: a pool is started, and ends with the trainer.
+        words: arguments of that pool.
+        run_dir: where its log goes.
+
+    Raises:
+        InfraError: the pool does not start.
+    """
+    with ExitStack() as stack:
+        pool = url or start_pool(words, run_dir / "pool.log", stack)
+        trainer = subprocess.Popen(command, env={**environment, "AGENTRL_POOL_URL": pool})
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda got, _: trainer.send_signal(got))
+        return trainer.wait()

@@ -6,18 +6,15 @@ script's name win. What was started ends with this process, and with the run.
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.exceptions import ConfigError as TaskError
 from agentrl.exceptions import InfraError
-from agentrl.pool_process import start_pool
+from agentrl.pool_process import train_beside_pool, trainer_environment
 from agentrl.tasks.gui.osworld.settings import VmSettings
 from agentrl.tasks.gui.settings import GuiSettings
 from agentrl.tasks.gui.source import GuiSource, write_rows
@@ -131,30 +128,16 @@ def pool_words(v: LaunchVariables, source: GuiSource, run_dir: Path) -> list[str
     return [*words, "--ledger", str(run_dir / "pool.sqlite")]
 
 
-def child_environment(v: LaunchVariables) -> dict[str, str]:
-    """Return the trainer's environment."""
-    paths = [str(HERE), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    child = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    if v.use_wandb and (key := child.get("WANDB_API_KEY") or child.get("WANDB_KEY")):
-        child["WANDB_API_KEY"] = key
-    return child
-
-
 def run(v: LaunchVariables, source: GuiSource, words: Sequence[str], run_dir: Path) -> int:
     """Start pool and trainer; return the trainer's exit status."""
     run_dir.mkdir(parents=True, exist_ok=True)
     print(f"{PROG}: {write_rows(source.ids('train'), run_dir / 'gui_train.jsonl')} tasks", flush=True)
     if v.eval_interval:
         write_rows(source.ids("heldout"), run_dir / "gui_eval.jsonl")
-    child = child_environment(v)
-    with ExitStack() as stack:
-        child["AGENTRL_POOL_URL"] = v.server_url or start_pool(
-            pool_words(v, source, run_dir), run_dir / "pool.log", stack
-        )
-        trainer = subprocess.Popen([sys.executable, str(TRAINER), *words], env=child)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda got, _: trainer.send_signal(got))
-        return trainer.wait()
+    child = trainer_environment(HERE, wandb=v.use_wandb)
+    return train_beside_pool(
+        [sys.executable, str(TRAINER), *words], child, v.server_url, pool_words(v, source, run_dir), run_dir
+    )
 
 
 def build_parser() -> CommandLine:
@@ -180,10 +163,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = [*trainer_words(v, options.model, options.name, options.step_judge, run_dir), *extra]
         if options.dry_run:
             pool = v.server_url or f"a pool here with {v.parallel_envs} slots, {seen.backend}"
+            child = trainer_environment(HERE, wandb=v.use_wandb)
             count = len(source.ids("train")), len(source.ids("heldout")) if v.eval_interval else 0
             print(f"tasks    {source.task_type}, {count[0]} to train on, {count[1]} to evaluate on; from {pool}")
             print(f"screen   {seen.observation}, {seen.coordinates} coordinates", flush=True)
-            return subprocess.call([sys.executable, str(TRAINER), *words, "--dry-run"], env=child_environment(v))
+            return subprocess.call([sys.executable, str(TRAINER), *words, "--dry-run"], env=child)
         return run(v, source, words, run_dir)
     except (ConfigError, ConfigurationError, TaskError, InfraError) as error:
         print(f"{PROG}: {error}", file=sys.stderr)

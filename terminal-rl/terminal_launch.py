@@ -6,13 +6,10 @@ script's name win. What was started ends with this process, and with the run.
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +17,7 @@ from older_variables import CLIENT, refuse
 
 from agentrl.exceptions import ConfigError as TaskError
 from agentrl.exceptions import InfraError
-from agentrl.pool_process import start_pool
+from agentrl.pool_process import train_beside_pool, trainer_environment
 from agentrl.tasks.terminal.prompts import write_rows
 from agentrl.tasks.terminal.source import TaskSource
 from openclaw.config.environment_config import EnvironmentConfig, variable
@@ -32,6 +29,7 @@ from slime.utils.command_line import CommandLine
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 PROG = "terminal-rl"
+TRAINER = ROOT / "slime" / "train_async.py"
 ENVIRONMENT = "agentrl.tasks.terminal.environment.TerminalEnvironment"
 
 
@@ -157,12 +155,9 @@ def pool_words(v: LaunchVariables, run_dir: Path) -> list[str]:
 
 def child_environment(v: LaunchVariables) -> dict[str, str]:
     """Return the trainer's environment."""
-    paths = [str(HERE), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    child = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    child = trainer_environment(HERE, wandb=v.use_wandb)
     if v.max_steps is not None:
         child["AGENTRL_MAX_TURNS"] = str(v.max_steps)
-    if v.use_wandb and (key := child.get("WANDB_API_KEY") or child.get("WANDB_KEY")):
-        child["WANDB_API_KEY"] = key
     return child
 
 
@@ -197,12 +192,8 @@ def run(v: LaunchVariables, words: Sequence[str], run_dir: Path) -> int:
         return subprocess.call([sys.executable, *command], env=child)
     run_dir.mkdir(parents=True, exist_ok=True)
     write_prompts(v, run_dir)
-    with ExitStack() as stack:
-        child["AGENTRL_POOL_URL"] = v.server_url or start_pool(pool_words(v, run_dir), run_dir / "pool.log", stack)
-        trainer = subprocess.Popen([sys.executable, str(ROOT / "slime" / "train_async.py"), *words], env=child)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda got, _: trainer.send_signal(got))
-        return trainer.wait()
+    command = [sys.executable, str(TRAINER), *words]
+    return train_beside_pool(command, child, v.server_url, pool_words(v, run_dir), run_dir)
 
 
 def build_parser() -> CommandLine:
@@ -231,8 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.dry_run:
             pool = v.server_url or f"a pool here with {v.parallel_envs} slots, {v.sandbox}"
             print(f"tasks    {source.task_type}, {len(source.ids())}; environments from {pool}", flush=True)
-            program = str(ROOT / "slime" / "train_async.py")
-            return subprocess.call([sys.executable, program, *words, "--dry-run"], env=child_environment(v))
+            return subprocess.call([sys.executable, str(TRAINER), *words, "--dry-run"], env=child_environment(v))
         return run(v, words, run_dir)
     except (ConfigError, ConfigurationError, TaskError, InfraError) as error:
         print(f"{PROG}: {error}", file=sys.stderr)

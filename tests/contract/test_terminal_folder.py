@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import shutil
+import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -413,6 +416,19 @@ def test_a_pool_that_starts_again_has_its_own_address(tmp_path: Path, monkeypatc
     words = pool_words(LaunchVariables.from_env({}), tmp_path)
     with ExitStack() as stack:
         assert pool_process.start_pool(words, log, stack) == "http://127.0.0.1:2"
+
+
+def test_a_trainer_beside_a_pool_gets_its_address_and_both_signals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caught: dict[int, Any] = {}
+    monkeypatch.setattr(pool_process.signal, "signal", caught.__setitem__)
+    program = "import os, sys; sys.exit(7 if os.environ['AGENTRL_POOL_URL'] == 'http://pool' else 1)"
+    environment = pool_process.trainer_environment(tmp_path, wandb=False)
+    assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(tmp_path)
+    command = [sys.executable, "-c", program]
+    assert pool_process.train_beside_pool(command, environment, "http://pool", [], tmp_path) == 7
+    assert set(caught) == {signal.SIGINT, signal.SIGTERM}
 
 
 def test_the_data_tools_use_every_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
