@@ -13,10 +13,9 @@ import pytest
 
 from agentrl.environment import Environment
 from agentrl.exceptions import InfraError
-from agentrl.processes.ledger import ProcessLedger
-from agentrl.processes.owned import Processes
 from agentrl.protocol import JsonObject
 from agentrl.tasks.gui.browser.walled import find_chromium
+from tests.helpers.sandboxes import processes_that_end
 
 Made = TypeVar("Made", bound=Environment)
 
@@ -38,18 +37,14 @@ needs_browser = pytest.mark.skipif(_missing() is not None, reason=_missing() or 
 @asynccontextmanager
 async def gui_environment(folder: Path, kind: type[Made]) -> AsyncIterator[Made]:
     """Make an environment; with the block it ends, and leaves no process."""
-    ledger = ProcessLedger(folder / "ledger.sqlite")
-    processes = Processes(ledger)
-    environment = kind(processes)
     with ThreadPoolExecutor(2) as threads:
-        environment.lend_threads(threads)
-        try:
-            yield environment
-        finally:
-            await environment.close()
-            assert await processes.end() == 0
-            assert await ledger.groups() == []
-            ledger.close()
+        async with processes_that_end(folder) as processes:
+            environment = kind(processes)
+            environment.lend_threads(threads)
+            try:
+                yield environment
+            finally:
+                await environment.close()
 
 
 def use(action: str, **arguments: object) -> JsonObject:

@@ -28,20 +28,29 @@ def installed(repository: Path) -> bool:
 
 
 @asynccontextmanager
+async def processes_that_end(folder: Path) -> AsyncIterator[Processes]:
+    """Own processes of which none is left at the end of the block, nor is one to be ended then."""
+    ledger = ProcessLedger(folder / "ledger.sqlite")
+    processes = Processes(ledger)
+    try:
+        yield processes
+    finally:
+        assert await processes.end() == 0
+        assert await ledger.groups() == []
+        ledger.close()
+
+
+@asynccontextmanager
 async def sandbox(
     provider: Bubblewrap, folder: Path, spec: SandboxSpec = SMALL_SPEC
 ) -> AsyncIterator[SupervisedSandbox]:
     """Start a sandbox, and stop it."""
-    ledger = ProcessLedger(folder / "ledger.sqlite")
-    processes = Processes(ledger)
-    started = await provider.start_unchecked(spec, processes)
-    try:
-        yield started
-    finally:
-        await started.stop()
-        assert await processes.end() == 0
-        assert await ledger.groups() == []
-        ledger.close()
+    async with processes_that_end(folder) as processes:
+        started = await provider.start_unchecked(spec, processes)
+        try:
+            yield started
+        finally:
+            await started.stop()
 
 
 async def line(box: SupervisedSandbox, text: str, **settings: Any) -> ExecResult:

@@ -7,12 +7,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from agentrl.environment import Task
-from agentrl.processes.ledger import ProcessLedger
-from agentrl.processes.owned import Processes
 from agentrl.protocol import JsonObject, Verdict
 from agentrl.tasks.toolcall.conversations import last_words
 from agentrl.tasks.toolcall.environment import ToolCallEnvironment
 from agentrl.tasks.toolcall.generate import generate
+from tests.helpers.sandboxes import processes_that_end
 
 
 @asynccontextmanager
@@ -20,16 +19,12 @@ async def tool_environment(
     folder: Path, kind: type[ToolCallEnvironment] = ToolCallEnvironment
 ) -> AsyncIterator[ToolCallEnvironment]:
     """Make an environment whose processes end with the block."""
-    ledger = ProcessLedger(folder / "ledger.sqlite")
-    processes = Processes(ledger)
-    environment = kind(processes)
-    try:
-        yield environment
-    finally:
-        await environment.close()
-        assert await processes.end() == 0
-        assert await ledger.groups() == []
-        ledger.close()
+    async with processes_that_end(folder) as processes:
+        environment = kind(processes)
+        try:
+            yield environment
+        finally:
+            await environment.close()
 
 
 async def judged(environment: ToolCallEnvironment, task: Task, actions: Sequence[JsonObject]) -> Verdict:

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from agentrl.environment import Task
-from agentrl.processes.ledger import ProcessLedger
-from agentrl.processes.owned import Processes
 from agentrl.sandbox.bubblewrap import Bubblewrap
 from agentrl.tasks.shell.environment import ShellEnvironment
 from agentrl.tasks.shell.families import FAMILIES
 from agentrl.tasks.terminal.environment import TerminalEnvironment
+from tests.helpers.sandboxes import processes_that_end
 from tests.helpers.shell_agents import ATTACKS, BEHIND_WALLS, judged, oracle
 
 pytestmark = [
@@ -34,12 +33,8 @@ async def environment(tmp_path: Path) -> AsyncIterator[ShellEnvironment]:
     class Real(ShellEnvironment):
         provider = PROVIDER
 
-    ledger = ProcessLedger(tmp_path / "ledger.sqlite")
-    processes = Processes(ledger)
-    yield Real(processes)
-    assert await processes.end() == 0
-    assert await ledger.groups() == []
-    ledger.close()
+    async with processes_that_end(tmp_path) as processes:
+        yield Real(processes)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -21,8 +21,6 @@ from agentrl.client.episode import episode
 from agentrl.client.http import HttpLeases
 from agentrl.environment import Task
 from agentrl.exceptions import AgentError
-from agentrl.processes.ledger import ProcessLedger
-from agentrl.processes.owned import Processes
 from agentrl.protocol import JsonObject, StepResult, Verdict
 from agentrl.rollout.records import names, read
 from agentrl.sandbox.bubblewrap import Bubblewrap
@@ -34,7 +32,7 @@ from agentrl.tasks.swe.prompts import SUBMIT
 from agentrl.tasks.swe.source import InstanceSource
 from slime.utils.types import Sample
 from tests.helpers.agent_stages import END, staged
-from tests.helpers.sandboxes import running
+from tests.helpers.sandboxes import processes_that_end, running
 from tests.helpers.swe_agents import attacks, judged, oracle
 from tests.helpers.waiting import eventually
 
@@ -55,12 +53,8 @@ class Real(SweEnvironment):
 @pytest.fixture
 async def environment(tmp_path: Path) -> AsyncIterator[SweEnvironment]:
     """Return an environment whose processes end with the test."""
-    ledger = ProcessLedger(tmp_path / "ledger.sqlite")
-    processes = Processes(ledger)
-    yield Real(processes)
-    assert await processes.end() == 0
-    assert await ledger.groups() == []
-    ledger.close()
+    async with processes_that_end(tmp_path) as processes:
+        yield Real(processes)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
