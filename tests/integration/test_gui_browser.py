@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from agentrl.environment import Task
@@ -143,3 +145,27 @@ async def test_the_browser_is_walled(environment: Real) -> None:
     assert answer.get("errorText")
     verdict = await environment.evaluate()
     assert (verdict.score, verdict.detail) == (0.0, "the agent left the task's page")
+
+
+def drivers() -> list[psutil.Process]:
+    """Return playwright's drivers that this process started."""
+    return [each for each in psutil.Process().children() if any("playwright" in word for word in each.cmdline())]
+
+
+async def test_browsers_share_a_driver_until_it_fails(tmp_path: Path) -> None:
+    """A failed one loses the pages that it drives, and the next page has another one. None is left."""
+    begun = Task("miniwob/click_test/train/0")
+    async with gui_environment(tmp_path / "1", Real) as first, gui_environment(tmp_path / "2", Real) as second:
+        await asyncio.gather(first.reset(begun, 0), second.reset(begun, 0))
+        (driver,) = drivers()
+        await first.close()
+        assert drivers() == [driver]
+        assert await second.solved(begun.id) == 1.0
+        driver.kill()
+        with pytest.raises(InfraError):
+            await second.evaluate()
+        with suppress(InfraError):
+            await first.reset(begun, 0)  # it may have met the failed driver
+        assert await first.solved(begun.id) == 1.0
+        assert driver not in drivers()
+    assert drivers() == []

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 from agentrl.exceptions import ConfigError, InfraError
 from agentrl.processes.owned import Processes
 from agentrl.sandbox.interface import Mount, Provider
 from agentrl.tasks.gui.browser.interface import SEND_S, Page
+from agentrl.tasks.gui.browser.playwright_driver import shared
 from agentrl.tasks.gui.browser.walled import FLAGS, PROFILE, WalledProgram, find_chromium
 
 ACTIVE_PORT = f"{PROFILE}/DevToolsActivePort"
@@ -33,7 +34,7 @@ class PlaywrightPage(Page):
             InfraError: Chromium does not start.
         """
         try:
-            from playwright.async_api import Error, async_playwright
+            from playwright.async_api import Error
         except ImportError as error:
             raise ConfigError("playwright is not installed; run scripts/setup.sh, or pip install '.[gui]'") from error
         program = WalledProgram(provider, processes)
@@ -43,13 +44,16 @@ class PlaywrightPage(Page):
             await program.start(argv, 0, mounts, connections=1)
             port, path = (await program.read_file(ACTIVE_PORT)).splitlines()
             program.port_inside = int(port)
-            driver = await closing.enter_async_context(async_playwright())
+            driver = shared()
+            playwright = await closing.enter_async_context(driver.lent())
             try:
-                browser = await driver.chromium.connect_over_cdp(f"ws://127.0.0.1:{program.port}{path}")
+                browser = await playwright.chromium.connect_over_cdp(f"ws://127.0.0.1:{program.port}{path}")
+                closing.push_async_callback(_left, browser)
                 page = browser.contexts[0].pages[0]
                 session = await browser.contexts[0].new_cdp_session(page)
             except Error as error:
                 program.check()
+                driver.give_up(playwright)  # the browser runs, so the driver may be at fault
                 raise InfraError(f"playwright cannot connect: {error.message}", code="browser_lost") from error
             return cls(program, session, closing.pop_all())
         raise AssertionError  # an exit stack of these callbacks hides nothing
@@ -68,3 +72,11 @@ class PlaywrightPage(Page):
     async def close(self) -> None:
         """See `Page`."""
         await self._closing.aclose()
+
+
+async def _left(browser: Any) -> None:
+    """Disconnect from a browser, which may be gone."""
+    from playwright.async_api import Error
+
+    with suppress(Error):
+        await browser.close()
