@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import tempfile
@@ -42,6 +43,8 @@ settings.register_profile(
 settings.load_profile("any machine")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+# What is imported and collected stays to the end; the collector would visit it again and again.
+gc.disable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -49,6 +52,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(item.path).relative_to(REPOSITORY / "tests").parts[0] == "integration":
             item.add_marker(pytest.mark.integration)
+
+
+def pytest_collection_finish() -> None:
+    """Let the collector run for the tests' own objects alone."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

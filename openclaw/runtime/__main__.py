@@ -6,8 +6,11 @@ import faulthandler
 import signal
 import sys
 
-from openclaw.runtime.serve import main
+from slime.utils.garbage import collect_rarely
 
 if __name__ == "__main__":
+    collect_rarely()
+    from openclaw.runtime.serve import main
+
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     sys.exit(main())

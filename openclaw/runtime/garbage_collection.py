@@ -20,8 +20,10 @@ import asyncio
 import gc
 from collections.abc import Callable
 
-MOST_NEW_OBJECTS = 200_000  # some 50 MB
-OLDER_GENERATIONS = (5, 5)
+from slime.utils.garbage import MOST_NEW_OBJECTS, collect_rarely
+
+__all__ = ["MOST_NEW_OBJECTS", "collect_when_quiet", "settle"]
+
 COLLECT_SECONDS = 30.0
 LOOK_SECONDS = 0.5
 
@@ -30,7 +32,7 @@ def settle() -> None:
     """Exempt all current objects from collection, and leave later garbage to `collect_when_quiet`."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(MOST_NEW_OBJECTS, *OLDER_GENERATIONS)
+    collect_rarely()
 
 
 async def collect_when_quiet(busy: Callable[[], bool], every: float = COLLECT_SECONDS) -> None:

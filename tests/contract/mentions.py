@@ -7,6 +7,8 @@ import functools
 import re
 from pathlib import Path
 
+from tests.helpers.syntax import parsed
+
 WORD = re.compile(r"--[a-zA-Z][\w-]*|\b[a-zA-Z_]\w*")
 
 
@@ -15,7 +17,7 @@ def definitions(path: Path) -> dict[str, str]:
     """Return the source of every name that a module defines at its top level."""
     text = path.read_text()
     found: dict[str, str] = {}
-    for node in ast.parse(text).body:
+    for node in parsed(path).body:
         source = ast.get_source_segment(text, node) or ""
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             decorators = [ast.get_source_segment(text, decorator) or "" for decorator in node.decorator_list]

@@ -14,6 +14,7 @@ from slime.arguments.environments import ENVIRONMENTS
 from slime.arguments.parser import GROUPS
 from slime.arguments.refused import FIXED, REFUSED
 from tests.contract.flag_table import FLAGS
+from tests.helpers.syntax import parsed
 
 OPTIONS = [option for group in GROUPS for option in group.options]
 # Read by what is not Python of this repository: the plugins of method folders (2.7 of the contract).
@@ -75,7 +76,7 @@ def attributes_read(repository: Path) -> set[str]:
     for path in files:
         if path.is_relative_to(declarations) and path.name not in READERS:
             continue
-        tree = ast.parse(path.read_text())
+        tree = parsed(path)
         texts = {
             node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
         }
@@ -98,7 +99,7 @@ def attributes_derived(repository: Path) -> set[str]:
     """Attributes that the derivations turn into others: what they do is done by those."""
     found: set[str] = set()
     for path in (repository / "slime" / "slime" / "arguments").glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef) and "derive" in node.name:
                 found |= {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
     return found

@@ -14,6 +14,7 @@ from slime.arguments import build_parser, parse_args
 from slime.arguments.parser import parser_for, read_arguments
 from slime.arguments.refused import FIXED
 from tests.helpers.checkpoints import config_only
+from tests.helpers.syntax import parsed
 
 ROLLOUT = """--num-rollout 100000000 --rollout-batch-size 16 --n-samples-per-prompt 1 --num-steps-per-rollout 1
     --rollout-max-response-len 8192 --rollout-max-context-len 32768 --rollout-temperature 0.6 --reward-key score
@@ -139,7 +140,7 @@ def test_every_argument_that_is_read_is_declared(repository: Path) -> None:
             repository / "openclaw" / "inspect.py"
         ):
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Attribute) and dotted(node.value) in ARGS:
                 name = node.attr
             elif (

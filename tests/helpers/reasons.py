@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from tests.helpers.syntax import parsed
+
 
 def reasons_of(tree: ast.Module) -> Iterator[str]:
     """Yield the reasons that a module gives: ``reason="x"``, ``XYZ = "x"`` given as one, the keys of ``checks`` and ``reasons``."""
@@ -39,7 +41,7 @@ MAY_GIVE = re.compile("[Rr]eason|checks|Why")
 def modules_with_reasons(repository: Path) -> list[ast.Module]:
     """Return every module that may give a reason; one without these words gives none."""
     files = [*repository.glob("openclaw/**/*.py"), *repository.glob("openclaw-*/openclaw_*_method.py")]
-    return [ast.parse(text) for text in map(Path.read_text, files) if MAY_GIVE.search(text)]
+    return [parsed(path) for path in files if MAY_GIVE.search(path.read_text())]
 
 
 def stated_reasons(repository: Path) -> set[str]:

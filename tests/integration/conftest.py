@@ -16,12 +16,17 @@ from xdist.scheduler import LoadScopeScheduling
 from tests.helpers import tiny_random
 
 LONGEST_FIRST = (
-    "test_whole_loop",
+    "test_gate_kills",
     "test_demo_cpu",
-    "test_openclaw_client",
+    "test_gui_browser",
+    "test_kills",
+    "test_canary_live",
+    "test_whole_loop",
     "test_example_method",
     "test_train_loop",
-    "test_kills",
+    "test_openclaw_client",
+    "test_agent_learning",
+    "test_offline_run",
     "test_engine_live",
     "test_gateway_live",
     "test_teacher_logprobs",

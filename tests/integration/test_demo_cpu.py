@@ -196,16 +196,10 @@ def test_a_person_talks_it_learns_and_goes_on_after_ctrl_c(demo: Callable, tmp_p
     wait_for(lambda: serves(port), 300, "a server again", process)
     assert live_version(port) >= steps, "the learned weights serve again"
     assert f"resumes  {run_dir}/checkpoints: {steps} steps are done" in log.read_text().splitlines()
-    process.send_signal(signal.SIGINT)
-    assert process.wait(180) == INTERRUPTED
-
-
-def test_a_killed_demo_takes_its_run_along(demo: Callable, tmp_path: Path) -> None:
-    process = demo("--updates", "50", "--port", str(find_available_port()))
-    wait_for(lambda: bool(engines_of(tmp_path / "run")), 1200, "an engine", process)
+    assert engines_of(run_dir)
     process.send_signal(signal.SIGKILL)
     process.wait(30)
-    wait_for(lambda: not processes_of(tmp_path / "run"), GONE_SECONDS, "every process is gone")
+    wait_for(lambda: not processes_of(run_dir), GONE_SECONDS, "a killed demo takes its run along")
 
 
 def test_a_taken_port_is_refused_at_once(demo: Callable, tmp_path: Path) -> None:

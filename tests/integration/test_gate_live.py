@@ -103,12 +103,3 @@ def test_refuse_kill_and_roll_back(repository: Path, tmp_path: Path, tiny_random
     driver.process.kill()
     driver.process.wait()
     assert_all_gone(family)
-
-    ask_rollback(run_dir, 1)
-    resumed = Driver(repository, run_dir, tiny_random_model, *flags, "--resume")
-    resumed.wait_for("weights 1 serve again, as version 4")
-    assert (live_version(resumed.engine_url()), engine_says(resumed.engine_url())) == ("4", accepted[0][1])
-    family = resumed.family()
-    resumed.process.kill()
-    resumed.process.wait()
-    assert_all_gone(family)

@@ -71,8 +71,9 @@ async def test_selenium_and_other_coordinates(
 
 
 async def test_a_hundred_families_open_step_and_score(environment: Real) -> None:
-    chosen = families()[:MANY]
-    assert len(chosen) == MANY
+    """Those with an oracle have opened, stepped and scored in `test_oracles_and_the_idle`."""
+    chosen = [family for family in families()[:MANY] if family not in ORACLES]
+    assert len(set(chosen) | set(ORACLES)) == MANY
     slow: dict[str, float] = {}
     for family in chosen:
         began = time.monotonic()

@@ -117,7 +117,7 @@ def story(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Story:
     try:
         resumed.wait_ready()
         restarted_at = psutil.Process(resumed.process.pid).create_time()
-        replies += conversations(resumed.base_url, 2, 70)
+        replies += conversations(resumed.base_url, 2, 45)
         wait_until(
             lambda: (
                 ledger.counts()["turns"].get("pending", 0) == 0
@@ -154,7 +154,7 @@ def story(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Story:
 
 
 def test_every_reply_is_a_turn(story: Story) -> None:
-    assert len(set(story.replies)) == len(story.replies) >= 200
+    assert len(set(story.replies)) == len(story.replies) >= 150
     assert {record.turn.id for record in story.turns} >= set(story.replies)
 
 
@@ -241,7 +241,7 @@ def test_stored_logprobs_are_the_forwards(story: Story) -> None:
             kinds[key] += bool(turn.response_message.get(key))
     print(f"{checked} turns, worst difference {worst:.2e}, versions {sorted(versions)}, {kinds}")
     assert worst <= TOLERANCE
-    assert checked >= 200
+    assert checked >= 130
     assert len(versions) >= 3
     assert kinds["tool_calls"] >= 5
     assert kinds["reasoning_content"] >= 5

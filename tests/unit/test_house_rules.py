@@ -8,10 +8,11 @@ import subprocess
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tests.helpers.syntax import parsed
 
 METHOD_FOLDERS = sorted(path.parent.name for path in Path(__file__).parents[2].glob("openclaw-*/openclaw_*_method.py"))
 SMALL_FOLDERS = ("openclaw-sdpo", "openclaw-oel")
@@ -26,11 +27,6 @@ def tracked(repository: Path, *patterns: str) -> list[Path]:
     command = ["git", "-C", str(repository), "ls-files", "-co", "--exclude-standard", "--", *patterns]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return [path for line in output.splitlines() if (path := repository / line).is_file()]
-
-
-@cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
 
 
 def functions_of(tree: ast.AST) -> Iterator[Function]:
@@ -222,7 +218,7 @@ def only_imports(path: Path) -> bool:
     """Whether a module has nothing but imports, beside its docstring, ``__all__`` and the call of a command."""
     rest = [
         node
-        for node in ast.parse(path.read_text()).body
+        for node in parsed(path).body
         if not isinstance(node, ast.Import | ast.ImportFrom | ast.Expr | ast.If)
         and not (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__")
     ]

@@ -14,6 +14,7 @@ from slime.exceptions import ConfigurationError, SlimeError
 from slime.ray.report import continue_line, say
 from slime.ray.restarts import first_line
 from slime.ray.run import Run
+from slime.utils.garbage import collect_rarely
 from slime.utils.process import Stopped
 
 logger = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ def execute(args: Arguments, loop: Callable[[Run], None], *, collects: bool = Tr
     precedes it, unless the arguments are at fault. Before that come the lines to look into the run and to continue it.
     ``collects``: whether the loop asks for rollouts.
     """
+    collect_rarely()
     run = Run(args, collects=collects)
     try:
         with run:

@@ -21,6 +21,7 @@ from benchmarks.gpu_parts import machine
 from benchmarks.gpu_parts.run_step import run
 from benchmarks.gpu_parts.steps import STEPS, Step, refusal
 from tests.helpers.processes import assert_all_gone
+from tests.helpers.syntax import parsed
 
 FOUND: dict[str, Any] = {"torch": "2", "torch_cuda": "13", "nccl": None, "gpus": [{"name": "x"}], "missing": []}
 FIGURE = "from benchmarks.figures import record_figure as r; r('a/b', 1.5, 's', limit=2.0)\n"
@@ -164,7 +165,9 @@ def test_every_name_of_torch_cuda_exists(repository: Path) -> None:
     checked = 0
     for folder in ("benchmarks", "tests/gpu", "tests/helpers", "slime/slime"):
         for path in (repository / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
+            if "torch.cuda." not in path.read_text():
+                continue
+            for node in ast.walk(parsed(path)):
                 name = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
                 if name.startswith("torch.cuda.") and "(" not in name:  # of f(x).y the f is looked at
                     checked += 1

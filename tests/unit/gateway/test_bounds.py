@@ -11,6 +11,7 @@ import pytest
 from openclaw.config.bounds import rows
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.launch.limits import adjustable_lines, limit_lines
+from tests.helpers.syntax import parsed
 
 WORDS = {"MAX", "MOST", "LEAST", "LIMIT", "LONGEST", "LARGEST", "DEPTH", "TIMEOUT"}
 UNITS = {"SECONDS", "BYTES", "CHARACTERS", "TOKENS", "SECOND", "DROPPED"}
@@ -77,7 +78,7 @@ def counted(tree: ast.AST) -> Iterator[str]:
 
 def modules(repository: Path) -> Iterator[tuple[str, ast.Module]]:
     for path in (repository / "openclaw" / "gateway").rglob("*.py"):
-        yield path.name, ast.parse(path.read_text())
+        yield path.name, parsed(path)
 
 
 def test_no_bound_hides_in_the_gateway(repository: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,8 +30,14 @@ def test_a_manager_begins_as_after_a_pause() -> None:
 @pytest.mark.parametrize("hold", [True, False])
 def test_the_server_takes_the_flag_for_itself(monkeypatch: pytest.MonkeyPatch, hold: bool) -> None:
     seen: list[Any] = []
+
+    def run_server(options: list[str]) -> None:
+        assert importlib.util.find_spec("megatron") is None, "SGLang would import it, which takes a second"
+        seen.append(options)
+
     sglang = {
-        "sglang.launch_server": SimpleNamespace(run_server=seen.append),
+        "megatron": SimpleNamespace(),
+        "sglang.launch_server": SimpleNamespace(run_server=run_server),
         "sglang.srt.plugins": SimpleNamespace(load_plugins=lambda: None),
         "sglang.srt.server_args": SimpleNamespace(prepare_server_args=lambda options: options),
         "sglang.srt.utils": SimpleNamespace(kill_process_tree=lambda *_, **__: None),
@@ -38,11 +45,12 @@ def test_the_server_takes_the_flag_for_itself(monkeypatch: pytest.MonkeyPatch, h
     for name, module in sglang.items():
         monkeypatch.setitem(server.sys.modules, name, module)
     monkeypatch.setattr(server, "watch_lifeline", lambda: None)
+    monkeypatch.setattr(server, "collect_rarely", lambda: seen.append("rarely"))
     monkeypatch.setattr(server.server_process, "remove_leftovers", lambda: None)
     monkeypatch.setattr(server.server_hooks, "hold_from_start", lambda: seen.append("held"))
     monkeypatch.setattr(server.sys, "argv", ["server", "--port", "1", *([server_hooks.HOLD] if hold else [])])
     server.main()
-    assert seen == (["held"] if hold else []) + [["--port", "1"]]
+    assert seen == ["rarely", *(["held"] if hold else []), ["--port", "1"]]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slime.backends.sglang_utils import server_hooks, server_process
+from slime.utils.garbage import collect_rarely
 from slime.utils.machine import with_programs
 from slime.utils.process import watch_lifeline
 
@@ -52,6 +53,9 @@ def main() -> None:
     """Run the SGLang server with the arguments of the command line (and `server_hooks.HOLD`) until it is told to stop."""
     watch_lifeline()
     warnings.filterwarnings("ignore", category=UserWarning)
+    collect_rarely()
+    # SGLang's dumper imports Megatron where it is installed, which takes a second; an engine uses nothing of it.
+    sys.modules["megatron"] = None  # type: ignore[assignment]
     from sglang.launch_server import run_server
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args
