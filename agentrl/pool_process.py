@@ -22,20 +22,21 @@ LISTENING = re.compile(r"agentrl\.pool: listening on (http://\S+)")
 START_S, STOP_S, POLL_S = 180.0, 60.0, 0.1
 
 
-def start_pool(words: Sequence[str], log: Path, stack: ExitStack) -> str:
+def start_pool(words: Sequence[str], log: Path, stack: ExitStack, environment: Mapping[str, str] = os.environ) -> str:
     """Start a pool on any free port; return its address once it listens.
 
     Args:
         words: its arguments, without a port.
         log: that it appends to; that of an earlier pool may be the same file.
         stack: with which it ends.
+        environment: its variables.
 
     Raises:
         InfraError: it does not start; the message has the end of its log.
     """
     before = log.stat().st_size if log.exists() else 0
     command = [sys.executable, "-m", "agentrl.pool", *words, "--port", "0"]
-    pool = spawn(command, env=dict(os.environ), log_path=log, name="pool")
+    pool = spawn(command, env=dict(environment), log_path=log, name="pool")
     stack.callback(pool.stop, STOP_S)
     deadline = time.monotonic() + START_S
     while pool.alive() and time.monotonic() < deadline:

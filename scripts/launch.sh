@@ -113,6 +113,9 @@ agent_demo() {
 # Sets up what is missing, and becomes the program in which a tiny agent learns; its first two words are --task and what it learns.
 # --dry-run sets up nothing.
 agent_learning() {
-    starts_nothing "$@" || set_up_sandboxes
+    if ! starts_nothing "$@"; then
+        set_up_sandboxes
+        if [ "$2" = gui ]; then bash "$openclaw_root/scripts/setup_chromium.sh"; fi
+    fi
     program "$openclaw_root/openclaw-test/agent_learning.py" "$@"
 }

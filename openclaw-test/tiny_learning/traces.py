@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -59,6 +59,7 @@ class TaskSet:
         task: the name of a task, from its family, split and number.
         trace: an episode of an agent on a task, by its name; a careless one, or one that makes no mistake.
         needed: how many replies solve a task, if they are those of an episode without a mistake.
+        variables: of the environment, for the pool and the trainer.
     """
 
     name: str
@@ -68,6 +69,7 @@ class TaskSet:
     task: Callable[[str, str, int], str]
     trace: Callable[[Random, str, bool], Trace]
     needed: int
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def families(self) -> Sequence[str]:

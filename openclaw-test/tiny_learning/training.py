@@ -115,6 +115,7 @@ class Plan:
         paths = [str(REPOSITORY), str(REPOSITORY / "slime"), os.environ.get("PYTHONPATH", "")]
         return {
             **os.environ,
+            **self.tasks.variables,
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_OFFLINE": "1",
@@ -130,7 +131,8 @@ def start_training(plan: Plan, stack: ExitStack) -> ChildProcess:
     Raises:
         InfraError: the pool did not start.
     """
-    url = start_pool(pool_words(plan), plan.folder / "pool.log", stack)
+    pool = {**os.environ, **plan.tasks.variables}
+    url = start_pool(pool_words(plan), plan.folder / "pool.log", stack, pool)
     command = [sys.executable, str(REPOSITORY / "slime" / "train.py"), *plan.words()]
     trainer = spawn(command, env=plan.variables(url), log_path=plan.log, name="trainer")
     stack.callback(trainer.stop, STOP_S)

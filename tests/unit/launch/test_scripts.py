@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -42,7 +43,7 @@ EXAMPLE, EVALUATION, SERVER, JUDGE = (
     "openclaw-test/launch_user_llm.sh",
     "openclaw-test/run_judge_eval.sh",
 )
-LEARNING = ["terminal-rl/run_tiny_cpu.sh", "toolcall-rl/run_tiny_cpu.sh"]
+LEARNING = ["terminal-rl/run_tiny_cpu.sh", "toolcall-rl/run_tiny_cpu.sh", "gui-rl/run_tiny_cpu.sh"]
 TERMINAL = [
     f"terminal-rl/{name}.sh" for name in ("terminal_qwen3_8b_rl", "terminal_qwen3_8b_prm_rl_2nodes", "run_terminal_rl")
 ]
@@ -217,13 +218,18 @@ def test_a_script_of_learning_agents_shows_its_plan(script: str, capsys: pytest.
     assert lines[-1] == "dry run: the plan is valid, nothing was started"
 
 
-@pytest.mark.parametrize("script", [*LEARNING, *AGENT_DEMOS])
-@pytest.mark.parametrize("failing", ["setup.sh", "setup_bubblewrap.sh"])
+@pytest.mark.parametrize(
+    ("failing", "script"),
+    [
+        *itertools.product(["setup.sh", "setup_bubblewrap.sh"], [*LEARNING, *AGENT_DEMOS]),
+        ("setup_chromium.sh", "gui-rl/run_tiny_cpu.sh"),
+    ],
+)
 def test_a_failed_set_up_ends_the_script(script: str, failing: str, tmp_path: Path) -> None:
     for name in ("scripts/launch.sh", script):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
-    for name in ("setup.sh", "setup_bubblewrap.sh", "setup_node.sh", "setup_mini_swe_agent.sh"):
+    for name in ("setup.sh", "setup_bubblewrap.sh", "setup_chromium.sh", "setup_node.sh", "setup_mini_swe_agent.sh"):
         (tmp_path / "scripts" / name).write_text(f"exit {7 if name == failing else 0}\n")
     assert subprocess.run(["bash", tmp_path / script], env=CLEAN, capture_output=True, check=False).returncode == 7
 

@@ -22,8 +22,9 @@ ORDINAL = re.compile(r"(\d+)(?:st|nd|rd|th)")
 
 
 def _with_text(found: Sequence[Element], text: str, tag: str = "") -> Element:
-    """Return the element with a text, whatever its case."""
-    return next(e for e in found if e.text.lower() == text.lower() and e.tag.startswith(tag))
+    """Return the element with a text: with this very text, or else whatever its case."""
+    alike = [e for e in found if e.text.lower() == text.lower() and e.tag.startswith(tag)]
+    return next((e for e in alike if e.text == text), alike[0])
 
 
 def _inputs(found: Sequence[Element], *kinds: str) -> list[Element]:
@@ -64,6 +65,11 @@ def _tab(said: str, found: Sequence[Element]) -> Steps:
     yield "click", _with_text(found, said.removeprefix("Click on ").rstrip("."), "a")
 
 
+def _widget(said: str, found: Sequence[Element]) -> Steps:
+    kind = QUOTED.findall(said)[0]
+    yield "click", next(e for e in found if e.tag in (kind, f"input({kind})"))
+
+
 def _fill(said: str, found: Sequence[Element]) -> Steps:
     texts, fields = QUOTED.findall(said), _inputs(found)
     for number, field in enumerate(fields):
@@ -87,6 +93,7 @@ ORACLES: dict[str, Oracle] = {
     "click_link": _link,
     "click_dialog": _close,
     "click_tab": _tab,
+    "click_widget": _widget,
     "click_checkboxes": _check,
     "click_option": _check,
     "focus_text": _focus,

@@ -1,0 +1,76 @@
+"""The screen agent: pages of MiniWoB++ as text, solved by one click on a numbered element.
+
+Of the careless agent's episodes a third clicks the right element. In the others it says that it is done at once, or points or
+scrolls at the element and says that it is done; some of those click after all. What the page shows is `tiny_learning.screens`.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from types import MappingProxyType
+
+from agentrl.tasks.gui.actions import TOOL
+from agentrl.tasks.gui.coordinates import CoordinateType
+from agentrl.tasks.gui.environment import STEP_S
+from agentrl.tasks.gui.miniwob.episode import SCREEN
+from agentrl.tasks.gui.miniwob.pages import task_name
+from agentrl.tasks.gui.tool import SYSTEM, computer_use
+from tiny_learning.screens import names_of, screen_of
+from tiny_learning.traces import FIRST_NUMBER, Step, TaskSet, Trace, begun, call
+
+RIGHT, IDLE, POINT = 0.3, 0.2, 0.25
+"""Shares of episodes that click, end at once, or point first; the rest scrolls first."""
+AGAIN = 0.25
+"""Share of such first steps after which the agent clicks."""
+SCROLL = -100
+ENDED = "The task has ended."
+COORDINATES: CoordinateType = "relative"
+
+
+def name_of(family: str, split: str, number: int) -> str:
+    """Return the name of a task; from `FIRST_NUMBER` up that of a stored page."""
+    if number < FIRST_NUMBER:
+        return task_name(family, "heldout" if split == "heldout" else "train", number)
+    names = names_of(family, split)
+    return names[number % len(names)]
+
+
+def trace(rng: Random, task: str, careless: bool) -> Trace:
+    """Return an episode of an agent on a task."""
+    page, kind = screen_of(task), rng.random() if careless else 0.0
+    steps: list[Step] = []
+    clicks = kind < RIGHT
+    if kind >= RIGHT + IDLE:
+        points = kind < RIGHT + IDLE + POINT
+        acts = {"action": "mouse_move", "element": page.element}
+        if not points:
+            acts = {"action": "scroll", "element": page.element, "pixels": SCROLL}
+        why = "It points and does not click." if points else "It scrolls and does not click."
+        steps.append(Step(call(TOOL, acts), seen(page.text), why, good=False))
+        clicks = rng.random() < AGAIN
+    if clicks:
+        acts = {"action": "left_click", "element": page.element}
+        steps.append(Step(call(TOOL, acts), seen(page.solved), "It clicks what the goal names.", good=True))
+    else:
+        acts = {"action": "terminate", "status": "success"}
+        steps.append(Step(call(TOOL, acts), ENDED, "The goal is not reached.", good=False))
+    tool = computer_use(COORDINATES, SCREEN.picture, elements=True)
+    data = {"system": SYSTEM, "tools": [tool], "actions": "computer_use", "step_seconds": STEP_S}
+    return begun(f"Task: {page.instruction}\n\n{seen(page.text)}", data, steps)
+
+
+def seen(text: str) -> str:
+    """Return what the environment says of a page."""
+    return f"Elements on the screen:\n{text}"
+
+
+GUI = TaskSet(
+    name="gui",
+    environment="agentrl.tasks.gui.miniwob.environment.MiniWobEnvironment",
+    trained=("click_button", "click_widget", "click_test_2"),
+    unseen="focus_text_2",
+    task=name_of,
+    trace=trace,
+    needed=1,
+    variables=MappingProxyType({"GUI_OBSERVATION_TYPE": "a11y_tree", "GUI_COORDINATE_TYPE": COORDINATES}),
+)
