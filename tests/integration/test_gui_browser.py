@@ -13,6 +13,7 @@ import pytest
 
 from agentrl.environment import Task
 from agentrl.exceptions import InfraError, InvalidError
+from agentrl.protocol import JsonObject
 from agentrl.sandbox.bubblewrap import Bubblewrap
 from agentrl.tasks.gui.dom import elements
 from agentrl.tasks.gui.miniwob.environment import MiniWobEnvironment
@@ -110,12 +111,13 @@ async def test_a_task_is_its_name_and_a_second_try_does_not_count(environment: R
 
 async def test_refusals_leave_the_screen_as_it_was(environment: Real) -> None:
     await environment.reset(Task("miniwob/click_button/train/0"), 0)
-    for action in (
+    refused: list[JsonObject] = [
         {"text": "I click."},
         use("left_click", coordinate=[1000, 5]),
         use("left_click", element=1),
         use("fly"),
-    ):
+    ]
+    for action in refused:
         with pytest.raises(InvalidError):
             await environment.step(action)
     assert (await environment.step(use("terminate", status="success"))).done
