@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from tiny_learning.calls import TOOLCALL
+from tiny_learning.mending import SWE
 from tiny_learning.shell import TERMINAL
 from tiny_learning.traces import TaskSet
 
-TASK_SETS: Mapping[str, TaskSet] = MappingProxyType({each.name: each for each in (TERMINAL, TOOLCALL)})
-UPDATES: Mapping[str, int] = MappingProxyType({TERMINAL.name: 8, TOOLCALL.name: 16})
+TASK_SETS: Mapping[str, TaskSet] = MappingProxyType({each.name: each for each in (SWE, TERMINAL, TOOLCALL)})
+UPDATES: Mapping[str, int] = MappingProxyType({SWE.name: 8, TERMINAL.name: 8, TOOLCALL.name: 16})
 """Optimizer steps of a run that names no number. No warm start depends on them."""
