@@ -69,9 +69,12 @@ async def test_the_environment_answers_as_the_traces_say(
 
 
 @pytest.mark.timeout(900)
-def test_a_short_run_reports_what_its_records_hold(repository: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "judged"), [("toolcall", True), ("swe", False)])
+def test_a_short_run_reports_what_its_records_hold(name: str, judged: bool, repository: Path, tmp_path: Path) -> None:
+    """One with a judge and without a sandbox, and one with sandboxes, of an environment that is not in `agentrl`."""
     run_dir, report = tmp_path / "run", tmp_path / "report.json"
-    words = ["--task", "toolcall", "--process-reward", "--updates", UPDATES, "--prompts", PROMPTS, "--samples", SAMPLES]
+    words = ["--task", name, "--updates", UPDATES, "--prompts", PROMPTS, "--samples", SAMPLES]
+    words += ["--process-reward"] * judged
     words += ["--heldout", HELDOUT, "--slots", "4", "--seed", "5", "--run-dir", run_dir, "--report", report]
     paths = (repository, repository / "slime", repository / "openclaw-test")
     done = subprocess.run(
@@ -85,11 +88,11 @@ def test_a_short_run_reports_what_its_records_hold(repository: Path, tmp_path: P
     assert f"update {UPDATES}/{UPDATES}:" in done.stdout
     made = json.loads(report.read_text())
     assert report.with_suffix(".png").stat().st_size > 1000
-    tasks = TASK_SETS["toolcall"]
-    records = [read(run_dir, name, tokens=False) for name in names(run_dir)]
+    tasks = TASK_SETS[name]
+    records = [read(run_dir, each, tokens=False) for each in names(run_dir)]
     ended = [record for record in records if record.first("end")]
     trained = [record for record in ended if record.name.startswith("train-")]
-    assert (made["task"], made["seed"], made["updates"], made["process_reward"]) == ("toolcall", 5, UPDATES, True)
+    assert (made["task"], made["seed"], made["updates"], made["process_reward"]) == (name, 5, UPDATES, judged)
     assert made["episodes"] == len(trained) == UPDATES * PROMPTS * SAMPLES
     assert made["heldout_episodes"] == len(tasks.families) * HELDOUT * TWICE
     assert len(ended) - len(trained) == 2 * made["heldout_episodes"]
@@ -98,7 +101,9 @@ def test_a_short_run_reports_what_its_records_hold(repository: Path, tmp_path: P
     assert made["trained_tokens"] == sum(event["tokens"] for event in replies) > 0
     assert 0 <= made["success_before"] <= 1
     assert 0 <= made["success_after"] <= 1
-    assert made["judge"]["steps"] > 0
-    assert made["judge"]["votes"] == 3 * len(replies)
+    assert (made["judge"] is not None) == judged
+    if judged:
+        assert made["judge"]["steps"] > 0
+        assert made["judge"]["votes"] == 3 * len(replies)
     versions = {event["weight_spans"][0][0] for event in replies}
     assert len(versions) == UPDATES, "each update's episodes have weights of their own"

@@ -26,8 +26,7 @@ from agentrl.rollout.records import names, read
 from agentrl.sandbox.bubblewrap import Bubblewrap
 from agentrl.tasks.swe.check import problem_of
 from agentrl.tasks.swe.environment import SweEnvironment
-from agentrl.tasks.swe.families import FAMILIES
-from agentrl.tasks.swe.generate import draft_of, generate
+from agentrl.tasks.swe.generate import EVERY, draft_of, generate
 from agentrl.tasks.swe.prompts import SUBMIT
 from agentrl.tasks.swe.source import InstanceSource
 from slime.utils.types import Sample
@@ -57,7 +56,7 @@ async def environment(tmp_path: Path) -> AsyncIterator[SweEnvironment]:
         yield Real(processes)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY)
 async def test_the_solution_scores_one_and_nothing_scores_zero(family: str, environment: SweEnvironment) -> None:
     instance = generate(f"swe/{family}/heldout/1")
     assert await problem_of(InstanceSource(), instance, PROVIDER, environment.processes) == ""

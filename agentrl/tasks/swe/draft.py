@@ -13,7 +13,7 @@ from random import Random
 from textwrap import dedent
 from typing import Literal
 
-Kind = Literal["off_by_one", "api_misuse", "state", "concurrency", "parsing"]
+Kind = Literal["off_by_one", "constant", "api_misuse", "state", "concurrency", "parsing"]
 HIDDEN = "tests/test_issue.py"
 SHOWN = "tests/test_package.py"
 FIRST = [

@@ -10,11 +10,13 @@ from agentrl.tasks.harbor import File, Files
 from agentrl.tasks.names import SEEDS_PER_SPLIT, SPLITS, Split, parts_of, random_of
 from agentrl.tasks.swe.diffs import diff_of
 from agentrl.tasks.swe.draft import HIDDEN, Draft
-from agentrl.tasks.swe.families import FAMILIES
+from agentrl.tasks.swe.families import EASY, FAMILIES
 from agentrl.tasks.swe.instance import Grading, Instance
 
 KIND = "swe"
 TASKS_PER_FAMILY = {"train": 20, "heldout": 5}
+EASY_PER_FAMILY = {"train": 200, "heldout": 20}
+EVERY = {**FAMILIES, **EASY}
 
 
 def task_name(family: str, split: Split, number: int) -> str:
@@ -34,13 +36,13 @@ def draft_of(name: str) -> Draft:
         ConfigError: there is no such instance.
     """
     parts = parts_of(KIND, name)
-    if parts is None or parts[0] not in FAMILIES:
+    if parts is None or parts[0] not in EVERY:
         raise ConfigError(
             f"there is no task {name!r}; write swe/FAMILY/SPLIT/NUMBER with a split of {', '.join(SPLITS)}, a number "
-            f"below {SEEDS_PER_SPLIT} and a family of {', '.join(FAMILIES)}"
+            f"below {SEEDS_PER_SPLIT} and a family of {', '.join(EVERY)}"
         )
     family, split, number = parts
-    return FAMILIES[family](random_of(family, split, number))
+    return EVERY[family](random_of(family, split, number))
 
 
 def generate(name: str) -> Instance:

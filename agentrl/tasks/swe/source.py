@@ -1,6 +1,6 @@
 """Which instances an agent gets, by the variables SWE_BENCHMARK and SWE_BENCH_PATH.
 
-Without a path, and with ``local``, the instances are generated. Otherwise they are the rows of ``BENCHMARK.jsonl`` below the path, or of all files
+Without a path, and with ``local`` or ``easy``, the instances are generated. Otherwise they are the rows of ``BENCHMARK.jsonl`` below the path, or of all files
 ``*.jsonl`` there. ``python -m agentrl.tasks.swe import`` writes such files. With ``harbor`` they are the task folders below the
 path. Guarantees: the benchmarks of `FOR_EVALUATION` are never
 offered for training, and what is offered for training is in no benchmark for evaluation (`agentrl.tasks.swe.contamination`).
@@ -20,15 +20,15 @@ from agentrl.sandbox.interface import Limits
 from agentrl.tasks.harbor import TASK_TOML, read_task
 from agentrl.tasks.names import SPLITS
 from agentrl.tasks.swe.contamination import overlaps
-from agentrl.tasks.swe.families import FAMILIES
+from agentrl.tasks.swe.families import EASY, FAMILIES
 from agentrl.tasks.swe.folders import FRAMEWORK, instance_of_folder
-from agentrl.tasks.swe.generate import TASKS_PER_FAMILY, generate, is_generated, task_name
+from agentrl.tasks.swe.generate import EASY_PER_FAMILY, TASKS_PER_FAMILY, generate, is_generated, task_name
 from agentrl.tasks.swe.instance import Instance, instance_of
 from openclaw.config.environment_config import EnvironmentConfig, variable
 
-LOCAL = "local"
+LOCAL, SIMPLE = "local", "easy"
 FOR_EVALUATION = ("swe-bench-lite", "swe-bench-verified")
-BENCHMARKS = (LOCAL, *FOR_EVALUATION, "swe-gym", "swe-smith", FRAMEWORK)
+BENCHMARKS = (LOCAL, SIMPLE, *FOR_EVALUATION, "swe-gym", "swe-smith", FRAMEWORK)
 GENERATED_LIMITS = Limits(memory_mib=256, cpus=1.0, disk_mib=64)
 ROW_LIMITS = Limits(memory_mib=2048, cpus=1.0, disk_mib=512)
 
@@ -55,7 +55,7 @@ class InstanceSource(EnvironmentConfig):
     @property
     def generated(self) -> bool:
         """Whether the instances are generated ones."""
-        return self.benchmark == LOCAL or (self.benchmark is None and self.path is None)
+        return self.benchmark in (LOCAL, SIMPLE) or (self.benchmark is None and self.path is None)
 
     @property
     def folder(self) -> Path | None:
@@ -78,12 +78,14 @@ class InstanceSource(EnvironmentConfig):
         if self.generated:
             if shutil.which("git") is None:
                 raise ConfigError("the instances need git; install it")
+            simple = self.benchmark == SIMPLE
+            families, number_of = (EASY, EASY_PER_FAMILY) if simple else (FAMILIES, TASKS_PER_FAMILY)
             return [
                 task_name(family, each, number)
-                for family in FAMILIES
+                for family in families
                 for each in SPLITS
                 if split in (None, each)
-                for number in range(TASKS_PER_FAMILY[each])
+                for number in range(number_of[each])
             ]
         parts: dict[str, list[Instance]] = {"train": [], "heldout": []}
         for each in self.instances.values():

@@ -43,7 +43,7 @@ EXAMPLE, EVALUATION, SERVER, JUDGE = (
     "openclaw-test/launch_user_llm.sh",
     "openclaw-test/run_judge_eval.sh",
 )
-LEARNING = ["terminal-rl/run_tiny_cpu.sh", "toolcall-rl/run_tiny_cpu.sh", "gui-rl/run_tiny_cpu.sh"]
+LEARNING = [f"{folder}-rl/run_tiny_cpu.sh" for folder in ("gui", "swe", "terminal", "toolcall")]
 TERMINAL = [
     f"terminal-rl/{name}.sh" for name in ("terminal_qwen3_8b_rl", "terminal_qwen3_8b_prm_rl_2nodes", "run_terminal_rl")
 ]

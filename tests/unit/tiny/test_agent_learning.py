@@ -26,11 +26,13 @@ from agentrl.registry import load_environment
 from agentrl.rollout import step_judge
 from agentrl.rollout.records import EpisodeRecord
 from agentrl.tasks.shell.draft import WORDS
+from agentrl.tasks.swe.draft import FIRST, SECOND
+from agentrl.tasks.swe.families.easy import NOUNS
 from agentrl.tasks.toolcall.draft import THINGS
 from slime.arguments import parse_args
 
 SETS = [*TASK_SETS.values()]
-NAMED = {*WORDS, *THINGS} - {"table"}  # which is an argument of a tool, too
+NAMED = {*WORDS, *THINGS, *NOUNS, *FIRST, *SECOND} - {"table"}  # which is an argument of a tool, too
 KEYS = {
     "task",
     "seed",

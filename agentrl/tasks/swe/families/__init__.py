@@ -1,4 +1,4 @@
-"""The families of generated repositories by name: three for each kind of mistake, in the order of the kinds."""
+"""The families of generated repositories by name: three for each kind of mistake, in the order of the kinds, and easy ones."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from agentrl.tasks.swe.draft import Draft
 from agentrl.tasks.swe.families.accounts import accounts
 from agentrl.tasks.swe.families.caches import caches
 from agentrl.tasks.swe.families.durations import durations
+from agentrl.tasks.swe.families.easy import calls, defaults, limits
 from agentrl.tasks.swe.families.events import events
 from agentrl.tasks.swe.families.groups import groups
 from agentrl.tasks.swe.families.names import names
@@ -23,7 +24,8 @@ from agentrl.tasks.swe.families.versions import versions
 from agentrl.tasks.swe.families.windows import windows
 from agentrl.tasks.swe.families.workers import workers
 
-FAMILIES: Mapping[str, Callable[[Random], Draft]] = MappingProxyType(
+Families = Mapping[str, Callable[[Random], Draft]]
+FAMILIES: Families = MappingProxyType(
     {
         family.__name__: family
         for family in (
@@ -35,3 +37,5 @@ FAMILIES: Mapping[str, Callable[[Random], Draft]] = MappingProxyType(
         )
     }
 )
+EASY: Families = MappingProxyType({family.__name__: family for family in (limits, defaults, calls)})
+"""One command mends them, so that a tiny model can learn something."""
