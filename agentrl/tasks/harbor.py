@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from agentrl.exceptions import ConfigError
 from agentrl.sandbox.interface import Limits
@@ -30,6 +30,22 @@ MOST_BYTES = 8 << 20
 Files = Mapping[str, "File"]
 M = TypeVar("M", bound=BaseModel)
 Seconds = Annotated[float, Field(gt=0, le=7200)]
+OURS = ("PATH", "HOME", "LANG", "TASK_HOME", "REWARD_FILE", "TRIED")
+"""Variables that no task sets: each sandbox, or its verifier, has its own."""
+
+
+def _checked(variables: Mapping[str, str]) -> Mapping[str, str]:
+    for name, value in variables.items():
+        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+            raise ValueError(f"{name!r} is no name of a variable")
+        if name in OURS:
+            raise ValueError(f"{name} is set by the sandbox; leave it out")
+        if "${" in value:
+            raise ValueError(f"{name} asks for a variable of the host, which no sandbox gets; write the value itself")
+    return variables
+
+
+Variables = Annotated[Mapping[str, str], AfterValidator(_checked)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +63,21 @@ class Stage(BaseModel):
     timeout_sec: Seconds = 600.0
 
 
+class VerifierStage(Stage):
+    """The ``[verifier]`` table: also the variables of its programs, which the agent's do not have."""
+
+    env: Variables = Field(default_factory=dict[str, str])
+
+
 SIZES = {"K": 2**-10, "M": 1, "G": 2**10, "T": 2**20}
 """MiB of the units of older sizes, such as ``memory = "2G"``."""
 
 
 class Machine(BaseModel):
-    """The ``[environment]`` table: image and resources; ``memory`` and ``storage`` are older names of sizes."""
+    """The ``[environment]`` table: image, resources, and the variables of all programs.
+
+    ``memory`` and ``storage`` are older names of sizes. No sandbox has a network, so ``allow_internet`` changes nothing.
+    """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
     docker_image: Annotated[str, Field(min_length=1)] | None = None
@@ -60,6 +85,7 @@ class Machine(BaseModel):
     memory_mb: Annotated[int, Field(gt=0)] = 512
     storage_mb: Annotated[int, Field(gt=0)] = 256
     gpus: Annotated[int, Field(ge=0)] = 0
+    env: Variables = Field(default_factory=dict[str, str])
 
     @model_validator(mode="before")
     @classmethod
@@ -98,7 +124,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
     agent: Stage = Stage()
-    verifier: Stage = Stage()
+    verifier: VerifierStage = VerifierStage()
     environment: Machine = Machine()
 
 
@@ -142,6 +168,11 @@ def read_task(folder: Path) -> HarborTask:
     environment, tests, solution = parts
     if TEST not in tests:
         raise ConfigError(f"{folder / 'tests' / TEST} is missing; add a verifier that writes the reward")
+    if _writes_elsewhere(tests[TEST]):
+        raise ConfigError(
+            f"{folder / 'tests' / TEST} writes below /logs, which no sandbox has; write the reward to "
+            f'"${{REWARD_FILE:-/logs/verifier/reward.txt}}", which Harbor runs as well'
+        )
     if solution and SOLUTION not in solution:
         raise ConfigError(f"{folder / 'solution'} has no {SOLUTION}; add it, or remove the folder")
     if settings.environment.docker_image is None and "Dockerfile" in environment:
@@ -150,6 +181,11 @@ def read_task(folder: Path) -> HarborTask:
             f"[environment] of {TASK_TOML}, and use a container provider"
         )
     return HarborTask(folder.name, instruction, environment, tests, solution, settings)
+
+
+def _writes_elsewhere(test: File) -> bool:
+    """Return whether a verifier knows Harbor's place of the reward only."""
+    return b"/logs/verifier" in test.data and b"REWARD_FILE" not in test.data
 
 
 def write_task(task: HarborTask, task_toml: str, folder: Path) -> None:

@@ -26,6 +26,7 @@ class PlainSandbox:
     """Programs find /work and /tmp only by arguments and variables, in which the folders' names are replaced."""
 
     folder: Path
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
     groups: list[int] = field(default_factory=list)
     stopped: bool = False
 
@@ -43,7 +44,7 @@ class PlainSandbox:
         most_output: int = 65_536,
     ) -> ExecResult:
         began = time.monotonic()
-        named = {"PATH": os.defpath, "HOME": HOME, "LANG": "C.UTF-8", **(env or {})}
+        named = {"PATH": os.defpath, "HOME": HOME, "LANG": "C.UTF-8", **self.env, **(env or {})}
         with tempfile.TemporaryFile() as output:
             process = await asyncio.create_subprocess_exec(
                 *map(self.here, argv),
@@ -111,7 +112,7 @@ class PlainProvider:
         return 0
 
     async def start(self, spec: SandboxSpec, processes: Processes) -> PlainSandbox:
-        sandbox = PlainSandbox(Path(tempfile.mkdtemp(dir=self.folder)))
+        sandbox = PlainSandbox(Path(tempfile.mkdtemp(dir=self.folder)), spec.env)
         for name in ("work", "tmp"):
             (sandbox.folder / name).mkdir()
         self.started.append(sandbox)

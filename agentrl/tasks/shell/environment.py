@@ -60,7 +60,7 @@ class ShellEnvironment(Environment):
         """Return what the sandboxes of the task are; call it after `reset` has loaded one."""
         assert self._task is not None
         machine = self._task.settings.environment
-        return SandboxSpec(limits=machine.limits, image=machine.docker_image)
+        return SandboxSpec(limits=machine.limits, env=machine.env, image=machine.docker_image)
 
     async def reset(self, task: Task, seed: int) -> Observation:
         """Start a sandbox with the task's files; the seed changes nothing, because a task's id fixes everything."""

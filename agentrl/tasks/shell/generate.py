@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from agentrl.exceptions import ConfigError
-from agentrl.tasks.harbor import SOLUTION, TEST, File, HarborTask, Machine, Settings, Stage
+from agentrl.tasks.harbor import SOLUTION, TEST, File, HarborTask, Machine, Settings, Stage, VerifierStage
 from agentrl.tasks.names import SEEDS_PER_SPLIT, SPLITS, Split, parts_of, random_of
 from agentrl.tasks.shell.draft import Content
 from agentrl.tasks.shell.families import FAMILIES
@@ -20,7 +20,7 @@ from agentrl.tasks.shell.families import FAMILIES
 TRIAL = "trial.sh"
 SETTINGS = Settings(
     agent=Stage(timeout_sec=600.0),
-    verifier=Stage(timeout_sec=60.0),
+    verifier=VerifierStage(timeout_sec=60.0),
     environment=Machine(cpus=1.0, memory_mb=256, storage_mb=64),
 )
 TEST_SH = """#!/bin/bash

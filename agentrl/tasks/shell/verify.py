@@ -57,7 +57,7 @@ async def run_verifier(task: HarborTask, sandbox: Sandbox) -> Verdict:
     result = await sandbox.execute(
         ["bash", "-p", f"{VERIFIER}/tests/{TEST}"],
         timeout_s=task.settings.verifier.timeout_sec,
-        env={"TASK_HOME": HOME, "REWARD_FILE": REWARD, "TRIED": "1"},
+        env={**task.settings.verifier.env, "TASK_HOME": HOME, "REWARD_FILE": REWARD, "TRIED": "1"},
         cwd="/tmp",
     )
     try:

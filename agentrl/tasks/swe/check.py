@@ -37,7 +37,8 @@ async def problem_of(source: InstanceSource, instance: Instance, provider: Provi
         AgentError: a sandbox failed, or the instance cannot be set up.
     """
     in_image = provider.name != "bubblewrap" and instance.image is not None
-    bare = SandboxSpec(limits=source.limits(instance.id), image=instance.image if in_image else None)
+    image = instance.image if in_image else None
+    bare = SandboxSpec(limits=source.limits(instance.id), env=instance.variables, image=image)
     started: list[Sandbox] = []
 
     def starting(spec: SandboxSpec) -> Start:

@@ -69,6 +69,7 @@ class SweEnvironment(ShellEnvironment):
             cpus=limits.cpus,
             memory_mb=limits.memory_mib,
             storage_mb=limits.disk_mib,
+            env=instance.variables,
         )
         text = prompts.task_text(
             instance.statement, HOME, self._source.step_limit, blocks=self._source.actions == "code_block"
@@ -163,7 +164,7 @@ class SweEnvironment(ShellEnvironment):
 
 def image_spec(spec: SandboxSpec) -> SandboxSpec:
     """Return a sandbox of an image whose repository, and its history, is hidden behind an empty folder."""
-    return replace(spec, mounts=[Mount(EMPTY, IN_IMAGE)], env=IMAGE_ENV)
+    return replace(spec, mounts=[Mount(EMPTY, IN_IMAGE)], env={**IMAGE_ENV, **spec.env})
 
 
 def _command_of(action: JsonObject) -> Bash | None:

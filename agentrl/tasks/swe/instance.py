@@ -69,6 +69,11 @@ class Instance:
     benchmark: str = "local"
     task: HarborTask | None = field(default=None, repr=False)
 
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """Of all programs, if a task folder names some."""
+        return self.task.settings.environment.env if self.task is not None else {}
+
     def row(self) -> dict[str, Any]:
         """Return the SWE-bench row, with the columns of this project; it has the solution in it."""
         grading = self.grading

@@ -25,6 +25,7 @@ from agentrl.tasks.harbor import (
     Machine,
     Settings,
     Stage,
+    VerifierStage,
     files_below,
     read_settings,
     text_of,
@@ -95,7 +96,7 @@ def read_tbench(folder: Path, image_prefix: str | None = None) -> HarborTask:
         solution=MappingProxyType({SOLUTION: below["solution.sh"]} if "solution.sh" in below else {}),
         settings=Settings(
             agent=Stage(timeout_sec=told.max_agent_timeout_sec),
-            verifier=Stage(timeout_sec=told.max_test_timeout_sec),
+            verifier=VerifierStage(timeout_sec=told.max_test_timeout_sec),
             environment=Machine(docker_image=_image(folder, below, image_prefix)),
         ),
     )

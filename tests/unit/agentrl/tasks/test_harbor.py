@@ -74,6 +74,12 @@ def test_sizes_in_new_and_older_words(folder: Path, text: str, memory: int, disk
     assert (limits.memory_mib, limits.disk_mib, limits.cpus) == (memory, disk, 2)
 
 
+def test_variables(folder: Path) -> None:
+    (folder / "task.toml").write_text("[environment.env]\nA = '1'\n[verifier]\nenv = { B = 'two' }\n")
+    settings = read_task(folder).settings
+    assert (settings.environment.env, settings.verifier.env) == ({"A": "1"}, {"B": "two"})
+
+
 def test_a_folder_is_not_written_over(folder: Path) -> None:
     with pytest.raises(ConfigError, match="exists"):
         write_task(read_task(folder), TOML, folder)
@@ -102,6 +108,13 @@ def _pipe(folder: Path) -> None:
             "'lots' is no size; write memory_mb",
         ),
         (lambda f: (f / "task.toml").write_text("[environment]\ngpus = 1"), "needs 1 GPUs, and no sandbox has one"),
+        (lambda f: (f / "task.toml").write_text("[environment.env]\nHOME = 'x'"), "HOME is set by the sandbox"),
+        (
+            lambda f: (f / "task.toml").write_text("[verifier.env]\nKEY = '${KEY}'"),
+            "KEY asks for a variable of the host",
+        ),
+        (lambda f: (f / "task.toml").write_text("[verifier.env]\n'a b' = ''"), "'a b' is no name of a variable"),
+        (lambda f: (f / "tests/test.sh").write_text("echo 1 > /logs/verifier/reward.txt"), "which no sandbox has"),
         (lambda f: (f / "tests/test.sh").unlink(), "test.sh is missing"),
         (lambda f: (f / "solution/solve.sh").rename(f / "solution/x.sh"), "no solve.sh"),
         (lambda f: (f / "environment/big").write_bytes(bytes(MOST_BYTES)), "bytes of files"),

@@ -17,7 +17,7 @@ from agentrl.processes.owned import Processes
 from agentrl.protocol import JsonObject
 from agentrl.rollout.actions import FORMS
 from agentrl.rollout.opening import opening
-from agentrl.tasks.harbor import File, HarborTask
+from agentrl.tasks.harbor import File, HarborTask, VerifierStage
 from agentrl.tasks.shell import snapshot
 from agentrl.tasks.shell.environment import MOST_OUTPUT, STEP_S, ShellEnvironment
 from agentrl.tasks.shell.families import EASY, FAMILIES
@@ -118,7 +118,7 @@ def _with_test(script: str) -> Callable[[HarborTask], HarborTask]:
     return lambda task: dataclasses.replace(
         task,
         tests=tests,
-        settings=task.settings.model_copy(update={"verifier": type(task.settings.agent)(timeout_sec=2)}),
+        settings=task.settings.model_copy(update={"verifier": VerifierStage(timeout_sec=2)}),
     )
 
 
@@ -143,6 +143,23 @@ async def test_a_broken_verifier_is_no_reward(script: str, says: str, make: Make
 async def test_a_reward_between(make: Make) -> None:
     verdict = await judged(make(_with_test('echo 0.25 > "$REWARD_FILE"')), WORD, "")
     assert (verdict.status, verdict.score) == ("ok", 0.25)
+
+
+async def test_variables_of_a_task(make: Make) -> None:
+    """Those of the environment reach agent and verifier, those of the verifier only this."""
+    script = 'test "$SEEN$HIDDEN" = "by all" && echo 1 > "$REWARD_FILE"'
+
+    def with_variables(task: HarborTask) -> HarborTask:
+        verifier = VerifierStage(timeout_sec=2, env={"HIDDEN": " all"})
+        machine = task.settings.environment.model_copy(update={"env": {"SEEN": "by"}})
+        settings = task.settings.model_copy(update={"verifier": verifier, "environment": machine})
+        return dataclasses.replace(task, tests={"test.sh": File(script.encode())}, settings=settings)
+
+    environment = make(with_variables)
+    await environment.reset(Task(WORD), 0)
+    seen = await environment.step({"tool": "bash", "arguments": {"command": 'echo "$SEEN-$HIDDEN"'}})
+    assert seen.observation.text.strip() == "by-"
+    assert (await environment.evaluate()).score == 1.0
 
 
 async def test_steps(make: Make) -> None:

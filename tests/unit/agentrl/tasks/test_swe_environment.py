@@ -257,6 +257,8 @@ async def test_a_task_folder_is_played_as_any_other(
     assert main(["export", str(tmp_path / "tasks"), NAME]) == 0
     (folder,) = (tmp_path / "tasks").iterdir()
     assert capsys.readouterr().out.strip() == str(folder)
+    with (folder / "task.toml").open("a") as file:
+        file.write('[environment.env]\nCOLOUR = "blue"\n')
     environment = make(SWE_BENCHMARK="harbor", SWE_BENCH_PATH=str(tmp_path / "tasks"))
     (task,) = environment.tasks()
     assert (task.id, task.weight.memory_mib) == ("swe-pages-train-2", 320)
@@ -264,7 +266,8 @@ async def test_a_task_folder_is_played_as_any_other(
     assert environment.provider is not None
     source = InstanceSource(benchmark="harbor", path=str(tmp_path / "tasks"))
     assert await problem_of(source, instance, environment.provider, environment.processes) == ""
-    assert (await judged(environment, task.id, oracle(NAME))).score == 1.0
+    blue = f'test "$COLOUR" = blue && {{ {oracle(NAME)}\n}}'
+    assert (await judged(environment, task.id, blue)).score == 1.0
     assert draft_of(NAME).mistake.right in environment.patch
     assert (await judged(environment, task.id, "echo > tests/test_package.py; echo > README.md")).score == 0.0
 
