@@ -104,8 +104,9 @@ class KilledPool:
 
     def again(self) -> None:
         """Die by SIGKILL and come back."""
+        titles = [title_of(process) for process in self.command.family()]
+        assert any("chromium" in title for title in titles), "no browser is there to be left behind"
         family = self.command.kill()
-        assert any("chromium" in title for title in map(title_of, family)), "no browser is there to be left behind"
         assert_all_gone(family)
         self.families.append(family)
         self.command.launch()
