@@ -1,4 +1,4 @@
-"""Starts a training run on screen tasks: a pool on this machine, unless one is named, and the trainer.
+"""Starts a run on screen tasks: a pool on this machine, unless one is named, and the trainer, or only an evaluation.
 
 Guarantees: the trainer's own parser checks the whole plan before anything starts; ``--dry-run`` shows it. Flags after the
 script's name win. What was started ends with this process, and with the run.
@@ -27,7 +27,7 @@ from slime.utils.command_line import CommandLine
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 PROG = "gui-rl"
-TRAINER = ROOT / "slime" / "train_async.py"
+TRAINER, EVALUATOR = (ROOT / "slime" / name for name in ("train_async.py", "eval_only.py"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ def trainer_words(v: LaunchVariables, model: str, name: str, judge: bool, run_di
     Raises:
         ConfigurationError: there is no such model shape.
     """
-    checkpoint = v.hf_ckpt or str(ROOT / "models" / model.replace("qwen3-vl", "Qwen3-VL") / "")
+    checkpoint = _checkpoint(v, model)
     words: list[object] = [*shape_flags(model), "--hf-checkpoint", checkpoint, "--ref-load", v.ref_load or checkpoint]
     words += ["--run-dir", run_dir, "--save", v.save_ckpt or run_dir / "checkpoints", "--save-interval", 10]
     words += ["--load", v.resume_load] if v.resume_load else []
@@ -93,20 +93,15 @@ def trainer_words(v: LaunchVariables, model: str, name: str, judge: bool, run_di
     rollout_gpus = v.rollout_gpus or (2 if judge else 4)
     words += ["--rollout-num-gpus", rollout_gpus, "--rollout-num-gpus-per-engine", v.engine_gpus]
     words += ["--train-backend", "fsdp", "--gradient-checkpointing"]
-    words += ["--custom-generate-function-path", "generate_with_gui.generate"]
-    words += ["--custom-rm-path", "generate_with_gui.reward_func"]
+    words += _plugin_words()
     words += ["--data-source-path", "gui_data_source.GuiMetaDataSource", "--prompt-data", run_dir / "gui_train.jsonl"]
-    words += ["--input-key", "prompt", "--metadata-key", "metadata", "--reward-key", "score"]
     words += ["--rollout-shuffle", "--balance-data", "--dynamic-history"]
     words += ["--gui-max-steps", v.max_steps, "--gui-max-image-history-length", v.pictures]
     words += ["--num-rollout", 1000, "--rollout-batch-size", v.batch_size, "--n-samples-per-prompt", v.samples]
     words += ["--num-steps-per-rollout", 2, "--rollout-temperature", 1]
     words += ["--rollout-max-response-len", 1024, "--rollout-max-context-len", 16384]
     if v.eval_interval:
-        words += ["--eval-prompt-data", "gui", run_dir / "gui_eval.jsonl", "--eval-interval", v.eval_interval]
-        words += ["--eval-function-path", "generate_with_gui.gui_generate_rollout", "--eval-reward-key", "acc"]
-        words += ["--eval-temperature", 0, "--n-samples-per-eval-prompt", 1, "--eval-max-response-len", 1024]
-        words += ["--eval-max-context-len", 16384, "--gui-eval-max-steps", v.max_steps]
+        words += [*_evaluation_words(v, run_dir), "--eval-interval", v.eval_interval]
     words += ["--advantage-estimator", "step_wise" if judge else "grpo"]
     words += ["--use-kl-loss", "--kl-loss-coef", 0.01, "--kl-loss-type", "k3"] if judge else []
     words += ["--optimizer", "adam", "--lr", 1e-6, "--lr-decay-style", "constant", "--weight-decay", 0.1]
@@ -122,21 +117,50 @@ def trainer_words(v: LaunchVariables, model: str, name: str, judge: bool, run_di
     return [str(word) for word in words]
 
 
+def evaluator_words(v: LaunchVariables, model: str, run_dir: Path) -> list[str]:
+    """Return the flags of an evaluation without a trainer: all GPUs serve, ``scores.json`` in the run's folder has the result."""
+    words: list[object] = ["--hf-checkpoint", _checkpoint(v, model), "--run-dir", run_dir]
+    words += ["--json", run_dir / "scores.json", "--num-gpus-per-node", v.num_gpus]
+    words += ["--rollout-num-gpus", v.rollout_gpus or v.num_gpus, "--rollout-num-gpus-per-engine", v.engine_gpus]
+    words += ["--gui-max-image-history-length", v.pictures, "--sglang-mem-fraction-static", 0.8]
+    return [str(word) for word in [*words, *_plugin_words(), *_evaluation_words(v, run_dir)]]
+
+
+def _checkpoint(v: LaunchVariables, model: str) -> str:
+    return v.hf_ckpt or str(ROOT / "models" / model.replace("qwen3-vl", "Qwen3-VL") / "")
+
+
+def _plugin_words() -> list[object]:
+    words: list[object] = ["--custom-generate-function-path", "generate_with_gui.generate"]
+    words += ["--custom-rm-path", "generate_with_gui.reward_func"]
+    return [*words, "--input-key", "prompt", "--metadata-key", "metadata", "--reward-key", "score"]
+
+
+def _evaluation_words(v: LaunchVariables, run_dir: Path) -> list[object]:
+    words: list[object] = ["--eval-prompt-data", "gui", run_dir / "gui_eval.jsonl"]
+    words += ["--eval-function-path", "generate_with_gui.gui_generate_rollout", "--eval-reward-key", "acc"]
+    words += ["--eval-temperature", 0, "--n-samples-per-eval-prompt", 1, "--eval-max-response-len", 1024]
+    return [*words, "--eval-max-context-len", 16384, "--gui-eval-max-steps", v.max_steps]
+
+
 def pool_words(v: LaunchVariables, source: GuiSource, run_dir: Path) -> list[str]:
     """Return the command of the pool."""
     words = ["--env", source.environment, "--slots", str(v.parallel_envs)]
     return [*words, "--ledger", str(run_dir / "pool.sqlite")]
 
 
-def run(v: LaunchVariables, source: GuiSource, words: Sequence[str], run_dir: Path) -> int:
-    """Start pool and trainer; return the trainer's exit status."""
+def run(v: LaunchVariables, source: GuiSource, program: Path, words: Sequence[str], run_dir: Path) -> int:
+    """Start pool and trainer, or evaluation; return its exit status."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    print(f"{PROG}: {write_rows(source.ids('train'), run_dir / 'gui_train.jsonl')} tasks", flush=True)
-    if v.eval_interval:
-        write_rows(source.ids("heldout"), run_dir / "gui_eval.jsonl")
+    counts: list[str] = []
+    if program == TRAINER:
+        counts.append(f"{write_rows(source.ids('train'), run_dir / 'gui_train.jsonl')} tasks to train on")
+    if v.eval_interval or program == EVALUATOR:
+        counts.append(f"{write_rows(source.ids('heldout'), run_dir / 'gui_eval.jsonl')} tasks to evaluate on")
+    print(f"{PROG}: {', '.join(counts)}", flush=True)
     child = trainer_environment(HERE, wandb=v.use_wandb)
     return train_beside_pool(
-        [sys.executable, str(TRAINER), *words], child, v.server_url, pool_words(v, source, run_dir), run_dir
+        [sys.executable, str(program), *words], child, v.server_url, pool_words(v, source, run_dir), run_dir
     )
 
 
@@ -150,6 +174,7 @@ def build_parser() -> CommandLine:
     parser.add_argument(
         "--step-judge", action="store_true", help="judge each step, with --advantage-estimator step_wise"
     )
+    parser.add_argument("--evaluate", action="store_true", help="evaluate on held-out tasks, without a trainer")
     parser.add_argument("--dry-run", action="store_true", help="show and check the plan, start nothing")
     return parser
 
@@ -157,18 +182,28 @@ def build_parser() -> CommandLine:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
     options, extra = build_parser().parse_known_args(argv)
+    if options.evaluate and options.step_judge:
+        print(f"{PROG}: --evaluate judges no step; leave out --step-judge", file=sys.stderr)
+        return 2
     try:
         v, source, seen = LaunchVariables.from_env(), GuiSource.from_env(), GuiSettings.from_env()
         run_dir = Path(v.run_dir or ROOT / "runs" / options.name).absolute()
-        words = [*trainer_words(v, options.model, options.name, options.step_judge, run_dir), *extra]
+        program = EVALUATOR if options.evaluate else TRAINER
+        words = (
+            evaluator_words(v, options.model, run_dir)
+            if options.evaluate
+            else trainer_words(v, options.model, options.name, options.step_judge, run_dir)
+        )
+        words += extra
         if options.dry_run:
             pool = v.server_url or f"a pool here with {v.parallel_envs} slots, {seen.backend}"
             child = trainer_environment(HERE, wandb=v.use_wandb)
-            count = len(source.ids("train")), len(source.ids("heldout")) if v.eval_interval else 0
+            evaluated = len(source.ids("heldout")) if v.eval_interval or options.evaluate else 0
+            count = 0 if options.evaluate else len(source.ids("train")), evaluated
             print(f"tasks    {source.task_type}, {count[0]} to train on, {count[1]} to evaluate on; from {pool}")
             print(f"screen   {seen.observation}, {seen.coordinates} coordinates", flush=True)
-            return subprocess.call([sys.executable, str(TRAINER), *words, "--dry-run"], env=child)
-        return run(v, source, words, run_dir)
+            return subprocess.call([sys.executable, str(program), *words, "--dry-run"], env=child)
+        return run(v, source, program, words, run_dir)
     except (ConfigError, ConfigurationError, TaskError, InfraError) as error:
         print(f"{PROG}: {error}", file=sys.stderr)
         return 2

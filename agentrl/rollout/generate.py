@@ -25,6 +25,7 @@ from agentrl.client.http import HttpLeases
 from agentrl.rollout.episode import EpisodeRun, Result
 from agentrl.rollout.exceptions import EpisodeLost
 from agentrl.rollout.parking import Parking
+from agentrl.rollout.pictures import picture_tokens_of
 from agentrl.rollout.policy import Policy
 from agentrl.rollout.prompts import Speech
 from agentrl.rollout.records import EpisodeRecord
@@ -37,7 +38,7 @@ from openclaw.judge.interface import Question
 from slime.args import Arguments
 from slime.exceptions import ConfigurationError
 from slime.rollout.generation import GenerateState
-from slime.utils.processing_utils import load_tokenizer
+from slime.utils.processing_utils import load_processor, load_tokenizer
 from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -238,4 +239,6 @@ def _judge(args: Arguments) -> JudgeClient | None:
         return None
     engine = EngineHttp(url, timeout=JUDGE_SECONDS, concurrency=JUDGED_AT_A_TIME * args.prm_m)
     sampling = JudgeSampling(temperature=args.prm_temperature, max_new_tokens=args.prm_max_new_tokens, grammar=False)
-    return JudgeClient(engine, load_tokenizer(args.prm_model_path, trust_remote_code=True), "full", sampling)
+    tokenizer = load_tokenizer(args.prm_model_path, trust_remote_code=True)
+    processor = load_processor(args.prm_model_path, trust_remote_code=True)
+    return JudgeClient(engine, tokenizer, "full", sampling, picture_tokens_of(processor) if processor else None)

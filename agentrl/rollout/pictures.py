@@ -8,16 +8,15 @@ engine and trainer compute the same pixel values. A placeholder that a text spel
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from slime.exceptions import ConfigurationError
-from slime.utils.images import at_model_size, image_tokens, open_image
+from slime.utils.images import at_model_size, image_tokens, open_image, picture_tensors, repeat_placeholders
 from slime.utils.processing_utils import encode_image_for_rollout_engine
 
 Message = dict[str, Any]
 IMAGE = "image"
-TENSORS = ("pixel_values", "image_grid_thw")
 
 
 class Pictures:
@@ -72,27 +71,28 @@ class Pictures:
         if not numbers:
             return list(ids)
         assert self._processor is not None
-        place = self._processor.image_token_id
-        if (found := sum(each == place for each in ids)) != len(numbers):
-            raise ConfigurationError(
-                f"the chat template rendered {found} placeholders for {len(numbers)} pictures; use a vision-language model's"
-            )
-        counts = iter(map(self._count, numbers))
-        return [each for token in ids for each in [token] * (next(counts) if token == place else 1)]
+        try:
+            return repeat_placeholders(ids, self._processor.image_token_id, [*map(self._count, numbers)])
+        except ValueError as error:
+            raise ConfigurationError(f"{error}; use a vision-language model's template") from error
 
     def tensors(self, numbers: Sequence[int]) -> dict[str, Any] | None:
         """Return ``pixel_values`` [patches, D] and ``image_grid_thw`` [pictures, 3]; None without pictures. Takes a while."""
         if not numbers:
             return None
         assert self._processor is not None
-        made = self._processor.image_processor(images=self.images(numbers), return_tensors="pt")
-        return {name: made[name] for name in TENSORS}
+        return picture_tensors(self._processor, self.images(numbers))
 
     def _sized(self, encoded: str) -> Any:
         return at_model_size(open_image(f"data:image/png;base64,{encoded}"), self._processor)
 
     def _count(self, number: int) -> int:
         return image_tokens(self._processor, *self._images[number].size)
+
+
+def picture_tokens_of(processor: Any) -> Callable[[str], int]:
+    """Return a function that counts the tokens of a picture's ``data:`` URL for the model of ``processor``."""
+    return lambda url: image_tokens(processor, *open_image(url).size)
 
 
 def numbers_of(messages: Sequence[Message]) -> list[int]:

@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 
 from openclaw.ledger.redact import Redactor
+from slime.utils.images import png_bytes
 from slime.utils.private_files import private, private_folder
-from slime.utils.processing_utils import PNG_LEVEL
 
 VERSION = 1
 FOLDER = "episodes"
@@ -82,7 +82,7 @@ class EpisodeRecord:
     def picture(self, number: int, image: Any) -> None:
         """Write a picture beside the record, as ``NAME.NUMBER.png``; events name it by its number."""
         with open(self._place / f"{self.name}.{number}.png", "wb", opener=private) as file:
-            image.save(file, "PNG", compress_level=PNG_LEVEL)
+            file.write(png_bytes(image))
 
     def close(self) -> None:
         """Close the files."""

@@ -73,6 +73,19 @@ class TokenChunk:
     top: list[Any] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class EnginePictures:
+    """The pictures of a prompt as an engine takes them.
+
+    Attributes:
+        input_ids: the prompt with one placeholder for each picture, which the engine repeats.
+        urls: ``data:`` URLs of the files, in order.
+    """
+
+    input_ids: Sequence[int]
+    urls: Sequence[str] = field(repr=False)
+
+
 @dataclass
 class _Progress:
     """The delivered part of one reply, over all attempts."""
@@ -135,6 +148,7 @@ class EngineClient:
         top_logprobs: int = 0,
         routing_key: str | None = None,
         client: str = "-",
+        pictures: EnginePictures | None = None,
     ) -> AsyncGenerator[TokenChunk, None]:
         """Yield the reply to ``input_ids``; the last chunk has ``finish``. Close the iterator to abort.
 
@@ -145,6 +159,7 @@ class EngineClient:
             top_logprobs: number of most likely tokens reported per position.
             routing_key: names the conversation for a router; see `Connections.post`.
             client: whose request it is, for the log of an engine's end.
+            pictures: of the prompt; ``input_ids`` then has all of their placeholders.
 
         Raises:
             EngineAwayError: no engine for ``wait_seconds``, or it went away within a reply that follows a grammar,
@@ -162,7 +177,7 @@ class EngineClient:
                 try:
                     engine = canary or self._connections
                     attempt = self._attempt(
-                        engine, rid, input_ids, sampling_params, progress, top_logprobs, routing_key
+                        engine, rid, input_ids, sampling_params, progress, top_logprobs, routing_key, pictures
                     )
                     async with self._deaths.turn(progress.suspicion) as heard, aclosing(attempt) as chunks:
                         async for chunk in chunks:
@@ -241,6 +256,7 @@ class EngineClient:
         progress: _Progress,
         top_logprobs: int,
         routing_key: str | None,
+        pictures: EnginePictures | None,
     ) -> AsyncGenerator[TokenChunk, None]:
         """Request the rest of the reply once; raise EngineBrokeOffError to have it retried."""
         base = len(progress.ids)
@@ -255,13 +271,17 @@ class EngineClient:
         }
         if top_logprobs:
             payload["top_logprobs_num"] = top_logprobs
+        expected = None
+        if pictures is not None:
+            payload |= {"input_ids": [*pictures.input_ids, *progress.ids], "image_data": list(pictures.urls)}
+            expected = len(input_ids) + base
         running = False
         try:
             async with engine.post("/generate", orjson.dumps(payload), routing_key) as answer:
                 await self._check_status(answer)
                 running = True
                 async for events in _event_groups(answer):
-                    chunks = _read_chunks(events, base, progress)
+                    chunks = _read_chunks(events, base, progress, expected)
                     for chunk in _join(chunks) if len(events) > 1 else chunks:
                         self._last_version = chunk.weight_version
                         running = chunk.finish is None
@@ -325,14 +345,25 @@ async def _event_groups(answer: Answer) -> AsyncGenerator[list[bytes], None]:
             yield bodies
 
 
-def _read_chunks(bodies: list[bytes], base: int, progress: _Progress) -> Iterator[TokenChunk]:
-    """Yield the tokens of each event and count them as delivered; see `_read_chunk`."""
+def _read_chunks(
+    bodies: list[bytes], base: int, progress: _Progress, prompt_tokens: int | None = None
+) -> Iterator[TokenChunk]:
+    """Yield the tokens of each event and count them as delivered; see `_read_chunk`.
+
+    ``prompt_tokens`` is the number that the engine must have read, if it repeated placeholders; None: any.
+    """
     for body in bodies:
         try:
             event = orjson.loads(body)
         except orjson.JSONDecodeError as error:
             raise EngineProtocolError(f"the engine sent an event that is not JSON: {body[:200]!r}") from error
         chunk = _read_chunk(event, base, len(progress.ids) - base)
+        counted = event["meta_info"].get("prompt_tokens")
+        if prompt_tokens is not None and counted != prompt_tokens:
+            raise EngineProtocolError(
+                f"the prompt has {prompt_tokens} tokens with its pictures, but the engine counts {counted}; both must use the "
+                "same preprocessor_config.json"
+            )
         progress.ids.extend(chunk.ids)
         yield chunk
 

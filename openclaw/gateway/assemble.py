@@ -18,6 +18,7 @@ from openclaw.gateway.feedback import FeedbackDesk, FeedbackStore
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.outcomes import OutcomeDesk, OutcomeStore
 from openclaw.gateway.parsers.formats import reply_format
+from openclaw.gateway.pictures import PictureReader
 from openclaw.gateway.render import Renderer
 from openclaw.gateway.rollouts import RolloutDesk, RolloutStore
 from openclaw.gateway.served import ReplyStore, ServedReplies
@@ -36,6 +37,7 @@ def build_service(
     registry: CollectorRegistry,
     *,
     renderer: Renderer | None = None,
+    processor: Any | None = None,
     on_pending: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.time,
     topk: int = 0,
@@ -49,6 +51,7 @@ def build_service(
         ledger: records the turns.
         registry: takes the metrics.
         renderer: of ``tokenizer``, if the runtime already has one.
+        processor: of a policy that sees pictures; None: it sees none.
         on_pending: called when a turn gets its next state or a session ends.
         clock: seconds since the epoch.
         topk: how many of the policy's most likely tokens a turn keeps at each position, for the method.
@@ -58,7 +61,8 @@ def build_service(
     metrics = GatewayMetrics(registry)
     form = reply_format(config, getattr(tokenizer, "chat_template", None) or "")
     own_renderer, large_renderer = renderer or Renderer(tokenizer), Renderer(tokenizer)
-    served = ServedReplies(ledger, form)
+    pictures = PictureReader(processor)
+    served = ServedReplies(ledger, form, pictures.placeholders)
 
     def on_session_event(name: str) -> None:
         metrics.session_events.labels(event=name).inc()
@@ -66,6 +70,7 @@ def build_service(
             own_renderer.forget()
             served.forget()
             large_renderer.forget()
+            pictures.forget()
 
     sessions = Sessions(
         ledger,
@@ -94,6 +99,7 @@ def build_service(
         sessions=sessions,
         episodes=EpisodeDesk(ledger, sessions, metrics, rules, clock=clock),
         served=served,
+        pictures=pictures,
         rollouts=RolloutDesk(ledger, enabled=config.serve_rollouts),
         feedback=FeedbackDesk(ledger, metrics, clock=clock, on_pending=on_pending),
         outcomes=OutcomeDesk(ledger),

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from openclaw.engine.client import TokenChunk
+from openclaw.engine.client import EnginePictures, TokenChunk
 from openclaw.exceptions import EngineProtocolError
 from openclaw.gateway.detokenize import Detokenizer
 from openclaw.gateway.logprobs import LogprobEntries
@@ -18,12 +18,15 @@ from openclaw.gateway.parsers.deltas import Delta, MessageBuilder, ToolCallStart
 from openclaw.gateway.parsers.reply import ReplyParser
 from openclaw.gateway.sampling import SamplingPlan, exclusion
 from openclaw.gateway.schema import ChatRequest
-from openclaw.ledger.records import Message, TopK, Turn, VersionSpan
+from openclaw.ledger.records import Message, SeenPicture, TopK, Turn, VersionSpan
 from openclaw.messages.issued import turn_id
 from openclaw.sessions import TurnContext
 
 LOWEST = -3.4028234663852886e38
 """What the engine gives a token without any probability; JSON's null, for minus infinity, is stored as this too."""
+
+PLACEHOLDER = "placeholder"
+"""Why a turn is not trained: its reply has a picture's placeholder, for which there is no picture."""
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort"]
 
@@ -35,13 +38,16 @@ class Prompt:
     Attributes:
         id: of the completion and the turn.
         request: the validated request.
-        messages: as the client sent them.
+        messages: as the client sent them, with named pictures.
         tools: as the client sent them, None if the model may not call any.
-        ids: the rendered prompt.
+        ids: the rendered prompt, with each picture's placeholder repeated.
         inside_reasoning: whether the prompt ends in the opening tag of a thought.
         plan: sampling of the reply.
         created_at: when the request arrived, seconds since the epoch.
         topk: how many of the policy's most likely tokens the turn keeps at each position; 0 for none.
+        pictures: of the prompt, in order.
+        for_engine: what the engine gets of them, or None without any.
+        placeholders: ids of the model's placeholders for media.
     """
 
     id: str
@@ -53,6 +59,9 @@ class Prompt:
     plan: SamplingPlan
     created_at: float
     topk: int = 0
+    pictures: tuple[SeenPicture, ...] = ()
+    for_engine: EnginePictures | None = field(default=None, repr=False)
+    placeholders: frozenset[int] = frozenset()
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -184,6 +193,8 @@ class Capture:
     def turn(self, context: TurnContext, finished_at: float) -> Turn:
         """Return the turn for the ledger; an unfinished reply has the finish reason ``abort``."""
         reason = exclusion(self.prompt.plan, self.ids)
+        if reason is None and not self.prompt.placeholders.isdisjoint(self.ids):
+            reason = PLACEHOLDER
         trained = context.kind == "main" and reason is None and self.finish_reason is not None
         return Turn(
             id=self.id,
@@ -205,6 +216,7 @@ class Capture:
             chat_template_kwargs=self.prompt.request.template_kwargs,
             reason=reason,
             malformed_calls=self.parser.malformed,
+            pictures=self.prompt.pictures,
             response_topk=self.topk if self.prompt.topk and trained else None,
         )
 

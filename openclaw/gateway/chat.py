@@ -8,7 +8,7 @@ an error. `openclaw.gateway.reply` carries each reply from its prompt to the led
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -29,6 +29,7 @@ from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.outcomes import OutcomeDesk
 from openclaw.gateway.parsers.formats import ReplyFormat
 from openclaw.gateway.parsers.reply import ReplyParser
+from openclaw.gateway.pictures import Picture, PictureReader, engine_pictures
 from openclaw.gateway.render import Renderer, RenderError
 from openclaw.gateway.reply import Opening, Replies, Reply
 from openclaw.gateway.rollouts import RolloutDesk
@@ -59,6 +60,7 @@ class ChatService:
         engine: EngineClient,
         sessions: Sessions,
         served: ServedReplies,
+        pictures: PictureReader,
         feedback: FeedbackDesk,
         episodes: EpisodeDesk,
         outcomes: OutcomeDesk,
@@ -80,6 +82,7 @@ class ChatService:
         episodes.quiet = self.replies.quiet
         self.large_bodies = LargeBodies(config.context_length)
         self._served = served
+        self._pictures = pictures
         self._model_name = config.model_name
         self._renderer = renderer
         self._large_renderer = large_renderer
@@ -104,8 +107,9 @@ class ChatService:
 
         async def prepare() -> Opening:
             stated_kind, done = read_headers(headers, request)
-            served = await self._served.find(raw["messages"], request.tool_schemas, owner)
-            prompt = await self._prompt(request, raw, served)
+            messages, pictures = await self._pictures.read(raw["messages"], owner)
+            served = await self._served.find(messages, request.tool_schemas, owner)
+            prompt = await self._prompt(request, {**raw, "messages": messages}, served, pictures)
             begin = partial(
                 self.sessions.begin,
                 headers,
@@ -184,19 +188,23 @@ class ChatService:
         await self.sessions.close()
         self._renderer.close()
         self._large_renderer.close()
+        self._pictures.close()
 
-    async def _prompt(self, request: ChatRequest, raw: Mapping[str, Any], served: Served) -> Prompt:
+    async def _prompt(
+        self, request: ChatRequest, raw: Mapping[str, Any], served: Served, pictures: Sequence[Picture]
+    ) -> Prompt:
         """Render a request and plan its sampling."""
         created_at = self.clock()
         tools = list(raw["tools"]) if request.offers_tools else None
         large = prompt_characters(raw["messages"], tools or ()) > LARGE_PROMPT
         renderer = self._large_renderer if large else self._renderer
         try:
-            ids, thought = await renderer.prepare(
+            template_ids, thought = await renderer.prepare(
                 raw["messages"], tools, request.template_kwargs, self._format.reasoning, served
             )
         except RenderError as error:
             raise bad_request(str(error), param="messages") from error
+        ids, seen = self._pictures.expanded(template_ids, pictures)
         self.metrics.replayed_replies.labels(ids="sampled").inc(served.sampled)
         self.metrics.replayed_replies.labels(ids="rendered").inc(served.rendered)
         room = self.config.context_length - len(ids)
@@ -214,7 +222,10 @@ class ChatService:
             request=request,
             messages=list(raw["messages"]),
             tools=tools,
-            ids=list(ids),
+            ids=ids,
+            pictures=seen,
+            for_engine=engine_pictures(template_ids, seen),
+            placeholders=self._pictures.placeholders,
             inside_reasoning=thought == "open",
             plan=plan,
             created_at=created_at,

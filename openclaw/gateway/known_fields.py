@@ -19,7 +19,8 @@ from openclaw.gateway.errors import bad_request
 
 MESSAGE_FIELDS = frozenset({"role", "content", "name", "reasoning_content", "tool_calls", "tool_call_id", "id"})
 """``id`` is the one that this server gave a reply; no template reads it, and one that is no text is dropped."""
-PART_FIELDS = frozenset({"type", "text"})
+PART_FIELDS = frozenset({"type", "text", "image_url"})
+IMAGE_FIELDS = frozenset({"url", "detail"})
 CALL_FIELDS = frozenset({"id", "type", "function"})
 CALLED_FIELDS = frozenset({"name", "arguments"})
 TOOL_FIELDS = frozenset({"type", "function"})
@@ -60,12 +61,22 @@ def known_tools(tools: object) -> object:
 
 
 def prompt_characters(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> int:
-    """Return the characters of all texts that a prompt may contain; of structures, those of their JSON."""
+    """Return the characters of all texts that a prompt may contain; of structures, those of their JSON.
+
+    Pictures have bounds of their own (`openclaw.gateway.pictures`).
+    """
     total = len(orjson.dumps(tools)) if tools else 0
     for message in messages:
         for value in message.values():
-            total += len(value) if isinstance(value, str) else len(orjson.dumps(value)) if value else 0
+            total += len(value) if isinstance(value, str) else len(orjson.dumps(_without_urls(value))) if value else 0
     return total
+
+
+def _without_urls(value: Any) -> Any:
+    """Return a content without its pictures; any other value as it is."""
+    if not isinstance(value, list) or not any("image_url" in part for part in _objects(value)):
+        return value
+    return [part for part in value if not (isinstance(part, dict) and "image_url" in part)]
 
 
 def check_prompt_size(characters: int, context_length: int) -> None:
@@ -107,10 +118,17 @@ def _known_message(message: object) -> object:
         kept = {name: value for name, value in kept.items() if name != "id"}
     changes: dict[str, Any] = {}
     if isinstance(content := kept.get("content"), list):
-        changes["content"] = [_kept(part, PART_FIELDS) for part in content]
+        changes["content"] = [_known_part(part) for part in content]
     if isinstance(calls := kept.get("tool_calls"), list):
         changes["tool_calls"] = [_with_function(call, CALL_FIELDS, CALLED_FIELDS) for call in calls]
     return {**kept, **changes} if changes else kept
+
+
+def _known_part(part: object) -> object:
+    kept = _kept(part, PART_FIELDS)
+    if isinstance(kept, dict) and isinstance(image := kept.get("image_url"), dict):
+        return {**kept, "image_url": _kept(image, IMAGE_FIELDS)}
+    return kept
 
 
 def _with_function(value: object, fields: Set[str], function_fields: Set[str]) -> object:

@@ -21,6 +21,7 @@ from openclaw.config.bounds import (
     JSON_DEPTH,
     MODEL_CHARACTERS,
     NAME_CHARACTERS,
+    PICTURES,
     SESSION_ID,
     STOP_CHARACTERS,
     STOP_STRINGS,
@@ -32,6 +33,7 @@ from openclaw.config.bounds import (
 from openclaw.gateway.errors import ApiError, bad_request, unsupported
 from openclaw.gateway.grammar_size import check_grammar_size
 from openclaw.gateway.known_fields import check_prompt_size, known_messages, known_tools, prompt_characters
+from openclaw.gateway.picture_urls import encoded_file
 from openclaw.messages.arguments import nesting
 
 IGNORED = frozenset(
@@ -80,17 +82,31 @@ class ToolCall(_Strict):
 
 
 class TextPart(_Strict):
-    """A text part of a message's content; other kinds are refused."""
+    """A text part of a message's content."""
 
     type: Literal["text"]
     text: str
+
+
+class ImageUrl(_Strict):
+    """A picture as a ``data:`` URL; ``detail`` may only ask for the model's own size."""
+
+    url: str
+    detail: Literal["auto", "high"] | None = None
+
+
+class ImagePart(_Strict):
+    """A picture in a message's content; audio and files are refused."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
 
 
 class ChatMessage(_Strict):
     """A message of the history."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | list[Annotated[TextPart | ImagePart, Field(discriminator="type")]] | None = None
     name: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[ToolCall] | None = None
@@ -333,8 +349,9 @@ def _invalid(error: ValidationError) -> ApiError:
     path = ".".join(str(part) for part in first["loc"])[:SHOWN_CHARACTERS]
     if first["loc"][0] == "messages" and "content" in first["loc"]:
         return bad_request(
-            f"{path}: content must be a string or a list of {{'type': 'text', 'text': ...}}; "
-            "images, audio and files cannot be read",
+            f"{path}: content must be a string or a list of {{'type': 'text', 'text': ...}} and "
+            "{'type': 'image_url', 'image_url': {'url': 'data:image/png;base64,...'}}, with no 'detail' but auto or high; "
+            "audio, files and other kinds cannot be read",
             param="messages",
         )
     return bad_request(f"{path}: {first['msg'][:SHOWN_CHARACTERS]}", param=str(first["loc"][0]))
@@ -345,6 +362,7 @@ def _check_meaning(request: ChatRequest) -> None:
     if request.modalities not in (None, ["text"]):
         raise unsupported("modalities", ADVICE["modalities"])
     _check_tools(request)
+    _check_pictures(request)
     limits = {request.max_tokens, request.max_completion_tokens} - {None}
     if len(limits) > 1:
         raise bad_request(
@@ -384,6 +402,27 @@ def _check_meaning(request: ChatRequest) -> None:
         )
     if all(message.role in ("system", "developer") for message in request.messages):
         raise bad_request("messages: send at least one user message", param="messages")
+
+
+def _check_pictures(request: ChatRequest) -> None:
+    """Refuse too many pictures, those that are elsewhere, and those where no template has a place for them."""
+    count = 0
+    for position, message in enumerate(request.messages):
+        for number, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            if not isinstance(part, ImagePart):
+                continue
+            where = f"messages.{position}.content.{number}"
+            if message.role not in ("user", "tool"):
+                raise bad_request(
+                    f"{where}: a {message.role} message has no pictures; send them in user or tool messages",
+                    param="messages",
+                )
+            encoded_file(part.image_url.url, where)
+            count += 1
+    if count > PICTURES.most:
+        raise bad_request(
+            f"messages: {count} pictures are too many; send at most {PICTURES.most}", param="messages", bound=PICTURES
+        )
 
 
 def _check_template_keywords(request: ChatRequest) -> None:

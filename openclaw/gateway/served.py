@@ -11,7 +11,7 @@ import asyncio
 import logging
 from array import array
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -82,10 +82,14 @@ class ReplyStore(Protocol):
 class ServedReplies:
     """Remembers replies and finds them in requests."""
 
-    def __init__(self, store: ReplyStore, form: ReplyFormat) -> None:
-        """Create an empty memory over the ledger ``store`` for replies of the format ``form``."""
+    def __init__(self, store: ReplyStore, form: ReplyFormat, placeholders: Collection[int] = ()) -> None:
+        """Create an empty memory over the ledger ``store`` for replies of the format ``form``.
+
+        A reply with one of ``placeholders`` is rendered from its text, because an engine would look for a picture.
+        """
         self._store = store
         self._form = form
+        self._placeholders = frozenset(placeholders)
         self._known: OrderedDict[bytes, ServedReply] = OrderedDict()
         self._unknown: OrderedDict[bytes, None] = OrderedDict()
         self._tokens = 0
@@ -144,6 +148,9 @@ class ServedReplies:
             self._unknown.popitem(last=False)
 
     def _add(self, conversation: bytes, ids: Sequence[int], prompt_end: Sequence[int]) -> None:
+        if not self._placeholders.isdisjoint(ids):
+            self._unknown[conversation] = None
+            return
         self._unknown.pop(conversation, None)
         if (old := self._known.pop(conversation, None)) is not None:
             self._tokens -= old.size

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
 
@@ -161,7 +161,14 @@ class JudgeSampling:
 class JudgeClient:
     """Casts votes: renders the question (off the event loop), asks the judge engine, parses the answer."""
 
-    def __init__(self, engine: Engine, tokenizer: Any, variant: Variant, sampling: JudgeSampling) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Any,
+        variant: Variant,
+        sampling: JudgeSampling,
+        picture_tokens: Callable[[str], int] | None = None,
+    ) -> None:
         """Create the judge.
 
         Args:
@@ -169,7 +176,9 @@ class JudgeClient:
             tokenizer: the judge model's, with a chat template.
             variant: which prompts (`openclaw.judge.prompts`).
             sampling: of the answers.
+            picture_tokens: tokens of a picture's ``data:`` URL in the model's prompt; None: the model sees no pictures.
         """
+        self._picture_tokens = picture_tokens
         self._engine = engine
         self._tokenizer = tokenizer
         self._prompts = Prompts(tokenizer)
@@ -187,9 +196,12 @@ class JudgeClient:
             self._prompts.forget()  # a judged text must not outlive its session
 
     async def length(self, kind: JudgeKind, question: Question) -> int:
-        """Return how many tokens the prompt of a question has."""
+        """Return how many tokens the prompt of a question has, those of its pictures included."""
         async with self._rendering:
-            return len(await asyncio.to_thread(self.prompt_ids, kind, question))
+            count = len(await asyncio.to_thread(self.prompt_ids, kind, question))
+        if self._picture_tokens is None:
+            return count
+        return count + sum(self._picture_tokens(url) - 1 for url in question.images)  # each has a placeholder
 
     async def votes(self, kind: JudgeKind, question: Question, count: int) -> list[Vote]:
         """Return ``count`` votes, cast concurrently.

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.ledger.records import Message, Turn
 from openclaw.messages.classify import user_words
+from openclaw.messages.pictures import PICTURE_TEXT
 from openclaw.messages.text import content_text, next_state_role
 
 TRUNCATED, REPETITION, DUPLICATE = "truncated", "repetition", "duplicate"
@@ -124,6 +125,7 @@ def is_repetitive(ids: Sequence[int]) -> bool:
 def other_script(turn: Turn) -> bool:
     """Return whether the reply is clearly in one script and the user's last message clearly in another."""
     words = next((user_words(message) for message in reversed(turn.messages) if _is_user(message)), "")
+    words = words.replace(PICTURE_TEXT, "")
     asked, answered = main_script(words), main_script(content_text(turn.response_message.get("content")))
     return bool(asked and answered and asked != answered)
 

@@ -11,6 +11,7 @@ from openclaw.judge.overlap import candidates
 from openclaw.judge.support import SupportScorer
 from openclaw.judge.teacher import TeacherScorer, context_of, under_hint
 from openclaw.ledger.records import Turn, Verdict
+from openclaw.messages.pictures import pictures_in
 from openclaw.method import JudgePlan
 
 logger = logging.getLogger(__name__)
@@ -26,13 +27,19 @@ class Teaching:
         self._metrics = metrics
 
     async def taught(self, turn: Turn, verdict: Verdict) -> Verdict:
-        """Return the verdict with the teacher's numbers; without them if the turn has no teacher, or it refused the turn.
+        """Return the verdict with the teacher's numbers; without them if the turn has no teacher or has pictures, or it refused the turn.
 
         Raises:
             EngineUnavailableError: the teacher's engine is away.
         """
         teacher = self._teacher
         if teacher is None or not self._plan.needs_teacher:
+            return verdict
+        if pictures_in(turn.messages):
+            self._metrics.teacher_failures.labels(kind="pictures").inc()
+            logger.warning(
+                "turn %s has no teacher logprobs: its prompt has pictures, which the teacher does not see", turn.id
+            )
             return verdict
         try:
             if isinstance(teacher, SupportScorer):

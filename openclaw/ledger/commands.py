@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from openclaw.config.runtime_variables import RuntimeVariables
-from openclaw.ledger.conversations import write_conversations
+from openclaw.ledger.conversations import write_conversations, write_pictures
 from openclaw.ledger.counted import counted
 from openclaw.ledger.damage import check_file
 from openclaw.ledger.exceptions import UnknownRecordError
@@ -68,7 +68,11 @@ def export_command(options: argparse.Namespace) -> Iterable[str]:
     """Write all conversations to a file."""
     with closing(Ledger(options.ledger)) as ledger, progress_bar("exporting") as on_progress:
         count = write_conversations(ledger, options.file, on_progress)
+        folder = options.file.with_name(f"{options.file.name}.pictures")
+        pictures = write_pictures(ledger, folder)
     yield f"wrote {counted(count, 'session')} to {options.file}"
+    if pictures:
+        yield f"wrote {counted(pictures, 'picture')} to {folder}"
 
 
 def salvage_command(options: argparse.Namespace) -> Iterable[str]:

@@ -6,6 +6,8 @@ messages after it or null. ``trainable`` says whether the turn waits for a judge
 an imported turn (`openclaw.ledger.importing`) it is the file's value. Where a turn has them, ``tools``,
 ``chat_template_kwargs``, ``verdict`` (`Verdict.to_dict`) and ``finish_reason`` (``length``: cut off) follow.
 
+A part ``{"type": "image", "sha256": HEX}`` of a message is a picture; `write_pictures` writes the files ``HEX.png``.
+
 Guarantees: read-only; sessions in the order of their first turn, turns in the order they were recorded.
 """
 
@@ -18,7 +20,7 @@ from typing import Any
 
 from openclaw.ledger.reports import TurnRecord
 from openclaw.ledger.store import Ledger
-from slime.utils.private_files import private
+from slime.utils.private_files import private, private_folder
 
 CONVERSATIONS_NAME = "conversations.jsonl"
 """The file's name in a folder of recorded or collected turns."""
@@ -65,6 +67,17 @@ def write_conversations(
             on_progress(number, total)
 
     return write_lines(watched(), path)
+
+
+def write_pictures(ledger: Ledger, folder: Path) -> int:
+    """Write the pictures of the ledger to ``folder`` as ``SHA256.png`` and return their number; without any, make no folder."""
+    count = 0
+    for digest, file in ledger.picture_files():
+        private_folder(folder)
+        with open(folder / f"{digest}.png", "wb", opener=private) as target:
+            target.write(file)
+        count += 1
+    return count
 
 
 def write_lines(values: Iterable[dict[str, Any]], path: Path) -> int:

@@ -1,7 +1,7 @@
 """Copies the turns of a run into the ledger of another run, with their ids, verdicts and samples.
 
 Guarantees: a copied row has the bits of its source: ids, log-probabilities, verdict, the teacher's numbers, rewards and
-baselines. A sample that a step had used is ready again; one that had been dropped stays dropped. The samples come in the
+baselines, and its pictures. A sample that a step had used is ready again; one that had been dropped stays dropped. The samples come in the
 order of their batches, so the same batch size gives the same batches (openclaw.ledger.samples hands out the oldest
 first). The source is only read. Copying again adds nothing: a copy keeps the turn's id. One transaction copies all.
 """
@@ -20,6 +20,7 @@ from openclaw.ledger.episode_records import EPISODE
 from openclaw.ledger.forget import PASS
 from openclaw.ledger.importing import redacted_verdict
 from openclaw.ledger.opinion import choice_of
+from openclaw.ledger.pictures import copy_pictures
 from openclaw.ledger.redact import REDACTED
 from openclaw.ledger.store import Ledger
 
@@ -117,6 +118,8 @@ def _copy_session(
             result.merged += 1
         else:
             result.turns[outcome] += 1
+        if outcome != REDACTED:
+            copy_pictures(source, connection, row["id"], turn_id)
         new[row["id"]] = outcome == "judged"
 
 

@@ -10,7 +10,7 @@ loss mask 0. Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from openclaw.ledger.episode_records import EPISODE, NO_TOKENS, Episode, EpisodeRules
 from openclaw.ledger.records import Turn
@@ -47,9 +47,17 @@ def episode_samples(episode: Episode, turns: Sequence[Turn], reward: float, rule
     candidates = [turn for turn in turns if turn.reason == EPISODE]
     unused = {turn.id: reason for turn in candidates if (reason := unusable(turn, rules))}
     trained = [turn for turn in candidates if turn.id not in unused]
-    segments = merge([sampled(turn) for turn in trained])
+    marks = PictureMarks()
+    segments = merge([sampled(turn, marks) for turn in trained])
     samples = [
-        _sample(episode, segment, [trained[position] for position in segment.turns], number, len(segments), reward)
+        _sample(
+            episode,
+            marks.cleared(segment),
+            [trained[position] for position in segment.turns],
+            number,
+            len(segments),
+            reward,
+        )
         for number, segment in enumerate(segments)
     ]
     return Made(samples, unused)
@@ -62,10 +70,35 @@ def unusable(turn: Turn, rules: EpisodeRules) -> str | None:
     return next((reason for reason, found in checks.items() if found), None)
 
 
-def sampled(turn: Turn) -> SampledTurn:
+class PictureMarks:
+    """Puts a number of its own in place of each picture's placeholders while turns are compared.
+
+    So a turn whose prompt has another picture at a place does not extend the turns before it, although its ids do.
+    """
+
+    def __init__(self) -> None:
+        self._marks: dict[tuple[str, int], int] = {}
+
+    def marked(self, turn: Turn) -> list[int]:
+        """Return a turn's prompt ids with marks, which are below 0."""
+        ids = list(turn.prompt_ids)
+        for each in turn.pictures:
+            mark = self._marks.setdefault((each.sha256, ids[each.start]), -1 - len(self._marks))
+            ids[each.start : each.start + each.tokens] = [mark] * each.tokens
+        return ids
+
+    def cleared(self, segment: Segment) -> Segment:
+        """Return a segment of marked turns with the ids that the engine read."""
+        if not self._marks:
+            return segment
+        ids = {mark: placeholder for (_, placeholder), mark in self._marks.items()}
+        return replace(segment, tokens=[ids.get(token, token) for token in segment.tokens])
+
+
+def sampled(turn: Turn, marks: PictureMarks) -> SampledTurn:
     """Return a turn as `slime.rollout.segments` reads it."""
     spans = [(span.version, span.start, span.end) for span in turn.weight_versions]
-    return SampledTurn(turn.prompt_ids, turn.response_ids, turn.response_logprobs, spans)
+    return SampledTurn(marks.marked(turn), turn.response_ids, turn.response_logprobs, spans)
 
 
 def _sample(

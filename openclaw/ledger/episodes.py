@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from openclaw.ledger.codec import decode_turn
-from openclaw.ledger.database import Database
 from openclaw.ledger.episode_records import (
     ABORTED,
     EPISODE,
@@ -30,10 +29,12 @@ from openclaw.ledger.episode_records import (
     Settled,
 )
 from openclaw.ledger.exceptions import EpisodeConflictError, UnknownRecordError, UnknownTurnError
+from openclaw.ledger.pictures import PictureQueries
 from openclaw.ledger.records import Turn
+from openclaw.messages.pictures import pictures_in
 
 
-class EpisodeQueries(Database):
+class EpisodeQueries(PictureQueries):
     """The ledger's queries for the episode routes and the inspect command."""
 
     def create_episode(self, episode: Episode, most_open: int) -> Episode | None:
@@ -157,11 +158,13 @@ class EpisodeQueries(Database):
             return False
 
     def episode_turns(self, episode: Episode) -> list[Turn]:
-        """Return an episode's turns in the order in which they were recorded."""
+        """Return an episode's turns in the order in which they were recorded, with the places of their pictures."""
         found = self.rows(
             "SELECT * FROM turns WHERE session_id >= ? AND session_id < ? ORDER BY number", episode.session_range
         )
-        return [decode_turn(row) for row in found]
+        turns = [decode_turn(row) for row in found]
+        seen = self.picture_places([turn.id for turn in turns if pictures_in(turn.messages)])
+        return [replace(turn, pictures=seen.get(turn.id, ())) for turn in turns]
 
     def episode_sessions(self, episode: Episode) -> list[str]:
         """Return the stored ids of an episode's sessions, in order."""

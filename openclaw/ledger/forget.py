@@ -1,7 +1,7 @@
 """Deletes all data of a session from the ledger, but keeps the counts of trained samples.
 
-Guarantees: one transaction deletes a session's turns, verdicts, samples (trained or not), feedback and scores as
-probes, and those of its further passes in a run on logs (`openclaw.offline`). If the session belongs to an episode, all samples of the episode go, because each may hold turns of several sessions. What remains is a
+Guarantees: one transaction deletes a session's turns, verdicts, samples (trained or not), feedback, pictures that no
+other session saw, scores as probes, and those of its further passes in a run on logs (`openclaw.offline`). If the session belongs to an episode, all samples of the episode go, because each may hold turns of several sessions. What remains is a
 digest of its id with the time, and a tombstone per sample (`forgotten_samples`) with the step that used it. A batch that
 already has such a sample finishes its step; a crash does not bring the sample back. A reply that is running when its
 session is deleted is not recorded (`TurnQueries.record_turn`).
@@ -21,6 +21,7 @@ from pathlib import Path
 from openclaw.ledger.database import Database
 from openclaw.ledger.episode_records import FORGOTTEN
 from openclaw.ledger.exceptions import LedgerFullError, LedgerUnavailableError, UnknownRecordError
+from openclaw.ledger.pictures import forget_pictures
 from openclaw.ledger.reserve import keep_reserve, release_reserve, renew_reserve
 from openclaw.ledger.turns import session_digest
 from openclaw.owners import episode_of, owner_of
@@ -120,6 +121,7 @@ class ForgetQueries(Database):
             connection.execute(f"DELETE FROM verdicts WHERE turn_id IN {turns_of}", (session_id,))
             for table in ("feedback", "logs", "probe_scores"):
                 connection.execute(f"DELETE FROM {table} WHERE turn_id IN {turns_of}", (session_id,))
+            forget_pictures(connection, session_id)
             turns = connection.execute("DELETE FROM turns WHERE session_id = ?", (session_id,)).rowcount
             connection.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
             connection.execute(

@@ -213,6 +213,21 @@ ALTER TABLE turns ADD COLUMN copied INTEGER NOT NULL DEFAULT 0;  -- 1: from anot
 ALTER TABLE sessions ADD COLUMN reopened_at REAL;  -- when a turn of a closed log was scored again; NULL once it is closed
 """
 
+_VERSION_17 = """
+CREATE TABLE pictures (
+    sha256 TEXT PRIMARY KEY,       -- of the file
+    png BLOB NOT NULL              -- at the model's size
+);
+CREATE TABLE turn_pictures (       -- the pictures of each turn's prompt
+    turn_id TEXT NOT NULL REFERENCES turns(id),
+    start INTEGER NOT NULL,        -- position of the first placeholder in the prompt's ids
+    tokens INTEGER NOT NULL,       -- number of placeholders
+    sha256 TEXT NOT NULL REFERENCES pictures(sha256),
+    PRIMARY KEY (turn_id, start)
+);
+CREATE INDEX turn_pictures_by_file ON turn_pictures(sha256);
+"""
+
 
 def fill_conversations(connection: sqlite3.Connection) -> None:
     """Set the digest of main turns that were recorded before its column existed."""
@@ -263,5 +278,6 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(11, "what the gate decided about each version of the weights", _VERSION_11),
     Migration(12, "turns of logs, which wait for scores and may keep their verdicts", _VERSION_12),
     Migration(16, "marks of turns that come from another run, and of sessions that close again", _VERSION_16),
+    Migration(17, "the pictures that turns saw", _VERSION_17),
 )
 VERSION = MIGRATIONS[-1].version

@@ -2,7 +2,8 @@
 
 Guarantees: a turn becomes a probe when it is judged, and stays one: it has the reason `PROBE` and no sample, so its reply is
 never trained. Which turns do is decided by parts of sessions (`part_of`), from a hash: `BLOCK` turns in a row are probes or
-not. At most twice the share of an owner's recent turns are, so that nobody's feedback is lost to the draw. A forgotten
+not. At most twice the share of an owner's recent turns are, so that nobody's feedback is lost to the draw. A turn that
+saw pictures is not compared, since the weights score ids alone. A forgotten
 session takes its probes and their scores along. Pure functions, and read-only queries.
 
 While there are few probes, turns that earlier steps have trained are compared, too. Which ones are is a reservoir: decided by
@@ -22,6 +23,7 @@ from typing import TypeVar
 from openclaw.ledger.codec import decode_turn
 from openclaw.ledger.database import Database
 from openclaw.ledger.records import Turn
+from openclaw.messages.pictures import pictures_in
 from openclaw.owners import owner_of, root
 
 PROBE = "probe"
@@ -128,6 +130,8 @@ class ProbeQueries(Database):
         """
         if turn.reason == PROBE and share:
             return True
+        if pictures_in(turn.messages):
+            return False
         if not share or not drawn(part_of(turn.session_id, turn.index), share):
             return False
         owner = root(owner_of(turn.session_id))
@@ -172,7 +176,7 @@ class ProbeQueries(Database):
             "SELECT number, id, session_id, position, reason, verdict, (length(prompt_ids) + length(response_ids)) / 4 AS tokens"
             f" FROM turns JOIN verdicts ON verdicts.turn_id = turns.id WHERE number IN ({marks}) AND (reason = 'probe' OR EXISTS"
             " (SELECT 1 FROM samples WHERE samples.turn_id = turns.id AND samples.state IN ('leased', 'trained')"
-            " AND samples.rollout_id < ?))",
+            " AND samples.rollout_id < ?)) AND NOT EXISTS (SELECT 1 FROM turn_pictures WHERE turn_pictures.turn_id = turns.id)",
             (*numbers, rollout_id),
         )
         verdicts = {row["number"]: json.loads(row["verdict"]) for row in found}

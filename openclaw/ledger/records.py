@@ -33,6 +33,23 @@ class VersionSpan:
     end: int
 
 
+@dataclass(frozen=True)
+class SeenPicture:
+    """A picture in a prompt.
+
+    Attributes:
+        sha256: digest of the file, in hexadecimal digits.
+        start: position of its first placeholder in the prompt's ids.
+        tokens: number of its placeholders.
+        png: the file, at the model's size; empty where only the reference was read.
+    """
+
+    sha256: str
+    start: int
+    tokens: int
+    png: bytes = field(default=b"", repr=False)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Turn:
     """One reply of the policy, with the inputs that produced it.
@@ -66,6 +83,8 @@ class Turn:
             ``temperature``, from the request that sampled the reply; None if the method does not read them.
         scored: whether the turn came as text from a log: the ids are rendered from it, and the log-probabilities are
             scores by the weights in ``weight_versions``, which did not write the reply.
+        pictures: of the prompt, in order, with their files, when the turn is recorded; a turn that was read has none, see
+            `openclaw.ledger.pictures`.
     """
 
     id: str
@@ -94,6 +113,7 @@ class Turn:
     malformed_calls: int = 0
     response_topk: TopK | None = None
     scored: bool = False
+    pictures: tuple[SeenPicture, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def never_trained(self) -> str | None:

@@ -4,7 +4,8 @@ Guarantees: text that matches a pattern never reaches the ledger; ``[REDACTED:ki
 object fields and in template keywords. If a request or reply contains a secret, the turn also loses its token ids,
 which spell the same secret, and is excluded with reason ``redacted``. A next state or feedback is stored and judged in
 redacted form, and its turn is trained. Sessions take their digests of a conversation before redaction. Ordinary text,
-code, hashes and numbers stay unchanged. Secrets without a pattern, such as a password in plain words, are not found.
+code, hashes and numbers stay unchanged. Secrets without a pattern, such as a password in plain words, are not found,
+nor are those that a picture shows; a turn with a secret in its text loses its pictures, too.
 Time grows linearly with the text.
 
 Modes: ``secrets`` (keys, tokens, private keys, passwords in URLs: `openclaw.ledger.secret_patterns`; the server's own
@@ -92,6 +93,7 @@ class Redactor:
             response_logprobs=[],
             weight_versions=[],
             response_topk=None,
+            pictures=(),
             reason=turn.reason or (REDACTED if turn.kind == "main" else None),
         )
 

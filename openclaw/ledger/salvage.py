@@ -26,9 +26,9 @@ from openclaw.ledger.store import Ledger
 # Parents first.
 TABLES = (
     "sessions", "turns", "verdicts", "samples", "steps", "feedback", "forgotten_samples", "forgotten_sessions",
-    "episodes", "logs", "decisions", "probe_scores",
+    "episodes", "logs", "decisions", "probe_scores", "pictures", "turn_pictures",
 )  # fmt: skip
-CHILDREN_OF_TURNS = ("verdicts", "samples", "feedback", "logs", "probe_scores")
+CHILDREN_OF_TURNS = ("verdicts", "samples", "feedback", "logs", "probe_scores", "turn_pictures")
 HEADER_BYTES = 100
 UNKNOWN_ROWS = 1_000_000
 """Number of row ids to try if the file does not reveal their number."""

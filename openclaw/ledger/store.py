@@ -7,7 +7,7 @@ synchronous: call them from asyncio through ``asyncio.to_thread``.
 The methods are grouped by who calls them: `openclaw.ledger.turns`, `openclaw.ledger.feedback`, `openclaw.ledger.graph`,
 `openclaw.ledger.samples`, `openclaw.ledger.outcome`, `openclaw.ledger.reports`, `openclaw.ledger.forget`,
 `openclaw.ledger.transfer`, `openclaw.ledger.episodes`, `openclaw.ledger.episode_groups`, `openclaw.ledger.logs`,
-`openclaw.ledger.probes`, `openclaw.ledger.decisions` and `openclaw.ledger.served_turns`.
+`openclaw.ledger.probes`, `openclaw.ledger.decisions`, `openclaw.ledger.served_turns` and `openclaw.ledger.pictures`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from openclaw.ledger.forget import ForgetQueries
 from openclaw.ledger.graph import GraphQueries
 from openclaw.ledger.logs import LogQueries
 from openclaw.ledger.outcome import OutcomeQueries
+from openclaw.ledger.pictures import PictureQueries
 from openclaw.ledger.probes import ProbeQueries
 from openclaw.ledger.reports import ReportQueries
 from openclaw.ledger.rollbacks import RollbackQueries
@@ -37,5 +38,6 @@ class Ledger(
     ProbeQueries,
     RollbackQueries,
     ServedTurnQueries,
+    PictureQueries,
 ):
     """``Ledger(path)`` opens the file, creating or migrating it."""

@@ -1,7 +1,8 @@
 """Transfers turns between ledgers: lists changed turns as JSON values and merges them on the other side.
 
 Guarantees: merging a turn again is a no-op, so a reader may request it repeatedly. Ids and log-probabilities arrive
-unchanged. Verdicts, samples and steps are not transferred: the receiver judges.
+unchanged. Verdicts, samples and steps are not transferred: the receiver judges. Pictures are not either, so a turn that saw
+one is not trained there (`NO_PICTURE`).
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from openclaw.ledger.codec import decode_feedback, decode_turn
 from openclaw.ledger.database import BUSY_TIMEOUT_SECONDS
 from openclaw.ledger.feedback import FeedbackQueries
 from openclaw.ledger.opinion import as_next_state
+from openclaw.ledger.pictures import NO_PICTURE
 from openclaw.ledger.records import Feedback, TopK, Turn, VersionSpan
 from openclaw.ledger.turns import FEEDBACK_OF_TURN
+from openclaw.messages.pictures import pictures_in
 from openclaw.owners import prefixes
 
 _CHANGED = (
@@ -46,7 +49,7 @@ class ChangedTurn:
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready values."""
         values = asdict(self)
-        del values["turn"]["conversation"]
+        del values["turn"]["conversation"], values["turn"]["pictures"]
         return values
 
     @staticmethod
@@ -105,7 +108,7 @@ class TransferQueries(FeedbackQueries):
         with self.transaction() as connection:
             known = connection.execute("SELECT state FROM turns WHERE id = ?", (turn.id,)).fetchone()
             if known is None:
-                reason = turn.reason if turn.state == "excluded" else None
+                reason = turn.reason if turn.state == "excluded" else NO_PICTURE if pictures_in(turn.messages) else None
                 fresh = replace(turn, state="waiting", reason=reason, next_state=None, next_state_at=None, signal=None)
                 if self.record_turn(fresh) is None:
                     return False

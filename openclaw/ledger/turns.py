@@ -20,6 +20,7 @@ from openclaw.ledger.episode_records import OVER
 from openclaw.ledger.episodes import turn_reason
 from openclaw.ledger.exceptions import FeedbackArrivedError, TransitionError, UnknownRecordError
 from openclaw.ledger.opinion import choice_of
+from openclaw.ledger.pictures import store_pictures
 from openclaw.ledger.records import Feedback, JudgedTurn, Message, PendingTurn, Signal, Turn, Verdict
 from openclaw.owners import episode_of, owner_of
 from slime.utils.types import Sample
@@ -295,6 +296,7 @@ class TurnQueries(Database):
 
     def _insert_turn(self, connection: sqlite3.Connection, turn: Turn) -> None:
         self._insert(connection, "turns", encode_turn(turn))
+        store_pictures(connection, turn.id, turn.pictures)
 
     def _insert(self, connection: sqlite3.Connection, table: str, columns: dict[str, Any]) -> None:
         marks = ", ".join("?" for _ in columns)

@@ -21,6 +21,7 @@ import orjson
 from openclaw.messages.arguments import read_arguments
 from openclaw.messages.classify import is_internal, message_side_kind, user_words
 from openclaw.messages.issued import issued_turn
+from openclaw.messages.pictures import pictures_of
 from openclaw.messages.text import content_text
 from openclaw.owners import LOCAL
 
@@ -109,6 +110,8 @@ def message_digest(message: Message) -> bytes:
         functions = [call.get("function", {}) for call in calls]
         named = [[function.get("name"), _arguments(function.get("arguments"))] for function in functions]
         identity += json.dumps(named, sort_keys=True)
+    if pictures := pictures_of(message):
+        identity += json.dumps(pictures)
     return blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
 

@@ -41,6 +41,11 @@ REASONS: Mapping[str, Reason] = {
     "min_tokens": Reason("The request's min_tokens forced the reply to go on.", PLAIN),
     "ignore_eos": Reason("The request's ignore_eos made the reply go on after its own end.", PLAIN),
     "stop_token_ids": Reason("The reply ended at a stop token of the request, where the policy would go on.", PLAIN),
+    "placeholder": Reason("The reply has a picture's placeholder, for which there is no picture.", NOTHING),
+    "no_picture": Reason(
+        "A picture of the prompt is not in this ledger.",
+        "Train where the turn was served; a collector gets the words of turns, not their pictures.",
+    ),
     "redacted": Reason(
         "The text held a secret, so its tokens were not stored.",
         "Keep secrets out of the conversation; OPENCLAW_REDACT says what counts as one.",

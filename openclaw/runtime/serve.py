@@ -46,11 +46,12 @@ from openclaw.runtime.garbage_collection import collect_when_quiet, settle
 from openclaw.runtime.listen import GatewayServer
 from openclaw.runtime.where import requests_path
 from slime.utils.process import watch_lifeline
-from slime.utils.processing_utils import load_tokenizer
+from slime.utils.processing_utils import load_processor, load_tokenizer
 
 logger = logging.getLogger("openclaw.runtime")
 
 CONFIG_EXIT = 2
+PICTURE_MODELS = ("qwen3_vl", "qwen3_vl_moe")
 THREAD_SWITCH_SECONDS = 0.0005  # how long the event loop and the threads of ledger and renderer wait for each other
 
 
@@ -65,6 +66,20 @@ def check_tokenizer(tokenizer: Any, path: str) -> None:
             f"OPENCLAW_TOKENIZER={path}: the tokenizer has {len(tokenizer)} ids, but the model has {vocab_size}; "
             "use a checkpoint with a matching tokenizer"
         )
+
+
+def eyes_of(path: str) -> Any | None:
+    """Return the processor of a checkpoint that sees pictures, or None; only Qwen3-VL's keeps prompt ids exact in SGLang."""
+    config_path = Path(path) / "config.json"
+    if not config_path.exists() or json.loads(config_path.read_text()).get("model_type") not in PICTURE_MODELS:
+        return None
+    processor = load_processor(path)
+    if processor is None:
+        raise ConfigError(
+            f"OPENCLAW_TOKENIZER={path} is a vision-language model, but its processor cannot be loaded; "
+            "add preprocessor_config.json and the packages that it needs (pip install pillow)"
+        )
+    return processor
 
 
 async def serve(config: RuntimeConfig) -> None:
@@ -96,6 +111,7 @@ async def serve(config: RuntimeConfig) -> None:
             ledger,
             registry,
             renderer=renderer,
+            processor=eyes_of(config.tokenizer or ""),
             on_pending=judge.notify if judge else lambda: None,
             topk=judge.student_topk if judge else 0,
             trains_rewards=trains_rewards(config.method) if config.method else True,

@@ -22,6 +22,7 @@ from openclaw.engine.canary import close_share
 from openclaw.ledger.baseline import BASELINE
 from openclaw.ledger.counted import counted
 from openclaw.ledger.exceptions import LedgerUnavailableError
+from openclaw.ledger.pictures import NO_PICTURE
 from openclaw.ledger.quota import Quota
 from openclaw.ledger.records import SCORED
 from openclaw.ledger.samples import rollout_of
@@ -33,6 +34,7 @@ from openclaw.training.batch_metrics import MASKED, batch_metrics
 from openclaw.training.judge_errors import JudgeErrors
 from openclaw.training.live import LiveRollout
 from openclaw.training.live_arguments import check_arguments
+from openclaw.training.pictures import SamplePictures
 from slime.args import Arguments
 from slime.exceptions import DataUsedError
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
@@ -67,6 +69,7 @@ class LedgerDataSource(DataSource):
         self.quota = Quota.from_env()
         self.compares = compares_rewards()
         self.offline = is_offline()
+        self.pictures = SamplePictures(self.ledger, args.hf_checkpoint)
         self.judge_errors = JudgeErrors(self.ledger, str(Path(args.run_dir) / RUNTIME_LOG_NAME))
         self.stopped = threading.Event()
         self._runtime: RuntimeSupervisor | None = None
@@ -234,14 +237,25 @@ def collect(
             until_available(partial(ledger.drop_sample, sample_id, STALE, rollout_id), source.stopped)
         stale = sum(map(len, old))
         dropped += stale
+        blind = 0 if stale else drop_blind(source, rollouts, rollout_id)
         if rescored:
             logger.info("rollout %d: the scores of %d samples of logs are renewed", rollout_id, rescored)
-        if not stale and len(rollouts) == wanted:  # fewer if a session was deleted meanwhile
+        if not stale and not blind and len(rollouts) == wanted:  # fewer if a session was deleted meanwhile
             return [
                 prepare(sample, version, source.compares, pieces[0]) for pieces in rollouts for sample in pieces
             ], dropped
         if stale:
             logger.warning("rollout %d: dropped %d stale samples, more than %s updates old", rollout_id, stale, bound)
+
+
+def drop_blind(source: LedgerDataSource, rollouts: list[list[Sample]], rollout_id: int) -> int:
+    """Give samples the pictures that their turns saw; drop the rollouts that lack one, and return their number."""
+    shown = [[source.pictures.show(sample) for sample in pieces] for pieces in rollouts]
+    blind = [pieces[0] for pieces, seen in zip(rollouts, shown, strict=True) if not all(seen)]
+    for first in blind:
+        drop = partial(source.ledger.drop_sample, first.metadata["ledger_id"], NO_PICTURE, rollout_id)
+        until_available(drop, source.stopped)
+    return len(blind)
 
 
 def fresh_scores(

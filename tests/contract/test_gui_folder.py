@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import os
@@ -30,11 +31,24 @@ from slime.arguments.model_shape import check_trainable
 from slime.arguments.parser import parser_for, read_arguments
 from slime.arguments.plugin_names import missing_plugins
 from slime.exceptions import ConfigurationError
+from slime.rollout.base_types import RolloutFnEvalOutput
+from slime.rollout.data_source import DataSource
 from slime.rollout.rm_hub import batched_async_rm
+from slime.rollout.sglang_rollout import GenerateState, generate_and_rm, generate_rollout
+from slime.utils.async_utils import run
+from slime.utils.mask_utils import MultiTurnLossMaskGenerator
+from slime.utils.misc import load_function
+from slime.utils.processing_utils import (
+    encode_image_for_rollout_engine,
+    load_processor,
+    load_tokenizer,
+    process_vision_info,
+)
 from slime.utils.types import Sample
 from tests.helpers import tiny_vision
 from tests.helpers.agent_rollouts import talk
 from tests.helpers.agent_stages import END, PARAMETERS, staged
+from tests.helpers.pictures import picture
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ("gui_qwen3vl_8b_rl", "gui_qwen3vl_8b_prm_rl", "run_gui_rl")
@@ -90,6 +104,60 @@ def test_a_dry_run_from_three_folders(folder: str) -> None:
     shown = subprocess.run(command, cwd=ROOT / folder, env=told, capture_output=True, text=True, check=True).stdout
     assert "200 to train on, 40 to evaluate on; from a pool here with 7 slots, playwright" in shown
     assert shown.splitlines()[-1] == "dry run: the plan is valid, nothing was started"
+
+
+def test_an_evaluation_without_a_trainer_from_three_folders(capsys: pytest.CaptureFixture[str]) -> None:
+    clean = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ} | {"GUI_FAMILIES": "click_link"}
+    shown: set[str] = set()
+    for folder in (".", "slime", "gui-rl"):
+        path = os.path.relpath(ROOT / "gui-rl" / "gui_qwen3vl_4b_eval.sh", ROOT / folder)
+        done = subprocess.run(
+            ["bash", path, "--dry-run"], cwd=ROOT / folder, env=clean, capture_output=True, text=True, check=True
+        )
+        shown.add(done.stdout)
+    (plan,) = shown
+    assert "0 to train on, 20 to evaluate on" in plan
+    assert "actor" not in plan
+    assert "rollout  GPU 0-7" in plan
+    (flags,) = (line.split()[1:] for line in plan.splitlines() if line.startswith("flags"))
+    for name, value in (
+        ("--eval-function-path", "generate_with_gui.gui_generate_rollout"),
+        ("--custom-generate-function-path", "generate_with_gui.generate"),
+        ("--hf-checkpoint", str(ROOT / "models" / "Qwen3-VL-4B")),
+        ("--json", str(ROOT / "runs" / "gui-qwen3vl-4b-eval" / "scores.json")),
+        ("--gui-eval-max-steps", "30"),
+    ):
+        assert flags[flags.index(name) + 1] == value
+    words = ["--model", "qwen3-vl-4B", "--name", "x", "--evaluate", "--step-judge"]
+    assert gui_launch.main(words) == 2
+    assert "leave out --step-judge" in capsys.readouterr().err
+
+
+async def test_what_the_folder_imports_is_called_as_it_is_documented(tmp_path: Path) -> None:
+    """The core's names that a folder of screens builds on."""
+    model = str(tiny_vision.build(tmp_path / "model"))
+    processor, tokenizer = load_processor(model, trust_remote_code=True), load_tokenizer(model, trust_remote_code=True)
+    assert processor is not None
+    image = picture(30, 30)
+    url = encode_image_for_rollout_engine(image)
+    messages: list[Any] = [
+        {"role": "user", "content": [{"type": "image", "image": url}, {"type": "text", "text": "Press."}]},
+        {"role": "assistant", "content": "Done."},
+    ]
+    media = process_vision_info(messages, processor)
+    assert [each.size for each in media["images"]] == [(32, 32)]
+    ids, mask = MultiTurnLossMaskGenerator(tokenizer, tokenizer_type="qwen3").get_loss_mask(messages)
+    assert tokenizer.decode([token for token, kept in zip(ids, mask, strict=True) if kept]).startswith("Done.")
+    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    made = processor(text=[text], **{name: value for name, value in media.items() if value})
+    assert made["input_ids"][0].count(processor.image_token_id) == 16
+    assert load_function("generate_with_gui.generate") is generate_with_gui.generate
+    assert RolloutFnEvalOutput(data={"gui": {"rewards": [1.0]}}).data["gui"]["rewards"] == [1.0]
+    assert issubclass(GuiMetaDataSource, DataSource)
+    assert [*inspect.signature(generate_rollout).parameters] == ["args", "rollout_id", "data_source", "evaluation"]
+    assert [*inspect.signature(generate_and_rm).parameters] == ["args", "sample", "sampling_params", "evaluation"]
+    assert await asyncio.to_thread(run, asyncio.sleep(0, "done")) == "done"
+    assert "args" in inspect.signature(GenerateState.__init__).parameters
 
 
 def test_megatron_with_vision_is_refused_by_name(tmp_path: Path) -> None:

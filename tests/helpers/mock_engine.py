@@ -49,6 +49,7 @@ class MockEngine:
         self.aborted: list[str] = []
         self.running: set[str] = set()
         self.cumulative = False
+        self.prompt_tokens: Callable[[dict[str, Any]], int] = lambda payload: len(payload["input_ids"])
         self.chunk_tokens = 1
         self.fail_with: list[int] = []
         self.events_first: list[dict[str, Any]] = []
@@ -150,7 +151,8 @@ class MockEngine:
                     spans.append({"version": self.version, "start": start, "end": end})
                 last = end == len(reply)
                 top = payload.get("top_logprobs_num", 0)
-                yield self._event(reply, start, end, spans if last else None, finish if last else None, top)
+                count = self.prompt_tokens(payload)
+                yield self._event(reply, start, end, spans if last else None, finish if last else None, top, count)
                 if self.event_after_first is not None:
                     yield f"data: {json.dumps(self.event_after_first)}\n\ndata: [DONE]\n\n"
                     return
@@ -170,10 +172,12 @@ class MockEngine:
         spans: list[dict[str, Any]] | None,
         finish: dict[str, Any] | None,
         top: int,
+        prompt_tokens: int,
     ) -> str:
         first = 0 if self.cumulative else start
         ids = reply[first:end]
         meta: dict[str, Any] = {
+            "prompt_tokens": prompt_tokens,
             "completion_tokens": end,
             "output_token_logprobs": [[logprob_of(first + n, token), token, None] for n, token in enumerate(ids)],
             "weight_version": self.version,

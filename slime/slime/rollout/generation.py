@@ -24,7 +24,6 @@ from slime.rollout.multimodal_requests import (
     check_prompt_length,
     image_fields,
     images_of,
-    placeholder_ids,
 )
 from slime.rollout.rm_hub import async_rm, batched_async_rm
 from slime.rollout.routed_experts import request_fields
@@ -32,6 +31,7 @@ from slime.rollout.sample_hooks import apply_sample_hooks
 from slime.rollout.stored_pictures import decode_pictures
 from slime.utils.async_utils import gather_or_cancel
 from slime.utils.http_utils import post
+from slime.utils.images import placeholder_ids
 from slime.utils.misc import SingletonMeta, load_function
 from slime.utils.processing_utils import load_processor, load_tokenizer
 from slime.utils.routed_experts import take_experts

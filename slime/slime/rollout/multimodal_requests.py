@@ -8,13 +8,13 @@ has no picture.
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
 from slime.exceptions import ConfigurationError, EngineError
 from slime.rollout.multimodal_prompts import check_places
+from slime.utils.images import one_per_image, placeholder_ids
 from slime.utils.processing_utils import encode_image_for_rollout_engine
 from slime.utils.types import Sample
 
@@ -35,13 +35,6 @@ def images_of(sample: Sample) -> list[Any]:
             "the built-in generate function takes only images; use --custom-generate-function-path for videos"
         )
     return media.get("images") or []
-
-
-def placeholder_ids(processor: Any) -> frozenset[int]:
-    """Return the placeholder ids of pictures and videos; empty without a processor."""
-    names = ("image_token_id", "video_token_id")
-    found = (getattr(processor, name, None) for name in names)
-    return frozenset(token for token in found if token is not None)
 
 
 class PreparedPrompts:
@@ -107,12 +100,6 @@ def expand_images(processor: Any, sample: Sample, tokens: list[int], mask: list[
     times = [next(counts) if token == processor.image_token_id else 1 for token in tokens]
     repeated = [pair for pair, count in zip(zip(tokens, mask, strict=True), times, strict=True) for _ in range(count)]
     return [token for token, _ in repeated], [entry for _, entry in repeated]
-
-
-def one_per_image(tokens: Sequence[int], placeholders: frozenset[int]) -> list[int]:
-    """Return ``tokens`` with every run of a placeholder collapsed to one, as engines expect ids with images."""
-    runs = ((token, list(run)) for token, run in itertools.groupby(tokens))
-    return [token for token, run in runs for _ in (run[:1] if token in placeholders else run)]
 
 
 async def image_fields(processor: Any, sample: Sample) -> dict[str, Any]:

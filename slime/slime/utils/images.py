@@ -9,6 +9,8 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +18,21 @@ DATA_URL = "data:"
 FILE_URL = "file://"
 LONGEST_PATH = 1024
 WHITE = (255, 255, 255)
+TENSORS = ("pixel_values", "image_grid_thw")
+# Screenshots compress nearly as well at the fastest level as at the best one.
+PNG_LEVEL = 1
 DEFAULT_PATCH_SIZE = 14
 DEFAULT_MERGE_SIZE = 2
 DEFAULT_PIXELS = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}
 
 
-def open_image(source: Any) -> Any:
+def open_image(source: Any, formats: tuple[str, ...] | None = None) -> Any:
     """Return a PIL image; only the header of a file or of bytes is read yet.
 
     Args:
         source: a path, ``file://`` URL, ``data:`` URL or base64 text, encoded bytes, ``{"bytes": …, "path": …}`` (as
             Hugging Face data sets store a picture), or a PIL image.
+        formats: PIL's names of the allowed formats; None: all.
 
     Raises:
         ValueError: the source is none of these, not an image, or larger than PIL allows.
@@ -47,7 +53,7 @@ def open_image(source: Any) -> Any:
     if isinstance(source, Path) and not source.is_file():
         raise FileNotFoundError(f"no such file: {source}")
     try:
-        return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
+        return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=formats)
     except Image.DecompressionBombError as error:
         raise ValueError(str(error)) from error
     except UnidentifiedImageError as error:
@@ -117,3 +123,46 @@ def at_model_size(image: Any, processor: Any) -> Any:
     image = image.convert("RGB")
     size = model_size(processor, *image.size)
     return image if image.size == size else image.resize(size, Image.Resampling.BICUBIC)
+
+
+def png_bytes(image: Any) -> bytes:
+    """Return a PIL image as a PNG file."""
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG", compress_level=PNG_LEVEL)
+    return buffer.getvalue()
+
+
+def png_url(file: bytes) -> str:
+    """Return a PNG file as a ``data:`` URL."""
+    return "data:image/png;base64," + base64.b64encode(file).decode()
+
+
+def picture_tensors(processor: Any, images: Sequence[Any]) -> dict[str, Any]:
+    """Return ``pixel_values`` [patches, D] and ``image_grid_thw`` [pictures, 3] of images at their `model_size`."""
+    made = processor.image_processor(images=list(images), return_tensors="pt")
+    return {name: made[name] for name in TENSORS}
+
+
+def placeholder_ids(processor: Any) -> frozenset[int]:
+    """Return the placeholder ids of pictures and videos; empty without a processor."""
+    names = ("image_token_id", "video_token_id")
+    found = (getattr(processor, name, None) for name in names)
+    return frozenset(token for token in found if token is not None)
+
+
+def repeat_placeholders(ids: Sequence[int], placeholder: int, counts: Sequence[int]) -> list[int]:
+    """Return prompt ids in which the ``n``-th placeholder stands ``counts[n]`` times, as the processor writes it.
+
+    Raises:
+        ValueError: placeholders and counts differ in number.
+    """
+    if (found := sum(each == placeholder for each in ids)) != len(counts):
+        raise ValueError(f"the chat template rendered {found} placeholders for {len(counts)} pictures")
+    times = iter(counts)
+    return [each for token in ids for each in [token] * (next(times) if token == placeholder else 1)]
+
+
+def one_per_image(tokens: Sequence[int], placeholders: frozenset[int]) -> list[int]:
+    """Return ``tokens`` with every run of a placeholder collapsed to one, as engines expect ids with images."""
+    runs = ((token, list(run)) for token, run in itertools.groupby(tokens))
+    return [token for token, run in runs for _ in (run[:1] if token in placeholders else run)]

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import logging
 from typing import Any
 
 from slime.utils.image_processor import images_only, lacks_video_part, processor_class_of
-from slime.utils.images import DEFAULT_PATCH_SIZE, at_model_size, open_image
+from slime.utils.images import DEFAULT_PATCH_SIZE, at_model_size, open_image, png_bytes, png_url
 
 logger = logging.getLogger(__name__)
 
-# Screenshots compress nearly as well at the fastest level as at the best one.
-PNG_LEVEL = 1
 _IMAGE_KEYS = frozenset({"image", "image_url"})
 
 
@@ -52,9 +48,7 @@ def build_processor_kwargs(multimodal_inputs: dict[str, Any] | None = None) -> d
 
 def encode_image_for_rollout_engine(image: Any) -> str:
     """Return a PIL image as a ``data:image/png;base64,…`` URL."""
-    buffer = io.BytesIO()
-    image.save(buffer, format="PNG", compress_level=PNG_LEVEL)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return png_url(png_bytes(image))
 
 
 def process_vision_info(messages: list[dict[str, Any]], processor: Any) -> dict[str, Any]:

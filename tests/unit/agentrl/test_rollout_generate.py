@@ -413,11 +413,13 @@ class AgreeingJudge:
 def test_the_judge_has_its_own_engines_tokenizer_and_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "EngineHttp", lambda url, timeout, concurrency: (url, concurrency))
     monkeypatch.setattr(loop, "load_tokenizer", lambda path, trust_remote_code: f"tokenizer of {path}")
+    monkeypatch.setattr(loop, "load_processor", lambda path, trust_remote_code: None)
     monkeypatch.setattr(loop, "JudgeClient", lambda *told: told)
     votes: dict[str, Any] = {"prm_m": 3, "prm_temperature": 0.3, "prm_max_new_tokens": 77}
     where: dict[str, Any] = {"prm_router_ip": "10.0.0.9", "prm_router_port": 4321}
     args = rollout_args(Path("policy")).changed(prm_model_path="judge", **votes, **where)
-    engine, tokenizer, _, sampling = cast(Any, loop._judge(args))
+    engine, tokenizer, _, sampling, picture_tokens = cast(Any, loop._judge(args))
+    assert picture_tokens is None
     assert engine == ("http://10.0.0.9:4321", loop.JUDGED_AT_A_TIME * 3)
     assert tokenizer == "tokenizer of judge"
     assert (sampling.temperature, sampling.max_new_tokens) == (0.3, 77)
@@ -427,6 +429,7 @@ def test_the_judge_has_its_own_engines_tokenizer_and_sampling(monkeypatch: pytes
 def test_a_judge_that_runs_already_is_asked_at_its_url(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "EngineHttp", lambda url, timeout, concurrency: url)
     monkeypatch.setattr(loop, "load_tokenizer", lambda path, trust_remote_code: f"tokenizer of {path}")
+    monkeypatch.setattr(loop, "load_processor", lambda path, trust_remote_code: None)
     monkeypatch.setattr(loop, "JudgeClient", lambda *told: told)
     args = rollout_args(Path("policy")).changed(prm_model_path="judge")
     for url in ("http://judge:1", "http://judge:1/", "http://judge:1/generate"):

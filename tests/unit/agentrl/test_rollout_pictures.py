@@ -17,10 +17,12 @@ from agentrl.environment import Task
 from agentrl.protocol import JsonObject, Observation, StepResult
 from agentrl.rollout import generate as loop
 from agentrl.rollout.context import NO_PICTURE, without_old_pictures
-from agentrl.rollout.pictures import numbers_of
+from agentrl.rollout.pictures import numbers_of, picture_tokens_of
+from agentrl.rollout.step_judge import step_question
 from openclaw.judge.client import JudgeClient, JudgeSampling
 from slime.exceptions import ConfigurationError
 from slime.rollout.train_data import convert
+from slime.utils.processing_utils import encode_image_for_rollout_engine, load_processor
 from slime.utils.types import Sample
 from tests.helpers import tiny_vision
 from tests.helpers.agent_rollouts import Talk, talk
@@ -194,3 +196,18 @@ async def test_the_judge_sees_the_screen_before_and_after_a_step(
         asked = on.tokenizer.decode(sent[0]["input_ids"])
         assert asked.index("Screen before the step") < asked.index("Screen after the step")
         assert sample.reward == 2.0
+
+
+async def test_the_judges_bound_counts_the_tokens_of_pictures(model: Path) -> None:
+    processor = load_processor(str(model))
+    answering: Any = None  # nobody is asked
+    judge = JudgeClient(
+        answering, processor.tokenizer, "full", JudgeSampling(grammar=False), picture_tokens_of(processor)
+    )
+    urls = [encode_image_for_rollout_engine(picture(*size)) for size in SIZES[:3]]
+    reply = {"role": "assistant", "content": "Click."}
+    asked = step_question("Press.", [], reply, [{"role": "tool", "content": ""}], before=urls[:1], after=urls[1:])
+    text = processor.tokenizer.decode(judge.prompt_ids("prm", asked))
+    images = [Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))) for url in urls]
+    sent = processor(text=[text], images=images, return_tensors="pt")["input_ids"]
+    assert await judge.length("prm", asked) == sent.shape[1]

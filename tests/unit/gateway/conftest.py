@@ -70,7 +70,9 @@ async def start(tmp_path: Path, tokenizer: Any) -> AsyncIterator[Starter]:
     """A function that starts a gateway with changed configuration; all of them are stopped at the end."""
     async with AsyncExitStack() as stack:
 
-        async def start_gateway(*, tokenizer: Any = tokenizer, engine_url: str | None = None, **changes: Any) -> Stack:
+        async def start_gateway(
+            *, tokenizer: Any = tokenizer, engine_url: str | None = None, processor: Any = None, **changes: Any
+        ) -> Stack:
             replies: list[list[int]] = []
             current: dict[str, list[int]] = {}
 
@@ -97,7 +99,7 @@ async def start(tmp_path: Path, tokenizer: Any) -> AsyncIterator[Starter]:
             clock = [1000.0]
             ledger = Ledger(config.ledger, clock=lambda: clock[0])
             registry = CollectorRegistry()
-            service = build_service(config, tokenizer, ledger, registry, clock=lambda: clock[0])
+            service = build_service(config, tokenizer, ledger, registry, processor=processor, clock=lambda: clock[0])
             url = await stack.enter_async_context(serve(create_app(service, registry)))
             return Stack(engine, ledger, service, registry, tokenizer, url, replies, clock)
 

@@ -31,6 +31,8 @@ INTERNAL = {
     "large_bodies.py:MOST_RESIDENT_KB",
     "large_bodies.py:PIECE_BYTES",
     "outcomes.py:OFFER_SECONDS",
+    "pictures.py:KEY_BYTES",
+    "pictures.py:MOST_CACHED_BYTES",
     "protocol.py:DROPPED_BYTES",
     "protocol.py:DROP_SECONDS",
     "protocol.py:LOOK_SECONDS",

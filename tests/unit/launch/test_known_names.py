@@ -23,7 +23,7 @@ SCRIPTS = (
     *(f"terminal-rl/{name}.sh" for name in
       ("terminal_qwen3_8b_rl", "terminal_qwen3_8b_prm_rl_2nodes", "run_terminal_rl", "run_terminal_agent")),
     *(f"gui-rl/{name}.sh" for name in
-      ("gui_qwen3vl_8b_rl", "gui_qwen3vl_8b_prm_rl", "run_gui_rl", "run_gui_agent")),
+      ("gui_qwen3vl_4b_eval", "gui_qwen3vl_8b_rl", "gui_qwen3vl_8b_prm_rl", "run_gui_rl", "run_gui_agent")),
     *(f"toolcall-rl/{name}.sh" for name in
       ("retool_qwen3_4b_sft", "retool_qwen3_4b_rl", "retool_qwen3_4b_prm_rl", "run_toolcall_rl", "run_toolcall_agent")),
     *(f"swe-rl/{name}.sh" for name in ("run_swe_rl", "run_swe_agent", "scripts/run_swe_rl")),

@@ -47,7 +47,9 @@ LEARNING = [f"{folder}-rl/run_tiny_cpu.sh" for folder in ("gui", "swe", "termina
 TERMINAL = [
     f"terminal-rl/{name}.sh" for name in ("terminal_qwen3_8b_rl", "terminal_qwen3_8b_prm_rl_2nodes", "run_terminal_rl")
 ]
-GUI = [f"gui-rl/{name}.sh" for name in ("gui_qwen3vl_8b_rl", "gui_qwen3vl_8b_prm_rl", "run_gui_rl")]
+GUI = [
+    f"gui-rl/{name}.sh" for name in ("gui_qwen3vl_4b_eval", "gui_qwen3vl_8b_rl", "gui_qwen3vl_8b_prm_rl", "run_gui_rl")
+]
 # Its own test, tests/contract/test_toolcall_scripts.py, has the training scripts of that folder.
 TOOLCALL_AGENT = "toolcall-rl/run_toolcall_agent.sh"
 # Its own test, tests/integration/test_agent_scripts.py, has this one.

@@ -15,10 +15,10 @@ from slime.exceptions import ConfigurationError, EngineError
 from slime.rollout.generation import GenerateState, generate
 from slime.rollout.media import image_fields
 from slime.rollout.metrics import rollout_metrics
-from slime.rollout.multimodal_requests import CUT, one_per_image
+from slime.rollout.multimodal_requests import CUT
 from slime.rollout.sft_rollout import MaskState, fill
 from slime.rollout.sglang_streaming_rollout import generate_streaming
-from slime.utils.images import open_image
+from slime.utils.images import one_per_image, open_image
 from slime.utils.misc import SingletonMeta
 from slime.utils.types import Sample
 from tests.helpers.mock_engine import mock_engine
