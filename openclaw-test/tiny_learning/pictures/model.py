@@ -132,7 +132,7 @@ def _attend(attention: Any, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     many, length, width = hidden.shape
     query, key, value = attention.qkv(hidden).view(many, length, 3, attention.num_heads, -1).unbind(2)
     query, key = apply_rotary_pos_emb_vision(query, key, cos, sin)
-    mixed = F.scaled_dot_product_attention(*(each.transpose(1, 2) for each in (query, key, value)))
+    mixed = F.scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
     return attention.proj(mixed.transpose(1, 2).reshape(many, length, width))
 
 

@@ -46,7 +46,9 @@ class Training:
         """Begin, or go on where the folder's checkpoint is."""
         self.folder, self.steps = folder, steps
         self.tokenizer = build_tokenizer([page.instruction for each in screens.values() for page in each.pages])
-        self.coder, self.model, self.eyes = Coder(self.tokenizer), new_model(self.tokenizer, 0), Eyes()
+        self.coder = Coder(self.tokenizer)
+        self.model: Any = new_model(self.tokenizer, 0)
+        self.eyes = Eyes()  # its weights are drawn after the model's, from the same seed
         self.step, self.spent = 0, 0.0
         chosen = list(matrices(self.model))
         known = {id(each) for each in chosen}
@@ -58,7 +60,7 @@ class Training:
         ]
         if (folder / CHECKPOINT).exists():
             self._load(torch.load(folder / CHECKPOINT, weights_only=False))
-        self._numbers = number_of_token(self.tokenizer, self.model.config.text_config.vocab_size)
+        self._numbers = number_of_token(self.tokenizer, self.model.lm_head.out_features)
         self._lessons = Lessons(list(screens.values()), self.coder, Random(self.step))
 
     def advance(self) -> tuple[float, float]:
