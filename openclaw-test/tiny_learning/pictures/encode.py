@@ -10,88 +10,74 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+from tiny_models import batches
 from tiny_models.tokenizer import END
 
 from agentrl.rollout.actions import Malformed
 from agentrl.rollout.opening import FORMS
 from agentrl.rollout.pictures import with_pictures
-from agentrl.rollout.prompts import Conversation, Message, Speech
+from agentrl.rollout.prompts import Conversation, Message
 from agentrl.tasks.gui.actions import Action, read_call
 from slime.utils.images import image_tokens, repeat_placeholders
+from tiny_learning import encode
 from tiny_learning.pictures.model import COLUMNS, IMAGES, ROWS
 from tiny_learning.pictures.words import VISION
-from tiny_learning.traces import Trace
+from tiny_learning.traces import Step, Trace
 
 PICTURE: Message = {"type": "image", "number": 0}
 FORM = FORMS["computer_use"]
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """An episode.
+class Encoded(batches.Encoded):
+    """An episode: ids, weights, and the number of pictures in its prompts."""
 
-    Attributes:
-        ids: of prompts and replies.
-        weights: 1 where the agent wrote.
-        pictures: number of pictures in the prompts.
-    """
-
-    ids: Sequence[int]
-    weights: Sequence[float]
     pictures: int
 
 
-class Coder:
-    """Encodes traces with one tokenizer."""
+class Coder(encode.Coder):
+    """Encodes traces in which a picture follows every reply but the last."""
 
     def __init__(self, tokenizer: Any) -> None:
         """Read the tokenizer's chat template."""
-        self._tokenizer = tokenizer
-        self._speech = Speech(tokenizer)
+        super().__init__(tokenizer)
         self.end: int = tokenizer.convert_tokens_to_ids(END)
         """The token that ends a reply."""
-        self._pad = tokenizer.convert_tokens_to_ids(VISION[2])
+        self._pad: int = tokenizer.convert_tokens_to_ids(VISION[2])
         processor = SimpleNamespace(image_processor=SimpleNamespace(**IMAGES))
         self._count = image_tokens(processor, COLUMNS, ROWS)
 
-    def ids(self, text: str) -> list[int]:
-        """Return the ids of a reply, its end included."""
-        return self._tokenizer.encode(text + END, add_special_tokens=False)
-
-    def prompt(self, trace: Trace) -> list[int]:
-        """Return the first prompt of a trace."""
-        return self._expanded(Conversation(self._speech, list(trace.messages), trace.tools).prompt())
+    def prompt(self, trace: Trace, number: int = 0) -> list[int]:
+        """Return the prompt of a step of a trace."""
+        return self._expanded(super().prompt(trace, number))
 
     def policy(self, trace: Trace) -> Encoded:
-        """Return an episode with weights on the agent's replies; a picture follows every reply but the last.
+        """Return an episode with weights on the agent's replies.
 
         Raises:
             ValueError: a prompt does not extend the one before, so an episode would not be one sample.
         """
-        talk = Conversation(self._speech, list(trace.messages), trace.tools)
-        ids: list[int] = []
-        weights: list[float] = []
-        for number, step in enumerate(trace.steps):
-            bare, reply = talk.prompt(), self.ids(step.text)
-            prompt = self._expanded(bare)
-            if prompt[: len(ids)] != ids:
-                raise ValueError("the chat template changes what was said before")
-            weights += [0.0] * (len(prompt) - len(ids)) + [1.0] * len(reply)
-            ids = prompt + reply
-            read = self._speech.read(bare, reply, trace.tools, number)
-            talk.said(bare, reply, read)
-            heard = [FORM.answer(step.heard, action.call_id) for action in FORM.actions(read)]
-            talk.heard([with_pictures(each, [PICTURE]) for each in heard])
-        return Encoded(ids, weights, len(trace.steps))
+        bare = super().policy(trace)
+        times = [self._count if token == self._pad else 1 for token in bare.ids]
+        weights = [weight for weight, many in zip(bare.weights, times, strict=True) for _ in range(many)]
+        return Encoded(self._expanded(bare.ids), weights, bare.ids.count(self._pad))
 
     def action(self, trace: Trace, ids: Sequence[int]) -> Action | None:
         """Return the action of a first reply as the environment reads it; None: it has none."""
-        bare = Conversation(self._speech, list(trace.messages), trace.tools).prompt()
+        bare = super().prompt(trace)
         try:
             (found,) = FORM.actions(self._speech.read(bare, ids, trace.tools, 0))
             return read_call(found.content)
         except Malformed:
             return None
+
+    def _go_on(
+        self, talk: Conversation, prompt: list[int], reply: list[int], step: Step, trace: Trace, number: int
+    ) -> None:
+        read = self._speech.read(prompt, reply, trace.tools, number)
+        talk.said(prompt, reply, read)
+        heard = [FORM.answer(step.heard, action.call_id) for action in FORM.actions(read)]
+        talk.heard([with_pictures(each, [PICTURE]) for each in heard])
 
     def _expanded(self, ids: list[int]) -> list[int]:
         return repeat_placeholders(ids, self._pad, [self._count] * ids.count(self._pad))
