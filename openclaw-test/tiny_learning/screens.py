@@ -22,7 +22,7 @@ from tiny_learning.traces import FIRST_NUMBER
 
 FILE = Path(__file__).with_name("screens.json.gz")
 PAGES: Mapping[str, Mapping[Split, int]] = {
-    "click_button": {"train": 500, "heldout": 60},
+    "click_tab": {"train": 250, "heldout": 40},
     "click_widget": {"train": 500, "heldout": 60},
     "click_test_2": {"train": 10, "heldout": 10},
     "focus_text_2": {"train": 30, "heldout": 15},
@@ -62,7 +62,7 @@ def screen_of(task: str) -> StoredScreen:
 
 @cache
 def names_of(family: str, split: str) -> list[str]:
-    """Return the names of the stored tasks, such as ``miniwob/click_button/train/1000``."""
+    """Return the names of the stored tasks, such as ``miniwob/click_tab/train/1000``."""
     return [name for name in _stored() if name.startswith(f"miniwob/{family}/{split}/")]
 
 

@@ -41,10 +41,10 @@ def test_a_trace_makes_calls_that_the_environment_reads() -> None:
 
 
 def test_the_clicked_element_is_what_the_goal_names() -> None:
-    for name in names_of("click_button", "heldout"):
+    for name in names_of("click_tab", "heldout"):
         page = screen_of(name)
         line = page.text.splitlines()[page.element - 1]
-        assert line == f'[{page.element}] button "{page.instruction.split(chr(34))[1]}"'
+        assert line == f'[{page.element}] a "{page.instruction.removeprefix("Click on ").rstrip(".")}"'
 
 
 def test_stored_pages_are_of_tasks_that_no_run_has() -> None:
@@ -57,7 +57,7 @@ def test_stored_pages_are_of_tasks_that_no_run_has() -> None:
             for name in names:
                 assert parse_name(name)[0] == family
                 assert int(name.split("/")[-1]) >= FIRST_NUMBER > TRAINED_TASKS
-    assert GUI.task("click_button", "heldout", 7) == "miniwob/click_button/heldout/7"
+    assert GUI.task("click_tab", "heldout", 7) == "miniwob/click_tab/heldout/7"
 
 
 def test_pool_and_trainer_are_told_that_the_agent_reads_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
