@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 IMAGE = "image"
-PICTURE_TEXT = "[a picture]"
+PICTURE_TEXT = "[image]"
 """What stands for a picture where only text is read: for a judge, in reports."""
 
 

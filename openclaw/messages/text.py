@@ -10,25 +10,18 @@ import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from openclaw.messages.pictures import IMAGE, PICTURE_TEXT
-
 Message = dict[str, Any]
 
 
 def content_text(content: object) -> str:
-    """Return the text of a message content: a string, a list of parts, or None; a picture is `PICTURE_TEXT`."""
+    """Return the text of a message content: a string, a list of parts (other parts as ``[type]``), or None."""
     if content is None:
         return ""
     if isinstance(content, str):
         return content
     if isinstance(content, list):
-        return "".join(map(_part_text, content))
+        return "".join(part["text"] if part.get("type", "text") == "text" else f"[{part['type']}]" for part in content)
     raise ValueError(f"message content must be a string, a list of parts or null, got {type(content).__name__}")
-
-
-def _part_text(part: dict[str, Any]) -> str:
-    kind = part.get("type", "text")
-    return part["text"] if kind == "text" else PICTURE_TEXT if kind == IMAGE else f"[{kind}]"
 
 
 def tool_call_text(call: dict[str, Any]) -> str:

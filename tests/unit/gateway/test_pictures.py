@@ -306,4 +306,4 @@ async def test_a_judge_reads_that_there_is_a_picture(seeing: Stack) -> None:
     await ask(seeing, [*messages, shown(SECOND, "No, look.")])
     turn = seeing.turns()[0]
     question = Question.about(turn.messages, turn.response_message, turn.next_state or [])
-    assert question.next_state == (("user", "[a picture]No, look."),)
+    assert question.next_state == (("user", "[image]No, look."),)

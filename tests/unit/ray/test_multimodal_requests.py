@@ -98,6 +98,7 @@ async def test_a_stream_ends_before_a_placeholder(args: Arguments) -> None:
     pad = GenerateState(args).processor.image_token_id
     async with mock_engine(lambda prompt: [40, 41, pad, 42]) as engine:
         engine.chunk_tokens = 1
+        engine.prompt_tokens = lambda payload: len(payload["input_ids"]) + 4 + 12 - 2  # as it repeats placeholders
         host, port = engine.url.removeprefix("http://").split(":")
         args.sglang_router_ip, args.sglang_router_port = host, int(port)
         sample = await generate_streaming(args, sample_of(), dict(PARAMETERS))
