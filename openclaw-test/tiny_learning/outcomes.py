@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentrl.rollout.pictures import parts_of
 from agentrl.rollout.records import FOLDER, Episode, names, read
 
 
@@ -89,7 +90,8 @@ def transcript(folder: Path, name: str) -> str:
     lines: list[str] = []
     for event in read(folder, name, tokens=False).events:
         if event["kind"] == "reset":
-            lines += [message["content"].strip() for message in event["messages"] if message["role"] == "user"]
+            asked = [message for message in event["messages"] if message["role"] == "user"]
+            lines += [part.get("text", "(picture)").strip() for message in asked for part in parts_of(message)]
         elif event["kind"] == "action":
             action: dict[str, Any] = event["action"]
             arguments = " ".join(str(value) for value in action.get("arguments", {}).values())

@@ -12,7 +12,7 @@ import agent_learning
 import pytest
 from tiny_learning import report
 from tiny_learning.encode import Coder
-from tiny_learning.outcomes import Outcomes, share
+from tiny_learning.outcomes import Outcomes, share, transcript
 from tiny_learning.sets import TASK_SETS, UPDATES
 from tiny_learning.traces import TaskSet, Trace
 from tiny_learning.training import TEMPERATURE, Plan, Sizes, pool_words
@@ -188,6 +188,15 @@ def play(folder: Path, name: str, task: str, version: int, score: float, votes: 
         record.write("judge", step=f"{name}:0", score=sum(valid) / len(valid) if valid else None, votes=votes)
     record.write("end", ending="done", outcome=1.0, turns=1)
     record.close()
+
+
+def test_a_transcript_says_where_a_picture_was(tmp_path: Path) -> None:
+    record = EpisodeRecord(tmp_path, "eval-0-0")
+    asked = [{"type": "image", "number": 0}, {"type": "text", "text": "Task: click."}]
+    record.write("reset", task_id="a", seed=0, messages=[{"role": "user", "content": asked}], tools=[])
+    record.write("action", t=0, action={"tool": "computer_use", "arguments": {"action": "left_click"}})
+    record.close()
+    assert transcript(tmp_path, "eval-0-0") == "(picture)\nTask: click.\n  computer_use: left_click"
 
 
 def test_figures_are_those_of_the_records(tmp_path: Path) -> None:
