@@ -12,8 +12,6 @@ usage: tests/run.sh [--fast | --lint] [pytest arguments]
   (nothing)  lint, unit, contract and integration tests (real SGLang, Ray and training on the CPU)
   --fast     unit and contract tests only, without the slow files among them
   --lint     ruff, pyright, import-linter and shellcheck only
-
-TEST_PROCESSES=3 runs the integration tests in three processes (default: 2, for two cores).
 TEXT
         exit 0
         ;;
@@ -59,7 +57,7 @@ slow_files() { grep -rl --include='*.py' '^pytestmark = pytest.mark.slow$' tests
 integration() {
     PYTHONPATH=openclaw-test python -m tiny_models.build
     mapfile -t slow < <(slow_files)
-    "${PYTEST[@]}" faulthandler_timeout=1500 --numprocesses "${TEST_PROCESSES:-2}" tests/integration tests/gpu tests/security "${slow[@]}" \
+    "${PYTEST[@]}" faulthandler_timeout=1500 tests/integration tests/gpu tests/security "${slow[@]}" \
         --no-loadscope-reorder --durations 25
 }
 

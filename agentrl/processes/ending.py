@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from agentrl.processes.ledger import Group
-from agentrl.processes.marks import carriers, group_members, is_alive
+from agentrl.processes.marks import Mark, carriers, group_members, is_alive, mark_of
 
 KILLED_S = 5.0
 """How long the kernel may take to remove a killed process, which may have much memory."""
@@ -32,28 +32,36 @@ async def end(groups: Sequence[Group]) -> list[Group]:
 
 
 def _end(groups: Sequence[Group], patience_s: float) -> list[Group]:
-    left = _kill(groups)
+    signalled: dict[Group, set[Mark]] = {group: set() for group in groups}
     deadline = time.monotonic() + patience_s
-    while (left := _kill(left)) and time.monotonic() < deadline:
+    while (left := _kill(signalled)) and time.monotonic() < deadline:
         time.sleep(POLL_S)
     return left
 
 
-def _kill(groups: Sequence[Group]) -> list[Group]:
-    """Send SIGKILL to what belongs to groups, after one search for all of them; return those that had anything."""
-    carrying: dict[str, set[int]] = {group.secret: set() for group in groups}
+def _kill(signalled: dict[Group, set[Mark]]) -> list[Group]:
+    """Send SIGKILL to what belongs to groups, after one search for all of them; return those that have anything left.
+
+    A killed process gives its environment up before it ends, and is then found no more, so those are remembered.
+
+    Args:
+        signalled: each group's processes that were killed before; those that are killed now are added.
+    """
+    carrying: dict[str, set[int]] = {group.secret: set() for group in signalled}
     for pid, secret in carriers(carrying):
         carrying[secret].add(pid)
     left: list[Group] = []
-    for group in groups:
+    for group, marks in signalled.items():
         found = carrying[group.secret] - {os.getpid()}
         if is_alive(group.leader):
             found |= set(group_members(group.leader.pid))
+        marks |= {mark for pid in found if (mark := mark_of(pid))}
+        if is_alive(group.leader):
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(group.leader.pid, signal.SIGKILL)
         for pid in found:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        if found:
+        if found or any(map(is_alive, marks)):
             left.append(group)
     return left

@@ -6,11 +6,17 @@ start of the machine. Reads ``/proc``; stateless.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 PROC = Path("/proc")
+FLAGS, ENVIRONMENT_END = 6, 48
+"""Where fields 9 and 51 of ``/proc/PID/stat`` are after the name, by proc_pid_stat(5)."""
+EXITING, KERNEL_THREAD = 0x4, 0x200000
+"""``PF_EXITING`` and ``PF_KTHREAD`` of Linux's ``sched.h``."""
+STARTING_S = 5.0
 OWNER_VARIABLE = "AGENTRL_OWNER"
 """Environment variable of every process that an environment starts, with the secret of its lease."""
 
@@ -54,11 +60,32 @@ def carriers(secrets: Collection[str]) -> Iterator[tuple[int, str]]:
     owned = {f"{OWNER_VARIABLE}={secret}".encode(): secret for secret in secrets}
     for pid in _all():
         try:
-            variables = (PROC / str(pid) / "environ").read_bytes().split(b"\0")
+            variables = _environment(pid).split(b"\0")
         except OSError:
             continue  # it ended, or belongs to another user
         for variable in owned.keys() & variables:
             yield pid, owned[variable]
+
+
+def _environment(pid: int) -> bytes:
+    """Return the environment of a process; wait while it starts a program, when the kernel shows none of it.
+
+    After `STARTING_S` seconds it counts as empty.
+    """
+    deadline = time.monotonic() + STARTING_S
+    while not (variables := (PROC / str(pid) / "environ").read_bytes()):
+        if not _is_starting(pid) or time.monotonic() > deadline:
+            break
+        time.sleep(0.001)
+    return variables
+
+
+def _is_starting(pid: int) -> bool:
+    """Return whether a process is between two programs: no environment yet, but neither ending nor the kernel's own."""
+    fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    return (
+        fields[0] not in "ZX" and not int(fields[FLAGS]) & (EXITING | KERNEL_THREAD) and fields[ENVIRONMENT_END] == "0"
+    )
 
 
 def _all() -> Iterator[int]:

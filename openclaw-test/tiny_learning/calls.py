@@ -86,7 +86,7 @@ TOOLCALL = TaskSet(
     environment="agentrl.tasks.toolcall.environment.ToolCallEnvironment",
     trained=("get_value", "set_value", "add_two"),
     unseen="price_of",
-    task=lambda family, split, number: task_name(family, "heldout" if split == "heldout" else "train", number),
+    task=task_name,
     trace=trace,
     needed=2,
 )

@@ -11,10 +11,11 @@ from types import MappingProxyType
 
 from agentrl.tasks.gui.actions import TOOL
 from agentrl.tasks.gui.coordinates import CoordinateType
-from agentrl.tasks.gui.environment import STEP_S
+from agentrl.tasks.gui.environment import STEP_S, listed
 from agentrl.tasks.gui.miniwob.episode import SCREEN
 from agentrl.tasks.gui.miniwob.pages import task_name
 from agentrl.tasks.gui.tool import SYSTEM, computer_use
+from agentrl.tasks.names import Split
 from tiny_learning.screens import names_of, screen_of
 from tiny_learning.traces import FIRST_NUMBER, Step, TaskSet, Trace, begun, call
 
@@ -27,10 +28,10 @@ ENDED = "The task has ended."
 COORDINATES: CoordinateType = "relative"
 
 
-def name_of(family: str, split: str, number: int) -> str:
+def name_of(family: str, split: Split, number: int) -> str:
     """Return the name of a task; from `FIRST_NUMBER` up that of a stored page."""
     if number < FIRST_NUMBER:
-        return task_name(family, "heldout" if split == "heldout" else "train", number)
+        return task_name(family, split, number)
     names = names_of(family, split)
     return names[number % len(names)]
 
@@ -46,22 +47,17 @@ def trace(rng: Random, task: str, careless: bool) -> Trace:
         if not points:
             acts = {"action": "scroll", "element": page.element, "pixels": SCROLL}
         why = "It points and does not click." if points else "It scrolls and does not click."
-        steps.append(Step(call(TOOL, acts), seen(page.text), why, good=False))
+        steps.append(Step(call(TOOL, acts), listed(page.text), why, good=False))
         clicks = rng.random() < AGAIN
     if clicks:
         acts = {"action": "left_click", "element": page.element}
-        steps.append(Step(call(TOOL, acts), seen(page.solved), "It clicks what the goal names.", good=True))
+        steps.append(Step(call(TOOL, acts), listed(page.solved), "It clicks what the goal names.", good=True))
     else:
         acts = {"action": "terminate", "status": "success"}
         steps.append(Step(call(TOOL, acts), ENDED, "The goal is not reached.", good=False))
     tool = computer_use(COORDINATES, SCREEN.picture, elements=True)
     data = {"system": SYSTEM, "tools": [tool], "actions": "computer_use", "step_seconds": STEP_S}
-    return begun(f"Task: {page.instruction}\n\n{seen(page.text)}", data, steps)
-
-
-def seen(text: str) -> str:
-    """Return what the environment says of a page."""
-    return f"Elements on the screen:\n{text}"
+    return begun(f"Task: {page.instruction}\n\n{listed(page.text)}", data, steps)
 
 
 GUI = TaskSet(

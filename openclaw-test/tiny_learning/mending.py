@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from random import Random
 
-from agentrl.sandbox.interface import HOME
-from agentrl.tasks.shell.tools import Bash, openai_tool
+from agentrl.sandbox.interface import HOME, ExecResult
+from agentrl.tasks.shell.tools import LONGEST_COMMAND_S, Bash, openai_tool
 from agentrl.tasks.swe import prompts
 from agentrl.tasks.swe.environment import SweEnvironment
 from agentrl.tasks.swe.generate import draft_of, generate, task_name
@@ -56,8 +56,8 @@ def trace(rng: Random, task: str, careless: bool) -> Trace:
 
 def _run(line: str, status: int, said: str, before: int, reason: str, *, good: bool) -> Step:
     """Return a command after so many others, with what the environment answers."""
-    output = f"<output>\n{said}</output>\nREMINDER: {COMMANDS - before - 1} commands left."
-    heard = f"<returncode>{status}</returncode>\n{output}"
+    result = ExecResult(status, said.encode(), cut_bytes=0, timed_out=False, seconds=0.0)
+    heard = prompts.seen(result, LONGEST_COMMAND_S, COMMANDS - before - 1)
     return Step(call("bash", {"command": line}), heard, reason, good)
 
 
@@ -80,7 +80,7 @@ SWE = TaskSet(
     environment="tiny_learning.mending.EasyRepositories",
     trained=("limits", "defaults"),
     unseen="calls",
-    task=lambda family, split, number: task_name(family, "heldout" if split == "heldout" else "train", number),
+    task=task_name,
     trace=trace,
     needed=1,
 )

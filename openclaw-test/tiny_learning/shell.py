@@ -85,7 +85,7 @@ TERMINAL = TaskSet(
     environment="agentrl.tasks.shell.environment.ShellEnvironment",
     trained=("copy_file", "make_folder"),
     unseen="rename_file",
-    task=lambda family, split, number: task_name(family, "heldout" if split == "heldout" else "train", number),
+    task=task_name,
     trace=trace,
     needed=1,
 )

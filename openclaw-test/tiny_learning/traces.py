@@ -16,6 +16,7 @@ from typing import Any
 from agentrl.protocol import JsonObject, Observation
 from agentrl.rollout.opening import opening
 from agentrl.rollout.prompts import Message, Tools
+from agentrl.tasks.names import Split
 
 FIRST_NUMBER, LAST_NUMBER = 1000, 900_000
 """Of the tasks of the warm start: GRPO has smaller numbers."""
@@ -66,7 +67,7 @@ class TaskSet:
     environment: str
     trained: Sequence[str]
     unseen: str
-    task: Callable[[str, str, int], str]
+    task: Callable[[str, Split, int], str]
     trace: Callable[[Random, str, bool], Trace]
     needed: int
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -76,7 +77,7 @@ class TaskSet:
         """All families."""
         return (*self.trained, self.unseen)
 
-    def drawn(self, rng: Random, split: str = "train", *, careless: bool = True) -> tuple[str, Trace]:
+    def drawn(self, rng: Random, split: Split = "train", *, careless: bool = True) -> tuple[str, Trace]:
         """Return a task that GRPO does not have, and a trace of it."""
         name = self.task(rng.choice(self.families), split, rng.randrange(FIRST_NUMBER, LAST_NUMBER))
         return name, self.trace(rng, name, careless)

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 IMAGE = "image"
-PICTURE_TEXT = "[image]"
-"""What stands for a picture where only text is read: for a judge, in reports."""
+PICTURE_TEXT = f"[{IMAGE}]"
+"""What stands for a picture where only text is read: for a judge, in reports (`openclaw.messages.text.content_text`)."""
 
 
 def picture_part(sha256: str) -> dict[str, Any]:

@@ -137,9 +137,14 @@ class GuiEnvironment(Environment):
         return look
 
     def _seen(self, look: Look, before: str, data: JsonObject) -> Observation:
-        text = f"Elements on the screen:\n{look.text}" if self.settings.text else ""
+        text = listed(look.text) if self.settings.text else ""
         pictures = (base64.b64encode(look.png).decode(),) if self.settings.pictures and look.png else ()
         return Observation(text="\n\n".join(filter(None, [before, text])), images=pictures, data=data)
+
+
+def listed(elements: str) -> str:
+    """Return what the agent reads of a page."""
+    return f"Elements on the screen:\n{elements}"
 
 
 def check_picture(png: bytes, size: tuple[int, int]) -> None:

@@ -7,6 +7,7 @@ import functools
 import signal
 import sqlite3
 import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from agentrl.exceptions import ConfigError, InfraError
+from agentrl.processes import marks
 from agentrl.processes.ledger import Group, ProcessLedger
 from agentrl.processes.marks import OWNER_VARIABLE, Mark, mark_of
 from agentrl.processes.owned import Processes, end_leftovers
@@ -110,6 +112,35 @@ async def test_all_that_a_lease_started_is_ended(
         await processes.spawn(["sleep", "600"], env=MINIMAL)
     await other.end()
     assert await kept.wait() == -signal.SIGKILL
+
+
+async def test_a_killed_process_is_waited_for_while_it_frees_its_memory(ledger: ProcessLedger) -> None:
+    processes = Processes(ledger)
+    script = "import os, time; held = bytearray(b'1') * (256 << 20); print(os.getpid(), flush=True); time.sleep(600)"
+    process = await processes.spawn(["setsid", "--fork", sys.executable, "-c", script], env=MINIMAL, stdout=PIPE)
+    assert process.stdout is not None
+    escaped = int(await process.stdout.readline())
+    assert await processes.end() == 0
+    assert mark_of(escaped) is None
+
+
+def test_a_process_that_starts_a_program_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two programs the kernel shows an empty environment; simulated, since it lasts microseconds."""
+    monkeypatch.setattr(marks, "PROC", tmp_path)
+    flags = {"10": 0x400000, "11": 0x400004, "12": 0x200000}  # it starts a program, ends, is a thread of the kernel
+    for pid, flag in flags.items():
+        (tmp_path / pid).mkdir()
+        (tmp_path / pid / "environ").touch()
+        fields = ["R", *["0"] * 5, str(flag), *["0"] * 45]
+        (tmp_path / pid / "stat").write_text(f"{pid} (a name) {' '.join(fields)}")
+    variables = tmp_path / "10" / "environ"
+    timer = threading.Timer(0.05, variables.write_bytes, [f"HOME=/\0{OWNER_VARIABLE}=secret\0".encode()])
+    timer.start()
+    assert list(marks.carriers(["secret"])) == [(10, "secret")]
+    timer.join()
+    variables.write_bytes(b"")
+    monkeypatch.setattr(marks, "STARTING_S", 0.01)
+    assert list(marks.carriers(["secret"])) == []
 
 
 async def test_a_process_with_a_reused_id_is_not_killed(

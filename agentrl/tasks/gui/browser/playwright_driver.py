@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from agentrl.exceptions import ConfigError
-
 
 @dataclass
 class _Running:
@@ -40,11 +38,7 @@ class SharedDriver:
 
     @asynccontextmanager
     async def lent(self) -> AsyncIterator[Any]:
-        """Lend playwright's interface for a page.
-
-        Raises:
-            ConfigError: playwright is not installed.
-        """
+        """Lend playwright's interface for a page; playwright has to be installed."""
         async with self._changing:
             running = self._newest = self._newest or await _started()
             running.pages += 1
@@ -72,9 +66,7 @@ def shared() -> SharedDriver:
 
 
 async def _started() -> _Running:
-    try:
-        from playwright.async_api import async_playwright
-    except ImportError as error:
-        raise ConfigError("playwright is not installed; run scripts/setup.sh, or pip install '.[gui]'") from error
+    from playwright.async_api import async_playwright  # an extra
+
     manager = async_playwright()
     return _Running(manager, await manager.__aenter__())
