@@ -25,7 +25,7 @@ from benchmarks.machine import REPOSITORY, describe_machine
 from benchmarks.personal_parts.records import write
 
 sys.path.append(str(REPOSITORY / "openclaw-test"))
-from tiny_learning.sets import TASK_SETS, UPDATES
+from tiny_learning.sets import TASK_SETS, UPDATES, judges
 
 PROGRAM = REPOSITORY / "openclaw-test" / "agent_learning.py"
 RUNS = REPOSITORY / "benchmarks" / "baselines" / "agents"
@@ -143,7 +143,10 @@ def mean(values: Sequence[float]) -> float | None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
     options = parse(argv)
-    cells = [Cell(task, judged, seed) for seed in options.seeds for task in options.tasks for judged in (False, True)]
+    kinds = [
+        (task, judged) for task in options.tasks for judged in ([False, True] if judges(TASK_SETS[task]) else [False])
+    ]
+    cells = [Cell(task, judged, seed) for seed in options.seeds for task, judged in kinds]
     records: dict[Cell, Record] = {}
     updates = {task: options.updates or UPDATES[task] for task in options.tasks}
     try:

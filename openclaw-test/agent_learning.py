@@ -18,8 +18,10 @@ from pathlib import Path
 
 from rich.console import Console
 from tiny_demo.report import save
+from tiny_learning.clicks import GUI
 from tiny_learning.outcomes import Outcomes, share
-from tiny_learning.sets import TASK_SETS, UPDATES
+from tiny_learning.pictures.tasks import GUI_PICTURES
+from tiny_learning.sets import TASK_SETS, UPDATES, judges, warm_start_of
 from tiny_learning.training import HELDOUT_TASKS, REPOSITORY, Plan, Sizes, start_training
 
 from agentrl.exceptions import InfraError
@@ -43,6 +45,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     own = ", ".join(f"{name} {updates}" for name, updates in UPDATES.items())
     add("--updates", type=_count, metavar="N", help=f"optimizer steps (default: {own})")
     add("--seed", type=int, default=0, help="of the run (%(default)s)")
+    add("--pictures", action="store_true", help="of a screen: the agent sees screenshots instead of text (task gui)")
     add("--process-reward", action="store_true", help="a judge's votes on each step count beside the outcome")
     add(
         "--heldout",
@@ -63,6 +66,12 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--samples 1: a group needs at least 2 episodes to compare")
     if options.heldout > HELDOUT_TASKS:
         parser.error(f"--heldout {options.heldout}: a family has {HELDOUT_TASKS} held-out tasks")
+    if options.pictures:
+        if options.task not in (GUI.name, GUI_PICTURES.name):
+            parser.error(f"--pictures: the task {options.task} has none; use it with {GUI.name}")
+        options.task = GUI_PICTURES.name
+    if options.process_reward and not judges(TASK_SETS[options.task]):
+        parser.error("--process-reward: the warm start that sees pictures has not learned to judge steps")
     options.updates = options.updates or UPDATES[options.task]
     stamp = f"{datetime.now():%Y%m%d-%H%M%S}"
     options.run_dir = (options.run_dir or REPOSITORY / "runs" / f"{options.task}-{stamp}").absolute()
@@ -94,10 +103,9 @@ def carry_out(options: argparse.Namespace, console: Console) -> None:
     """
     began = time.monotonic()
     from tiny_learning import report
-    from tiny_learning.warm_start import warm_start  # imports torch
 
     tasks = TASK_SETS[options.task]
-    model = warm_start(tasks, lambda text: console.print(text, soft_wrap=True))
+    model = warm_start_of(tasks, lambda text: console.print(text, soft_wrap=True))
     plan = Plan(tasks, model, options.run_dir, options.updates, options.seed, options.process_reward, options.sizes)
     outcomes = Outcomes(plan.folder)
     with ExitStack() as stack:

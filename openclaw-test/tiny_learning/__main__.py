@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from tiny_learning.sets import TASK_SETS
-from tiny_learning.warm_start import warm_start
+from tiny_learning.sets import TASK_SETS, warm_start_of
 
 parser = argparse.ArgumentParser(prog="python -m tiny_learning", description=__doc__)
 parser.add_argument("task", choices=TASK_SETS)
-print(warm_start(TASK_SETS[parser.parse_args().task], lambda text: print(text, flush=True)))
+print(warm_start_of(TASK_SETS[parser.parse_args().task], lambda text: print(text, flush=True)))

@@ -1,16 +1,40 @@
-"""The sets of tasks, and how long a run trains on one, by name."""
+"""The sets of tasks, how long a run trains on one, and the model that it begins with."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 from tiny_learning.calls import TOOLCALL
 from tiny_learning.clicks import GUI
 from tiny_learning.mending import SWE
+from tiny_learning.pictures.tasks import GUI_PICTURES
 from tiny_learning.shell import TERMINAL
-from tiny_learning.traces import TaskSet
+from tiny_learning.traces import AgentTasks, TaskSet
 
-TASK_SETS: Mapping[str, TaskSet] = MappingProxyType({each.name: each for each in (GUI, SWE, TERMINAL, TOOLCALL)})
-UPDATES: Mapping[str, int] = MappingProxyType({GUI.name: 8, SWE.name: 8, TERMINAL.name: 8, TOOLCALL.name: 16})
+TASK_SETS: Mapping[str, AgentTasks] = MappingProxyType(
+    {each.name: each for each in (GUI, GUI_PICTURES, SWE, TERMINAL, TOOLCALL)}
+)
+UPDATES: Mapping[str, int] = MappingProxyType(dict.fromkeys(TASK_SETS, 8) | {TOOLCALL.name: 16})
 """Optimizer steps of a run that names no number. No warm start depends on them."""
+
+
+def judges(tasks: AgentTasks) -> bool:
+    """Return whether the warm start has learned to judge steps: it reads text only."""
+    return isinstance(tasks, TaskSet)
+
+
+def warm_start_of(tasks: AgentTasks, say: Callable[[str], None]) -> Path:
+    """Return the folder of the model that a run begins with; imports torch.
+
+    Raises:
+        WarmStartError: there is none, or it did not pass the gate; says what to do.
+    """
+    if isinstance(tasks, TaskSet):
+        from tiny_learning.warm_start import warm_start
+
+        return warm_start(tasks, say)
+    from tiny_learning.pictures.shipped import shipped
+
+    return shipped(tasks)

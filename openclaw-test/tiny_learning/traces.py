@@ -48,9 +48,9 @@ class Trace:
     steps: Sequence[Step]
 
 
-@dataclass(frozen=True)
-class TaskSet:
-    """What the agent of one folder learns.
+@dataclass(frozen=True, kw_only=True)
+class AgentTasks:
+    """What the agent of one folder is trained and measured on.
 
     Attributes:
         name: in reports and file names.
@@ -58,8 +58,6 @@ class TaskSet:
         trained: families that GRPO trains on.
         unseen: the family that only the warm start has seen.
         task: the name of a task, from its family, split and number.
-        trace: an episode of an agent on a task, by its name; a careless one, or one that makes no mistake.
-        needed: how many replies solve a task, if they are those of an episode without a mistake.
         variables: of the environment, for the pool and the trainer.
     """
 
@@ -68,14 +66,25 @@ class TaskSet:
     trained: Sequence[str]
     unseen: str
     task: Callable[[str, Split, int], str]
-    trace: Callable[[Random, str, bool], Trace]
-    needed: int
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def families(self) -> Sequence[str]:
         """All families."""
         return (*self.trained, self.unseen)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSet(AgentTasks):
+    """Tasks whose episodes are text, with what the warm start imitates.
+
+    Attributes:
+        trace: an episode of an agent on a task, by its name; a careless one, or one that makes no mistake.
+        needed: how many replies solve a task, if they are those of an episode without a mistake.
+    """
+
+    trace: Callable[[Random, str, bool], Trace]
+    needed: int
 
     def drawn(self, rng: Random, split: Split = "train", *, careless: bool = True) -> tuple[str, Trace]:
         """Return a task that GRPO does not have, and a trace of it."""

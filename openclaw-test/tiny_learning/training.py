@@ -16,7 +16,7 @@ from pathlib import Path
 
 from agentrl.pool_process import start_pool
 from slime.utils.process import ChildProcess, spawn
-from tiny_learning.traces import TaskSet
+from tiny_learning.traces import AgentTasks
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GENERATE = "agentrl.rollout.generate.generate"
@@ -58,7 +58,7 @@ class Sizes:
 class Plan:
     """One run."""
 
-    tasks: TaskSet
+    tasks: AgentTasks
     model: Path
     folder: Path
     updates: int

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy
 import pytest
-from tiny_learning.pictures.pages import PAGES, pixels, render
+from tiny_learning.pictures.pages import FAMILIES, pixels, render
 from tiny_learning.pictures.pointing import coordinate
 
 from agentrl.environment import Task
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.integration, needs_browser]
 
 async def test_a_rendered_page_is_what_the_environment_shows(tmp_path: Path) -> None:
     async with gui_environment(tmp_path, MiniWobEnvironment) as environment:
-        for family in PAGES:
+        for family in FAMILIES:
             names = [task_name(family, "train", number) for number in (1000, 1001)]
             screens = await render(names)
             assert [page.name for page in screens.pages] == names

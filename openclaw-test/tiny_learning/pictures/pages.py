@@ -1,6 +1,6 @@
 """Screenshots of MiniWoB++ for the warm start, at the model's size: rendered once in the walled browser, and kept beside the model.
 
-`python -m tiny_learning.pictures.pages FOLDER` renders the pages of `PAGES` that the folder lacks. Guarantees: a picture has the
+`python -m tiny_learning.pictures.pages` renders the pages of `PAGES` that its folder lacks. Guarantees: a picture has the
 pixels that the agent loop gives the model (`slime.utils.images.at_model_size`); its target is what the family's oracle clicks.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import io
+import itertools
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -31,12 +32,9 @@ from tiny_learning.pictures.model import IMAGES
 from tiny_learning.screens import BEGIN
 from tiny_learning.traces import FIRST_NUMBER
 
-PAGES: Mapping[str, Mapping[Split, int]] = {
-    "click_test_2": {"train": 2400, "heldout": 100},
-    "click_dialog": {"train": 2400, "heldout": 100},
-    "click_color": {"train": 1600, "heldout": 100},
-    "focus_text": {"train": 1600, "heldout": 100},
-}
+FAMILIES = ("click_test_2", "click_dialog", "click_color", "focus_text")
+PAGES: Mapping[Split, int] = {"train": 1100, "heldout": 100}
+"""Tasks of each family that are rendered, from `FIRST_NUMBER` up."""
 COLORS: Mapping[str, str] = {
     "red": "255, 0, 0",
     "blue": "0, 0, 255",
@@ -54,6 +52,7 @@ COLORS: Mapping[str, str] = {
 }
 KINDS = [*COLORS, "button ONE", "button TWO", "close", "text"]
 """What the eyes learn to tell apart beside the clicks."""
+RENDERED = Path(__file__).resolve().parents[3] / ".cache" / "tiny_learning" / "pages"
 PROCESSOR = SimpleNamespace(image_processor=SimpleNamespace(**IMAGES))
 Pixels = NDArray[numpy.uint8]
 
@@ -195,15 +194,14 @@ async def render(names: Sequence[str]) -> Screens:
 def main() -> None:
     """Render what a folder lacks."""
     parser = argparse.ArgumentParser(prog="python -m tiny_learning.pictures.pages", description=__doc__)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?", default=RENDERED, help="where to (%(default)s)")
     folder: Path = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
-    for family, counts in PAGES.items():
-        for split, count in counts.items():
-            file = folder / f"{family}-{split}.npz"
-            if not file.exists():
-                names = [task_name(family, split, FIRST_NUMBER + number) for number in range(count)]
-                asyncio.run(render(names)).save(file)
+    for family, (split, count) in itertools.product(FAMILIES, PAGES.items()):
+        file = folder / f"{family}-{split}.npz"
+        if not file.exists():
+            names = [task_name(family, split, FIRST_NUMBER + number) for number in range(count)]
+            asyncio.run(render(names)).save(file)
 
 
 if __name__ == "__main__":

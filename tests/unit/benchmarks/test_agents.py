@@ -47,6 +47,13 @@ def test_figures_are_means_of_the_runs_and_null_where_nothing_was_run(tmp_path: 
     assert "example" not in made["runs"]["toolcall-outcome-seed0"]
 
 
+def test_a_task_without_a_judge_has_no_runs_with_process_reward(tmp_path: Path) -> None:
+    words = ["--json", str(tmp_path / "r.json"), "--tasks", "gui_pictures", "--runs", str(tmp_path), "--only-report"]
+    assert agents.main(words) == 0
+    missing = json.loads((tmp_path / "r.json").read_text())["not_run"]
+    assert missing == [f"gui_pictures-outcome-seed{seed}" for seed in (0, 1, 2)]
+
+
 def test_runs_of_other_lengths_are_not_mixed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, "toolcall-outcome-seed0", 0.3, 0.8, updates=4)
     words = ["--json", str(tmp_path / "r.json"), "--tasks", "toolcall", "--runs", str(tmp_path), "--only-report"]

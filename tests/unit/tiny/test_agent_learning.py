@@ -13,8 +13,8 @@ import pytest
 from tiny_learning import report
 from tiny_learning.encode import Coder
 from tiny_learning.outcomes import Outcomes, share, transcript
-from tiny_learning.sets import TASK_SETS, UPDATES
-from tiny_learning.traces import TaskSet, Trace
+from tiny_learning.sets import TASK_SETS, UPDATES, judges
+from tiny_learning.traces import AgentTasks, TaskSet, Trace
 from tiny_learning.training import TEMPERATURE, Plan, Sizes, pool_words
 from tiny_learning.vocabulary import build_tokenizer
 from tiny_learning.warm_start import NOTE, SHIPPED, failures, key
@@ -31,7 +31,7 @@ from agentrl.tasks.swe.families.easy import NOUNS
 from agentrl.tasks.toolcall.draft import THINGS
 from slime.arguments import parse_args
 
-SETS = [*TASK_SETS.values()]
+SETS = [each for each in TASK_SETS.values() if isinstance(each, TaskSet)]
 NAMED = {*WORDS, *THINGS, *NOUNS, *FIRST, *SECOND} - {"table"}  # which is an argument of a tool, too
 KEYS = {
     "task",
@@ -48,7 +48,7 @@ KEYS = {
 }
 
 
-def plan_of(folder: Path, tasks: TaskSet = SETS[0], **changes: Any) -> Plan:
+def plan_of(folder: Path, tasks: AgentTasks = SETS[0], **changes: Any) -> Plan:
     values = {"updates": 2, "seed": 3, "process_reward": False, "sizes": Sizes(prompts=1, samples=2, heldout=1)}
     return Plan(tasks=tasks, model=folder / "model", folder=folder, **(values | changes))
 
@@ -146,18 +146,20 @@ def test_a_warm_starts_key_is_of_what_the_traces_and_the_judge_say(
     assert key(tasks) != first
 
 
-@pytest.mark.parametrize("note", SHIPPED.glob(f"*/{NOTE}"), ids=lambda note: note.parent.name)
-def test_a_shipped_warm_start_is_that_of_the_sources(note: Path) -> None:
-    tasks, told_of = TASK_SETS[note.parent.name], json.loads(note.read_text())
-    told = f"make it anew: PYTHONPATH=openclaw-test python -m tiny_learning {tasks.name}, and move what it prints"
-    assert told_of["key"] == key(tasks), told
-    assert failures(told_of["metrics"]) == []
+def test_the_shipped_warm_starts_are_those_of_the_sources() -> None:
+    notes = {note.parent.name: json.loads(note.read_text()) for note in SHIPPED.glob(f"*/{NOTE}")}
+    assert notes.keys() == TASK_SETS.keys()
+    for tasks in SETS:
+        told = f"make it anew: PYTHONPATH=openclaw-test python -m tiny_learning {tasks.name}, and move what it prints"
+        assert notes[tasks.name]["key"] == key(tasks), told
+        assert failures(notes[tasks.name]["metrics"]) == []
 
 
-@pytest.mark.parametrize("judged", [False, True])
-@pytest.mark.parametrize("tasks", SETS, ids=lambda tasks: tasks.name)
+@pytest.mark.parametrize(
+    ("tasks", "judged"), [(each, judged) for each in TASK_SETS.values() for judged in {False, judges(each)}]
+)
 def test_pool_and_trainer_take_what_the_run_asks_for(
-    tasks: TaskSet, judged: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tasks: AgentTasks, judged: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = plan_of(tmp_path, tasks, process_reward=judged, sizes=Sizes())
     pool = build_parser().parse_args(pool_words(plan))
@@ -265,6 +267,7 @@ def test_no_episode_has_no_share() -> None:
         (["--updates", "0"], "not a number from 1 up"),
         (["--heldout", "21"], "a family has 20 held-out tasks"),
         (["--run-dir", "."], "is not empty"),
+        (["--pictures"], "the task terminal has none; use it with gui"),
         (["--process-rewards"], "did you mean --process-reward?"),
     ],
 )
@@ -273,3 +276,11 @@ def test_bad_options_are_refused(words: list[str], told: str, capsys: pytest.Cap
         agent_learning.parse(["--task", "terminal", *words])
     assert stopped.value.code == 2
     assert told in capsys.readouterr().err
+
+
+def test_pictures_are_tasks_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--task", "gui", "--pictures", "--run-dir", str(tmp_path)]
+    assert agent_learning.parse(words).task == "gui_pictures"
+    with pytest.raises(SystemExit):
+        agent_learning.parse([*words, "--process-reward"])
+    assert "has not learned to judge" in capsys.readouterr().err

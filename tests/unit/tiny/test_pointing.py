@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import random
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +17,17 @@ import pytest
 import torch
 from PIL import Image
 from tiny_learning.clicks import ENDED
-from tiny_learning.pictures import lessons, measure, warm_start
+from tiny_learning.pictures import lessons, measure, shipped, warm_start
 from tiny_learning.pictures.lessons import UNUSED, batch_of, moved, near
 from tiny_learning.pictures.model import COLUMNS, GRID, ROWS, TOKENS, hidden, patches, see
-from tiny_learning.pictures.pages import KINDS, Page, Screens, described, kind_of, pixels, screens_of
+from tiny_learning.pictures.pages import FAMILIES, KINDS, Page, Screens, described, kind_of, pixels, screens_of
 from tiny_learning.pictures.pointing import coordinate, told, trace
+from tiny_learning.pictures.tasks import GUI_PICTURES
 from tiny_learning.pictures.warm_start import Training, number_of_token
-from tiny_learning.pictures.words import NUMBERS
+from tiny_learning.pictures.words import NUMBERS, phrases
+from tiny_learning.warm_start import NOTE, WarmStartError
 from tiny_models.tokenizer import END
+from transformers import AutoTokenizer
 
 from agentrl.environment import Task
 from agentrl.protocol import JsonObject, Observation, StepResult
@@ -239,6 +244,39 @@ def test_replies_are_sampled_up_to_their_end(training: Training) -> None:
     found = measure.replies(training.model.eval(), training.coder, shown, torch.Generator().manual_seed(0))
     assert [len(reply) <= measure.LONGEST for reply in found] == [True, True]
     assert all(training.coder.end not in reply[:-1] for reply in found)
+
+
+def test_the_shipped_model_is_that_of_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = shipped.shipped(GUI_PICTURES)
+    note = json.loads((folder / NOTE).read_text())
+    assert shipped.passes(note["metrics"]["solved"])
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    assert [len(tokenizer(text).input_ids) for text in (*phrases(), *NUMBERS)] == [1] * (len(phrases()) + len(NUMBERS))
+    monkeypatch.setattr(shipped, "KEYED", 31)
+    with pytest.raises(WarmStartError, match="other prompts or pictures"):
+        shipped.shipped(GUI_PICTURES)
+    monkeypatch.setattr(shipped, "SHIPPED", tmp_path)
+    with pytest.raises(WarmStartError, match="has no model"):
+        shipped.shipped(GUI_PICTURES)
+
+
+@pytest.mark.parametrize("solved", [0.1, 0.7])
+def test_a_model_that_does_not_pass_the_gate_is_not_written(
+    solved: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for split in ("train", "heldout"):
+        for family in FAMILIES:
+            screens(replace(ONE, name=f"miniwob/{family}/{split}/1000")).save(tmp_path / f"{family}-{split}.npz")
+    monkeypatch.setattr(warm_start, "measure", lambda *_: {"solved": solved})
+    words = ["warm_start", str(tmp_path / "model"), "--pages", str(tmp_path), "--steps", "1"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit, match=r"not 0\.2 to 0\.5: no model is written"):
+        warm_start.main()
+    assert not (tmp_path / "model" / "model").exists()
+    monkeypatch.setattr(warm_start, "measure", lambda *_: {"solved": 0.4})
+    warm_start.main()
+    note = json.loads((tmp_path / "model" / "model" / NOTE).read_text())
+    assert (note["key"], note["steps"]) == (shipped.key(), 1)
 
 
 def test_training_goes_on_where_it_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
