@@ -11,7 +11,7 @@ import pytest
 
 from agentrl.tasks.gui.osworld.metrics import METRICS
 from agentrl.tasks.gui.osworld.setup import Files, Supplies
-from agentrl.tasks.gui.osworld.shapes import Until
+from agentrl.tasks.gui.osworld.shapes import File, Until
 from agentrl.tasks.gui.osworld.task_file import UnsupportedTask, checks_of, read_task
 
 Scored = Callable[..., float]
@@ -98,6 +98,7 @@ def value(method: str, ref: Any, *key: Any) -> dict[str, Any]:
         ({"expect": [value("str_set_eq", ["a", "b"], "tags")]}, 1.0),
         ({"expect": [value("eq", 1, "pages", 9)]}, 0.0),
         ({"expect": [value("eq", "a", "tags", 3)]}, 0.0),
+        ({"expect": [value("ne", "x", "tags", "deeper")]}, 0.0),
     ],
 )
 def test_check_json_compares_as_osworld_writes_it(rules: Any, score: float, scored: Scored) -> None:
@@ -117,7 +118,9 @@ def test_check_json_reads_yaml(scored: Scored) -> None:
     assert scored("check_json", rules, b"a:\n  - b: 2\n", is_yaml=True) == 1.0
     assert scored("check_json", rules, b"a:\n  - b: 2\n") == 0.0
     assert scored("check_json", rules, b"a: [", is_yaml=True) == 0.0
-    assert scored("check_json", rules, b"!!python/object/apply:os.getcwd []", is_yaml=True) == 0.0
+    anything = {"expect": [{"key": [], "method": "ne", "ref": None}]}
+    assert scored("check_json", anything, b"x", is_yaml=True) == 1.0
+    assert scored("check_json", anything, b"!!python/object/apply:os.getcwd []", is_yaml=True) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -327,6 +330,7 @@ def test_every_key_that_osworld_documents_is_taken(tmp_path: Path) -> None:
     }  # fmt: skip
     task = read_task(written(tmp_path, config=config, **evaluator), password=True)
     assert len(task.config) == len(config)
+    assert File.model_validate(several).given == ["https://example.org/2"]
     assert [check.metric for check in checks_of(task.evaluator)] == ["compare_csv", "literal_match"]
 
 
