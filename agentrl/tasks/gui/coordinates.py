@@ -2,7 +2,8 @@
 
 * ``relative``: whole numbers from 0 to 999 in both directions, whatever the picture's size, as Qwen3-VL has learned them.
   A number is the middle of its thousandth of the screen.
-* ``absolute``: pixels of the picture.
+* ``absolute``: pixels of the screenshot. The model sees it resized to its processor's grid, which the environment does not
+  know; the two differ at the far edge by up to half a cell of the grid.
 * ``qwen25``: pixels of the picture as Qwen2.5-VL's processor resizes it, to multiples of 28.
 
 Guarantee: a point outside of the screen is an `InvalidError`. Pure.

@@ -21,7 +21,7 @@ class GuiSettings(EnvironmentConfig):
     coordinates: Literal["relative", "absolute", "qwen25"] = variable(
         "GUI_COORDINATE_TYPE",
         "relative",
-        "what a model's coordinates count: thousandths, pixels, or Qwen2.5-VL's pixels",
+        "what a model's coordinates count: thousandths, the screenshot's pixels, or Qwen2.5-VL's pixels",
     )
     observation: Literal["screenshot", "a11y_tree", "screenshot_a11y_tree"] = variable(
         "GUI_OBSERVATION_TYPE", "screenshot", "what the agent sees: a picture, the elements as text, or both"

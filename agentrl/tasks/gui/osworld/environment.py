@@ -17,8 +17,8 @@ from agentrl.tasks.gui.environment import GuiEnvironment
 from agentrl.tasks.gui.osworld.judge import judge
 from agentrl.tasks.gui.osworld.providers import Machine, VmProvider, provider_of
 from agentrl.tasks.gui.osworld.settings import VmSettings
-from agentrl.tasks.gui.osworld.setup import Files, set_up
-from agentrl.tasks.gui.osworld.source import load, task_files
+from agentrl.tasks.gui.osworld.setup import Files, Supplies, set_up
+from agentrl.tasks.gui.osworld.source import load, pool_files
 from agentrl.tasks.gui.osworld.task_file import TaskFile
 from agentrl.tasks.gui.osworld.vm import VirtualMachine
 
@@ -41,27 +41,24 @@ class OsWorldEnvironment(GuiEnvironment):
         self._machine: Machine | None = None
         self._vm: VirtualMachine | None = None
         self._task: TaskFile | None = None
-        self._files = Files(Path(self.vm_settings.cache_dir) if self.vm_settings.cache_dir else None)
+        cache = self.vm_settings.cache_dir
+        self._supplies = Supplies(Files(Path(cache) if cache else None), self.vm_settings.password)
 
     @classmethod
     def tasks(cls) -> Iterable[Task]:
-        """Return the tasks below GUI_TEST_CONFIG_BASE_DIR, each checked."""
+        """Return the tasks that the meta files list, each checked; without a meta file, all of the folder."""
         settings = VmSettings.from_env()
         weight = Weight(settings.memory_mib, float(settings.cpus))
-        found: list[Task] = []
-        for name, path in task_files(settings).items():
-            load(path)
-            found.append(Task(name, {"path": str(path)}, weight))
-        return found
+        return [Task(name, {"path": str(path)}, weight) for name, path in pool_files(settings).items()]
 
     async def begin(self, task: Task, seed: int) -> tuple[Computer, str]:
         """See `GuiEnvironment`."""
-        self._task = load(Path(str(task.data["path"])))
+        self._task = load(Path(str(task.data["path"])), self.vm_settings.password is not None)
         await self._disconnect()
         self._machine = await self._fresh(self._task.snapshot)
         self._vm = vm = VirtualMachine(self._machine.url)
         await self._booted(vm)
-        await set_up(vm, self._task.config, self._files)
+        await set_up(vm, self._task.config, self._supplies)
         return vm, self._task.instruction
 
     async def over(self) -> bool:
@@ -72,7 +69,7 @@ class OsWorldEnvironment(GuiEnvironment):
         """See `GuiEnvironment`."""
         assert self._vm is not None
         assert self._task is not None
-        return await judge(self._vm, self._task, self._files, self.status)
+        return await judge(self._vm, self._task, self._supplies, self.status)
 
     async def close(self) -> None:
         """End the machine."""

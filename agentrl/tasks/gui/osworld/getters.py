@@ -1,4 +1,4 @@
-"""What a judge reads: from the machine, after the agent has ended, or from the task itself.
+"""What a judge reads from the machine, after the agent has ended, or from a file that the task names.
 
 A getter returns text, bytes, JSON, or None if there is nothing. Guarantee: the machine's answers are data; nothing of them
 runs here. A machine that does not answer is an InfraError, never a result.
@@ -8,62 +8,58 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from agentrl.exceptions import InfraError
 from agentrl.tasks.gui.osworld.setup import Files
+from agentrl.tasks.gui.osworld.shapes import GETTER_SHAPES, Directory, File, Launch, Nothing, Tabs, VmFile
 from agentrl.tasks.gui.osworld.vm import VirtualMachine
 
-Getter = Callable[[VirtualMachine, Files, dict[str, Any]], Awaitable[Any]]
+Getter = Callable[[VirtualMachine, Files, Any], Awaitable[Any]]
 LIST = "import json, os, sys; print(json.dumps(sorted(os.listdir(sys.argv[1])))) if os.path.isdir(sys.argv[1]) else print('null')"
 TABS = (
     "import json, sys, urllib.request; said = urllib.request.urlopen('http://127.0.0.1:%d/json/list' % int(sys.argv[1]), timeout=20);"
     "print(json.dumps([{'title': t.get('title'), 'url': t.get('url')} for t in json.load(said) if t.get('type') == 'page']))"
 )
-CHROME_PORT = 1337
-"""On which OSWorld's machines start Chrome."""
 
 
-async def _vm_file(vm: VirtualMachine, files: Files, given: dict[str, Any]) -> Any:
-    path = given["path"]
-    return [await vm.read_file(each) for each in path] if isinstance(path, list) else await vm.read_file(path)
+async def _vm_file(vm: VirtualMachine, files: Files, given: VmFile) -> Any:
+    found = [await vm.read_file(path) for path in given.given]
+    return found if len(found) > 1 else found[0]
 
 
-async def _cloud_file(vm: VirtualMachine, files: Files, given: dict[str, Any]) -> bytes:
-    return await asyncio.to_thread(files.read, given["path"])
+async def _cloud_file(vm: VirtualMachine, files: Files, given: File) -> Any:
+    found = [await asyncio.to_thread(files.read, path) for path in given.given]
+    return found if len(found) > 1 else found[0]
 
 
-async def _command_line(vm: VirtualMachine, files: Files, given: dict[str, Any]) -> str:
-    return (await vm.execute(given["command"], shell=bool(given.get("shell", False)))).output
+async def _command_line(vm: VirtualMachine, files: Files, given: Launch) -> str:
+    return (await vm.execute(given.command, shell=given.shell)).output
 
 
-async def _command_error(vm: VirtualMachine, files: Files, given: dict[str, Any]) -> str:
-    return (await vm.execute(given["command"], shell=bool(given.get("shell", False)))).error
+async def _command_error(vm: VirtualMachine, files: Files, given: Launch) -> str:
+    return (await vm.execute(given.command, shell=given.shell)).error
 
 
-async def _terminal(vm: VirtualMachine, files: Files, given: dict[str, Any]) -> str:
+async def _terminal(vm: VirtualMachine, files: Files, given: Nothing) -> str:
     return await vm.terminal()
 
 
-async def _accessibility(vm: VirtualMachine, files: Files, given: dict[str, Any]) -> str:
+async def _accessibility(vm: VirtualMachine, files: Files, given: Nothing) -> str:
     return await vm.accessibility()
 
 
-async def _screen_size(vm: VirtualMachine, files: Files, given: dict[str, Any]) -> dict[str, int]:
+async def _screen_size(vm: VirtualMachine, files: Files, given: Nothing) -> dict[str, int]:
     return {"width": vm.size[0], "height": vm.size[1]}
 
 
-async def _directory(vm: VirtualMachine, files: Files, given: dict[str, Any]) -> Any:
-    return await _printed(vm, ["python3", "-c", LIST, str(given["path"])])
+async def _directory(vm: VirtualMachine, files: Files, given: Directory) -> Any:
+    return await _printed(vm, ["python3", "-c", LIST, given.path])
 
 
-async def _tabs(vm: VirtualMachine, files: Files, given: dict[str, Any]) -> Any:
-    return await _printed(vm, ["python3", "-c", TABS, str(given.get("port", CHROME_PORT))])
-
-
-async def _rule(vm: VirtualMachine, files: Files, given: dict[str, Any]) -> Any:
-    return given["rules"]
+async def _tabs(vm: VirtualMachine, files: Files, given: Tabs) -> Any:
+    return await _printed(vm, ["python3", "-c", TABS, str(given.port)])
 
 
 async def _printed(vm: VirtualMachine, command: list[str]) -> Any:
@@ -87,5 +83,14 @@ GETTERS: dict[str, Getter] = {
     "vm_screen_size": _screen_size,
     "list_directory": _directory,
     "open_tabs_info": _tabs,
-    "rule": _rule,
 }
+
+
+async def read(vm: VirtualMachine, files: Files, asked: Mapping[str, Any]) -> Any:
+    """Return what a getter of a task finds.
+
+    Raises:
+        InfraError: the machine does not answer, or a file that the task names by URL is missing.
+    """
+    given = {key: value for key, value in asked.items() if key != "type"}
+    return await GETTERS[asked["type"]](vm, files, GETTER_SHAPES[asked["type"]].model_validate(given))

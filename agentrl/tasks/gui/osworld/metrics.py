@@ -1,23 +1,43 @@
 """Compares what a getter read with what was expected; 1 is right, 0 is wrong, and a share stands between them.
 
-A metric takes the result, what was expected (None: nothing), and the options of the task. What is missing or unreadable is
-wrong, because the agent left it so. Pure.
+Guarantees: a rule, option or expected source that a metric cannot use is an error when the task is read, never a score. What
+the agent left missing, or unreadable, scores 0. Pure.
 """
 
 from __future__ import annotations
 
-import csv
-import difflib
-import io
 import json
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
-from xml.etree import ElementTree
+from urllib.parse import urlsplit
 
-Metric = Callable[[Any, Any, Mapping[str, Any]], float]
+import yaml
+from pydantic import TypeAdapter
+
+from agentrl.tasks.gui.osworld.accessibility import ElementRule, finder, parsed
+from agentrl.tasks.gui.osworld.rules import (
+    CsvOptions,
+    Elements,
+    Expected,
+    JsonOptions,
+    Listed,
+    LiteralOptions,
+    Parts,
+    Pattern,
+    Similar,
+    TextOptions,
+    Texts,
+    TreeOptions,
+    Urls,
+)
+from agentrl.tasks.gui.osworld.shapes import Nothing, Shape
+from agentrl.tasks.gui.osworld.values import JsonRules, compiled, value_at
+
 MOST_COMPARED = 20_000
-"""Characters that `fuzzy_match` compares."""
+"""Characters that an inexact comparison reads."""
+RULE, FILES = ("rule",), ("vm_file", "cloud_file")
+READ = (*RULE, *FILES, "vm_command_line", "vm_command_error", "vm_terminal_output", "vm_screen_size", "list_directory")
 
 
 def as_text(value: Any) -> str | None:
@@ -27,126 +47,185 @@ def as_text(value: Any) -> str | None:
     return value if isinstance(value, str) or value is None else json.dumps(value, sort_keys=True)
 
 
-def _lines(value: Any, options: Mapping[str, Any]) -> list[str] | None:
-    text = as_text(value)
-    if text is None:
-        return None
-    text = text.lower() if options.get("ignore_case") else text
-    lines = text.splitlines()
-    return [line.strip() for line in lines if line.strip()] if options.get("ignore_blanks") else lines
+def similarity(left: str, right: str) -> float:
+    """Return the normalised indel similarity of two texts, as OSWorld's ``fuzz.ratio`` / 100."""
+    from rapidfuzz import fuzz
+
+    return fuzz.ratio(left[:MOST_COMPARED], right[:MOST_COMPARED]) / 100
 
 
-def _exact_match(result: Any, expected: Any, options: Mapping[str, Any]) -> float:
-    wanted = expected.get("expected") if isinstance(expected, Mapping) and "expected" in expected else expected
-    if isinstance(result, str) and isinstance(wanted, str):
-        return float(result.strip() == wanted.strip())
-    return float(result == wanted)
+def _plain(result: Any) -> Any:
+    return as_text(result) if isinstance(result, bytes) else result
 
 
-def _match_in_list(result: Any, expected: Any, options: Mapping[str, Any]) -> float:
-    text = as_text(result)
-    return float(text is not None and text.strip() in expected["expected"])
+def _exact_match(result: Any, rule: Expected, options: Nothing) -> float:
+    return float(_plain(result) == rule.expected)
 
 
-def _is_in_list(result: Any, expected: Any, options: Mapping[str, Any]) -> float:
-    return float(isinstance(result, list) and expected["expected"] in result)
-
-
-def _include_exclude(result: Any, expected: Any, options: Mapping[str, Any]) -> float:
-    text = as_text(result)
-    if text is None:
+def _literal_match(result: Any, expected: Any, options: LiteralOptions) -> float:
+    got, wanted = _plain(result), _plain(expected)
+    if options.type == "list" and not (isinstance(got, list) and isinstance(wanted, list)):
         return 0.0
-    has = all(each in text for each in expected.get("include", []))
-    return float(has and not any(each in text for each in expected.get("exclude", [])))
+    both = [[str(each) for each in (given if options.type == "list" else [given])] for given in (got, wanted)]
+    if options.ignore_case:
+        both = [[each.lower() for each in given] for given in both]
+    return float(both[0] == both[1])
 
 
-def _regex(result: Any, expected: Any, options: Mapping[str, Any]) -> float:
-    text = as_text(result)
-    return float(text is not None and re.search(expected["pattern"], text) is not None)
+def _literal_fits(rule: Any, options: LiteralOptions) -> None:
+    if rule is None or isinstance(rule, dict) or isinstance(rule, list) != (options.type == "list"):
+        raise ValueError(f"is a {type(rule).__name__}, and options.type is {options.type!r}")
 
 
-def _fuzzy_match(result: Any, expected: Any, options: Mapping[str, Any]) -> float:
-    text, wanted = as_text(result), as_text(expected.get("expected") if isinstance(expected, Mapping) else expected)
-    if text is None or wanted is None:
-        return 0.0
-    return difflib.SequenceMatcher(None, text[:MOST_COMPARED], wanted[:MOST_COMPARED]).ratio()
+def _match_in_list(result: Any, rule: Listed, options: Nothing) -> float:
+    return float(_plain(result) in rule.expected)
 
 
-def _text_file(result: Any, expected: Any, options: Mapping[str, Any]) -> float:
-    got, wanted = _lines(result, options), _lines(expected, options)
-    return float(got is not None and got == wanted)
+def _is_in_list(result: Any, rule: Expected, options: Nothing) -> float:
+    held = _plain(result)
+    if isinstance(held, str):
+        return float(isinstance(rule.expected, str) and rule.expected in held)
+    return float(isinstance(held, list | dict) and rule.expected in held)
 
 
-def _file_contains(result: Any, expected: Any, options: Mapping[str, Any]) -> float:
-    text = as_text(result)
-    return float(text is not None and all(each in text for each in expected["expected"]))
+def _include_exclude(result: Any, rule: Parts, options: Nothing) -> float:
+    held = result if isinstance(result, list) else as_text(result) or ""
+    return float(all(each in held for each in rule.include) and not any(each in held for each in rule.exclude))
 
 
-def _csv(result: Any, expected: Any, options: Mapping[str, Any]) -> float:
-    text, wanted = as_text(result), as_text(expected)
-    if text is None or wanted is None:
-        return 0.0
+def _regex(result: Any, rule: Pattern, options: Nothing) -> float:
+    return float(compiled(rule.pattern).search(as_text(result) or "") is not None)
 
-    def rows(each: str) -> list[list[str]]:
-        return [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(each)) if row]
 
+def _fuzzy_match(result: Any, rule: Similar, options: Nothing) -> float:
+    return similarity(as_text(result) or "", rule.expected)
+
+
+def _text_file(result: Any, expected: Any, options: TextOptions) -> float:
+    def read(given: Any) -> str:
+        text = "\n".join((as_text(given) or "").split("\r\n"))
+        text = " ".join(text.split()) if options.ignore_blanks else text
+        return text.lower() if options.ignore_case else text
+
+    return float(read(result) == read(expected))
+
+
+def _file_contains(result: Any, rule: Texts, options: Nothing) -> float:
+    return float(all(each in (as_text(result) or "") for each in rule.expected))
+
+
+def _csv(result: Any, expected: Any, options: CsvOptions) -> float:
+    def lines(given: Any) -> list[str]:
+        text = as_text(given) or ""
+        text = text.lower() if options.ignore_case else text
+        return [line if options.strict else line.strip() for line in text.splitlines()]
+
+    several = expected if isinstance(expected, list) else [expected]
+    return float(any(each is not None and lines(result) == lines(each) for each in several))
+
+
+def _json(result: Any, rule: JsonRules, options: JsonOptions) -> float:
+    """Judge the values at the rules' paths. Where a path leads nowhere, ``expect`` fails and ``unexpect`` sees None."""
+    text = as_text(result) or ""
     try:
-        return float(rows(text) == rows(wanted))
-    except csv.Error:
+        found = yaml.safe_load(text) if options.is_yaml else json.loads(text)
+    except (ValueError, RecursionError, yaml.YAMLError):
         return 0.0
 
+    def reached(key: list[str | int], otherwise: bool, holds: Callable[[Any], bool]) -> bool:
+        try:
+            return holds(value_at(found, key))
+        except LookupError:
+            return otherwise
 
-def _json(result: Any, expected: Any, options: Mapping[str, Any]) -> float:
-    """Compare the values at the paths of ``expected["expect"]`` (``{"key": [...], "value": ...}``), or the whole."""
-    try:
-        found = json.loads(as_text(result) or "")
-        if not (isinstance(expected, Mapping) and "expect" in expected):
-            return float(found == (json.loads(expected) if isinstance(expected, str | bytes) else expected))
-        for each in expected["expect"]:
-            value = found
-            for key in each["key"]:
-                value = value[key]
-            if value != each["value"]:
-                return 0.0
-    except (ValueError, LookupError, TypeError):
-        return 0.0
-    return 1.0
+    right = all(reached(each.key, False, each.holds) for each in rule.expect)
+    wrong = any(reached(each.key, each.holds(None), each.holds) for each in rule.unexpect)
+    return float(right and not wrong and found is not None)
 
 
-def _tree(result: Any, expected: Any, options: Mapping[str, Any]) -> float:
-    """Look for an element of an XML tree: ``[{"xpath": ..., "text": ...}]``, all of which must be there."""
-    try:
-        root = ElementTree.fromstring(as_text(result) or "")
-        rules = expected if isinstance(expected, list) else [expected]
-        for rule in rules:
-            found = root.findall(rule["xpath"], rule.get("namespaces"))
-            wanted = rule.get("text")
-            if not any(wanted is None or wanted == (each.text or "").strip() for each in found):
-                return 0.0
-    except (ElementTree.ParseError, SyntaxError):
-        return 0.0
-    return 1.0
+def _tree(result: Any, rules: list[ElementRule], options: TreeOptions) -> float:
+    """Multiply the scores of the rules, each by its best element."""
+    root = parsed(as_text(result) or "")
+    score = 1.0
+    for rule in rules:
+        texts = [] if root is None else finder(rule, options.osname)(root)
+        if rule.text is None:
+            score *= bool(texts)
+        elif rule.exact:
+            score *= rule.text in texts
+        else:
+            score *= max((similarity(rule.text, each) for each in texts), default=0.0)
+    return score
 
 
-def _tabs(result: Any, expected: Any, options: Mapping[str, Any]) -> float:
+def _tree_fits(rules: list[ElementRule], options: TreeOptions) -> None:
+    for rule in rules:
+        finder(rule, options.osname)
+
+
+def _tabs(result: Any, rule: Urls, options: Nothing) -> float:
     if not isinstance(result, list):
         return 0.0
-    open_now = sorted(str(tab.get("url", "")).rstrip("/") for tab in result if isinstance(tab, Mapping))
-    return float(open_now == sorted(str(url).rstrip("/") for url in expected["urls"]))
+    opened = [_url(str(tab.get("url", ""))) for tab in result if isinstance(tab, dict)]
+    return float(len(opened) == len(rule.urls) and {*map(_url, rule.urls)} <= {*opened})
+
+
+def _url(given: str) -> tuple[str, ...]:
+    """Return what counts of a URL: no ``www.``, no path of ``/`` alone, and http if it names no scheme."""
+    parts = urlsplit(given if "://" in given else f"http://{given}")
+    path = "" if parts.path == "/" else parts.path
+    return parts.scheme.lower(), parts.netloc.lower().removeprefix("www."), path, parts.query, parts.fragment
+
+
+def _anything(rule: Any, options: Any) -> None:
+    """Accept any rule of the type."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric.
+
+    Attributes:
+        compare: returns the score of a result, which is not None, with the rule or what was expected, and the options.
+        expected: getters that may say what was expected.
+        rule: type of the rules, if these are from the getter ``rule``.
+        options: type of the options.
+        fits: raises ValueError if rule and options do not go together.
+        several: whether more than one file may be expected, of which one must fit.
+    """
+
+    compare: Callable[[Any, Any, Any], float]
+    expected: tuple[str, ...]
+    rule: Any = Any
+    options: type[Shape] = Nothing
+    fits: Callable[[Any, Any], None] = _anything
+    several: bool = False
+
+    def rules(self, given: Any) -> Any:
+        """Return rules as `compare` takes them.
+
+        Raises:
+            ValidationError: they have another shape.
+        """
+        return TypeAdapter(self.rule).validate_python(given)
+
+    def score(self, result: Any, expected: Any, options: Shape) -> float:
+        """Return the score of a result; 0 if it, or a file that was expected in the machine, is missing."""
+        return 0.0 if result is None or expected is None else self.compare(result, expected, options)
 
 
 METRICS: dict[str, Metric] = {
-    "exact_match": _exact_match,
-    "literal_match": _exact_match,
-    "match_in_list": _match_in_list,
-    "is_in_list": _is_in_list,
-    "check_include_exclude": _include_exclude,
-    "check_regex": _regex,
-    "fuzzy_match": _fuzzy_match,
-    "compare_text_file": _text_file,
-    "file_contains": _file_contains,
-    "compare_csv": _csv,
-    "check_json": _json,
-    "check_accessibility_tree": _tree,
-    "is_expected_tabs": _tabs,
+    "exact_match": Metric(_exact_match, RULE, Expected),
+    "literal_match": Metric(_literal_match, READ, options=LiteralOptions, fits=_literal_fits),
+    "match_in_list": Metric(_match_in_list, RULE, Listed),
+    "is_in_list": Metric(_is_in_list, RULE, Expected),
+    "check_include_exclude": Metric(_include_exclude, RULE, Parts),
+    "check_regex": Metric(_regex, RULE, Pattern),
+    "fuzzy_match": Metric(_fuzzy_match, RULE, Similar),
+    "compare_text_file": Metric(_text_file, FILES, options=TextOptions),
+    "file_contains": Metric(_file_contains, RULE, Texts),
+    "compare_csv": Metric(_csv, FILES, options=CsvOptions, several=True),
+    "check_json": Metric(_json, RULE, JsonRules, JsonOptions),
+    "check_accessibility_tree": Metric(_tree, RULE, Elements, TreeOptions, _tree_fits),
+    "is_expected_tabs": Metric(_tabs, RULE, Urls),
 }

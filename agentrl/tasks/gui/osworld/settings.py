@@ -28,3 +28,9 @@ class VmSettings(EnvironmentConfig):
     train_meta: str | None = variable("GUI_TRAIN_META_PATH", None, "file with the ids to train on, by domain")
     eval_meta: str | None = variable("GUI_EVAL_META_PATH", None, "file with the ids to evaluate on, by domain")
     cache_dir: str | None = variable("GUI_CACHE_DIR", None, "folder with the files that tasks download")
+    password: str | None = variable(
+        "GUI_CLIENT_PASSWORD",
+        None,
+        "password of the machine's user, which stands for {CLIENT_PASSWORD} in commands of tasks",
+        secret=True,
+    )

@@ -1,23 +1,30 @@
 """Prepares a machine for a task: the steps of ``config`` and ``postconfig``.
 
 Files of the internet come from a folder here, so that a run needs no network and always finds the same. Guarantee: a step
-that fails is an InfraError; nothing goes on after it.
+that the machine refuses is an InfraError; nothing goes on after it. As in OSWorld, a command's status does not count unless
+its ``until`` says so.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from agentrl.exceptions import InfraError
+from agentrl.tasks.gui.osworld.shapes import PLACEHOLDERS, STEP_SHAPES, Download, Execute, Shape, Sleep, Upload
 from agentrl.tasks.gui.osworld.task_file import Step
 from agentrl.tasks.gui.osworld.vm import SETUP_S, VirtualMachine
 
-MOST_SLEEP_S = 120.0
+logger = logging.getLogger(__name__)
+BETWEEN_S = 0.3
+MOST_REPEATED_S = 600.0
+"""Seconds between two runs of a command that has an ``until``, and for all of them."""
 
 
 class Files:
@@ -43,34 +50,72 @@ class Files:
         return found.read_bytes()
 
 
-async def _download(vm: VirtualMachine, files: Files, given: dict[str, Any]) -> None:
-    for each in given["files"]:
-        await vm.upload(each["path"], await asyncio.to_thread(files.read, each["url"]))
+@dataclass(frozen=True)
+class Supplies:
+    """What a task's steps take from this side: files, and the password of the machine's user."""
+
+    files: Files
+    password: str | None = field(default=None, repr=False)
+
+    def filled(self, command: str | list[str], size: tuple[int, int]) -> str | list[str]:
+        """Return a command with its placeholders replaced, for a screen of a width and height."""
+        if isinstance(command, list):
+            return [str(self.filled(each, size)) for each in command]
+        width, height = size
+        for name, value in zip(PLACEHOLDERS, (self.password, width, height, width // 2, height // 2), strict=True):
+            command = command.replace(name, str(value))
+        return command
+
+    def hidden(self, text: str) -> str:
+        """Return text without the password."""
+        return text.replace(self.password, "***") if self.password else text
 
 
-async def _upload(vm: VirtualMachine, files: Files, given: dict[str, Any]) -> None:
-    for each in given["files"]:
-        await vm.upload(each["path"], await asyncio.to_thread(files.read, each["local_path"]))
+async def _download(vm: VirtualMachine, supplies: Supplies, given: Any) -> None:
+    assert isinstance(given, Download)
+    for each in given.files:
+        await vm.upload(each.path, await asyncio.to_thread(supplies.files.read, each.url))
 
 
-async def _execute(vm: VirtualMachine, files: Files, given: dict[str, Any]) -> None:
-    ran = await vm.execute(given["command"], shell=bool(given.get("shell", False)), seconds=SETUP_S)
+async def _upload(vm: VirtualMachine, supplies: Supplies, given: Any) -> None:
+    assert isinstance(given, Upload)
+    for each in given.files:
+        await vm.upload(each.path, await asyncio.to_thread(supplies.files.read, each.local_path))
+
+
+async def _execute(vm: VirtualMachine, supplies: Supplies, given: Any) -> None:
+    """Run a command, again and again while its ``until`` is not met; each run acts anew, as the task wants it."""
+    assert isinstance(given, Execute)
+    command = supplies.filled(given.command, vm.size)
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + MOST_REPEATED_S
+    while True:
+        ran = await vm.execute(command, shell=given.shell, seconds=SETUP_S)
+        if given.until.met(ran.status, ran.output, ran.error):
+            break
+        if loop.time() >= deadline:
+            said = f"status {ran.status}, {supplies.hidden(ran.error[-300:])}"
+            raise InfraError(
+                f"the command did not reach its until in {MOST_REPEATED_S:g} s: {said}", code="reset_failed"
+            )
+        await asyncio.sleep(BETWEEN_S)
     if ran.status:
-        raise InfraError(f"a command of the set-up failed: {ran.error[-300:]}", code="reset_failed")
+        logger.warning("a command of the set-up ended with %d: %s", ran.status, supplies.hidden(ran.error[-300:]))
 
 
-async def _sleep(vm: VirtualMachine, files: Files, given: dict[str, Any]) -> None:
-    await asyncio.sleep(min(float(given["seconds"]), MOST_SLEEP_S))
+async def _sleep(vm: VirtualMachine, supplies: Supplies, given: Any) -> None:
+    assert isinstance(given, Sleep)
+    await asyncio.sleep(given.seconds)
 
 
-def _route(name: str) -> Callable[[VirtualMachine, Files, dict[str, Any]], Awaitable[None]]:
-    async def call(vm: VirtualMachine, files: Files, given: dict[str, Any]) -> None:
-        await vm.setup(name, given)
+def _route(name: str) -> Callable[[VirtualMachine, Supplies, Any], Awaitable[None]]:
+    async def call(vm: VirtualMachine, supplies: Supplies, given: Shape) -> None:
+        await vm.setup(name, given.model_dump())
 
     return call
 
 
-STEPS: dict[str, Callable[[VirtualMachine, Files, dict[str, Any]], Awaitable[None]]] = {
+STEPS: dict[str, Callable[[VirtualMachine, Supplies, Any], Awaitable[None]]] = {
     "download": _download,
     "upload_file": _upload,
     "execute": _execute,
@@ -84,7 +129,7 @@ STEPS: dict[str, Callable[[VirtualMachine, Files, dict[str, Any]], Awaitable[Non
 }
 
 
-async def set_up(vm: VirtualMachine, steps: Sequence[Step], files: Files) -> None:
+async def set_up(vm: VirtualMachine, steps: Sequence[Step], supplies: Supplies) -> None:
     """Carry out steps in order.
 
     Raises:
@@ -92,10 +137,7 @@ async def set_up(vm: VirtualMachine, steps: Sequence[Step], files: Files) -> Non
     """
     for number, step in enumerate(steps, start=1):
         try:
-            await STEPS[step.type](vm, files, step.parameters)
+            await STEPS[step.type](vm, supplies, STEP_SHAPES[step.type].model_validate(step.parameters))
         except InfraError as error:
             said = f"the reset failed at step {number}, {step.type}: {error.message}"
-            raise InfraError(said, code="reset_failed") from error
-        except (KeyError, TypeError, ValueError) as error:
-            said = f"the reset failed at step {number}, {step.type}: its parameters lack or spoil {error}"
             raise InfraError(said, code="reset_failed") from error
