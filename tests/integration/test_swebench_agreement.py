@@ -20,7 +20,7 @@ from agentrl.tasks.swe.generate import draft_of, generate
 from agentrl.tasks.swe.grade import verdict_of
 from agentrl.tasks.swe.importers import PARSERS, PLAIN
 from agentrl.tasks.swe.instance import PYTEST_PARSERS, Instance
-from agentrl.tasks.swe.logs import lines_of_pytest, lines_of_unittest, log_of, statuses_of
+from agentrl.tasks.swe.logs import END, lines_of_pytest, lines_of_unittest, log_of, statuses_of
 from agentrl.tasks.swe.resolved import GOOD, report_of, status_of
 from tests.helpers.swe_instances import of_each_mistake, ran
 
@@ -89,7 +89,8 @@ async def test_what_parsers_find(fixtures: dict[str, list[dict[str, Any]]]) -> N
         elif parser in PYTEST_PARSERS:
             ours = dict((await results_with_swebench(parser, log))(log))
         else:
-            ours = await parse_with_swebench(parser, log_of(log, None))
+            # A log here is what stands between the markers; one of them shows the shell's own line with such a marker.
+            ours = await parse_with_swebench(parser, log_of(log.replace(END, "the end"), None))
         assert ours == call["statuses"], call
 
 
