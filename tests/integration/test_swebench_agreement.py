@@ -155,7 +155,9 @@ async def test_the_ids_of_a_named_parser_decide(parser: str, printed: str, wante
     assert await scored(parser, f"FAILED {printed} - assert 0\n{trap}", wanted) == 0.0
     forged = f"FAILED {printed} - assert 0\n{trap}PASSED {printed}\n"
     assert await scored(parser, forged, wanted) == 0.0, "a line that contradicts another one proves nothing"
-    assert await scored(parser, f"PASSED {printed}\n", wanted) == 0.0, "without its traps a run is none"
+    assert await scored(parser, f"PASSED {printed}\nFAILED t.py::test_b - no\n", wanted) == 0.0, (
+        "without its traps a run is none"
+    )
 
 
 async def test_the_log_of_our_runner_means_the_same_to_both(tmp_path: Path) -> None:
