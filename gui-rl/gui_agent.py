@@ -1,7 +1,8 @@
 """``run_gui_agent.sh``: a model behind any OpenAI endpoint plays held-out screen tasks; success is told for each domain.
 
-The screens, the tool and the bound on pictures are those of training. Guarantees: an episode that the infrastructure lost is
-played once more and then left out, never counted as a failure. The key comes from ``OPENAI_API_KEY`` and is not printed.
+Screens, tool and limits are those of training (`gui_episode`). Guarantees: an episode that the infrastructure lost is played
+again, ``AGENTRL_TRIES`` times in all, and then left out, never counted as a failure. The key comes from ``OPENAI_API_KEY``
+and is not printed.
 """
 
 from __future__ import annotations
@@ -12,124 +13,35 @@ import json
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
+import gui_config
 import httpx
+from gui_episode import Played, Player
+from gui_launch import LaunchVariables
 
 from agentrl.client.chat import Endpoint
-from agentrl.environment import Environment, Task
-from agentrl.exceptions import AgentError, ConfigError, InfraError, InvalidError
+from agentrl.exceptions import AgentError, ConfigError, InfraError
 from agentrl.processes.ledger import ProcessLedger
 from agentrl.processes.owned import Processes
-from agentrl.protocol import Observation
 from agentrl.registry import load_environment
+from agentrl.rollout.settings import Settings
 from agentrl.tasks.gui.source import GuiSource, domain_of
 from openclaw.exceptions import ConfigError as VariableError
-from slime.utils.command_line import CommandLine
+from slime.args import Arguments
+from slime.exceptions import ConfigurationError
+from slime.utils.command_line import CommandLine, server_url
 
-Message = dict[str, Any]
-NO_PICTURE = {"type": "text", "text": "[an older picture is left out]"}
-TRIES = 2
+PROG = "run_gui_agent.sh"
 ANSWER_S = 600.0
-
-
-@dataclass(frozen=True)
-class Played:
-    """One episode; ``score`` is None if the infrastructure lost it."""
-
-    task: str
-    score: float | None
-    turns: int
-    format_errors: int
-    detail: str
-
-
-async def play(model: Endpoint, environment: Environment, task: Task, max_steps: int, pictures: int) -> Played:
-    """Play one episode; the caller closes the environment.
-
-    Args:
-        model: that replies.
-        environment: for the task.
-        task: to play.
-        max_steps: most replies.
-        pictures: newest pictures that the model sees.
-
-    Raises:
-        ConfigError: the endpoint fails.
-        InfraError: the screen failed.
-    """
-    begin = await environment.reset(task, 0)
-    messages: list[Message] = [
-        {"role": "system", "content": begin.data["system"]},
-        {"role": "user", "content": shown(begin)},
-    ]
-    turns = errors = 0
-    for _ in range(max_steps):
-        reply = await model.reply(with_newest_pictures(messages, pictures), begin.data.get("tools"))
-        messages.append(reply)
-        turns += 1
-        calls = reply.get("tool_calls") or []
-        try:
-            if len(calls) != 1:
-                raise InvalidError(f"the reply has {len(calls)} calls; write exactly one", code="malformed_action")
-            result = await environment.step(action_of(calls[0]))
-        except InvalidError as error:
-            errors += 1
-            said = f"error: {error.message}"
-            messages += [{"role": "tool", "tool_call_id": call["id"], "content": said} for call in calls]
-            messages += [] if calls else [{"role": "user", "content": said}]
-            continue
-        if result.done or result.truncated:
-            break
-        messages.append({"role": "tool", "tool_call_id": calls[0]["id"], "content": "done"})
-        messages.append({"role": "user", "content": shown(result.observation)})
-    verdict = await environment.evaluate()
-    return Played(task.id, verdict.score, turns, errors, verdict.detail)
-
-
-def shown(observation: Observation) -> list[Message]:
-    """Return an observation as parts of a message."""
-    pictures = [
-        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{each}"}} for each in observation.images
-    ]
-    return [*pictures, *([{"type": "text", "text": observation.text}] if observation.text else [])]
-
-
-def with_newest_pictures(messages: Sequence[Message], most: int) -> list[Message]:
-    """Return messages in which a text stands for all but the newest pictures."""
-    left, found = most, []
-    for message in reversed(messages):
-        content = message.get("content")
-        if isinstance(content, list):
-            parts: list[Message] = []
-            for part in reversed(content):
-                picture = part["type"] == "image_url"
-                parts.append(NO_PICTURE if picture and left <= 0 else part)
-                left -= picture
-            message = {**message, "content": parts[::-1]}
-        found.append(message)
-    return found[::-1]
-
-
-def action_of(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a call as an action of the environment.
-
-    Raises:
-        InvalidError: its arguments are no JSON object.
-    """
-    given = call["function"].get("arguments") or "{}"
-    try:
-        arguments = json.loads(given) if isinstance(given, str) else given
-    except ValueError:
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise InvalidError("the arguments are no JSON object; write one", code="malformed_action")
-    return {"tool": call["function"]["name"], "arguments": arguments}
+KNOWN = (ConfigError, VariableError, ConfigurationError, AgentError)
+"""Mistakes and failures that a person can act on; any other exception is a defect of the program, with its traceback."""
+LIMITS = {"--max-steps": "max_steps", "--pictures": "pictures"}
+"""Options whose defaults are variables of the launcher, with the fields of these."""
 
 
 def table(played: Sequence[Played]) -> dict[str, dict[str, float]]:
@@ -153,53 +65,108 @@ def table(played: Sequence[Played]) -> dict[str, dict[str, float]]:
 def build_parser() -> CommandLine:
     """Return the parser of the command line."""
     parser = CommandLine(
-        prog="run_gui_agent.sh",
+        prog=PROG,
         description="Let a model play held-out screen tasks. TASK_TYPE and GUI_FAMILIES choose them; the key is OPENAI_API_KEY.",
     )
     add = parser.add_argument
-    add("--base-url", default="http://127.0.0.1:30000/v1", metavar="URL", help="of the endpoint (%(default)s)")
+    add(
+        "--base-url",
+        type=server_url,
+        default="http://127.0.0.1:30000/v1",
+        metavar="URL",
+        help="of the endpoint (%(default)s)",
+    )
     add("--model", default="default", help="name that the endpoint gets (%(default)s)")
     add("--tasks", type=int, default=20, metavar="N", help="number of tasks, of all domains in turn (%(default)s)")
-    add("--max-steps", type=int, default=int(os.environ.get("MAX_GUI_STEPS") or os.environ.get("MAX_STEPS") or 15))
-    add("--pictures", type=int, default=3, metavar="N", help="newest pictures that the model sees (%(default)s)")
+    for flag, name in LIMITS.items():
+        limit = LaunchVariables.declared(name)
+        add(flag, type=int, metavar="N", help=f"{limit.help} (default: {limit.name}, {limit.default})")
+    add(
+        "--max-tokens",
+        type=int,
+        default=gui_config.EVAL_REPLY_TOKENS,
+        metavar="N",
+        help="most tokens of a reply (%(default)s)",
+    )
+    add("--temperature", type=float, default=gui_config.EVAL_TEMPERATURE, help="of the model (%(default)s)")
     add("--parallel", type=int, default=2, metavar="N", help="episodes at a time (%(default)s)")
     add("--output", type=Path, metavar="FILE", help="write episodes and table there as JSON")
-    add("--dry-run", action="store_true", help="check the tasks, ask nobody")
+    add("--dry-run", action="store_true", help="check tasks and limits, ask nobody")
     return parser
 
 
-async def play_all(options: argparse.Namespace, source: GuiSource, ids: Sequence[str]) -> list[Played]:
-    """Play tasks, several at a time."""
+def settings_of(options: argparse.Namespace) -> Settings:
+    """Return the limits of an episode: those of training, under the same variables.
+
+    Raises:
+        ConfigError: an option is unusable.
+        VariableError: a variable is.
+        ConfigurationError: a limit is.
+    """
+    for flag, name in LIMITS.items():
+        if getattr(options, _field(flag)) is None:
+            setattr(options, _field(flag), LaunchVariables.declared(name).read(os.environ)[0])
+    for flag in ("--tasks", *LIMITS, "--max-tokens", "--parallel"):
+        if getattr(options, _field(flag)) < 1:
+            raise ConfigError(f"{flag} {getattr(options, _field(flag))} is too small; write 1 or more")
+    if not 0 <= options.temperature < float("inf"):
+        raise ConfigError(f"--temperature {options.temperature:g} is no temperature; write 0 or more")
+    if options.output is not None and not options.output.parent.is_dir():
+        raise ConfigError(f"--output {options.output}: there is no folder {options.output.parent}; make it first")
+    limits = Arguments(gui_max_steps=options.max_steps, gui_max_image_history_length=options.pictures)
+    return gui_config.settings_of(limits, evaluation=True)
+
+
+def _field(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
+
+
+async def play_all(
+    options: argparse.Namespace, settings: Settings, source: GuiSource, ids: Sequence[str]
+) -> list[Played]:
+    """Play tasks, several at a time.
+
+    Raises:
+        ConfigError: the endpoint fails.
+        AgentError: an episode cannot be played, and another try would not help.
+    """
     kind = load_environment(source.environment)
     offered = {task.id: task for task in kind.tasks()}
     slots = asyncio.Semaphore(options.parallel)
+    parameters = {"max_tokens": options.max_tokens, "temperature": options.temperature}
     with TemporaryDirectory() as folder, ThreadPoolExecutor(options.parallel) as threads:
         ledger = ProcessLedger(Path(folder) / "processes.sqlite")
         try:
             async with httpx.AsyncClient(timeout=ANSWER_S) as client:
                 model = Endpoint(options.base_url, options.model, os.environ.get("OPENAI_API_KEY"), client)
+                player = Player(model, settings, parameters)
 
                 async def one(task_id: str) -> Played:
                     async with slots:
-                        for left in reversed(range(TRIES)):
+                        for left in reversed(range(settings.tries)):
                             processes = Processes(ledger)
                             environment = kind(processes)
                             environment.lend_threads(threads)
                             try:
-                                task = offered[task_id]
-                                return await play(model, environment, task, options.max_steps, options.pictures)
+                                return await player.play(environment, offered[task_id])
                             except InfraError as error:
                                 if not left:
-                                    return Played(task_id, None, 0, 0, error.message)
+                                    return Played(task_id, None, 0, 0, "lost", error.message)
                             finally:
                                 await environment.close()
                                 await processes.end()
                     raise AssertionError
 
-                async with asyncio.TaskGroup() as group:
-                    running = [group.create_task(one(each)) for each in ids]
-                    for task in running:
-                        task.add_done_callback(_told)
+                try:
+                    async with asyncio.TaskGroup() as group:
+                        running = [group.create_task(one(each)) for each in ids]
+                        for task in running:
+                            task.add_done_callback(_told)
+                except ExceptionGroup as failures:
+                    known, defects = failures.split(KNOWN)
+                    if known is None or defects is not None:
+                        raise
+                    raise known.exceptions[0] from None
                 return [task.result() for task in running]
         finally:
             ledger.close()
@@ -209,32 +176,35 @@ def _told(task: asyncio.Task[Played]) -> None:
     if not task.cancelled() and task.exception() is None:
         played = task.result()
         score = "lost" if played.score is None else f"{played.score:g}"
-        print(f"{played.task}  {score}  {played.turns} turns  {played.detail}", flush=True)
+        print(f"{played.task}  {score}  {played.turns} turns, {played.ending}  {played.detail}", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status: 0 if it was played, 1 if every episode was lost, 2 for a mistake."""
     options = build_parser().parse_args(argv)
     try:
-        for name in ("tasks", "max_steps", "pictures", "parallel"):
-            if getattr(options, name) < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} {getattr(options, name)} is too small; write 1 or more")
+        settings = settings_of(options)
         source = GuiSource.from_env()
         ids = source.ids("heldout")[: options.tasks]
-        print(f"tasks    {len(ids)} of {source.task_type}\nendpoint {options.base_url}, {options.model}", flush=True)
+        print(f"tasks    {len(ids)} of {source.task_type}\nendpoint {options.base_url}, {options.model}")
+        print(
+            f"limits   {settings.max_turns} replies, {settings.max_malformed} format errors, "
+            f"{settings.keep_pictures} pictures, {options.max_tokens} tokens of a reply",
+            flush=True,
+        )
         if options.dry_run:
             print("dry run: nobody was asked")
             return 0
-        played = asyncio.run(play_all(options, source, ids))
-    except ExceptionGroup as group:
-        print(f"run_gui_agent.sh: {group.exceptions[0]}", file=sys.stderr)
-        return 2
-    except (ConfigError, VariableError, AgentError, OSError) as error:
-        print(f"run_gui_agent.sh: {error}", file=sys.stderr)
+        played = asyncio.run(play_all(options, settings, source, ids))
+    except KNOWN as error:
+        print(f"{PROG}: {error}", file=sys.stderr)
         return 2
     found = table(played)
     for domain, numbers in found.items():
-        print(f"{domain:28} {numbers['success']:6.1%} of {numbers['episodes']:g}, {numbers['lost']:g} lost")
+        print(
+            f"{domain:28} {numbers['success']:6.1%} of {numbers['episodes']:g}, {numbers['lost']:g} lost, "
+            f"{numbers['format_errors']:g} format errors"
+        )
     if options.output is not None:
         written = {"domains": found, "episodes": [asdict(each) for each in played]}
         options.output.write_text(json.dumps(written, indent=1) + "\n")

@@ -22,6 +22,8 @@ REWARD_AGENT = "agents.qwen3vl_reward_agent.Qwen3VLRewardAgent"
 ONE_OF_A_KIND = {"gui_agent_class_path": AGENT, "gui_reward_agent_class_path": REWARD_AGENT}
 """Attributes of older custom configs: there is one agent and one judge, and these names stand for them."""
 DEFAULT_STEPS, DEFAULT_PICTURES, DEFAULT_MALFORMED = 15, 3, 3
+EVAL_REPLY_TOKENS, EVAL_TEMPERATURE = 1024, 0.0
+"""Of an evaluation: most tokens of a reply, and how it is sampled."""
 
 
 def settings_of(args: Arguments, evaluation: bool, environment: Mapping[str, str] = os.environ) -> Settings:

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gui_config import EVAL_REPLY_TOKENS, EVAL_TEMPERATURE
+
 from agentrl.exceptions import ConfigError as TaskError
 from agentrl.exceptions import InfraError
 from agentrl.pool_process import train_beside_pool, trainer_environment
@@ -39,11 +41,24 @@ class LaunchVariables(EnvironmentConfig):
         "PARALLEL_ENVS", 16, "most episodes at a time", minimum=1, aliases=("GUI_POOL_MAX_ENVS",)
     )
     max_steps: int = variable(
-        "MAX_GUI_STEPS", 30, "most replies of an episode", minimum=1, aliases=("MAX_STEPS", "GUI_MAX_STEPS")
+        "MAX_GUI_STEPS",
+        30,
+        "most replies of an episode",
+        minimum=1,
+        aliases=("MAX_STEPS", "GUI_MAX_STEPS", "AGENTRL_MAX_TURNS"),
     )
-    pictures: int = variable("GUI_MAX_IMAGE_HISTORY_LENGTH", 3, "pictures that the policy sees", minimum=1)
-    judge_pictures: int = variable(
-        "GUI_MAX_REWARD_IMAGE_HISTORY_LENGTH", 1, "pictures before a step that its judge sees", minimum=0
+    pictures: int = variable(
+        "GUI_MAX_IMAGE_HISTORY_LENGTH",
+        3,
+        "newest pictures that the policy sees",
+        minimum=1,
+        aliases=("AGENTRL_KEEP_PICTURES",),
+    )
+    judge_pictures: int | None = variable(
+        "GUI_MAX_REWARD_IMAGE_HISTORY_LENGTH",
+        None,
+        "pictures before a step that its judge sees; default: 1, or what AGENTRL_JUDGE_PICTURES says",
+        minimum=0,
     )
     server_url: str | None = variable(
         "GUI_ENV_SERVER_URL",
@@ -112,7 +127,8 @@ def trainer_words(v: LaunchVariables, model: str, name: str, judge: bool, run_di
         words += ["--prm-enable", "--prm-num-gpus", v.prm_gpus, "--prm-num-gpus-per-engine", v.prm_engine_gpus]
         words += ["--prm-model-path", v.prm_model or checkpoint, "--prm-m", v.prm_m, "--prm-step-coef", v.prm_step_coef]
         words += ["--prm-temperature", v.prm_temperature, "--prm-max-new-tokens", v.prm_max_new_tokens]
-        words += ["--gui-max-reward-image-history-length", v.judge_pictures]
+        if v.judge_pictures is not None:
+            words += ["--gui-max-reward-image-history-length", v.judge_pictures]
     words += ["--use-wandb", "--wandb-project", "slime_gui", "--wandb-group", name] if v.use_wandb else []
     return [str(word) for word in words]
 
@@ -139,7 +155,8 @@ def _plugin_words() -> list[object]:
 def _evaluation_words(v: LaunchVariables, run_dir: Path) -> list[object]:
     words: list[object] = ["--eval-prompt-data", "gui", run_dir / "gui_eval.jsonl"]
     words += ["--eval-function-path", "generate_with_gui.gui_generate_rollout", "--eval-reward-key", "acc"]
-    words += ["--eval-temperature", 0, "--n-samples-per-eval-prompt", 1, "--eval-max-response-len", 1024]
+    words += ["--eval-temperature", EVAL_TEMPERATURE, "--n-samples-per-eval-prompt", 1]
+    words += ["--eval-max-response-len", EVAL_REPLY_TOKENS]
     return [*words, "--eval-max-context-len", 16384, "--gui-eval-max-steps", v.max_steps]
 
 

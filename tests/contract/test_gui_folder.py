@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import generate_with_gui
-import gui_agent
 import gui_config
 import gui_launch
+import httpx
 import pytest
 from gui_data_source import GuiMetaDataSource
 from gui_launch import LaunchVariables, pool_words, trainer_words
@@ -23,21 +23,25 @@ from agentrl.environment import Task
 from agentrl.pool import build_parser as pool_parser
 from agentrl.registry import load_environment
 from agentrl.rollout import generate as loop
-from agentrl.tasks.gui.source import GuiSource, domain_of
+from agentrl.tasks.gui.source import GuiSource, domain_of, write_rows
+from openclaw.exceptions import ConfigError
 from openclaw.ledger.records import Vote
 from slime.args import Arguments
 from slime.arguments.dry_run import of_machine
+from slime.arguments.evaluation import EvalDataset
 from slime.arguments.model_shape import check_trainable
 from slime.arguments.parser import parser_for, read_arguments
 from slime.arguments.plugin_names import missing_plugins
 from slime.exceptions import ConfigurationError
-from slime.rollout.base_types import RolloutFnEvalOutput
+from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.data_source import DataSource
 from slime.rollout.rm_hub import batched_async_rm
 from slime.rollout.sglang_rollout import GenerateState, generate_and_rm, generate_rollout
+from slime.utils import http_utils
 from slime.utils.async_utils import run
+from slime.utils.http_utils import post
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator
-from slime.utils.misc import load_function
+from slime.utils.misc import SingletonMeta, load_function
 from slime.utils.processing_utils import (
     encode_image_for_rollout_engine,
     load_processor,
@@ -47,10 +51,14 @@ from slime.utils.processing_utils import (
 from slime.utils.types import Sample
 from tests.helpers import tiny_vision
 from tests.helpers.agent_rollouts import talk
-from tests.helpers.agent_stages import END, PARAMETERS, staged
+from tests.helpers.agent_stages import END, PARAMETERS, staged, staged_behind
 from tests.helpers.pictures import picture
 
 ROOT = Path(__file__).resolve().parents[2]
+PLUGINS = {
+    "custom_generate_function_path": "generate_with_gui.generate",
+    "custom_rm_path": "generate_with_gui.reward_func",
+}
 SCRIPTS = ("gui_qwen3vl_8b_rl", "gui_qwen3vl_8b_prm_rl", "run_gui_rl")
 
 
@@ -91,17 +99,29 @@ def test_the_flags_of_the_scripts(judge: bool, tmp_path: Path) -> None:
     assert args.advantage_estimator == ("step_wise" if judge else "grpo")
     assert bool(args.prm_num_gpus) == judge
     if judge:
-        assert (args.prm_m, args.prm_step_coef, args.gui_max_reward_image_history_length) == (3, 0.5, 1)
+        assert (args.prm_m, args.prm_step_coef, args.gui_max_reward_image_history_length) == (3, 0.5, None)
+    assert planned(True, tmp_path, GUI_MAX_REWARD_IMAGE_HISTORY_LENGTH="2").gui_max_reward_image_history_length == 2
 
 
-@pytest.mark.parametrize("folder", [".", "slime", "gui-rl"])
-def test_a_dry_run_from_three_folders(folder: str) -> None:
+def test_variables_of_the_loop_reach_a_scripts_episodes(tmp_path: Path) -> None:
+    """The scripts write flags, which win over variables; so the flags must have what the variables say."""
+    told = {"AGENTRL_MAX_TURNS": "4", "AGENTRL_KEEP_PICTURES": "5", "AGENTRL_JUDGE_PICTURES": "6"}
+    settings = gui_config.settings_of(planned(True, tmp_path, **told), evaluation=False, environment=told)
+    assert (settings.max_turns, settings.keep_pictures, settings.judge_pictures) == (4, 5, 6)
+    settings = gui_config.settings_of(planned(True, tmp_path), evaluation=False, environment={})
+    assert (settings.max_turns, settings.keep_pictures, settings.judge_pictures) == (30, 3, 2)
+    for names in (("MAX_GUI_STEPS", "AGENTRL_MAX_TURNS"), ("GUI_MAX_IMAGE_HISTORY_LENGTH", "AGENTRL_KEEP_PICTURES")):
+        with pytest.raises(ConfigError, match=f"{names[0]} and {names[1]} name the same thing and differ"):
+            LaunchVariables.from_env(dict(zip(names, ("2", "3"), strict=True)))
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_variables_reach_the_dry_run_of_a_script(script: str) -> None:
+    """That it is the same from three folders is in ``tests/integration/test_agent_scripts.py``."""
     clean = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    script = SCRIPTS[(".", "slime", "gui-rl").index(folder)]
-    path = os.path.relpath(ROOT / "gui-rl" / f"{script}.sh", ROOT / folder)
     told = clean | {"GUI_EVAL_INTERVAL": "5", "PARALLEL_ENVS": "7", "GUI_FAMILIES": "click-test,click_link"}
-    command = ["bash", path, "--dry-run"]
-    shown = subprocess.run(command, cwd=ROOT / folder, env=told, capture_output=True, text=True, check=True).stdout
+    command = ["bash", str(ROOT / "gui-rl" / f"{script}.sh"), "--dry-run"]
+    shown = subprocess.run(command, env=told, capture_output=True, text=True, check=True).stdout
     assert "200 to train on, 40 to evaluate on; from a pool here with 7 slots, playwright" in shown
     assert shown.splitlines()[-1] == "dry run: the plan is valid, nothing was started"
 
@@ -154,10 +174,71 @@ async def test_what_the_folder_imports_is_called_as_it_is_documented(tmp_path: P
     assert load_function("generate_with_gui.generate") is generate_with_gui.generate
     assert RolloutFnEvalOutput(data={"gui": {"rewards": [1.0]}}).data["gui"]["rewards"] == [1.0]
     assert issubclass(GuiMetaDataSource, DataSource)
-    assert [*inspect.signature(generate_rollout).parameters] == ["args", "rollout_id", "data_source", "evaluation"]
-    assert [*inspect.signature(generate_and_rm).parameters] == ["args", "sample", "sampling_params", "evaluation"]
     assert await asyncio.to_thread(run, asyncio.sleep(0, "done")) == "done"
-    assert "args" in inspect.signature(GenerateState.__init__).parameters
+
+
+async def test_post_sends_and_reads_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, dict[str, Any], str | None]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append((str(request.url), json.loads(request.content), request.headers.get("X-SMG-Routing-Key")))
+        return httpx.Response(503) if len(asked) == 1 else httpx.Response(200, json={"lease_id": "a"})
+
+    client = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+    monkeypatch.setattr(http_utils, "_http_client", client)
+    monkeypatch.setattr(http_utils, "FIRST_DELAY_SECONDS", 0.0)
+    headers = {"X-SMG-Routing-Key": "7"}
+    assert await post("http://pool/allocate", {"episode_id": "e"}, max_retries=2, headers=headers) == {"lease_id": "a"}
+    assert asked == [("http://pool/allocate", {"episode_id": "e"}, "7")] * 2
+
+
+async def test_generate_state_and_generate_and_rm_are_those_of_the_process(
+    tmp_path: Path, tiny_random_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = Task("guess", {"steps": 2, "score": 1.0})
+    async with staged(talk(task), [f"one{END}"], tmp_path, tiny_random_model, monkeypatch) as on:
+        args = on.args.changed(**PLUGINS)
+        state = GenerateState(args)
+        assert GenerateState(args.changed(rollout_temperature=0.1)) is state, "the first args win"
+        assert (state.tokenizer.decode(state.tokenizer("on").input_ids), state.processor) == ("on", None)
+        assert (state.sampling_params["temperature"], state.sampling_params["no_stop_trim"]) == (0.6, True)
+        assert state.semaphore._value == args.sglang_server_concurrency
+        with state.dp_rank_context() as rank:
+            assert rank == 0
+        found = await generate_and_rm(args, on.sample(), dict(PARAMETERS), evaluation=False)
+        assert isinstance(found, list)
+        (sample,) = found
+        assert (sample.reward["score"], sample.status) == (1.0, Sample.Status.COMPLETED)
+        assert sample.loss_mask is not None
+        asked = len(on.policy.requests)
+        assert await generate_and_rm(args, sample, dict(PARAMETERS)) is sample, "a finished sample is not played again"
+        assert len(on.policy.requests) == asked
+
+
+def test_rollouts_are_collected_from_the_tasks_and_evaluated(
+    tmp_path: Path, tiny_random_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`generate_rollout` takes groups of the folder's data source; `gui_generate_rollout` tells each domain."""
+    tasks = [Task("guess/a", {"steps": 2, "score": 1.0}), Task("guess/b", {"steps": 2, "score": 0.5})]
+    write_rows([each.id for each in tasks], tmp_path / "rows.jsonl")
+    rows = {"prompt_data": str(tmp_path / "rows.jsonl"), "input_key": "prompt", "metadata_key": "metadata"}
+    more = {"n_samples_per_prompt": 2, "label_key": None, "tool_key": "tools", "reward_key": "score"}
+    with staged_behind(talk(*tasks), [f"one{END}"], tmp_path, tiny_random_model, monkeypatch) as on:
+        args = on.args.changed(**PLUGINS, **rows, **more, eval_reward_key="acc")
+        SingletonMeta.clear(GenerateState)  # its first args win
+        output = generate_rollout(args, 0, GuiMetaDataSource(args), evaluation=False)
+        assert isinstance(output, RolloutFnTrainOutput)
+        groups: list[Any] = output.samples
+        assert [len(group) for group in groups] == [2, 2]
+        assert sorted(sample.reward["score"] for group in groups for (sample,) in group) == [-1.0, -1.0, 1.0, 1.0]
+        args = args.changed(
+            eval_datasets=[EvalDataset("gui", rows["prompt_data"], "prompt", None, "tools", 1, 0.0, 1.0, -1, 64)]
+        )
+        for evaluate in (generate_rollout, generate_with_gui.gui_generate_rollout):
+            found = evaluate(args, 1, None, evaluation=True)
+            assert isinstance(found, RolloutFnEvalOutput)
+            assert found.data["gui"]["rewards"] == [1.0, 0.0]
+        assert found.metrics == {"eval/gui/a": 1.0, "eval/gui/b": 0.0}
 
 
 def test_megatron_with_vision_is_refused_by_name(tmp_path: Path) -> None:
@@ -306,35 +387,3 @@ def test_the_evaluation_reports_each_domain() -> None:
     assert found == {"eval/gui/a": 1.0, "eval/gui/b": 0.0}
     with pytest.raises(ConfigurationError, match="evaluates only"):
         generate_with_gui.gui_generate_rollout(Arguments(), 0, None, evaluation=False)
-
-
-def test_the_agent_program(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GUI_FAMILIES", "click_test")
-    words = ["--model", "m", "--base-url", "http://h/v1", "--tasks", "3", "--max-steps", "4", "--pictures", "2"]
-    assert gui_agent.main([*words, "--parallel", "1", "--dry-run"]) == 0
-    assert "3 of miniwob" in capsys.readouterr().out
-    assert gui_agent.main([*words, "--parallel", "0"]) == 2
-    assert "--parallel 0 is too small" in capsys.readouterr().err
-
-
-def test_the_agent_program_shows_the_newest_pictures_only() -> None:
-    def look(url: str) -> dict[str, Any]:
-        return {
-            "role": "user",
-            "content": [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "x"}],
-        }
-
-    messages = [look("1"), {"role": "assistant", "content": "a"}, look("2"), look("3")]
-    shown = json.dumps(gui_agent.with_newest_pictures(messages, 2))
-    assert '"url": "1"' not in shown
-    assert '"url": "2"' in shown
-    assert '"url": "3"' in shown
-    played = [
-        gui_agent.Played("miniwob/a/heldout/0", 1.0, 1, 0, ""),
-        gui_agent.Played("miniwob/a/heldout/1", 0.5, 2, 1, ""),
-        gui_agent.Played("miniwob/b/heldout/0", None, 0, 0, "lost"),
-    ]
-    table = gui_agent.table(played)
-    assert table["a"] == {"episodes": 2, "lost": 0, "success": 0.5, "format_errors": 1}
-    assert table["b"] == {"episodes": 0, "lost": 1, "success": 0.0, "format_errors": 0}
-    assert table["all"]["episodes"] == 2

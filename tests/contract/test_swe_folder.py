@@ -198,11 +198,18 @@ async def test_what_the_folder_imports_is_called_as_it_is_documented(
 ) -> None:
     import httpx
 
-    client = httpx.AsyncClient(transport=httpx.MockTransport(lambda request: httpx.Response(200, json={"ok": True})))
+    asked: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        return httpx.Response(200, json={"ok": True})
+
+    client = httpx.AsyncClient(transport=httpx.MockTransport(answer))
     monkeypatch.setattr(http_utils, "_http_client", client)
-    assert await post("http://pool/allocate", {"image": "i", "instance_id": "x"}) == {"ok": True}
+    told = {"image": "i", "instance_id": "x"}
+    assert await post("http://pool/allocate", told, max_retries=1, headers={"X-SMG-Routing-Key": "7"}) == {"ok": True}
+    assert [(json.loads(each.content), each.headers["X-SMG-Routing-Key"]) for each in asked] == [(told, "7")]
     assert load_tokenizer(str(tiny_random_model), trust_remote_code=True).chat_template
-    assert "args" in inspect.signature(GenerateState.__init__).parameters
     assert generate_with_swe.generate is swe.generate
     assert generate_with_swe.reward_func is swe.reward_func
     assert [*inspect.signature(swe.generate).parameters] == ["args", "sample", "sampling_params", "evaluation"]
@@ -229,6 +236,10 @@ async def test_generate_returns_rewards_in_parts_and_drops_the_solution(
     replies = [f"one {'x' * 300}{END}", f"two{END}"]
     async with staged(talk(task), replies, tmp_path, tiny_random_model, monkeypatch) as on:
         args = on.args.changed(prm_step_coef=0.5)
+        state = GenerateState(on.args)
+        assert GenerateState(args) is state, "the first args win"
+        assert (state.tokenizer.decode(state.tokenizer("on").input_ids), state.args) == ("on", on.args)
+        assert state.sampling_params["max_new_tokens"] == args.rollout_max_response_len
         for name, value in {"swe_prm_max_problem_len": 100, "swe_prm_max_history_output_len": 100}.items():
             setattr(args, name, value)
         row = instance("swe/pages/train/1").row()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from agentrl.rollout.records import names, read
 from slime.args import Arguments
 from slime.rollout.generation import GenerateState
 from slime.utils import http_utils
+from slime.utils.async_utils import run
 from slime.utils.misc import SingletonMeta
 from slime.utils.types import Sample
 from tests.helpers.agent_rollouts import ScriptedPolicy, pool_of
@@ -86,3 +87,20 @@ async def staged(
         await loop.agents_of(args).parking.close()
         assert (await pool.status()).leases == 0
     SingletonMeta.clear(GenerateState)
+
+
+@contextmanager
+def staged_behind(
+    environment: type[Environment],
+    replies: Sequence[str],
+    folder: Path,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Stage]:
+    """`staged` on slime's background loop, for rollout functions, which are synchronous."""
+    stage = staged(environment, replies, folder, model, monkeypatch)
+    on = run(stage.__aenter__())
+    try:
+        yield on
+    finally:
+        run(stage.__aexit__(None, None, None))

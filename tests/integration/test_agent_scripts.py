@@ -1,4 +1,4 @@
-"""Every script of ``toolcall-rl`` and ``terminal-rl`` passes ``--dry-run`` from three folders, and plans the same there."""
+"""Every script of ``toolcall-rl``, ``terminal-rl``, ``gui-rl`` and ``swe-rl`` passes ``--dry-run`` from three folders, and plans the same there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted(
     path.relative_to(ROOT)
-    for folder in ("toolcall-rl", "terminal-rl")
+    for folder in ("toolcall-rl", "terminal-rl", "gui-rl", "swe-rl")
     for path in (ROOT / folder).rglob("*.sh")
     if path.name != "common.sh"
 )
@@ -42,11 +42,13 @@ async def dry_run(script: Path, folder: Path) -> str:
 def test_the_scripts_are_all_here() -> None:
     assert {path.name for path in SCRIPTS} >= {
         *("run_toolcall_agent.sh", "run_toolcall_rl.sh", "run_terminal_agent.sh", "run_terminal_rl.sh"),
+        *("run_gui_agent.sh", "run_gui_rl.sh", "gui_qwen3vl_8b_rl.sh", "gui_qwen3vl_8b_prm_rl.sh", "run_swe_agent.sh"),
+        *("run_swe_rl.sh", "run_swe_rl_8b_prm_5nodes_remote.sh", "run_swe_rl_32b_remote_8nodes_resume.sh"),
         *("retool_qwen3_4b_sft.sh", "terminal_qwen3_8b_prm_rl_2nodes.sh", "run_pool_server.sh"),
     }
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("script", SCRIPTS, ids=str)
 async def test_a_dry_run_is_the_same_from_three_folders(script: Path, tmp_path: Path) -> None:
     """The repository, the script's own folder, and one that has nothing to do with it and stays empty."""
     elsewhere = tmp_path / "else where"
