@@ -46,6 +46,18 @@ machine_flags() {
         SWE_ENV_SERVER_URL SWE_ROLLOUT_TIMEOUT SANDBOX SANDBOX_IMAGE PARALLEL_ENVS MAX_STEPS
 }
 
+# Exits unless the variables are possible; only help needs none. Instances are looked up unless a pool has them and all rows are given.
+# Arguments: the script's own.
+check_variables() {
+    local -a splits=()
+    case " $* " in
+        *" --help "* | *" -h "*) return ;;
+    esac
+    if [ -z "${SWE_ENV_SERVER_URL:-${ENV_SERVER_URL:-${AGENTRL_POOL_URL:-}}}" ] || [ -z "${PROMPT_DATA:-}" ]; then splits+=(train); fi
+    if [ -n "${EVAL_INTERVAL:-}" ] && [ -z "${EVAL_DATA:-}" ]; then splits+=(heldout); fi
+    (program "$swe_folder/check_variables.py" "${splits[@]}") >/dev/null
+}
+
 # Becomes the trainer, once the rows that no variable names are written. Arguments: flags of slime/train_async.py, `--`, the script's own arguments;
 # of two equal flags the later one wins.
 train() {
@@ -55,6 +67,7 @@ train() {
         shift
     done
     shift
+    check_variables "$@"
     if [ -z "${PROMPT_DATA:-}" ]; then write_prompts train "$prompts" "$@"; fi
     if [ -n "${EVAL_INTERVAL:-}" ] && [ -z "${EVAL_DATA:-}" ]; then write_prompts heldout "$held_out" "$@"; fi
     train_with "$swe_folder" "${flags[@]}" "$@"

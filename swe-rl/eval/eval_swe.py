@@ -13,7 +13,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,7 +28,8 @@ from agentrl.processes.ledger import ProcessLedger
 from agentrl.processes.owned import Processes
 from agentrl.sandbox.providers import NAMES, SandboxSettings, provider
 from agentrl.tasks.swe.environment import SweEnvironment
-from agentrl.tasks.swe.source import BENCHMARKS, LOCAL, InstanceSource
+from agentrl.tasks.swe.source import BENCHMARKS, LOCAL, SIMPLE, InstanceSource
+from agentrl.web.options import count
 from openclaw.exceptions import ConfigError as VariableError
 from slime.utils.command_line import CommandLine
 
@@ -42,15 +43,15 @@ def build_parser() -> CommandLine:
     add = parser.add_argument
     add(
         "--benchmark",
-        choices=BENCHMARKS,
-        default=os.environ.get("SWE_BENCHMARK", LOCAL),
-        help="which instances (%(default)s: generated, held out)",
+        metavar="NAME",
+        default=os.environ.get("SWE_BENCHMARK"),
+        help=f"which instances: {', '.join(BENCHMARKS)} (default: SWE_BENCHMARK, else all of --data, else {LOCAL}, of which the held-out ones are played)",
     )
     add(
         "--data",
         metavar="FOLDER",
         default=os.environ.get("SWE_BENCH_PATH"),
-        help="folder of the instances (default: SWE_BENCH_PATH)",
+        help=f"folder of the instances, of all benchmarks but {LOCAL} and {SIMPLE} (default: SWE_BENCH_PATH)",
     )
     add(
         "--api-base",
@@ -67,12 +68,14 @@ def build_parser() -> CommandLine:
         metavar="FOLDER",
         help="where results go (%(default)s)",
     )
-    add("--max-instances", type=int, metavar="N", help="the first N only")
+    add("--max-instances", type=count, metavar="N", help="the first N only")
     add("--shuffle", action="store_true", help="in an order that is the same each time")
-    add("--max-concurrent", type=int, default=4, metavar="N", help="episodes at a time (%(default)s)")
-    add("--step-limit", type=int, metavar="N", help="most commands (default: SWE_STEP_LIMIT, 20)")
-    add("--max-tokens", type=int, default=4096, metavar="N", help="most tokens of a reply (%(default)s)")
-    add("--context-length", type=int, default=32768, metavar="N", help="most tokens of prompt and reply (%(default)s)")
+    add("--max-concurrent", type=count, default=4, metavar="N", help="episodes at a time (%(default)s)")
+    add("--step-limit", type=count, metavar="N", help="most commands (default: SWE_STEP_LIMIT, 20)")
+    add("--max-tokens", type=count, default=4096, metavar="N", help="most tokens of a reply (%(default)s)")
+    add(
+        "--context-length", type=count, default=32768, metavar="N", help="most tokens of prompt and reply (%(default)s)"
+    )
     add(
         "--tokenizer",
         metavar="FOLDER",
@@ -83,6 +86,18 @@ def build_parser() -> CommandLine:
     add("--sandbox-image", metavar="NAME", help="image where an instance names none")
     add("--dry-run", action="store_true", help="show the plan, start nothing")
     return parser
+
+
+def source_of(options: Any, environment: Mapping[str, str] = os.environ) -> InstanceSource:
+    """Return where the instances are from, by options and variables.
+
+    Raises:
+        ConfigError: there is no such benchmark, or it does not fit the folder.
+        openclaw.exceptions.ConfigError: a variable is invalid.
+    """
+    given = {"SWE_BENCHMARK": options.benchmark or "", "SWE_BENCH_PATH": options.data or ""}
+    source = InstanceSource.from_env({**environment, **given})
+    return replace(source, step_limit=options.step_limit or source.step_limit)
 
 
 def chosen(source: InstanceSource, shuffle: bool, most: int | None) -> list[str]:
@@ -118,15 +133,15 @@ def keep(folder: Path, model: str, played: Played) -> None:
 
 def summary(rows: Sequence[dict[str, Any]], lost: int) -> dict[str, Any]:
     """Return the figures of an evaluation."""
-    count = len(rows)
+    played = len(rows)
     return {
-        "instances": count,
+        "instances": played,
         "lost": lost,
         "resolved": sum(row["resolved"] for row in rows),
-        "resolve_rate": sum(row["resolved"] for row in rows) / count if count else None,
+        "resolve_rate": sum(row["resolved"] for row in rows) / played if played else None,
         "no_patch": sum(not row["patch_characters"] for row in rows),
-        "mean_steps": sum(row["steps"] for row in rows) / count if count else None,
-        "mean_seconds": sum(row["seconds"] for row in rows) / count if count else None,
+        "mean_steps": sum(row["steps"] for row in rows) / played if played else None,
+        "mean_seconds": sum(row["seconds"] for row in rows) / played if played else None,
     }
 
 
@@ -187,13 +202,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the status is 1 if an instance was lost."""
     options = build_parser().parse_args(argv)
     try:
-        source = InstanceSource.from_env()
-        source = replace(
-            source, benchmark=options.benchmark, path=options.data, step_limit=options.step_limit or source.step_limit
-        )
+        source = source_of(options)
         ids = chosen(source, options.shuffle, options.max_instances)
         print(
-            f"{len(ids)} instances of {options.benchmark}, {source.step_limit} commands each, {options.sandbox}; results in {options.output_dir}"
+            f"{len(ids)} instances of {source.benchmark or source.path or LOCAL}, {source.step_limit} commands each, {options.sandbox}; results in {options.output_dir}"
         )
         if options.dry_run:
             print("dry run: the plan is valid, nothing was started")

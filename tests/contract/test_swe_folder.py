@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import check_variables
 import eval_swe
 import generate_with_swe
 import generate_with_swe_remote as swe
@@ -16,6 +17,7 @@ import pytest
 from swe_config import SweConfig, SweVariables
 
 from agentrl.environment import Task
+from agentrl.exceptions import ConfigError
 from agentrl.rollout import generate as loop
 from agentrl.tasks.swe.generate import generate as instance
 from agentrl.tasks.swe.source import InstanceSource
@@ -108,6 +110,42 @@ def test_another_kind_of_environment_is_refused() -> None:
     assert (done.returncode, "ENV_TYPE=gui: this script has swe" in done.stderr) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"SWE_BENCHMARK": "nonsense"}, "SWE_BENCHMARK='nonsense' is not a choice"),
+        ({"SWE_BENCHMARK": "swe-bench-lite"}, "SWE_BENCHMARK=swe-bench-lite is for evaluation only"),
+        ({"SANDBOX": "nonsense"}, "SANDBOX='nonsense' is not a choice"),
+    ],
+)
+def test_a_plan_with_wrong_variables_is_refused(given: dict[str, str], says: str) -> None:
+    before = {path.name for path in (ROOT / "runs").glob("*")}
+    command = ["bash", str(FOLDER / "run_swe_rl.sh"), "--dry-run"]
+    done = subprocess.run(command, env=CLEAN | given, capture_output=True, text=True, check=False)
+    assert (done.returncode, "the plan is valid" in done.stdout) == (2, False)
+    assert says in done.stderr
+    assert {path.name for path in (ROOT / "runs").glob("*")} == before
+
+
+def test_which_variables_are_possible(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pool = {"SWE_ENV_SERVER_URL": "http://h:1"}
+    check_variables.check(["train", "heldout"], {})
+    check_variables.check([], {**pool, "SANDBOX": "docker"})
+    for given, says in (
+        ({"SANDBOX": "docker"}, "SANDBOX=docker, SANDBOX_IMAGE: docker sandboxes need an image"),
+        ({"SANDBOX_IMAGE": "x"}, "bubblewrap sandboxes have no image"),
+        ({"SWE_BENCHMARK": "local", "SWE_BENCH_PATH": str(tmp_path)}, "would not be read"),
+        ({"SWE_BENCH_PATH": str(tmp_path)}, "is missing; write it with"),
+        ({"SWE_BENCHMARK": "r2e-gym"}, "r2e-gym cannot be imported"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            check_variables.check(["train"], given)
+    with pytest.raises(ConfigError, match="is for evaluation only"):
+        check_variables.check([], {**pool, "SWE_BENCHMARK": "swe-bench-verified"})
+    assert check_variables.main(["test"]) == 2
+    assert "'test' is no split" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("script", ["run_swe_agent.sh", "eval/run_eval_swe.sh"])
 def test_the_agent_shows_its_plan_from_three_folders(script: str) -> None:
     for folder in ("", "slime", "swe-rl"):
@@ -120,6 +158,39 @@ def test_the_agent_shows_its_plan_from_three_folders(script: str) -> None:
 def test_a_benchmark_that_is_not_here_says_how_to_import_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert eval_swe.main(["--benchmark", "swe-bench-lite", "--data", str(tmp_path), "--dry-run"]) == 2
     assert "python -m agentrl.tasks.swe import swe-bench-lite" in capsys.readouterr().err
+
+
+def test_a_folder_of_instances_is_read_without_a_benchmark(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SWE_BENCHMARK", "SWE_BENCH_PATH", "SWE_STEP_LIMIT", "STEP_LIMIT", "MAX_STEPS"):
+        monkeypatch.delenv(name, raising=False)
+    rows = {**instance("swe/pages/train/1").row(), "instance_id": "mine"}
+    assert eval_swe.main(["--data", str(tmp_path), "--dry-run"]) == 2
+    assert "*.jsonl is missing" in capsys.readouterr().err
+    (tmp_path / "swe-gym.jsonl").write_text(json.dumps(rows) + "\n")
+    assert eval_swe.main(["--data", str(tmp_path), "--step-limit", "7", "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith(f"1 instances of {tmp_path}, 7 commands each")
+    monkeypatch.setenv("SWE_BENCH_PATH", str(tmp_path))
+    assert eval_swe.main(["--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith(f"1 instances of {tmp_path}, 20 commands each")
+    for benchmark, says in (
+        ("local", "would not be read"),
+        ("easy", "would not be read"),
+        ("r2e-gym", "r2e-gym cannot be imported"),
+        ("nonsense", "is not a choice"),
+    ):
+        assert eval_swe.main(["--benchmark", benchmark, "--dry-run"]) == 2
+        assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flag", ["--max-instances", "--max-concurrent", "--step-limit", "--max-tokens", "--context-length"]
+)
+def test_a_number_that_would_play_nothing_is_refused(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        eval_swe.main([flag, "0", "--dry-run"])
+    assert (ended.value.code, f"{flag}: '0' is not a whole number from 1" in capsys.readouterr().err) == (2, True)
 
 
 async def test_what_the_folder_imports_is_called_as_it_is_documented(

@@ -36,7 +36,6 @@ sys.modules["dotenv"].load_dotenv = lambda *a, **k: None  # pyright: ignore[repo
 sys.path.insert(0, os.environ["SWEBENCH_AT"])
 exec(BARE)
 from swebench.harness import grading, log_parsers  # noqa: E402  # pyright: ignore[reportMissingImports]
-from swebench.harness.log_parsers import python as parsers  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 OUT = Path(os.environ["SWEBENCH_OUT"]).open("a")  # noqa: SIM115
 
@@ -58,8 +57,8 @@ def told_log(result: Any, spec: Any, path: str) -> dict[str, Any]:
     return {"parser": spec.log_parser, "log": Path(path).read_text(), "statuses": result[0], "found": result[1]}
 
 
-def told_parse(result: Any, log: str, test_spec: Any = None) -> dict[str, Any]:
-    return {"log": log, "statuses": result}
+def told_parse(name: str) -> Callable[..., dict[str, Any]]:
+    return lambda result, log, test_spec=None: {"parser": name, "log": log, "statuses": result}
 
 
 def told_tests(result: Any, statuses: Any, gold: Any, **named: Any) -> dict[str, Any]:
@@ -74,7 +73,10 @@ def told_case(result: Any, case: str, statuses: Any) -> dict[str, Any]:
 
 grading.get_logs_eval = recorded("log", grading.get_logs_eval, told_log)
 grading.get_eval_tests_report = recorded("tests", grading.get_eval_tests_report, told_tests)
-for name in ("test_passed", "test_maintained"):
+for name in ("test_passed", "test_maintained", "test_failed"):
     setattr(grading, name, recorded(name, getattr(grading, name), told_case))
-wrapped = recorded("parse_log_pytest", parsers.parse_log_pytest, told_parse)
-parsers.parse_log_pytest = log_parsers.parse_log_pytest = log_parsers.PARSER_REGISTRY["parse_log_pytest"] = wrapped
+for name, function in list(log_parsers.PARSER_REGISTRY.items()):
+    wrapped = recorded("parser", function, told_parse(name))
+    log_parsers.PARSER_REGISTRY[name] = wrapped
+    for place in (log_parsers, sys.modules[function.__module__]):
+        setattr(place, name, wrapped)

@@ -6,16 +6,21 @@ import json
 import os
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentrl.exceptions import InfraError
-from agentrl.tasks.swe.external import INSTALLED, parse_with_swebench
-from agentrl.tasks.swe.generate import draft_of
-from agentrl.tasks.swe.logs import lines_of_pytest, lines_of_unittest, log_of, statuses_of
+from agentrl.sandbox.interface import ExecResult
+from agentrl.tasks.swe.external import INSTALLED, PROGRAM, parse_with_swebench, results_with_swebench
+from agentrl.tasks.swe.generate import draft_of, generate
+from agentrl.tasks.swe.grade import verdict_of
+from agentrl.tasks.swe.importers import PARSERS, PLAIN
+from agentrl.tasks.swe.instance import PYTEST_PARSERS, Instance
+from agentrl.tasks.swe.logs import END, lines_of_pytest, lines_of_unittest, log_of, statuses_of
 from agentrl.tasks.swe.resolved import GOOD, report_of, status_of
 from tests.helpers.swe_instances import of_each_mistake, ran
 
@@ -26,6 +31,14 @@ pytestmark = pytest.mark.skipif(
     reason="needs swebench: bash scripts/setup_swebench.sh",
 )
 FILES = ("test_grading*.py", "test_log_parsers*.py", "test_infra_failure.py")
+LOGS = {"parse_log_pytest": 10, "parse_log_marked": 2, "parse_log_chart_js": 2}
+PARSED = {
+    **{"parse_log_pytest": 15, "parse_log_pytest_v2": 6, "parse_log_pytest_options": 1, "parse_log_matplotlib": 1},
+    **{"parse_log_seaborn": 2, "parse_log_jest": 4, "parse_log_marked": 4, "parse_log_chart_js": 4},
+    **{"parse_log_maven": 3, "parse_log_gradle_custom": 3},
+}
+CASES = {"test_passed": 17, "test_failed": 12, "test_maintained": 5}
+"""How many calls the tests of the locked release make."""
 
 
 @pytest.fixture(scope="module")
@@ -56,18 +69,29 @@ def fixtures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[st
     return found
 
 
-def test_logs(fixtures: dict[str, list[dict[str, Any]]]) -> None:
-    assert len(fixtures["log"]) >= 10
+async def test_logs(fixtures: dict[str, list[dict[str, Any]]]) -> None:
+    assert Counter(call["parser"] for call in fixtures["log"]) == LOGS
     for call in fixtures["log"]:
         if call["parser"] == "parse_log_pytest":
             ours = statuses_of(call["log"], lambda text: dict(lines_of_pytest(text)))
-            assert (ours or {}) == (call["statuses"] if call["found"] else {}), call
+        else:
+            found = await parse_with_swebench(call["parser"], call["log"])
+            ours = statuses_of(call["log"], lambda _, found=found: found)
+        assert (ours or {}) == (call["statuses"] if call["found"] else {}), call
 
 
-def test_lines(fixtures: dict[str, list[dict[str, Any]]]) -> None:
-    assert len(fixtures["parse_log_pytest"]) >= 10
-    for call in fixtures["parse_log_pytest"]:
-        assert dict(lines_of_pytest(call["log"])) == call["statuses"], call
+async def test_what_parsers_find(fixtures: dict[str, list[dict[str, Any]]]) -> None:
+    assert Counter(call["parser"] for call in fixtures["parser"]) == PARSED
+    for call in fixtures["parser"]:
+        parser, log = call["parser"], call["log"]
+        if parser == "parse_log_pytest":
+            ours = dict(lines_of_pytest(log))
+        elif parser in PYTEST_PARSERS:
+            ours = dict((await results_with_swebench(parser, log))(log))
+        else:
+            # A log here is what stands between the markers; one of them shows the shell's own line with such a marker.
+            ours = await parse_with_swebench(parser, log_of(log.replace(END, "the end"), None))
+        assert ours == call["statuses"], call
 
 
 def test_what_is_resolved(fixtures: dict[str, list[dict[str, Any]]]) -> None:
@@ -81,11 +105,59 @@ def test_what_is_resolved(fixtures: dict[str, list[dict[str, Any]]]) -> None:
 
 
 def test_single_tests(fixtures: dict[str, list[dict[str, Any]]]) -> None:
-    assert len(fixtures["test_passed"]) > 10
-    for call in fixtures["test_passed"]:
-        assert (status_of(call["case"], call["statuses"]) in GOOD) == call["result"], call
-    for call in fixtures["test_maintained"]:
-        assert (status_of(call["case"], call["statuses"]) in (*GOOD, "SKIPPED")) == call["result"], call
+    assert {name: len(fixtures[name]) for name in CASES} == CASES
+    good = {"test_passed": GOOD, "test_maintained": (*GOOD, "SKIPPED")}
+    for name, statuses in good.items():
+        for call in fixtures[name]:
+            assert (status_of(call["case"], call["statuses"]) in statuses) == call["result"], call
+    for call in fixtures["test_failed"]:
+        assert (status_of(call["case"], call["statuses"]) not in GOOD) == call["result"], call
+
+
+def test_our_names_of_its_parsers() -> None:
+    program = PROGRAM.split("name, way =")[0] + (
+        "from swebench.harness.log_parsers.python import MAP_REPO_TO_PARSER_PY as repos\n"
+        "same = [n for n, p in PARSER_REGISTRY.items() if p is PARSER_REGISTRY['parse_log_pytest']]\n"
+        "other = {r: next(n for n, q in PARSER_REGISTRY.items() if q is p) for r, p in repos.items()}\n"
+        "print(json.dumps([same, sorted(PARSER_REGISTRY), other]))"
+    )
+    command = [sys.executable, "-I", "-B", "-c", program, "-", "-", str(INSTALLED / "lib")]
+    same, every, of_repos = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert sorted(same) == sorted(PLAIN)
+    assert {*PYTEST_PARSERS} <= {*every}
+    assert {repo for repo, parser in of_repos.items() if parser != "parse_log_pytest"} == {*PARSERS}
+
+
+def of_parser(parser: str, *wanted: str) -> Instance:
+    made = generate("swe/pages/train/2")
+    grading = replace(made.grading, framework=parser, fail_to_pass=wanted, pass_to_pass=())
+    return replace(made, grading=grading)
+
+
+async def scored(parser: str, output: str, *wanted: str, traps: tuple[str, ...] = ("t.py::test_trap",)) -> float | None:
+    result = ExecResult(1, output.encode(), cut_bytes=0, timed_out=False, seconds=0.1)
+    return (await verdict_of(of_parser(parser, *wanted), result, traps, 10.0)).score
+
+
+@pytest.mark.parametrize(
+    ("parser", "printed", "wanted"),
+    [
+        ("parse_log_requests", "t.py::test_a[/x/y/z.txt]", "t.py::test_a[/z.txt]"),
+        ("parse_log_matplotlib", "t.py::test_a[MouseButton.LEFT]", "t.py::test_a[1]"),
+        ("parse_log_sphinx", "t.py::test_a[one two]", "t.py::test_a[one two]"),
+        ("parse_log_astropy", "\x1b[1mt.py::test_a\x1b[0m", "t.py::test_a"),
+        ("parse_log_seaborn", "t.py::test_a", "t.py::test_a"),
+    ],
+)
+async def test_the_ids_of_a_named_parser_decide(parser: str, printed: str, wanted: str) -> None:
+    trap = "FAILED t.py::test_trap - assert 1 == 2\n"
+    assert await scored(parser, f"PASSED {printed}\n{trap}", wanted) == 1.0
+    assert await scored(parser, f"FAILED {printed} - assert 0\n{trap}", wanted) == 0.0
+    forged = f"FAILED {printed} - assert 0\n{trap}PASSED {printed}\n"
+    assert await scored(parser, forged, wanted) == 0.0, "a line that contradicts another one proves nothing"
+    assert await scored(parser, f"PASSED {printed}\nFAILED t.py::test_b - no\n", wanted) == 0.0, (
+        "without its traps a run is none"
+    )
 
 
 async def test_the_log_of_our_runner_means_the_same_to_both(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,11 +22,22 @@ from agentrl.tasks.swe.contamination import overlaps
 from agentrl.tasks.swe.folders import folder_of
 from agentrl.tasks.swe.importers import IMPORTERS, imported
 from agentrl.tasks.swe.rows import write_instances, write_prompts
-from agentrl.tasks.swe.source import InstanceSource, read_rows
+from agentrl.tasks.swe.source import REFUSED, WHY_REFUSED, InstanceSource, read_rows
 from openclaw.exceptions import ConfigError as VariableError
 from slime.utils.command_line import CommandLine
 
 PROG = "python -m agentrl.tasks.swe"
+
+
+def data_set(name: str) -> str:
+    """Return the name of a data set.
+
+    Raises:
+        argparse.ArgumentTypeError: it cannot be imported.
+    """
+    if name == REFUSED:
+        raise ArgumentTypeError(WHY_REFUSED)
+    return name
 
 
 def build_parser() -> CommandLine:
@@ -42,7 +54,7 @@ def build_parser() -> CommandLine:
     export.add_argument("folder", type=Path, metavar="FOLDER", help="where the task folders are made")
     export.add_argument("names", nargs="+", metavar="ID", help="such as swe/pages/train/1")
     bring = commands.add_parser("import", help="read the rows of a published data set from this machine")
-    bring.add_argument("benchmark", choices=sorted(IMPORTERS), help="which data set")
+    bring.add_argument("benchmark", type=data_set, choices=sorted(IMPORTERS), help="which data set")
     bring.add_argument("rows", type=Path, metavar="ROWS", help="its file (jsonl, json, parquet) or folder")
     bring.add_argument("folder", type=Path, metavar="FOLDER", help="where BENCHMARK.jsonl goes: SWE_BENCH_PATH")
     bring.add_argument(
@@ -78,6 +90,8 @@ def bring(benchmark: str, rows: Path, folder: Path, without: Sequence[Path]) -> 
     if not kept:
         raise ConfigError(f"{rows} has no row that can be graded here")
     print(f"{folder / benchmark}.jsonl: {write_instances(kept, folder / f'{benchmark}.jsonl')} instances")
+    if read := sum(each.grading.needs_swebench for each in kept):
+        print(f"{read} of them need swebench to read their logs: bash scripts/setup_swebench.sh")
     return 0
 
 

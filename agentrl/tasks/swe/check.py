@@ -87,9 +87,11 @@ async def checked(source: InstanceSource, names: Sequence[str], parallel: int, s
     """Check instances, print a line for each that is wrong, and return how a command ends: 0, or 1 if one is wrong.
 
     Raises:
-        ConfigError: there is no such instance, or the provider's settings are wrong.
+        ConfigError: there is no such instance, the provider's settings are wrong, or ``parallel`` is below 1.
         InfraError: there is no sandbox on this machine.
     """
+    if parallel < 1:
+        raise ConfigError(f"--parallel {parallel} would check nothing; use a number from 1")
     instances = [source.load(name) for name in names]
     made = provider(SandboxSettings(sandbox, image))
     await made.check()

@@ -26,18 +26,22 @@ class Overlap:
         return f"{self.train} is in the evaluation: {self.reason} of {self.test}"
 
 
+def changed(diff: str) -> str:
+    """Return the added and removed lines of a diff, without regard to white space, letter case, place and file."""
+    return _plain("".join(line for line in diff.splitlines(True) if re.match(r"[+-](?![+-]{2} )", line)))
+
+
 def traits(instance: Instance) -> Mapping[str, str]:
     """Return what must not be in both sets, by its name; white space and letter case make no difference."""
 
     def digest(text: str) -> str:
-        return hashlib.sha256(re.sub(r"\s+", " ", text).strip().lower().encode()).hexdigest()
+        return hashlib.sha256(_plain(text).encode()).hexdigest()
 
-    changed = "".join(line for line in instance.grading.gold.splitlines(True) if re.match(r"[+-](?![+-]{2} )", line))
     return {
         "the id": digest(instance.id),
         "repository and commit": digest(f"{instance.repo} {instance.commit} {instance.bug}"),
         "the issue": digest(instance.statement),
-        "the solution": digest(changed),
+        "the solution": digest(changed(instance.grading.gold)),
     }
 
 
@@ -52,3 +56,7 @@ def overlaps(train: Iterable[Instance], test: Iterable[Instance]) -> list[Overla
             if (reason, trait) in known:
                 found.setdefault(each.id, Overlap(each.id, known[reason, trait], reason))
     return list(found.values())
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\s+", " ", text).strip().lower()

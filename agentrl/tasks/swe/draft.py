@@ -79,12 +79,14 @@ class Mistake:
         wrong: of the repository that the agent gets.
         issue: what a user reports.
         breaks: names of the hidden tests that fail with it.
+        held_out: whether only instances for evaluation have it. Of the easy families no mistake says so.
     """
 
     right: str
     wrong: str
     issue: str
     breaks: tuple[str, ...]
+    held_out: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The log parsers of swebench, which lies in a folder of its own, as a program that reads a log from stdin.
 
-Guarantees: the log is data. A parser that fails, or that takes too long on what an agent printed, is an error with its name, never a verdict.
+`parse_with_swebench` reads a log as swebench's grader does. `results_with_swebench` asks a parser of pytest's logs about each line alone, so that
+lines which contradict each other can be told. Guarantees: the log is data. A parser that fails, or that takes too long on what an agent printed, is an error with its name, never a verdict.
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, Literal
 
 from agentrl.exceptions import ConfigError, InfraError
-from agentrl.tasks.swe.logs import Statuses
+from agentrl.tasks.swe.logs import BEGIN, END, Status, Statuses
 
 ROOT = Path(__file__).resolve().parents[3]
 INSTALLED = ROOT / ".cache" / "swebench"
@@ -25,13 +28,21 @@ sys.modules["swebench.harness"] = swebench.harness = harness
 """
 PROGRAM = f"""
 import sys
-sys.path.insert(0, sys.argv[2])
+sys.path.insert(0, sys.argv[3])
 {BARE}
 import json
 from types import SimpleNamespace
 from swebench.harness.log_parsers import PARSER_REGISTRY
-log = sys.stdin.read().split(">>>>> Start Test Output")[1].split(">>>>> End Test Output")[0]
-print(json.dumps(PARSER_REGISTRY[sys.argv[1]](log, SimpleNamespace(repo=sys.argv[1]))))
+name, way = sys.argv[1:3]
+out, sys.stdout = sys.stdout, sys.stderr  # some parsers print
+spec = SimpleNamespace(repo=name)
+log = sys.stdin.buffer.read().decode()
+if way == "lines":
+    each = {{line: PARSER_REGISTRY[name](line, spec) for line in set(log.split("\\n"))}}
+    print(json.dumps({{line: found for line, found in each.items() if found}}), file=out)
+else:
+    part = log.split("{BEGIN}")[1].split("{END}")[0]
+    print(json.dumps(PARSER_REGISTRY[name](part, spec) or PARSER_REGISTRY[name](log, spec)), file=out)
 """
 
 
@@ -51,14 +62,33 @@ async def parse_with_swebench(parser: str, log: str) -> Statuses:
 
     Args:
         parser: such as ``parse_log_django``.
-        log: see `agentrl.tasks.swe.logs.log_of`.
+        log: see `agentrl.tasks.swe.logs.log_of`; it has both markers.
 
     Raises:
         ConfigError: swebench is not installed.
         InfraError: there is no such parser, or it failed.
     """
+    return await _asked(parser, "whole", log)
+
+
+async def results_with_swebench(parser: str, log: str) -> Callable[[str], Iterator[tuple[str, Status]]]:
+    """Return a function that yields the results in a part of a log, as `agentrl.tasks.swe.logs.lines_of_pytest` does.
+
+    Args:
+        parser: one of `agentrl.tasks.swe.instance.PYTEST_PARSERS`, which read each line for itself.
+        log: whole.
+
+    Raises:
+        ConfigError: swebench is not installed.
+        InfraError: there is no such parser, or it failed.
+    """
+    found: dict[str, Statuses] = await _asked(parser, "lines", log)
+    return lambda text: (pair for line in text.split("\n") for pair in found.get(line, {}).items())
+
+
+async def _asked(parser: str, way: Literal["whole", "lines"], log: str) -> Any:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-B", "-c", PROGRAM, parser, str(packages())),
+        *(sys.executable, "-I", "-B", "-c", PROGRAM, parser, way, str(packages())),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

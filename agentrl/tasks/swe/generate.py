@@ -1,13 +1,18 @@
 """A generated instance from its name, ``swe/FAMILY/SPLIT/NUMBER``, and the files of its repository.
 
-Guarantee: a name always gives the same instance, byte for byte; see `agentrl.tasks.names`.
+Guarantees: a name always gives the same instance, byte for byte; see `agentrl.tasks.names`. No solution of the split ``heldout`` adds and removes the
+same lines as one of those for training. Each family but the easy ones has a mistake that only ``heldout`` has. An easy
+mistake is one operator, so there the other words and the numbers of its line differ from the lines of the instances that a pool offers for training.
 """
 
 from __future__ import annotations
 
+from functools import cache
+
 from agentrl.exceptions import ConfigError
 from agentrl.tasks.harbor import File, Files
 from agentrl.tasks.names import SEEDS_PER_SPLIT, SPLITS, Split, parts_of, random_of
+from agentrl.tasks.swe.contamination import changed
 from agentrl.tasks.swe.diffs import diff_of
 from agentrl.tasks.swe.draft import HIDDEN, Draft
 from agentrl.tasks.swe.families import EASY, FAMILIES
@@ -17,6 +22,8 @@ KIND = "swe"
 TASKS_PER_FAMILY = {"train": 20, "heldout": 5}
 EASY_PER_FAMILY = {"train": 200, "heldout": 20}
 EVERY = {**FAMILIES, **EASY}
+MOST_DRAWS = 10_000
+"""After which a family is taken to have nothing for a split; a fifth of the draws or more are good."""
 
 
 def task_name(family: str, split: Split, number: int) -> str:
@@ -42,7 +49,31 @@ def draft_of(name: str) -> Draft:
             f"below {SEEDS_PER_SPLIT} and a family of {', '.join(EVERY)}"
         )
     family, split, number = parts
-    return EVERY[family](random_of(family, split, number))
+    random = random_of(family, split, number)
+    for _ in range(MOST_DRAWS):
+        draft = EVERY[family](random)
+        if _is_of(draft, family, split):
+            return draft
+    raise ValueError(f"the family {family} has no mistake for the split {split}")
+
+
+def _is_of(draft: Draft, family: str, split: Split) -> bool:
+    """Return whether a split may have a draft."""
+    if family in FAMILIES:
+        return draft.mistake.held_out == (split == "heldout")
+    return split == "train" or changed(solution_of(draft)) not in _trained(family)
+
+
+@cache
+def _trained(family: str) -> frozenset[str]:
+    """Return what the solutions of an easy family's instances for training change."""
+    offered = range(EASY_PER_FAMILY["train"])
+    return frozenset(changed(solution_of(draft_of(task_name(family, "train", number)))) for number in offered)
+
+
+def solution_of(draft: Draft) -> str:
+    """Return the diff that mends a draft."""
+    return diff_of(draft.broken(), draft.working())
 
 
 def generate(name: str) -> Instance:
@@ -59,7 +90,7 @@ def generate(name: str) -> Instance:
         test_patch=diff_of({}, {HIDDEN: draft.hidden}),
         fail_to_pass=draft.fail_to_pass(),
         pass_to_pass=draft.pass_to_pass(),
-        gold=diff_of(draft.broken(), draft.working()),
+        gold=solution_of(draft),
     )
     return Instance(name, f"generated/{draft.package}", "base", statement, grading, benchmark="generated")
 

@@ -23,8 +23,8 @@ from agentrl.sandbox.interface import HOME, ExecResult, Sandbox
 from agentrl.tasks.shell.snapshot import UnusableError, put, take
 from agentrl.tasks.shell.verify import run_verifier
 from agentrl.tasks.swe.diffs import paths_of
-from agentrl.tasks.swe.external import parse_with_swebench
-from agentrl.tasks.swe.instance import FRAMEWORKS, Instance
+from agentrl.tasks.swe.external import parse_with_swebench, results_with_swebench
+from agentrl.tasks.swe.instance import Instance
 from agentrl.tasks.swe.logs import BAD, LINES, Status, Statuses, contradictions, log_of, statuses_of
 from agentrl.tasks.swe.protected import is_protected
 from agentrl.tasks.swe.resolved import report_of
@@ -110,8 +110,8 @@ async def verdict_of(instance: Instance, result: ExecResult, traps: Sequence[str
     if result.timed_out:
         return Verdict(status="task_failed", score=0.0, detail=f"the tests did not end within {seconds:g} s")
     log = log_of(result.output.decode(errors="replace"), result.exit_code)
-    if grading.framework in FRAMEWORKS:
-        lines = LINES[grading.framework]
+    if grading.runs:
+        lines = LINES.get(grading.framework) or await results_with_swebench(grading.framework, log)
         parsed = statuses_of(log, lambda text: dict(lines(text)))
         if parsed is None or not traps or not all(parsed.get(trap) in BAD for trap in traps):
             return Verdict(status="task_failed", score=0.0, detail="the tests did not run to their end as they are")
@@ -191,7 +191,7 @@ async def _set_traps(sandbox: Sandbox, instance: Instance) -> list[str]:
         InfraError: such a file is not there, or is no Python.
     """
     grading = instance.grading
-    if grading.framework not in FRAMEWORKS:
+    if not grading.runs:
         return []
     traps: list[str] = []
     for path in dict.fromkeys(filter(None, map(path_of, grading.fail_to_pass))):
@@ -211,11 +211,11 @@ async def _run(sandbox: Sandbox, instance: Instance, seconds: float) -> ExecResu
     """Run the tests."""
     grading = instance.grading
     files = list(dict.fromkeys(filter(None, map(path_of, (*grading.fail_to_pass, *grading.pass_to_pass)))))
-    if grading.framework == "unittest":
+    if grading.runs == "unittest":
         asked = json.dumps({"modules": [path.removesuffix(".py").replace("/", ".") for path in files]})
         argv = ["python3", "-I", "-B", "-c", _runner()]
         return await sandbox.execute(argv, timeout_s=seconds, stdin=asked.encode(), most_output=MOST_LOG)
-    if grading.framework == "pytest":
+    if grading.runs == "pytest":
         options = ["-rA", "--tb=no", "-p", "no:cacheprovider", "-o", "addopts=", "--color=no", "-q"]
         argv = ["python3", "-B", "-m", "pytest", *options, *files]
         return await sandbox.execute(argv, timeout_s=seconds, most_output=MOST_LOG)

@@ -15,17 +15,32 @@ from typing import Any
 
 from agentrl.exceptions import ConfigError
 from agentrl.tasks.swe.diffs import reversed_diff
-from agentrl.tasks.swe.instance import FRAMEWORKS, Instance, instance_of
+from agentrl.tasks.swe.instance import FRAMEWORKS, PYTEST_PARSERS, Instance, instance_of
 
 Raw = Mapping[str, Any]
 TEST_COMMAND = re.compile(
     r"^: '>>>>> Start Test Output'$\n(.*?)\n^(?:\w+=\$\?\n)?: '>>>>> End Test Output'$", re.MULTILINE | re.DOTALL
 )
-OTHER_PARSERS = {"django/django": "parse_log_django", "sympy/sympy": "parse_log_sympy"}
-"""Of repositories whose tests are neither pytest's nor unittest's, where a row does not say it."""
-PYTEST = re.compile(
-    r"parse_log_pytest\w*|parse_log_(astropy|scikit|sphinx|requests|pylint|flask|xarray|astroid|seaborn|matplotlib)"
+PARSERS = MappingProxyType(
+    {
+        "astropy/astropy": "parse_log_astropy",
+        "django/django": "parse_log_django",
+        "matplotlib/matplotlib": "parse_log_matplotlib",
+        "mwaskom/seaborn": "parse_log_seaborn",
+        "psf/requests": "parse_log_requests",
+        "pydicom/pydicom": "parse_log_pydicom",
+        "pylint-dev/pylint": "parse_log_pylint",
+        "scikit-learn/scikit-learn": "parse_log_scikit",
+        "sphinx-doc/sphinx": "parse_log_sphinx",
+        "sympy/sympy": "parse_log_sympy",
+    }
 )
+"""Of repositories whose logs swebench does not read as plain ones of pytest, where a row does not say it."""
+PLAIN = tuple(
+    f"parse_log_{name}"
+    for name in ("pytest", "astroid", "flask", "marshmallow", "pvlib", "pyvista", "sqlfluff", "xarray")
+)
+"""Names of swebench's plain parser of pytest's logs; `agentrl.tasks.swe.logs` reads the same ids."""
 
 
 def read_raw(place: Path) -> Iterator[Raw]:
@@ -67,14 +82,14 @@ def of_swe_bench(raw: Raw, benchmark: str) -> dict[str, Any]:
         ConfigError: its tests cannot be run here.
     """
     name = str(raw.get("instance_id", "?"))
-    parser = raw.get("log_parser") or OTHER_PARSERS.get(str(raw.get("repo")), "pytest")
+    parser = str(raw.get("log_parser") or PARSERS.get(str(raw.get("repo")), "pytest"))
     row = {**raw, "log_parser": parser, "benchmark": benchmark}
     if raw.get("eval_type") not in (None, "", "pass_and_fail"):
         raise ConfigError(
             f"{name}: its log has failures only (eval_type {raw['eval_type']}), which proves no test passed"
         )
-    if parser in FRAMEWORKS or PYTEST.fullmatch(parser):
-        row |= {"log_parser": parser if parser in FRAMEWORKS else "pytest", "test_cmd": None}
+    if parser in (*FRAMEWORKS, *PLAIN, *PYTEST_PARSERS):
+        row |= {"log_parser": "pytest" if parser in PLAIN else parser, "test_cmd": None}
     elif not raw.get("test_cmd"):
         found = TEST_COMMAND.search(str(raw.get("eval_script", "")))
         if found is None:

@@ -19,7 +19,15 @@ from agentrl.tasks.harbor import HarborTask
 from agentrl.tasks.swe.diffs import paths_of
 
 FRAMEWORKS = ("unittest", "pytest")
-"""That this project runs itself; other names are parsers of swebench, for the log of a command."""
+"""That this project runs and reads itself."""
+PYTEST_PARSERS = tuple(
+    f"parse_log_{name}"
+    for name in (
+        *("pytest_options", "pytest_v2", "astropy", "matplotlib", "pydicom"),
+        *("pylint", "requests", "scikit", "seaborn", "sphinx"),
+    )
+)
+"""Of swebench: this project runs pytest, and they read its log, because they write ids in another way. Other parsers need a command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +36,7 @@ class Grading:
 
     Attributes:
         framework: one of `FRAMEWORKS`, or a parser of swebench.
-        command: that runs the tests in the repository; empty for `FRAMEWORKS`.
+        command: that runs the tests in the repository; empty for `FRAMEWORKS`, and where pytest is run for one of `PYTEST_PARSERS`.
         test_patch: diff that brings the tests.
         fail_to_pass: ids of the tests that a solution makes pass.
         pass_to_pass: ids of those that it must not break.
@@ -41,6 +49,18 @@ class Grading:
     fail_to_pass: tuple[str, ...]
     pass_to_pass: tuple[str, ...]
     gold: str
+
+    @property
+    def runs(self) -> str:
+        """Which of `FRAMEWORKS` is run here, with traps; empty where a command is."""
+        if self.framework in FRAMEWORKS:
+            return self.framework
+        return "pytest" if self.framework in PYTEST_PARSERS and not self.command else ""
+
+    @property
+    def needs_swebench(self) -> bool:
+        """Whether a parser of swebench reads the log."""
+        return self.framework.startswith("parse_log_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +159,7 @@ def instance_of(row: Mapping[str, Any]) -> Instance:
         raise ConfigError(f"{named}: {'; '.join(problems)}; correct these columns") from None
     if ".." in f"{read.instance_id} {read.repo} {read.base_commit}" or read.base_commit.startswith("-"):
         raise ConfigError(f"{named}: instance_id, repo and base_commit cannot have such a path; correct them")
-    if read.log_parser not in FRAMEWORKS and not read.test_cmd:
+    if read.log_parser not in (*FRAMEWORKS, *PYTEST_PARSERS) and not read.test_cmd:
         raise ConfigError(
             f"{named}: log_parser {read.log_parser} needs the test_cmd whose log it reads; add it, or use pytest"
         )

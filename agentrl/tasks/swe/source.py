@@ -1,6 +1,6 @@
 """Which instances an agent gets, by the variables SWE_BENCHMARK and SWE_BENCH_PATH.
 
-Without a path, and with ``local`` or ``easy``, the instances are generated. Otherwise they are the rows of ``BENCHMARK.jsonl`` below the path, or of all files
+Without a path, and with ``local`` or ``easy``, which have no path, the instances are generated. Otherwise they are the rows of ``BENCHMARK.jsonl`` below the path, or of all files
 ``*.jsonl`` there. ``python -m agentrl.tasks.swe import`` writes such files. With ``harbor`` they are the task folders below the
 path. Guarantees: the benchmarks of `FOR_EVALUATION` are never
 offered for training, and what is offered for training is in no benchmark for evaluation (`agentrl.tasks.swe.contamination`).
@@ -9,10 +9,13 @@ offered for training, and what is offered for training is in no benchmark for ev
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 from agentrl.environment import Task, Weight
 from agentrl.exceptions import ConfigError
@@ -20,6 +23,7 @@ from agentrl.sandbox.interface import Limits
 from agentrl.tasks.harbor import TASK_TOML, read_task
 from agentrl.tasks.names import SPLITS
 from agentrl.tasks.swe.contamination import overlaps
+from agentrl.tasks.swe.external import packages
 from agentrl.tasks.swe.families import EASY, FAMILIES
 from agentrl.tasks.swe.folders import FRAMEWORK, instance_of_folder
 from agentrl.tasks.swe.generate import EASY_PER_FAMILY, TASKS_PER_FAMILY, generate, is_generated, task_name
@@ -29,6 +33,11 @@ from openclaw.config.environment_config import EnvironmentConfig, variable
 LOCAL, SIMPLE = "local", "easy"
 FOR_EVALUATION = ("swe-bench-lite", "swe-bench-verified")
 BENCHMARKS = (LOCAL, SIMPLE, *FOR_EVALUATION, "swe-gym", "swe-smith", FRAMEWORK)
+REFUSED = "r2e-gym"
+WHY_REFUSED = (
+    f"{REFUSED} cannot be imported: its rows name neither a patch nor FAIL_TO_PASS, and its hidden tests are in its own images; write "
+    f"its tasks as Harbor task folders, and set SWE_BENCHMARK={FRAMEWORK} and SWE_BENCH_PATH to their folder"
+)
 GENERATED_LIMITS = Limits(memory_mib=256, cpus=1.0, disk_mib=64)
 ROW_LIMITS = Limits(memory_mib=2048, cpus=1.0, disk_mib=512)
 
@@ -52,6 +61,30 @@ class InstanceSource(EnvironmentConfig):
         "SWE_ACTIONS", "code_block", "how an agent writes commands", choices=("code_block", "tool_calls")
     )
 
+    @classmethod
+    def from_env(cls, environment: Mapping[str, str] = os.environ) -> Self:
+        """Return the configuration of this environment.
+
+        Raises:
+            ConfigError: the benchmark is known and cannot be played, or does not fit the path.
+            openclaw.exceptions.ConfigError: a variable is invalid.
+        """
+        if environment.get("SWE_BENCHMARK") == REFUSED:
+            raise ConfigError(WHY_REFUSED)
+        return super().from_env(environment)
+
+    def __post_init__(self) -> None:
+        """Refuse a path that nothing would read.
+
+        Raises:
+            ConfigError: the instances are generated.
+        """
+        if self.benchmark in (LOCAL, SIMPLE) and self.path:
+            raise ConfigError(
+                f"SWE_BENCHMARK={self.benchmark} has generated instances, and SWE_BENCH_PATH={self.path} would not be read; "
+                "leave one of them out"
+            )
+
     @property
     def generated(self) -> bool:
         """Whether the instances are generated ones."""
@@ -73,8 +106,10 @@ class InstanceSource(EnvironmentConfig):
         """Return the ids of the instances, or those of one split.
 
         Raises:
-            ConfigError: there is none, or a file is unusable.
+            ConfigError: there is none, a file is unusable, or the benchmark is for evaluation only.
         """
+        if split == "train":
+            self.check_trainable()
         if self.generated:
             if shutil.which("git") is None:
                 raise ConfigError("the instances need git; install it")
@@ -100,6 +135,17 @@ class InstanceSource(EnvironmentConfig):
                 f"SWE_BENCH_PATH={self.path} has no instance for {split or 'anything'}; import some there"
             )
         return sorted(each.id for each in found)
+
+    def check_trainable(self) -> None:
+        """Refuse a benchmark for evaluation.
+
+        Raises:
+            ConfigError: it is one.
+        """
+        if self.benchmark in FOR_EVALUATION:
+            raise ConfigError(
+                f"SWE_BENCHMARK={self.benchmark} is for evaluation only; train on another one, such as {LOCAL} or swe-gym"
+            )
 
     def tasks(self) -> list[Task]:
         """Return the instances as tasks of a pool.
@@ -130,7 +176,14 @@ class InstanceSource(EnvironmentConfig):
             if not folders:
                 raise ConfigError(f"SWE_BENCH_PATH={self.folder} has no task folder; each has a {TASK_TOML}")
             return {each.name: instance_of_folder(read_task(each)) for each in folders}
-        return {each.id: each for file in self._files for each in read_rows(file)}
+        found = {each.id: each for file in self._files for each in read_rows(file)}
+        read = [each.id for each in found.values() if each.grading.needs_swebench]
+        if read:
+            try:
+                packages()
+            except ConfigError as error:
+                raise ConfigError(f"{error}; it reads the logs of {len(read)} instances, such as {read[0]}") from error
+        return found
 
     @property
     def _files(self) -> list[Path]:

@@ -58,6 +58,7 @@ def accounts(random: Random) -> Draft:
                 "source.balance < amount:",
                 "A transfer to several targets that fails half way leaves the first targets paid. It should move all or nothing.",
                 ("test_all_or_nothing",),
+                held_out=True,
             ),
             Mistake(
                 '        if self.balance + amount < 0:\n            raise Refused("there is not enough")\n'

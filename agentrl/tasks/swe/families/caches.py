@@ -69,6 +69,7 @@ def caches(random: Random) -> Draft:
                 "        self._kept.clear()\n",
                 "After `clear()` the number of hits goes on from the old one; it should begin at 0 again.",
                 ("test_clear_forgets_the_hits",),
+                held_out=True,
             ),
         )
     )

@@ -68,6 +68,7 @@ def durations(random: Random) -> Draft:
                 "return total",
                 "The sign is ignored: `-5m` is 300 instead of -300.",
                 ("test_below_zero",),
+                held_out=True,
             ),
             Mistake(
                 'return found or "0s"',

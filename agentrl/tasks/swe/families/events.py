@@ -53,6 +53,7 @@ def events(random: Random) -> Draft:
                 "    _listeners = {}\n",
                 "Two `Events` objects call each other's listeners.",
                 ("test_two_objects",),
+                held_out=True,
             ),
             Mistake(
                 "            if listener in self._listeners[name]:\n                self._listeners[name].remove(listener)\n",

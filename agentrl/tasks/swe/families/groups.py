@@ -50,6 +50,7 @@ def groups(random: Random) -> Draft:
                 "return dict.fromkeys(fields, [])",
                 f"After `empty(...)`, appending to the list of one {field} changes the lists of all the others.",
                 ("test_the_lists_are_separate",),
+                held_out=True,
             ),
             Mistake(
                 "list(itertools.zip_longest(names, scores[: len(names)]))",

@@ -55,6 +55,7 @@ def names(random: Random) -> Draft:
                 "(1, 0, part) if part.isdigit()",
                 "`natural` sorts numbers as text: `file10` comes before `file9`.",
                 ("test_numbers_are_numbers",),
+                held_out=True,
             ),
             Mistake(
                 "[name for name in dict.fromkeys(one) if name in set(other)]",

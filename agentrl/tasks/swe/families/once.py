@@ -62,6 +62,7 @@ def once(random: Random) -> Draft:
                 "                self._made = True\n                self._value = self._make()\n",
                 f"If making the {word} fails once, `get` returns None from then on instead of trying again.",
                 ("test_a_failure_is_not_kept",),
+                held_out=True,
             ),
             Mistake(
                 "        with self._lock:\n            self._made = False\n            self._value = None\n",

@@ -63,6 +63,7 @@ def pages(random: Random) -> Draft:
                 "return number <= self.count()",
                 "`has_next` is true for the last page too, so our reader asks for a page that does not exist.",
                 ("test_the_last_page_has_no_next",),
+                held_out=True,
             ),
         )
     )

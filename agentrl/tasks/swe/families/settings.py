@@ -61,6 +61,7 @@ def settings(random: Random) -> Draft:
                 'elif letter == "#":',
                 f'Values in quotes lose everything after a `#`, such as `color {sign} "#ff0000"`.',
                 ("test_a_comment_sign_in_quotes",),
+                held_out=True,
             ),
             Mistake(
                 "if len(value) >= 2 and value[0] == value[-1]",

@@ -61,6 +61,7 @@ def tallies(random: Random) -> Draft:
                 "        return sum(self._store.load(name) for name in names)\n",
                 "`total` is sometimes too low while another thread runs `move`, although a move does not change the sum.",
                 ("test_total_during_a_move",),
+                held_out=True,
             ),
             Mistake(
                 "        with self._lock:\n            if self._store.load(source) < amount:\n"

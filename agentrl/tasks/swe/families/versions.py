@@ -77,6 +77,7 @@ def versions(random: Random) -> Draft:
                 "",
                 '`matches("1.2", "==1.2.0")` is False, although both are the same version.',
                 ("test_zeros_at_the_end",),
+                held_out=True,
             ),
         )
     )

@@ -76,6 +76,7 @@ def workers(random: Random) -> Draft:
                 "            if not item:\n",
                 "An item such as 0 or an empty text ends a thread instead of being worked on.",
                 ("test_items_that_are_false", "test_work_goes_on_after_errors"),
+                held_out=True,
             ),
         )
     )

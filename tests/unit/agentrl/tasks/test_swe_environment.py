@@ -248,7 +248,15 @@ def test_the_source_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="instance_id"):
         InstanceSource(path=str(tmp_path)).ids()
     assert len(InstanceSource().ids("train")) == 300
-    assert len(InstanceSource(benchmark="local", path="x").ids("heldout")) == 75
+    for benchmark in ("local", "easy"):
+        with pytest.raises(
+            ConfigError, match=f"SWE_BENCHMARK={benchmark} has generated instances, and SWE_BENCH_PATH=x"
+        ):
+            InstanceSource(benchmark=benchmark, path="x")
+    with pytest.raises(ConfigError, match="swe-bench-lite is for evaluation only"):
+        InstanceSource(benchmark="swe-bench-lite", path=str(tmp_path)).ids("train")
+    with pytest.raises(ConfigError, match=r"r2e-gym cannot be imported: .*SWE_BENCHMARK=harbor"):
+        InstanceSource.from_env({"SWE_BENCHMARK": "r2e-gym", "SWE_BENCH_PATH": "x"})
 
 
 async def test_a_task_folder_is_played_as_any_other(

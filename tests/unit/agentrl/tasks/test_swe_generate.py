@@ -8,11 +8,14 @@ import json
 import pytest
 
 from agentrl.exceptions import ConfigError
+from agentrl.tasks.names import random_of
+from agentrl.tasks.swe.contamination import traits
 from agentrl.tasks.swe.diffs import paths_of
 from agentrl.tasks.swe.draft import HIDDEN
-from agentrl.tasks.swe.families import FAMILIES
+from agentrl.tasks.swe.families import EASY, FAMILIES
 from agentrl.tasks.swe.generate import draft_of, files_of, generate, is_generated, task_name
 from agentrl.tasks.swe.instance import instance_of
+from agentrl.tasks.swe.source import LOCAL, SIMPLE, InstanceSource
 from tests.helpers.swe_instances import names, of_each_mistake
 
 
@@ -36,6 +39,33 @@ def test_no_two_instances_are_alike_and_each_is_whole() -> None:
         for text in (*draft.working().values(), draft.broken()[draft.path], draft.hidden):
             ast.parse(text if not text.startswith("# ") else "")
     assert len(seen) == len(names())
+
+
+@pytest.mark.parametrize(("benchmark", "train", "heldout"), [(LOCAL, 300, 75), (SIMPLE, 600, 60)])
+def test_no_held_out_solution_or_issue_is_one_for_training(benchmark: str, train: int, heldout: int) -> None:
+    source = InstanceSource(benchmark=benchmark)
+    trained, tested = ([traits(source.load(name)) for name in source.ids(split)] for split in ("train", "heldout"))
+    assert (len(trained), len(tested)) == (train, heldout)
+    for trait in ("the solution", "the issue"):
+        both = {each[trait] for each in trained} & {each[trait] for each in tested}
+        assert not both, f"{trait} of {len(both)} held-out instances is one for training"
+
+
+def test_a_mistake_is_of_one_split_whatever_the_number() -> None:
+    for family in FAMILIES:
+        broken = {
+            split: {draft_of(task_name(family, split, number)).mistake.breaks for number in range(5000, 5020)}
+            for split in ("train", "heldout")
+        }
+        assert len(broken["train"]) >= 2, family
+        assert len(broken["heldout"]) == 1, family
+        assert not broken["train"] & broken["heldout"], family
+
+
+def test_the_first_draw_of_an_easy_name_for_training_stays() -> None:
+    for family, first in EASY.items():
+        for number in (0, 199, 1000, 899_999):
+            assert draft_of(task_name(family, "train", number)) == first(random_of(family, "train", number))
 
 
 def test_a_name_gives_the_same_instance() -> None:

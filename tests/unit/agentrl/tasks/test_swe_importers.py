@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from agentrl.exceptions import ConfigError
+from agentrl.tasks.swe import external
 from agentrl.tasks.swe.__main__ import main
 from agentrl.tasks.swe.contamination import overlaps
 from agentrl.tasks.swe.diffs import diff_of, reversed_diff
@@ -98,6 +99,35 @@ def test_another_framework_has_the_command_of_its_script(tmp_path: Path) -> None
     assert [why.split(":")[0] for why in left_out] == ["c", "d", "e"]
 
 
+@pytest.mark.parametrize(
+    ("columns", "framework", "needs"),
+    [
+        ({"repo": "psf/requests"}, "parse_log_requests", True),
+        ({"repo": "sphinx-doc/sphinx"}, "parse_log_sphinx", True),
+        ({"repo": "pallets/flask"}, "pytest", False),
+        ({"log_parser": "parse_log_pytest_options", "test_cmd": "tox"}, "parse_log_pytest_options", True),
+        ({"log_parser": "parse_log_xarray", "test_cmd": "pytest"}, "pytest", False),
+    ],
+)
+def test_a_parser_that_writes_other_ids_is_kept(
+    columns: dict[str, str], framework: str, needs: bool, tmp_path: Path
+) -> None:
+    (found,), left_out = imported("swe-bench-verified", write(tmp_path / "rows.jsonl", {**ROW, **columns}))
+    grading = found.grading
+    assert (grading.framework, grading.command, grading.needs_swebench, left_out) == (framework, "", needs, [])
+    assert grading.runs == "pytest", "pytest is run here, with traps"
+    assert instance_of(found.row()) == found
+
+
+def test_without_swebench_such_rows_are_refused_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(external, "INSTALLED", tmp_path / "none")
+    write(tmp_path / "swe-gym.jsonl", {**ROW, "benchmark": "swe-gym"})
+    assert InstanceSource(path=str(tmp_path)).ids() == ["acme__m-1"], "plain rows need none"
+    write(tmp_path / "swe-gym.jsonl", {**ROW, "log_parser": "parse_log_requests", "benchmark": "swe-gym"})
+    with pytest.raises(ConfigError, match=r"run bash scripts/setup_swebench\.sh; it reads the logs of 1 .*acme__m-1"):
+        InstanceSource(path=str(tmp_path)).ids()
+
+
 def test_rows_in_parquet(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     pandas.DataFrame([{**ROW, "FAIL_TO_PASS": ["tests/test_m.py::test_a"], "image_name": None}]).to_parquet(
@@ -179,6 +209,8 @@ def test_an_evaluation_is_never_offered_for_training(tmp_path: Path) -> None:
     assert source.ids("heldout") == ["acme__m-1"]
     with pytest.raises(ConfigError, match="has no instance for train"):
         source.ids("train")
+    with pytest.raises(ConfigError, match="is for evaluation only"):
+        InstanceSource(path=str(tmp_path), benchmark="swe-bench-verified").ids("train")
     mine = {**ROW, "instance_id": "mine", "base_commit": "1", "problem_statement": "y", "patch": FIX.replace("2", "3")}
     write(tmp_path / "swe-gym.jsonl", {**mine, "benchmark": "swe-gym"})
     assert InstanceSource(path=str(tmp_path)).ids("train") == ["mine"]
@@ -215,3 +247,8 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert prompt == {"text": "y", "metadata": {"task_id": "mine", "seed": 0}}
     assert main(["import", "swe-gym", str(tmp_path / "none.jsonl"), str(folder)]) == 2
     assert "none.jsonl cannot be read" in capsys.readouterr().err
+    assert main(["check", "--parallel", "0", "swe/pages/train/2"]) == 2
+    assert "--parallel 0 would check nothing" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["import", "r2e-gym", str(rows), str(folder)])
+    assert "r2e-gym cannot be imported" in capsys.readouterr().err
