@@ -16,7 +16,7 @@ from tiny_learning.traces import AgentTasks, TaskSet
 TASK_SETS: Mapping[str, AgentTasks] = MappingProxyType(
     {each.name: each for each in (GUI, GUI_PICTURES, SWE, TERMINAL, TOOLCALL)}
 )
-UPDATES: Mapping[str, int] = MappingProxyType(dict.fromkeys(TASK_SETS, 8) | {GUI_PICTURES.name: 6, TOOLCALL.name: 16})
+UPDATES: Mapping[str, int] = MappingProxyType(dict.fromkeys(TASK_SETS, 8) | {GUI_PICTURES.name: 5, TOOLCALL.name: 16})
 """Optimizer steps of a run that names no number. No warm start depends on them."""
 
 
