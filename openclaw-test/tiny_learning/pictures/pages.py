@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from agentrl.tasks.gui.dom import Element
 from agentrl.tasks.gui.miniwob.episode import SCREEN
-from agentrl.tasks.gui.miniwob.oracles import ORACLES
+from agentrl.tasks.gui.miniwob.oracles import COLORS, ORACLES
 from agentrl.tasks.gui.miniwob.pages import task_name
 from agentrl.tasks.names import Split
 from slime.utils.images import at_model_size
@@ -35,21 +35,6 @@ from tiny_learning.traces import FIRST_NUMBER
 FAMILIES = ("click_test_2", "click_dialog", "click_color", "focus_text")
 PAGES: Mapping[Split, int] = {"train": 1100, "heldout": 100}
 """Tasks of each family that are rendered, from `FIRST_NUMBER` up."""
-COLORS: Mapping[str, str] = {
-    "red": "255, 0, 0",
-    "blue": "0, 0, 255",
-    "olive": "128, 128, 0",
-    "lime": "0, 255, 0",
-    "black": "0, 0, 0",
-    "white": "255, 255, 255",
-    "grey": "128, 128, 128",
-    "purple": "128, 0, 128",
-    "orange": "255, 165, 0",
-    "yellow": "255, 255, 0",
-    "cyan": "0, 255, 255",
-    "pink": "255, 192, 203",
-    "magenta": "255, 0, 255",
-}
 KINDS = [*COLORS, "button ONE", "button TWO", "close", "text"]
 """What the eyes learn to tell apart beside the clicks."""
 RENDERED = Path(__file__).resolve().parents[3] / ".cache" / "tiny_learning" / "pages"
@@ -87,7 +72,8 @@ def described(name: str, instruction: str, elements: Sequence[Element]) -> Page:
     Raises:
         LookupError, RuntimeError: no element is the target.
     """
-    target = _target(name.split("/")[1], instruction, elements)
+    ((_, target),) = ORACLES[name.split("/")[1]](instruction, elements)
+    assert isinstance(target, Element)
     things = [(kind, each.x, each.y) for each in elements if (kind := kind_of(each))]
     return Page(name, instruction, (target.x, target.y), target.box, things)
 
@@ -101,16 +87,8 @@ def kind_of(element: Element) -> str | None:
     if element.tag == "button" and f"button {element.text}" in KINDS:
         return f"button {element.text}"
     if element.hint == "color":
-        return next(name for name, rgb in COLORS.items() if element.color == f"rgb({rgb})")
+        return next(name for name, color in COLORS.items() if element.color == color)
     return None
-
-
-def _target(family: str, instruction: str, elements: Sequence[Element]) -> Element:
-    if family == "click_color":
-        return next(each for each in elements if kind_of(each) == instruction.split()[3])
-    ((_, target),) = ORACLES[family](instruction, elements)
-    assert isinstance(target, Element)
-    return target
 
 
 def pixels(png: bytes) -> Pixels:

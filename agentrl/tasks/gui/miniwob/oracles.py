@@ -6,7 +6,7 @@ An oracle sees what an agent with eyes sees: the instruction, and where which te
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from agentrl.protocol import JsonObject
 from agentrl.tasks.gui.actions import TOOL
@@ -19,6 +19,22 @@ Steps = Iterator[tuple[str, Element | str]]
 Oracle = Callable[[str, Sequence[Element]], Steps]
 QUOTED = re.compile(r'"([^"]*)"')
 ORDINAL = re.compile(r"(\d+)(?:st|nd|rd|th)")
+COLORS: Mapping[str, str] = {
+    "red": "rgb(255, 0, 0)",
+    "blue": "rgb(0, 0, 255)",
+    "olive": "rgb(128, 128, 0)",
+    "lime": "rgb(0, 255, 0)",
+    "black": "rgb(0, 0, 0)",
+    "white": "rgb(255, 255, 255)",
+    "grey": "rgb(128, 128, 128)",
+    "purple": "rgb(128, 0, 128)",
+    "orange": "rgb(255, 165, 0)",
+    "yellow": "rgb(255, 255, 0)",
+    "cyan": "rgb(0, 255, 255)",
+    "pink": "rgb(255, 192, 203)",
+    "magenta": "rgb(255, 0, 255)",
+}
+"""What the pages call colors, and how a browser writes them."""
 
 
 def _with_text(found: Sequence[Element], text: str, tag: str = "") -> Element:
@@ -61,6 +77,11 @@ def _focus(said: str, found: Sequence[Element]) -> Steps:
     yield "click", _inputs(found)[int(ordinal[1]) - 1 if ordinal else 0]
 
 
+def _colored(said: str, found: Sequence[Element]) -> Steps:
+    color = COLORS[said.removeprefix("Click on the ").removesuffix(" colored box.")]
+    yield "click", next(e for e in found if e.hint == "color" and e.color == color)
+
+
 def _tab(said: str, found: Sequence[Element]) -> Steps:
     yield "click", _with_text(found, said.removeprefix("Click on ").rstrip("."), "a")
 
@@ -92,6 +113,7 @@ ORACLES: dict[str, Oracle] = {
     "click_button_sequence": _button_sequence,
     "click_link": _link,
     "click_dialog": _close,
+    "click_color": _colored,
     "click_tab": _tab,
     "click_widget": _widget,
     "click_checkboxes": _check,
