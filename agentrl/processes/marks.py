@@ -73,11 +73,10 @@ def _environment(pid: int) -> bytes:
     After `STARTING_S` seconds it counts as empty.
     """
     deadline = time.monotonic() + STARTING_S
-    while not (variables := (PROC / str(pid) / "environ").read_bytes()):
-        if not _is_starting(pid) or time.monotonic() > deadline:
-            break
+    file = PROC / str(pid) / "environ"
+    while not (variables := file.read_bytes()) and _is_starting(pid) and time.monotonic() < deadline:
         time.sleep(0.001)
-    return variables
+    return variables or file.read_bytes()  # it may have begun since
 
 
 def _is_starting(pid: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,13 @@ SCREEN: dict[str, Any] = {"system": "You work.", "tools": [TOOL], "actions": "co
 WORDS = ["--base-url", "http://host/v1", "--model", "m", "--tasks", "2"]
 CLICK = {"action": "left_click", "coordinate": [1, 2]}
 IDS = ("miniwob/click_test/heldout/0", "miniwob/click_test/heldout/1")
+
+
+@pytest.fixture(autouse=True)
+def _no_variables_of_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [*os.environ]:
+        if name.startswith(("GUI_", "AGENTRL_")) or name in ("TASK_TYPE", "MAX_GUI_STEPS", "MAX_STEPS"):
+            monkeypatch.delenv(name)
 
 
 class Pictured(Talk):

@@ -118,13 +118,15 @@ def test_another_kind_of_environment_is_refused() -> None:
         ({"SANDBOX": "nonsense"}, "SANDBOX='nonsense' is not a choice"),
     ],
 )
-def test_a_plan_with_wrong_variables_is_refused(given: dict[str, str], says: str) -> None:
-    before = {path.name for path in (ROOT / "runs").glob("*")}
+def test_a_plan_with_wrong_variables_is_refused(given: dict[str, str], says: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
     command = ["bash", str(FOLDER / "run_swe_rl.sh"), "--dry-run"]
-    done = subprocess.run(command, env=CLEAN | given, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=CLEAN | given | {"RUN_DIR": str(run)}, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, "the plan is valid" in done.stdout) == (2, False)
     assert says in done.stderr
-    assert {path.name for path in (ROOT / "runs").glob("*")} == before
+    assert not run.exists()
 
 
 def test_which_variables_are_possible(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,5 +28,7 @@ async def test_a_rendered_page_is_what_the_environment_shows(tmp_path: Path) -> 
                 first = await environment.reset(Task(page.name), 0)
                 assert first.text == f"Task: {page.instruction}"
                 assert numpy.array_equal(pixels(base64.b64decode(first.images[0])), picture), page.name
+            for page in screens.pages:  # afterwards, since a click leaves the pointer there
+                await environment.reset(Task(page.name), 0)
                 await environment.step(use("left_click", coordinate=coordinate(page)))
                 assert (await environment.evaluate()).score == 1, page.name

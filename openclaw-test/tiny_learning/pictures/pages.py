@@ -87,7 +87,7 @@ def kind_of(element: Element) -> str | None:
     if element.tag == "button" and f"button {element.text}" in KINDS:
         return f"button {element.text}"
     if element.hint == "color":
-        return next(name for name, color in COLORS.items() if element.color == color)
+        return next((name for name, color in COLORS.items() if element.color == color), None)
     return None
 
 

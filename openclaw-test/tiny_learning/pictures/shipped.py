@@ -1,6 +1,6 @@
 """The model with eyes that the repository has, and the hash of what shapes what it reads and writes.
 
-Its training takes an hour of a core, so no run makes it. Guarantee: a model whose prompts, pictures or tokens are not those of the
+Its training takes half an hour of a core, so no run makes it. Guarantee: a model whose prompts, pictures or tokens are not those of the
 code here is not used.
 """
 
@@ -20,7 +20,7 @@ SOURCES = ("encode.py", "model.py", "words.py", "../chat_template.jinja")
 PAGE = Page("miniwob/click_test_2/train/1000", "Click button ONE.", (135, 179), (115, 159, 40, 40), [])
 KEYED = 32
 """Episodes in the hash."""
-HOW = "see openclaw-test/tiny_learning/pictures/warm_start.py for how to make it anew, in an hour"
+HOW = "see openclaw-test/tiny_learning/pictures/warm_start.py for how to make it anew, in about 40 minutes"
 
 
 def shipped(tasks: AgentTasks) -> Path:

@@ -1,7 +1,7 @@
 """The warm start of the agent with eyes: from rendered pages to a model that points.
 
 `python -m tiny_learning.pictures.pages` renders the pages, and `python -m tiny_learning.pictures.warm_start FOLDER` trains, from where the
-folder's checkpoint is. Both take about half an hour of a core, so the repository has the model, in ``shipped/gui_pictures``. Guarantees: an
+folder's checkpoint is. Both take about 40 minutes of a core, so the repository has the model, in ``shipped/gui_pictures``. Guarantees: an
 interrupted training loses at most `SAVED_EVERY_S`; the schedule counts steps; the model is written when all steps are done and it
 passes the gate, with what it was measured to do.
 """

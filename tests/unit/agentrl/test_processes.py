@@ -116,7 +116,7 @@ async def test_all_that_a_lease_started_is_ended(
 
 async def test_a_killed_process_is_waited_for_while_it_frees_its_memory(ledger: ProcessLedger) -> None:
     processes = Processes(ledger)
-    script = "import os, time; held = bytearray(b'1') * (256 << 20); print(os.getpid(), flush=True); time.sleep(600)"
+    script = "import os, time; held = bytearray(b'1') * (64 << 20); print(os.getpid(), flush=True); time.sleep(600)"
     process = await processes.spawn(["setsid", "--fork", sys.executable, "-c", script], env=MINIMAL, stdout=PIPE)
     assert process.stdout is not None
     escaped = int(await process.stdout.readline())
@@ -134,6 +134,7 @@ def test_a_process_that_starts_a_program_is_waited_for(tmp_path: Path, monkeypat
         fields = ["R", *["0"] * 5, str(flag), *["0"] * 45]
         (tmp_path / pid / "stat").write_text(f"{pid} (a name) {' '.join(fields)}")
     variables = tmp_path / "10" / "environ"
+    assert [marks._is_starting(int(pid)) for pid in flags] == [True, False, False]
     timer = threading.Timer(0.05, variables.write_bytes, [f"HOME=/\0{OWNER_VARIABLE}=secret\0".encode()])
     timer.start()
     assert list(marks.carriers(["secret"])) == [(10, "secret")]
@@ -141,6 +142,20 @@ def test_a_process_that_starts_a_program_is_waited_for(tmp_path: Path, monkeypat
     variables.write_bytes(b"")
     monkeypatch.setattr(marks, "STARTING_S", 0.01)
     assert list(marks.carriers(["secret"])) == []
+
+
+def test_a_process_that_began_between_two_looks_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(marks, "PROC", tmp_path)
+    (tmp_path / "10").mkdir()
+    variables = tmp_path / "10" / "environ"
+    variables.touch()
+
+    def begins(pid: int) -> bool:
+        variables.write_text(f"{OWNER_VARIABLE}=secret\0")
+        return False
+
+    monkeypatch.setattr(marks, "_is_starting", begins)
+    assert list(marks.carriers(["secret"])) == [(10, "secret")]
 
 
 async def test_a_process_with_a_reused_id_is_not_killed(

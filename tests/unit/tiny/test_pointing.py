@@ -239,11 +239,21 @@ def test_only_clicks_on_the_target_solve(training: Training, monkeypatch: pytest
     assert say(there.replace("left_click", "mouse_move"), "no call")["pointed"] == 1
 
 
-def test_replies_are_sampled_up_to_their_end(training: Training) -> None:
+def test_replies_are_sampled_up_to_their_end(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = screens(ONE, replace(CLOSE, instruction="Close."))
-    found = measure.replies(training.model.eval(), training.coder, shown, torch.Generator().manual_seed(0))
-    assert [len(reply) <= measure.LONGEST for reply in found] == [True, True]
-    assert all(training.coder.end not in reply[:-1] for reply in found)
+    model, coder = training.model.eval(), training.coder
+    wanted = coder.ids("left_click")
+    asked, words = list[int](), model.lm_head.out_features
+
+    def head(states: torch.Tensor) -> torch.Tensor:
+        asked.append(len(states))
+        return 100.0 * torch.nn.functional.one_hot(torch.tensor([wanted[len(asked) - 1]] * len(states)), words).float()
+
+    monkeypatch.setattr(model.lm_head, "forward", head)
+    found = measure.replies(model, coder, shown, torch.Generator().manual_seed(0))
+    assert wanted[-1] == coder.end
+    assert found == [wanted] * 2
+    assert asked == [2] * len(wanted), "no token is sampled after the end"
 
 
 def test_the_shipped_model_is_that_of_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,8 +300,14 @@ def test_training_goes_on_where_it_was_saved(tmp_path: Path, monkeypatch: pytest
     assert (second.step, second.spent) == (1, first.spent)
     for (name, one), other in zip(first.model.named_parameters(), second.model.parameters(), strict=True):
         assert torch.equal(one, other), name
-    states = [each.state_dict()["state"] for each in (first._optimizers[0], second._optimizers[0])]
-    assert all(torch.equal(states[0][n]["momentum_buffer"], states[1][n]["momentum_buffer"]) for n in states[0])
+    for (name, one), other in zip(first.eyes.named_parameters(), second.eyes.parameters(), strict=True):
+        assert torch.equal(one, other), name
+    for one, other in zip(first._optimizers, second._optimizers, strict=True):
+        kept, found = one.state_dict()["state"], other.state_dict()["state"]
+        assert kept.keys() == found.keys()
+        assert all(torch.equal(kept[at][key], found[at][key]) for at in kept for key in kept[at])
+    second.advance()
+    assert second.step == 2
 
 
 def test_pages_are_kept_as_rendered(tmp_path: Path) -> None:
