@@ -32,19 +32,19 @@ lint() {
 
 # What the files of the fast tests need, several times over: a container may have 64 MB of shared memory.
 FAST_KIB=1000000
-# A file's tests stay in one process. A test that hangs where its own time-out does not end it
+# Two processes keep two cores busy; a file's tests stay in one of them. A test that hangs where its own time-out does not end it
 # (in a collective of torch, in its clean-up) ends its process after the seconds given last, and shows where every thread was;
 # so does one whose own time-out is longer: with it a run on a slow machine would have no time left to say so.
-PYTEST=(python -m pytest --dist loadfile --max-worker-restart 1
+PYTEST=(python -m pytest --numprocesses 2 --dist loadfile --max-worker-restart 1
     -o faulthandler_exit_on_timeout=true -o)
 
-# These tests wait at times, so three processes keep two cores busy. The files that they write live in memory where that can be.
+# The files that these tests write live in memory where that can be.
 fast() {
     local place="${TMPDIR:-/tmp}" status=0
     if [ -w /dev/shm ] && [ "$(df -kP /dev/shm | awk 'NR == 2 { print $4 }')" -gt "$FAST_KIB" ]; then place=/dev/shm; fi
     files="$(mktemp -d -p "$place" slime-tests-XXXXXX)"
     trap 'rm -rf "$files"' EXIT
-    TMPDIR="$files" "${PYTEST[@]}" faulthandler_timeout=330 --numprocesses 3 tests/unit tests/contract -m "not slow" "$@" || status=$?
+    TMPDIR="$files" "${PYTEST[@]}" faulthandler_timeout=330 tests/unit tests/contract -m "not slow" "$@" || status=$?
     rm -rf "$files"
     return "$status"
 }
@@ -53,11 +53,11 @@ fast() {
 slow_files() { grep -rl --include='*.py' '^pytestmark = pytest.mark.slow$' tests/unit tests/contract; }
 
 # The tiny model comes first, by itself: it is there unless its sources changed, and then no test's time-out pays for it. Then
-# the longest, in two processes, since each test starts several; conftest.py says what stays in one process.
+# the longest; conftest.py says what stays in one process.
 integration() {
     PYTHONPATH=openclaw-test python -m tiny_models.build
     mapfile -t slow < <(slow_files)
-    "${PYTEST[@]}" faulthandler_timeout=1500 --numprocesses 2 tests/integration tests/gpu tests/security "${slow[@]}" \
+    "${PYTEST[@]}" faulthandler_timeout=1500 tests/integration tests/gpu tests/security "${slow[@]}" \
         --no-loadscope-reorder --durations 25
 }
 
