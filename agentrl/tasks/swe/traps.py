@@ -11,15 +11,24 @@ import re
 import secrets
 from collections.abc import Sequence
 
-PER_PLACE = 2
+FUNCTIONS = 2
+"""Traps in a file without classes."""
 WORDS = ("value", "result", "order", "empty", "again", "limit", "twice", "first")
 UNITTEST_ID = re.compile(r"^(\w+) \(([\w.]+)\.(\w+)\)$")
 BODIES = (
     "self.assertEqual({0}, {1})",
+    "self.assertNotEqual({0}, {0})",
     "self.assertTrue({0} > {1})",
+    "self.assertFalse({0} < {1})",
     "self.assertIn({0}, [{1}])",
+    "self.assertNotIn({0}, [{0}])",
+    "self.assertIsNone({0})",
+    "self.assertIsInstance({0}, str)",
+    "self.assertGreater({0}, {1})",
+    "self.assertRaises(ValueError, int, {0})",
     "raise ValueError({0})",
 )
+"""What always fails. A class gets each of them: a package that silences some assertions lets the traps that use the others fail."""
 
 
 def path_of(name: str) -> str:
@@ -46,24 +55,29 @@ def planted(text: str, path: str, names: Sequence[str]) -> tuple[str, list[str]]
     places = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name in classes]
     for place in sorted(places, key=lambda node: -node.lineno):
         indent = " " * place.body[0].col_offset
-        for name, body in _traps(words, text):
+        for name, body in zip(_names(words, text, len(BODIES)), _shuffled(BODIES), strict=True):
+            body = body.format(*_values())
             lines[place.end_lineno : place.end_lineno] = ["", f"{indent}def {name}(self):", f"{indent}    {body}"]
             ids.append(f"{name} ({path.removesuffix('.py').replace('/', '.')}.{place.name})")
     if not classes:
-        for name, (first, second) in ((name, _values()) for name, _ in _traps(words, text)):
+        for name, (first, second) in ((name, _values()) for name in _names(words, text, FUNCTIONS)):
             lines += ["", "", f"def {name}():", f"    assert {first} == {second}", ""]
             ids.append(f"{path}::{name}")
     return "\n".join(lines), ids
 
 
-def _traps(words: Sequence[str], text: str) -> list[tuple[str, str]]:
-    """Return names that a text does not have, with what fails."""
-    found: dict[str, str] = {}
-    while len(found) < PER_PLACE:
+def _names(words: Sequence[str], text: str, count: int) -> list[str]:
+    """Return names of tests that a text does not have."""
+    found: dict[str, None] = {}
+    while len(found) < count:
         name = "_".join(["test", *(secrets.choice(words) for _ in range(4))])
         if name not in text:
-            found[name] = secrets.choice(BODIES).format(*_values())
-    return list(found.items())
+            found[name] = None
+    return list(found)
+
+
+def _shuffled(bodies: Sequence[str]) -> list[str]:
+    return secrets.SystemRandom().sample(bodies, len(bodies))
 
 
 def _values() -> tuple[int, int]:

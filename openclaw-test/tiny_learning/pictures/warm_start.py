@@ -1,6 +1,6 @@
 """The warm start of the agent with eyes: from rendered pages to a model that points.
 
-`python -m tiny_learning.pictures.pages` renders the pages, and `python -m tiny_learning.pictures.warm_start FOLDER` trains, from where the
+`python -m tiny_learning.pictures.pages` renders the pages, and `python -m tiny_learning.pictures.warm_start` trains, from where the
 folder's checkpoint is. Both take about 40 minutes of a core, so the repository has the model, in ``shipped/gui_pictures``. Guarantees: an
 interrupted training loses at most `SAVED_EVERY_S`; the schedule counts steps; the model is written when all steps are done and it
 passes the gate, with what it was measured to do.
@@ -40,6 +40,7 @@ EYES_WEIGHT = 0.5
 SAVED_EVERY_S = 120.0
 TOLD_EVERY, MEASURED_EVERY, MEASURED = 25, 200, 50
 CHECKPOINT, MODEL = "checkpoint.pt", "model"
+FOLDER = RENDERED.with_name("eyes")
 
 
 class Training:
@@ -130,7 +131,7 @@ def screens(folder: Path, split: Split) -> dict[str, Screens]:
 def main() -> None:
     """Train to the end, and write the model."""
     parser = argparse.ArgumentParser(prog="python -m tiny_learning.pictures.warm_start", description=__doc__)
-    parser.add_argument("folder", type=Path, help="of the checkpoint and the model")
+    parser.add_argument("folder", type=Path, nargs="?", default=FOLDER, help="of checkpoint and model (%(default)s)")
     parser.add_argument("--pages", type=Path, default=RENDERED, help="folder of the rendered pages (%(default)s)")
     parser.add_argument("--steps", type=int, default=STEPS, help="of the whole training (%(default)s)")
     options = parser.parse_args()

@@ -20,7 +20,7 @@ from agentrl.tasks.swe.grade import counted, verdict_of
 from agentrl.tasks.swe.logs import Status, contradictions, lines_of_pytest, lines_of_unittest, log_of, statuses_of
 from agentrl.tasks.swe.protected import is_protected
 from agentrl.tasks.swe.resolved import report_of
-from agentrl.tasks.swe.traps import path_of, planted
+from agentrl.tasks.swe.traps import BODIES, path_of, planted
 from agentrl.tasks.swe.tree import Changes, Entry, changes, entries_of, tree_of, tree_of_files
 from tests.helpers.swe_instances import RUNNER, ran
 
@@ -222,11 +222,21 @@ def test_traps_stand_among_the_tests_and_fail(tmp_path: Path) -> None:
     hidden = draft_of(NAME).hidden
     changed, traps = planted(hidden, HIDDEN, wanted)
     assert [line for line in changed.split("\n") if line in hidden.split("\n")] != []
-    assert len({*traps, *wanted}) == len(traps) + len(wanted) == len(wanted) + 2
+    assert len({*traps, *wanted}) == len(traps) + len(wanted) == len(wanted) + len(BODIES)
     assert {path_of(trap) for trap in traps} == {HIDDEN}
     _, results = ran(tmp_path, draft_of(NAME).working(), replace(draft_of(NAME), hidden=changed))
     assert {name for name, result in results.items() if result != "PASSED"} == set(traps)
     assert planted(hidden, HIDDEN, wanted)[1] != traps, "names are random"
+
+
+def test_a_package_that_silences_some_assertions_meets_a_trap_of_each() -> None:
+    """Whatever chance draws: traps of other assertions only would fail, as if nothing had been silenced."""
+    instance, hidden = generate(NAME), draft_of(NAME).hidden
+    for _ in range(5):
+        changed, _ = planted(hidden, HIDDEN, instance.grading.fail_to_pass)
+        for body in BODIES:
+            begin = body.partition("(")[0]
+            assert changed.count(begin) == hidden.count(begin) + 1, body
 
 
 def test_traps_of_pytest() -> None:
