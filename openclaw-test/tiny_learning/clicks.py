@@ -9,6 +9,7 @@ from __future__ import annotations
 from random import Random
 from types import MappingProxyType
 
+from agentrl.protocol import JsonObject
 from agentrl.tasks.gui.actions import TOOL
 from agentrl.tasks.gui.coordinates import CoordinateType
 from agentrl.tasks.gui.environment import STEP_S, listed
@@ -36,25 +37,37 @@ def name_of(family: str, split: Split, number: int) -> str:
     return names[number % len(names)]
 
 
+def drawn(rng: Random, careless: bool) -> list[str]:
+    """Return the actions of an agent in order; one that is not careless clicks at once."""
+    kind = rng.random() if careless else 0.0
+    if kind < RIGHT:
+        return ["left_click"]
+    if kind < RIGHT + IDLE:
+        return ["terminate"]
+    first = "mouse_move" if kind < RIGHT + IDLE + POINT else "scroll"
+    return [first, "left_click" if rng.random() < AGAIN else "terminate"]
+
+
+def reply(action: str, where: JsonObject) -> str:
+    """Return the call of an action on a target, such as ``{"element": 3}``."""
+    if action == "terminate":
+        return call(TOOL, {"action": action, "status": "success"})
+    return call(TOOL, {"action": action, **where} | ({"pixels": SCROLL} if action == "scroll" else {}))
+
+
 def trace(rng: Random, task: str, careless: bool) -> Trace:
     """Return an episode of an agent on a task."""
-    page, kind = screen_of(task), rng.random() if careless else 0.0
-    steps: list[Step] = []
-    clicks = kind < RIGHT
-    if kind >= RIGHT + IDLE:
-        points = kind < RIGHT + IDLE + POINT
-        acts = {"action": "mouse_move", "element": page.element}
-        if not points:
-            acts = {"action": "scroll", "element": page.element, "pixels": SCROLL}
-        why = "It points and does not click." if points else "It scrolls and does not click."
-        steps.append(Step(call(TOOL, acts), listed(page.text), why, good=False))
-        clicks = rng.random() < AGAIN
-    if clicks:
-        acts = {"action": "left_click", "element": page.element}
-        steps.append(Step(call(TOOL, acts), listed(page.solved), "It clicks what the goal names.", good=True))
-    else:
-        acts = {"action": "terminate", "status": "success"}
-        steps.append(Step(call(TOOL, acts), ENDED, "The goal is not reached.", good=False))
+    page = screen_of(task)
+    outcomes = {
+        "mouse_move": (listed(page.text), "It points and does not click."),
+        "scroll": (listed(page.text), "It scrolls and does not click."),
+        "left_click": (listed(page.solved), "It clicks what the goal names."),
+        "terminate": (ENDED, "The goal is not reached."),
+    }
+    steps = [
+        Step(reply(action, {"element": page.element}), *outcomes[action], good=action == "left_click")
+        for action in drawn(rng, careless)
+    ]
     tool = computer_use(COORDINATES, SCREEN.picture, elements=True)
     data = {"system": SYSTEM, "tools": [tool], "actions": "computer_use", "step_seconds": STEP_S}
     return begun(f"Task: {page.instruction}\n\n{listed(page.text)}", data, steps)

@@ -10,16 +10,15 @@ from random import Random
 
 from agentrl.protocol import JsonObject, Observation
 from agentrl.rollout.opening import opening
-from agentrl.tasks.gui.actions import TOOL
 from agentrl.tasks.gui.coordinates import from_screen
 from agentrl.tasks.gui.environment import STEP_S
 from agentrl.tasks.gui.miniwob.episode import SCREEN
 from agentrl.tasks.gui.tool import SYSTEM, computer_use
-from tiny_learning.clicks import AGAIN, COORDINATES, ENDED, IDLE, POINT, RIGHT, SCROLL
+from tiny_learning.clicks import COORDINATES, ENDED, drawn, reply
 from tiny_learning.pictures.encode import PICTURE
 from tiny_learning.pictures.pages import Page
 from tiny_learning.pictures.words import STEP
-from tiny_learning.traces import Step, Trace, call
+from tiny_learning.traces import Step, Trace
 
 
 def coordinate(page: Page) -> list[int]:
@@ -30,21 +29,16 @@ def coordinate(page: Page) -> list[int]:
 
 def trace(rng: Random, page: Page, careless: bool) -> Trace:
     """Return an episode of an agent on a page."""
-    kind, where = rng.random() if careless else 0.0, coordinate(page)
-    steps: list[Step] = []
-    clicks = kind < RIGHT
-    if kind >= RIGHT + IDLE:
-        acts = {"action": "mouse_move", "coordinate": where}
-        if kind >= RIGHT + IDLE + POINT:
-            acts = {"action": "scroll", "coordinate": where, "pixels": SCROLL}
-        steps.append(Step(call(TOOL, acts), "", "It does not click.", good=False))
-        clicks = rng.random() < AGAIN
-    if clicks:
-        acts = {"action": "left_click", "coordinate": where}
-        steps.append(Step(call(TOOL, acts), ENDED, "It clicks what the goal names.", good=True))
-    else:
-        acts = {"action": "terminate", "status": "success"}
-        steps.append(Step(call(TOOL, acts), ENDED, "The goal is not reached.", good=False))
+    where: JsonObject = {"coordinate": [*coordinate(page)]}
+    outcomes = {
+        "mouse_move": ("", "It does not click."),
+        "scroll": ("", "It does not click."),
+        "left_click": (ENDED, "It clicks what the goal names."),
+        "terminate": (ENDED, "The goal is not reached."),
+    }
+    steps = [
+        Step(reply(action, where), *outcomes[action], good=action == "left_click") for action in drawn(rng, careless)
+    ]
     begin = opening(Observation(text=f"Task: {page.instruction}", data=told()), pictures=[PICTURE])
     return Trace(begin.messages, begin.tools, steps)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from agentrl.tasks.gui.miniwob.pages import task_name
-from tiny_learning.clicks import COORDINATES
+from tiny_learning.clicks import COORDINATES, GUI
 from tiny_learning.traces import AgentTasks
 
 GUI_PICTURES = AgentTasks(
     name="gui_pictures",
-    environment="agentrl.tasks.gui.miniwob.environment.MiniWobEnvironment",
+    environment=GUI.environment,
     trained=("click_test_2", "click_dialog", "click_color"),
     unseen="focus_text",
     task=task_name,
