@@ -191,7 +191,9 @@ def _weight(args: Arguments, batch: dict[str, Any], i: int, t: int) -> float:
     if not args.custom_tis_function_path:
         return min(max(ratio, args.tis_clip_low), args.tis_clip)
     inside = args.tis_clip_low <= ratio <= args.tis_clip
-    return ratio if inside or args.custom_tis_function_path.endswith("sequence_rejection") else 0.0
+    if args.custom_tis_function_path.endswith("sequence_rejection"):
+        return min(ratio, args.tis_clip)
+    return ratio if inside else 0.0
 
 
 def _rejected(args: Arguments, batch: dict[str, Any], i: int, kept: list[int]) -> list[bool]:

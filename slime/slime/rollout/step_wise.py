@@ -4,15 +4,16 @@ A sample's ``metadata["step_wise"]`` has ``step_scores_with_outcome`` (or ``step
 (``[start, end)`` in its response) and optionally ``step_indices`` (default 0, 1, ...). With ``--dynamic-history`` a
 sample without spans is one step: its reward, from the first to the last unmasked token, index 0.
 
-Steps with the same group and index are standardised together: ``(v - mean) / (population deviation + 1e-6)``. A step
-without a peer keeps its score; equal scores become 0. A sample without an unmasked token has no steps. Lists that do
+Steps with the same group and index are standardised together: ``(v - mean) / (population deviation + 1e-6)``. Equal
+scores become 0, and so does a step that no other trajectory of its group reached: its raw score would push the longest
+trajectory by the score's sign. A group of one keeps its scores. A sample without an unmasked token has no steps. Lists that do
 not match are errors; nothing is cut.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -87,12 +88,13 @@ def steps_of_sample(args: Arguments, sample: Sample, mask: Sequence[int]) -> lis
 
 
 def _standardise(groups: Sequence[Hashable], steps: Sequence[list[Step]]) -> None:
-    buckets: dict[Hashable, list[Step]] = defaultdict(list)
+    buckets: dict[tuple[Hashable, int], list[Step]] = defaultdict(list)
     for group, found in zip(groups, steps, strict=True):
         for step in found:
             buckets[group, step.index].append(step)
-    for bucket in buckets.values():
-        if len(bucket) < 2:
+    trajectories = Counter(group for group, found in zip(groups, steps, strict=True) if found)
+    for (group, _), bucket in buckets.items():
+        if len(bucket) < 2 and trajectories[group] < 2:
             continue
         scores = [step.score for step in bucket]
         mean, variance = statistics.fmean(scores), statistics.pvariance(scores)

@@ -14,6 +14,20 @@ from torch import Tensor
 from slime.utils.vocab_parallel import entropy_of_rows, is_split, log_probs_of_ids
 
 KL_TYPES = ("k1", "k2", "k3", "low_var_kl")
+# Ratios are between exp(-20) and exp(20), far outside every clip; exp of a float32 above 88.7 would be infinite.
+LARGEST_LOG_RATIO = 20.0
+
+
+def bounded_ratio(log_ratio: Tensor) -> Tensor:
+    """Return ``exp(log_ratio)``, finite with a finite gradient for every input; the gradient is 0 beyond the bound.
+
+    An infinite ratio would make the gradient NaN even where the loss takes a clipped branch or a mask of 0, because
+    backward multiplies it by 0.
+
+    >>> bounded_ratio(torch.tensor([0.0, 1000.0])).isfinite().all()
+    tensor(True)
+    """
+    return log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
 
 
 def log_probs_and_entropy(
@@ -63,7 +77,7 @@ def compute_policy_loss(
 ) -> tuple[Tensor, Tensor]:
     """Return PPO's clipped surrogate (Schulman et al. 2017) with separate bounds and optional dual clip (Ye et al. 2020).
 
-    ``r = exp(-ppo_kl)``; ``loss = max(-r A, -clip(r, 1 - eps_clip, 1 + eps_clip_high) A)``; where ``A < 0`` the dual clip
+    ``r = exp(-ppo_kl)`` (:func:`bounded_ratio`); ``loss = max(-r A, -clip(r, 1 - eps_clip, 1 + eps_clip_high) A)``; where ``A < 0`` the dual clip
     bounds it by ``-eps_clip_c A``.
 
     Args:
@@ -73,7 +87,7 @@ def compute_policy_loss(
     Returns:
         Elementwise losses, and 1.0 where the clipped branch was taken.
     """
-    ratio = torch.exp(-ppo_kl)
+    ratio = bounded_ratio(-ppo_kl)
     unclipped = -ratio * advantages
     clipped = -ratio.clamp(1.0 - eps_clip, 1.0 + eps_clip_high) * advantages
     losses = torch.maximum(unclipped, clipped)
@@ -104,9 +118,9 @@ def compute_approx_kl(
     elif kl_loss_type == "k2":
         estimate = difference.square() / 2.0
     elif kl_loss_type == "k3":
-        estimate = torch.exp(-difference) - 1.0 + difference
+        estimate = bounded_ratio(-difference) - 1.0 + difference
     elif kl_loss_type == "low_var_kl":
-        estimate = (torch.exp(-difference) - 1.0 + difference).clamp(-10.0, 10.0)
+        estimate = (bounded_ratio(-difference) - 1.0 + difference).clamp(-10.0, 10.0)
     else:
         raise ValueError(f"unknown KL estimator {kl_loss_type!r}: use --kl-loss-type with one of {', '.join(KL_TYPES)}")
     return estimate if importance_ratio is None else importance_ratio * estimate

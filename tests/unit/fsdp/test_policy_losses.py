@@ -11,6 +11,7 @@ from torch import Tensor
 
 from slime.algorithms.losses import LOSSES
 from slime.algorithms.losses.reduce import make_reducer
+from slime.algorithms.losses.rejection import sequence_rejection
 from tests.helpers.reference_policy import random_batch, reference_policy_loss
 from tests.helpers.tolerance import assert_near
 from tests.helpers.trainer import trainer_args
@@ -93,6 +94,34 @@ def loss_of(
     return LOSSES["policy_loss"](args, batch, new, entropy, reduce)
 
 
+@pytest.mark.parametrize("stream", ["new", "log_probs", "rollout_log_probs", "ref_log_probs"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_token_that_two_policies_disagree_on_utterly_leaves_a_finite_gradient(name: str, stream: str) -> None:
+    args = trainer_args("", **CASES[name])
+    batch, new, entropy = random_batch(7, [5, 6])
+    for row in (batch | {"new": new})[stream]:
+        row[0], row[1] = -1000.0, -90.0
+    moved = [value.float().requires_grad_() for value in new]
+    loss, metrics = loss_of(args, {key: cast(value) for key, value in batch.items()}, moved, cast(entropy))
+    assert all(bool(value.isfinite().all()) for value in (loss, *torch.autograd.grad(loss, moved), *metrics.values()))
+
+
+def test_a_token_of_an_accepted_sequence_weighs_at_most_the_clip() -> None:
+    trainer, engine = torch.full((1000,), -1.0), torch.full((1000,), -1.0)
+    engine[0] = -6.0
+    keywords = {
+        "args": trainer_args("", use_tis=True, tis_clip=2.0, tis_clip_low=0.5),
+        "pg_loss": torch.ones(1000),
+        "train_log_probs": [trainer],
+        "rollout_log_probs": [engine],
+        "loss_masks": [torch.ones(1000)],
+    }
+    losses, masks, metrics = sequence_rejection(**keywords)
+    assert float(masks[0].sum()) == 1000.0
+    assert losses.tolist() == [2.0] + [1.0] * 999
+    assert_near(metrics["tis"][0], math.exp(5.0), magnitude=LARGEST)
+
+
 def test_every_case_differs_from_plain_ppo() -> None:
     batch, new, entropy = random_batch(7, [5, 1, 12, 8, 30])
     plain = float(reference_policy_loss(trainer_args(""), batch, new, entropy))
@@ -161,8 +190,8 @@ def test_opsm_by_hand() -> None:
 
 @pytest.mark.parametrize(
     ("path", "expected"),
-    # ratios of trainer to engine 3, 1, 1 with the band [0.5, 2]: clipped to 2; zeroed; left out
-    [(None, 4 / 3), (ICEPOP, 2 / 3), (TOKENS, 1.0), (SEQUENCES, 5 / 3)],
+    # ratios of trainer to engine 3, 1, 1 with the band [0.5, 2]: clipped to 2; zeroed; left out; clipped to 2
+    [(None, 4 / 3), (ICEPOP, 2 / 3), (TOKENS, 1.0), (SEQUENCES, 4 / 3)],
 )
 def test_corrections_by_hand(path: str | None, expected: float) -> None:
     changes = {"use_tis": True, "tis_clip_low": 0.5, "custom_tis_function_path": path}

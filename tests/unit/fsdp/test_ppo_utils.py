@@ -7,7 +7,13 @@ import math
 import pytest
 import torch
 
-from slime.utils.ppo_utils import compute_approx_kl, compute_log_probs, compute_policy_loss, log_probs_and_entropy
+from slime.utils.ppo_utils import (
+    bounded_ratio,
+    compute_approx_kl,
+    compute_log_probs,
+    compute_policy_loss,
+    log_probs_and_entropy,
+)
 from tests.helpers.tolerance import assert_near
 
 
@@ -62,3 +68,27 @@ def test_log_probs_leave_the_logits_alone_and_match_float64() -> None:
     assert entropy is not None
     assert_near(entropy, -(table.exp() * table).sum(-1), magnitude=largest)
     assert torch.equal(compute_log_probs(logits, tokens, None), log_probs.unsqueeze(-1))
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+@pytest.mark.parametrize("distance", [19.0, 89.0, 1e4, math.inf])
+def test_no_ratio_is_too_large_or_small_for_a_gradient(distance: float, advantage: float) -> None:
+    distances = torch.tensor([distance, -distance], requires_grad=True)
+    losses, _ = compute_policy_loss(distances, torch.full((2,), advantage), 0.2, 0.28, eps_clip_c=3.0)
+    kinds = ("k3", "low_var_kl")
+    base = torch.zeros(2)
+    estimates = [compute_approx_kl(distances.clamp(-1e30, 1e30), base, kind) for kind in kinds]
+    weighted = compute_approx_kl(base, base, "k3", importance_ratio=bounded_ratio(distances))
+    total = losses.sum() + weighted.sum() + sum((estimate * 0.0).sum() for estimate in estimates)
+    total.backward()
+    assert distances.grad is not None
+    assert bool(distances.grad.isfinite().all())
+
+
+def test_a_ratio_is_exact_inside_its_bound_and_flat_beyond() -> None:
+    differences = torch.tensor([-30.0, -5.0, 0.0, 5.0, 30.0], requires_grad=True)
+    ratios = bounded_ratio(differences)
+    assert_near(ratios, differences.detach().double().clamp(-20.0, 20.0).exp())
+    ratios.sum().backward()
+    assert differences.grad is not None
+    assert (differences.grad == 0.0).tolist() == [True, False, False, False, True]

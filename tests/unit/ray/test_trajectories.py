@@ -123,8 +123,8 @@ def test_step_wise_credit_by_hand() -> None:
         sample(0, 1, 3, metadata=steps([3.0], [[1, 3]])),
         sample(1, 2, 2, metadata=steps([9.0, 9.0], [[0, 1], [1, 2]], step_scores_with_outcome=[2.0, -2.0])),
     ]
-    # group 0, step 0: 1 and 3 become -1 and 1; its step 1 and group 1 have no peers; masked and other tokens get 0
-    expected = [[-1.0, -1.0, 0.0, 0.5, 0.0], [0.0, 1.0, 1.0], [2.0, -2.0]]
+    # group 0, step 0: 1 and 3 become -1 and 1; its step 1 has no peer; group 1 is alone; masked and other tokens get 0
+    expected = [[-1.0, -1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 1.0], [2.0, -2.0]]
     for found, wanted in zip(step_advantages(samples), expected, strict=True):
         assert found == pytest.approx(wanted, abs=1e-5)
     raw = step_advantages(samples, rewards_normalization=False)
@@ -135,7 +135,9 @@ def test_steps_with_equal_scores_have_no_advantage_and_indices_may_be_given() ->
     equal = [sample(0, n, 2, metadata=steps([0.7], [[0, 2]])) for n in range(3)]
     assert step_advantages(equal) == [[0.0, 0.0]] * 3
     apart = [sample(0, n, 2, metadata=steps([0.5], [[0, 2]], step_indices=[n])) for n in range(3)]
-    assert step_advantages(apart) == [[0.5, 0.5]] * 3
+    assert step_advantages(apart) == [[0.0, 0.0]] * 3
+    removed = sample(0, 1, 2, remove_sample=True, metadata=steps([0.9], [[0, 2]]))
+    assert step_advantages([sample(0, 0, 2, metadata=steps([0.5], [[0, 2]])), removed])[0] == [0.5, 0.5]
 
 
 def test_a_sample_per_step_needs_no_spans() -> None:

@@ -20,6 +20,7 @@ from slime.algorithms.losses.reduce import Reducer, rebuild_reducer, sequence_me
 from slime.args import Arguments
 from slime.utils.metric_names import LARGEST
 from slime.utils.misc import is_tuple, load_function
+from slime.utils.ppo_utils import bounded_ratio
 from slime.utils.streams import TrainBatch
 
 
@@ -36,7 +37,7 @@ def truncated_weights(
     "Truncated Importance Sampling", 2008; for engine against trainer: Yao et al., "Your Efficient RL Framework Secretly
     Brings You Off-Policy RL Training", 2025).
     """
-    ratio = torch.exp(old_log_probs.detach() - rollout_log_probs.detach())
+    ratio = bounded_ratio(old_log_probs.detach() - rollout_log_probs.detach())
     return ratio.clamp(low, high), ratio
 
 
@@ -69,7 +70,7 @@ def mismatch(trainer: Tensor, engine: Tensor, masks: Sequence[Tensor], reduce: R
     largest = difference.abs()[trained].max() if trained.any() else difference.new_zeros(())
     return {
         "train_rollout_logprob_abs_diff": reduce(difference.abs()),
-        "train_rollout_kl": reduce(difference.exp() - 1.0 - difference),
+        "train_rollout_kl": reduce(bounded_ratio(difference) - 1.0 - difference),
         f"train_rollout_logprob_diff{LARGEST}": largest,
     }
 

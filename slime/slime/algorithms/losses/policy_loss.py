@@ -18,7 +18,7 @@ from slime.algorithms.losses.surrogates import cispo_surrogate, gspo_surrogate
 from slime.args import Arguments
 from slime.logprobs.packed_logits import get_log_probs_and_entropy
 from slime.logprobs.response_rows import ResponseRows
-from slime.utils.ppo_utils import compute_approx_kl, compute_policy_loss
+from slime.utils.ppo_utils import bounded_ratio, compute_approx_kl, compute_policy_loss
 from slime.utils.streams import TrainBatch
 
 
@@ -40,7 +40,7 @@ def kl_per_token(args: Arguments, log_probs: Tensor, old_log_probs: Tensor, ref_
     al., "DeepSeekMath", 2024, equation 4). ``--use-unbiased-kl`` weights it by ``pi / pi_old`` (DeepSeek-AI,
     "DeepSeek-V3.2", 2025).
     """
-    ratio = (log_probs - old_log_probs).exp() if args.use_unbiased_kl else None
+    ratio = bounded_ratio(log_probs - old_log_probs) if args.use_unbiased_kl else None
     return compute_approx_kl(log_probs, ref_log_probs, args.kl_loss_type, importance_ratio=ratio)
 
 
@@ -69,7 +69,7 @@ def policy_loss(
         clips = (args.eps_clip, args.eps_clip_high, args.eps_clip_c)
         losses, clip_fraction = compute_policy_loss(old - new, advantages, *clips)
     metrics = {"pg_clipfrac": reduce(clip_fraction), "ppo_kl": reduce((old - new).detach())}
-    metrics["ois"] = reduce((new - old).detach().exp())
+    metrics["ois"] = reduce(bounded_ratio((new - old).detach()))
     if args.use_opsm:
         kept = off_policy_mask(log_probs, batch["log_probs"], batch["advantages"], batch["loss_masks"], args.opsm_delta)
         losses = losses * kept

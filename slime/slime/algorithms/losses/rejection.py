@@ -1,12 +1,12 @@
 """Reject tokens or sequences on which engine and trainer disagree too much.
 
 ``w_t = pi_old(a_t) / pi_rollout(a_t)``. Inside the band ``[--tis-clip-low, --tis-clip]`` a token's loss is weighted by ``w_t``.
-Outside it is zero.
+Outside it is zero. No weight exceeds ``--tis-clip``.
 
 * :func:`icepop_function` judges each token by ``w_t``. Tokens outside stay in the denominator.
 * :func:`token_rejection` also judges each token by ``w_t``, and masks the tokens outside, so that the mean excludes them.
 * :func:`sequence_rejection` judges and masks each sequence by the geometric mean of its ratios, which does not shrink with
-  length (Liu et al., "When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference Mismatch", 2025).
+  length. A token of an accepted sequence may be outside the band, so its weight is truncated to ``--tis-clip`` (Liu et al., "When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference Mismatch", 2025).
 
 Use: ``--use-tis --custom-tis-function-path slime.algorithms.losses.rejection.sequence_rejection``.
 """
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from slime.algorithms.losses.reduce import sequence_mean
 from slime.args import Arguments
+from slime.utils.ppo_utils import bounded_ratio
 
 Correction = tuple[Tensor, list[Tensor], dict[str, Tensor]]
 
@@ -33,13 +34,14 @@ def log_ratios(train: Sequence[Tensor], rollout: Sequence[Tensor]) -> list[Tenso
 def weigh_inside(args: Arguments, pg_loss: Tensor, own: Sequence[Tensor], judged: Sequence[Tensor]) -> Correction:
     """Return the weighted losses ``[sum R_i]``, which tokens are inside ``[R_i]``, and metrics per token.
 
-    A loss is multiplied by ``w`` inside the band and by 0 outside. ``own`` are the tokens' log ratios; ``judged`` are the
-    log ratios that are compared with the band.
+    A loss is multiplied by ``min(w, --tis-clip)`` inside the band and by 0 outside. ``own`` are the tokens' log ratios;
+    ``judged`` are the log ratios that are compared with the band. The metrics have the ratios before truncation.
     """
     kept = [(d.exp() >= args.tis_clip_low) & (d.exp() <= args.tis_clip) for d in judged]
-    ratio, inside = torch.exp(torch.cat(list(own))), torch.cat(kept)
+    ratio, inside = bounded_ratio(torch.cat(list(own))), torch.cat(kept)
+    weight = ratio.clamp(max=args.tis_clip)
     metrics = {"tis": ratio, "tis_abs": (ratio - 1.0).abs(), "tis_clipfrac": (~inside).float()}
-    return pg_loss * torch.where(inside, ratio, torch.zeros_like(ratio)), kept, metrics
+    return pg_loss * torch.where(inside, weight, torch.zeros_like(weight)), kept, metrics
 
 
 def icepop_function(

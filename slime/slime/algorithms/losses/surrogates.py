@@ -13,7 +13,7 @@ from torch import Tensor
 
 from slime.algorithms.losses.reduce import sequence_mean
 from slime.args import Arguments
-from slime.utils.ppo_utils import compute_policy_loss
+from slime.utils.ppo_utils import bounded_ratio, compute_policy_loss
 
 
 def gspo_surrogate(
@@ -45,6 +45,6 @@ def cispo_surrogate(
     stop-gradient (MiniMax, "MiniMax-M1", 2025, equation 4). The paper sets no lower bound: ``--eps-clip 1``.
     """
     log_probs = torch.cat(list(new))
-    ratio = torch.exp(log_probs.detach() - torch.cat(list(old)))
+    ratio = bounded_ratio(log_probs.detach() - torch.cat(list(old)))
     weight = ratio.clamp(1.0 - args.eps_clip, 1.0 + args.eps_clip_high)
     return -weight * advantages * log_probs, (weight != ratio).float()
