@@ -181,7 +181,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         fail(as_list("the plan cannot work", missing))
     check_port(plan)
     read_logs_of(plan, options)
-    for warning in plan.budget.warnings:
+    for warning in plan.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     sys.stdout.flush()
     again = os.environ.get(CONTINUE_VARIABLE) or continue_command(

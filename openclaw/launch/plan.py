@@ -14,6 +14,7 @@ from openclaw.config.runtime import RuntimeConfig
 from openclaw.launch.profiles import Profile
 from openclaw.launch.variables import Resolved
 from slime.args import Arguments
+from slime.arguments.algorithm import algorithm_warnings
 from slime.arguments.critic import critic_gpus
 from slime.arguments.memory_budget import Budget
 
@@ -51,6 +52,11 @@ class Plan:
     environment: Mapping[str, str]
     gpu_ids: tuple[int, ...] | None
     budget: Budget
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Return what works and may not do what the user expects, one line each."""
+        return (*algorithm_warnings(self.args), *self.budget.warnings)
 
     @property
     def gpus_needed(self) -> int:

@@ -19,7 +19,7 @@ TRACKER_SECRETS = ("WANDB_API_KEY", "WANDB_KEY", "HF_TOKEN")
 STARTED_AS = "LAUNCHED_AS"
 """The variable in which scripts/launch.sh gives the command line of the script."""
 WORKER_MODULE = "slime.ray.worker_node"
-OTHER_SOURCES = ("default", "profile", "method", "model", "logs")
+OTHER_SOURCES = ("default", "profile", "method", "model", "lora", "logs")
 """Sources of a value that the user did not set."""
 
 
@@ -164,7 +164,7 @@ def start_and_memory_lines(plan: Plan) -> Iterator[str]:
     yield from ("", "start order:", *(f"  {line}" for line in start_lines(placement)))
     if plan.budget.lines:
         yield from ("", *plan.budget.lines)
-    yield from (f"warning: {warning}" for warning in plan.budget.warnings)
+    yield from (f"warning: {warning}" for warning in plan.warnings)
 
 
 def describe(plan: Plan) -> str:
@@ -180,7 +180,7 @@ def describe(plan: Plan) -> str:
         else f"you set nothing: all values are the defaults {defaults}",
     ]
     lines += [*given, "", "--verbose adds memory, every variable with its source, every flag and the command"]
-    lines += [f"warning: {warning}" for warning in plan.budget.warnings]
+    lines += [f"warning: {warning}" for warning in plan.warnings]
     return "\n".join(lines)
 
 

@@ -33,6 +33,7 @@ from openclaw.launch.variables import Resolved, check_replaced, resolve
 from openclaw.models.places import TINY_MODEL, USUAL, download_command
 from openclaw.training.live_losses import unfed_loss
 from slime.args import Arguments
+from slime.arguments.algorithm import LORA_RATE
 from slime.arguments.cluster import check_asynchronous
 from slime.arguments.parser import parser_for, read_arguments
 from slime.utils.forwarded_environment import FORWARD_VARIABLE
@@ -155,7 +156,8 @@ def _launch_variables(
 ) -> dict[str, Resolved]:
     """Return the launcher's variables.
 
-    The method's defaults replace the launcher's. The model's folder replaces the default of HF_CKPT.
+    The method's defaults replace the launcher's. The model's folder replaces the default of HF_CKPT. With LoRA, a default
+    learning rate is that of an adapter.
     """
     variables = resolve(environment, {**profile.variables, **found.config.profile_defaults.get(profile.name, {})})
     for field, entry in variables.items():
@@ -163,7 +165,15 @@ def _launch_variables(
             variables[field] = replace(entry, value=found.config.defaults[entry.variable.name], source="method")
     if model and variables["hf_ckpt"].source == "default":
         variables["hf_ckpt"] = replace(variables["hf_ckpt"], value=_model_folder(model), source="model")
+    rate = variables["learning_rate"]
+    if variables["use_lora"].value and rate.source in ("default", "method", "profile"):
+        variables["learning_rate"] = replace(rate, value=lora_rate(float(rate.value or 0.0)), source="lora")
     return variables
+
+
+def lora_rate(full: float) -> float:
+    """Return the learning rate of an adapter where full weights have the rate ``full``: ten times it, at least `LORA_RATE`."""
+    return max(10.0 * full, LORA_RATE)
 
 
 def _model_folder(model: str) -> str:

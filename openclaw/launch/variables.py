@@ -70,7 +70,9 @@ class LaunchVariables(EnvironmentConfig):
         "NUM_ROLLOUT", 100_000_000, "optimizer steps until the run ends", minimum=1, aliases=("UPDATES",)
     )
     batch_size: int = variable("BATCH_SIZE", 16, "judged turns per optimizer step", minimum=1)
-    learning_rate: float = variable("LEARNING_RATE", 1e-05, "learning rate", above=0.0)
+    learning_rate: float = variable(
+        "LEARNING_RATE", 1e-05, "learning rate; default with USE_LORA: ten times as much", above=0.0
+    )
     weight_decay: float = variable("WEIGHT_DECAY", 0.1, "weight decay", minimum=0.0)
     kl_loss_coef: float = variable(
         "KL_LOSS_COEF", 0.0, "weight of the KL to the reference; 0: the reference is not loaded", minimum=0.0

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 
 from slime.args import Arguments
+from slime.arguments.algorithm import algorithm_warnings
 from slime.arguments.at_start import missing_prompt_file, no_prompts
 from slime.arguments.backend import backend_line
 from slime.arguments.devices import missing_devices
@@ -41,7 +42,7 @@ def show_plan(args: Arguments, argv: Sequence[str], problems: Sequence[str]) -> 
     if not wrong:
         memory, budget = memory_problems(args)
         wrong += memory
-        lines += [*budget.lines, *(f"warning: {warning}" for warning in budget.warnings)]
+        lines += [*budget.lines, *(f"warning: {warning}" for warning in (*algorithm_warnings(args), *budget.warnings))]
     lines += [f"model    {args.hf_checkpoint}", f"flags    {shlex.join(argv)}"]
     missing = [*(problem for problem in problems if of_machine(problem)), *missing_prompt_file(args)]
     lines += [f"warning: not found on this machine: {problem}" for problem in missing]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from slime.args import Arguments
-from slime.arguments.algorithm import ALGORITHM
+from slime.arguments.algorithm import ALGORITHM, algorithm_warnings
 from slime.arguments.checkpoint import CHECKPOINT
 from slime.arguments.cluster import CLUSTER, COLOCATE
 from slime.arguments.critic import CRITIC
@@ -166,7 +166,7 @@ def parse_args(
         problems = show_plan(args, argv, problems)
     elif not problems:
         problems, budget = memory_problems(args)
-        for warning in budget.warnings:
+        for warning in (*algorithm_warnings(args), *budget.warnings):
             print(f"warning: {warning}", file=sys.stderr)
     if problems:
         parser.error(as_list("the arguments cannot work together", problems))

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from slime.backends.trainer.lora import merged_weight
+from slime.backends.trainer.lora import MergedChange, merged_weight
 from slime.checkpoints.hf_folder import export_hf
 from slime.conversion import checks
 from slime.utils.hf_checkpoint import files_of_weights, name_in, read_config, read_weights
@@ -70,17 +70,17 @@ def pair(tensors: Mapping[str, Tensor], rank: int, folder: Path) -> dict[str, tu
 
 
 def merged(
-    base: Path, scale: float, pairs: Mapping[str, tuple[Tensor, Tensor]], dtype: torch.dtype
+    base: Path, scale: float, pairs: Mapping[str, tuple[Tensor, Tensor]], dtype: torch.dtype, change: MergedChange
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield every weight of ``base`` as ``dtype``, with its adapter, if any, merged."""
     for name, weight in read_weights(base):
         if name in pairs:
-            weight = merged_weight(weight, *pairs[name], scale)
+            weight = change.rounded(weight, merged_weight(weight, *pairs[name], scale), dtype)
         yield name, weight.to(dtype)
 
 
 def merge(base: Path, adapter: Path, output: Path, *, dtype: str | None = None, force: bool = False) -> str:
-    """Write the folder ``output`` and return a line that describes it.
+    """Write the folder ``output`` and return a line that describes it, and one if rounding lost much of the change.
 
     Raises:
         SlimeError: the input is invalid; nothing was written.
@@ -94,6 +94,13 @@ def merge(base: Path, adapter: Path, output: Path, *, dtype: str | None = None, 
         raise checks.ToolError(f"{adapter} was made for another model: {base} has no {unknown[0]}")
     checks.check_output(output, [base, adapter], force=force)
     kind = checks.output_dtype(dtype, base)
-    weights = checks.progress(merged(base, scale, pairs, kind), len(names), "merging")
+    change = MergedChange()
+    weights = checks.progress(merged(base, scale, pairs, kind, change), len(names), "merging")
     export_hf(weights, base, output, dtype=kind)
-    return f"{output}: {len(names)} weights, {len(pairs)} of them with the adapter merged (scale {scale:g})"
+    lost = change.warning(kind)
+    return "\n".join(
+        [
+            f"{output}: {len(names)} weights, {len(pairs)} of them with the adapter merged (scale {scale:g})",
+            *([f"warning: {lost}"] if lost else []),
+        ]
+    )

@@ -17,7 +17,7 @@ from openclaw.exceptions import ConfigError
 from openclaw.launch.__main__ import main
 from openclaw.launch.plan import Plan
 from openclaw.launch.profiles import GPU8, TINY_CPU
-from openclaw.launch.report import STARTED_AS
+from openclaw.launch.report import STARTED_AS, describe
 from openclaw.launch.resolve import make_plan
 from openclaw.launch.variables import LAUNCH_VARIABLES, REPLACED, parse_gpus
 from openclaw.runtime.process import free_port
@@ -227,6 +227,22 @@ def test_flags_win_over_variables_and_variables_over_profiles(tmp_path: Path) ->
     assert plan(model=model, LEARNING_RATE="3e-6").args.lr == 3e-6
     assert plan("combine", "--lr", "2e-6", model=model, LEARNING_RATE="3e-6").args.lr == 2e-6
     assert plan(model=model).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("method", "full", "adapter"), [("rl", 1e-5, 1e-4), ("combine", 1e-5, 1e-4), ("opd_topk", 1e-6, 1e-4)]
+)
+def test_an_adapter_learns_at_ten_times_the_rate(method: str, full: float, adapter: float, tmp_path: Path) -> None:
+    model = config_only(tmp_path / "model")
+    assert plan(method, model=model).args.lr == full
+    made = plan(method, model=model, USE_LORA="1")
+    assert (made.args.lr, made.warnings) == (pytest.approx(adapter), ())
+    tiny, tiny_adapter = (make_plan(TINY_CPU, method, None, (), {"HF_CKPT": str(model), "USE_LORA": on}) for on in "01")
+    assert tiny_adapter.args.lr == pytest.approx(max(10 * tiny.args.lr, 1e-4))
+    low = plan(method, model=model, USE_LORA="1", LEARNING_RATE="1e-5")
+    assert low.args.lr == 1e-5
+    assert "an adapter needs about ten times the rate" in low.warnings[0]
+    assert f"warning: {low.warnings[0]}" in describe(low)
 
 
 def test_methods_differ_where_they_should(tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ def test_what_works_together_parses(base: list[str], words: str) -> None:
         ("--advantage-estimator reinforce_plus_plus_baseline", "add --normalize-advantages"),
         ("--kl-coef 0.1", "--kl-coef has no effect with --advantage-estimator grpo; use --use-kl-loss"),
         (f"{WHITE} --kl-coef 0.1 --use-kl-loss --kl-loss-coef 0.1", "count the KL twice"),
+        ("--use-kl-loss --kl-loss-coef 0.1", "k1 does not depend on the reference; use --kl-loss-type k3"),
         ("--gamma 0.9", "--gamma has no effect with --advantage-estimator grpo"),
         (f"{WHITE} --gamma 1.5", "give a discount between 0 and 1"),
         (
@@ -136,3 +137,37 @@ def test_the_critic_has_the_actors_layout_and_a_folder_in_save(base: list[str], 
     published(save / "critic", 3)
     resumed = parse_args([*base, *PPO.split(), "--save", str(save), "--resume"])
     assert (resumed.critic_save, resumed.critic_load) == (str(save / "critic"), None)
+
+
+GSPO, LORA = "--advantage-estimator gspo", "--use-lora --lr"
+REJECTION = "--use-tis --custom-tis-function-path slime.algorithms.losses.rejection"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (f"{LORA} 1e-5", "--lr 1e-05 with --use-lora: an adapter needs about ten times the rate"),
+        (f"{LORA} 1e-4", ""),
+        ("--lr 1e-6", ""),
+        (GSPO, "--eps-clip 0.2 with --advantage-estimator gspo hardly ever clips"),
+        (f"{GSPO} --eps-clip 3e-4 --eps-clip-high 4e-4", ""),
+        (f"{REJECTION}.icepop_function", "are never rejected; IcePop's paper has --tis-clip-low 0.5 --tis-clip 5"),
+        (f"{REJECTION}.sequence_rejection", "are never rejected"),
+        (f"{REJECTION}.icepop_function --tis-clip-low 0.5 --tis-clip 5", ""),
+        ("--use-tis", ""),
+    ],
+)
+@pytest.mark.parametrize("dry", [False, True])
+def test_a_setting_that_hardly_works_is_warned_of(
+    base: list[str], capsys: pytest.CaptureFixture[str], dry: bool, words: str, message: str
+) -> None:
+    words_of = [*base, *words.split()]
+    if dry:
+        with pytest.raises(SystemExit):
+            parse_args([*words_of, "--prompt-data", __file__, "--rollout-max-response-len", "8", "--dry-run"])
+    else:
+        parse_args(words_of)
+    shown = capsys.readouterr()
+    found = [line for line in (shown.out + shown.err).splitlines() if line.startswith("warning: --")]
+    assert len(found) == bool(message)
+    assert message in "".join(found)

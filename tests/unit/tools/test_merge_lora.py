@@ -12,15 +12,21 @@ from safetensors.torch import load_file, save_file
 from tools import merge_lora
 from transformers import AutoModelForCausalLM
 
-from slime.conversion.merge_lora import merge
+from slime.conversion.merge_lora import merge, read_adapter
 from tests.helpers import tiny_hybrid, tiny_random
 from tests.helpers.tolerance import MODEL, assert_near
 
 IDS = torch.arange(3, 23)[None]
 
 
-def adapter_of(base: Path, folder: Path, **options: Any) -> Any:
-    """Write an adapter with random halves and return PEFT's model with it."""
+def copy_as(source: Path, folder: Path, dtype: torch.dtype) -> Path:
+    """Write the model of ``source`` as ``dtype``."""
+    AutoModelForCausalLM.from_pretrained(source, dtype=dtype).save_pretrained(folder)
+    return folder
+
+
+def adapter_of(base: Path, folder: Path, size: float = 0.1, **options: Any) -> Any:
+    """Write an adapter with random halves of deviation ``size`` and return PEFT's model with it."""
     from peft import LoraConfig, get_peft_model
 
     targets = ["q_proj", "v_proj", "down_proj"]
@@ -30,7 +36,7 @@ def adapter_of(base: Path, folder: Path, **options: Any) -> Any:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if ".lora_" in name:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * size)
     model.save_pretrained(folder)
     return model
 
@@ -71,6 +77,27 @@ def test_the_dtype_can_be_chosen(tmp_path: Path, tiny_random_model: Path) -> Non
     weights = load_file(tmp_path / "merged" / "model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
     assert json.loads((tmp_path / "merged" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype", "warned"), [(1e-4, "bfloat16", True), (1e-4, "float32", False), (0.1, "bfloat16", False)]
+)
+def test_a_change_that_rounding_swallows_is_measured(
+    tmp_path: Path, tiny_random_model: Path, size: float, dtype: str, warned: bool
+) -> None:
+    base = copy_as(tiny_random_model, tmp_path / "base", torch.bfloat16)
+    adapter_of(base, tmp_path / "adapter", size=size)
+    told = merge(base, tmp_path / "adapter", tmp_path / "merged", dtype=dtype)
+    before, after = (load_file(folder / "model.safetensors") for folder in (base, tmp_path / "merged"))
+    scale, pairs = read_adapter(tmp_path / "adapter")
+    wanted = {name: scale * b.double() @ a.double() for name, (a, b) in pairs.items()}
+    left = sum(
+        float(((after[name].double() - before[name].double()) * change).sum()) for name, change in wanted.items()
+    )
+    share = left / sum(float(change.square().sum()) for change in wanted.values())
+    assert ("warning: merged weights in bfloat16 keep" in told) == warned == (share < 0.9)
+    if warned:
+        assert f"keep {max(share, 0.0):.0%} of what" in told
 
 
 def test_an_adapter_of_the_language_model_in_a_larger_model(tmp_path: Path) -> None:

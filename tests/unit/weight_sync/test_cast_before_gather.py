@@ -93,7 +93,9 @@ def test_megatron_gathers_in_the_type_of_the_push_unless_it_merges(
 ) -> None:
     gathered: list[torch.dtype] = []
 
-    def stage(model: Any, shape: Any, of: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
+    def stage(
+        model: Any, shape: Any, of: Callable[[Tensor], Tensor], dtype: Any = None
+    ) -> Iterator[tuple[str, Tensor]]:
         value = of(model.weight)
         gathered.append(value.dtype)
         yield "weight", value

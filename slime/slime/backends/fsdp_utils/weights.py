@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from slime.args import Arguments
 from slime.backends.fsdp_utils import lora
 from slime.backends.fsdp_utils.model import PolicyModel
-from slime.backends.trainer.lora import merged_weight, write_adapter
+from slime.backends.trainer.lora import MergedChange, merged_weight, write_adapter
 from slime.checkpoints.all_ranks import on_rank_zero
 
 Of = Callable[[Tensor], Tensor]
@@ -37,8 +37,9 @@ def full_weights(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield ``(name, tensor)`` of every weight, LoRA merged, cast to ``dtype``; collective, must be exhausted.
 
-    ``of`` returns the value of a parameter's shard.
+    ``of`` returns the value of a parameter's shard. If rounding loses much of what adapters changed, a warning says so.
     """
+    change = MergedChange()
     adapters = lora.lora_layers(policy.hf)
     parameters = dict(policy.hf.named_parameters())
     for name, parameter in parameters.items():
@@ -50,8 +51,10 @@ def full_weights(
         if merged:
             sides = (parameters[f"{owner}.lora_{side}.{lora.ADAPTER}.weight"] for side in "AB")
             lora_a, lora_b = (gather(of(side), device) for side in sides)
-            value = merged_weight(value, lora_a, lora_b, adapters[owner].scaling[lora.ADAPTER])
+            whole = merged_weight(value, lora_a, lora_b, adapters[owner].scaling[lora.ADAPTER])
+            value = change.rounded(value, whole, dtype)
         yield name.replace(".base_layer.", "."), value.to(dtype)
+    change.log(dtype)
 
 
 def adapter_weights(policy: PolicyModel, *, device: torch.device, of: Of = torch.Tensor.detach) -> dict[str, Tensor]:

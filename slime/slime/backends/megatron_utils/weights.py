@@ -22,7 +22,7 @@ from slime.backends.megatron_utils.load_hf import first_layer
 from slime.backends.megatron_utils.lora import adapters_of
 from slime.backends.megatron_utils.mapping import from_megatron, recipe
 from slime.backends.megatron_utils.parallel import groups
-from slime.backends.trainer.lora import merged_weight
+from slime.backends.trainer.lora import MergedChange, merged_weight
 
 Of = Callable[[Tensor], Tensor]
 
@@ -50,11 +50,15 @@ def _stage_adapters(model: Any, of: Of) -> Iterator[tuple[str, float, Tensor, Te
             yield linear.prefix + name, linear.scale, lora_a, lora_b
 
 
-def _merged_stage(model: Any, shape: Shape, of: Of) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights of :func:`_stage_weights` with adapters merged."""
+def _merged_stage(model: Any, shape: Shape, of: Of, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights of :func:`_stage_weights` with adapters merged and rounded to ``dtype``, float32 without one."""
+    change = MergedChange()
     adapters = {f"{name}.weight": (a, b, scale) for name, scale, a, b in _stage_adapters(model, of)}
     for name, value in _stage_weights(model, shape, of):
-        yield name, merged_weight(value, *adapters[name]) if name in adapters else value
+        if name in adapters:
+            value = change.rounded(value, merged_weight(value, *adapters[name]), dtype or torch.float32)
+        yield name, value
+    change.log(dtype or torch.float32)
 
 
 def _stage_weights(model: Any, shape: Shape, of: Of) -> Iterator[tuple[str, Tensor]]:
@@ -88,7 +92,7 @@ def full_weights(
     ``of`` selects another tensor of each parameter, of the same shape. The iterator must be exhausted.
     """
     if adapters_of(model) is not None:
-        yield from _of_all_stages(model, lambda: _merged_stage(model, shape, of), dtype)
+        yield from _of_all_stages(model, lambda: _merged_stage(model, shape, of, dtype), dtype)
         return
 
     def cast(parameter: Tensor) -> Tensor:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 
 from slime.args import Arguments
 from slime.checkpoints.checkpoint_folder import fresh_folder, replace_folder
 from slime.exceptions import CheckpointError
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_TARGETS = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
 
@@ -63,6 +67,50 @@ def _as_typed(value: Any) -> str:
 def merged_weight(base: Tensor, lora_a: Tensor, lora_b: Tensor, scaling: float) -> Tensor:
     """Return ``W + scaling * B A`` in float32 (Hu et al. 2021) as a new tensor."""
     return torch.addmm(base.float(), lora_b.float(), lora_a.float(), alpha=scaling)
+
+
+class MergedChange:
+    """Measure how much of the adapters' change is left when merged weights are rounded.
+
+    With ``D`` the change in float32 and ``R`` what it is after rounding, the share is ``<R, D> / <D, D>`` over all weights. A
+    change of much less than half a unit in the last place of the base weight is lost: bfloat16 has 8 bits, so the first
+    updates of a run may not show in merged weights at all, though the adapter has them.
+    """
+
+    SMALL = 0.9
+
+    def __init__(self) -> None:
+        self._whole: list[Tensor] = []
+        self._left: list[Tensor] = []
+
+    def rounded(self, base: Tensor, merged: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return ``merged`` (float32) as ``dtype`` and count what is left of its difference from ``base``."""
+        result = merged.to(dtype)
+        change, base = merged - base.float(), base.float()
+        self._whole.append(change.square().sum())
+        self._left.append((change * (result.float() - base)).sum())
+        return result
+
+    @property
+    def share(self) -> float:
+        """Return what is left, 1 without any change."""
+        whole = sum(float(value) for value in self._whole)
+        return sum(float(value) for value in self._left) / whole if whole > 0.0 else 1.0
+
+    def warning(self, dtype: torch.dtype) -> str | None:
+        """Return a line that says what was lost and what to do; None if at most a tenth was."""
+        if self.share >= self.SMALL:
+            return None
+        return (
+            f"merged weights in {str(dtype).removeprefix('torch.')} keep {max(self.share, 0.0):.0%} of what the adapter "
+            "changed; serve the adapter itself, or merge in float32 (merge_lora.py --dtype float32)"
+        )
+
+    def log(self, dtype: torch.dtype) -> None:
+        """Log the warning, if there is one, on the first rank."""
+        first = not dist.is_initialized() or dist.get_rank() == 0
+        if first and (lost := self.warning(dtype)):
+            logger.warning(lost)
 
 
 def write_adapter(args: Arguments, tensors: dict[str, Tensor], path: Path) -> None:
