@@ -160,6 +160,8 @@ def read_config(path: Path, allowed_urls: str = "") -> ToolConfig:
         raise ConfigError(f"TOOLS_CONFIG={path} cannot be read: {error}; name a JSON file") from error
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path} is no JSON: {error}; correct that place") from error
+    except RecursionError:
+        raise ConfigError(f"{path} nests its values too deep; write fewer levels") from None
     entries = content.get("tools") if isinstance(content, dict) else content
     if not isinstance(entries, list) or not entries:
         raise ConfigError(f'{path} has no tools; write a JSON list of them, or {{"tools": [...]}}')

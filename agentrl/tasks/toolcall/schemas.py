@@ -1,11 +1,13 @@
 """JSON schemas of tools' arguments: which are accepted, and what checks arguments.
 
-Guarantee: a reference leads to a place within its own schema. Nothing is read from files or the network, whatever a server's schema says.
+Guarantees: a reference leads to a place within its own schema. Nothing is read from files or the network, whatever a server's schema says. A check
+takes no time of the event loop: a schema or arguments that may be slow are checked by a worker process with a time limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jsonschema
@@ -14,9 +16,28 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
-from agentrl.exceptions import ConfigError
+from agentrl.exceptions import ConfigError, InvalidError
+from slime.rollout.rm_hub.workers import GraderPool, GraderTimeout
 
+CHECK_S = 2.0
+WORKERS = 2
+MOST_PROBLEMS = 3
+MOST_CHARACTERS = 200
+"""Of a problem."""
+QUICK_VALUES = 1000
+"""Most values in arguments that are checked without a worker."""
+QUICK_DEPTH = 20
+QUICK = frozenset(
+    [
+        *("type", "properties", "required", "additionalProperties", "items", "enum", "const"),
+        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength"),
+        *("minItems", "maxItems", "minProperties", "maxProperties"),
+        *("title", "description", "default", "examples", "$schema"),
+    ]
+)
+"""Keywords whose check takes a time that grows with the arguments only: no pattern, no reference, no alternative."""
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+ENDLESS = "its parameters refer to themselves without an end"
 
 
 def check_schema(where: str, schema: dict[str, Any]) -> None:
@@ -25,12 +46,39 @@ def check_schema(where: str, schema: dict[str, Any]) -> None:
     Raises:
         ConfigError: begins with ``where``.
     """
+    if problem := problem_of_schema(schema):
+        raise ConfigError(f"{where}: {problem}")
+
+
+async def check_foreign_schema(where: str, schema: dict[str, Any]) -> None:
+    """Do the same for the schema of a server, in a worker.
+
+    Raises:
+        ConfigError: begins with ``where``.
+    """
+    try:
+        problem = await _pool().grade("problem_of_schema", schema=schema)
+    except (GraderTimeout, ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: its parameters cannot be checked: {error}; do without that tool") from error
+    if problem:
+        raise ConfigError(f"{where}: {problem}")
+
+
+def problem_of_schema(schema: dict[str, Any]) -> str | None:
+    """Return why a schema is unusable for arguments, and what to write; None if it is usable."""
+    try:
+        return _problem_of_schema(schema)
+    except RecursionError:
+        return f"{ENDLESS}, or are too deep; write a schema of fewer levels"
+
+
+def _problem_of_schema(schema: dict[str, Any]) -> str | None:
     try:
         validator_for(schema, jsonschema.Draft202012Validator).check_schema(schema)
     except jsonschema.SchemaError as error:
-        raise ConfigError(f"{where}: its parameters are no JSON schema: {error.message}; correct them") from error
+        return f"its parameters are no JSON schema: {error.message[:MOST_CHARACTERS]}; correct them"
     if schema and schema.get("type") != "object":
-        raise ConfigError(f'{where}: its parameters have the type {schema.get("type")!r}; write "type": "object"')
+        return f'its parameters have the type {schema.get("type")!r}; write "type": "object"'
     resolver = Registry().resolver_with_root(DRAFT202012.create_resource(schema))
     for reference in _references(schema):
         try:
@@ -38,20 +86,88 @@ def check_schema(where: str, schema: dict[str, Any]) -> None:
                 raise Unresolvable(reference)
             resolver.lookup(reference)
         except Unresolvable:
-            raise ConfigError(
-                f"{where}: its parameters refer to {reference!r}; write a reference to a place in them, such as #/$defs/NAME"
-            ) from None
+            return f"its parameters refer to {reference!r}; write a reference to a place in them, such as #/$defs/NAME"
+    return None
 
 
-def problems_of(schema: dict[str, Any], arguments: Any) -> Iterator[jsonschema.ValidationError]:
-    """Yield what is wrong with arguments."""
+async def problems_of(schema: dict[str, Any], arguments: Any) -> list[str]:
+    """Return what is wrong with arguments, at most `MOST_PROBLEMS` lines.
+
+    Raises:
+        InvalidError: they cannot be checked within `CHECK_S`.
+    """
+    if _is_quick(schema) and _counted(arguments, QUICK_DEPTH) <= QUICK_VALUES:
+        return problems_of_arguments(schema, arguments)
+    try:
+        return await _pool().grade("problems_of_arguments", schema=schema, arguments=arguments)
+    except (GraderTimeout, ValueError, RecursionError):
+        raise InvalidError(
+            f"the arguments cannot be checked within {CHECK_S:g} s; send shorter ones", code="invalid_arguments"
+        ) from None
+
+
+def problems_of_arguments(schema: dict[str, Any], arguments: Any) -> list[str]:
+    """Return what is wrong with arguments, in this process."""
     kind = validator_for(schema, jsonschema.Draft202012Validator)
-    # The default registry would fetch what a schema refers to.
-    return kind(schema, registry=Registry()).iter_errors(arguments)
+    found: list[str] = []
+    try:
+        # The default registry would fetch what a schema refers to.
+        for error in kind(schema, registry=Registry()).iter_errors(arguments):
+            found.append(_said(error))
+            if len(found) == MOST_PROBLEMS:
+                break
+    except Unresolvable as error:
+        return [f"the tool's schema refers to {error.ref}, which it lacks"]
+    except RecursionError:
+        return [f"the tool cannot be called: {ENDLESS}, or the arguments are too deep"]
+    return found
 
 
-def _references(part: Any) -> Iterator[str]:
-    if isinstance(part, dict):
-        yield from (part[key] for key in REFERENCES if isinstance(part.get(key), str))
-    for each in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
-        yield from _references(each)
+@functools.cache
+def _pool() -> GraderPool:
+    """Return this process's workers; graders have others, so that no schema delays a grade."""
+    return GraderPool(WORKERS, CHECK_S, __name__)
+
+
+def _said(error: jsonschema.ValidationError) -> str:
+    place = ".".join(str(part) for part in error.absolute_path)
+    text = f"{place}: {error.message}" if place else error.message
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}..."
+
+
+def _is_quick(schema: Any, depth: int = QUICK_DEPTH) -> bool:
+    """Return whether a schema has only keywords of `QUICK`, at every place of it."""
+    if isinstance(schema, bool):
+        return True
+    if not isinstance(schema, dict) or not depth or not schema.keys() <= QUICK:
+        return False
+    below = [*schema["properties"].values()] if isinstance(schema.get("properties"), Mapping) else []
+    below += [schema[key] for key in ("items", "additionalProperties") if key in schema]
+    listed = schema.get("enum", ())
+    return len(listed) <= QUICK_VALUES and all(_is_quick(each, depth - 1) for each in below)
+
+
+def _counted(value: Any, depth: int) -> int:
+    """Return how many values there are, or more than `QUICK_VALUES` if they are too many or nested too deep."""
+    if not isinstance(value, dict | list):
+        return 1
+    if not depth:
+        return QUICK_VALUES + 1
+    total = 1
+    for each in value.values() if isinstance(value, dict) else value:
+        total += _counted(each, depth - 1)
+        if total > QUICK_VALUES:
+            break
+    return total
+
+
+def _references(schema: dict[str, Any]) -> Iterator[str]:
+    """Yield the references at all places that are schemas; a ``$ref`` within a default or an enum is data."""
+    below = [DRAFT202012.create_resource(schema)]
+    while below:
+        resource = below.pop()
+        if isinstance(found := resource.contents, dict):
+            yield from (found[key] for key in REFERENCES if isinstance(found.get(key), str))
+            older = found.get("definitions")  # where drafts before 2019-09 have what $defs has
+            below += map(DRAFT202012.create_resource, older.values()) if isinstance(older, dict) else ()
+        below += resource.subresources()

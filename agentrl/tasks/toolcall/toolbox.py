@@ -10,15 +10,12 @@ from collections.abc import Collection, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
-import jsonschema
-from referencing.exceptions import Unresolvable
-
 from agentrl.exceptions import ConfigError, InvalidError
 from agentrl.protocol import JsonObject
 from agentrl.sandbox.interface import Door, Limits, SandboxSpec
 from agentrl.sandbox.streams import SandboxStream
 from agentrl.tasks.toolcall.config import McpServer, ToolConfig
-from agentrl.tasks.toolcall.schemas import check_schema, problems_of
+from agentrl.tasks.toolcall.schemas import check_foreign_schema, problems_of
 from agentrl.tasks.toolcall.secret_files import covers
 from agentrl.tasks.toolcall.tools.interface import Room, Tool, World, described
 from agentrl.tasks.toolcall.tools.mcp import McpConnection, lines_transport
@@ -29,7 +26,6 @@ LIMITS: Mapping[Room, Limits] = {
     "tools": Limits(memory_mib=512, cpus=1.0, processes=128, disk_mib=64),
 }
 LONGEST_EPISODE_S = 7200.0
-MOST_PROBLEMS = 3
 
 
 class Toolbox:
@@ -104,14 +100,8 @@ class Toolbox:
             raise InvalidError(
                 f"there is no tool {name[:64]!r}; there are {', '.join(self._tools)}", code="unknown_tool"
             )
-        try:
-            errors = [_said(error) for error in problems_of(tool.parameters, arguments)][:MOST_PROBLEMS]
-        except Unresolvable as error:
-            raise InvalidError(
-                f"the schema of {name} refers to {error.ref}, which it lacks", code="tool_error"
-            ) from None
-        if errors:
-            raise InvalidError(f"the arguments of {name} are wrong: {'; '.join(errors)}", code="invalid_arguments")
+        if problems := await problems_of(tool.parameters, arguments):
+            raise InvalidError(f"the arguments of {name} are wrong: {'; '.join(problems)}", code="invalid_arguments")
         return await tool.call(arguments, world)
 
     async def close(self) -> None:
@@ -133,11 +123,5 @@ class Toolbox:
         for tool in await connection.tools(allow, "tools" if server.command else None):
             if tool.name in self._tools:
                 raise ConfigError(f"the MCP server {server.label} has a tool {tool.name}, which there is already")
-            check_schema(f"the tool {tool.name} of the MCP server {server.label}", tool.parameters)
+            await check_foreign_schema(f"the tool {tool.name} of the MCP server {server.label}", tool.parameters)
             self._tools[tool.name] = tool
-
-
-def _said(error: jsonschema.ValidationError) -> str:
-    place = ".".join(str(part) for part in error.absolute_path)
-    text = error.message if len(error.message) <= 200 else f"{error.message[:200]}..."
-    return f"{place}: {text}" if place else text

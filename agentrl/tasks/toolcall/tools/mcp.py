@@ -2,7 +2,7 @@
 
 A server with a command runs in the episode's ``tools`` sandbox and speaks over its stdin and stdout. A server with a URL runs elsewhere; the URL
 must be allowed by ``TOOLCALL_ALLOWED_URLS``. Guarantees: nothing that a server says is run here. A server that refuses a call is an error that the
-agent sees; one that is lost is an `InfraError`.
+agent sees, and so is an answer that is no result of a tool. One that is lost, or whose list of tools is none, is an `InfraError`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from agentrl.tasks.toolcall.tools.interface import Room, World, clipped
 
 if TYPE_CHECKING:
     from mcp import Client
+    from mcp_types import CallToolResult
 
 CONNECT_S = 60.0
 LISTING_S = 60.0
 """Seconds of all pages of a server's list together."""
 MOST_PAGES = 50
 MOST_SHOWN = 8192
+MOST_REASON = 300
 MOST_TOOLS = 200
 MISSING = "MCP tools need the MCP SDK; install it with: pip install 'mcp>=2.3,<3'"
 Transport = AbstractAsyncContextManager[Any]
@@ -106,7 +108,13 @@ class McpConnection:
         found: dict[str, McpTool] = {}
         cursor: str | None = None
         for _ in range(MOST_PAGES):
-            page = await self._asked("list_tools", cursor=cursor)
+            try:
+                page = await self._asked("list_tools", cursor=cursor)
+            except _odd_answers() as error:
+                reason = _first_line(error)
+                raise InfraError(
+                    f"the MCP server {self._label} does not list its tools: {reason}", code="mcp_failed"
+                ) from error
             for each in page.tools:
                 found[each.name] = McpTool(each.name, each.description or each.name, each.input_schema, self, room)
             if len(found) > MOST_TOOLS:
@@ -125,6 +133,7 @@ class McpConnection:
             InvalidError: the server refuses the call, or takes too long.
             InfraError: the server is lost.
         """
+        import anyio
         from mcp import MCPError
         from mcp_types import CONNECTION_CLOSED
 
@@ -136,10 +145,19 @@ class McpConnection:
             if error.code == CONNECTION_CLOSED:
                 raise InfraError(f"the MCP server {self._label} ended", code="mcp_failed") from error
             raise InvalidError(f"{name}: {error}", code="tool_error") from None
-        text = clipped("\n".join(map(_text, result.content)), MOST_SHOWN)
+        except (anyio.ClosedResourceError, anyio.BrokenResourceError) as error:
+            raise InfraError(f"the MCP server {self._label} ended", code="mcp_failed") from error
+        except _odd_answers() as error:
+            raise InvalidError(
+                f"{name} answered with what is no result of a tool: {_first_line(error)}", code="tool_error"
+            ) from None
+        text = "\n".join(map(_text, result.content))
+        if not text and result.structured_content is not None:
+            text = json.dumps(result.structured_content, ensure_ascii=False)
+        text = clipped(text, MOST_SHOWN)
         if result.is_error:
             raise InvalidError(text or f"{name} failed", code="tool_error")
-        return text or json.dumps(result.structured_content, ensure_ascii=False)
+        return text
 
     async def close(self) -> None:
         """End the session; a second call does nothing."""
@@ -166,6 +184,8 @@ class McpConnection:
 
     async def _own(self, server: Transport | str, ready: asyncio.Future[None]) -> None:
         async with client_of()(server) as self._client:
+            # The SDK would check a result against the server's own schema in the event loop, where a pattern may take for ever.
+            self._client.session.validate_tool_result = _unchecked
             ready.set_result(None)
             await self._stop.wait()
 
@@ -225,8 +245,38 @@ async def lines_transport(reader: StreamReader, writer: StreamWriter) -> AsyncIt
 
 
 def _text(content: Any) -> str:
-    """Return a content block as text; what is no text is named."""
-    return content.text if content.type == "text" else f"[{content.type}]"
+    """Return a content block as text; what is no text is named with its address and type, as far as it has them."""
+    if content.type == "text":
+        return content.text
+    source = content.resource if content.type == "resource" else content
+    if isinstance(text := getattr(source, "text", None), str):
+        return text
+    facts = (getattr(source, "uri", None), getattr(source, "mime_type", None))
+    return f"[{' '.join([content.type, *(str(fact) for fact in facts if fact)])}]"
+
+
+def _odd_answers() -> tuple[type[Exception], ...]:
+    """Return what the SDK raises for an answer that it cannot read; a lost server is known before."""
+    import anyio
+    from mcp import MCPError
+
+    return (
+        MCPError,
+        ValueError,
+        RuntimeError,
+        LookupError,
+        TypeError,
+        anyio.ClosedResourceError,
+        anyio.BrokenResourceError,
+    )
+
+
+async def _unchecked(name: str, result: CallToolResult) -> None:
+    """Accept a result as it is."""
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:MOST_REASON]
 
 
 def _reason(error: BaseException) -> str:

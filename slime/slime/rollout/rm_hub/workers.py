@@ -26,6 +26,7 @@ START_SECONDS = 120.0
 MEMORY_BYTES = 4 * 2**30
 MOST_WORKERS = 8
 MODULE = "slime.rollout.rm_hub.worker_main"
+ANSWERS = "slime.rollout.rm_hub.equal_answers"
 
 
 class GraderTimeout(SlimeError, TimeoutError):
@@ -35,10 +36,11 @@ class GraderTimeout(SlimeError, TimeoutError):
 class _Worker:
     """One process and its connection; used by one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, functions: str, seconds: float) -> None:
         self._connection, theirs = Pipe()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-        command = [sys.executable, "-m", MODULE, str(theirs.fileno()), str(GRADE_SECONDS), str(MEMORY_BYTES)]
+        limits = (str(seconds), str(MEMORY_BYTES))
+        command = [sys.executable, "-m", MODULE, str(theirs.fileno()), *limits, functions]
         try:
             self._process = subprocess.Popen(
                 command, env=environment, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, start_new_session=True
@@ -75,8 +77,15 @@ class _Worker:
 class GraderPool:
     """Threads that own one worker each; further calls wait in a queue."""
 
-    def __init__(self, workers: int, seconds: float = GRADE_SECONDS) -> None:
-        self._seconds = seconds
+    def __init__(self, workers: int, seconds: float = GRADE_SECONDS, functions: str = ANSWERS) -> None:
+        """Prepare; a worker starts with its first call.
+
+        Args:
+            workers: processes.
+            seconds: time limit of a call.
+            functions: module whose functions are called.
+        """
+        self._seconds, self._functions = seconds, functions
         self._workers: dict[int, _Worker] = {}
         self._executor = ThreadPoolExecutor(workers, thread_name_prefix="grader")
 
@@ -87,7 +96,7 @@ class GraderPool:
             self._workers.popitem()[1].kill()
 
     async def grade(self, name: str, **arguments: Any) -> Any:
-        """Return the result of function ``name`` of :mod:`worker_main` for ``arguments`` (plain data).
+        """Return the result of function ``name`` of the pool's module for ``arguments`` (plain data).
 
         Raises:
             GraderTimeout: the grade takes too long, or its worker died.
@@ -101,7 +110,7 @@ class GraderPool:
     def _grade(self, name: str, arguments: dict[str, Any]) -> Any:
         thread = threading.get_ident()
         if thread not in self._workers:
-            self._workers[thread] = _Worker()
+            self._workers[thread] = _Worker(self._functions, max(self._seconds, GRADE_SECONDS))
         try:
             return self._workers[thread].call(name, arguments, self._seconds)
         except (GraderTimeout, OSError):

@@ -12,13 +12,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from referencing.exceptions import Unresolvable
 
 from agentrl.exceptions import ConfigError, InfraError, InvalidError
 from agentrl.tasks.toolcall import secret_files
 from agentrl.tasks.toolcall.config import BUILTIN, ToolConfig, read_config
 from agentrl.tasks.toolcall.environment import ToolCallEnvironment, weight_of
-from agentrl.tasks.toolcall.schemas import check_schema, problems_of
+from agentrl.tasks.toolcall.schemas import check_schema, problem_of_schema, problems_of_arguments
 from agentrl.tasks.toolcall.toolbox import Toolbox
 from agentrl.tasks.toolcall.tools import mcp
 from agentrl.tasks.toolcall.tools.code import CodeInterpreter
@@ -63,17 +62,58 @@ def referring(place: str) -> dict[str, Any]:
     return {**python(), "function": {"name": "a", "parameters": schema}}
 
 
-def test_a_schema_reads_no_file_of_the_host(write: Write, tmp_path: Path) -> None:
+async def test_a_schema_reads_no_file_of_the_host(write: Write, tmp_path: Path) -> None:
     """Neither when it is accepted nor when arguments are checked, also if a server's schema was not checked before."""
     (tmp_path / "key.json").write_text('{"const": "open-sesame"}')
     outside = referring((tmp_path / "key.json").as_uri())["function"]["parameters"]
     with pytest.raises(ConfigError, match="refer to"):
         check_schema("it", outside)
-    with pytest.raises(Unresolvable):
-        list(problems_of(outside, {"city": "x"}))
+    [problem] = problems_of_arguments(outside, {"city": "x"})
+    assert "refers to file:" in problem
     read_config(write([referring("#/$defs/name")]))
     inside = referring("#/$defs/name")["function"]["parameters"]
-    assert [each.message for each in problems_of(inside, {"city": "x"})] == ["'Rome' was expected"]
+    assert problems_of_arguments(inside, {"city": "x"}) == ["city: 'Rome' was expected"]
+
+
+@pytest.mark.parametrize("keyword", ["default", "const", "enum", "examples"])
+def test_data_in_a_schema_is_no_reference(keyword: str, write: Write) -> None:
+    data: Any = {"$ref": "see manual", "$dynamicRef": "#nowhere", "properties": {"a": {"$ref": "nowhere"}}}
+    value = [data] if keyword in ("enum", "examples") else data
+    schema = {
+        "type": "object",
+        "properties": {"x": {keyword: value}, "default": {"$ref": "#/$defs/a"}},
+        "$defs": {"a": {}},
+    }
+    read_config(write([{**python(), "function": {"name": "a", "parameters": schema}}]))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"default": {"$ref": "nowhere"}}},
+        {"properties": {"a": {"items": {"anyOf": [{"not": {"$ref": "#/$defs/missing"}}]}}}},
+        {"patternProperties": {"^a": {"$ref": "other.json"}}},
+        {"definitions": {"a": {"properties": {"b": {"$ref": "http://x/y"}}}}},
+        {"$defs": {"a": {"if": {"$dynamicRef": "nowhere"}}}},
+        {"dependentSchemas": {"a": {"unevaluatedProperties": {"$ref": "nowhere"}}}},
+    ],
+)
+def test_a_reference_to_nowhere_is_found_at_every_place_of_a_schema(schema: dict[str, Any]) -> None:
+    assert "refer to" in (problem_of_schema({"type": "object", **schema}) or "")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"tools": ' * 5000, '[{"function": ' + "[" * 20_000])
+def test_a_file_of_brackets_is_refused_in_a_line(text: str, write: Write) -> None:
+    with pytest.raises(ConfigError, match=r"nests its values too deep|is no JSON"):
+        read_config(write(text))
+
+
+def test_a_schema_of_many_levels_is_refused_in_a_line() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(3000):
+        deep = {"properties": {"a": deep}}
+    with pytest.raises(ConfigError, match="write a schema of fewer levels"):
+        check_schema("it", {"type": "object", **deep})
 
 
 def test_every_kind_is_read(write: Write, tmp_path: Path) -> None:

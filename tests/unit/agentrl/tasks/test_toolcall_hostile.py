@@ -1,14 +1,11 @@
-"""Hostile schemas, services and arguments end as errors that the agent sees."""
+"""Hostile services and arguments end as errors that the agent sees."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
 from agentrl.exceptions import InvalidError
 from agentrl.sandbox.interface import Sandbox
-from agentrl.tasks.toolcall.config import ToolConfig
-from agentrl.tasks.toolcall.toolbox import Toolbox
 from agentrl.tasks.toolcall.tools.http import HttpTool
 from agentrl.tasks.toolcall.tools.interface import Room, World
 
@@ -18,15 +15,6 @@ async def _no_room(room: Room) -> Sandbox:
 
 
 WORLD = World({}, {}, _no_room)
-
-
-def test_schema_of_a_tool_reads_no_file_of_the_host(tmp_path: Path) -> None:
-    secret = tmp_path / "schema.json"
-    secret.write_text('{"const": "secret"}')
-    schema = {"type": "object", "properties": {"a": {"$ref": secret.as_uri()}}}
-    config = ToolConfig(own={"t": HttpTool("t", "", schema, "http://127.0.0.1:9", "POST", 1.0)})
-    with pytest.raises(InvalidError, match="refers to"):
-        asyncio.run(Toolbox(config, (), "p").call("t", {"a": 1}, WORLD))
 
 
 def test_arguments_too_long_for_a_url_are_an_error_of_the_call() -> None:
