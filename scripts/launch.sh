@@ -117,5 +117,5 @@ agent_learning() {
         set_up_sandboxes
         if [ "$2" = gui ]; then bash "$openclaw_root/scripts/setup_chromium.sh"; fi
     fi
-    program "$openclaw_root/openclaw-test/agent_learning.py" "$@"
+    LAUNCHED_AS="$(started_as)" program "$openclaw_root/openclaw-test/agent_learning.py" "$@"
 }

@@ -1,11 +1,12 @@
 """What a run did, read from its records of episodes: nothing here is taken from what a program prints.
 
-An episode of the evaluation belongs to ``before`` or ``after`` by the weights that sampled it.
+An episode of the evaluation belongs to ``before`` or ``after`` by the weights that sampled it. Of a sample that a continued run
+played again, the last episode counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,19 +71,34 @@ class Outcomes:
     @property
     def trained(self) -> list[Outcome]:
         """Episodes that were sampled for training."""
-        return [each for each in self.found if not each.evaluated]
+        return _newest(each for each in self.found if not each.evaluated)
 
     def evaluated(self, last: bool) -> list[Outcome]:
         """Return the episodes of the evaluation before the first update, or of the last one, after an update."""
         found = [each for each in self.found if each.evaluated]
         versions = sorted({each.version for each in found})
         wanted = versions[-1:] if last and len(versions) > 1 else [] if last else versions[:1]
-        return [each for each in found if each.version in wanted]
+        return _newest(each for each in found if each.version in wanted)
+
+
+def _newest(found: Iterable[Outcome]) -> list[Outcome]:
+    """Return the last episode of each sample, in the order in which they ended; a record's name is ``SAMPLE-CHANCE``."""
+    newest: dict[str, Outcome] = {}
+    for each in found:
+        sample = each.name.rpartition("-")[0]
+        newest.pop(sample, None)
+        newest[sample] = each
+    return [*newest.values()]
 
 
 def share(found: Sequence[Outcome]) -> float | None:
     """Return the share of solved episodes; None without any."""
     return round(sum(each.solved for each in found) / len(found), 4) if found else None
+
+
+def percent(value: float | None) -> str:
+    """Return a share as a person reads it."""
+    return "-" if value is None else f"{value:.0%}"
 
 
 def transcript(folder: Path, name: str) -> str:

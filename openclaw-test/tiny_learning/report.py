@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 
-from tiny_learning.outcomes import Outcome, Outcomes, share, transcript
+from tiny_learning.outcomes import Outcome, Outcomes, percent, share, transcript
 from tiny_learning.training import Plan
 
 Report = dict[str, Any]
@@ -40,7 +40,7 @@ def make(plan: Plan, outcomes: Outcomes, seconds: float) -> Report:
         "episodes": len(trained),
         "infrastructure_failures": outcomes.lost,
         "trained_tokens": sum(each.tokens for each in trained),
-        "curve": curve(trained, plan.sizes.prompts * plan.sizes.samples),
+        "curve": curve(trained, plan.batch),
         "judge": judge_figures(trained) if plan.process_reward else None,
         "warm_start": plan.model.name,
         "example": example(plan.folder, before, after),
@@ -85,8 +85,11 @@ def example(folder: Path, before: list[Outcome], after: list[Outcome]) -> dict[s
 def show(report: Report, console: Console) -> None:
     """Print the example and the table."""
     if report["example"]:
-        console.print(Panel(report["example"]["before"], title="before", border_style="red"))
-        console.print(Panel(report["example"]["after"], title="after", border_style="green"))
+        asked, before, after = apart(report["example"]["before"], report["example"]["after"])
+        if asked:
+            console.print(Panel(asked, title=f"held-out task {report['example']['task']}"))
+        console.print(Panel(before, title="before training", border_style="red"))
+        console.print(Panel(after, title="after", border_style="green"))
     kind = "outcome and process reward" if report["process_reward"] else "outcome reward"
     table = Table(
         "solved, held-out tasks", "before", "after", title=f"{report['task']}: {report['updates']} updates, {kind}"
@@ -96,12 +99,19 @@ def show(report: Report, console: Console) -> None:
         name = f"{family} (not trained)" if family == report["unseen_family"] else family
         rows.append((name, found["before"], found["after"]))
     for name, *values in rows:
-        table.add_row(name, *("-" if value is None else f"{value:.2f}" for value in values))
+        table.add_row(name, *map(percent, values))
     console.print(table)
     console.print(
         f"{report['episodes']} episodes and {report['trained_tokens']} tokens trained, "
         f"{report['infrastructure_failures']} lost to the infrastructure; {report['seconds_total']:.0f} s in all"
     )
+
+
+def apart(before: str, after: str) -> tuple[str, str, str]:
+    """Return the lines that two transcripts begin with, and what is left of each."""
+    left, right = before.splitlines(), after.splitlines()
+    same = next((n for n, pair in enumerate(zip(left, right, strict=False)) if pair[0] != pair[1]), 0)
+    return "\n".join(left[:same]), "\n".join(left[same:]), "\n".join(right[same:])
 
 
 def save_plot(report: Report, path: Path) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.pool_process import start_pool
+from openclaw.launch.report import STARTED_AS
 from slime.utils.process import ChildProcess, spawn
 from tiny_learning.traces import AgentTasks
 
@@ -65,6 +66,17 @@ class Plan:
     seed: int
     process_reward: bool
     sizes: Sizes
+    resumed: bool = False
+
+    @property
+    def batch(self) -> int:
+        """Episodes of an update."""
+        return self.sizes.prompts * self.sizes.samples
+
+    @property
+    def evaluated(self) -> int:
+        """Episodes of an evaluation."""
+        return len(self.tasks.families) * self.sizes.heldout * EVALUATED_TWICE
 
     @property
     def log(self) -> Path:
@@ -92,7 +104,7 @@ class Plan:
         words = [
             *("--device", "cpu", "--actor-num-gpus-per-node", "1", "--rollout-num-gpus", "1"),
             *("--hf-checkpoint", self.model, "--run-dir", self.folder, "--save", self.folder / "checkpoints"),
-            *("--save-interval", self.updates, "--seed", self.seed, "--rollout-seed", self.seed),
+            *("--save-interval", 1, "--seed", self.seed, "--rollout-seed", self.seed),
             *("--prompt-data", trained, "--input-key", "prompt", "--metadata-key", "metadata"),
             *("--custom-generate-function-path", GENERATE, "--dynamic-history"),
             *("--num-rollout", self.updates, "--rollout-batch-size", sizes.prompts),
@@ -104,6 +116,8 @@ class Plan:
             *("--eval-interval", self.updates, "--eval-prompt-data", "heldout", heldout),
             *("--n-samples-per-eval-prompt", EVALUATED_TWICE, "--sglang-context-length", "2048"),
         ]
+        if self.resumed:
+            words.append("--resume")
         if self.process_reward:
             words += ["--prm-enable", "--prm-num-gpus", "1", "--prm-model-path", self.model, "--prm-m", sizes.votes]
             words += ["--prm-temperature", TEMPERATURE, "--prm-max-new-tokens", "40"]
@@ -114,7 +128,7 @@ class Plan:
         """Return the trainer's variables."""
         paths = [str(REPOSITORY), str(REPOSITORY / "slime"), os.environ.get("PYTHONPATH", "")]
         return {
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if name != STARTED_AS},
             **self.tasks.variables,
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "HF_HUB_OFFLINE": "1",

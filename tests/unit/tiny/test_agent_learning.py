@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 
 import agent_learning
 import pytest
+from rich.console import Console
 from tiny_learning import report
 from tiny_learning.encode import Coder
 from tiny_learning.outcomes import Outcomes, share, transcript
@@ -30,6 +32,7 @@ from agentrl.tasks.swe.draft import FIRST, SECOND
 from agentrl.tasks.swe.families.easy import NOUNS
 from agentrl.tasks.toolcall.draft import THINGS
 from slime.arguments import parse_args
+from slime.arguments.checkpoint import LATEST
 
 SETS = [each for each in TASK_SETS.values() if isinstance(each, TaskSet)]
 NAMED = {*WORDS, *THINGS, *NOUNS, *FIRST, *SECOND} - {"table"}  # which is an argument of a tool, too
@@ -236,6 +239,113 @@ def test_figures_are_those_of_the_records(tmp_path: Path) -> None:
     json.dumps(made)
     report.save_plot(made, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 1000
+
+
+def test_an_episode_that_a_continued_run_plays_again_counts_once(tmp_path: Path) -> None:
+    tasks = TASK_SETS["terminal"]
+    name = tasks.task(tasks.trained[0], "train", 0)
+    for number, (sample, version, score) in enumerate(
+        [
+            ("train-0-0", 1, 1.0),
+            ("train-0-1", 1, 1.0),
+            ("train-1-2", 2, 0.0),
+            ("train-1-2", 2, 1.0),
+            ("train-1-3", 2, 0.0),
+        ]
+    ):
+        play(tmp_path, f"{sample}-{number:08x}", name, version, score)
+    for number, (sample, version) in enumerate([("eval-0-0", 1), ("eval-0-0", 1), ("eval-0-0", 3)]):
+        play(tmp_path, f"{sample}-e{number:07x}", name, version, 1.0)
+    outcomes = Outcomes(tmp_path)
+    outcomes.look()
+    assert [each.name for each in outcomes.trained] == [
+        "train-0-0-00000000", "train-0-1-00000001", "train-1-2-00000003", "train-1-3-00000004"
+    ]  # fmt: skip
+    assert report.curve(outcomes.trained, 2) == [1.0, 0.5]
+    assert [each.name for each in outcomes.evaluated(last=False)] == ["eval-0-0-e0000001"]
+    assert [each.name for each in outcomes.evaluated(last=True)] == ["eval-0-0-e0000002"]
+
+
+def test_the_panels_show_the_task_once() -> None:
+    assert report.apart("Do it.\nNow.\n  bash: a", "Do it.\nNow.\n  bash: b\n  verdict: 1.0") == (
+        "Do it.\nNow.",
+        "  bash: a",
+        "  bash: b\n  verdict: 1.0",
+    )
+
+
+def test_progress_says_what_is_done_in_one_format(tmp_path: Path) -> None:
+    tasks = TASK_SETS["terminal"]
+    plan = plan_of(tmp_path, tasks)
+    name = tasks.task(tasks.trained[0], "train", 0)
+    outcomes, said = Outcomes(tmp_path), io.StringIO()
+    with agent_learning.Watch(plan, outcomes, Console(file=said, width=200)) as watch:
+        watch.look()
+        for number in range(plan.evaluated):
+            play(tmp_path, f"eval-{number}-0", name, 1, float(number % 2))
+        watch.look()
+        for number, score in enumerate((1.0, 0.0, 1.0, 1.0)):
+            play(tmp_path, f"train-{number}-0", name, 1 + number // 2, score)
+        watch.look()
+    lines = [line.split(" s  ")[1] for line in said.getvalue().splitlines()]
+    assert lines == [
+        f"plays {plan.evaluated} held-out episodes with the untrained agent",
+        "before training 50% of the held-out episodes are solved",
+        "update 1/2: 50% of its 2 episodes solved",
+        "update 2/2: 100% of its 2 episodes solved; all alike, so there is nothing to learn from them",
+        f"plays {plan.evaluated} held-out episodes with the trained agent",
+    ]
+
+
+def stopped(runs: Path, name: str, **options: Any) -> Path:
+    """Write what a stopped run leaves."""
+    folder = runs / name
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "checkpoints" / LATEST).write_text("1")
+    (folder / agent_learning.STATE).write_text(
+        json.dumps(
+            {
+                each: getattr(agent_learning.parse(["--task", "terminal", "--run-dir", str(runs / "new")]), each)
+                for each in agent_learning.OPTIONS
+            }
+            | options
+        )
+    )
+    return folder
+
+
+def test_a_stopped_run_goes_on_with_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_learning, "RUNS", tmp_path)
+    stopped(tmp_path, "terminal-20260101-000000", seed=1)
+    newest = stopped(tmp_path, "terminal-20260102-000000", seed=7, prompts=2)
+    done = stopped(tmp_path, "terminal-20260103-000000")
+    (done / "report.json").write_text("{}")
+    options = agent_learning.parse(["--task", "terminal", "--resume", "--updates", "9"])
+    assert (options.run_dir, options.seed, options.sizes.prompts, options.updates) == (newest, 7, 2, 9)
+    plan = plan_of(tmp_path / "x", resumed=True)
+    assert "--resume" in plan.words()
+    assert "--resume" not in plan_of(tmp_path / "x").words()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "no stopped run of terminal with a checkpoint in"),
+        (["--run-dir", "."], "has no checkpoint of such a run; leave --resume out"),
+        (["--run-dir", "OTHER"], "is a run of toolcall, not of terminal"),
+    ],
+)
+def test_what_cannot_go_on_is_refused(
+    words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(agent_learning, "RUNS", tmp_path)
+    other = stopped(tmp_path, "toolcall-1", task="toolcall")
+    with pytest.raises(SystemExit) as ended:
+        agent_learning.parse(
+            ["--task", "terminal", "--resume", *(str(other) if word == "OTHER" else word for word in words)]
+        )
+    assert ended.value.code == 2
+    assert told in capsys.readouterr().err
 
 
 def test_a_warm_start_is_measured_as_the_run_samples() -> None:
