@@ -39,12 +39,14 @@ from openclaw.runtime.where import ARGUMENTS_NAME, chat_command
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
+    from rich.console import Console
 
 MODEL_NAME = "tiny"
 POLL_SECONDS = 0.5
 # The student waits while this many judged turns are ready, so that feedback concerns the current weights.
 READY_LIMIT = 24
 STUCK_SECONDS = 240.0
+LIKES = "an update comes after every few complaints"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -154,10 +156,10 @@ async def carry_out(options: argparse.Namespace, model: Path, started: float) ->
     client = server_client(settings.base_url, 120)
     try:
         run.start()
-        with console.status(f"starting Ray, SGLang, trainer and gateway (log: {run.log_path})"):
+        tell(console, f"starts   Ray, SGLang, trainer and gateway, in about a minute (log: {run.log_path})")
+        with console.status("starting"):
             await run.wait_ready()
-        console.print(f"serves   {settings.base_url}, after {time.monotonic() - started:.0f} s", soft_wrap=True)
-        console.print(resume.inspect_line(settings.run_dir), soft_wrap=True)
+        tell(console, f"serves   {settings.base_url}, after {time.monotonic() - started:.0f} s")
         ledger = Ledger(settings.ledger)
 
         likes = user_of(options).likes
@@ -169,12 +171,15 @@ async def carry_out(options: argparse.Namespace, model: Path, started: float) ->
         state: resume.State = options.state
         before, gsm8k_before = state.before, state.gsm8k_before
         if before is None:
-            with console.status("measuring on problems nobody trains on"):
+            tell(console, f"measures the model on {len(items)} problems that nobody trains on")
+            with console.status("measuring"):
                 before, gsm8k_before = await both()
         state.before, state.gsm8k_before = before, gsm8k_before
         state.save(settings.run_dir)
+        tell(console, f"talks    {options.taste or STUDENT.name}, {options.sessions} conversations at once; {LIKES}")
         tally, history, seconds = await talk(run, client, ledger, options)
-        with console.status("measuring again"):
+        tell(console, "measures the model again")
+        with console.status("measuring"):
             after, gsm8k_after = await both()
         report = {
             "method": options.title,
@@ -211,8 +216,14 @@ def finish(report: reports.Report, options: argparse.Namespace) -> None:
         drawn = "; no plot: matplotlib is not installed"
     reports.save(report, options.report_path)
     options.reported = True
-    options.console.print(f"report   {options.report_path}{drawn}", soft_wrap=True)
-    options.console.print(resume.inspect_line(options.run_dir), soft_wrap=True)
+    tell(options.console, f"report   {options.report_path}{drawn}")
+    for line in resume.look_lines(options.run_dir):
+        tell(options.console, line)
+
+
+def tell(console: Console, line: str) -> None:
+    """Print a line that no terminal's width breaks."""
+    console.print(line, soft_wrap=True, highlight=False)
 
 
 def batch_size(settings: Settings) -> int:

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 
 from rich.console import Console
@@ -25,7 +26,7 @@ from openclaw.ledger.reports import OwnerSamples, SampleRecord, TurnRecord
 from openclaw.ledger.store import Ledger
 from openclaw.messages.preview import harmless, preview
 from openclaw.messages.text import next_state_text, response_text
-from openclaw.runs.folder import no_ledger, open_run
+from openclaw.runs.folder import EPISODE_RECORDS, no_ledger, open_run
 from openclaw.runtime.where import LEDGER_NAME, find_ledger
 from slime.utils.command_line import CommandLine, named_by_beginning
 from slime.utils.private_files import private_folder
@@ -35,8 +36,6 @@ SHOWN_LOCAL = "local"
 SHOWN_REFUSALS = 5
 EPISODE_VIEWER = "agentrl.rollout.inspect"
 """Named, because nothing imports `agentrl`."""
-EPISODE_RECORDS = "episodes/*.jsonl"
-"""Of the agent loop, in a run's folder."""
 SCORED_BY = {"judge": "score", "feedback": "user ", "rule": "rule "}
 
 
@@ -60,8 +59,8 @@ def turn_line(record: TurnRecord) -> str:
         outcome = f"pending after {record.judge_attempts} failed attempts: {preview(record.judge_error, PREVIEW)}"
     hint = f"  hint: {preview(verdict.hint, PREVIEW)}" if verdict and verdict.hint else ""
     return (
-        f"{clock(turn.created_at)}  {turn.session_id:20}  #{turn.index:<3} {turn.kind:4} {turn.state:8} "
-        f"{word} {score:>2}  {outcome:40}  {preview(response_text(turn.response_message), PREVIEW)}{hint}  [{turn.id}]"
+        f"{clock(turn.created_at)}  {turn.id}  {turn.session_id:12} #{turn.index:<3} {word} {score:>2}  {outcome:20}  "
+        f"{preview(response_text(turn.response_message), PREVIEW)}{hint}"
     )
 
 
@@ -155,7 +154,11 @@ def view(ledger: Ledger, options: argparse.Namespace, run: Path) -> Iterable[str
 
         return turn_story(open_run(run), ledger, options.turn, tokens=options.tokens)
     if options.session:
-        return session_text(list(ledger.export_turns(whole_id(options.session, ledger.session_ids()))))
+        found = whole_id(options.session, ledger.session_ids())
+        lines = session_text(list(ledger.export_turns(found)))
+        if found == options.session:
+            return lines
+        return chain([f"no session {options.session}; this is {found}, the only one whose id begins like that"], lines)
     if options.turns:
         return turn_lines(ledger, everything=options.all)
     if options.episode:
@@ -167,11 +170,16 @@ def view(ledger: Ledger, options: argparse.Namespace, run: Path) -> Iterable[str
     return summary(ledger)
 
 
-def show(lines: Iterable[str | Text]) -> None:
-    """Print lines; rich chooses the colours of a `Text`, and none without a terminal or with ``NO_COLOR``."""
+def show(lines: Iterable[str | Text], *, cut: bool = False) -> None:
+    """Print lines; rich chooses the colours of a `Text`, and none without a terminal or with ``NO_COLOR``.
+
+    With ``cut`` a terminal gets no line that is longer than it is wide.
+    """
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     for line in lines:
-        if isinstance(line, str):
+        if isinstance(line, str) and cut and console.is_terminal:
+            console.print(harmless(line), soft_wrap=False, no_wrap=True, overflow="ellipsis")
+        elif isinstance(line, str):
             print(harmless(line))
         else:
             console.print(line)
@@ -262,7 +270,7 @@ def main(argv: list[str] | None = None) -> int:
         options.ledger = found
     try:
         lines = COMMANDS[options.command](options) if options.command else view(Ledger(options.ledger), options, run)
-        show(lines)
+        show(lines, cut=options.turns or options.samples)
     except (LedgerError, ConfigError, NoRunError) as error:
         print(error, file=sys.stderr)
         return 2

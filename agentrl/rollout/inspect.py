@@ -42,13 +42,27 @@ def main(argv: Sequence[str] | None = None) -> int:
             name = _whole(options.run, options.episode)
             lines = episode_lines(read(options.run, name, tokens=options.tokens), tokens=options.tokens)
         else:
-            lines = (summary(read(options.run, name, tokens=False)) for name in _all(options.run))
+            lines = _list(options.run)
         for line in lines:
             print(line)
     except RecordError as error:
         print(f"{PROG}: {error}", file=sys.stderr)
         return BAD_INPUT
     return 0
+
+
+def _list(run: Path) -> Iterable[str]:
+    """Yield a line per episode, then one per kind of episode with how many there are and how they ended."""
+    kinds: dict[str, list[Episode]] = {}
+    for name in _all(run):
+        episode = read(run, name, tokens=False)
+        kinds.setdefault("evaluated" if name.startswith("eval-") else "trained", []).append(episode)
+        yield summary(episode)
+    for kind, found in kinds.items():
+        outcomes = [end["outcome"] for each in found if (end := each.first("end")) and end.get("outcome") is not None]
+        mean = f"mean outcome {sum(outcomes) / len(outcomes):+.2f}" if outcomes else "no outcome yet"
+        lost = sum(bool(each.first("lost")) for each in found)
+        yield f"{kind}: {len(found)} episodes, {len(outcomes)} with an outcome, {mean}, {lost} lost"
 
 
 def summary(episode: Episode) -> str:

@@ -37,20 +37,16 @@ class Watch:
         self.history = History(list(earlier))
         self.ready = 0
         self.steps = batches_done(ledger)
-        text = (
-            "updates, {task.fields[sessions]} sessions, {task.fields[turns]} turns, {task.fields[ready]} samples ready"
-        )
         self._progress = Progress(
             TextColumn("talking"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn(text + ", liked {task.fields[liked]}"),
+            TextColumn("updates, {task.fields[talks]} conversations, likes {task.fields[liked]} of the last replies"),
             TimeElapsedColumn(),
             console=console,
+            disable=not console.is_terminal,
         )
-        self._task = self._progress.add_task(
-            "talking", total=updates, completed=self.steps, sessions=0, turns=0, ready=0, liked="-"
-        )
+        self._task = self._progress.add_task("talking", total=updates, completed=self.steps, talks=0, liked="-")
 
     def __enter__(self) -> Watch:
         self._progress.start()
@@ -69,7 +65,7 @@ class Watch:
         steps = batches_done(self._ledger)
         self.ready = self._ledger.ready_count()
         rate = self._tally.recent_rule_rate
-        liked = "-" if rate is None else f"{rate:.2f}"
+        liked = "-" if rate is None else f"{rate:.0%}"
         if steps > self.steps:
             point = {
                 "update": steps,
@@ -81,16 +77,14 @@ class Watch:
             self.history.points.append(point)
             if not self._console.is_terminal:
                 self._console.print(
-                    f"update {steps}/{self._updates}: {self._tally.sessions} sessions, {self._tally.turns} turns, "
-                    f"{self.ready} samples ready, liked {liked} of the last first replies",
+                    f"update {steps}/{self._updates}, after {self._tally.sessions} conversations: likes {liked} of the "
+                    f"last {len(self._tally.recent)} first replies",
                     soft_wrap=True,
                 )
         self.steps = steps
         self._progress.update(
             self._task,
             completed=steps,
-            sessions=self._tally.sessions,
-            turns=self._tally.turns,
-            ready=self.ready,
+            talks=self._tally.sessions,
             liked=liked,
         )

@@ -95,6 +95,7 @@ def show(report: Report, console: Console) -> None:
     console.print(Panel(example["question"], title="a problem nobody trained on"))
     console.print(Panel(example["before"], title="before", border_style="red"))
     console.print(Panel(example["after"], title="after", border_style="green"))
+    console.print("A model of this size writes odd words: it has met the names and endings of several other tastes.")
     title = f"{report['method']}: {report['updates']} updates, {report['samples_trained']} turns trained"
     table = Table("on held-out problems", "before", "after", title=title)
     rule = f"rule of the {report['taste']}"
@@ -102,13 +103,14 @@ def show(report: Report, console: Console) -> None:
     if "gsm8k_rule_rate_after" in report:
         rows.append((f"{rule}, on GSM8K", "gsm8k_rule_rate"))
     for label, name in rows:
-        table.add_row(label, f"{report[f'{name}_before']:.3f}", f"{report[f'{name}_after']:.3f}")
+        table.add_row(label, f"{report[f'{name}_before']:.0%}", f"{report[f'{name}_after']:.0%}")
     console.print(table)
     median = report["feedback_to_live_seconds_median"]
+    judge = f"{report['judge_accuracy_heldout']:.0%}"
     console.print(
-        f"judge right on {report['judge_accuracy_heldout']:.3f} of held-out phrases; {report['requests_total']} requests, "
-        f"{report['refused_requests']} refused; feedback live after {median} s (median); "
-        f"{report['tokens_per_second']} tokens/s; {report['seconds_total']} s in all"
+        f"A complaint changed the served weights after {median} s (median). {report['refused_requests']} of "
+        f"{report['requests_total']} requests were refused. The judge understood {judge} of complaints it was never "
+        f"trained on. {report['tokens_per_second']:.0f} tokens/s, {report['seconds_total']:.0f} s in all."
     )
 
 

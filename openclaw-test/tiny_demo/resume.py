@@ -19,7 +19,7 @@ from typing import Any
 from measure import Item, Measurement, Reply
 
 from openclaw.launch.report import STARTED_AS
-from openclaw.runtime.where import CHECKPOINTS_NAME, find_ledger, python_module, shown_path
+from openclaw.runtime.where import CHECKPOINTS_NAME, find_ledger, own_command, shown_path
 from slime.arguments.checkpoint import LATEST
 from slime.utils.command_line import nearest_path
 
@@ -145,7 +145,7 @@ def last_lines(
     options: argparse.Namespace, argv: Sequence[str], environment: Mapping[str, str] = os.environ
 ) -> list[str]:
     """Return the lines to look into a stopped run and to continue it."""
-    lines = [inspect_line(options.run_dir)] if find_ledger(options.run_dir) else []
+    lines = look_lines(options.run_dir) if find_ledger(options.run_dir) else []
     if not has_checkpoint(options.run_dir):
         return [*lines, "continue no step was taken, so there is nothing to continue: start it again"]
     return [*lines, f"continue {continue_command(options, argv, environment)}"]
@@ -168,6 +168,7 @@ def say_how(options: argparse.Namespace) -> None:
         print(line, file=sys.stderr)
 
 
-def inspect_line(run_dir: Path) -> str:
-    """Return the line that shows the run's turns."""
-    return f"inspect  {python_module('openclaw.inspect', shown_path(run_dir))}"
+def look_lines(run_dir: Path) -> list[str]:
+    """Return the lines that show what a run learned, whether anything is wrong with it, and its turns."""
+    asked = (("learned", "report"), ("healthy", "doctor"), ("turns", "inspect"))
+    return [f"{what:8} {own_command(command, shown_path(run_dir))}" for what, command in asked]

@@ -52,7 +52,7 @@ def build(run: RunFolder, owner: str | None = None) -> Report:
             "totals": totals,
             "charts": [(chart, draw(chart)) for chart in [*charts[:1], *metric_charts(series), *charts[1:]]],
             "pairs": pairs(ledger, totals.firsts),
-            "reasons": sections.reason_rows(totals.reasons),
+            "reasons": sections.reason_rows(totals.reasons, totals.sessions),
             "versions": sections.versions(ledger, totals),
             "updates": ledger.step_count(),
             "gate": gate,
@@ -81,11 +81,18 @@ def _page(run: RunFolder, owner: str | None, totals: Totals, values: dict[str, A
         owner=owner,
         answer=ANSWERS[totals.learning.verdict],
         learning=totals.learning,
+        facts=_facts(totals.learning.sentence),
         style=Markup(style),
         style_hash=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
         made_at=datetime.now().timestamp(),
         **values,
     )
+
+
+def _facts(sentence: str) -> str:
+    """Return the sentence without the answer that it begins with, which stands above it."""
+    answer, _, facts = sentence.partition(": ")
+    return f"{facts[0].upper()}{facts[1:]}" if facts and not answer.startswith("Nobody") else sentence
 
 
 def _plain(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Before and after: first replies to like questions, from the first and the last third of the updates.
 
-Guarantees: a pair is chosen by its questions alone, never by its replies or verdicts. Only a bounded number of texts is
-read. Equal questions come first; otherwise two are alike if they share most of their words, numbers aside.
+Guarantees: a pair is chosen by its questions and by whether the early reply was disliked, never by the later reply or its
+verdict. Only a bounded number of texts is read. Equal questions come first; otherwise two are alike if they share most of their words, numbers aside.
 """
 
 from __future__ import annotations
@@ -43,8 +43,11 @@ def pairs(ledger: Ledger, firsts: Sequence[FirstReply]) -> list[tuple[Example, E
     late = [first for first in firsts if first.updates >= 2 * updates / 3]
     before, after = _texts(ledger, early), _texts(ledger, late)
     found: list[tuple[Example, Example]] = []
-    for least in (1.0, ALIKE):
-        for one in list(before):
+    disliked = [one for one in before if one.example.score == -1]
+    for chosen, least in ((disliked, ALIKE), (before, 1.0), (before, ALIKE)):
+        for one in list(chosen):
+            if one not in before:
+                continue
             near = max(after, key=lambda other: _likeness(one, other), default=None)
             if near is None or _likeness(one, near) < least:
                 continue

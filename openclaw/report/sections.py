@@ -8,17 +8,20 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from openclaw.ledger.overview import GateDecision, belongs
+from openclaw.ledger.overview import belongs
 from openclaw.ledger.store import Ledger
 from openclaw.report.totals import Totals
 from openclaw.runs.folder import RunFolder
 from openclaw.runs.metrics_file import Series
-from openclaw.runs.reasons import explain
+from openclaw.runs.reasons import NOTHING, explain
 from slime.args import Arguments
 from slime.tracking.redact import is_secret
 
 MOST_ROWS = 20
 MOST_SETTINGS = 200
+NO_ANSWER = "no_next_state"
+LAST_REPLY = "Nothing followed the reply. Every conversation has a last reply, so this is as it should be."
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
 USER_OF_A_URL = re.compile(r"//[^/@\s]*@")
 
 
@@ -40,6 +43,22 @@ class Version(NamedTuple):
     live_at: float
 
 
+class Decisions(NamedTuple):
+    """What the gate decided alike about batches in a row; version, reason and time are those of the last."""
+
+    first: int
+    last: int
+    kind: str
+    weight_version: str
+    why: str
+    decided_at: float
+
+    @property
+    def batches(self) -> str:
+        """The batches as a reader sees them."""
+        return str(self.last) if self.first == self.last else f"{self.first} to {self.last}"
+
+
 class Episodes(NamedTuple):
     """What became of the episodes: how they ended, why some gave nothing, and their mean reward early and late."""
 
@@ -50,9 +69,13 @@ class Episodes(NamedTuple):
     late: float | None
 
 
-def reason_rows(reasons: Counter[str]) -> list[ReasonRow]:
-    """Return the reasons, the most frequent first."""
-    return [ReasonRow(name, count, *explain(name)) for name, count in reasons.most_common()]
+def reason_rows(reasons: Counter[str], sessions: int = 0) -> list[ReasonRow]:
+    """Return the reasons, the most frequent first; nothing need be done about the last reply of each of the sessions."""
+    rows = [ReasonRow(name, count, *explain(name)) for name, count in reasons.most_common()]
+    return [
+        row._replace(sentence=LAST_REPLY, remedy=NOTHING) if row.name == NO_ANSWER and row.number <= sessions else row
+        for row in rows
+    ]
 
 
 def versions(ledger: Ledger, totals: Totals) -> list[Version]:
@@ -63,10 +86,24 @@ def versions(ledger: Ledger, totals: Totals) -> list[Version]:
     ]
 
 
-def decisions(ledger: Ledger) -> tuple[Counter[str], list[GateDecision]]:
-    """Return how often the gate decided what, and its newest decisions, newest first."""
+def decisions(ledger: Ledger) -> tuple[Counter[str], list[Decisions]]:
+    """Return how often the gate decided what, and its newest decisions, newest first.
+
+    Decisions in a row that differ by the numbers in their reason only are one row.
+    """
     found = ledger.gate_decisions()
-    return Counter(each.kind for each in found), found[: -MOST_ROWS - 1 : -1]
+    rows: list[Decisions] = []
+    for each in reversed(found):
+        newer = rows[-1] if rows else None
+        if newer and (newer.kind, NUMBER.sub("", newer.why)) == (each.kind, NUMBER.sub("", each.why)):
+            rows[-1] = newer._replace(first=each.rollout_id)
+        elif len(rows) == MOST_ROWS:
+            break
+        else:
+            rows.append(
+                Decisions(each.rollout_id, each.rollout_id, each.kind, each.weight_version, each.why, each.decided_at)
+            )
+    return Counter(each.kind for each in found), rows
 
 
 def faults(run: RunFolder, ledger: Ledger, totals: Totals, series: Mapping[str, Series]) -> list[tuple[str, str]]:

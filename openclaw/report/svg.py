@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 
 MOST_POINTS = 200
 WIDTH, HEIGHT = 480, 200
-LEFT, RIGHT, TOP, BOTTOM = 54, 10, 10, 26
+LEFT, RIGHT, TOP, BOTTOM = 54, 10, 10, 40
 TICKS = 4
 
 
@@ -76,8 +76,8 @@ def draw(chart: Chart) -> Markup:
         parts.append(Markup('<line class="grid" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(LEFT, WIDTH - RIGHT, y, y))
         parts.append(_text(LEFT - 6, y + 4, number(tick), "end"))
     for x in dict.fromkeys((min(xs), (min(xs) + max(xs)) / 2, max(xs))):
-        parts.append(_text(scale.x(x), HEIGHT - 8, number(round(x)), "middle"))
-    parts.append(_text(WIDTH - RIGHT, HEIGHT - 8 - 13, chart.x, "end"))
+        parts.append(_text(scale.x(x), HEIGHT - 24, number(round(x)), "middle"))
+    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, chart.x, "middle"))
     if chart.bound is not None:
         y = scale.y(chart.bound)
         parts.append(Markup('<line class="bound" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(LEFT, WIDTH - RIGHT, y, y))

@@ -20,6 +20,9 @@ from slime.args import Arguments
 from slime.utils.command_line import nearest_path
 from slime.utils.paused import Paused, paused
 
+EPISODE_RECORDS = "episodes/*.jsonl"
+"""Of the agent loop, in a run's folder."""
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -81,6 +84,10 @@ def open_run(place: Path) -> RunFolder:
 
 def no_ledger(place: Path) -> str:
     """Return a line about a place without a ledger, and what to type instead."""
+    if place.is_dir() and any(place.glob(EPISODE_RECORDS)):
+        report = place / "report.json"
+        figures = f"its figures are in {report}; " if report.is_file() else ""
+        return f"{place} is a run of agents without conversations: {figures}its episodes: openclaw-rl inspect {place} --episodes"
     if place.is_dir():
         runs = sorted(
             (each for each in place.iterdir() if each.is_dir() and find_ledger(each)),

@@ -83,11 +83,6 @@ def shown_path(path: str | Path) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def python_module(module: str, *words: str) -> str:
-    """Return the command line of a module, with this process's interpreter."""
-    return shlex.join([shown_path(sys.executable), "-m", module, *words])
-
-
 def own_command(*words: str) -> str:
     """Return the command line of ``openclaw-rl`` in this process's environment."""
     return shlex.join([shown_path(Path(sys.executable).with_name("openclaw-rl")), *words])
@@ -107,4 +102,4 @@ def inspect_command(args: Arguments, environment: Mapping[str, str] = os.environ
     """Return the command that shows a run's turns: it names the run's folder if the ledger is found from there."""
     path, run_dir = ledger_path(args, environment), Path(args.run_dir).absolute()
     from_folder = path.name == LEDGER_NAME and path.parent in (run_dir, run_dir / CHECKPOINTS_NAME)
-    return python_module("openclaw.inspect", shown_path(run_dir if from_folder else path))
+    return own_command("inspect", shown_path(run_dir if from_folder else path))

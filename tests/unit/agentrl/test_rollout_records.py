@@ -14,6 +14,7 @@ from agentrl.rollout import inspect as viewer
 from agentrl.rollout.records import EpisodeRecord, RecordError, names, read
 from openclaw import inspect as of_runs
 from openclaw.ledger.store import Ledger
+from openclaw.runs.folder import no_ledger
 from tests.helpers.agent_records import write_episode
 
 SECRET = "sk-ant-api03-" + "aB3dE5gH7jK9mN1pQ3sT5vW7yZ" * 3
@@ -42,6 +43,9 @@ end: done, outcome 1.0, 2 turns
 """
 
 
+TOTAL = "trained: 1 episodes, 1 with an outcome, mean outcome +1.00, 0 lost"
+
+
 def test_an_episode_is_shown_by_both_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_episode(tmp_path).close()
     assert viewer.main([str(tmp_path), "--episode", "train-3"]) == 0
@@ -49,7 +53,7 @@ def test_an_episode_is_shown_by_both_commands(tmp_path: Path, capsys: pytest.Cap
     assert of_runs.main([str(tmp_path), "--episode", "train-3"]) == 0
     assert capsys.readouterr().out == GOLDEN
     assert of_runs.main([str(tmp_path), "--episodes"]) == 0
-    assert capsys.readouterr().out == GOLDEN.splitlines()[0] + "\n"
+    assert capsys.readouterr().out == GOLDEN.splitlines()[0] + f"\n{TOTAL}\n"
     assert viewer.main([str(tmp_path), "--episode", "train-3", "--tokens"]) == 0
     shown = capsys.readouterr().out
     assert "  ids: [9, 10, 11]\n  logprobs: [-1.5, -0.3333333333333333, 0.0]\n" in shown
@@ -61,7 +65,7 @@ def test_a_run_with_a_ledger_shows_both_kinds_of_episodes(tmp_path: Path, capsys
     Ledger(tmp_path / "ledger.sqlite")
     write_episode(tmp_path).close()
     assert of_runs.main([str(tmp_path), "--episodes"]) == 0
-    assert capsys.readouterr().out == GOLDEN.splitlines()[0] + "\n"
+    assert capsys.readouterr().out == GOLDEN.splitlines()[0] + f"\n{TOTAL}\n"
     assert of_runs.main([str(tmp_path), "--episode", "train-3"]) == 0
     assert capsys.readouterr().out == GOLDEN
     assert of_runs.main([str(tmp_path), "--episode", "other"]) == 2
@@ -174,3 +178,13 @@ def test_records_are_listed_oldest_first(tmp_path: Path) -> None:
         write_episode(tmp_path, name).close()
         os.utime(tmp_path / "episodes" / f"{name}.jsonl", (time.time(), 1000 + age))
     assert names(tmp_path) == ["b", "a", "c"]
+
+
+@pytest.mark.parametrize("figures", [True, False])
+def test_what_needs_conversations_says_where_an_agents_run_has_its_figures(figures: bool, tmp_path: Path) -> None:
+    write_episode(tmp_path).close()
+    if figures:
+        (tmp_path / "report.json").write_text("{}")
+    told = no_ledger(tmp_path)
+    assert (f"its figures are in {tmp_path / 'report.json'}" in told) == figures
+    assert f"openclaw-rl inspect {tmp_path} --episodes" in told

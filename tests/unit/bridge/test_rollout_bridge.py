@@ -110,7 +110,7 @@ def test_the_terminal_learns_where_to_talk_and_where_to_look(args: Arguments, so
     serves, talk, inspect, logs = story.start
     assert serves == f"serves   http://none/v1; talk to it, and it learns: a step per {args.rollout_batch_size} samples"
     assert talk.endswith("openclaw-rl chat --base-url http://none/v1, curl or any OpenAI client")
-    assert inspect.endswith(f" -m openclaw.inspect {args.run_dir}")
+    assert inspect.endswith(f"openclaw-rl inspect {args.run_dir}")
     assert logs == f"logs     {args.run_dir}"
     assert story.end == (inspect,)
 
@@ -119,7 +119,7 @@ def test_without_a_runtime_process_the_terminal_learns_only_where_to_look(args: 
     source = LedgerDataSource(args)
     assert source.story().start == source.story().end
     args.save = "/elsewhere"
-    assert source.story().end[0].endswith(" -m openclaw.inspect /elsewhere/ledger.sqlite")
+    assert source.story().end[0].endswith("openclaw-rl inspect /elsewhere/ledger.sqlite")
 
 
 def claim(args: Arguments, source: LedgerDataSource, rollout_id: int) -> Any:

@@ -334,7 +334,7 @@ def test_a_dry_run_is_short_and_shows_what_the_user_set(repository: Path) -> Non
     assert [line.split()[6] for line in missing] == ["--hf-checkpoint"]
     assert "s3cret" not in result.stdout + result.stderr
     inspects = next(line for line in lines if line.startswith("  inspect"))
-    assert inspects.endswith(" -m openclaw.inspect runs/run_qwen3_4b_openclaw_combine")
+    assert inspects.endswith("openclaw-rl inspect runs/run_qwen3_4b_openclaw_combine")
 
 
 def test_the_driver_gets_the_line_that_continues_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,9 @@ def test_the_beginning_of_a_session_is_enough(ledger: Ledger, capsys: pytest.Cap
     ids = ledger.session_ids()
     whole = next(each for each in ids if sum(other.startswith(each) for other in ids) == 1 and len(each) > 1)
     begin = next(whole[:end] for end in range(1, len(whole) + 1) if sum(i.startswith(whole[:end]) for i in ids) == 1)
-    assert shown(ledger, capsys, "--session", begin) == shown(ledger, capsys, "--session", whole)
+    told, _, rest = shown(ledger, capsys, "--session", begin).partition("\n")
+    assert told == f"no session {begin}; this is {whole}, the only one whose id begins like that"
+    assert rest == shown(ledger, capsys, "--session", whole)
     assert whole_id("session", ["session", "session-2"]) == "session"
     with pytest.raises(
         UnknownRecordError, match="2 sessions begin with 'sess', such as session and session-2; type more"

@@ -6,21 +6,27 @@ import base64
 import hashlib
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from benchmarks.report import write_run
 from openclaw.ledger.copying import copy_run
+from openclaw.ledger.overview import GateDecision
 from openclaw.ledger.records import Vote
 from openclaw.ledger.store import Ledger
+from openclaw.report import examples, sections
 from openclaw.report.build import build
 from openclaw.report.command import main
 from openclaw.report.examples import CANDIDATES, PAIRS
 from openclaw.report.svg import MOST_POINTS, Chart, Line, draw, nice_ticks, thinned
+from openclaw.report.totals import FirstReply
 from openclaw.runs.evidence import FEWEST
 from openclaw.runs.folder import open_run
 from openclaw.runs.reasons import REASONS
@@ -95,7 +101,7 @@ def test_the_report_of_a_run_that_learned(run: MadeRun, capsys: pytest.CaptureFi
     assert re.fullmatch(r"wrote \S+report\.html \(\d+ kB\) in \d+\.\d s", said[1])
     text = Elements(page).text
     for words in (
-        said[0],
+        said[0].replace("Yes: the judge", "The judge"),
         "57 turns and 3 side turns in 60 sessions",
         "9 updates",
         "Liked share of judged first replies",
@@ -351,3 +357,42 @@ def test_charts() -> None:
     bounded = draw(Chart("t", "steps", [Line("a", [(0, 0.001), (1, 0.002)])], bound=0.01))
     y = float(re.search(r'class="bound"[^>]*y1="([\d.]+)"', bounded)[1])
     assert 0 <= y < float(re.search(r'points="[\d.]+,([\d.]+)', bounded)[1])
+
+
+def test_the_last_reply_of_each_conversation_needs_no_advice() -> None:
+    healthy, many = (sections.reason_rows(Counter({"no_next_state": 3}), sessions) for sessions in (3, 2))
+    assert (healthy[0].remedy, "as it should be" in healthy[0].sentence) == ("", True)
+    assert many == sections.reason_rows(Counter({"no_next_state": 3}))
+    assert "X-Session-Id" in many[0].remedy
+
+
+def test_decisions_alike_in_a_row_are_one_row() -> None:
+    few = [GateDecision(n, "step", str(n), f"too few probes: {n} of 4", False, float(n)) for n in range(5)]
+    refused = GateDecision(5, "refused", "4", "it moves away", True, 5.0)
+    ledger: Any = SimpleNamespace(gate_decisions=lambda: [*few, refused, *few[:1]])
+    kinds, rows = sections.decisions(ledger)
+    assert kinds == {"step": 6, "refused": 1}
+    assert [(row.batches, row.kind, row.why) for row in rows] == [
+        ("0", "step", "too few probes: 0 of 4"),
+        ("5", "refused", "it moves away"),
+        ("0 to 4", "step", "too few probes: 4 of 4"),
+    ]
+
+
+def test_pairs_begin_with_early_replies_that_were_disliked(monkeypatch: pytest.MonkeyPatch) -> None:
+    firsts = [
+        FirstReply(n, updates, "main", score) for n, updates, score in ((0, 0, 1), (1, 0, -1), (2, 9, -1), (3, 9, 1))
+    ]
+    asked = {0: "How many red apples?", 1: "How many red pears?", 2: "How many red apples?", 3: "How many red plums?"}
+
+    def texts(ledger: Any, chosen: Sequence[FirstReply]) -> list[examples._Candidate]:
+        made = [
+            examples.Example(asked[each.number], f"reply {each.number}", each.updates, each.score) for each in chosen
+        ]
+        return [examples._Candidate(each, "main", frozenset(each.question.lower().split())) for each in made]
+
+    monkeypatch.setattr(examples, "_texts", texts)
+    ledger: Any = None
+    found = examples.pairs(ledger, firsts)
+    assert [(before.score, before.question) for before, _ in found][0] == (-1, asked[1])
+    assert {after.question for _, after in found} == {asked[2], asked[3]}

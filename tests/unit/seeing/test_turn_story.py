@@ -183,7 +183,7 @@ def test_a_turn_is_named_by_its_begin_or_its_place(run: MadeRun, capsys: pytest.
     run.close()
     whole = story(run, "--turn", "turn-3", capsys=capsys)
     assert story(run, "--turn", "work#0", capsys=capsys) == whole
-    assert "[turn-3]" in story(run, "--turns", capsys=capsys)
+    assert "  turn-3  " in story(run, "--turns", capsys=capsys)
     for name, words in {
         "turn-": "4 turns begin with 'turn-'",
         "nobody": "no turn 'nobody'; --turns lists them",

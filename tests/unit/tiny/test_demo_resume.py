@@ -101,8 +101,12 @@ def test_ctrl_c_prints_the_line_that_continues(tmp_path: Path) -> None:
     run_dir = stopped_run(tmp_path / "run")
     options = demo.parse(["--run-dir", str(run_dir), "--resume"])
     started = {STARTED_AS: "'bash' 'openclaw-combine/run_tiny_cpu.sh' '--updates' '20'"}
-    inspect, again = resume.last_lines(options, ["demo.py"], started)
-    assert shlex.split(inspect)[-3:] == ["-m", "openclaw.inspect", str(run_dir)]
+    *looks, again = resume.last_lines(options, ["demo.py"], started)
+    assert [shlex.split(look)[-2:] for look in looks] == [
+        ["report", str(run_dir)],
+        ["doctor", str(run_dir)],
+        ["inspect", str(run_dir)],
+    ]
     expected = ["bash", "openclaw-combine/run_tiny_cpu.sh", "--updates", "20", "--run-dir", str(run_dir), "--resume"]
     assert shlex.split(again) == ["continue", *expected]
     assert demo.parse(expected[2:]).updates == 20
