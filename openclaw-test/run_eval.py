@@ -119,7 +119,7 @@ def finish(report: Report, folder: Path) -> None:
     """Write the report, and say where it is."""
     pictures: list[str] = []
     if importlib.util.find_spec("matplotlib") is None:
-        print(f"{PROG}: no pictures, because matplotlib is missing; pip install 'openclaw-rl[demo]'", file=sys.stderr)
+        print(f"{PROG}: no pictures, because matplotlib is missing; pip install matplotlib", file=sys.stderr)
     else:
         from evaluation.plots import save_plots
 

@@ -188,7 +188,7 @@ class RuntimeVariables(GateVariables):
     redact: Literal["secrets", "personal", "off"] = variable(
         "OPENCLAW_REDACT",
         "secrets",
-        "what to redact before a turn is stored; redacted turns are not trained; personal needs pip install 'openclaw-rl[privacy]'",
+        "what to redact before a turn is stored; redacted turns are not trained; personal needs pip install 'presidio-analyzer>=2.2.360'",
     )
     retention_days: float | None = variable(
         "OPENCLAW_RETENTION_DAYS",

@@ -14,7 +14,7 @@ from openclaw.exceptions import ConfigError
 from openclaw.ledger.secret_finder import Span
 
 PRESIDIO = ("EmailRecognizer", "CreditCardRecognizer", "IbanRecognizer", "IpRecognizer", "PhoneRecognizer")
-INSTALL_PRIVACY = "pip install 'openclaw-rl[privacy]'"
+INSTALL_PRIVACY = "pip install 'presidio-analyzer>=2.2.360'"
 WINDOW = 1024
 OVERLAP = 512
 """Twice the length of the longest value that is found in any place."""

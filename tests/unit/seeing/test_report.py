@@ -394,5 +394,5 @@ def test_pairs_begin_with_early_replies_that_were_disliked(monkeypatch: pytest.M
     monkeypatch.setattr(examples, "_texts", texts)
     ledger: Any = None
     found = examples.pairs(ledger, firsts)
-    assert [(before.score, before.question) for before, _ in found][0] == (-1, asked[1])
+    assert next((before.score, before.question) for before, _ in found) == (-1, asked[1])
     assert {after.question for _, after in found} == {asked[2], asked[3]}

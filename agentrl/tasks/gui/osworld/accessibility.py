@@ -115,7 +115,7 @@ def finder(rule: ElementRule, system: System) -> Callable[[Any], list[str]]:
         from lxml import etree  # pyright: ignore[reportAttributeAccessIssue]
         from lxml.cssselect import CSSSelector
     except ImportError as error:
-        raise ConfigError(f"check_accessibility_tree needs {error.name}; pip install 'openclaw-rl[gui]'") from error
+        raise ConfigError(f"check_accessibility_tree needs {error.name}; pip install {error.name}") from error
     known = namespaces(system)
     try:
         if rule.xpath is not None:
