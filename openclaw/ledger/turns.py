@@ -244,7 +244,7 @@ class TurnQueries(Database):
                 raise FeedbackArrivedError(f"turn {turn_id}: feedback arrived while it was judged")
             row = connection.execute("SELECT next_state FROM turns WHERE id = ?", (turn_id,)).fetchone()
             following: list[Message] | None = json.loads(row["next_state"] or "null") if row else None
-            if next_state_seen is not None and following != list(next_state_seen):
+            if row is not None and next_state_seen is not None and following != list(next_state_seen):
                 raise FeedbackArrivedError(f"turn {turn_id}: another next state arrived while it was judged")
             self.update_one(connection, "turns", turn_id, state="judged", reason=reason, judge_error=None)
             connection.execute(
