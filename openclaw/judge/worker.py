@@ -263,7 +263,7 @@ class JudgeWorker:
     ) -> tuple[Verdict, SampleDecision]:
         """Return a turn's verdict and samples; skip the judge for a turn that cannot be trained.
 
-        A person's stated score is final. Judges see only feedback in words. They are not asked about a turn whose log
+        A person's stated score is final, also if it is a thumb in place of words. Judges see only feedback in words. They are not asked about a turn whose log
         ``kept`` a verdict; only the teacher reads it again.
         """
         reason = defect(turn, self._limits)
@@ -272,7 +272,7 @@ class JudgeWorker:
         if DUPLICATE in self._limits.rules and await asyncio.to_thread(self._ledger.gave_sample_before, turn):
             return Verdict(), SampleDecision(reason=DUPLICATE)
         started = time.monotonic()
-        stated = opinion(feedback)
+        stated = opinion(feedback, turn if kept is None else None)
         if broken_calls(turn, self._limits) and stated.score is None:
             verdict = Verdict(score=-1, score_source="rule")
             decision = self._method.samples(turn, verdict) if self._plan.prm_votes else None
