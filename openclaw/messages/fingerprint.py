@@ -36,10 +36,16 @@ HEARTBEAT_WORDS = "[heartbeat]"
 LONG_REPLY = 100
 WHITE_SPACE = bytes(character for character in range(128) if chr(character).isspace())
 OTHER_SPACES = tuple(
-    chr(code).encode()
-    for code in (0x85, 0xA0, 0x1680, *range(0x2000, 0x200C), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000, 0xFEFF)
+    (pattern[0], re.compile(pattern, re.DOTALL))
+    for pattern in (
+        b"\xc2[\x85\xa0]",
+        b"\xe1\x9a\x80",
+        b"\xe2(?:\x80[\x80-\x8b\xa8\xa9\xaf]|\x81\x9f)",
+        b"\xe3\x80\x80",
+        b"\xef\xbb\xbf",
+    )
 )
-"""White space beyond ASCII, and two marks without width, in UTF-8."""
+"""All other white space of Unicode and two marks without width, in UTF-8, by their first byte."""
 THOUGHTS = re.compile(
     r"\s*(?:<(?P<tag>think|thinking|thought|reasoning)>.*?(?:</(?P=tag)>|\Z)"
     r'|<details type="reasoning"[^>]*>.*?(?:</details>|\Z)'
@@ -140,8 +146,9 @@ def _letters(text: str) -> bytes:
     if text.isascii():
         return text.encode().translate(None, WHITE_SPACE)
     letters = unicodedata.normalize("NFC", text).encode("utf-8", "surrogatepass").translate(None, WHITE_SPACE)
-    for space in OTHER_SPACES:
-        letters = letters.replace(space, b"")
+    for first, space in OTHER_SPACES:
+        if first in letters:
+            letters = space.sub(b"", letters)
     return letters
 
 

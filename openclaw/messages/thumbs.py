@@ -15,17 +15,16 @@ from openclaw.messages.text import content_text
 Message = dict[str, Any]
 Thumbs = Literal["up", "down"]
 
-TONE = "[\U0001f3fb-\U0001f3ff]?[\ufe0e\ufe0f]?"
-THUMB: dict[Thumbs, re.Pattern[str]] = {
-    direction: re.compile(
-        rf"(?:(?:{emoji}{TONE}|:(?:{name}):(?::skin-tone-[1-6]:)?|(?<!\S)[{signs}]1(?!\d))[\s!.,\u200d\u200b]*)+"
-    )
-    for direction, emoji, name, signs in (
-        ("up", "\U0001f44d", r"\+1|thumbs_?up|thumbup|like", "+\uff0b"),
-        ("down", "\U0001f44e", "-1|thumbs_?down|thumbdown|dislike", "\\-\u2212\u2013\uff0d"),
-    )
-}
-"""Emoji in any skin tone, shortcodes of chat programs, and a one with its sign; once or more."""
+
+def _thumbs(emoji: str, names: str, signs: str) -> re.Pattern[str]:
+    """Return the pattern of one thumb or more: emoji in any skin tone, shortcodes of chats, or a one with its sign."""
+    tone = "[\U0001f3fb-\U0001f3ff]?[\ufe0e\ufe0f]?"
+    thumb = rf"{emoji}{tone}|:(?:{names}):(?::skin-tone-[1-6]:)?|(?<!\S)[{signs}]1(?!\d)"
+    return re.compile(rf"(?:(?:{thumb})[\s!.,\u200d\u200b]*)+")
+
+
+UP = _thumbs("\U0001f44d", r"\+1|thumbs_?up|thumbup|like", "+\uff0b")
+DOWN = _thumbs("\U0001f44e", "-1|thumbs_?down|thumbdown|dislike", "\\-\u2212\u2013\uff0d")
 NUMBER = re.compile(r"[\s!.,+\-\uff0b\u2212\u2013\uff0d1]*")
 QUESTION = re.compile(r"[?？؟][\s*_)\"'”»]*\Z")
 
@@ -38,7 +37,7 @@ def thumb_of(text: str, reply: str = "") -> Thumbs | None:
     said = text.strip()
     if NUMBER.fullmatch(said) and QUESTION.search(reply[-8:]):
         return None
-    return next((direction for direction, thumb in THUMB.items() if thumb.fullmatch(said)), None)
+    return "up" if UP.fullmatch(said) else "down" if DOWN.fullmatch(said) else None
 
 
 def without_thumbs(messages: Sequence[Message], reply: Message) -> tuple[list[Message], Thumbs | None]:

@@ -67,6 +67,13 @@ def test_the_comparison_sees_everything_else(content: str) -> None:
     assert message_digest(user(f"<think>x</think>{TEXT}")) != message_digest(user(TEXT)), "a user's words all count"
 
 
+def test_every_white_space_is_ignored_and_nothing_else() -> None:
+    joined = message_digest(assistant("ab"))
+    for code in [*range(0x3100), 0xFEFF, 0xFF0C, 0xFF1A]:
+        same = message_digest(assistant(f"a{chr(code)}b")) == joined
+        assert same == (chr(code).isspace() or code in (0x200B, 0xFEFF)), hex(code)
+
+
 @pytest.mark.parametrize("arguments", ["", " ", "{}", "{ }"])
 def test_calls_without_arguments_are_equal(arguments: str) -> None:
     assert message_digest(assistant("", ("f", arguments))) == message_digest(assistant(None, ("f", "{}")))

@@ -253,9 +253,8 @@ async def test_the_sequence_over_http(stack: Stack, headers: dict[str, str], str
     stack.say("It is 7.", "Apples", "7")
     start = [QUESTION, assistant("It is 7.")]
     for messages in ([QUESTION], [*start, user(words)], [*start, COMPLAINT]):
-        answer: Any = await stack.client.chat.completions.create(
-            model="any", messages=messages, stream=stream, extra_headers=headers
-        )
+        create: Any = stack.client.chat.completions.create
+        answer = await create(model="any", messages=messages, stream=stream, extra_headers=headers)
         if stream:
             async for _ in answer:
                 continue
