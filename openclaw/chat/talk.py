@@ -14,10 +14,11 @@ from difflib import get_close_matches
 from openclaw.chat.screen import Screen
 from openclaw.chat.server import ChatError, Message, Reply, Server
 from openclaw.chat.watch import Watch
+from openclaw.messages.thumbs import thumb_of
 
 COMMANDS = {
-    "/up": "the last reply was good; also +",
-    "/down": "the last reply was bad; also -; words may follow: /down too long",
+    "/up": "the last reply was good; also + or \N{THUMBS UP SIGN}",
+    "/down": "the last reply was bad; also - or \N{THUMBS DOWN SIGN}; words may follow: /down too long",
     "/new": "end this conversation and start another",
     "/help": "this list",
     "/quit": "end the chat; also Ctrl-D",
@@ -64,7 +65,8 @@ class Talk:
 
     def _take(self, line: str) -> bool:
         """Handle one line; return whether the chat goes on."""
-        word, _, rest = SHORT.get(line, line).partition(" ")
+        thumb = thumb_of(line, self._last.text if self._last else "")
+        word, _, rest = (f"/{thumb}" if thumb else SHORT.get(line, line)).partition(" ")
         if word == "/quit":
             return False
         try:

@@ -42,6 +42,11 @@ from openclaw.owners import LOCAL, episode_of
 from openclaw.sessions import Sessions
 
 CLOSE_SECONDS = 10.0
+UNLIKE = (
+    "the last reply that this request carries is not the one that this session got, so what follows it is no feedback; "
+    "send the reply as it came"
+)
+"""What an answer says if `TurnContext.unlike` holds."""
 LARGE_PROMPT = 1 << 17
 """Characters of a prompt that is tokenised beside the others, not before them: a quarter of a second's work."""
 
@@ -156,7 +161,8 @@ class ChatService:
             )
             for capture in reply.captures
         ]
-        return {**self._head(reply), "choices": choices, "usage": usage(reply.captures)}
+        told = {"warning": UNLIKE} if reply.context.unlike else {}
+        return {**self._head(reply), "choices": choices, "usage": usage(reply.captures), **told}
 
     async def events(self, reply: Reply) -> AsyncGenerator[bytes, None]:
         """Yield a started reply as server-sent events."""

@@ -17,7 +17,7 @@ from openclaw.config.bounds import LARGE_BODY
 from openclaw.gateway.access_log import client_of, note_reply
 from openclaw.gateway.admission import Admission
 from openclaw.gateway.bodies import take_body
-from openclaw.gateway.chat import ChatService
+from openclaw.gateway.chat import UNLIKE, ChatService
 from openclaw.gateway.client_connection import COMMENT, Connected, json_response
 from openclaw.gateway.errors import CLIENT_GONE, ApiError, ClientGoneError, defect
 from openclaw.gateway.metrics import GatewayMetrics
@@ -114,11 +114,12 @@ async def _stream(service: ChatService, request: Request, reply: Reply) -> Event
 
 def _reply_headers(reply: Reply) -> dict[str, str]:
     """Return the headers of a reply; a stream reports the weight version of its first tokens."""
-    return {
+    headers = {
         "x-request-id": reply.id,
         "x-weight-version": reply.capture.weight_version,
         "x-turn-type": reply.context.kind,
     }
+    return headers | ({"x-warning": UNLIKE} if reply.context.unlike else {})
 
 
 def count(metrics: GatewayMetrics, status: int) -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from openclaw.gateway.parsers.reasoning import ReasoningFormat
 from openclaw.gateway.served import Served
@@ -25,6 +25,7 @@ from openclaw.rendering.extension import ids_after
 from openclaw.rendering.prompts import TEMPLATE_ERRORS, Prompts
 from openclaw.rendering.replies import reply_ids
 
+T = TypeVar("T")
 TAIL_TOKENS = 16
 SHORT_CHARACTERS = 8192
 Thought = Literal["open", "closed", "none"]
@@ -66,13 +67,35 @@ class Renderer:
         Raises:
             RenderError: when the template refuses the messages.
         """
+        offered = tools or ()
+
+        def ids(spoken: Sequence[Message]) -> list[int]:
+            cleaned, schemas, keywords = clean((spoken, offered, chat_template_kwargs or {}))
+            if served is not None and served.replies:
+                return self._splicer.ids(cleaned, schemas, keywords, served)
+            return self._prompts.encode(self._prompts.write(cleaned, schemas, keywords))
+
+        return self._rendered(messages, ids)
+
+    def _rendered(self, messages: Sequence[Message], work: Callable[[list[Message]], T]) -> T:
+        """Return the result of ``work`` on the messages as the template expects them.
+
+        Some templates go through the names of a call's arguments. If such a one refuses a call whose arguments are no
+        object, because the model wrote none, the call is rendered without arguments.
+
+        Raises:
+            RenderError: when the template refuses the messages.
+        """
         with self._lock:
             try:
-                request = ([template_message(message) for message in messages], tools or (), chat_template_kwargs or {})
-                spoken, offered, keywords = clean(request)
-                if served is not None and served.replies:
-                    return self._splicer.ids(spoken, offered, keywords, served)
-                return self._prompts.encode(self._prompts.write(spoken, offered, keywords))
+                spoken = [template_message(message) for message in messages]
+                try:
+                    return work(spoken)
+                except TEMPLATE_ERRORS:
+                    named = [_with_named_arguments(message) for message in spoken]
+                    if named == spoken:
+                        raise
+                    return work(named)
             except TEMPLATE_ERRORS as error:
                 raise RenderError(f"the chat template refuses the messages: {unmarked(str(error))}") from error
 
@@ -93,14 +116,13 @@ class Renderer:
         Raises:
             RenderError: when the template refuses the messages, or gives the reply no text of its own.
         """
-        with self._lock:
-            try:
-                spoken = [template_message(message) for message in (*messages, reply)]
-                *asked, said = clean(spoken)
-                offered, keywords = clean((tools or (), chat_template_kwargs or {}))
-                return reply_ids(self._prompts, asked, said, offered, keywords)
-            except TEMPLATE_ERRORS as error:
-                raise RenderError(f"the chat template refuses the messages: {unmarked(str(error))}") from error
+
+        def ids(spoken: list[Message]) -> tuple[list[int], list[int]]:
+            *asked, said = clean(spoken)
+            offered, keywords = clean((tools or (), chat_template_kwargs or {}))
+            return reply_ids(self._prompts, asked, said, offered, keywords)
+
+        return self._rendered([*messages, reply], ids)
 
     def extended(
         self,
@@ -127,23 +149,22 @@ class Renderer:
         Raises:
             RenderError: when the template refuses the messages.
         """
-        with self._lock:
-            try:
-                request = ([template_message(message) for message in messages], tools or (), chat_template_kwargs or {})
-                spoken, offered, keywords = clean(request)
-                added = ids_after(
-                    self._prompts,
-                    spoken,
-                    position,
-                    sampled,
-                    tools=offered,
-                    keywords=keywords,
-                    thought=thought,
-                    frame=self._splicer.frame,
-                )
-            except TEMPLATE_ERRORS as error:
-                raise RenderError(f"the chat template refuses the messages: {unmarked(str(error))}") from error
-            return None if added is None else [*prompt_ids, *sampled, *added]
+
+        def new_ids(spoken: list[Message]) -> list[int] | None:
+            cleaned, offered, keywords = clean((spoken, tools or (), chat_template_kwargs or {}))
+            return ids_after(
+                self._prompts,
+                cleaned,
+                position,
+                sampled,
+                tools=offered,
+                keywords=keywords,
+                thought=thought,
+                frame=self._splicer.frame,
+            )
+
+        added = self._rendered(messages, new_ids)
+        return None if added is None else [*prompt_ids, *sampled, *added]
 
     def forget(self) -> None:
         """Clear the cache of past prompts."""
@@ -210,6 +231,19 @@ def _template_content(content: Any) -> Any:
         {"type": "image"} if part.get("type") == "image" else {"type": "text", "text": content_text([part])}
         for part in content
     ]
+
+
+def _with_named_arguments(message: Message) -> Message:
+    """Return a template's message with an empty object in place of arguments that are none."""
+    if not message.get("tool_calls"):
+        return message
+    calls: list[dict[str, Any]] = []
+    for call in message["tool_calls"]:
+        function = dict(call["function"])
+        if not isinstance(function.get("arguments", {}), dict):
+            function["arguments"] = {}
+        calls.append({**call, "function": function})
+    return {**message, "tool_calls": calls}
 
 
 def _template_call(call: Mapping[str, Any]) -> dict[str, Any]:

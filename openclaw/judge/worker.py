@@ -183,7 +183,7 @@ class JudgeWorker:
             async with asyncio.timeout(self._settings.timeout):
                 verdict, decision = await self._decide(turn, item.feedback, item.kept)
             samples = weighted(decision.samples, verdict, item.choices)
-            await self._record(turn.id, verdict, replace(decision, samples=samples), len(item.feedback))
+            await self._record(item, verdict, replace(decision, samples=samples))
         except UnknownRecordError:
             logger.info("turn %s was deleted while it was judged", turn.id)
         except FeedbackArrivedError as error:
@@ -202,13 +202,19 @@ class JudgeWorker:
             self._metrics.judged.labels(outcome=decision.reason or "sample").inc()
             self._metrics.seconds.observe(verdict.seconds)
 
-    async def _record(self, turn_id: str, verdict: Verdict, decision: SampleDecision, feedback: int) -> None:
+    async def _record(self, item: PendingTurn, verdict: Verdict, decision: SampleDecision) -> None:
         """Commit a verdict; retry while the ledger is unavailable, so that no judge is asked twice."""
-        pause = self._settings.first_pause
+        turn_id, pause = item.turn.id, self._settings.first_pause
         while True:
             try:
                 await asyncio.to_thread(
-                    self._ledger.record_judged, turn_id, verdict, decision.samples, decision.reason, feedback
+                    self._ledger.record_judged,
+                    turn_id,
+                    verdict,
+                    decision.samples,
+                    decision.reason,
+                    len(item.feedback),
+                    item.turn.next_state,
                 )
                 return
             except LedgerUnavailableError as error:
@@ -237,7 +243,7 @@ class JudgeWorker:
     async def _give_up(self, item: PendingTurn) -> None:
         """Record that a turn could not be judged, so that its session can close."""
         try:
-            await self._record(item.turn.id, Verdict(), SampleDecision(reason=GAVE_UP), len(item.feedback))
+            await self._record(item, Verdict(), SampleDecision(reason=GAVE_UP))
         except (FeedbackArrivedError, TransitionError, UnknownRecordError) as error:
             logger.info("turn %s was not given up: %s", item.turn.id, error)
         else:
@@ -257,7 +263,7 @@ class JudgeWorker:
     ) -> tuple[Verdict, SampleDecision]:
         """Return a turn's verdict and samples; skip the judge for a turn that cannot be trained.
 
-        A person's stated score is final. Judges see only feedback in words. They are not asked about a turn whose log
+        A person's stated score is final, also if it is a thumb in place of words. Judges see only feedback in words. They are not asked about a turn whose log
         ``kept`` a verdict; only the teacher reads it again.
         """
         reason = defect(turn, self._limits)
@@ -266,7 +272,7 @@ class JudgeWorker:
         if DUPLICATE in self._limits.rules and await asyncio.to_thread(self._ledger.gave_sample_before, turn):
             return Verdict(), SampleDecision(reason=DUPLICATE)
         started = time.monotonic()
-        stated = opinion(feedback)
+        stated = opinion(feedback, turn if kept is None else None)
         if broken_calls(turn, self._limits) and stated.score is None:
             verdict = Verdict(score=-1, score_source="rule")
             decision = self._method.samples(turn, verdict) if self._plan.prm_votes else None

@@ -47,7 +47,7 @@ class UnknownTurnError(LedgerError):
 
 
 class FeedbackArrivedError(LedgerError):
-    """New feedback arrived while its turn was judged, so the verdict is outdated."""
+    """New feedback or another next state arrived while its turn was judged, so the verdict is outdated."""
 
 
 _UNAVAILABLE = {

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from openclaw.ledger.exceptions import UnknownRecordError
+from openclaw.ledger.exceptions import TransitionError, UnknownRecordError
 from openclaw.ledger.probes import PROBE
 from openclaw.ledger.records import Feedback, Message, TurnState
 from openclaw.ledger.turns import FIRST_NEXT_STATE, TurnQueries
 
 SUPERSEDED = "superseded"
-"""Why a sample was dropped: feedback on its turn arrived before a step used it."""
+"""Why a sample was dropped: feedback on its turn, or another next state, arrived before a step used it."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,33 @@ class FeedbackQueries(TurnQueries):
         if applied:
             return FeedbackReceipt(True, False, "pending", None)
         return FeedbackReceipt(False, False, found["state"], found["reason"])
+
+    def replace_next_state(self, turn_id: str, messages: Sequence[Message], at: float) -> bool:
+        """Commit another next state than a turn had; the turn is judged again.
+
+        Args:
+            turn_id: the turn.
+            messages: the next state.
+            at: when it arrived, seconds since the epoch.
+
+        Returns:
+            False, with nothing written, if a step has used the turn's samples.
+
+        Raises:
+            TransitionError: if the turn has no next state from the conversation, but for example feedback.
+            UnknownRecordError: if the ledger does not hold it.
+        """
+        with self.transaction() as connection:
+            row = connection.execute("SELECT state, signal FROM turns WHERE id = ?", (turn_id,)).fetchone()
+            if row is None:
+                raise UnknownRecordError(f"{self.path} holds no turn {turn_id!r}")
+            if row["state"] not in ("pending", "judged") or row["signal"] == "feedback":
+                raise TransitionError(f"turns {turn_id}: {row['state']} ({row['signal']}) has no next state to replace")
+            if row["state"] == "judged" and not self._take_back(connection, turn_id):
+                return False
+            columns = self._next_state_columns(messages, at, "next_state")
+            self.update_one(connection, "turns", turn_id, **columns, not_before=0.0)
+        return True
 
     def _take_back(self, connection: sqlite3.Connection, turn_id: str) -> bool:
         """Make a judged turn pending again if no step has used its samples; return whether it is."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from openclaw.messages.fingerprint import conversation_digest
+from openclaw.owners import owner_of
 
 _VERSION_1 = """
 CREATE TABLE sessions (
@@ -245,6 +246,27 @@ def fill_conversations(connection: sqlite3.Connection) -> None:
         connection.execute("UPDATE turns SET conversation = ? WHERE number = ?", (digest, last))
 
 
+def renew_conversations(connection: sqlite3.Connection) -> None:
+    """Set the digest of every turn that has one to what `openclaw.messages.fingerprint` gives now.
+
+    A redacted turn keeps its digest, because the ledger does not hold the words that it is of.
+    """
+    last = 0
+    while True:
+        row = connection.execute(
+            "SELECT number, session_id, messages, response_message, conversation FROM turns"
+            " WHERE number > ? AND conversation IS NOT NULL AND COALESCE(reason, '') <> 'redacted'"
+            " ORDER BY number LIMIT 1",
+            (last,),
+        ).fetchone()
+        if row is None:
+            return
+        last, session_id, messages, reply, before = row
+        digest = conversation_digest(json.loads(messages), json.loads(reply), owner_of(session_id))
+        if digest != before:
+            connection.execute("UPDATE turns SET conversation = ? WHERE number = ?", (digest, last))
+
+
 @dataclass(frozen=True)
 class Migration:
     """One migration.
@@ -279,5 +301,6 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(12, "turns of logs, which wait for scores and may keep their verdicts", _VERSION_12),
     Migration(16, "marks of turns that come from another run, and of sessions that close again", _VERSION_16),
     Migration(17, "the pictures that turns saw", _VERSION_17),
+    Migration(18, "conversation digests that ignore thoughts and white space", "", renew_conversations),
 )
 VERSION = MIGRATIONS[-1].version

@@ -1,7 +1,7 @@
 """Interprets a person's feedback for the judge.
 
-Guarantees: a stated opinion (thumbs or score) becomes the verdict's score without a judge. Words are a next state like
-any other. Of several statements on one reply, the last opinion and all words count. The choices of one request together
+Guarantees: a stated opinion (thumbs or score) becomes the verdict's score without a judge. So does a message or a comment
+that is only a thumb (`openclaw.messages.thumbs`). Words are a next state like any other. Of several statements on one reply, the last opinion and all words count. The choices of one request together
 have the weight of one reply, however many of them a person rates. Pure functions.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from openclaw.ledger.records import Feedback, Message, Thumbs, Turn, Verdict
+from openclaw.messages.thumbs import thumb_of, without_thumbs
 from slime.utils.types import Sample
 
 THUMBS_SCORE: dict[Thumbs, int] = {"up": 1, "down": -1}
@@ -39,14 +40,18 @@ def stated_score(feedback: Feedback) -> int | None:
     """Return a statement's score, rounded to -1, 0 or 1, with halves away from 0."""
     if feedback.score is not None:
         return 0 if abs(feedback.score) < HALF else 1 if feedback.score > 0 else -1
-    return THUMBS_SCORE[feedback.thumbs] if feedback.thumbs else None
+    thumbs = feedback.thumbs or thumb_of(feedback.text or "")
+    return THUMBS_SCORE[thumbs] if thumbs else None
 
 
-def opinion(feedback: Sequence[Feedback]) -> Opinion:
-    """Return the combined opinion of statements, given oldest first."""
-    scores = [score for item in feedback if (score := stated_score(item)) is not None]
-    texts = dict.fromkeys(item.text for item in feedback if item.text)
-    return Opinion(scores[-1] if scores else None, tuple(texts))
+def opinion(feedback: Sequence[Feedback], turn: Turn | None = None) -> Opinion:
+    """Return the combined opinion of statements, given oldest first, and of the thumb that is ``turn``'s next state."""
+    scores = [(item.created_at, score) for item in feedback if (score := stated_score(item)) is not None]
+    if turn is not None and (thumb := _conversation(turn)[1]):
+        scores.append((turn.next_state_at or 0.0, THUMBS_SCORE[thumb]))
+    scores.sort(key=lambda each: each[0])
+    texts = dict.fromkeys(item.text for item in feedback if item.text and not thumb_of(item.text))
+    return Opinion(scores[-1][1] if scores else None, tuple(texts))
 
 
 def as_next_state(feedback: Feedback) -> list[Message]:
@@ -60,8 +65,14 @@ def judged_messages(turn: Turn, stated: Opinion) -> list[Message]:
 
     The result is empty if the only reaction was an opinion without words.
     """
-    conversation = [] if turn.signal == "feedback" else list(turn.next_state or [])
-    return conversation + [{"role": "user", "content": text} for text in stated.texts]
+    return _conversation(turn)[0] + [{"role": "user", "content": text} for text in stated.texts]
+
+
+def _conversation(turn: Turn) -> tuple[list[Message], Thumbs | None]:
+    """Return what followed a turn in the conversation: words and tool results, and a thumb."""
+    if turn.signal == "feedback":
+        return [], None
+    return without_thumbs(turn.next_state or [], turn.response_message)
 
 
 def choice_of(turn_id: str) -> tuple[str, int]:

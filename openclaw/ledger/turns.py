@@ -219,6 +219,7 @@ class TurnQueries(Database):
         samples: Sequence[Sample],
         reason: str | None,
         feedback_seen: int | None = None,
+        next_state_seen: Sequence[Message] | None = None,
     ) -> None:
         """Commit a verdict with its samples, or with the reason for having none.
 
@@ -228,9 +229,11 @@ class TurnQueries(Database):
             samples: its samples.
             reason: why there are none.
             feedback_seen: number of feedback statements that the verdict considered; None skips the check.
+            next_state_seen: the next state that it considered; None skips the check.
 
         Raises:
-            FeedbackArrivedError: if there are more by now; nothing is written, and the turn must be judged again.
+            FeedbackArrivedError: if there is more feedback, or another next state; nothing is written, and the turn must be
+                judged again.
             ValueError: if there is neither a sample nor a reason, or both.
             TransitionError: if the turn was judged before.
         """
@@ -239,14 +242,17 @@ class TurnQueries(Database):
         with self.transaction() as connection:
             if feedback_seen is not None and feedback_seen != len(self.feedback(turn_id)):
                 raise FeedbackArrivedError(f"turn {turn_id}: feedback arrived while it was judged")
+            row = connection.execute("SELECT next_state FROM turns WHERE id = ?", (turn_id,)).fetchone()
+            following: list[Message] | None = json.loads(row["next_state"] or "null") if row else None
+            if row is not None and next_state_seen is not None and following != list(next_state_seen):
+                raise FeedbackArrivedError(f"turn {turn_id}: another next state arrived while it was judged")
             self.update_one(connection, "turns", turn_id, state="judged", reason=reason, judge_error=None)
             connection.execute(
                 "INSERT INTO verdicts (turn_id, verdict, teacher_log_probs, judged_at) VALUES (?, ?, ?, ?)",
                 (turn_id, json.dumps(verdict.to_dict()), pack_floats(verdict.teacher_log_probs), self.clock()),
             )
             if samples:
-                [row] = connection.execute("SELECT next_state FROM turns WHERE id = ?", (turn_id,))
-                for sample, counted in compared(connection, list(samples), verdict, json.loads(row["next_state"])):
+                for sample, counted in compared(connection, list(samples), verdict, following or []):
                     self._insert_sample(connection, turn_id, sample, counted)
 
     def finished_sessions(self, limit: int) -> list[str]:
@@ -305,18 +311,13 @@ class TurnQueries(Database):
     def _set_next_state(
         self, connection: sqlite3.Connection, turn_id: str, messages: Sequence[Message], at: float, signal: Signal
     ) -> None:
+        columns = self._next_state_columns(messages, at, signal)
+        self.update_one(connection, "turns", turn_id, state="pending", reason=None, **columns)
+
+    def _next_state_columns(self, messages: Sequence[Message], at: float, signal: Signal) -> dict[str, Any]:
         if self.redaction is not None:
             messages = self.redaction.messages(messages)
-        self.update_one(
-            connection,
-            "turns",
-            turn_id,
-            state="pending",
-            reason=None,
-            next_state=json.dumps(list(messages)),
-            next_state_at=at,
-            signal=signal,
-        )
+        return {"next_state": json.dumps(list(messages)), "next_state_at": at, "signal": signal}
 
     def _insert_sample(
         self, connection: sqlite3.Connection, turn_id: str, sample: Sample, counted: Mapping[str, object] = NOT_COUNTED

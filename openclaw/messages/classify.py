@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from openclaw.messages.side_calls import Asked, ClientCall, client_call
+from openclaw.messages.side_calls import Asked, ClientCall, client_call, own_request
 from openclaw.messages.text import content_text
 
 Message = dict[str, Any]
@@ -133,13 +134,26 @@ def _runtime_line(message: Message) -> str:
     return last if last.startswith(RUNTIME_PREFIX) else ""
 
 
-def next_state_after(messages: Sequence[Message], reply: int, side_replies: Collection[int] = ()) -> list[Message]:
-    """Return the messages that followed the reply at position ``reply``, up to the next assistant message.
+@dataclass(frozen=True)
+class Following:
+    """What followed a reply in a request.
+
+    Attributes:
+        messages: of the user and of tools, up to the next assistant message.
+        end: position of that assistant message; None if the request ends before one.
+    """
+
+    messages: list[Message]
+    end: int | None = None
+
+
+def following(messages: Sequence[Message], reply: int, side_replies: Collection[int] = ()) -> Following:
+    """Return what followed the reply at position ``reply``.
 
     Internal context is left out. So are the client's own exchanges: those that begin with one of its own texts, and those
     that end in an assistant message at one of the positions ``side_replies``.
     """
-    following: list[Message] = []
+    found: list[Message] = []
     kept = 0
     own_exchange = False
     for position in range(reply + 1, len(messages)):
@@ -147,12 +161,18 @@ def next_state_after(messages: Sequence[Message], reply: int, side_replies: Coll
         role = message.get("role")
         if role == "assistant":
             if position in side_replies:
-                del following[kept:]
+                del found[kept:]
             elif not own_exchange:
-                break
-            kept = len(following)
+                return Following(found, position)
+            kept = len(found)
         elif role == "user" and not is_internal(message):
             own_exchange = message_side_kind(message) is not None
         if role in ("user", "tool") and not own_exchange and not is_internal(message):
-            following.append(message)
-    return following
+            found.append(message)
+    return Following(found)
+
+
+def reads_like_own_request(messages: Sequence[Message]) -> bool:
+    """Return whether the last user message may be a client's own request (`openclaw.messages.side_calls.own_request`)."""
+    said = next((message for message in reversed(messages) if message.get("role") == "user"), None)
+    return said is not None and own_request(user_words(said))

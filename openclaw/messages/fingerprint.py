@@ -1,15 +1,19 @@
 """Digests that identify a reply and the conversation before it when a client sends them back.
 
-Guarantees: the digests ignore what clients change: tool-call ids, spaces at the ends of a text, the formatting of JSON
-arguments, reasoning, internal context, additions to the user's words (date, Runtime line), and the wording of a
-heartbeat, cache hints. A string equals a list of its one text. System messages may hold the time of day, so they have a
-digest of their own. Everything else counts, and so does the owner: no digest of a conversation equals another owner's.
-`routing_key` tells a router the conversation; it needs no session and is the same for all its turns. Pure functions.
+Guarantees: the digests ignore what clients change: tool-call ids, white space, the composition of accents (Unicode's NFC),
+the formatting of JSON arguments, thoughts (in a field of their own or before the reply), internal context, additions to
+the user's words (date, Runtime line), the wording of a heartbeat, and cache hints. A string equals a list of its one text.
+System messages may hold the time of day, so they have a digest of their own. Everything else counts, and so does the
+owner: no digest of a conversation equals another owner's. Two replies that differ in what is ignored are told apart by
+`CarriedReply.exact`, where the client kept it. `routing_key` tells a router the conversation; it needs no session and is
+the same for all its turns. Pure functions.
 """
 
 from __future__ import annotations
 
 import json
+import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,6 +34,25 @@ DIGEST_BYTES = 16
 ROUTING_KEY_BYTES = 12
 HEARTBEAT_WORDS = "[heartbeat]"
 LONG_REPLY = 100
+WHITE_SPACE = bytes(character for character in range(128) if chr(character).isspace())
+OTHER_SPACES = tuple(
+    (pattern[0], re.compile(pattern, re.DOTALL))
+    for pattern in (
+        b"\xc2[\x85\xa0]",
+        b"\xe1\x9a\x80",
+        b"\xe2(?:\x80[\x80-\x8b\xa8\xa9\xaf]|\x81\x9f)",
+        b"\xe3\x80\x80",
+        b"\xef\xbb\xbf",
+    )
+)
+"""All other white space of Unicode and two marks without width, in UTF-8, by their first byte."""
+THOUGHTS = re.compile(
+    r"\s*(?:<(?P<tag>think|thinking|thought|reasoning)>.*?(?:</(?P=tag)>|\Z)"
+    r'|<details type="reasoning"[^>]*>.*?(?:</details>|\Z)'
+    r"|:::thinking\n.*?(?:\n:::|\Z))",
+    re.DOTALL,
+)
+"""A thought before a reply, as chat clients keep it in the reply's text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +65,7 @@ class CarriedReply:
         before: digest of the conversation that it answered.
         conversation: digest of the conversation up to and with it.
         trace: identifies it after the conversation before it was rewritten, see `trace_digest`.
+        exact: hash of its content as it stands, see `exact_hash`.
         turn: the turn that it names by an id of ours, see `openclaw.messages.issued`; else empty.
     """
 
@@ -50,6 +74,7 @@ class CarriedReply:
     before: bytes
     conversation: bytes
     trace: bytes
+    exact: int
     turn: str = ""
 
 
@@ -90,7 +115,8 @@ def read_history(messages: Sequence[Message], owner: str = LOCAL) -> History:
         before, conversation = conversation, join(conversation, digest)
         if role == "assistant":
             trace = trace_digest(last, message, digest, owner)
-            replies.append(CarriedReply(position, digest, before, conversation, trace, issued_turn(message)))
+            exact = exact_hash(message)
+            replies.append(CarriedReply(position, digest, before, conversation, trace, exact, issued_turn(message)))
         last = digest
     return History(system, conversation, last, tuple(reversed(replies)), owner)
 
@@ -104,15 +130,39 @@ def message_digest(message: Message) -> bytes:
         text = HEARTBEAT_WORDS if message_side_kind(message) == "heartbeat" else user_words(message)
     else:
         text = content_text(message.get("content"))
-    text = text.strip()
-    identity = f"{role} {len(text)} {text}"
+    letters = _letters(_without_thoughts(text) if role == "assistant" else text)
+    identity = f"{role} {len(letters)} ".encode() + letters
     if calls := message.get("tool_calls"):
         functions = [call.get("function", {}) for call in calls]
         named = [[function.get("name"), _arguments(function.get("arguments"))] for function in functions]
-        identity += json.dumps(named, sort_keys=True)
+        identity += json.dumps(named, sort_keys=True).encode()
     if pictures := pictures_of(message):
-        identity += json.dumps(pictures)
-    return blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
+        identity += json.dumps(pictures).encode()
+    return blake2b(identity, digest_size=DIGEST_BYTES).digest()
+
+
+def _letters(text: str) -> bytes:
+    """Return what is compared of a text: its characters without white space."""
+    if text.isascii():
+        return text.encode().translate(None, WHITE_SPACE)
+    letters = unicodedata.normalize("NFC", text).encode("utf-8", "surrogatepass").translate(None, WHITE_SPACE)
+    for first, space in OTHER_SPACES:
+        if first in letters:
+            letters = space.sub(b"", letters)
+    return letters
+
+
+def _without_thoughts(text: str) -> str:
+    """Return a reply's text without the thoughts before it."""
+    end = 0
+    while thought := THOUGHTS.match(text, end):
+        end = thought.end()
+    return text[end:]
+
+
+def exact_hash(message: Message) -> int:
+    """Return a hash of a reply's content, which tells replies with one digest apart; it holds in this process only."""
+    return hash(content_text(message.get("content")))
 
 
 def reply_digest(reply: Message) -> bytes:
@@ -120,9 +170,9 @@ def reply_digest(reply: Message) -> bytes:
     return message_digest({**reply, "role": "assistant"})
 
 
-def conversation_digest(messages: Sequence[Message], reply: Message) -> bytes:
-    """Return the digest of a conversation that ends in ``reply``."""
-    return join(read_history(messages).asked, reply_digest(reply))
+def conversation_digest(messages: Sequence[Message], reply: Message, owner: str = LOCAL) -> bytes:
+    """Return the digest of a conversation of ``owner`` that ends in ``reply``."""
+    return join(read_history(messages, owner).asked, reply_digest(reply))
 
 
 @lru_cache(1024)
@@ -140,7 +190,8 @@ def trace_digest(last: bytes, message: Message, reply: bytes, owner: str = LOCAL
         reply: its digest.
         owner: of the conversation.
     """
-    trace = reply if len(content_text(message.get("content"))) >= LONG_REPLY else join(last, reply)
+    text = _without_thoughts(content_text(message.get("content")))
+    trace = reply if len(text) >= LONG_REPLY else join(last, reply)
     return trace if owner == LOCAL else join(owner_digest(owner), trace)
 
 
@@ -149,9 +200,9 @@ def system_digest(first: Message | None) -> bytes:
     return read_history([first]).system if first else b""
 
 
-def messages_digest(messages: Iterable[Message]) -> bytes:
-    """Return the digest of a list of messages."""
-    digest = b""
+def messages_digest(messages: Iterable[Message], before: bytes = b"") -> bytes:
+    """Return the digest of a list of messages, or of the conversation ``before`` extended by them."""
+    digest = before
     for message in messages:
         digest = join(digest, message_digest(message))
     return digest
@@ -169,4 +220,6 @@ def routing_key(messages: Sequence[Any]) -> str:
 
 
 def _arguments(arguments: object) -> object:
-    return read_arguments(arguments) if isinstance(arguments, str) else arguments
+    if isinstance(arguments, str):
+        return read_arguments(arguments) if arguments.strip() else {}
+    return arguments

@@ -17,7 +17,15 @@ from openclaw.rendering.controls import Controls, MarkedRole, clean
 from openclaw.rendering.segments import SegmentEncoder
 
 Message = dict[str, Any]
-TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError)
+TEMPLATE_ERRORS = (
+    TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
 _ASKED: list[Message] = [{"role": "user", "content": "Hi."}]
 _CALL = {"id": "call1", "type": "function", "function": {"name": "look", "arguments": {"at": "it"}}}
 _TALKS: tuple[list[Message], ...] = (

@@ -126,7 +126,7 @@ REASONS: Mapping[str, Reason] = {
         "openclaw-rl versions RUN says why; openclaw-rl accept RUN releases such samples if the change is wanted.",
     ),
     "rollback": Reason("The weights went back to a version from before its step.", NOTHING),
-    "superseded": Reason("The person's own opinion replaced the judge's, and gave another sample.", NOTHING),
+    "superseded": Reason("The person's opinion or later words replaced what was judged, and the turn was judged again.", NOTHING),
     # Of an agent's episode and its turns.
     "episode": Reason("Its episode has not given its samples yet.", "Send the episode's reward."),
     "episode_over": Reason("The reply ended after its episode.", NOTHING),

@@ -1,20 +1,24 @@
 """Commits what a request says about earlier turns: next states and regenerated replies.
 
-Guarantees: a turn gets at most one next state, even from concurrent requests. Work that has begun is finished. If the
-ledger refuses a next state, the turn waits again in memory. Changes the table of `openclaw.sessions.follow`.
+Guarantees: a turn has at most one next state, even from concurrent requests; another one takes its place only until a
+step has used it. Work that has begun is finished. If the ledger refuses a next state, the turn waits again in memory, or
+keeps the one that it had. Changes the table of `openclaw.sessions.follow`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from openclaw.ledger.exceptions import TransitionError, UnknownRecordError
 from openclaw.ledger.group_commit import GroupCommit
 from openclaw.ledger.records import Message
 from openclaw.messages.fingerprint import messages_digest
+from openclaw.sessions.nodes import Node
 from openclaw.sessions.store import TurnStore
 from openclaw.sessions.table import Session, Table
 from openclaw.sessions.turn_matching import Due, Relation
@@ -26,6 +30,15 @@ ANOTHER_ANSWER: Message = {
     "role": "user",
     "content": "(The user did not go on with this answer. They asked for another answer to the same message.)",
 }
+
+
+@dataclass(frozen=True)
+class Step:
+    """One change of the ledger: its commit, its undoing in memory, and the turn that it gives a next state, if any."""
+
+    commit: Callable[[], Awaitable[bool]]
+    undo: Callable[[], None]
+    gives: str | None = None
 
 
 class Consequences:
@@ -56,40 +69,77 @@ class Consequences:
         Each turn is claimed before the first await, so no second request gives it another next state. The work
         completes even if the request is cancelled.
         """
-        if relation.kind in ("regeneration", "retry", "branch"):
+        if relation.kind in ("regeneration", "retry", "branch", "held"):
             self._on_event(relation.kind)
-        for due in relation.due:
-            self._table.set_state(session, due.node, "followed")
-            due.node.next_state = messages_digest(due.following)
-        for node in relation.regenerated:
-            node.regenerated = True
-        if relation.due or relation.regenerated:
-            return await asyncio.shield(asyncio.ensure_future(self._commit(session, relation)))
+        if relation.unlike:
+            self._on_event("unlike")
+        steps = [self._give(session, due, self._record_next_state) for due in relation.due]
+        steps += [self._give(session, due, self._replace_next_state) for due in relation.replaced]
+        for node in relation.went_on:
+            node.went_on = True
+        steps += [self._mark(node) for node in relation.regenerated]
+        if steps:
+            return await asyncio.shield(asyncio.ensure_future(self._commit(session, relation, steps)))
         return None
 
-    async def _commit(self, session: Session, relation: Relation) -> str | None:
+    def _give(self, session: Session, due: Due, commit: Callable[[Due], Awaitable[bool]]) -> Step:
+        """Claim a turn in memory; return the step that commits its next state."""
+        node = due.node
+        before = (node.state, node.next_state, node.followed_by, node.went_on)
+
+        def undo() -> None:
+            self._table.set_state(session, node, before[0])
+            _, node.next_state, node.followed_by, node.went_on = before
+
+        self._table.set_state(session, node, "followed")
+        node.next_state, node.followed_by = messages_digest(due.following), due.followed_by
+        node.went_on = due.went_on
+        return Step(partial(commit, due), undo, node.turn_id)
+
+    def _mark(self, node: Node) -> Step:
+        """Mark a turn as regenerated in memory; return the step that commits it."""
+
+        def undo() -> None:
+            node.regenerated = False
+
+        node.regenerated = True
+        return Step(partial(self._mark_regenerated, node), undo)
+
+    async def _commit(self, session: Session, relation: Relation, steps: Sequence[Step]) -> str | None:
+        """Commit the steps in order; undo in memory what the ledger refuses, and what comes after it."""
         given = None
-        for number, due in enumerate(relation.due):
+        for number, step in enumerate(steps):
             try:
-                if await self._record_next_state(due) and given is None:
-                    given = due.node.turn_id
+                if await step.commit() and given is None:
+                    given = step.gives
             except Exception:
-                for left in relation.due[number:]:
-                    self._table.set_state(session, left.node, "waiting")
+                for left in steps[number:]:
+                    left.undo()
                 raise
         if relation.rewritten and given is not None:
             self._on_event("rewritten")
-        for number, node in enumerate(relation.regenerated):
-            try:
-                await self._call(self._store.mark_regenerated, node.turn_id)
-            except Exception:
-                for left in relation.regenerated[number:]:
-                    left.regenerated = False
-                raise
         if self._regenerated == "negative":
             for node in relation.rejected:
                 await self._reject(node.turn_id, session)
         return given
+
+    async def _mark_regenerated(self, node: Node) -> bool:
+        await self._call(self._store.mark_regenerated, node.turn_id)
+        return True
+
+    async def _replace_next_state(self, due: Due) -> bool:
+        turn_id = due.node.turn_id
+        try:
+            in_time = await self._call(self._store.replace_next_state, turn_id, due.following, self._clock())
+        except (TransitionError, UnknownRecordError) as error:
+            logger.info("turn %s did not get another next state: %s", turn_id, error)
+            self._on_event("conflict")
+            return False
+        if not in_time:
+            logger.info("another next state of turn %s comes too late: a step has used its sample", turn_id)
+        self._on_event("replaced" if in_time else "late")
+        self._on_pending()
+        return in_time
 
     async def _record_next_state(self, due: Due) -> bool:
         try:

@@ -15,7 +15,7 @@ from openclaw.ledger.graph import TurnNode
 from openclaw.ledger.group_commit import GroupCommit
 from openclaw.messages.fingerprint import CarriedReply, History
 from openclaw.owners import stored_id
-from openclaw.sessions.nodes import node_of_record
+from openclaw.sessions.nodes import correct_went_on, node_of_record
 from openclaw.sessions.store import TurnStore
 from openclaw.sessions.table import NODES_PER_SESSION, PLAIN_PREFIX, Match, Session, Table
 from openclaw.sessions.turn_matching import unrecognised
@@ -108,6 +108,7 @@ class SessionFinder:
             session.loading = None
         for record in records:
             self._table.remember(session, node_of_record(record))
+        correct_went_on(session.nodes, session.nodes)
         if any(node.waiting for node in session.nodes):
             self._on_event("revived")
 
@@ -129,7 +130,9 @@ class SessionFinder:
         for record in records:
             session = self._table.get(record.session_id)
             if session is not None and session.node(record.id) is None:
-                self._table.remember(session, node_of_record(record))
+                node = node_of_record(record)
+                self._table.remember(session, node)
+                correct_went_on([node], session.nodes)
 
 
 def _conversations(carried: Sequence[CarriedReply]) -> list[bytes]:

@@ -1,6 +1,7 @@
 """Follows conversations: finds a request's session, commits next states and records turns.
 
-Guarantees: a main request that carries an earlier reply back gives that reply's turn its next state, once. A turn is in
+Guarantees: a main request that carries an earlier reply back gives that reply's turn its next state. What the
+conversation went on from takes the place of what it did not (`openclaw.sessions.turn_matching.relate`). A turn is in
 the ledger before `finish` returns. Memory is only a cache, bounded by ``max_sessions``: missing sessions are loaded from
 the ledger, so a restart, an idle time-out or eviction loses no feedback.
 
@@ -46,6 +47,7 @@ class TurnContext:
         origin: how the session was found.
         done: whether the session ends with this turn.
         relation: what the request means for earlier turns.
+        unlike: whether it carries another reply where one of ours waits, see `Relation.unlike`.
         next_state_of: the turn that got its next state from this request, or None.
         history: the digests of its messages.
     """
@@ -57,6 +59,7 @@ class TurnContext:
     relation: RelationKind
     history: History = field(repr=False)
     next_state_of: str | None = None
+    unlike: bool = False
 
 
 class Sessions:
@@ -82,8 +85,8 @@ class Sessions:
             clock: seconds since the epoch.
             regenerated: whether regenerated turns are excluded from training or judged as rejected.
             on_event: called with the name of an event: ``next_state``, ``regeneration``, ``rejected``, ``retry``,
-                ``branch``, ``rewritten``, ``ambiguous``, ``conflict``, ``revived``, ``ended_idle``, ``ended_done``,
-                ``evicted``, ``forgotten``.
+                ``branch``, ``replaced``, ``late``, ``held``, ``unlike``, ``rewritten``, ``ambiguous``, ``conflict``,
+                ``revived``, ``ended_idle``, ``ended_done``, ``evicted``, ``forgotten``.
             on_pending: called when a turn became pending or a session ended.
         """
         self._store = store
@@ -150,7 +153,7 @@ class Sessions:
         except BaseException:
             self._release(session)
             raise
-        return TurnContext(session.id, kind, identity.origin, done, relation.kind, history, given)
+        return TurnContext(session.id, kind, identity.origin, done, relation.kind, history, given, relation.unlike)
 
     async def finish(self, context: TurnContext, turn: Turn) -> Turn:
         """Commit a turn and return it as `record` does; it now waits for its next state."""

@@ -6,12 +6,21 @@ Guarantees: a few hundred bytes per turn; `node_of_record` rebuilds it from the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from openclaw.ledger.graph import TurnNode
 from openclaw.ledger.records import Turn, TurnKind
-from openclaw.messages.fingerprint import History, join, messages_digest, reply_digest, system_digest, trace_digest
+from openclaw.messages.fingerprint import (
+    History,
+    exact_hash,
+    join,
+    messages_digest,
+    reply_digest,
+    system_digest,
+    trace_digest,
+)
 
 NodeState = Literal["waiting", "followed", "excluded"]
 OPEN_STATES = ("waiting", "ended")
@@ -32,7 +41,10 @@ class Node:
         regenerated: whether the user asked for another reply to the same messages.
         delivered: whether the client got the whole reply, as far as known.
         next_state: digest of the next state, empty without words of the user.
+        followed_by: digest of the conversation up to and with the next state.
+        went_on: whether the conversation went on from the reply to the next state.
         calls: whether the reply calls tools, so that the ids of its calls name it.
+        exact: hash of the reply's content as it stands, see `openclaw.messages.fingerprint.exact_hash`.
     """
 
     turn_id: str
@@ -45,7 +57,10 @@ class Node:
     regenerated: bool = False
     delivered: bool = True
     next_state: bytes = b""
+    followed_by: bytes = b""
+    went_on: bool = False
     calls: bool = False
+    exact: int = 0
 
     @property
     def waiting(self) -> bool:
@@ -70,6 +85,7 @@ def node_of_turn(turn: Turn, history: History) -> Node:
         system=history.system,
         trace=trace_digest(history.last, turn.response_message, reply, history.owner),
         calls="tool_calls" in turn.response_message,
+        exact=exact_hash(turn.response_message),
     )
 
 
@@ -88,5 +104,19 @@ def node_of_record(record: TurnNode) -> Node:
         system=system_digest(record.first_message),
         regenerated=record.signal == "regenerated",
         next_state=messages_digest(said) if said else b"",
+        followed_by=messages_digest(said, record.conversation) if said else b"",
+        went_on=bool(said),
         calls="tool_calls" in record.response_message,
+        exact=exact_hash(record.response_message),
     )
+
+
+def correct_went_on(loaded: Iterable[Node], nodes: Sequence[Node]) -> None:
+    """Find out which conversations of ``loaded`` turns stopped after the next state, as far as ``nodes`` shows it.
+
+    The ledger does not say it, so a next state counts as gone on from unless there is a reply to it that has none.
+    """
+    for node in loaded:
+        replies = [other for other in nodes if node.followed_by and other.answers(node.followed_by)]
+        if replies:
+            node.went_on = any(reply.state == "followed" for reply in replies)

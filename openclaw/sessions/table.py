@@ -91,8 +91,12 @@ class _Index:
             del self._entries[digest]
 
     def first(self, digest: bytes, limit: int) -> list[Session]:
-        """Return up to ``limit`` sessions."""
+        """Return up to ``limit`` sessions, those that had it first."""
         return list(islice(self._entries.get(digest, ()), limit))
+
+    def last(self, digest: bytes, limit: int) -> list[Session]:
+        """Return up to ``limit`` sessions, those that got it last."""
+        return list(islice(reversed(self._entries.get(digest, {})), limit))
 
 
 class Table:
@@ -188,7 +192,8 @@ class Table:
         """Return the plain session that a request continues.
 
         The last reply that names a turn of ours decides. If none does, the longest known conversation wins. Of several,
-        prefer one whose turn waits, with the same system messages if one of the first has them.
+        prefer one whose turn waits, with the same reply to the letter and the same system messages if one of the first
+        has them. If none waits, prefer the one that got a next state last.
         """
         for carried in history.replies:
             session = self._issued.get(carried.turn)
@@ -197,8 +202,9 @@ class Table:
         issued = [carried for carried in history.replies if carried.turn]
         for carried in history.replies:
             fitting = self._waiting.first(carried.conversation, COMPARED_SESSIONS)
-            same = [session for session in fitting if _same_system(session, carried.conversation, history.system)]
-            if found := same or fitting or self._known.first(carried.conversation, 2):
+            alike = [_likeness(session, carried, history.system) for session in fitting]
+            likeliest = [session for session, likeness in zip(fitting, alike, strict=True) if likeness == max(alike)]
+            if found := likeliest or self._known.last(carried.conversation, 2):
                 newer = [other for other in history.replies if other.position > carried.position]
                 return Match(found[0], newer + [other for other in issued if other not in newer], len(found) > 1)
         return Match(None, list(history.replies))
@@ -243,5 +249,7 @@ def _newer(session: Session, history: History, named: CarriedReply) -> list[Carr
     return newer
 
 
-def _same_system(session: Session, conversation: bytes, system: bytes) -> bool:
-    return any(node.waiting and node.conversation == conversation and node.system == system for node in session.nodes)
+def _likeness(session: Session, carried: CarriedReply, system: bytes) -> tuple[bool, bool]:
+    """Return how much a session's waiting turn is like a carried reply: to the letter, and in the system messages."""
+    same = [node for node in session.nodes if node.waiting and node.conversation == carried.conversation]
+    return max(((node.exact == carried.exact, node.system == system) for node in same), default=(False, False))

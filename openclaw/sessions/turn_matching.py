@@ -11,23 +11,32 @@ Guarantees: pure functions without side effects.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from openclaw.ledger.records import Message
-from openclaw.messages.classify import answers_own_text, next_state_after
+from openclaw.messages.classify import answers_own_text, following, reads_like_own_request
 from openclaw.messages.fingerprint import CarriedReply, History, messages_digest
 from openclaw.sessions.nodes import Node
 
-RelationKind = Literal["new", "next_state", "regeneration", "retry", "branch"]
+RelationKind = Literal["new", "next_state", "replaced", "held", "regeneration", "retry", "branch"]
 
 
 @dataclass(frozen=True)
 class Due:
-    """A turn and its next state."""
+    """A turn and its next state.
+
+    Attributes:
+        node: the turn.
+        following: the next state.
+        followed_by: digest of the conversation up to and with it.
+        went_on: whether the conversation went on from the reply to it.
+    """
 
     node: Node
     following: list[Message]
+    followed_by: bytes
+    went_on: bool
 
 
 @dataclass(frozen=True)
@@ -35,26 +44,34 @@ class Relation:
     """What a request means for earlier turns.
 
     Attributes:
-        kind: ``next_state``: it gives one; ``regeneration``: it asks again for an answered request; ``retry``: it repeats
-            a failed request; ``branch``: it continues a reply in another way than before; ``new``: none of these.
-            due: the turns that get their next state, latest first.
-            regenerated: the turns whose reply the user wants regenerated.
-            rejected: the regenerated turns that the user passed over for another reply to the same messages.
-            rewritten: whether a turn was identified only by its own message.
+        kind: ``next_state``: it gives one; ``replaced``: it gives another one than before; ``held``: it may be the
+            client's own, so it gives one only if the conversation goes on from its reply; ``regeneration``: it asks again
+            for an answered request; ``retry``: it repeats a failed request; ``branch``: it continues a reply in another
+            way than the conversation that went on; ``new``: none of these.
+        due: the turns that get their next state, latest first.
+        replaced: the turns that get another next state than before.
+        went_on: the turns whose next state the request confirms, because the conversation went on from the reply to it.
+        regenerated: the turns whose reply the user wants regenerated.
+        rejected: the regenerated turns that the user passed over for another reply to the same messages.
+        rewritten: whether a turn was identified only by its own message.
+        unlike: whether it carries another reply where one of ours waits, so that what follows is nobody's next state.
     """
 
     kind: RelationKind
     due: list[Due] = field(default_factory=list)
+    replaced: list[Due] = field(default_factory=list)
+    went_on: list[Node] = field(default_factory=list)
     regenerated: list[Node] = field(default_factory=list)
     rejected: list[Node] = field(default_factory=list)
     rewritten: bool = False
+    unlike: bool = False
 
 
 def recognise(history: History, nodes: Sequence[Node]) -> dict[int, Node]:
     """Return the turn of each assistant message that names one or whose whole conversation is known, by position.
 
-    Of several turns with the same conversation, prefer one that waits, was not regenerated and had the same system
-    messages. A turn that a message names has no other message.
+    Of several turns with the same conversation, prefer the same reply to the letter, then one that waits, was not
+    regenerated and had the same system messages. A turn that a message names has no other message.
     """
     found = _named(history, nodes)
     taken = {node.turn_id for node in found.values()}
@@ -66,7 +83,12 @@ def recognise(history: History, nodes: Sequence[Node]) -> dict[int, Node]:
         if carried.position not in found and carried.conversation in known:
             found[carried.position] = max(
                 reversed(known[carried.conversation]),
-                key=lambda node: (node.waiting, node.system == history.system, not node.regenerated),
+                key=lambda node: (
+                    node.exact == carried.exact,
+                    node.waiting,
+                    node.system == history.system,
+                    not node.regenerated,
+                ),
             )
     return found
 
@@ -98,6 +120,9 @@ def last_main(found: dict[int, Node]) -> int:
 def relate(messages: Sequence[Message], history: History, nodes: Sequence[Node], *, retry: bool) -> Relation:
     """Return what a main request means for its session's turns.
 
+    The next state of a reply is what followed it in the conversation that went on, the last one of several. Until one went
+    on, it is what followed in the newest request.
+
     Args:
         messages: of the request.
         history: their digests.
@@ -105,21 +130,12 @@ def relate(messages: Sequence[Message], history: History, nodes: Sequence[Node],
         retry: whether the client declares a retry.
     """
     found = recognise(history, nodes)
-    side_replies = {position for position, node in found.items() if node.kind == "side"}
     rewritten = _rewritten(messages, history, nodes, found)
     if rewritten is not None:
         found[rewritten[0].position] = rewritten[1]
-    due: list[Due] = []
-    rejected: list[Node] = []
-    for carried in history.replies:
-        node = found.get(carried.position)
-        if node is None or not node.waiting:
-            continue
-        if following := next_state_after(messages, carried.position, side_replies):
-            due.append(Due(node, following))
-            rejected += _passed_over(node, carried, nodes)
-    if due:
-        return Relation("next_state", due, rejected=rejected, rewritten=rewritten is not None)
+    said = _what_followed(messages, history, nodes, found)
+    if said.due:
+        return replace(said, kind="next_state", rewritten=rewritten is not None)
     siblings = [
         node
         for node in nodes
@@ -129,16 +145,86 @@ def relate(messages: Sequence[Message], history: History, nodes: Sequence[Node],
         and node.answers(history.asked)
     ]
     if siblings and (retry or not siblings[-1].delivered):
-        return Relation("retry")
+        return replace(said, kind="retry")
     if siblings:
         waiting = [node for node in siblings if node.waiting and not node.regenerated]
-        return Relation("regeneration", regenerated=waiting)
-    position = last_main(found)
-    if position >= 0 and found[position].state == "followed":
-        following = next_state_after(messages, position, side_replies)
-        if following:
-            return Relation("retry" if messages_digest(following) == found[position].next_state else "branch")
-    return Relation("new")
+        return replace(said, kind="regeneration", regenerated=waiting)
+    return replace(said, unlike=said.kind == "new" and _is_unlike(messages, history, nodes, found))
+
+
+def _what_followed(
+    messages: Sequence[Message], history: History, nodes: Sequence[Node], found: dict[int, Node]
+) -> Relation:
+    """Return what the request says about the recognised turns; ``kind`` is that of the last one's continuation."""
+    side_replies = {position for position, node in found.items() if node.kind == "side"}
+    carried_at = {carried.position: carried for carried in history.replies}
+    gone_on = {carried.before for carried in history.replies}
+    said = Relation("new")
+    for carried in history.replies:
+        node = found.get(carried.position)
+        if node is None or node.state == "excluded":
+            continue
+        if node.state == "followed" and node.followed_by in gone_on:
+            said.went_on.append(node)
+            continue
+        after = following(messages, carried.position, side_replies)
+        if not after.messages:
+            continue
+        if after.end is None:
+            link = Due(node, after.messages, history.asked, went_on=False)
+            kind = _open_kind(link)
+            said = replace(said, kind=kind)
+        else:
+            link = Due(node, after.messages, carried_at[after.end].before, went_on=True)
+            kind = _ended_kind(link, carried_at[after.end], found.get(after.end))
+        if kind == "next_state":
+            said.due.append(link)
+            said.rejected.extend(_passed_over(node, carried, nodes))
+        elif kind == "replaced":
+            said.replaced.append(link)
+        elif kind == "retry" and link.went_on:
+            said.went_on.append(node)
+    return said
+
+
+def _open_kind(link: Due) -> RelationKind:
+    """Return what the end of a request means for the last reply before it."""
+    node = link.node
+    if not node.waiting and (link.followed_by == node.followed_by or _same(link)):
+        return "retry"
+    if reads_like_own_request(link.following):
+        return "held"
+    if node.waiting:
+        return "next_state"
+    return "branch" if node.went_on else "replaced"
+
+
+def _ended_kind(link: Due, reply: CarriedReply, turn: Node | None) -> RelationKind:
+    """Return what an earlier exchange of a request means for the reply before it.
+
+    Another next state than before counts only if ``reply``, which ended the exchange, is that of a ``turn`` in this very
+    conversation. Otherwise the client may have rewritten the exchange, for example shortened a tool's result.
+    """
+    if link.node.waiting:
+        return "next_state"
+    if _same(link):
+        return "retry"
+    return "replaced" if turn is not None and turn.conversation == reply.conversation else "new"
+
+
+def _same(link: Due) -> bool:
+    return messages_digest(link.following) == link.node.next_state
+
+
+def _is_unlike(messages: Sequence[Message], history: History, nodes: Sequence[Node], found: dict[int, Node]) -> bool:
+    """Return whether the last reply to the user is none of ours, in the place of one that waits."""
+    for carried in history.replies:
+        if answers_own_text(messages, carried.position):
+            continue
+        return carried.position not in found and any(
+            node.waiting and not node.regenerated and node.answers(carried.before) for node in nodes
+        )
+    return False
 
 
 def _rewritten(

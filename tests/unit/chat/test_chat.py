@@ -73,6 +73,17 @@ def test_thumbs_and_words_reach_the_last_reply(gateway: StandInServer, talk: Tal
     assert text.count("noted: thumbs down") == 2
 
 
+def test_a_typed_thumb_is_no_message(gateway: StandInServer, talk: Talk) -> None:
+    before = len(gateway.turns())
+    status, text = talk(gateway.url, ["👍", "One.", "👍🏽", "Two.", ":-1:", "Three.", "👍 or not"])
+    assert status == 0
+    assert "there is no reply to rate yet" in text
+    turns = gateway.turns()[before:]
+    assert [turn.messages[-1]["content"] for turn in turns] == ["One.", "Two.", "Three.", "👍 or not"]
+    said = [[each.thumbs for each in gateway.ledger.feedback(turn.id)] for turn in turns]
+    assert said == [["up"], ["down"], [], []]
+
+
 def test_a_thumb_on_a_trained_reply_is_only_stored(gateway: StandInServer, talk: Talk) -> None:
     def typed(chat: Chat) -> Iterator[str]:
         yield "One."

@@ -1,7 +1,8 @@
 """Any mix of edits, branches, regenerations, failures, heartbeats, restarts and evictions gives each turn its next state.
 
-The model knows a reply by the messages before it. The first continuation of a complete main reply is its next state;
-nothing else is.
+The model knows a reply by the messages before it. The next state of a complete main reply is what followed it in the
+conversation that went on last; until one went on, it is what followed in the newest request. After a restart or an
+eviction the sessions may take a conversation for one that went on, so that the next state stays as it was.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from openclaw.ledger.records import Turn
+from openclaw.sessions.table import NODES_PER_SESSION
 from tests.helpers.conversations import World, assistant, tool, user
 
 WORDS = ("ok", "thanks", "go on", "no bold please")
@@ -28,13 +30,15 @@ LOADED = 8
 
 @dataclass
 class Reply:
-    """A reply in the model: its turn, the messages up to and with it, and what followed."""
+    """A reply in the model: its turn, the messages up to and with it, and what followed in which request."""
 
     turn: Turn
     history: list[dict[str, Any]]
     complete: bool
     next_state: list[dict[str, Any]] | None = None
     asked_again: bool = False
+    followed_by: str = ""
+    went_on: bool = False
 
 
 @dataclass
@@ -61,11 +65,13 @@ class Conversations(RuleBasedStateMachine):
         self.world = World(self.folder / "ledger.sqlite")
         self.replies: dict[str, Reply] = {}
         self.number = 0
+        self.remembers = False
 
     @initialize(memory=st.sampled_from([1, 2, 100]))
     def bound_memory(self, memory: int) -> None:
         self.memory = memory
         self.restart()
+        self.remembers = memory == 100
 
     def unique(self, text: str) -> str:
         self.number += 1
@@ -79,20 +85,45 @@ class Conversations(RuleBasedStateMachine):
         if key(history) in self.replies:
             reply = {**reply, "content": self.unique(reply["content"])}
             history = [*messages, reply]
-        before = self.last_reply(messages)
         siblings = [known for known in self.replies.values() if known.complete and known.history[:-1] == messages]
         context, turn = self.runner.run(self.world.turn(messages, reply, session=conversation.session, **options))
         complete = context.kind == "main" and turn.finish_reason != "abort"
-        expected = None
-        if context.kind == "main" and before is not None and before.complete and before.next_state is None:
-            before.next_state = [message for message in self.after(messages) if not self.is_heartbeat(message)]
-            expected = before.turn.id
-        elif context.kind == "main":
+        if context.kind == "main" and self.hear(messages) is None:
             for sibling in siblings:
                 sibling.asked_again = True
-        assert context.next_state_of == expected
         self.replies[key(history)] = Reply(turn, history, complete)
         conversation.messages = history
+
+    def hear(self, messages: list[dict[str, Any]]) -> Reply | None:
+        """Tell the model what a main request says, compare it with the ledger, and return whose first next state it is."""
+        positions = [
+            position
+            for position, message in enumerate(messages)
+            if message["role"] == "assistant" and not self.is_heartbeat(messages[position - 1])
+        ]
+        first = None
+        remembers = self.remembers and len(self.replies) < NODES_PER_SESSION
+        for position, end in zip(positions, [*positions, None][1:], strict=True):
+            before = self.replies.get(key(messages[: position + 1]))
+            if before is None or not before.complete:
+                continue
+            said = messages[:end]
+            answered = end is not None and key(messages[: end + 1]) in self.replies
+            state = self.after(said)
+            if before.next_state is None:
+                first = before
+            elif before.followed_by == key(said):
+                before.went_on = before.went_on or end is not None
+                continue
+            elif before.next_state != state and (before.went_on if end is None else not answered):
+                continue
+            if before.next_state is not None and not remembers:
+                held = self.world.ledger.turn(before.turn.id).next_state
+                assert held in (before.next_state, state)
+                if held == before.next_state:
+                    continue
+            before.next_state, before.followed_by, before.went_on = state, key(said), end is not None
+        return first
 
     def is_heartbeat(self, message: dict[str, Any]) -> bool:
         return message["role"] == "user" and message["content"].startswith("[OpenClaw heartbeat poll]")
@@ -111,7 +142,7 @@ class Conversations(RuleBasedStateMachine):
             if message["role"] == "assistant":
                 break
             tail.append(message)
-        return tail[::-1]
+        return [message for message in tail[::-1] if not self.is_heartbeat(message)]
 
     @rule(target=conversations, session=st.sampled_from(CLIENTS), reply=st.sampled_from(REPLIES))
     def start(self, session: str | None, reply: str) -> Conversation:
@@ -156,10 +187,7 @@ class Conversations(RuleBasedStateMachine):
             headers = {"x-session-id": conversation.session} if conversation.session else {}
             context = self.runner.run(self.world.sessions.begin(headers, messages))
             self.world.sessions.abandon(context)
-            before = self.last_reply(messages)
-            if before is not None and before.complete and before.next_state is None:
-                before.next_state = [user(text)]
-                assert context.next_state_of == before.turn.id
+            self.hear(messages)
         else:
             self.ask(conversation, messages, assistant(self.unique("par")), finish_reason="abort")
         self.ask(conversation, messages, assistant(reply))
@@ -180,11 +208,12 @@ class Conversations(RuleBasedStateMachine):
         messages = [user(self.unique("<summary>")), *conversation.messages[-2:], user("next")]
         context, _ = self.runner.run(self.world.turn(messages, assistant(reply), session=conversation.session))
         if before.complete and before.next_state is None:
-            before.next_state = [user("next")]
+            before.next_state, before.followed_by = [user("next")], key(messages)
             assert context.next_state_of == before.turn.id
 
     @rule()
     def restart(self) -> None:
+        self.remembers = False
         self.runner.run(self.world.restart(max_sessions=self.memory))
 
     @rule()

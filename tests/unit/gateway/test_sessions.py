@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from openclaw.messages.classify import is_internal, next_state_after, side_kind
+from openclaw.messages.classify import following, is_internal, side_kind
 from openclaw.sessions import is_retry, stated_identity
 from tests.helpers.conversations import SYSTEM, World, assistant, talk_past_memory, tool, user
 
@@ -94,12 +94,12 @@ def test_the_libraries_of_openai_say_when_they_try_again(count: str, retry: bool
 
 def test_next_state_is_everything_new_and_nothing_internal() -> None:
     messages = [user("q"), assistant("a"), tool("1"), tool("2"), INTERNAL]
-    assert next_state_after(messages, 1) == [tool("1"), tool("2")]
+    assert following(messages, 1).messages == [tool("1"), tool("2")]
     messages = [user("q"), assistant("a"), user("[OpenClaw heartbeat poll]"), assistant("ok"), user("thanks")]
-    assert next_state_after(messages, 1) == [user("thanks")]
+    assert following(messages, 1).messages == [user("thanks")]
     messages = [user("q"), assistant("a"), user("b"), assistant("c"), user("d")]
-    assert next_state_after(messages, 1) == [user("b")]
-    assert next_state_after([*messages[:2], INTERNAL], 1) == []
+    assert following(messages, 1).messages == [user("b")]
+    assert following([*messages[:2], INTERNAL], 1).messages == []
     assert is_internal(INTERNAL_PARTS)
 
 
@@ -125,8 +125,8 @@ async def test_plain_clients_are_told_apart_by_what_they_say(world: World) -> No
     again, turn_b = await world.turn([user("q1"), assistant("a1"), user("no bold")], assistant("a2"))
     assert (again.session_id, again.next_state_of) == (first.session_id, turn_a.id)
     assert world.next_state(turn_a) == [user("no bold")]
-    branch, _ = await world.turn([user("q1"), assistant("a1"), user("edited")], assistant("a3"))
-    assert (branch.session_id, branch.next_state_of) == (first.session_id, None)
+    edited, _ = await world.turn([user("q1"), assistant("a1"), user("edited")], assistant("a3"))
+    assert (edited.session_id, edited.next_state_of) == (first.session_id, turn_a.id)
     third, _ = await world.turn(
         [user("q1"), assistant("a1"), user("no bold"), assistant("a2"), user("good")], assistant("a4")
     )
@@ -193,7 +193,9 @@ async def test_an_unknown_session_is_read_from_the_ledger(world: World) -> None:
         world.sessions.begin({"x-session-id": "s"}, [user("q"), assistant("a"), user(text)]) for text in ("x", "y", "z")
     ]
     contexts = await asyncio.gather(*asked)
-    assert [context.next_state_of for context in contexts].count(turn.id) == 1
+    assert {context.next_state_of for context in contexts} == {turn.id}
+    assert world.next_state(turn) == [user("z")]
+    assert world.count("next_state") == 1
     assert "revived" in world.events
     for context in contexts:
         world.sessions.abandon(context)

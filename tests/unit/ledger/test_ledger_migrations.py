@@ -16,7 +16,8 @@ from openclaw.ledger.exceptions import TransitionError
 from openclaw.ledger.migrations import MIGRATIONS, VERSION, Migration
 from openclaw.ledger.store import Ledger
 from openclaw.messages.fingerprint import conversation_digest
-from tests.helpers.ledger_records import USER_NEXT, judged_sample
+from openclaw.owners import LOCAL
+from tests.helpers.ledger_records import USER_NEXT, judged_sample, make_turn
 
 
 @pytest.fixture
@@ -93,6 +94,25 @@ def test_conversations_of_old_turns_are_found(old_file: Path) -> None:
     ended = ledger.turn("ended")
     assert ended.conversation == ledger.turn("judged-0").conversation, "the same words are the same conversation"
     assert ledger.conversation_nodes([ended.conversation or b""], 5)[0].id == "ended"
+
+
+def test_digests_are_renewed_for_every_owner(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    named = {"local": "s", "alice's": "@alice:s"}
+    with closing(Ledger(path)) as ledger:
+        for name, session in named.items():
+            ledger.record_turn(make_turn(name, session_id=session, conversation=b"of an older program"))
+        ledger.record_turn(make_turn("secret", conversation=b"of the secret", reason="redacted"))
+        ledger.record_turn(make_turn("none"))
+        with ledger.transaction() as connection:
+            connection.execute("PRAGMA user_version = 17")
+    with closing(Ledger(path)) as ledger:
+        turn = make_turn()
+        for name, owner in (("local", LOCAL), ("alice's", "alice")):
+            expected = conversation_digest(turn.messages, turn.response_message, owner)
+            assert ledger.turn(name).conversation == expected
+        assert ledger.turn("secret").conversation == b"of the secret"
+        assert ledger.turn("none").conversation is None
 
 
 def test_a_crash_while_migrating_leaves_the_old_file(old_file: Path) -> None:
