@@ -100,6 +100,11 @@ def defect() -> ApiError:
     return ApiError(500, "internal error; see the server's log", code="internal_error")
 
 
+def stopping() -> ApiError:
+    """Return the 503 for a request that this server, which ends, does not answer any more."""
+    return ApiError(503, "the server is stopping; send the request again once it is back", code="server_stopping")
+
+
 def from_engine(error: EngineError) -> ApiError:
     """Return the client's answer to an engine error.
 
@@ -148,7 +153,9 @@ async def _ledger_error(request: Request, error: Exception) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}").response()
+    response = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}").response()
+    response.headers.update(error.headers or {})
+    return response
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:
