@@ -25,7 +25,7 @@ from openclaw.gateway.origin import Doorway
 from openclaw.gateway.under_way import Slots
 from openclaw.ledger.secret_finder import secret_finder
 
-OPEN_PATHS = frozenset({"/healthz"})
+OPEN_PATHS = frozenset({"/", "/healthz"})
 MODELS_PATH = "/v1/models"
 FEEDBACK_PATH = "/v1/feedback"
 EPISODE_ROUTES = (("POST", CHAT_PATH), ("GET", MODELS_PATH))
