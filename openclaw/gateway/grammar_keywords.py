@@ -99,19 +99,20 @@ class _Place(NamedTuple):
     implied: str | None = None
 
 
-def check_enforced(param: str, schema: Schema) -> None:
+def check_enforced(param: str, schema: Schema, function: str | None = None) -> None:
     """Refuse a schema that the engine's grammar would not enforce.
 
     Args:
         param: the request field that holds the schema.
         schema: JSON Schema of the 2020-12 draft.
+        function: whose parameters it describes, if the field holds several.
 
     Raises:
         ApiError: 400, which names the keyword and its place.
     """
     if (gap := first_gap(schema)) is not None:
         raise bad_request(
-            f"{param}: the engine's grammar does not enforce {gap.place}: {gap.advice}",
+            f"{param}{f' ({function})' if function else ''}: the engine's grammar does not enforce {gap.place}: {gap.advice}",
             param=param,
             code="unsupported_schema",
         )

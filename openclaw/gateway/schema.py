@@ -264,14 +264,6 @@ class ChatRequest(_Strict):
         return found
 
     @property
-    def promised_schemas(self) -> list[tuple[str, dict[str, Any]]]:
-        """The JSON schemas that the client relies on: of the answer, and of each ``strict`` function that may be called."""
-        answer = self.response_schema
-        found = [] if answer is None else [("response_format", answer)]
-        strict = [tool.function for tool in self.callable_tools if tool.function.strict]
-        return found + [("tools", function.parameters or {}) for function in strict]
-
-    @property
     def requested_tokens(self) -> int | None:
         """The client's limit on the reply's tokens."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
@@ -404,8 +396,11 @@ def _check_meaning(request: ChatRequest) -> None:
         raise bad_request("logit_bias: name tokens by their ids, like {'1734': -5}", param="logit_bias")
     _check_template_keywords(request)
     check_grammar_size(request.enforced_schemas)
-    for param, schema in request.promised_schemas:
-        check_enforced(param, schema)
+    if (answer := request.response_schema) is not None:
+        check_enforced("response_format", answer)
+    for tool in request.callable_tools:
+        if tool.function.strict:
+            check_enforced("tools", tool.function.parameters or {}, tool.function.name)
     if reserved := RESERVED_TEMPLATE_KWARGS & (request.chat_template_kwargs or {}).keys():
         raise bad_request(
             f"chat_template_kwargs: {min(reserved)!r} is reserved for the server; leave it out",

@@ -16,7 +16,12 @@ from slime.backends.sglang_utils.engine import SGLangEngine
 from tests.helpers.live_gateway import gateway
 
 PIN = "7294"
-SECRET = f"My PIN is {PIN} and my doctor is Kay."
+REST = " and my doctor"
+
+
+def secret(thing: str) -> str:
+    """Return what alice says; each test has its own ``thing``, because all use one engine."""
+    return f"My {thing} is {PIN}{REST} is Kay."
 
 
 @dataclass
@@ -39,14 +44,14 @@ class Asker:
         cached = reply.usage.prompt_tokens_details.cached_tokens
         return cached or 0, reply.usage.prompt_tokens, reply.choices[0].message.content or ""
 
-    async def guess(self, tag: str) -> str:
+    async def guess(self, thing: str) -> str:
         """Return the digits that the counts of cached tokens give away, a dot for each that they do not."""
         found = ""
         for place in range(len(PIN)):
             counts = {}
             for digit in "x0123456789":  # after the first one, the prefix before the digit is cached anyway
-                said = f"My PIN is {found.replace('.', '0')}{digit}{'' if place < 3 else ' and my doctor'}"
-                counts[digit] = (await self.cached(said, f"{tag}-{place}-{digit}"))[0]
+                said = f"My {thing} is {found.replace('.', '0')}{digit}{'' if place < 3 else REST}"
+                counts[digit] = (await self.cached(said, f"guess-{place}-{digit}"))[0]
             del counts["x"]
             best = [digit for digit, count in counts.items() if count == max(counts.values())]
             found += best[0] if len(best) == 1 else "."
@@ -78,25 +83,25 @@ async def test_nobody_reads_a_number_of_another_from_the_cache(
     engine: SGLangEngine, tiny_random_model: Path, tmp_path: Path, forgotten: bool
 ) -> None:
     async with askers(engine, tiny_random_model, tmp_path) as found:
-        alice = found["alice"]
-        await alice.cached(SECRET, "hers")
+        alice, thing = found["alice"], "door" if forgotten else "safe"
+        await alice.cached(secret(thing), "hers")
         if forgotten:
             await alice.client.delete("/sessions/hers", cast_to=httpx.Response)
         else:
-            assert right(await found["alice"].guess("own")) == len(PIN), "the attack works on one's own words"
+            assert right(await alice.guess(thing)) == len(PIN), "the attack works on one's own words"
         for name, asker in found.items():
             if name == "alice" and not forgotten:
                 continue
-            cached, _, _ = await asker.cached(SECRET, "first")
+            cached, _, _ = await asker.cached(secret(thing), "first")
             assert cached == 0, f"{name} finds {cached} tokens"
         await alice.client.delete("/sessions/first" if forgotten else "/sessions/hers", cast_to=httpx.Response)
-        assert (await alice.cached(SECRET, "again"))[0] == 0
+        assert (await alice.cached(secret(thing), "again"))[0] == 0
 
 
 async def test_digits_are_not_recovered(engine: SGLangEngine, tiny_random_model: Path, tmp_path: Path) -> None:
     async with askers(engine, tiny_random_model, tmp_path) as found:
-        await found["alice"].cached(SECRET, "hers")
-        guessed = {name: await found[name].guess("g") for name in ("bob", "agent of alice", "agent of bob")}
+        await found["alice"].cached(secret("PIN"), "hers")
+        guessed = {name: await found[name].guess("PIN") for name in ("bob", "agent of alice", "agent of bob")}
         assert {name: right(guess) for name, guess in guessed.items()} == dict.fromkeys(guessed, 0), guessed
 
 
@@ -104,9 +109,10 @@ async def test_a_conversation_finds_its_own_prefix(
     engine: SGLangEngine, tiny_random_model: Path, tmp_path: Path
 ) -> None:
     async with askers(engine, tiny_random_model, tmp_path) as found:
+        words = secret("code")
         for name in ("alice", "agent of alice"):
-            cold, first, reply = await found[name].cached(SECRET, "talk")
-            before = [{"role": "user", "content": SECRET}, {"role": "assistant", "content": reply}]
+            cold, first, reply = await found[name].cached(words, "talk")
+            before = [{"role": "user", "content": words}, {"role": "assistant", "content": reply}]
             warm, second, _ = await found[name].cached("And hers?", "talk", before)
             print(f"{name}: {cold} of {first} prompt tokens cached, then {warm} of {second}")
             assert cold == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import aclosing
 from typing import Any
 
 import httpx
@@ -57,10 +56,9 @@ async def test_a_stream_that_waits_when_the_server_ends_has_an_error_as_its_last
     async with httpx.AsyncClient(base_url=waiting.url, trust_env=False) as client:
         async with client.stream("POST", CHAT, json={"messages": USER, "stream": True}) as response:
             lines = response.aiter_lines()
-            async with aclosing(lines):
-                assert await anext(lines) == ": keep-alive"
-                end_grace()
-                events = [line async for line in lines if line.startswith("data: ")]
+            assert await anext(lines) == ": keep-alive"
+            end_grace()
+            events = [line async for line in lines if line.startswith("data: ")]
     assert json.loads(events[-1].removeprefix("data: "))["error"]["code"] == "server_stopping"
     await eventually(lambda: waiting.metric("openclaw_requests_total", code="503"), 1.0)
     await eventually(lambda: waiting.service.replies.under_way, 0)
