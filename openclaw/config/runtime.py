@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from openclaw.config.key_form import key_problem
 from openclaw.config.runtime_variables import VARIABLES, RuntimeVariables
 from openclaw.config.variable import Value, Variable
 from openclaw.exceptions import ConfigError
@@ -71,6 +72,8 @@ class RuntimeConfig(RuntimeVariables):
                 f"HOST={self.host} is open to other machines, but no key is set; "
                 "set SGLANG_API_KEY (or OPENCLAW_API_KEY) or OPENCLAW_API_KEYS_FILE, or use HOST=127.0.0.1"
             )
+        if self.api_key and (problem := key_problem(self.api_key)):
+            raise ConfigError(f"SGLANG_API_KEY (or OPENCLAW_API_KEY) {problem}; write the key as clients send it")
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ConfigError("OPENCLAW_TLS_CERT and OPENCLAW_TLS_KEY belong together; set both or none")
         for name, url in (("OPENCLAW_POLICY_URL", self.policy_url), ("OPENCLAW_JUDGE_URL", self.judge_url)):

@@ -15,7 +15,7 @@ MOST_LOST = 0.5
 """Share of the main turns above which one reason is a finding of its own."""
 SOME = 0.2
 SAMPLING = ("temperature", "sampling_parameters")
-UNUSUAL = (*SAMPLING, "grammar", "min_tokens", "ignore_eos", "stop_token_ids")
+UNUSUAL = (*SAMPLING, "grammar", "min_tokens", "ignore_eos", "stop_token_ids", "stop")
 HANDLED = frozenset(
     {*UNUSUAL, "evaluation", "no_next_state", "redacted", "no_quorum", "judge_gave_up", "judge_refused"}
 )

@@ -6,7 +6,7 @@ Guarantees: ids go in and ids come out. Each id has the engine's log-probability
 reader sees one reply. Leaving the stream early aborts the generation. Owns the connections.
 
 Wire format: SGLang 0.5, server-sent events with new or cumulative ``output_ids``. Events that arrive together are
-yielded together.
+yielded together. Each request has its owner's cache key (`openclaw.engine.cache_keys`).
 
 A request is not sent again and again to engines that die or fail under it: see `openclaw.engine.deaths`. An engine that
 lives and answers `MOST_FAILURES` times in a row with 500 refuses the request.
@@ -25,6 +25,7 @@ from typing import Any
 import orjson
 
 from openclaw.engine.away import AwayTime
+from openclaw.engine.cache_keys import CACHE_KEY, CacheKeys
 from openclaw.engine.canary import ShareReader
 from openclaw.engine.connection import Answer, Connections
 from openclaw.engine.deaths import Deaths, Suspicion
@@ -125,6 +126,7 @@ class EngineClient:
         self._on_retry = on_retry
         self._clock = clock
         self.away = AwayTime(clock)
+        self.cache_keys = CacheKeys()
         self._last_version = "default"
         self._aborts: set[asyncio.Task[None]] = set()
         self._connections = Connections(self.url)
@@ -149,6 +151,8 @@ class EngineClient:
         routing_key: str | None = None,
         client: str = "-",
         pictures: EnginePictures | None = None,
+        *,
+        owner: str,
     ) -> AsyncGenerator[TokenChunk, None]:
         """Yield the reply to ``input_ids``; the last chunk has ``finish``. Close the iterator to abort.
 
@@ -160,6 +164,7 @@ class EngineClient:
             routing_key: names the conversation for a router; see `Connections.post`.
             client: whose request it is, for the log of an engine's end.
             pictures: of the prompt; ``input_ids`` then has all of their placeholders.
+            owner: whose cached prefixes the request may find.
 
         Raises:
             EngineAwayError: no engine for ``wait_seconds``, or it went away within a reply that follows a grammar,
@@ -177,7 +182,7 @@ class EngineClient:
                 try:
                     engine = canary or self._connections
                     attempt = self._attempt(
-                        engine, rid, input_ids, sampling_params, progress, top_logprobs, routing_key, pictures
+                        engine, rid, input_ids, sampling_params, progress, top_logprobs, routing_key, pictures, owner
                     )
                     async with self._deaths.turn(progress.suspicion) as heard, aclosing(attempt) as chunks:
                         async for chunk in chunks:
@@ -257,6 +262,7 @@ class EngineClient:
         top_logprobs: int,
         routing_key: str | None,
         pictures: EnginePictures | None,
+        owner: str,
     ) -> AsyncGenerator[TokenChunk, None]:
         """Request the rest of the reply once; raise EngineBrokeOffError to have it retried."""
         base = len(progress.ids)
@@ -264,6 +270,7 @@ class EngineClient:
         name = rid if progress.attempts == 0 else f"retry-{progress.attempts}-{rid}"
         payload = {
             "rid": name,
+            CACHE_KEY: self.cache_keys.of(owner),
             "input_ids": [*input_ids, *progress.ids],
             "sampling_params": _rest_of(sampling_params, base),
             "return_logprob": True,

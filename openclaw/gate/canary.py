@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import httpx
 
 from openclaw.config.gate_variables import GateVariables
+from openclaw.engine.cache_keys import CACHE_KEY, new_cache_key
 from openclaw.engine.canary import Share, close_share, failures, open_share
 from openclaw.gate.observed import Agreement, Live, disagrees, does_worse
 from openclaw.gate.questions import Questions
@@ -104,6 +105,7 @@ class _EngineTrial:
         self._ledger = ledger
         self._policies = policies
         self._engine = engine
+        self._cache_key = new_cache_key()
         self._bounds = bounds
         self._patiently = patiently
 
@@ -168,7 +170,7 @@ class _EngineTrial:
             FailedQuestionError: the living engine refuses it.
             CanaryEndedError: the engine loses the candidate meanwhile.
         """
-        problem = ""
+        problem, body = "", {**body, CACHE_KEY: self._cache_key}
         for _ in range(MOST_FAILURES):
             self._engine.wait(0.0)
             try:

@@ -23,6 +23,7 @@ from openclaw.gateway.render import Renderer
 from openclaw.gateway.rollouts import RolloutDesk, RolloutStore
 from openclaw.gateway.served import ReplyStore, ServedReplies
 from openclaw.ledger.episode_records import EpisodeRules
+from openclaw.owners import owner_of
 from openclaw.sessions import Sessions, TurnStore
 
 
@@ -64,13 +65,20 @@ def build_service(
     pictures = PictureReader(processor)
     served = ServedReplies(ledger, form, pictures.placeholders)
 
-    def on_session_event(name: str) -> None:
-        metrics.session_events.labels(event=name).inc()
-        if name == "forgotten":
-            own_renderer.forget()
-            served.forget()
-            large_renderer.forget()
-            pictures.forget()
+    engine = EngineClient(
+        config.policy_url or "",
+        wait_seconds=config.engine_wait_seconds,
+        on_retry=lambda kind: metrics.engine_retries.labels(kind=kind).inc(),
+        on_death=lambda outcome: metrics.engine_deaths.labels(outcome=outcome).inc(),
+        canary=ShareReader(config.run_dir) if config.run_dir else None,
+    )
+
+    def forget(session_id: str) -> None:
+        own_renderer.forget()
+        served.forget()
+        large_renderer.forget()
+        pictures.forget()
+        engine.cache_keys.renew(owner_of(session_id))
 
     sessions = Sessions(
         ledger,
@@ -78,8 +86,9 @@ def build_service(
         max_sessions=config.max_sessions,
         clock=clock,
         regenerated=config.regenerated,
-        on_event=on_session_event,
+        on_event=lambda name: metrics.session_events.labels(event=name).inc(),
         on_pending=on_pending,
+        on_forgotten=forget,
     )
     rules = EpisodeRules(config.temperature, config.train_token_limit, trains_rewards, config.prm_step_coef)
     tags = (form.reasoning.open, form.reasoning.close) if form.reasoning else ()
@@ -89,13 +98,7 @@ def build_service(
         large_renderer=large_renderer,
         vocabulary=Vocabulary(tokenizer, MARKERS | set(tags)),
         reply_format=form,
-        engine=EngineClient(
-            config.policy_url or "",
-            wait_seconds=config.engine_wait_seconds,
-            on_retry=lambda kind: metrics.engine_retries.labels(kind=kind).inc(),
-            on_death=lambda outcome: metrics.engine_deaths.labels(outcome=outcome).inc(),
-            canary=ShareReader(config.run_dir) if config.run_dir else None,
-        ),
+        engine=engine,
         sessions=sessions,
         episodes=EpisodeDesk(ledger, sessions, metrics, rules, clock=clock),
         served=served,

@@ -1,7 +1,8 @@
 """The keys that clients send: ``Authorization: Bearer KEY``, or ``X-Api-Key: KEY``.
 
 A keys file has one ``name:key`` or ``name: sha256:HEX`` per line; empty lines and ``#`` comments are skipped. A child
-key is named ``PARENT/CHILD``; ``name (admin)`` marks an admin key. A key's name is the owner of what its clients send.
+key is named ``PARENT/CHILD``; ``name (admin)`` marks an admin key. A line whose key no client could send as it stands is refused:
+quotes around it, a comment behind it, another digest than sha256. A key's name is the owner of what its clients send.
 
 Guarantees: only digests are kept. Every check compares all of them in constant time, so that timing reveals neither a
 prefix of a key nor its owner. The keys of episodes, which the server makes itself, are random and found by their digest
@@ -21,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from openclaw.config.key_form import key_problem
 from openclaw.exceptions import ConfigError
 from openclaw.gateway.episode_keys import EPISODE_KEY, EpisodeKeys
 from openclaw.gateway.errors import ApiError
@@ -29,7 +31,7 @@ from openclaw.owners import CHILD, EPISODE, LOCAL, MARK, owns, split_id, stored_
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}(?:/[A-Za-z0-9._-]{1,64})*")
 ADMIN = re.compile(r"(.+?)\s*\(admin\)")
-DIGEST = re.compile(r"sha256:([0-9a-fA-F]{64})")
+DIGEST = re.compile(r"sha256:([0-9a-f]{64})", re.IGNORECASE)
 ENVIRONMENT_NAME = "environment"
 """Name of the key from the environment."""
 NO_KEY_NAME = "local"
@@ -171,7 +173,7 @@ def read_keys(path: Path) -> Keys:
     where = f"OPENCLAW_API_KEYS_FILE={path}"
     check_private(path, "OPENCLAW_API_KEYS_FILE")
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where}: not a text file; write one name:key per line") from error
     keys: Keys = {}
@@ -195,9 +197,12 @@ def read_keys(path: Path) -> Keys:
             raise ConfigError(f"{where}: line {number}: the name {name!r} is used twice; choose another")
         if admin and CHILD in name:
             raise ConfigError(f"{where}: line {number}: the child key {name!r} cannot be an admin key; remove (admin)")
-        if key.startswith("sha256:") and not DIGEST.fullmatch(key):
-            raise ConfigError(f"{where}: line {number}: write sha256: and 64 hexadecimal digits")
         hashed = DIGEST.fullmatch(key)
+        if hashed is None and (problem := key_problem(key)):
+            raise ConfigError(
+                f"{where}: line {number}: the key of {name!r} {problem}; write it as clients send it, or sha256: and 64 "
+                "hexadecimal digits, and comments on lines of their own"
+            )
         digest = bytes.fromhex(hashed.group(1)) if hashed else _digest(key)
         if any(digest == other.digest for other in keys.values()):
             raise ConfigError(f"{where}: line {number}: the key of {name!r} is in the file twice; remove one")

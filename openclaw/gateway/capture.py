@@ -192,7 +192,7 @@ class Capture:
 
     def turn(self, context: TurnContext, finished_at: float) -> Turn:
         """Return the turn for the ledger; an unfinished reply has the finish reason ``abort``."""
-        reason = exclusion(self.prompt.plan, self.ids)
+        reason = exclusion(self.prompt.plan, self.ids, stopped=self.parser.stopped)
         if reason is None and not self.prompt.placeholders.isdisjoint(self.ids):
             reason = PLACEHOLDER
         trained = context.kind == "main" and reason is None and self.finish_reason is not None

@@ -7,6 +7,7 @@ handling cost more than the rest of a short request. Owns the admission of reque
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing, suppress
 
@@ -19,7 +20,7 @@ from openclaw.gateway.admission import Admission
 from openclaw.gateway.bodies import take_body
 from openclaw.gateway.chat import UNLIKE, ChatService
 from openclaw.gateway.client_connection import COMMENT, Connected, json_response
-from openclaw.gateway.errors import CLIENT_GONE, ApiError, ClientGoneError, defect
+from openclaw.gateway.errors import CLIENT_GONE, ApiError, ClientGoneError, defect, stopping
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.reply import Reply
 from openclaw.gateway.schema import parse_request
@@ -52,6 +53,9 @@ class ChatCompletions:
             except ClientGoneError:
                 count(metrics, CLIENT_GONE)
                 response = Response(status_code=CLIENT_GONE)
+            except asyncio.CancelledError:  # the time that the server gives its last requests is over
+                count(metrics, 503)
+                response = stopping().response()
             except Exception:
                 count(metrics, 500)
                 await defect().response()(scope, receive, send)

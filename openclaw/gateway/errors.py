@@ -23,6 +23,17 @@ logger = logging.getLogger(__name__)
 LIMIT_HEADER = "x-limit"
 """Names the bound that a refused request reached."""
 
+ELSEWHERE = {
+    "/responses": "this server has no Responses API",
+    "/messages": "this server has no Messages API",
+    "/completions": "this server has no API for plain texts",
+    "/embeddings": "this server gives no embeddings",
+    "/chat/completions": "the base URL of this server ends in /v1",
+}
+"""Ends of paths that clients of other APIs ask for."""
+SHOWN_CHARACTERS = 200
+"""Of a path in an error message."""
+
 # Status in metrics and logs for a client that disconnected; nobody receives it.
 CLIENT_GONE = 499
 
@@ -100,6 +111,11 @@ def defect() -> ApiError:
     return ApiError(500, "internal error; see the server's log", code="internal_error")
 
 
+def stopping() -> ApiError:
+    """Return the 503 for a request that this server, which ends, does not answer any more."""
+    return ApiError(503, "the server is stopping; send the request again once it is back", code="server_stopping")
+
+
 def from_engine(error: EngineError) -> ApiError:
     """Return the client's answer to an engine error.
 
@@ -148,7 +164,24 @@ async def _ledger_error(request: Request, error: Exception) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}").response()
+    path = request.url.path[:SHOWN_CHARACTERS]
+    if error.status_code == 404:
+        answer = _unknown_route(request.method, path)
+    else:
+        answer = ApiError(error.status_code, f"{request.method} {path}: {error.detail}")
+    response = answer.response()
+    response.headers.update(error.headers or {})
+    return response
+
+
+def _unknown_route(method: str, path: str) -> ApiError:
+    end = max((each for each in ELSEWHERE if path.rstrip("/").endswith(each)), key=len, default="")
+    why = f": {ELSEWHERE[end]}" if end else ""
+    return ApiError(
+        404,
+        f"there is no {method} {path}{why}; use POST /v1/chat/completions, or see the routes at GET /",
+        code="route_not_found",
+    )
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:

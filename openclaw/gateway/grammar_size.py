@@ -12,7 +12,7 @@ nothing: the engine would find no token, and fail. Other recursion is fine. Pure
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -148,7 +148,7 @@ def empty_reference(schema: Schema) -> str | None:
                     pending = None
                     continue
                 on_path.add(pending)
-                path.append((pending, iter(_references(_resolve(schema, pending), _in_place))))
+                path.append((pending, iter(_references(resolve_reference(schema, pending), _in_place))))
             name, others = path[-1]
             pending = next(others, None)
             if pending is None:
@@ -180,7 +180,7 @@ def _in_place(value: Any) -> Iterable[Any]:
     return chain.from_iterable(schemas for schemas in lists if isinstance(schemas, list))
 
 
-def _resolve(schema: Schema, reference: str) -> object:
+def resolve_reference(schema: Mapping[str, Any], reference: str) -> object:
     """Return the schema that a reference within the document names, or None."""
     value: Any = schema
     if reference != "#" and not reference.startswith("#/"):

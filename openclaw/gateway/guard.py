@@ -8,6 +8,7 @@ place from others. Every answer has ``X-Request-Id``: the client's own if usable
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -17,14 +18,14 @@ from openclaw.gateway.access_log import SCOPE_NAME, RequestRecord, log_request, 
 from openclaw.gateway.auth import Client, Keyring
 from openclaw.gateway.bodies import Bodies, take_body
 from openclaw.gateway.completions import CHAT_PATH
-from openclaw.gateway.errors import CLIENT_GONE, LIMIT_HEADER, ApiError, ClientGoneError
+from openclaw.gateway.errors import CLIENT_GONE, LIMIT_HEADER, ApiError, ClientGoneError, defect, stopping
 from openclaw.gateway.limits import RateLimitError, RateLimits
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.origin import Doorway
 from openclaw.gateway.under_way import Slots
 from openclaw.ledger.secret_finder import secret_finder
 
-OPEN_PATHS = frozenset({"/healthz"})
+OPEN_PATHS = frozenset({"/", "/healthz"})
 MODELS_PATH = "/v1/models"
 FEEDBACK_PATH = "/v1/feedback"
 EPISODE_ROUTES = (("POST", CHAT_PATH), ("GET", MODELS_PATH))
@@ -72,8 +73,12 @@ class Guard:
         headers = Headers(scope=scope)
         record = scope[SCOPE_NAME] = RequestRecord.of(headers, scope["method"])
 
+        started = False
+
         async def answer(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 record.status = message["status"]
                 outgoing = MutableHeaders(scope=message)
                 if limit := outgoing.get(LIMIT_HEADER):
@@ -86,6 +91,14 @@ class Guard:
 
         try:
             await self._admit(scope, headers, record, receive, answer)
+        except asyncio.CancelledError:  # the time that the server gives its last requests is over
+            if started:
+                raise
+            await stopping().response()(scope, receive, answer)
+        except Exception:
+            if not started:
+                await defect().response()(scope, receive, answer)
+            raise
         finally:
             self._count(record)
             log_request(record, route_of(scope), contents=self._log_contents)

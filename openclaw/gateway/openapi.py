@@ -92,6 +92,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
         "application/json": {"schema": COMPLETION},
         "text/event-stream": {"schema": {"type": "string"}},
     },
+    "/": {"application/json": {"schema": {"type": "object"}}, "text/html": {"schema": {"type": "string"}}},
     "/metrics": {"text/plain": {"schema": {"type": "string"}}},
 }
 

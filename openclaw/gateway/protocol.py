@@ -306,9 +306,14 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self.cycle is not None and not self.cycle.response_complete:
+            if not self._in_body and error.limit is None:
+                self.cycle.keep_alive = False  # what came before is whole, so it is answered, and nothing after it
+                return
+            alone = self._running is self.cycle and not self.cycle.response_started
             self._abandon()
-            self.transport.close()
-            return
+            if not alone:
+                self.transport.close()
+                return
         body = orjson.dumps(error.body())
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n" % len(body)
         if error.limit:

@@ -245,7 +245,14 @@ class Reply:
         name = prompt.id if len(self.captures) == 1 else f"{prompt.id}.{capture.index:02d}"
         key = routing_key(prompt.messages)
         generated = self._replies.engine.generate(
-            name, prompt.ids, prompt.sampling, prompt.top_logprobs, key, self.client, prompt.for_engine
+            name,
+            prompt.ids,
+            prompt.sampling,
+            prompt.top_logprobs,
+            key,
+            self.client,
+            prompt.for_engine,
+            owner=self.owner,
         )
         async with aclosing(generated) as chunks:
             async for chunk in chunks:

@@ -1,8 +1,8 @@
 """The routes other than chat completions.
 
 ``POST /v1/sessions/{id}/done``, ``DELETE /v1/sessions/{id}``, ``POST /v1/feedback``, ``GET /v1/turns/{id}``,
-``GET /v1/rollouts``; ``GET /v1/models``, ``GET /v1/models/{name}``; ``GET /healthz``, ``GET /metrics``. Guarantees: a
-client acts only on sessions and turns that it reaches (`openclaw.gateway.auth`); any other id gets the 404 of an unknown
+``GET /v1/rollouts``; ``GET /v1/models``, ``GET /v1/models/{name}``; ``GET /``, ``GET /healthz``, ``GET /metrics``.
+Guarantees: a client acts only on sessions and turns that it reaches (`openclaw.gateway.auth`); any other id gets the 404 of an unknown
 one. Stateless.
 """
 
@@ -22,6 +22,7 @@ from openclaw.gateway.bodies import take_body, too_large
 from openclaw.gateway.chat import ChatService
 from openclaw.gateway.client_connection import json_response
 from openclaw.gateway.errors import ApiError
+from openclaw.gateway.front_page import front_page
 from openclaw.ledger.exceptions import LedgerFullError, UnknownRecordError
 from openclaw.ledger.forget import Forgotten
 from slime.utils.paused import paused
@@ -93,6 +94,13 @@ def add_model_routes(app: FastAPI, service: ChatService) -> None:
 
 def add_status_routes(app: FastAPI, service: ChatService, registry: CollectorRegistry, keyring: Keyring) -> None:
     """Add the routes for monitoring; ``registry`` has the metrics, which count by key."""
+
+    @app.get("/")
+    async def front(request: Request) -> Response:
+        """Say what this server is: a page for a browser, otherwise JSON."""
+        return front_page(
+            request.headers, str(request.base_url), service.config.model_name, needs_key=bool(keyring.names)
+        )
 
     @app.get("/healthz")
     async def healthz() -> Response:

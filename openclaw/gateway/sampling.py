@@ -48,6 +48,8 @@ IGNORE_EOS = "ignore_eos"
 """The policy had to continue after its own end token, which it never does by itself."""
 STOP_TOKEN = "stop_token_ids"
 """The reply ended at a token of the request, where the policy would have continued."""
+STOP_STRING = "stop"
+"""The reply ended at a string of the request, where the policy would have continued."""
 
 NEUTRAL: dict[str, Any] = {
     "top_p": 1.0,
@@ -165,16 +167,19 @@ def _check_min_tokens(wanted: int, longest: int, grammar: str | None) -> None:
         )
 
 
-def exclusion(plan: SamplingPlan, ids: Sequence[int]) -> str | None:
-    """Return why sampling excludes this reply's turn from training, or None.
+def exclusion(plan: SamplingPlan, ids: Sequence[int], *, stopped: bool) -> str | None:
+    """Return why sampling excludes this reply's turn from training, or None; ``stopped``: a stop string ended it.
 
     By field:
         ``min_tokens``: every reply, because the first log-probabilities are not the policy's.
         ``ignore_eos``: every reply. Only the engine knows all end tokens, so we cannot tell which replies contain none.
         ``stop_token_ids``: a reply that ends at one of them, unless it is the policy's own end token. Any other reply is
         sampled as without the field.
+        ``stop``: a reply that ends at one of the strings; the policy's own end token has no text.
         ``skip_special_tokens``: none; it changes only the text that the client sees.
     """
     if plan.excluded is None and ids and ids[-1] in plan.stop_tokens:
         return STOP_TOKEN
+    if plan.excluded is None and stopped:
+        return STOP_STRING
     return plan.excluded

@@ -31,6 +31,7 @@ from openclaw.config.bounds import (
     TOP_LOGPROBS,
 )
 from openclaw.gateway.errors import ApiError, bad_request, unsupported
+from openclaw.gateway.grammar_keywords import check_enforced
 from openclaw.gateway.grammar_size import check_grammar_size
 from openclaw.gateway.known_fields import check_prompt_size, known_messages, known_tools, prompt_characters
 from openclaw.gateway.picture_urls import encoded_file
@@ -395,6 +396,11 @@ def _check_meaning(request: ChatRequest) -> None:
         raise bad_request("logit_bias: name tokens by their ids, like {'1734': -5}", param="logit_bias")
     _check_template_keywords(request)
     check_grammar_size(request.enforced_schemas)
+    if (answer := request.response_schema) is not None:
+        check_enforced("response_format", answer)
+    for tool in request.callable_tools:
+        if tool.function.strict:
+            check_enforced("tools", tool.function.parameters or {}, tool.function.name)
     if reserved := RESERVED_TEMPLATE_KWARGS & (request.chat_template_kwargs or {}).keys():
         raise bad_request(
             f"chat_template_kwargs: {min(reserved)!r} is reserved for the server; leave it out",

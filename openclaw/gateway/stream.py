@@ -8,6 +8,7 @@ exactly once. Keep-alive comments, also before the first token, prevent idle tim
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -19,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from openclaw.gateway.capture import Step
 from openclaw.gateway.client_connection import Comments, Connected
-from openclaw.gateway.errors import CLIENT_GONE, ClientGoneError
+from openclaw.gateway.errors import CLIENT_GONE, ClientGoneError, stopping
 from openclaw.gateway.parsers.deltas import Content, Delta, Reasoning, ToolCallArguments, ToolCallStart
 
 DONE = b"data: [DONE]\n\n"
@@ -136,7 +137,7 @@ class EventStream(Response):
             headers: of the response.
             keepalive_seconds: silence after which a comment is sent.
             on_end: called once at the end, even if ``source`` was never read: with 200 if everything was sent, 499 if the
-            client disconnected, 500 if sending failed.
+            client disconnected, 500 if sending failed, 503 if the server ended first.
         """
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
@@ -157,6 +158,9 @@ class EventStream(Response):
             status = 200
         except (ClientGoneError, OSError):
             raise
+        except asyncio.CancelledError:  # the time that the server gives its last requests is over
+            status = 503
+            await send({"type": "http.response.body", "body": event(stopping().body()), "more_body": False})
         except Exception:
             status = 500
             raise

@@ -2,7 +2,8 @@
 
 Guarantees: the engine gets ids (rendered by the judge's own tokenizer), never text. Only transport errors and 5xx are
 retried, a bounded number of times; a 4xx is the caller's fault and raised at once. One `EngineHttp` has at most
-``concurrency`` concurrent requests. Retries are counted.
+``concurrency`` concurrent requests. Retries are counted. Every request has a cache key that no client's request has
+(`openclaw.engine.cache_keys`), because prompts of judge and teacher contain conversations.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Protocol, TypeVar, cast
 import httpx
 
 from openclaw.config.runtime_variables import RuntimeVariables
+from openclaw.engine.cache_keys import CACHE_KEY, CacheKeys
 from openclaw.engine.client import GRAMMAR_PARAMETER
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
 from openclaw.judge.answers import THINKING_START, read_vote
@@ -45,8 +47,14 @@ async def together(*coroutines: Coroutine[Any, Any, T]) -> list[T]:
 class Engine(Protocol):
     """An engine that answers or scores prompts: `EngineHttp`, or a stand-in."""
 
-    async def generate(self, payload: dict[str, Any]) -> dict[str, Any]:
-        """Return the engine's answer to one `/generate` payload."""
+    async def generate(self, payload: dict[str, Any], owner: str | None = None) -> dict[str, Any]:
+        """Return the engine's answer to one `/generate` payload.
+
+        Args:
+            payload: the request.
+            owner: whose conversation it is about, if its prompt begins with the conversation; None: prompts about all
+                owners begin alike, and a random word stands before what somebody said.
+        """
         ...
 
     async def answers(self) -> bool:
@@ -83,6 +91,7 @@ class EngineHttp:
         """
         self.url = url.rstrip("/")
         self.counters: Counter[str] = Counter()
+        self._cache_keys = CacheKeys()
         self._retries = retries
         self._backoff = backoff
         self._slots = asyncio.Semaphore(concurrency)
@@ -93,8 +102,8 @@ class EngineHttp:
         """Close the connections."""
         await self._client.aclose()
 
-    async def generate(self, payload: dict[str, Any]) -> dict[str, Any]:
-        """POST ``payload`` to `/generate`.
+    async def generate(self, payload: dict[str, Any], owner: str | None = None) -> dict[str, Any]:
+        """POST ``payload`` to `/generate`; see `Engine.generate`.
 
         Raises:
             EngineUnavailableError: after the last retry.
@@ -103,24 +112,25 @@ class EngineHttp:
         async with self._slots:
             for attempt in range(self._retries):
                 try:
-                    return await self._post(payload)
+                    return await self._post(payload, owner)
                 except EngineUnavailableError:
                     self.counters["retries"] += 1
                     await asyncio.sleep(self._backoff * 2**attempt)
-            return await self._post(payload)
+            return await self._post(payload, owner)
 
     async def answers(self) -> bool:
         """Return whether the engine gives one token within `PROBE_TIMEOUT_SECONDS`; ignores the concurrency limit."""
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
-                await self._post(PROBE)
+                await self._post(PROBE, None)
         except (EngineUnavailableError, TimeoutError):
             return False
         except EngineRefusedError:
             pass  # a refusal shows that the engine is up
         return True
 
-    async def _post(self, payload: dict[str, Any]) -> dict[str, Any]:
+    async def _post(self, payload: dict[str, Any], owner: str | None) -> dict[str, Any]:
+        payload = {**payload, CACHE_KEY: self._cache_keys.of(owner)}
         self.counters["requests"] += 1
         try:
             response = await self._client.post(f"{self.url}/generate", json=payload)

@@ -29,6 +29,7 @@ from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.logs import ReplyScores
 from openclaw.ledger.records import Message, TopK, Turn
 from openclaw.ledger.store import Ledger
+from openclaw.owners import owner_of
 
 logger = logging.getLogger(__name__)
 
@@ -132,18 +133,18 @@ class LogScorer:
             return "empty"
         try:
             for _ in range(VERSION_TRIES):
-                if (scores := await self._scores(prompt_ids, response_ids)) is not None:
+                if (scores := await self._scores(prompt_ids, response_ids, owner_of(turn.session_id))) is not None:
                     return scores
         except (EngineRefusedError, TeacherMismatchError) as error:
             logger.warning("turn %s of a log is not trained: %s", turn.id, error)
             return REFUSED
         raise EngineUnavailableError(f"the weights changed during each of {VERSION_TRIES} tries to score a turn")
 
-    async def _scores(self, prompt_ids: list[int], response_ids: list[int]) -> ReplyScores | None:
+    async def _scores(self, prompt_ids: list[int], response_ids: list[int], owner: str) -> ReplyScores | None:
         """Return the scores, or None if the weights changed meanwhile."""
         temperature, wanted = self._settings.temperature, self._settings.student_topk
         rows = 0 if temperature == 1.0 and not wanted else max(ROWS, wanted)
-        found = await score(self._engine, prompt_ids, response_ids, rows)
+        found = await score(self._engine, prompt_ids, response_ids, rows, owner=owner)
         if not rows:
             return ReplyScores(prompt_ids, response_ids, found.log_probs, found.weight_version)
         assert found.topk is not None
@@ -161,7 +162,7 @@ class LogScorer:
         answers = await together(
             *(
                 next_token_log_probs(
-                    self._engine, [*prompt_ids, *response_ids[:position]], names[position], temperature
+                    self._engine, [*prompt_ids, *response_ids[:position]], names[position], temperature, owner=owner
                 )
                 for position in missing
             )

@@ -28,6 +28,7 @@ from openclaw.judge.teacher import VERSION_TRIES, Render, Scores, score
 from openclaw.judge.tempered import at_temperature
 from openclaw.ledger.records import Message, TopK, Turn
 from openclaw.method import HintChoice
+from openclaw.owners import owner_of
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,10 @@ class SupportScorer:
         self, turn: Turn, support: Sequence[Sequence[int]], prompts: Sequence[list[int]]
     ) -> SupportScore | None:
         """Return the score, or None if the weights changed meanwhile."""
-        scored = await together(*(score(self._teacher, ids, turn.response_ids, self._rows) for ids in prompts))
+        owner = owner_of(turn.session_id)
+        scored = await together(
+            *(score(self._teacher, ids, turn.response_ids, self._rows, owner=owner) for ids in prompts)
+        )
         teachers = [_rows_of(scores) for scores in scored]
         picks = choose(self._choice, support, [teacher.ids for teacher in teachers])
         chosen = [(teachers[pick].ids[n], teachers[pick].log_probs[n]) for n, pick in enumerate(picks)]
@@ -123,11 +127,12 @@ class SupportScorer:
     ) -> tuple[list[float], str]:
         """Return the log probabilities of ``ids`` as the next token, at the turn's temperature, and the weight version."""
         before = [*prompt_ids, *turn.response_ids[:position]]
-        return await next_token_log_probs(self._teacher, before, ids, turn.temperature)
+        owner = owner_of(turn.session_id)
+        return await next_token_log_probs(self._teacher, before, ids, turn.temperature, owner=owner)
 
 
 async def next_token_log_probs(
-    engine: Engine, before: Sequence[int], ids: Sequence[int], temperature: float
+    engine: Engine, before: Sequence[int], ids: Sequence[int], temperature: float, *, owner: str
 ) -> tuple[list[float], str]:
     """Return the log probabilities of ``ids`` as the next token after ``before``, at a temperature, and the weight version.
 
@@ -141,7 +146,8 @@ async def next_token_log_probs(
             "sampling_params": {"max_new_tokens": 1, "temperature": temperature},
             "return_logprob": True,
             "token_ids_logprob": list(ids),
-        }
+        },
+        owner,
     )
     meta = answer["meta_info"]
     rows: list[list[list[Any]]] = meta.get("output_token_ids_logprobs") or [[]]

@@ -31,6 +31,7 @@ from openclaw.judge.client import Engine, together
 from openclaw.judge.prompts import append_hint
 from openclaw.ledger.records import Message, TopK, Turn, Verdict
 from openclaw.method import TeacherContext
+from openclaw.owners import owner_of
 
 Render = Callable[[Sequence[Message], list[dict[str, Any]] | None, dict[str, Any]], list[int]]
 VERSION_TRIES = 3
@@ -54,8 +55,12 @@ class TeacherScore:
     topk: TopK | None = None
 
 
-async def score(engine: Engine, prompt_ids: Sequence[int], response_ids: Sequence[int], topk: int = 0) -> Scores:
+async def score(
+    engine: Engine, prompt_ids: Sequence[int], response_ids: Sequence[int], topk: int = 0, *, owner: str
+) -> Scores:
     """Return log p(response_ids[k] | prompt_ids, response_ids[:k]) for each k, and the ``topk`` likeliest tokens.
+
+    ``owner`` is whose conversation it is, see `Engine.generate`.
 
     Raises:
         TeacherMismatchError: if the engine scored other tokens or another number, or gave a value that is not finite.
@@ -69,7 +74,8 @@ async def score(engine: Engine, prompt_ids: Sequence[int], response_ids: Sequenc
             "return_logprob": True,
             "logprob_start_len": start,
             **({"top_logprobs_num": topk} if topk else {}),
-        }
+        },
+        owner,
     )
     meta = answer["meta_info"]
     entries = meta["input_token_logprobs"]
@@ -146,10 +152,11 @@ class TeacherScorer:
         except ValueError as error:
             raise TeacherMismatchError(f"turn {turn.id}: {error}") from error
         async with self._slots:
+            owner = owner_of(turn.session_id)
             for _ in range(VERSION_TRIES):
                 teacher, student = await together(
-                    score(self._teacher, prompt_ids, turn.response_ids, self._topk),
-                    score(self._policy, turn.prompt_ids, turn.response_ids),
+                    score(self._teacher, prompt_ids, turn.response_ids, self._topk, owner=owner),
+                    score(self._policy, turn.prompt_ids, turn.response_ids, owner=owner),
                 )
                 if self._teacher is not self._policy or teacher.weight_version == student.weight_version:
                     break

@@ -41,6 +41,7 @@ REASONS: Mapping[str, Reason] = {
     "min_tokens": Reason("The request's min_tokens forced the reply to go on.", PLAIN),
     "ignore_eos": Reason("The request's ignore_eos made the reply go on after its own end.", PLAIN),
     "stop_token_ids": Reason("The reply ended at a stop token of the request, where the policy would go on.", PLAIN),
+    "stop": Reason("The reply ended at a stop string of the request, where the policy would go on.", PLAIN),
     "placeholder": Reason("The reply has a picture's placeholder, for which there is no picture.", NOTHING),
     "no_picture": Reason(
         "A picture of the prompt is not in this ledger.",

@@ -75,6 +75,7 @@ class Sessions:
         regenerated: RegeneratedPolicy = "exclude",
         on_event: Callable[[str], None] = lambda name: None,
         on_pending: Callable[[], None] = lambda: None,
+        on_forgotten: Callable[[str], None] = lambda session_id: None,
     ) -> None:
         """Create the sessions over a ledger.
 
@@ -88,12 +89,14 @@ class Sessions:
                 ``branch``, ``replaced``, ``late``, ``held``, ``unlike``, ``rewritten``, ``ambiguous``, ``conflict``,
                 ``revived``, ``ended_idle``, ``ended_done``, ``evicted``, ``forgotten``.
             on_pending: called when a turn became pending or a session ended.
+            on_forgotten: called with the stored id of a session whose contents must not outlive it.
         """
         self._store = store
         self._idle_seconds = idle_seconds
         self._clock = clock
         self._on_event = on_event
         self._on_pending = on_pending
+        self._on_forgotten = on_forgotten
         self._table = Table(max_sessions)
         self._swept = ""
         self._unerased = False
@@ -179,6 +182,7 @@ class Sessions:
         recorded = await self._call(self._store.record_turn, turn)
         if recorded is None:
             self._on_event("forgotten")
+            self._on_forgotten(session.id)
             return replace(turn, conversation=None)
         if recorded.state == "excluded":
             node.state = "excluded"
@@ -208,6 +212,7 @@ class Sessions:
         if session is not None:
             self._table.clear(session)
         self._on_event("forgotten")
+        self._on_forgotten(session_id)
         self._unerased = True
         return gone
 

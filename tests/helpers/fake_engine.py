@@ -35,6 +35,7 @@ class FakeEngine:
         self._next_of = next_of
         self._topk = topk
         self.payloads: list[dict[str, Any]] = []
+        self.owners: list[str | None] = []
         self._answer = answer
         self._score = score
         self._versions = list(versions)
@@ -45,8 +46,9 @@ class FakeEngine:
     async def close(self) -> None:
         """Nothing to close."""
 
-    async def generate(self, payload: dict[str, Any]) -> dict[str, Any]:
+    async def generate(self, payload: dict[str, Any], owner: str | None = None) -> dict[str, Any]:
         self.payloads.append(payload)
+        self.owners.append(owner)
         if not payload.get("return_logprob"):
             assert self._answer is not None
             return {"text": self._answer(payload), "meta_info": {"finish_reason": {"type": "stop"}}}

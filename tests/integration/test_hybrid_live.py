@@ -23,6 +23,7 @@ from openclaw.judge.teacher import score
 from openclaw.judge.tempered import TOLERANCE as SETTLED
 from openclaw.ledger.records import Turn
 from openclaw.ledger.store import Ledger
+from openclaw.owners import LOCAL
 from slime.algorithms.losses.hybrid_distillation import support_surrogate
 from slime.backends.sglang_utils.engine import SGLangEngine
 from tests.helpers.mock_engine import serve
@@ -79,7 +80,7 @@ async def test_the_captured_tokens_are_the_engines_likeliest(
         found, ids = torch.tensor(turn.response_topk.log_probs), torch.tensor(turn.response_topk.ids)
         assert_near(found, exact.topk(K).values, roundings=MODEL, magnitude=10.0)
         assert_near(found, exact.gather(-1, ids), roundings=MODEL, magnitude=10.0)
-        again = (await score(http, turn.prompt_ids, turn.response_ids, topk=K)).topk
+        again = (await score(http, turn.prompt_ids, turn.response_ids, topk=K, owner=LOCAL)).topk
         assert again is not None
         at_one = table(references[0], turn.prompt_ids, turn.response_ids, 1.0)
         assert_near(at_one.gather(-1, ids), torch.tensor(again.log_probs), roundings=MODEL, magnitude=10.0)

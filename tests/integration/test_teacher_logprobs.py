@@ -15,6 +15,7 @@ from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling
 from openclaw.judge.interface import Question
 from openclaw.judge.prompts import append_hint
 from openclaw.judge.teacher import TeacherScorer, score
+from openclaw.owners import LOCAL
 from slime.backends.sglang_utils.engine import SGLangEngine
 from tests.helpers.ledger_records import make_turn
 from tests.helpers.tolerance import MODEL, assert_near, tolerance
@@ -86,7 +87,7 @@ async def test_advantage_is_the_forwards_log_ratio(url: str, reference: Any, tok
         while reference.config.vocab_size - 1 in response:  # SGLang scores it, and names it 0
             sampled, response = await sample(engine, prompt, length)
         assert sampled == pytest.approx(forward(reference, prompt, response, TEMPERATURE), abs=TOLERANCE)
-        scores = await score(engine, prompt, response, topk=50)
+        scores = await score(engine, prompt, response, topk=50, owner=LOCAL)
         assert scores.log_probs == pytest.approx(forward(reference, prompt, response), abs=TOLERANCE)
         assert_top_k(reference, scores.topk, prompt, response)
         turn = make_turn(
@@ -103,7 +104,7 @@ async def test_advantage_is_the_forwards_log_ratio(url: str, reference: Any, tok
         ratio = zip(forward(reference, hinted, response), forward(reference, prompt, response), strict=True)
         assert advantage == pytest.approx([with_hint - without for with_hint, without in ratio], abs=TOLERANCE)
     with pytest.raises(EngineRefusedError, match="context length"):
-        await score(engine, prompt * 300, response)
+        await score(engine, prompt * 300, response, owner=LOCAL)
     await engine.close()
 
 

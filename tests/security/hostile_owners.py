@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import secrets
 import threading
 from collections import defaultdict
 from typing import Any
@@ -113,8 +114,7 @@ def another_owners_session(server: Server) -> str:
         }
         allowed += [name for name, response in attempts.items() if response.status_code not in HIDDEN]
         _continue(server, bob, answer.json())
-        pages = bob.get("/v1/rollouts")
-        if "alice's own words" in pages.text:
+        if reply in bob.get("/v1/rollouts").text:
             allowed.append("rollouts")
     own = next((record for record in server.records() if record.turn.id == reply), None)
     assert own is not None, "bob deleted alice's turn"
@@ -149,6 +149,21 @@ def _feedback(server: Server, reply: str) -> bool:
         return bool(ledger.feedback(reply))
     finally:
         ledger.close()
+
+
+@attack("M2", "another key sends the words that the first one has sent, and reads how much of them is cached")
+def anothers_cached_words(server: Server) -> str:
+    """The engine's prefix cache tells an owner about its own prompts only."""
+    words = [f"my number is {secrets.randbelow(10**9):09d} and my doctor is Kay" for _ in range(2)]
+    assert server.chat("alice", words[0], max_tokens=1).status_code == 200
+    said, new = (_cached(server.chat("bob", each, max_tokens=1)) for each in words)
+    assert said <= new, f"bob finds {said} tokens of alice's words, and {new} of words that nobody said"
+    return f"{said} tokens cached, as of words that nobody said"
+
+
+def _cached(answer: httpx.Response) -> int:
+    assert answer.status_code == 200, brief(answer)
+    return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
 @attack("M7", "umask 022", real=False)

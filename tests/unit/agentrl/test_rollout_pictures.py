@@ -175,7 +175,7 @@ async def test_the_judge_sees_the_screen_before_and_after_a_step(
     sent: list[dict[str, Any]] = []
 
     class Engine:
-        async def generate(self, payload: dict[str, Any]) -> dict[str, Any]:
+        async def generate(self, payload: dict[str, Any], owner: str | None = None) -> dict[str, Any]:
             sent.append(payload)
             return {"text": "Good. \\boxed{1}", "meta_info": {"finish_reason": {"type": "stop"}}}
 

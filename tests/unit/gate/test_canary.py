@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from openclaw.config.gate_variables import GateVariables
+from openclaw.engine.cache_keys import CACHE_KEY
 from openclaw.engine.canary import NAME, Share, ShareReader
 from openclaw.gate import canary as canary_module
 from openclaw.gate.plugin import Gate
@@ -169,6 +170,7 @@ def test_the_engine_is_asked_what_the_trainer_was_asked(world: World) -> None:
     assert [*turn.prompt_ids, *turn.response_ids] in [each["input_ids"] for each in scored]
     assert len(scored) == 12
     assert len(world.engine.requests) == 12 + BOUNDS.gate_replies
+    assert len({each[CACHE_KEY] for each in world.engine.requests}) == 1
 
 
 def test_a_question_that_the_engines_context_does_not_hold_is_left_out(world: World) -> None:

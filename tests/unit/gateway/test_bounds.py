@@ -17,13 +17,16 @@ WORDS = {"MAX", "MOST", "LEAST", "LIMIT", "LONGEST", "LARGEST", "DEPTH", "TIMEOU
 UNITS = {"SECONDS", "BYTES", "CHARACTERS", "TOKENS", "SECOND", "DROPPED"}
 # Numbers that no request can reach: pauses, caches, pages of answers, and how a bound is watched.
 INTERNAL = {
-    "under_way.py:SLOT_BYTES",
     "app.py:LONGEST_SWEEP_SECONDS",
     "app.py:SECONDS_A_DAY",
     "bodies.py:BYTES_A_SECOND",
     "chat.py:CLOSE_SECONDS",
     "detokenize.py:WINDOW_TOKENS",
+    "errors.py:SHOWN_CHARACTERS",
     "grammar.py:LONGEST_WHITESPACE",
+    "grammar_keywords.py:LARGEST_FACTOR",
+    "grammar_keywords.py:LARGEST_SPAN",
+    "grammar_keywords.py:MOST_CHOICES",
     "grammar_size.py:MOST_UNROLLED",
     "large_bodies.py:END_SECONDS",
     "large_bodies.py:LENGTH_BYTES",
@@ -46,6 +49,7 @@ INTERNAL = {
     "served.py:PROMPT_END_TOKENS",
     "served.py:TOKENS_PER_REPLY",
     "typed.py:LONGEST_REFERENCE_CHAIN",
+    "under_way.py:SLOT_BYTES",
 }
 
 

@@ -13,6 +13,7 @@ import pytest
 from openclaw.engine.canary import NAME, Share, ShareReader, close_share, failures, open_share
 from openclaw.engine.client import EngineClient, TokenChunk
 from openclaw.exceptions import EngineProtocolError, EngineRejectedError
+from openclaw.owners import LOCAL
 from tests.helpers.mock_engine import MockEngine, mock_engine
 
 REPLY = [5, 6, 7, 8, 9]
@@ -32,7 +33,9 @@ class Pair:
 
     async def reply(self, key: str | None = KEYS[0], **sampling: Any) -> list[TokenChunk]:
         limits = {"temperature": 1.0, "max_new_tokens": 50} | sampling
-        return [chunk async for chunk in self.client.generate(f"rid-{key}", PROMPT, limits, routing_key=key)]
+        return [
+            chunk async for chunk in self.client.generate(f"rid-{key}", PROMPT, limits, routing_key=key, owner=LOCAL)
+        ]
 
 
 @pytest.fixture
@@ -152,7 +155,7 @@ async def test_a_client_that_leaves_is_aborted_where_it_is(pair: Pair, tmp_path:
     open_share(tmp_path, Share(pair.canary.url, "2", 1.0))
     pair.canary.token_gate = asyncio.Semaphore(1)
     limits = {"temperature": 1.0, "max_new_tokens": 50}
-    chunks = pair.client.generate("rid", PROMPT, limits, routing_key=KEYS[0])
+    chunks = pair.client.generate("rid", PROMPT, limits, routing_key=KEYS[0], owner=LOCAL)
     await anext(chunks)
     await chunks.aclose()
     await pair.canary.wait_for(lambda: pair.canary.aborted == ["rid"])

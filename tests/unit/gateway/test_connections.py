@@ -217,6 +217,28 @@ async def test_bytes_that_are_no_request(serving: Serve) -> None:
     assert b'"code":"invalid_request"' in said
 
 
+@pytest.mark.parametrize("before", [b"", GET], ids=["first", "pipelined"])
+async def test_a_request_with_too_short_a_length_is_answered(serving: Serve, before: bytes) -> None:
+    served = await serving()
+    head = b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 8\r\n\r\n"
+    said = await served.answer(before + head + b'{"a": 12}')
+    assert said.count(b"HTTP/1.1 200 ") == 1 + bool(before)
+    assert said.endswith(b"ok")
+    assert b"connection: close" in said.lower()
+    await eventually(lambda: served.connections, 0)
+
+
+async def test_a_broken_chunk_is_answered_in_shape(serving: Serve) -> None:
+    served = await serving()
+    said = await served.answer(
+        b"POST /echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\nzz\r\n"
+    )
+    assert said.startswith(b"HTTP/1.1 400 ")
+    assert b'"code":"invalid_request"' in said
+    await eventually(lambda: served.app.under_way, 0)
+    await eventually(lambda: served.connections, 0)
+
+
 async def test_the_longest_idle_connection_makes_room(serving: Serve) -> None:
     served = await serving(connections=4)
     silent = [await served.connect() for _ in range(4)]

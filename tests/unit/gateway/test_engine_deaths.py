@@ -14,6 +14,7 @@ import openclaw.engine.client as engine_client
 from openclaw.engine import deaths
 from openclaw.engine.client import GRAMMAR_PARAMETER, EngineClient
 from openclaw.exceptions import EngineAwayError, EngineDiedError, EngineRejectedError
+from openclaw.owners import LOCAL
 from tests.helpers.mock_engine import MockEngine, mock_engine
 from tests.unit.gateway.conftest import PATIENCE, Stack
 
@@ -28,7 +29,7 @@ def is_poison(payload: dict[str, Any]) -> bool:
 
 
 async def ask(client: EngineClient, name: str, sampling: dict[str, Any] = SAMPLING) -> list[int]:
-    return [token async for chunk in client.generate(name, [1, 2, 3], sampling) for token in chunk.ids]
+    return [token async for chunk in client.generate(name, [1, 2, 3], sampling, owner=LOCAL) for token in chunk.ids]
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +77,7 @@ async def test_a_reply_that_got_tokens_outlives_two_engines_but_not_three() -> N
         client = EngineClient(engine.url, wait_seconds=PATIENCE)
         tokens: list[int] = []
         engine.break_after = 1
-        async for chunk in client.generate("rid", [1, 2, 3], SAMPLING):
+        async for chunk in client.generate("rid", [1, 2, 3], SAMPLING, owner=LOCAL):
             tokens += chunk.ids
             if engine.break_after is None and len(tokens) < breaks:
                 engine.break_after = 1
@@ -127,7 +128,7 @@ async def test_a_grammar_that_fails_within_a_reply_is_a_refusal_at_once() -> Non
     async with mock_engine(lambda prompt: REPLY) as engine:
         engine.event_after_first = {"error": {"message": "Grammar accept_token failed", "code": 500}}
         client = EngineClient(engine.url, wait_seconds=PATIENCE)
-        chunks = client.generate("rid", [1, 2, 3], {**SAMPLING, GRAMMAR_PARAMETER: "{}"})
+        chunks = client.generate("rid", [1, 2, 3], {**SAMPLING, GRAMMAR_PARAMETER: "{}"}, owner=LOCAL)
         assert (await anext(chunks)).ids == REPLY[:1]
         with pytest.raises(EngineRejectedError, match="accept_token"):
             await anext(chunks)

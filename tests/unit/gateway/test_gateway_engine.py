@@ -21,6 +21,7 @@ from openclaw.engine.client import EngineClient, TokenChunk
 from openclaw.exceptions import EngineAwayError, EngineProtocolError, EngineRejectedError
 from openclaw.gateway.schema import parse_request
 from openclaw.gateway.stream import EventStream
+from openclaw.owners import LOCAL
 from tests.helpers.mock_engine import MockEngine, logprob_of, mock_engine, serve
 from tests.unit.gateway.conftest import PATIENCE, Stack, Starter
 
@@ -32,7 +33,7 @@ SAMPLING = {"temperature": 0.6, "max_new_tokens": 50}
 async def collect(engine: MockEngine, **options: Any) -> list[TokenChunk]:
     client = EngineClient(engine.url, wait_seconds=options.pop("wait_seconds", PATIENCE), **options)
     try:
-        return [chunk async for chunk in client.generate("rid", [1, 2, 3], SAMPLING)]
+        return [chunk async for chunk in client.generate("rid", [1, 2, 3], SAMPLING, owner=LOCAL)]
     finally:
         await client.close()
 
@@ -96,7 +97,7 @@ async def test_waits_for_an_engine_are_counted_once_and_no_longer_than_they_last
         client = EngineClient(engine.url, wait_seconds=1000, on_retry=away, clock=lambda: now[0])
 
         async def reply(rid: str) -> list[TokenChunk]:
-            return [chunk async for chunk in client.generate(rid, [1, 2, 3], SAMPLING)]
+            return [chunk async for chunk in client.generate(rid, [1, 2, 3], SAMPLING, owner=LOCAL)]
 
         assert client.away.seconds == 0.0
         replies = await asyncio.gather(reply("one"), reply("another"))
@@ -126,7 +127,7 @@ async def test_an_engine_that_answers_again_is_not_away_however_long_its_reply_t
             now[0] += 10.0
 
         client = EngineClient(engine.url, wait_seconds=1000, on_retry=away, clock=lambda: now[0])
-        async for _ in client.generate("rid", [1, 2, 3], SAMPLING):
+        async for _ in client.generate("rid", [1, 2, 3], SAMPLING, owner=LOCAL):
             now[0] += 50.0
         assert client.away.seconds == 10.0
         await client.close()
@@ -153,7 +154,7 @@ async def test_tokens_without_their_own_logprob_are_an_error(meta: dict[str, Any
     async with engine_that_sends(_event(meta)) as url:
         client = EngineClient(url, wait_seconds=0)
         with pytest.raises(EngineProtocolError):
-            await anext(client.generate("rid", [1], SAMPLING))
+            await anext(client.generate("rid", [1], SAMPLING, owner=LOCAL))
         await client.close()
 
 
@@ -188,7 +189,7 @@ async def test_events_that_arrive_together_are_one_chunk_per_weight_version() ->
     data = _token(1, "1") + _token(2, "1") + _token(3, "2") + last
     async with engine_that_sends(data) as url:
         client = EngineClient(url, wait_seconds=0)
-        chunks = [chunk async for chunk in client.generate("rid", [1], SAMPLING)]
+        chunks = [chunk async for chunk in client.generate("rid", [1], SAMPLING, owner=LOCAL)]
         await client.close()
     assert [(chunk.ids, chunk.weight_version, chunk.finish) for chunk in chunks] == [
         ([5, 5], "1", None),
@@ -202,7 +203,7 @@ async def test_events_cut_anywhere_are_read(size: int) -> None:
     pieces = [data[start : start + size] for start in range(0, len(data), size)]
     async with engine_that_sends(*pieces) as url:
         client = EngineClient(url, wait_seconds=0)
-        chunks = [chunk async for chunk in client.generate("rid", [1], SAMPLING)]
+        chunks = [chunk async for chunk in client.generate("rid", [1], SAMPLING, owner=LOCAL)]
         await client.close()
     assert joined(chunks)[0] == [5, 5, 5]
 
@@ -210,7 +211,7 @@ async def test_events_cut_anywhere_are_read(size: int) -> None:
 async def test_tokens_before_a_broken_event_are_delivered() -> None:
     async with engine_that_sends(_token(1, "1") + b"data: {broken\n\n") as url:
         client = EngineClient(url, wait_seconds=0)
-        chunks = client.generate("rid", [1], SAMPLING)
+        chunks = client.generate("rid", [1], SAMPLING, owner=LOCAL)
         assert (await anext(chunks)).ids == [5]
         with pytest.raises(EngineProtocolError, match="is not JSON"):
             await anext(chunks)

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, AuthenticationError
 
+from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError
 from openclaw.gateway import reload
 from openclaw.gateway.auth import Client, Keyring
@@ -56,6 +57,30 @@ def test_a_digest_in_the_file_is_no_key(tmp_path: Path) -> None:
             Keyring(None, two_keys(tmp_path)).check({"authorization": f"Bearer {sent}"})
 
 
+@pytest.mark.parametrize("begin", ["sha256:", "SHA256:", "Sha256: ".strip()])
+@pytest.mark.parametrize("end", ["\n", "\r\n", ""])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_a_digest_is_read_however_editors_write_it(tmp_path: Path, begin: str, end: str, mark: str) -> None:
+    digest = hashlib.sha256(PHONE.encode()).hexdigest()
+    ring = Keyring(None, keys_file(tmp_path, f"{mark}phone: {begin}{digest}{end}"))
+    assert ring.check({"x-api-key": PHONE}).name == "phone"
+    for sent in (digest, f"{begin}{digest}"):
+        with pytest.raises(ApiError):
+            ring.check({"x-api-key": sent})
+
+
+@pytest.mark.parametrize("key", ["'quoted'", "two words", f"sha256:{'a' * 64}", "caf\u00e9", "line\n"])
+def test_a_key_from_the_environment_that_no_client_can_send_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match=r"^SGLANG_API_KEY \(or OPENCLAW_API_KEY\) (has|is)") as caught:
+        RuntimeConfig(api_key=key).validate()
+    assert key not in str(caught.value)
+
+
+def test_keys_of_usual_forms_are_taken(tmp_path: Path) -> None:
+    for key in ("a" * 64, "sk-proj-a_b-c", "a:b", "a=b==", "#hash", "k#1", "shark-week", "$ecret", "md5sum"):
+        assert Keyring(None, keys_file(tmp_path, f"laptop: {key}\n")).check({"x-api-key": key}).name == "laptop"
+
+
 def test_without_a_key_everybody_is_local() -> None:
     assert Keyring(None).check({}) == Client("local", LOCAL, admin=True)
 
@@ -71,6 +96,25 @@ def test_without_a_key_everybody_is_local() -> None:
         (f"environment:{LAPTOP}", "is used twice"),
         (f"laptop:{LAPTOP}\nphone:{LAPTOP}", "line 2: the key of 'phone' is in the file twice"),
         ("laptop:sha256:abc", "64 hexadecimal digits"),
+        ("laptop:SHA256:abc", "64 hexadecimal digits"),
+        (f"laptop: sha256: {'a' * 64}", "line 1: the key of 'laptop' has white space in it"),
+        (f"laptop:sha-256:{'a' * 64}", "line 1: the key of 'laptop' is a digest"),
+        (f"laptop:sha256={'a' * 64}", "is a digest"),
+        (f"laptop:sha256-{'a' * 64}", "is a digest"),
+        (f"laptop:SHA512:{'a' * 128}", "is a digest"),
+        (f"laptop:md5:{'a' * 32}", "is a digest"),
+        ("laptop:$2b$12$abcdefgh", "is a digest"),
+        ("laptop:$argon2id$v=19$x", "is a digest"),
+        (f'a:b\nlaptop: "{LAPTOP}"', "line 2: the key of 'laptop' has quotes around it; write it as clients send it"),
+        (f"laptop: '{LAPTOP}'", "has quotes around it"),
+        (f"laptop: {LAPTOP}'", "has quotes around it"),
+        (f"laptop: {LAPTOP} # mine", "has white space in it; .*comments on lines of their own"),
+        (f"laptop: {LAPTOP}\t#mine", "has white space in it"),
+        (f"laptop: Bearer {LAPTOP}", "has white space in it"),
+        (f"laptop: {'a' * 64}  -", "has white space in it"),
+        (f"laptop: {LAPTOP}\u00a0x", "has white space in it"),
+        (f"laptop: {LAPTOP}é", "other characters than visible ASCII"),
+        (f"laptop: {LAPTOP}\u200b", "other characters than visible ASCII"),
         (f"laptop\ndesk/tests:{LAPTOP}", "line 1 is not name:key"),
         (f"desk/tests:{LAPTOP}", "line 1: 'desk/tests' is a child of 'desk', which has no key here"),
         (f"desk:x\ndesk//tests:{LAPTOP}", "line 2 is not name:key"),

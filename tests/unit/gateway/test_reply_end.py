@@ -116,6 +116,26 @@ async def test_a_stop_token_that_was_not_reached_or_is_the_models_own_end_change
         assert state(stack) == ("waiting", None)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stop", ["two", ["x", " tw"]])
+async def test_a_reply_that_a_stop_string_ends_is_not_trained(stack: Stack, stream: bool, stop: Any) -> None:
+    stack.say("one two three")
+    if stream:
+        text = (await merged_stream(stack, messages=USER, stop=stop))["content"]
+    else:
+        text = (await ask(stack, stop=stop)).choices[0].message.content
+    assert text.strip() == "one"
+    assert state(stack) == ("excluded", "stop")
+
+
+async def test_a_stop_string_that_was_not_reached_or_is_the_models_own_end_changes_nothing(stack: Stack) -> None:
+    end = stack.tokenizer.decode([stack.tokenizer.eos_token_id])
+    for body in ({"stop": "five"}, {"stop": [end]}, {"stop": [end], "skip_special_tokens": False}):
+        stack.say("one two")
+        assert (await ask(stack, **body)).choices[0].message.content == "one two"
+        assert state(stack) == ("waiting", None)
+
+
 async def test_special_tokens_are_shown_but_for_the_one_that_ends_the_reply(stack: Stack) -> None:
     end = stack.tokenizer.eos_token_id
     special = min(Vocabulary(stack.tokenizer).silent - {end})
@@ -197,9 +217,11 @@ async def test_an_earlier_reason_stays(start: Starter) -> None:
 tokens = st.lists(st.integers(0, 9), max_size=6)
 
 
-@given(stops=st.sets(st.integers(0, 9)), ids=tokens, ignore=st.booleans(), least=st.integers(0, 2))
+@given(
+    stops=st.sets(st.integers(0, 9)), ids=tokens, ignore=st.booleans(), least=st.integers(0, 2), stopped=st.booleans()
+)
 def test_every_reply_has_one_reason_or_ends_as_the_policy_does(
-    stops: set[int], ids: list[int], ignore: bool, least: int
+    stops: set[int], ids: list[int], ignore: bool, least: int, stopped: bool
 ) -> None:
     vocabulary: Any = SimpleNamespace(size=10, ends=frozenset({9}))
     stops = set() if ignore else stops
@@ -208,4 +230,4 @@ def test_every_reply_has_one_reason_or_ends_as_the_policy_does(
     plan = plan_sampling(request, RuntimeConfig(tokenizer="any"), 100, vocabulary=vocabulary)
     reached = bool(ids) and ids[-1] in stops - {9}
     expected = "min_tokens" if least else "ignore_eos" if ignore else "stop_token_ids" if reached else None
-    assert exclusion(plan, ids) == expected
+    assert exclusion(plan, ids, stopped=stopped) == (expected or ("stop" if stopped else None))

@@ -127,10 +127,10 @@ async def test_feedback_while_the_turn_is_judged_is_not_missed(ledger: Ledger) -
     asked, go_on = asyncio.Event(), asyncio.Event()
 
     class Slow(FakeEngine):
-        async def generate(self, payload: dict[str, Any]) -> dict[str, Any]:
+        async def generate(self, payload: dict[str, Any], owner: str | None = None) -> dict[str, Any]:
             asked.set()
             await go_on.wait()
-            return await super().generate(payload)
+            return await super().generate(payload, owner)
 
     bench = Bench(ledger, Slow(lambda _: "\\boxed{1}"), method=BinaryRL(CONFIG))
     async with bench.running():

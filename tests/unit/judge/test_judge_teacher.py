@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from openclaw.exceptions import EngineUnavailableError, TeacherMismatchError
 from openclaw.judge.prompts import append_hint
 from openclaw.judge.teacher import TeacherScorer, context_of, score, under_hint
 from openclaw.ledger.records import Message, Turn, Verdict, VersionSpan
+from openclaw.owners import LOCAL
 from tests.helpers.fake_engine import FakeEngine
 from tests.helpers.ledger_records import make_turn
 
@@ -85,7 +87,7 @@ def turn_of(forward: Forward, render: Any, *, temperature: float, response_ids: 
 async def test_scores_are_those_of_the_forward_first_token_included(forward: Forward, render: Any) -> None:
     engine = FakeEngine(score=forward)
     prompt, response = render([{"role": "user", "content": "hi"}], None, {}), [300, 11, 12, 300]
-    scores = await score(engine, prompt, response)
+    scores = await score(engine, prompt, response, owner=LOCAL)
     assert scores.log_probs == pytest.approx(forward([*prompt, *response])[len(prompt) :], abs=1e-12)
     assert len(scores.log_probs) == len(response)
     [payload] = engine.payloads
@@ -153,7 +155,7 @@ async def test_top_k_is_that_of_the_model_with_the_hint_first_token_included(for
 async def test_a_top_k_that_does_not_fit_is_an_error(rows: Any, message: str) -> None:
     engine = FakeEngine(score=lambda ids: [-1.0] * len(ids), topk=lambda ids, count: rows)
     with pytest.raises(TeacherMismatchError, match=message):
-        await score(engine, [1, 2], [3, 4], 2)
+        await score(engine, [1, 2], [3, 4], 2, owner=LOCAL)
 
 
 async def test_scores_of_different_weights_are_taken_again(forward: Forward, render: Any) -> None:
@@ -172,12 +174,13 @@ async def test_scores_of_different_weights_are_taken_again(forward: Forward, ren
 
 
 async def test_another_models_teacher_scores_only_the_hinted_prompt(forward: Forward, render: Any) -> None:
-    turn = turn_of(forward, render, temperature=1.0, response_ids=[5, 6])
+    turn = replace(turn_of(forward, render, temperature=1.0, response_ids=[5, 6]), session_id="@alice:s")
     policy, teacher = FakeEngine(score=forward, versions=["9"]), FakeEngine(score=forward, versions=["default"])
     result = await TeacherScorer(policy=policy, teacher=teacher, render=render, concurrency=1).score_turn(
         turn, hinted_messages(turn)
     )
     assert (len(policy.payloads), len(teacher.payloads)) == (1, 1)
+    assert policy.owners == teacher.owners == ["alice"], "the engine keeps what it computed apart by owner"
     assert policy.payloads[0]["input_ids"] == [*turn.prompt_ids, 5, 6]
     assert len(teacher.payloads[0]["input_ids"]) > len(policy.payloads[0]["input_ids"])
     assert result.versions == ("default", "9")
@@ -185,16 +188,16 @@ async def test_another_models_teacher_scores_only_the_hinted_prompt(forward: For
 
 async def test_engine_that_scores_something_else_is_an_error(render: Any) -> None:
     class Shifted(FakeEngine):
-        async def generate(self, payload: dict[str, Any]) -> dict[str, Any]:
-            answer = await super().generate(payload)
+        async def generate(self, payload: dict[str, Any], owner: str | None = None) -> dict[str, Any]:
+            answer = await super().generate(payload, owner)
             del answer["meta_info"]["input_token_logprobs"][-1]
             return answer
 
     flat = lambda ids: [-1.0] * len(ids)  # noqa: E731
     with pytest.raises(TeacherMismatchError, match="asked to score 2 tokens"):
-        await score(Shifted(score=flat), [1, 2], [3, 4])
+        await score(Shifted(score=flat), [1, 2], [3, 4], owner=LOCAL)
     with pytest.raises(TeacherMismatchError, match="finite"):
-        await score(FakeEngine(score=lambda ids: [float("nan")] * len(ids)), [1, 2], [3, 4])
+        await score(FakeEngine(score=lambda ids: [float("nan")] * len(ids)), [1, 2], [3, 4], owner=LOCAL)
 
 
 def test_turn_without_user_message_has_no_teacher() -> None:

@@ -189,7 +189,7 @@ async def test_failed_turn_waits_longer_each_time_and_others_go_on(ledger: Ledge
 
 async def test_turn_that_takes_too_long_stays_pending(ledger: Ledger) -> None:
     class Hanging(FakeEngine):
-        async def generate(self, payload: dict[str, Any]) -> dict[str, Any]:
+        async def generate(self, payload: dict[str, Any], owner: str | None = None) -> dict[str, Any]:
             await asyncio.Event().wait()
             return {}
 
@@ -235,7 +235,7 @@ async def test_turn_with_a_defect_is_not_shown_to_the_judge(ledger: Ledger) -> N
 
 async def test_stopping_leaves_turns_pending_and_a_new_worker_goes_on(ledger: Ledger) -> None:
     class Hanging(FakeEngine):
-        async def generate(self, payload: dict[str, Any]) -> dict[str, Any]:
+        async def generate(self, payload: dict[str, Any], owner: str | None = None) -> dict[str, Any]:
             self.payloads.append(payload)
             await asyncio.Event().wait()
             return {}
@@ -279,7 +279,7 @@ async def test_hint_brings_teacher_logprobs(ledger: Ledger) -> None:
 
 async def test_teacher_that_refuses_leaves_the_score_and_is_counted(ledger: Ledger) -> None:
     class TooLong(FakeEngine):
-        async def generate(self, payload: dict[str, Any]) -> dict[str, Any]:
+        async def generate(self, payload: dict[str, Any], owner: str | None = None) -> dict[str, Any]:
             if payload.get("return_logprob"):
                 raise EngineRefusedError("HTTP 400: too long")
             return {"text": HINT_ANSWER, "meta_info": {"finish_reason": {"type": "stop"}}}

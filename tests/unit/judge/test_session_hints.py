@@ -233,7 +233,7 @@ async def test_what_cannot_be_trained_is_left_out_and_a_stopped_worker_loses_not
     hanging = asyncio.Event()
 
     class Hanging(FakeEngine):
-        async def generate(self, payload: dict[str, Any]) -> dict[str, Any]:
+        async def generate(self, payload: dict[str, Any], owner: str | None = None) -> dict[str, Any]:
             hanging.set()
             await asyncio.Event().wait()
             return {}

@@ -88,6 +88,7 @@ def turn_of(model: Model, render: Any, temperature: float) -> Turn:
         temperature=temperature,
         weight_versions=[],
         response_topk=TopK(found.values.tolist(), found.indices.tolist()),
+        session_id="@alice:s",
     )
 
 
@@ -120,6 +121,7 @@ async def test_the_numbers_are_those_of_a_forward_under_the_hint(
         assert found == pytest.approx(row[ids].tolist(), abs=TOLERANCE)
     alone = [payload for payload in engine.payloads if "token_ids_logprob" in payload]
     assert scored.asked == len(alone) == len(engine.payloads) - 1
+    assert set(engine.owners) == {"alice"}, "the engine keeps what it computed apart by owner"
     if sharp == 1.0 or temperature > 1.0:
         assert scored.asked == len(RESPONSE)
     if sharp == 400.0:
@@ -160,8 +162,8 @@ async def test_numbers_of_different_weights_are_taken_again(model: Model, render
 
 async def test_an_answer_about_other_tokens_is_an_error(model: Model, render: Any) -> None:
     class Other(FakeEngine):
-        async def generate(self, payload: dict[str, Any]) -> dict[str, Any]:
-            answer = await super().generate(payload)
+        async def generate(self, payload: dict[str, Any], owner: str | None = None) -> dict[str, Any]:
+            answer = await super().generate(payload, owner)
             for row in answer["meta_info"].get("output_token_ids_logprobs", []):
                 row[0][1 if self.wrong_id else 0] = 5 if self.wrong_id else None
             return answer

@@ -192,7 +192,7 @@ def test_a_reply_that_was_cut_off_gets_no_end(ledger: Ledger, renderer: Renderer
 
 def test_too_long_and_refused_turns_end_with_a_reason(ledger: Ledger, renderer: Renderer) -> None:
     class Refusing(Exact):
-        async def generate(self, payload: dict[str, Any]) -> dict[str, Any]:
+        async def generate(self, payload: dict[str, Any], owner: str | None = None) -> dict[str, Any]:
             raise EngineRefusedError("no")
 
     queue(ledger, "long")
@@ -204,7 +204,7 @@ def test_too_long_and_refused_turns_end_with_a_reason(ledger: Ledger, renderer: 
 
 def test_a_failure_of_the_engine_is_no_reason(ledger: Ledger, renderer: Renderer) -> None:
     class Away(Exact):
-        async def generate(self, payload: dict[str, Any]) -> dict[str, Any]:
+        async def generate(self, payload: dict[str, Any], owner: str | None = None) -> dict[str, Any]:
             raise EngineUnavailableError("away")
 
     queue(ledger, "t")
@@ -341,11 +341,11 @@ def test_the_worker_goes_on_after_a_failure_and_ends_when_told(ledger: Ledger, r
     class FirstAway(Exact):
         calls = 0
 
-        async def generate(self, payload: dict[str, Any]) -> dict[str, Any]:
+        async def generate(self, payload: dict[str, Any], owner: str | None = None) -> dict[str, Any]:
             self.calls += 1
             if self.calls == 1:
                 raise RuntimeError("a bug")
-            return await super().generate(payload)
+            return await super().generate(payload, owner)
 
     async def run() -> Turn:
         stop, scored = asyncio.Event(), asyncio.Event()
