@@ -26,6 +26,7 @@ from agentrl.processes.owned import Processes
 from agentrl.sandbox import cgroups
 from agentrl.sandbox.interface import HOME, SandboxSpec
 from agentrl.sandbox.seccomp import filter_file
+from agentrl.sandbox.self_test import MOST_TERMINALS, prove
 from agentrl.sandbox.supervised import CODE, CODE_INSIDE, ENVIRONMENT, ROOT_INSIDE, SupervisedSandbox, command
 
 logger = logging.getLogger(__name__)
@@ -46,8 +47,6 @@ FLAGS = (
 )
 GROUPS = range(100, 103)
 """Descriptors that lead commands into their control groups; the supervisor has them, and no command."""
-MOST_TERMINALS = 24
-"""Terminals of one sandbox; the machine has 3,072 for all of them."""
 # Gives up the keyring of whoever started the server, and opens the way into the groups.
 JOIN = f"""
 import ctypes, os, platform, sys
@@ -126,8 +125,6 @@ class Bubblewrap:
 
     async def check(self) -> None:
         """Prove on this machine that the promises hold; see `agentrl.sandbox.interface.Provider.check`."""
-        from agentrl.sandbox.self_test import prove  # it starts a sandbox by this module
-
         async with self._checking:
             if self._checked:
                 return

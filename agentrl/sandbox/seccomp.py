@@ -3,7 +3,7 @@
 Guarantees: a program reaches nothing that the kernel keeps once for the whole machine, where namespaces and control groups do
 not divide it: keyrings, asynchronous I/O, sockets of hypervisors and of the kernel's own services, kernel programs, modules,
 mounts, clocks and the kernel's log. It starts no namespace and types into no other terminal. A call that is newer than this
-list does not exist inside, and a program of another architecture or calling convention is killed, so no other number
+list, or of the x32 convention, does not exist inside, and a program of another architecture is killed, so no other number
 leads to a refused call. What is refused gets EPERM, or ENOSYS where programs then try an older way.
 
 The filter is a classic BPF program; see the kernel's ``Documentation/userspace-api/seccomp_filter.rst``.
@@ -17,12 +17,10 @@ import platform
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from agentrl.exceptions import InfraError
 
-Machine = Literal["x86_64", "aarch64"]
-MACHINES: dict[Machine, int] = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+MACHINES: dict[str, int] = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 """The kernel's name of each architecture, AUDIT_ARCH_*."""
 NEWEST = 462
 """The last call that may exist, ``mseal`` of Linux 6.10; the same number on both architectures."""
@@ -48,6 +46,11 @@ MISSING: dict[str, tuple[int | None, int | None]] = {
     # Its flags lie in memory, where a filter cannot look; the C library then calls `clone`.
     "clone3": (435, 435),
 }
+ALIEN: dict[str, tuple[int | None, int | None]] = {
+    "getpid of x32": (0x40000000 | 39, None),
+    "newer": (NEWEST + 1, NEWEST + 1),
+}
+"""What the filter does not know."""
 CLONE, UNSHARE, SOCKET, SOCKETPAIR, IOCTL = (56, 220), (272, 97), (41, 198), (53, 199), (16, 29)
 NAMESPACES = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET."""
@@ -81,15 +84,9 @@ def program(machine: str | None = None) -> bytes:
     Raises:
         InfraError: there is no filter for it.
     """
-    name = machine or platform.machine()
-    if name not in MACHINES:
-        raise InfraError(
-            f"there is no filter of system calls for {name}; use a machine with {' or '.join(MACHINES)}, or containers",
-            code="no_seccomp",
-        )
-    column = list(MACHINES).index(name)
+    column = _column(machine or platform.machine())
     refused, absent = ERROR | errno.EPERM, ERROR | errno.ENOSYS
-    steps = [Step(LOAD, ARCHITECTURE), Step(EQUAL, MACHINES[name], 1), Step(RETURN, KILL)]
+    steps = [Step(LOAD, ARCHITECTURE), Step(EQUAL, list(MACHINES.values())[column], 1), Step(RETURN, KILL)]
     steps += [Step(LOAD, NUMBER), Step(AT_LEAST, NEWEST + 1, 0, 1), Step(RETURN, absent)]
     for table, answer in ((FORBIDDEN, refused), (MISSING, absent)):
         for numbers in table.values():
@@ -104,6 +101,17 @@ def program(machine: str | None = None) -> bytes:
     return b"".join(step.packed() for step in [*steps, Step(RETURN, ALLOW)])
 
 
+def refused_calls(machine: str | None = None) -> dict[str, int]:
+    """Return the numbers of the calls that are refused whatever their arguments, by name; on x86-64 also one of x32's.
+
+    Raises:
+        InfraError: there is no filter for this machine.
+    """
+    column = _column(machine or platform.machine())
+    numbers = {name: numbers[column] for name, numbers in {**FORBIDDEN, **MISSING, **ALIEN}.items()}
+    return {name: number for name, number in numbers.items() if number is not None}
+
+
 def filter_file() -> int:
     """Return a descriptor of the filter, for one sandbox: its reader starts at the front.
 
@@ -114,6 +122,16 @@ def filter_file() -> int:
     os.write(file, program())
     os.lseek(file, 0, os.SEEK_SET)
     return file
+
+
+def _column(machine: str) -> int:
+    if machine not in MACHINES:
+        names = " or ".join(MACHINES)
+        raise InfraError(
+            f"there is no filter of system calls for {machine}; use a machine with {names}, or containers",
+            code="no_seccomp",
+        )
+    return list(MACHINES).index(machine)
 
 
 def _argument(index: int) -> Step:
