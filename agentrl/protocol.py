@@ -19,6 +19,13 @@ CACHED_STRINGS = "keys"
 RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
 JsonObject = dict[str, JsonValue]
+MOST_ITEMS = 100_000
+"""Most commas and opening brackets of JSON that is read in an event loop; more would hold it up, whatever the bytes."""
+
+
+def is_quick(data: bytes | bytearray) -> bool:
+    """Return whether JSON of others has so few values that reading it holds an event loop up for 0.3 s at most."""
+    return sum(map(data.count, (b",", b"[", b"{"))) <= MOST_ITEMS
 
 
 class Request(BaseModel):

@@ -11,7 +11,7 @@ from asyncio.subprocess import Process
 from typing import Any
 
 from agentrl.exceptions import InfraError
-from agentrl.protocol import JsonObject
+from agentrl.protocol import MOST_ITEMS, JsonObject, is_quick
 
 MOST_BYTES = 1 << 24
 """Of an answer."""
@@ -50,11 +50,14 @@ class Lines:
             status = await self._process.wait()
             raise InfraError(f"{self._name} ended with status {status}; see the pool's log", code="worker_lost")
         try:
-            answer = json.loads(line)
-        except ValueError:
+            answer = json.loads(line) if is_quick(line) else None
+        except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
-            raise InfraError(f"{self._name} printed no JSON object: {line[:SHOWN]!r}", code="worker_garbage")
+            raise InfraError(
+                f"{self._name} printed no JSON object of at most {MOST_ITEMS} values: {line[:SHOWN]!r}",
+                code="worker_garbage",
+            )
         if "error" in answer:
             raise InfraError(f"{self._name}: {answer['error']}", code="worker_failed")
         self._broken = False

@@ -48,6 +48,7 @@ class Processes:
         stdout: Stream = asyncio.subprocess.DEVNULL,
         stderr: Stream = asyncio.subprocess.DEVNULL,
         limit: int = LINE_BYTES,
+        pass_fds: Sequence[int] = (),
     ) -> Process:
         """Start a program; a program that does not exist exits with status 127.
 
@@ -57,6 +58,7 @@ class Processes:
             cwd: folder that it runs in.
             stdin: as in `asyncio.create_subprocess_exec`, and so are ``stdout`` and ``stderr``.
             limit: most bytes of a line that `readline` of a pipe returns.
+            pass_fds: descriptors that it gets, by the same numbers.
 
         Raises:
             InfraError: the lease is closing, or the process did not start.
@@ -73,7 +75,7 @@ class Processes:
                 stderr=stderr,
                 limit=limit,
                 start_new_session=True,
-                pass_fds=(read_end,),
+                pass_fds=(read_end, *pass_fds),
             )
             self._check_open()
             if (mark := mark_of(process.pid)) is None:

@@ -25,6 +25,8 @@ from agentrl.exceptions import InfraError, InvalidError
 from agentrl.processes.owned import Processes
 from agentrl.sandbox import cgroups
 from agentrl.sandbox.interface import HOME, SandboxSpec
+from agentrl.sandbox.seccomp import filter_file
+from agentrl.sandbox.self_test import MOST_TERMINALS, prove
 from agentrl.sandbox.supervised import CODE, CODE_INSIDE, ENVIRONMENT, ROOT_INSIDE, SupervisedSandbox, command
 
 logger = logging.getLogger(__name__)
@@ -36,16 +38,39 @@ STAGE = Path("/run/agentrl-stage")
 ETC = Path(__file__).resolve().parent / "etc"
 ETC_OF_HOST = ("alternatives", "fonts", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "ssl/certs")
 RESERVED = ("/proc", "/dev", "/sys", "/usr", "/etc", ROOT_INSIDE)
+HIDDEN = tuple(Path("/proc", name) for name in ("keys", "key-users", "timer_list", "kallsyms", "kcore"))
+"""What `/proc` tells of the whole machine beyond its size."""
 LOWEST_PORT = 1024
 FLAGS = (
     *("--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000", "--disable-userns", "--cap-drop", "ALL"),
     *("--die-with-parent", "--new-session", "--clearenv", "--as-pid-1", "--hostname", "sandbox"),
 )
-JOIN = 'while [ "$1" != -- ]; do echo $$ >"$1" || exit 76; shift; done; shift; exec "$@"'
+GROUPS = range(100, 103)
+"""Descriptors that lead commands into their control groups; the supervisor has them, and no command."""
+# Gives up the keyring of whoever started the server, and opens the way into the groups.
+JOIN = f"""
+import ctypes, os, platform, sys
+number = {{"x86_64": 250, "aarch64": 219}}.get(platform.machine(), -1)
+ctypes.CDLL(None).syscall(number, 1, None)
+divider = sys.argv.index("--")
+for at, path in zip(range({GROUPS.start}, {GROUPS.stop}), sys.argv[1:divider]):
+    try:
+        opened = os.open(path, os.O_WRONLY)
+    except OSError as error:
+        sys.exit(f"control group {{path}}: {{error.strerror}}")
+    os.dup2(opened, at)
+    os.close(opened)
+try:
+    os.execvp(sys.argv[divider + 1], sys.argv[divider + 1:])
+except OSError as error:
+    sys.exit(f"exec: {{sys.argv[divider + 1]}}: not found ({{error.strerror}})")
+"""
+TERMINALS = f"mount -t devpts -o newinstance,ptmxmode=0666,mode=620,max={MOST_TERMINALS} agentrl"
 # Root makes what it may read reachable for the unprivileged user, in a mount namespace that ends with the sandbox.
-SHOW = """set -e
+SHOW = f"""set -e
 stage=$1; shift; number=0
 mount -t tmpfs -o mode=755,size=256k agentrl "$stage"
+mkdir "$stage/terminals"; {TERMINALS} "$stage/terminals"
 while [ "$1" != -- ]; do
     if [ -d "$1" ]; then mkdir "$stage/$number"; else : >"$stage/$number"; fi
     mount --bind -- "$1" "$stage/$number"
@@ -53,12 +78,20 @@ while [ "$1" != -- ]; do
 done
 shift; exec "$@"
 """
+# Others become root of a namespace of their own for that, since nobody else may bound the number of terminals.
+OWN = (
+    *("--unshare-user", "--uid", "0", "--gid", "0", "--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_SETFCAP"),
+    *("--die-with-parent", "--dev-bind", "/", "/"),
+)
+OWN_SHOW = f'{TERMINALS} /dev/pts && exec "$@"'
 HINTS = {
     "exec: bwrap: not found": "install bubblewrap with scripts/setup_bubblewrap.sh",
     "Unknown option": "this bubblewrap is older than 0.8; install a newer one",
-    "execvp /usr/bin/python3": "install the system's Python 3.8 or newer with scripts/setup_bubblewrap.sh",
+    f"{PYTHON}: No such file": "install the system's Python 3.8 or newer with scripts/setup_bubblewrap.sh",
     "No permissions to creat": "user namespaces are forbidden; see 'Needs' in instructions/sandbox.md",
     "setting up uid map": "AppArmor forbids user namespaces; see 'Needs' in instructions/sandbox.md",
+    "Unknown option --seccomp": "this bubblewrap is built without seccomp; install the system's own",
+    "mount: /dev/pts": "terminals cannot be bounded; see 'Needs' in instructions/sandbox.md",
     "loopback": "AppArmor forbids user namespaces; see 'Needs' in instructions/sandbox.md",
     "Creating new namespace failed": "user namespaces are forbidden; see 'Needs' in instructions/sandbox.md",
     "unshare: ": "as root in a container, run it as an ordinary user, or with the capability SYS_ADMIN",
@@ -92,8 +125,6 @@ class Bubblewrap:
 
     async def check(self) -> None:
         """Prove on this machine that the promises hold; see `agentrl.sandbox.interface.Provider.check`."""
-        from agentrl.sandbox.self_test import prove  # it starts a sandbox by this module
-
         async with self._checking:
             if self._checked:
                 return
@@ -129,7 +160,12 @@ class Bubblewrap:
         if uid is not None:
             for door in spec.doors:
                 os.chown(door.socket, uid, uid)
-        group = cgroups.make(self.places, spec.limits)
+        rules = filter_file()
+        try:
+            group = cgroups.make(self.places, spec.limits)
+        except BaseException:
+            os.close(rules)
+            raise
 
         async def end() -> None:
             with suppress(ProcessLookupError):
@@ -139,11 +175,18 @@ class Bubblewrap:
 
         try:
             process = await processes.spawn(
-                self._argv(spec, uid, group), env={"PATH": ENVIRONMENT["PATH"]}, stdin=PIPE, stdout=PIPE, stderr=PIPE
+                self._argv(spec, uid, group, rules),
+                env={"PATH": ENVIRONMENT["PATH"]},
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=PIPE,
+                pass_fds=(rules,),
             )
         except BaseException:
             await group.remove()
             raise
+        finally:
+            os.close(rules)
         sandbox = SupervisedSandbox(process, spec.env, end)
         try:
             await sandbox.begin()
@@ -156,25 +199,30 @@ class Bubblewrap:
             raise
         return sandbox
 
-    def _argv(self, spec: SandboxSpec, uid: int | None, group: cgroups.Group) -> list[str]:
-        """Return the command line: enter the groups, show the mounts, become unprivileged, bubblewrap, supervisor."""
+    def _argv(self, spec: SandboxSpec, uid: int | None, group: cgroups.Group, rules: int) -> list[str]:
+        """Return the command line: open the groups, show the mounts, become unprivileged, bubblewrap, supervisor."""
         shown = [CODE, ETC, *(mount.host.resolve() for mount in spec.mounts), *(door.socket for door in spec.doors)]
-        join = ["/bin/sh", "-c", JOIN, "join", *group.entrances(), "--"]
+        entrances = group.entrances()
+        join = [PYTHON, "-I", "-S", "-B", "-c", JOIN, *entrances, "--"]
+        supervisor = self._supervisor(spec, GROUPS[: len(entrances)])
         if uid is None:
-            return [*join, *_bwrap(spec, [str(path) for path in shown]), *self._supervisor(spec)]
+            show = [BWRAP, *OWN, "--", "/bin/sh", "-c", OWN_SHOW, "show"]
+            return [*join, *show, *_bwrap(spec, [str(path) for path in shown], "/dev/pts", rules), *supervisor]
         STAGE.mkdir(mode=0o755, exist_ok=True)
         show = ["unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", SHOW, "show", str(STAGE)]
         drop = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--inh-caps=-all"]
         staged = [f"{STAGE}/{number}" for number in range(len(shown))]
-        return [*join, *show, *map(str, shown), "--", *drop, *_bwrap(spec, staged), *self._supervisor(spec)]
+        bwrap = _bwrap(spec, staged, f"{STAGE}/terminals", rules)
+        return [*join, *show, *map(str, shown), "--", *drop, *bwrap, *supervisor]
 
-    def _supervisor(self, spec: SandboxSpec) -> list[str]:
+    def _supervisor(self, spec: SandboxSpec, groups: Sequence[int]) -> list[str]:
         limits = {"RLIMIT_NOFILE": spec.limits.open_files}
         if "memory" not in self.places.parents:
             limits["RLIMIT_DATA"] = spec.limits.memory_mib * 2**20
         if "pids" not in self.places.parents:
             limits["RLIMIT_NPROC"] = spec.limits.processes
-        return command(PYTHON, limits, {door.port: _door_inside(door.port) for door in spec.doors})
+        doors = {door.port: _door_inside(door.port) for door in spec.doors}
+        return command(PYTHON, limits, doors, groups)
 
 
 def refuse_nonsense(spec: SandboxSpec) -> None:
@@ -204,12 +252,19 @@ def refuse_nonsense(spec: SandboxSpec) -> None:
             raise InvalidError(f"there is no {mount.host} to mount", code="bad_spec")
 
 
-def _bwrap(spec: SandboxSpec, shown: Sequence[str]) -> list[str]:
-    """Return bubblewrap's command line up to the program; ``shown`` are the host's paths, as `Bubblewrap._argv` has them."""
+def _bwrap(spec: SandboxSpec, shown: Sequence[str], terminals: str, rules: int) -> list[str]:
+    """Return bubblewrap's command line up to the program.
+
+    Args:
+        spec: of the sandbox.
+        shown: the host's paths, as `Bubblewrap._argv` has them.
+        terminals: of the host, a file system for this sandbox alone.
+        rules: descriptor of the filter of system calls.
+    """
     code, etc, *rest = shown
     mounts, doors = rest[: len(spec.mounts)], rest[len(spec.mounts) :]
     disk = spec.limits.disk_mib * 2**20
-    argv = [BWRAP, *FLAGS, "--ro-bind", "/usr", "/usr"]
+    argv = [BWRAP, *FLAGS, "--seccomp", str(rules), "--ro-bind", "/usr", "/usr"]
     for name in ("bin", "lib", "lib32", "lib64", "libx32", "sbin"):
         path = Path("/", name)
         if path.is_symlink():
@@ -223,8 +278,12 @@ def _bwrap(spec: SandboxSpec, shown: Sequence[str]) -> list[str]:
     argv += [
         "--proc",
         "/proc",
+        *(word for path in HIDDEN if path.exists() for word in ("--ro-bind", "/dev/null", str(path))),
         "--dev",
         "/dev",
+        "--dev-bind",
+        terminals,
+        "/dev/pts",
         "--size",
         str(disk // 4),
         "--tmpfs",

@@ -1,6 +1,6 @@
 """Bounds of all processes of a sandbox together, by control groups of version 1 or 2.
 
-Guarantees: a group is in force before the program in it starts. `Group.remove` returns when its processes and folders are
+Guarantees: a group is there before the sandbox starts, and its commands enter it; what serves them stays outside. `Group.remove` returns when its processes and folders are
 gone. The name of a group tells the server that made it, so that `sweep` removes what dead servers left, and only that.
 The groups lie below this process's own where the kernel allows that, so they count against its bounds too.
 """
@@ -24,8 +24,6 @@ from agentrl.sandbox.interface import Limits
 
 CONTROLLERS = ("memory", "pids", "cpu")
 PERIOD_US = 100_000
-SPARE_PROCESSES = 4
-"""Of bubblewrap and the supervisor; they are not the program's."""
 NAME = re.compile(r"agentrl-(\d+)-(\d+)-(\d+)-[0-9a-f]+")
 REMOVED_S = 5.0
 POLL_S = 0.005
@@ -46,7 +44,7 @@ class Group:
     folders: tuple[Path, ...]
 
     def entrances(self) -> list[str]:
-        """Return the files that a process writes its id to, to enter."""
+        """Return the files that a process writes its id, or 0 for itself, to, to enter."""
         return [str(folder / "cgroup.procs") for folder in self.folders]
 
     async def remove(self) -> None:
@@ -90,7 +88,7 @@ def make(places: Places, limits: Limits) -> Group:
     """
     # Files on a tmpfs are memory of whoever wrote them.
     memory = (limits.memory_mib + limits.disk_mib) * 2**20
-    pids = limits.processes + SPARE_PROCESSES
+    pids = limits.processes
     quota = max(1000, int(limits.cpus * PERIOD_US))
     settings = {
         (1, "memory"): {"memory.limit_in_bytes": memory, "memory.memsw.limit_in_bytes": memory},

@@ -19,12 +19,15 @@ from typing import Any, Protocol
 from agentrl.processes.ledger import ProcessLedger
 from agentrl.processes.owned import Processes
 from agentrl.sandbox.interface import Limits, Sandbox, SandboxSpec
+from agentrl.sandbox.seccomp import INET, INET6, NETLINK, UNIX, refused_calls
 from agentrl.sandbox.supervised import ENVIRONMENT
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LIMITS = Limits(memory_mib=64, cpus=1.0, processes=32, disk_mib=16, open_files=64)
 PATIENCE_S = 60.0
 MOST_PROCESSES_SEEN = 8
+MOST_TERMINALS = 24
+"""Of one sandbox; the machine has 3,072 for all of them."""
 LOOK = """
 import ctypes, json, os, socket, sys
 def caught(work):
@@ -42,7 +45,29 @@ def namespace():
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 def written(path):
     os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
-port, *paths = sys.argv[1:]
+def called(number):
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+    return ctypes.get_errno() if libc.syscall(number, *[ctypes.c_long(-1)] * 6) == -1 else 0
+def opens(family, kind, protocol=0):
+    try:
+        socket.socket(family, kind, protocol).close()
+    except PermissionError:
+        return False
+    except OSError:
+        pass
+    return True
+def terminals():
+    opened = []
+    try:
+        while len(opened) < 48:
+            opened.append(os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        pass
+    for each in opened:
+        os.close(each)
+    return len(opened)
+port, calls, *paths = sys.argv[1:]
 status = dict(line.split(":\\t", 1) for line in open("/proc/self/status").read().splitlines())
 print(json.dumps({
     "environment": sorted(os.environ),
@@ -53,6 +78,12 @@ print(json.dumps({
     "privileges": status["NoNewPrivs"],
     "namespace": caught(namespace),
     "processes": sum(name.isdigit() for name in os.listdir("/proc")),
+    "filter": status.get("Seccomp", "none"),
+    "calls": {name: called(number) for name, number in json.loads(calls).items()},
+    "families": [number for number in range(1, 64) if any(opens(number, kind) for kind in (1, 2, 3, 5))],
+    "netlink": [number for number in range(1, 32) if opens(16, 3, number)],
+    "keys": caught(lambda: open("/proc/keys").read()),
+    "terminals": terminals(),
     "supervisor": caught(lambda: os.listdir("/proc/1/fd")),
     "seen": [path for path in paths if os.path.lexists(path)],
     "writable": [path for path in ("/x", "/etc/x", "/usr/x", "/dev/x", "/run/x") if caught(lambda: written(path)) == "allowed"],
@@ -121,7 +152,8 @@ async def prove(provider: Unchecked, *, python: str = "/usr/bin/python3") -> lis
             sandbox = await provider.start_unchecked(SandboxSpec(limits=LIMITS), processes)
             try:
                 paths = [str(secret), str(REPOSITORY), "/root", "/home", "/var", "/sys", "/etc/shadow"]
-                words = [str(listening.getsockname()[1]), *paths]
+                calls = json.dumps(refused_calls())
+                words = [str(listening.getsockname()[1]), calls, *paths]
                 look = await sandbox.execute([python, "-I", "-c", LOOK, *words], timeout_s=PATIENCE_S)
                 seen = _parsed(look.output)
                 bounds = [
@@ -145,6 +177,12 @@ def _outlook(seen: Mapping[str, Any]) -> list[Promise]:
         "no nested user namespace": _refused(seen, "namespace"),
         "no process of the host": 0 < seen.get("processes", 0) <= MOST_PROCESSES_SEEN,
         "no way to the supervisor": _refused(seen, "supervisor"),
+        "no keyring": _refused(seen, "keys") and seen.get("filter") == "2",
+        "no call on what the kernel keeps for the whole machine": bool(seen.get("calls"))
+        and set(seen["calls"].values()) <= {errno.EPERM, errno.ENOSYS},
+        "no socket but Unix and internet ones": set(seen.get("families", [0])) <= {UNIX, INET, INET6, NETLINK}
+        and seen.get("netlink") == [],
+        "terminals are bounded": 0 < seen.get("terminals", 0) <= MOST_TERMINALS,
         "no file of the host": seen.get("seen") == [],
         "nothing writable but /work, /tmp and /dev/shm": seen.get("writable") == [],
     }

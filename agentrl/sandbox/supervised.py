@@ -36,15 +36,20 @@ END_S = 10.0
 MOST_ERRORS = 4096
 
 
-def command(python: str, limits: Mapping[str, int], doors: Mapping[int, str]) -> list[str]:
+def command(python: str, limits: Mapping[str, int], doors: Mapping[int, str], groups: Sequence[int] = ()) -> list[str]:
     """Return the command line of the supervisor.
 
     Args:
         python: the interpreter inside, 3.8 or newer.
         limits: of each command, by the name of the constant in `resource`, such as ``RLIMIT_NOFILE``.
         doors: the socket inside that each loopback port leads to.
+        groups: descriptors of the ``cgroup.procs`` of the groups that commands enter; the supervisor stays outside.
     """
-    settings = {"limits": dict(limits), "doors": {str(port): path for port, path in doors.items()}}
+    settings = {
+        "limits": dict(limits),
+        "doors": {str(port): path for port, path in doors.items()},
+        "groups": list(groups),
+    }
     return [python, "-I", "-S", "-B", "-c", START, json.dumps(settings)]
 
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
 from agentrl.exceptions import InfraError, InvalidError
+from agentrl.protocol import MOST_ITEMS, is_quick
 
 M = TypeVar("M", bound=BaseModel)
 BODY_S = 30.0
@@ -20,7 +21,8 @@ async def read(request: Request, kind: type[M], most_bytes: int) -> M:
     """Return the body as a ``kind``.
 
     Raises:
-        InvalidError: the body is larger than ``most_bytes``, slower than `BODY_S`, or no ``kind``.
+        InvalidError: the body is larger than ``most_bytes``, slower than `BODY_S`, no ``kind``, or of more values than
+            the event loop reads in time.
         InfraError: the client went away.
     """
     body = bytearray()
@@ -33,6 +35,10 @@ async def read(request: Request, kind: type[M], most_bytes: int) -> M:
                 body += part
                 if len(body) > most_bytes:
                     raise _too_large(most_bytes)
+        if not is_quick(body):
+            raise InvalidError(
+                f"the body has more than {MOST_ITEMS} commas and brackets; send less", code="body_too_large"
+            )
         return kind.model_validate_json(bytes(body))
     except TimeoutError as error:
         raise InvalidError(f"the body took longer than {BODY_S:g} s; send it faster", code="body_too_slow") from error

@@ -85,6 +85,37 @@ BEHIND_WALLS = MappingProxyType(
 )
 """The same where a sandbox has walls; never to be run without."""
 
+_SHARED = """
+import ctypes, os
+libc = ctypes.CDLL(None)
+libc.shmat.restype = ctypes.c_void_p
+"""
+MEMORY_OF_NOBODY = MappingProxyType(
+    {
+        name: f"echo 0 > /proc/self/oom_score_adj; exec python3 -Ic '{program}'"
+        for name, program in {
+            "a file of no folder": 'import os\nfile = os.memfd_create("x")\nwhile True: os.write(file, bytes(1 << 20))',
+            "many of them": 'import os\nwhile True: os.write(os.memfd_create("x"), bytes(1 << 22))',
+            "shared memory": "import mmap\nkept = [mmap.mmap(-1, 1 << 22) for _ in range(1 << 10)]\n"
+            "for each in kept: each.write(bytes(1 << 22))",
+            "System V": _SHARED
+            + "while True: ctypes.memset(libc.shmat(libc.shmget(0, 1 << 22, 0o1600), None, 0), 1, 1 << 22)",
+        }.items()
+    }
+)
+"""Commands that fill memory which no process is charged with; the last leaves it full."""
+BROKEN_SNAPSHOTS = MappingProxyType(
+    {
+        "deep folders": 'python3 -Ic \'import os\nfor _ in range(60): os.mkdir("d" * 100); os.chdir("d" * 100)\'',
+        "a name that is no text": "touch $'\\xff\\xfe'; mkdir -p $'\\x80/\\x81'",
+        "many names": "mkdir many; cd many; seq 10001 | xargs touch",
+        "a large hole": "truncate -s 1T hole",
+        "no room": "head -c 1G /dev/zero > big; head -c 1G /dev/zero > /tmp/big",
+        "no rights": "mkdir a; touch a/b; chmod 0 a .",
+    }
+)
+"""What cannot be packed, or not be unpacked elsewhere."""
+
 
 def oracle(task_id: str) -> str:
     """Return the commands that solve a task."""

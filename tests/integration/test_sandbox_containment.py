@@ -76,7 +76,7 @@ async def test_the_self_test_fails_closed(monkeypatch: pytest.MonkeyPatch) -> No
     ("settings", "hint"),
     [
         ({"BWRAP": "bwrap-nowhere"}, "setup_bubblewrap.sh"),
-        ({"PYTHON": "/usr/bin/python-nowhere"}, "execvp"),
+        ({"PYTHON": "/usr/bin/python-nowhere"}, "/usr/bin/python-nowhere: No such file"),
         ({"FLAGS": (*bubblewrap.FLAGS, "--no-such-flag")}, "older than 0.8"),
     ],
 )

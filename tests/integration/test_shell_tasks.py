@@ -15,7 +15,7 @@ from agentrl.tasks.shell.environment import ShellEnvironment
 from agentrl.tasks.shell.families import FAMILIES
 from agentrl.tasks.terminal.environment import TerminalEnvironment
 from tests.helpers.sandboxes import processes_that_end
-from tests.helpers.shell_agents import ATTACKS, BEHIND_WALLS, judged, oracle
+from tests.helpers.shell_agents import ATTACKS, BEHIND_WALLS, BROKEN_SNAPSHOTS, MEMORY_OF_NOBODY, judged, oracle
 
 pytestmark = [
     pytest.mark.integration,
@@ -45,6 +45,15 @@ async def test_every_family(family: str, environment: ShellEnvironment) -> None:
     for why, command in {"nothing": "", **ATTACKS, **BEHIND_WALLS}.items():
         verdict = await judged(environment, name, command)
         assert (verdict.status, verdict.score) == ("task_failed", 0.0), f"{why}: {verdict.detail}"
+
+
+@pytest.mark.parametrize("why", [*MEMORY_OF_NOBODY, *BROKEN_SNAPSHOTS])
+async def test_an_agent_that_breaks_its_sandbox_has_failed(why: str, environment: ShellEnvironment) -> None:
+    """Nothing of the pool has, so the task is not played again."""
+    if why in MEMORY_OF_NOBODY and "memory" not in PROVIDER.places.parents:
+        pytest.skip("no control group bounds memory here")
+    verdict = await judged(environment, "shell/sum_column/train/5", {**MEMORY_OF_NOBODY, **BROKEN_SNAPSHOTS}[why])
+    assert (verdict.status, verdict.score) == ("task_failed", 0.0), verdict.detail
 
 
 async def test_a_shell_lives_on_between_calls_in_a_sandbox(environment: ShellEnvironment) -> None:

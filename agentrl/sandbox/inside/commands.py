@@ -11,7 +11,7 @@ import resource
 import signal
 import struct
 
-from agentrl.sandbox.inside.kernel import SET_CHILD_SUBREAPER, close_all_but, prctl
+from agentrl.sandbox.inside.kernel import SET_CHILD_SUBREAPER, close_all_but, enter, prctl
 
 STATUS = struct.Struct(">i")
 NICENESS = 10
@@ -20,12 +20,20 @@ NOT_STARTED = 126
 COMMAND = ("/bin/sh", "-c", 'echo 1000 2>/dev/null >/proc/self/oom_score_adj; exec "$@"', "sh")
 
 
-def keep(argv: list[str], env: dict[str, str], cwd: str, ends: tuple[int, int, int], limits: dict[str, int]) -> None:
-    """Be the keeper of a command: start it, report how it ended, and stay until nothing is below."""
+def keep(
+    argv: list[str],
+    env: dict[str, str],
+    cwd: str,
+    ends: tuple[int, int, int],
+    limits: dict[str, int],
+    groups: list[int],
+) -> None:
+    """Be the keeper of a command: start it in its control groups, report how it ended, and stay until nothing is below."""
     stdin, output, report = ends
-    close_all_but(ends)
-    prctl(SET_CHILD_SUBREAPER, 1)
     try:
+        enter(groups)
+        close_all_but(ends)
+        prctl(SET_CHILD_SUBREAPER, 1)
         child = os.fork()
     except OSError as error:
         os.write(output, f"{argv[0]}: cannot start: {error.strerror}\n".encode())

@@ -1,7 +1,7 @@
 """The first process inside a sandbox: runs commands and moves files for the host, over its stdin and stdout.
 
 Guarantees: a command gets no descriptor of this process, and cannot read, trace or (where this process is number 1)
-signal it. A time limit ends the command with all its descendants, also those that left its process group. This process
+signal it. Memory that commands take up ends commands, never this process, which is not in their control groups. A time limit ends the command with all its descendants, also those that left its process group. This process
 ends with everything below it when its stdin closes.
 
 Requests have an ``id`` and ``do``: ``execute`` (body: stdin), ``cancel``, ``write_file`` (body: the data) or ``read_file``. An
@@ -32,6 +32,7 @@ from agentrl.sandbox.inside.kernel import (
     SET_NO_NEW_PRIVILEGES,
     close_all_but,
     end_below,
+    enter,
     prctl,
     processes,
 )
@@ -55,8 +56,9 @@ class Command:
 class Supervisor:
     """The one loop of this process."""
 
-    def __init__(self, limits: dict[str, int], doors: dict[str, str]) -> None:
+    def __init__(self, limits: dict[str, int], doors: dict[str, str], groups: list[int]) -> None:
         self._limits = limits
+        self._groups = groups
         self._frames = Frames()
         self._commands: dict[int, Command] = {}
         self._keepers: set[int] = set()
@@ -131,7 +133,7 @@ class Supervisor:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 ends = (command_in, command_out, reporting)
-                keep(request["argv"], request["env"], request["cwd"], ends, self._limits)
+                keep(request["argv"], request["env"], request["cwd"], ends, self._limits, self._groups)
             finally:
                 os._exit(0)
         for each in (command_in, command_out, reporting):
@@ -247,6 +249,7 @@ class Supervisor:
             try:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                enter(self._groups)
                 close_all_but({listening.fileno() for listening in self._doors})
                 forward(self._doors)
             finally:
@@ -255,7 +258,7 @@ class Supervisor:
 
 
 def main() -> None:
-    """Run with the settings of the command line: a JSON object with ``limits`` (of setrlimit) and ``doors``."""
+    """Run with the settings of the command line, a JSON object: ``limits`` (of setrlimit), ``doors`` and ``groups``."""
     settings = json.loads(sys.argv[1])
     prctl(SET_DUMPABLE, 0)
     prctl(SET_NO_NEW_PRIVILEGES, 1)
@@ -264,7 +267,9 @@ def main() -> None:
     os.umask(0o022)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    Supervisor(settings["limits"], settings["doors"]).run()
+    for each in settings["groups"]:
+        os.set_inheritable(each, False)
+    Supervisor(settings["limits"], settings["doors"], settings["groups"]).run()
 
 
 if __name__ == "__main__":

@@ -7,17 +7,23 @@ because the program runs alone beside the tests.
 
 from __future__ import annotations
 
+import bz2
 import csv
+import gzip
 import io
 import json
+import lzma
 import stat
 import sys
 import tarfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 MOST_BYTES = 1 << 20
+ERRORS = (OSError, ValueError, EOFError, RuntimeError, tarfile.TarError, csv.Error, zlib.error, lzma.LZMAError)
+"""What the standard library raises for odd data."""
 Check = dict[str, Any]
 
 
@@ -93,15 +99,34 @@ def link(home: Path, check: Check) -> None:
         raise WrongError("does not lead there")
 
 
+def unpacked(data: bytes) -> bytes:
+    """Return data without its compression, if it has one.
+
+    Raises:
+        WrongError: it is too large.
+    """
+    for start, opened in ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ", lzma.open)):
+        if data.startswith(start):
+            with opened(io.BytesIO(data)) as file:
+                data = file.read(MOST_BYTES + 1)
+            break
+    if len(data) > MOST_BYTES:
+        raise WrongError("is too large")
+    return data
+
+
 def archive(home: Path, check: Check) -> None:
     """The plain files of a tar archive, by name, with their text."""
     found: dict[str, str] = {}
-    with tarfile.open(fileobj=io.BytesIO(read(home, check["path"]))) as tar:
-        for member in tar:
+    most_members = 2 * len(check["files"]) + 10
+    with tarfile.open(fileobj=io.BytesIO(unpacked(read(home, check["path"])))) as tar:
+        for number, member in enumerate(tar):
+            if number > most_members:
+                raise WrongError("has other members")
             if member.isdir():
                 continue
-            file = tar.extractfile(member) if member.isreg() and member.size <= MOST_BYTES else None
-            if file is None or len(found) > len(check["files"]):
+            file = tar.extractfile(member) if member.isreg() and not member.issparse() else None
+            if file is None or not 0 <= member.size <= MOST_BYTES:
                 raise WrongError("has other members")
             found[member.name.removeprefix("./")] = file.read().decode()
     if found != check["files"]:
@@ -119,7 +144,7 @@ def problem(home: Path, check: Check) -> str | None:
         KINDS[check["kind"]](home, check)
     except WrongError as error:
         return str(error)
-    except (OSError, ValueError, EOFError, RuntimeError, tarfile.TarError, csv.Error) as error:
+    except ERRORS as error:
         return type(error).__name__
     return None
 

@@ -41,10 +41,10 @@ async def verify(task: HarborTask, agents: Sandbox, start: Start) -> Verdict:
         await agents.stop()
         if TRIAL in task.tests:
             snapshot = await _tried(task, snapshot, start)
+        async with _fresh(start, snapshot) as sandbox:
+            return await run_verifier(task, sandbox)
     except UnusableError as error:
         return Verdict(status="task_failed", score=0.0, detail=str(error))
-    async with _fresh(start, snapshot) as sandbox:
-        return await run_verifier(task, sandbox)
 
 
 async def run_verifier(task: HarborTask, sandbox: Sandbox) -> Verdict:
@@ -99,7 +99,7 @@ async def _tried(task: HarborTask, snapshot: bytes, start: Start) -> bytes:
 async def _fresh(start: Start, snapshot: bytes) -> AsyncIterator[Sandbox]:
     sandbox = await start()
     try:
-        await put(sandbox, snapshot)
+        await put(sandbox, snapshot, agents=True)
         yield sandbox
     finally:
         await sandbox.stop()

@@ -7,11 +7,12 @@ grader can find a later commit in it; links that lead upwards are left out. Attr
 
 from __future__ import annotations
 
-import io
+import gzip
 import os
 import subprocess
-import tarfile
 import tempfile
+import threading
+import zlib
 from functools import lru_cache
 from pathlib import Path
 
@@ -21,12 +22,13 @@ from agentrl.tasks.swe.generate import files_of, is_generated
 from agentrl.tasks.swe.grade import Start, apply
 from agentrl.tasks.swe.instance import Instance
 from agentrl.tasks.swe.traps import path_of
-from agentrl.tasks.swe.tree import MOST_TREE, UNTAKEN, entries_of, tree_of, tree_of_files
+from agentrl.tasks.swe.tree import MOST_TREE, UNTAKEN, Entries, entries_of, tree_of, tree_of_files
 
 REPOS = "repos"
 IN_IMAGE = "/testbed"
 """Where the images of SWE-bench and its relatives have the repository."""
 GIT_S = 300.0
+GZIP = b"\x1f\x8b"
 
 
 async def whole_tree(instance: Instance, folder: Path | None, start: Start, *, in_image: bool) -> bytes:
@@ -84,7 +86,7 @@ def from_folder(folder: Path | None, name: str, repo: str, commit: str) -> bytes
     for stem in (name, f"{flat}-{commit}"):
         for ending in (".tar.gz", ".tgz", ".tar"):
             if (file := repos / f"{stem}{ending}").is_file():
-                return _cleaned(_unpacked(file), file)
+                return _cleaned(_unpacked(file), file, wrapped=True)
     for place in (repos / f"{flat}.git", repos / flat, repos / f"{flat}.bundle"):
         if place.exists():
             return _cleaned(_from_git(place, commit), place)
@@ -112,48 +114,62 @@ def _from_git(place: Path, commit: str) -> bytes:
 
 
 def _git(*words: str) -> bytes:
-    """Return what git prints.
+    """Return what git prints, or the first bytes of it if that is more than a repository may have.
 
     Raises:
         ConfigError: it fails.
     """
     environment = {"PATH": os.environ.get("PATH", os.defpath), "GIT_CONFIG_GLOBAL": os.devnull, "LC_ALL": "C"}
-    try:
-        done = subprocess.run(["git", *words], env=environment, capture_output=True, timeout=GIT_S, check=False)
-    except FileNotFoundError:
-        raise ConfigError("git is not installed; install it") from None
-    if done.returncode != 0:
-        raise ConfigError(f"git {words[-1]}: {done.stderr.decode(errors='replace').strip()[-300:]}")
-    return done.stdout
+    with tempfile.TemporaryFile() as errors:
+        try:
+            git = subprocess.Popen(["git", *words], env=environment, stdout=subprocess.PIPE, stderr=errors)
+        except FileNotFoundError:
+            raise ConfigError("git is not installed; install it") from None
+        with git:
+            assert git.stdout is not None
+            late = threading.Timer(GIT_S, git.kill)
+            late.start()
+            try:
+                printed = git.stdout.read(MOST_TREE + 1)
+            finally:
+                git.stdout.close()
+                status = git.wait()
+                late.cancel()
+        if status != 0 and len(printed) <= MOST_TREE:
+            errors.seek(0)
+            raise ConfigError(f"git {words[-1]}: {errors.read().decode(errors='replace').strip()[-300:]}")
+    return printed
 
 
 def _unpacked(file: Path) -> bytes:
-    """Return an archive without compression, and without a single folder around everything."""
-    result = io.BytesIO()
+    """Return an archive without its compression.
+
+    Raises:
+        ConfigError: it cannot be read, or is too large; no more of it is unpacked than a repository may have.
+    """
     try:
-        with tarfile.open(file) as source, tarfile.open(fileobj=result, mode="w", format=tarfile.PAX_FORMAT) as target:
-            members = source.getmembers()
-            if sum(member.size for member in members) > MOST_TREE:
-                raise ConfigError(f"{file} has more than {MOST_TREE} bytes; use an image")
-            tops = {member.name.removeprefix("./").split("/")[0] for member in members} - {"", "."}
-            wrapped = len(tops) == 1 and all(
-                member.isdir() or "/" in member.name.removeprefix("./") for member in members
-            )
-            for member in members:
-                name = member.name.removeprefix("./")
-                member.name = name.partition("/")[2] if wrapped else name
-                if member.name:
-                    target.addfile(member, source.extractfile(member) if member.isreg() else None)
-    except (tarfile.TarError, EOFError, OSError) as error:
+        with file.open("rb") as packed:
+            zipped = packed.read(2) == GZIP
+        with gzip.open(file) if zipped else file.open("rb") as opened:
+            return opened.read(MOST_TREE + 1)
+    except (EOFError, OSError, zlib.error) as error:
         raise ConfigError(f"{file} cannot be read: {error}; pack the repository again") from error
-    return result.getvalue()
 
 
-def _cleaned(tree: bytes, place: Path) -> bytes:
+def _without_folder(kept: Entries) -> Entries:
+    """Return the entries of an archive without a single folder around everything."""
+    tops = {path.split("/")[0] for path in kept}
+    if len(tops) != 1 or not all("/" in path for path in kept):
+        return kept
+    return {path.partition("/")[2]: entry for path, entry in kept.items()}
+
+
+def _cleaned(tree: bytes, place: Path, *, wrapped: bool = False) -> bytes:
     if len(tree) > MOST_TREE:
         raise ConfigError(f"{place} has more than {MOST_TREE} bytes at this commit; use an image")
     try:
-        kept = {path: entry for path, entry in entries_of(clean(tree)).items() if path.split("/")[0] != ".git"}
+        kept = entries_of(clean(tree))
     except UnusableError as error:
-        raise ConfigError(f"{place}: {error}; use an image") from error
-    return tree_of(kept)
+        raise ConfigError(f"{place} cannot be read: {error}; pack the repository again, or use an image") from error
+    kept = _without_folder(kept) if wrapped else kept
+    return tree_of({path: entry for path, entry in kept.items() if path.split("/")[0] != ".git"})

@@ -76,8 +76,8 @@ def test_a_machine_without_control_groups_has_no_places(machine: Machine) -> Non
 @pytest.mark.parametrize(
     ("version", "files"),
     [
-        (1, {"memory.limit_in_bytes": "104857600", "pids.max": "24", "cpu.cfs_quota_us": "150000"}),
-        (2, {"memory.max": "104857600", "pids.max": "24", "cpu.max": "150000 100000"}),
+        (1, {"memory.limit_in_bytes": "104857600", "pids.max": "20", "cpu.cfs_quota_us": "150000"}),
+        (2, {"memory.max": "104857600", "pids.max": "20", "cpu.max": "150000 100000"}),
     ],
 )
 def test_a_group_has_the_bounds_of_its_limits(tmp_path: Path, version: int, files: dict[str, str]) -> None:

@@ -9,10 +9,13 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import Request
 
 from agentrl.client import http as http_client
 from agentrl.client.http import HttpLeases
 from agentrl.exceptions import DeadlineError, InfraError, InvalidError
+from agentrl.protocol import StepRequest
+from agentrl.web.bodies import read
 from tests.helpers.agent_pools import ADDRESS, Build, World, acting, asked, judging, renewing, resetting, until
 
 KEY = "a key of this test"
@@ -257,3 +260,17 @@ async def test_calls_under_way_have_connections_of_their_own_and_later_calls_reu
     assert all(each.is_closed for each in kept)
     with pytest.raises(RuntimeError, match="is closed"):
         await client.status()
+
+
+@pytest.mark.parametrize("values", [b"[]," * 60_000, b"0," * 110_000, b"{}," * 60_000])
+async def test_a_body_of_too_many_values_is_not_read(values: bytes) -> None:
+    """Whatever its bytes: reading it would hold up all leases."""
+    body = b'{"request_id":"aaaaaaaa","seq":1,"action":{"x":[' + values + b"0]}}"
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": body}
+
+    asked = Request({"type": "http", "method": "POST", "headers": []}, receive)
+    with pytest.raises(InvalidError, match="more than 100000 commas and brackets") as refused:
+        await read(asked, StepRequest, 1 << 24)
+    assert refused.value.code == "body_too_large"

@@ -65,6 +65,8 @@ def test_a_worker_that_does_not_list_its_tasks_is_given_up(fake: Fake, monkeypat
         ("read; echo garbage; read", "worker_garbage"),
         ("read; echo '[1]'; read", "worker_garbage"),
         ("read; echo '{}'; read", "worker_garbage"),
+        ("read; printf '[%.0s' {1..20000}; echo; read", "worker_garbage"),
+        ("""read; printf '{"a":['; printf '[],%.0s' {1..60000}; echo '1]}'; read""", "worker_garbage"),
         ("read; printf '{'; exit 0", "worker_lost"),
         ("""read; echo '{"error": "no dataset"}'; read""", "worker_failed"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -235,8 +236,10 @@ def test_an_archive_that_is_too_large_or_broken_says_so(tmp_path: Path) -> None:
         big = tarfile.TarInfo("a/big")
         big.size = 61 << 20
         archive.addfile(big, open("/dev/zero", "rb"))  # noqa: SIM115
-    with pytest.raises(ConfigError, match="use an image"):
-        from_folder(tmp_path, "x-2", "a/b", "c")
+    (tmp_path / "repos" / "x-3.tar.gz").write_bytes(gzip.compress(bytes(61 << 20), 1))
+    for name in ("x-2", "x-3"):
+        with pytest.raises(ConfigError, match="more than 62914560 bytes at this commit; use an image"):
+            from_folder(tmp_path, name, "a/b", "c")
 
 
 def test_the_source_says_what_is_missing(tmp_path: Path) -> None:
