@@ -18,17 +18,15 @@ from openclaw.gateway.parsers.reasoning import ReasoningFormat
 from openclaw.gateway.served import Served
 from openclaw.gateway.splice import Splicer
 from openclaw.ledger.records import Message
-from openclaw.messages.arguments import read_arguments
-from openclaw.messages.text import content_text
 from openclaw.rendering.controls import clean, unmarked
 from openclaw.rendering.extension import ids_after
-from openclaw.rendering.prompts import TEMPLATE_ERRORS, Prompts
+from openclaw.rendering.prompts import Prompts
 from openclaw.rendering.replies import reply_ids
+from slime.utils.chat_messages import TEMPLATE_ERRORS, content_text, template_message
 
 TAIL_TOKENS = 16
 SHORT_CHARACTERS = 8192
 Thought = Literal["open", "closed", "none"]
-DROPPED_FIELDS = ("refusal", "annotations", "audio", "function_call")
 
 
 class RenderError(ValueError):
@@ -186,36 +184,3 @@ class Renderer:
     def close(self) -> None:
         """End the thread."""
         self._thread.shutdown(wait=False)
-
-
-def template_message(message: Message) -> Message:
-    """Return a message in the form that chat templates expect.
-
-    Text parts are joined, or stay apart where pictures are among them; of a picture only its place is left. ``developer``
-    becomes ``system``, and a tool call's arguments become an object.
-    """
-    result = {key: value for key, value in message.items() if value is not None and key not in DROPPED_FIELDS}
-    result["content"] = _template_content(message.get("content"))
-    if result.get("role") == "developer":
-        result["role"] = "system"
-    if calls := message.get("tool_calls"):
-        result["tool_calls"] = [_template_call(call) for call in calls]
-    return result
-
-
-def _template_content(content: Any) -> Any:
-    if not isinstance(content, list) or not any(part.get("type") == "image" for part in content):
-        return content_text(content)
-    return [
-        {"type": "image"} if part.get("type") == "image" else {"type": "text", "text": content_text([part])}
-        for part in content
-    ]
-
-
-def _template_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = dict(call["function"])
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        # The model may have written invalid JSON; the template then shows the raw text.
-        function["arguments"] = read_arguments(arguments) if arguments.strip() else {}
-    return {**call, "function": function}

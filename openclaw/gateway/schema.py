@@ -34,7 +34,7 @@ from openclaw.gateway.errors import ApiError, bad_request, unsupported
 from openclaw.gateway.grammar_size import check_grammar_size
 from openclaw.gateway.known_fields import check_prompt_size, known_messages, known_tools, prompt_characters
 from openclaw.gateway.picture_urls import encoded_file
-from openclaw.messages.arguments import nesting
+from slime.utils.call_arguments import nesting
 
 IGNORED = frozenset(
     {
