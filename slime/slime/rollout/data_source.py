@@ -8,7 +8,6 @@ fanned-out ones.
 from __future__ import annotations
 
 import abc
-import json
 import random
 import threading
 from collections.abc import Callable
@@ -29,7 +28,7 @@ from slime.rollout.multimodal_prompts import (
 from slime.rollout.rm_hub import check_samples
 from slime.rollout.stored_pictures import decode, record_of
 from slime.utils.chat_messages import TEMPLATE_ERRORS, check_messages, read_tools, template_message
-from slime.utils.data import read_file, split_slice
+from slime.utils.data import read_file, read_json, read_text, split_slice
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
 
@@ -130,8 +129,8 @@ def read_rows(path: str) -> list[dict[str, Any]]:
     if file.suffix not in (".jsonl", ".json", ".parquet"):
         raise ConfigurationError(f"--prompt-data {name}: use a .jsonl, .json or .parquet file")
     try:
-        rows = json.loads(file.read_text(encoding="utf-8")) if file.suffix == ".json" else list(read_file(path))
-    except ValueError as error:
+        rows = read_json(read_text(file)) if file.suffix == ".json" else list(read_file(path))
+    except (OSError, ValueError) as error:
         raise ConfigurationError(f"--prompt-data {name}: {error}") from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ConfigurationError(
