@@ -93,8 +93,8 @@ def _calls(text: str | None, place: str) -> list[Line]:
         found = json.loads(text or "")
     except (ValueError, RecursionError):
         found = None
-    calls = found if isinstance(found, list) else [found]
-    if not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
+    calls = [_object(call) for call in (found if isinstance(found, list) else [found])]
+    if not all(isinstance(call.get("name"), str) for call in calls):
         raise ImportFormatError(
             f'{place}: the value of a {CALLER} is JSON; write {{"name": "...", "arguments": {{...}}}}'
         )
@@ -102,6 +102,11 @@ def _calls(text: str | None, place: str) -> list[Line]:
         {"type": "function", "function": {"name": call["name"], "arguments": json.dumps(call.get("arguments", {}))}}
         for call in calls
     ]
+
+
+def _object(value: Any) -> Line:
+    """Return an object, or an empty one for any other value."""
+    return value if isinstance(value, dict) else {}
 
 
 def _given(value: Mapping[str, Any], *names: str) -> Line:
@@ -141,12 +146,11 @@ def _told(message: Any, place: str) -> Line | None:
     author, content = (message.get(name) if isinstance(message, dict) else None for name in ("author", "content"))
     if not isinstance(author, dict) or not isinstance(content, dict) or author.get("role") not in CHATGPT_ROLES:
         raise ImportFormatError(f"{place}: no author or content that is known; leave the export as ChatGPT wrote it")
-    metadata = message.get("metadata") if isinstance(message.get("metadata"), dict) else {}
+    metadata = _object(message.get("metadata"))
     if content.get("content_type") in HIDDEN or metadata.get("is_visually_hidden_from_conversation"):
         return None
-    parts = (
-        content.get("parts") if isinstance(content.get("parts"), list) else [content.get("text", content.get("result"))]
-    )
+    parts: Any = content.get("parts")
+    parts = parts if isinstance(parts, list) else [content.get("text", content.get("result"))]
     told = [_part(part, place) for part in parts if part not in (None, "")]
     if not told:
         return None
@@ -174,6 +178,7 @@ def _part(part: Any, place: str) -> Line:
 
 def _cut(message: Line, metadata: Line) -> bool:
     """Return whether a reply was cut off, by a limit or by the user."""
-    details = metadata.get("finish_details")
-    kind = details.get("type") if isinstance(details, dict) else None
-    return kind in ("max_tokens", "interrupted") or message.get("status") == "in_progress"
+    return (
+        _object(metadata.get("finish_details")).get("type") in ("max_tokens", "interrupted")
+        or message.get("status") == "in_progress"
+    )

@@ -16,6 +16,7 @@ from typing import Any
 from agentrl.exceptions import ConfigError
 from agentrl.tasks.swe.diffs import reversed_diff
 from agentrl.tasks.swe.instance import FRAMEWORKS, PYTEST_PARSERS, Instance, instance_of
+from slime.utils.data import json_objects, read_json, read_text
 
 Raw = Mapping[str, Any]
 TEST_COMMAND = re.compile(
@@ -68,9 +69,12 @@ def read_raw(place: Path) -> Iterator[Raw]:
             for record in pandas.read_parquet(place).to_dict("records"):
                 yield {str(name): value for name, value in record.items()}
         elif place.suffix == ".json":
-            yield from json.loads(place.read_text())
+            rows = read_json(read_text(place))
+            if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+                raise ValueError("a .json file holds a list of rows")
+            yield from rows
         else:
-            yield from (json.loads(line) for line in place.read_text().splitlines() if line.strip())
+            yield from (row for _, row in json_objects(place))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{place} cannot be read as rows: {error}; name a file of JSON lines") from error
 

@@ -6,7 +6,6 @@ A row is a JSON object with ``prompt`` (text, or messages of which the last one 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -16,6 +15,7 @@ from agentrl.exceptions import ConfigError
 from agentrl.protocol import JsonObject
 from agentrl.tasks.toolcall.draft import Draft, Expected, GraderName
 from agentrl.tasks.toolcall.grading import check_grader, number_of
+from slime.utils.data import json_objects
 
 PREFIX = "toolcall/rows"
 GRADERS: tuple[GraderName, ...] = get_args(GraderName)
@@ -35,16 +35,11 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         ConfigError: the file cannot be read, or a line is no object.
     """
     try:
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(filter(str.strip, lines)):
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise ConfigError(f"{path}: row {number} is no JSON object; write one per line")
-                yield number, row
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path}: a line is no JSON: {error}; write one object per line") from error
-    except (OSError, UnicodeDecodeError) as error:
+        yield from ((number, row) for number, (_, row) in enumerate(json_objects(path)))
+    except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}; name a file of JSON lines") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}; write one JSON object per line") from error
 
 
 def data_of(row: Mapping[str, Any], where: str) -> JsonObject:

@@ -83,37 +83,28 @@ def read_text(file: Path) -> str:
         raise ValueError(f"line {line} of {file.name}: the byte {data[error.start]:#04x} is not UTF-8") from error
 
 
-def json_lines(file: Path) -> Iterator[tuple[int, Any]]:
-    """Yield (line number, value) of each line that is not blank.
+def json_objects(file: Path) -> Iterator[tuple[int, Row]]:
+    """Yield (line number, object) of each line that is not blank.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: a line is not UTF-8 or no JSON; the text names it.
+        ValueError: a line is not UTF-8, no JSON or no object; the text names it.
     """
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
-            if line.strip():
-                try:
-                    value = read_json(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-                except UnicodeDecodeError as error:
-                    raise ValueError(
-                        f"line {number} of {file.name}: the byte {line[error.start]:#04x} is not UTF-8"
-                    ) from error
-                except ValueError as error:
-                    raise ValueError(f"line {number} of {file.name}: {error}") from error
-                yield number, value
-
-
-def json_objects(file: Path) -> Iterator[tuple[int, Row]]:
-    """Yield (line number, object) as `json_lines` does.
-
-    Raises:
-        ValueError: also when a line is something else.
-    """
-    for number, row in json_lines(file):
-        if not isinstance(row, dict):
-            raise ValueError(f"line {number} of {file.name}: every row must be an object with columns")
-        yield number, row
+            if not line.strip():
+                continue
+            try:
+                row = read_json(line.decode("utf-8-sig" if number == 1 else "utf-8").strip("\r\n"))
+            except UnicodeDecodeError as error:
+                raise ValueError(
+                    f"line {number} of {file.name}: the byte {line[error.start]:#04x} is not UTF-8"
+                ) from error
+            except ValueError as error:
+                raise ValueError(f"line {number} of {file.name}: {error}") from error
+            if not isinstance(row, dict):
+                raise ValueError(f"line {number} of {file.name}: every row must be an object with columns")
+            yield number, row
 
 
 def _jsonl_rows(file: Path) -> Iterator[Row]:
