@@ -20,6 +20,7 @@ from benchmarks.fault_parts.checks import write_json
 from benchmarks.gate import spread, streamed
 from benchmarks.gate_parts.canary_plugin import SERVES_SECONDS, WINDOWS
 from benchmarks.machine import describe_machine
+from slime.utils.command_line import output_file
 from slime.utils.data import json_objects
 
 FLAGS = (
@@ -58,7 +59,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.canary", description=__doc__)
     parser.add_argument("--rollouts", type=int, default=9, help="updates (default: %(default)s)")
     parser.add_argument("--clients", type=int, default=2, help="streams at once (default: %(default)s)")
-    parser.add_argument("--json", required=True, type=Path, help="file for the figures")
+    parser.add_argument("--json", required=True, type=output_file, help="file for the figures")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="canary-") as name:
         run_dir = Path(name)

@@ -24,6 +24,7 @@ import httpx
 from benchmarks.fault_parts.checks import write_json
 from benchmarks.gate_parts.plugin import WINDOWS
 from benchmarks.machine import REPOSITORY, describe_machine
+from slime.utils.command_line import output_file
 from slime.utils.data import json_objects
 
 MODEL = REPOSITORY / "openclaw-test" / "tiny_models" / "shipped"
@@ -141,7 +142,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gate", description=__doc__)
     parser.add_argument("--rollouts", type=int, default=10, help="updates (default: %(default)s)")
     parser.add_argument("--clients", type=int, default=1, help="streams at once (default: %(default)s)")
-    parser.add_argument("--json", required=True, type=Path, help="file for the figures")
+    parser.add_argument("--json", required=True, type=output_file, help="file for the figures")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gate-") as name:
         run_dir = Path(name)

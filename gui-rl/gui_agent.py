@@ -34,7 +34,7 @@ from agentrl.tasks.gui.source import GuiSource, domain_of
 from openclaw.exceptions import ConfigError as VariableError
 from slime.args import Arguments
 from slime.exceptions import ConfigurationError
-from slime.utils.command_line import CommandLine, server_url
+from slime.utils.command_line import CommandLine, output_file, server_url
 
 PROG = "run_gui_agent.sh"
 ANSWER_S = 600.0
@@ -90,7 +90,7 @@ def build_parser() -> CommandLine:
     )
     add("--temperature", type=float, default=gui_config.EVAL_TEMPERATURE, help="of the model (%(default)s)")
     add("--parallel", type=int, default=2, metavar="N", help="episodes at a time (%(default)s)")
-    add("--output", type=Path, metavar="FILE", help="write episodes and table there as JSON")
+    add("--output", type=output_file, metavar="FILE", help="write episodes and table there as JSON")
     add("--dry-run", action="store_true", help="check tasks and limits, ask nobody")
     return parser
 

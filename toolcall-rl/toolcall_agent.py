@@ -29,7 +29,7 @@ from agentrl.tasks.toolcall.config import ToolConfig, read_config
 from agentrl.tasks.toolcall.environment import ToolCallEnvironment, needs, offered
 from agentrl.tasks.toolcall.families import FAMILIES
 from agentrl.tasks.toolcall.generate import parse_name
-from slime.utils.command_line import CommandLine
+from slime.utils.command_line import CommandLine, output_file
 
 ANSWER_S = 600.0
 EXAMPLE = "toolcall/order_total/heldout/0"
@@ -148,7 +148,7 @@ def build_parser() -> CommandLine:
         help="name of the task (%(default)s); python -m agentrl.tasks.toolcall ids lists more",
     )
     add("--max-turns", type=int, default=16, metavar="N", help="most replies (%(default)s)")
-    add("--output", type=Path, metavar="FILE", help="write the trajectory there as JSON")
+    add("--output", type=output_file, metavar="FILE", help="write the trajectory there as JSON")
     add("--dry-run", action="store_true", help="check task and tools, ask nobody")
     return parser
 
