@@ -34,7 +34,8 @@ from agentrl.tasks.gui.source import GuiSource, domain_of
 from openclaw.exceptions import ConfigError as VariableError
 from slime.args import Arguments
 from slime.exceptions import ConfigurationError
-from slime.utils.command_line import CommandLine, output_file, server_url
+from slime.utils.command_line import CommandLine, server_url
+from slime.utils.private_files import OutputError, check_output
 
 PROG = "run_gui_agent.sh"
 ANSWER_S = 600.0
@@ -90,7 +91,7 @@ def build_parser() -> CommandLine:
     )
     add("--temperature", type=float, default=gui_config.EVAL_TEMPERATURE, help="of the model (%(default)s)")
     add("--parallel", type=int, default=2, metavar="N", help="episodes at a time (%(default)s)")
-    add("--output", type=output_file, metavar="FILE", help="write episodes and table there as JSON")
+    add("--output", type=Path, metavar="FILE", help="write episodes and table there as JSON")
     add("--dry-run", action="store_true", help="check tasks and limits, ask nobody")
     return parser
 
@@ -111,8 +112,11 @@ def settings_of(options: argparse.Namespace) -> Settings:
             raise ConfigError(f"{flag} {getattr(options, _field(flag))} is too small; write 1 or more")
     if not 0 <= options.temperature < float("inf"):
         raise ConfigError(f"--temperature {options.temperature:g} is no temperature; write 0 or more")
-    if options.output is not None and not options.output.parent.is_dir():
-        raise ConfigError(f"--output {options.output}: there is no folder {options.output.parent}; make it first")
+    if options.output is not None:
+        try:
+            check_output(options.output)
+        except OutputError as error:
+            raise ConfigError(f"--output {error}") from error
     limits = Arguments(gui_max_steps=options.max_steps, gui_max_image_history_length=options.pictures)
     return gui_config.settings_of(limits, evaluation=True)
 

@@ -12,8 +12,8 @@ from openclaw.ledger.exceptions import LedgerError
 from openclaw.report.build import build
 from openclaw.runs.folder import open_run
 from openclaw.runs.owner_option import add_owner
-from slime.utils.command_line import CommandLine, output_file
-from slime.utils.private_files import no_plain_file, write_output
+from slime.utils.command_line import CommandLine
+from slime.utils.private_files import check_output, no_plain_file, write_output
 
 FILE_NAME = "report.html"
 
@@ -29,7 +29,7 @@ def build_parser() -> CommandLine:
         "run", type=Path, metavar="RUN", help="a run's folder, its folder of checkpoints, or its ledger"
     )
     parser.add_argument(
-        "--output", type=output_file, metavar="FILE.html", help=f"the file; default: {FILE_NAME} in the run's folder"
+        "--output", type=Path, metavar="FILE.html", help=f"the file; default: {FILE_NAME} in the run's folder"
     )
     add_owner(parser)
     return parser
@@ -40,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(argv)
     started = time.monotonic()
     try:
+        if options.output:
+            check_output(options.output)
         run = open_run(options.run)
         report = build(run, options.owner)
         target = options.output or (run.folder or run.ledger_path.parent) / FILE_NAME

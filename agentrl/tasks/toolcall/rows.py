@@ -6,6 +6,7 @@ A row is a JSON object with ``prompt`` (text, or messages of which the last one 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -55,8 +56,10 @@ def data_of(row: Mapping[str, Any], where: str) -> JsonObject:
     question = question_of(row.get("prompt"))
     if question is None:
         raise ConfigError(f"{where} has no prompt; give text, or messages that end with the user's")
-    if not isinstance(label, str | int | float) or not str(label).strip():
-        raise ConfigError(f"{where} has no label; give the right answer")
+    if is_missing(label) or not isinstance(label, str | int | float) or not str(label).strip():
+        raise ConfigError(
+            f"{where} has no label{'' if label is None else f' but {str(label)[:100]!r}'}; give the right answer"
+        )
     if grader not in GRADERS:
         raise ConfigError(f"{where}: there is no grader {grader!r}; use {', '.join(GRADERS)}")
     if grader == "numeric" and number_of(str(label)) is None:
@@ -64,6 +67,11 @@ def data_of(row: Mapping[str, Any], where: str) -> JsonObject:
     if not isinstance(tolerance, int | float) or not 0 <= tolerance < 1:
         raise ConfigError(f"{where}: the tolerance is {tolerance!r}; give a share of the answer, such as 0.001")
     return {"question": question, "answer": str(label), "grader": grader, "tolerance": tolerance}
+
+
+def is_missing(value: object) -> bool:
+    """Return whether a table has no value there: null, or the NaN that some programs write for it."""
+    return value is None or (isinstance(value, float) and not math.isfinite(value))
 
 
 def question_of(prompt: Any) -> str | None:
