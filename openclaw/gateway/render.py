@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from openclaw.gateway.parsers.reasoning import ReasoningFormat
 from openclaw.gateway.served import Served
@@ -22,8 +22,9 @@ from openclaw.rendering.controls import clean, unmarked
 from openclaw.rendering.extension import ids_after
 from openclaw.rendering.prompts import Prompts
 from openclaw.rendering.replies import reply_ids
-from slime.utils.chat_messages import TEMPLATE_ERRORS, content_text, template_message
+from slime.utils.chat_messages import TEMPLATE_ERRORS, content_text, in_template_form
 
+Done = TypeVar("Done")
 TAIL_TOKENS = 16
 SHORT_CHARACTERS = 8192
 Thought = Literal["open", "closed", "none"]
@@ -64,13 +65,24 @@ class Renderer:
         Raises:
             RenderError: when the template refuses the messages.
         """
+
+        def ids(spoken: list[Message]) -> list[int]:
+            cleaned, offered, keywords = clean((spoken, tools or (), chat_template_kwargs or {}))
+            if served is not None and served.replies:
+                return self._splicer.ids(cleaned, offered, keywords, served)
+            return self._prompts.encode(self._prompts.write(cleaned, offered, keywords))
+
+        return self._rendered(messages, ids)
+
+    def _rendered(self, messages: Sequence[Message], work: Callable[[list[Message]], Done]) -> Done:
+        """Return the result of ``work`` on the messages as the template expects them.
+
+        Raises:
+            RenderError: when the template refuses the messages.
+        """
         with self._lock:
             try:
-                request = ([template_message(message) for message in messages], tools or (), chat_template_kwargs or {})
-                spoken, offered, keywords = clean(request)
-                if served is not None and served.replies:
-                    return self._splicer.ids(spoken, offered, keywords, served)
-                return self._prompts.encode(self._prompts.write(spoken, offered, keywords))
+                return in_template_form(messages, work)
             except TEMPLATE_ERRORS as error:
                 raise RenderError(f"the chat template refuses the messages: {unmarked(str(error))}") from error
 
@@ -91,14 +103,13 @@ class Renderer:
         Raises:
             RenderError: when the template refuses the messages, or gives the reply no text of its own.
         """
-        with self._lock:
-            try:
-                spoken = [template_message(message) for message in (*messages, reply)]
-                *asked, said = clean(spoken)
-                offered, keywords = clean((tools or (), chat_template_kwargs or {}))
-                return reply_ids(self._prompts, asked, said, offered, keywords)
-            except TEMPLATE_ERRORS as error:
-                raise RenderError(f"the chat template refuses the messages: {unmarked(str(error))}") from error
+
+        def ids(spoken: list[Message]) -> tuple[list[int], list[int]]:
+            *asked, said = clean(spoken)
+            offered, keywords = clean((tools or (), chat_template_kwargs or {}))
+            return reply_ids(self._prompts, asked, said, offered, keywords)
+
+        return self._rendered([*messages, reply], ids)
 
     def extended(
         self,
@@ -125,23 +136,22 @@ class Renderer:
         Raises:
             RenderError: when the template refuses the messages.
         """
-        with self._lock:
-            try:
-                request = ([template_message(message) for message in messages], tools or (), chat_template_kwargs or {})
-                spoken, offered, keywords = clean(request)
-                added = ids_after(
-                    self._prompts,
-                    spoken,
-                    position,
-                    sampled,
-                    tools=offered,
-                    keywords=keywords,
-                    thought=thought,
-                    frame=self._splicer.frame,
-                )
-            except TEMPLATE_ERRORS as error:
-                raise RenderError(f"the chat template refuses the messages: {unmarked(str(error))}") from error
-            return None if added is None else [*prompt_ids, *sampled, *added]
+
+        def new_ids(spoken: list[Message]) -> list[int] | None:
+            cleaned, offered, keywords = clean((spoken, tools or (), chat_template_kwargs or {}))
+            return ids_after(
+                self._prompts,
+                cleaned,
+                position,
+                sampled,
+                tools=offered,
+                keywords=keywords,
+                thought=thought,
+                frame=self._splicer.frame,
+            )
+
+        added = self._rendered(messages, new_ids)
+        return None if added is None else [*prompt_ids, *sampled, *added]
 
     def forget(self) -> None:
         """Clear the cache of past prompts."""

@@ -27,7 +27,7 @@ from slime.rollout.multimodal_prompts import (
 )
 from slime.rollout.rm_hub import check_samples
 from slime.rollout.stored_pictures import decode, record_of
-from slime.utils.chat_messages import TEMPLATE_ERRORS, check_messages, read_tools, template_message
+from slime.utils.chat_messages import TEMPLATE_ERRORS, check_messages, in_template_form, read_tools
 from slime.utils.data import read_file, read_json, read_text, split_slice
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
@@ -206,12 +206,12 @@ def _rendered(args: Arguments, renderer: Any, messages: Any, tools: Any) -> str:
     """Return the prompt that serving would give for these messages."""
     check_messages(messages, parts=("text", "image") if args.multimodal_keys else ("text",))
     try:
-        return renderer.apply_chat_template(
-            [template_message(message) for message in messages],
-            tools=read_tools(tools),
-            tokenize=False,
-            add_generation_prompt=True,
-            **args.apply_chat_template_kwargs,
+        offered = read_tools(tools)
+        return in_template_form(
+            messages,
+            lambda plain: renderer.apply_chat_template(
+                plain, tools=offered, tokenize=False, add_generation_prompt=True, **args.apply_chat_template_kwargs
+            ),
         )
     except ConfigurationError:
         raise

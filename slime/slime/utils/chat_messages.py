@@ -1,14 +1,14 @@
 """Chat messages: what is one, and the form in which chat templates take it.
 
 Guarantees: serving, fine-tuning and prompt data render equal messages equally, because all of them pass through
-`template_message` and `read_tools`. Messages that serving refuses are refused here, too. Pure functions.
+`in_template_form` and `read_tools`. Messages that serving refuses are refused here, too. Pure functions.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence, Set
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any, TypeVar
 
 from jinja2 import TemplateError
 
@@ -16,7 +16,16 @@ from slime.exceptions import ConfigurationError
 from slime.utils.call_arguments import DEEPEST_ARGUMENTS, nesting, read_arguments
 
 Message = dict[str, Any]
-TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError)
+Done = TypeVar("Done")
+TEMPLATE_ERRORS = (
+    TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
 """What a chat template raises for messages that it does not take."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -44,6 +53,37 @@ def content_text(content: object) -> str:
     if isinstance(content, list):
         return "".join(part["text"] if part.get("type", "text") == "text" else f"[{part['type']}]" for part in content)
     raise ValueError(f"message content must be a string, a list of parts or null, got {type(content).__name__}")
+
+
+def in_template_form(messages: Sequence[Message], work: Callable[[list[Message]], Done]) -> Done:
+    """Return the result of ``work``, which renders, on the messages in the form that chat templates expect.
+
+    Some templates go through the names of a call's arguments. If such a one refuses a call whose arguments are no object,
+    because the model wrote none, the call is rendered without arguments.
+
+    Raises:
+        TEMPLATE_ERRORS: the template refuses the messages.
+    """
+    spoken = [template_message(message) for message in messages]
+    try:
+        return work(spoken)
+    except TEMPLATE_ERRORS:
+        named = [_with_named_arguments(message) for message in spoken]
+        if named == spoken:
+            raise
+        return work(named)
+
+
+def _with_named_arguments(message: Message) -> Message:
+    """Return a template's message with an empty object in place of arguments that are none."""
+    if not message.get("tool_calls"):
+        return message
+    calls: list[dict[str, Any]] = []
+    for call in message["tool_calls"]:
+        function = call["function"]
+        none = not isinstance(function.get("arguments", {}), dict)
+        calls.append({**call, "function": {**function, "arguments": {}}} if none else call)
+    return {**message, "tool_calls": calls}
 
 
 def template_message(message: Message) -> Message:

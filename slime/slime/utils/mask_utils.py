@@ -19,9 +19,9 @@ from slime.utils.chat_messages import (
     TEMPLATE_ERRORS,
     check_messages,
     content_text,
+    in_template_form,
     is_trained,
     read_tools,
-    template_message,
 )
 
 MASK_TYPES = ("qwen", "qwen3", "distill_qwen", "qwen3_5")
@@ -136,8 +136,12 @@ class MultiTurnLossMaskGenerator:
         return [self.tokenizer.decode(run) for run in runs]
 
     def _render(self, messages: Sequence[Message], tools: list[Any] | None = None, *, generate: bool = False) -> str:
-        plain = [template_message(message) for message in messages]
-        return self.tokenizer.apply_chat_template(plain, tools=tools, tokenize=False, add_generation_prompt=generate)
+        return in_template_form(
+            messages,
+            lambda plain: self.tokenizer.apply_chat_template(
+                plain, tools=tools, tokenize=False, add_generation_prompt=generate
+            ),
+        )
 
     def _chatml(self, messages: Sequence[Message], tools: list[Any] | None) -> tuple[str, list[_Span]]:
         text = self._render(messages, tools)

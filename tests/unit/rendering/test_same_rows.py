@@ -49,6 +49,8 @@ TALKS: dict[str, list[dict[str, Any]]] = {
     "arguments as text": [HI, call('{"x":1}')],
     "arguments as an object": [HI, call({"x": 1, "y": ["a"]})],
     "arguments with spaces and escapes": [HI, call('{ "x" : "\\u00e9" }')],
+    "arguments that are no object": [HI, call("[1]"), {"role": "tool", "tool_call_id": "a", "content": "no"}, call("null")],
+    "arguments that are no JSON": [HI, call("{bad")],
     "empty arguments": [HI, call("")],
     "blank arguments": [HI, call(" \n")],
     "a call in the history": [HI, call('{"x":1}'), {"role": "tool", "tool_call_id": "a", "content": "1"}, OK],
