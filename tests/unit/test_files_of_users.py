@@ -16,6 +16,7 @@ from simulated_users.rules import Rule, word_count
 
 from agentrl.exceptions import ConfigError as AgentConfigError
 from agentrl.harness.records import lines as harness_lines
+from agentrl.tasks.gui.osworld.task_file import read_meta, read_task
 from agentrl.tasks.swe.contamination import changed
 from agentrl.tasks.swe.diffs import diff_of
 from agentrl.tasks.swe.importers import imported
@@ -27,6 +28,7 @@ from openclaw.gate.tasks import read_tasks
 from openclaw.ledger.importing import ImportFormatError, import_conversations
 from openclaw.ledger.store import Ledger
 from openclaw.offline.reading import read_logs
+from openclaw.server.collect import main as collect_main
 from slime.exceptions import ConfigurationError
 from slime.rollout.data_source import read_rows
 from slime.utils.data import json_objects
@@ -156,6 +158,44 @@ def test_a_broken_file_is_one_line(tmp_path: Path, reader: str, broken: str) -> 
     assert said.count("\n") == 0
     assert len(said) < 1000
     assert "rows.jsonl" in said or "results.jsonl" in said
+
+
+def smith_folder(file: Path) -> Any:
+    folder = file.parent / "instances" / "acme__m.abc.x__1"
+    folder.mkdir(parents=True)
+    (folder / "patch.diff").write_text(FIX)
+    (folder / "report.json").write_bytes(file.read_bytes())
+    return imported("swe-smith", folder.parent)
+
+
+WHOLE: dict[str, Callable[[Path], Any]] = {
+    "OSWorld task": lambda file: read_task(file, password=False),
+    "OSWorld meta": read_meta,
+    "SWE-smith folder": smith_folder,
+}
+
+
+@pytest.mark.parametrize("broken", [name for name in BROKEN if name not in ("another row", "cut off")])
+@pytest.mark.parametrize("reader", WHOLE)
+def test_a_broken_whole_file_is_one_line(tmp_path: Path, reader: str, broken: str) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(BROKEN[broken])
+    with pytest.raises(AgentConfigError) as raised:
+        WHOLE[reader](file)
+    assert str(raised.value).count("\n") == 0
+    assert str(tmp_path) in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", ["file", "in a file", "no ledger"])
+def test_a_collector_needs_a_folder(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("kept")
+    (tmp_path / "no ledger").mkdir()
+    (tmp_path / "no ledger" / "ledger.sqlite").write_bytes(b"no ledger" * 1000)
+    folder = tmp_path / {"file": "file", "in a file": "file/x", "no ledger": "no ledger"}[kind]
+    assert collect_main(["--api-endpoint", "http://127.0.0.1:1", "--output-dir", str(folder), "--once"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert str(folder) in said
 
 
 USERS: dict[str, tuple[str, str]] = {
