@@ -23,6 +23,7 @@ from typing import Any
 
 from benchmarks.machine import REPOSITORY, describe_machine
 from benchmarks.personal_parts.records import write
+from slime.utils.command_line import new_output_file
 
 sys.path.append(str(REPOSITORY / "openclaw-test"))
 from tiny_learning.sets import TASK_SETS, UPDATES, judges
@@ -57,7 +58,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         prog="python -m benchmarks.agents", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--json", required=True, type=Path, help="file for the figures")
+    add("--json", required=True, type=new_output_file, help="file for the figures")
     add("--tasks", default=",".join(TASK_SETS), help="comma-separated (default: %(default)s)")
     add("--seeds", default="0,1,2", help="comma-separated (default: %(default)s)")
     add("--updates", type=int, help="optimizer steps of a run (default: the task's own)")

@@ -20,6 +20,8 @@ from benchmarks.fault_parts.checks import write_json
 from benchmarks.gate import spread, streamed
 from benchmarks.gate_parts.canary_plugin import SERVES_SECONDS, WINDOWS
 from benchmarks.machine import describe_machine
+from slime.utils.command_line import output_file
+from slime.utils.data import json_objects
 
 FLAGS = (
     *("--num-gpus", "3", "--rollout-num-gpus", "2", "--canary-engine"),
@@ -32,14 +34,14 @@ LONG_SECONDS = 0.1
 
 def figures(run_dir: Path, waits: list[tuple[float, float]]) -> dict[str, Any]:
     """Return what a trial adds to an update, and the waits in trials and otherwise."""
-    windows = [json.loads(line) for line in (run_dir / WINDOWS).read_text().splitlines()]
+    windows = [window for _, window in json_objects(run_dir / WINDOWS)]
 
     def in_trial(end: float) -> bool:
         return any(window["start"] <= end <= window["end"] + AFTER_SECONDS for window in windows)
 
     inside = [seconds for end, seconds in waits if in_trial(end)]
     outside = [seconds for end, seconds in waits if not in_trial(end)]
-    logged = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    logged = [row for _, row in json_objects(run_dir / "metrics.jsonl")]
     names = ("perf/canary_push_time", "perf/update_weights_time", "perf/restore_time")
     return {
         "trials": len(windows),
@@ -57,7 +59,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.canary", description=__doc__)
     parser.add_argument("--rollouts", type=int, default=9, help="updates (default: %(default)s)")
     parser.add_argument("--clients", type=int, default=2, help="streams at once (default: %(default)s)")
-    parser.add_argument("--json", required=True, type=Path, help="file for the figures")
+    parser.add_argument("--json", required=True, type=output_file, help="file for the figures")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="canary-") as name:
         run_dir = Path(name)

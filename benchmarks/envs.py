@@ -41,6 +41,7 @@ from benchmarks.env_parts.soak import soak
 from benchmarks.env_parts.statistics import milliseconds
 from benchmarks.env_parts.tokens import processed
 from benchmarks.machine import REPOSITORY, describe_machine
+from slime.utils.command_line import output_file
 
 PARTS = ("episodes", "sandbox", "calls", "tokens", "orphans")
 STEPS = 5
@@ -65,7 +66,7 @@ def main() -> int:
     )
     parser.add_argument("--soak-parallel", type=int, default=32, help="environments of the soak (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="short runs: checks that it works")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="also write the figures to this file")
     options = parser.parse_args()
     if options.simulate and options.recorded is None and "episodes" not in options.only:
         parser.error("--simulate needs latencies; add the part `episodes`, or --recorded FILE")

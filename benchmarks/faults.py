@@ -19,6 +19,7 @@ from benchmarks.fault_parts.checks import write_json
 from benchmarks.fault_parts.fast import run_fast
 from benchmarks.fault_parts.real import run_real
 from benchmarks.machine import describe_machine
+from slime.utils.command_line import output_file
 from tests.helpers import tiny_random
 
 MUST_BE_ZERO = (
@@ -52,7 +53,7 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=0, help="of victims and moments (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="ten kills, fast tier only: checks that it runs")
-    parser.add_argument("--json", required=True, type=Path, help="file for the figures")
+    parser.add_argument("--json", required=True, type=output_file, help="file for the figures")
     arguments = parser.parse_args()
     kills, real = (10, 0) if arguments.quick else (arguments.kills, arguments.real)
     tiers: dict[str, dict[str, Any]] = {}

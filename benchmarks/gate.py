@@ -24,6 +24,8 @@ import httpx
 from benchmarks.fault_parts.checks import write_json
 from benchmarks.gate_parts.plugin import WINDOWS
 from benchmarks.machine import REPOSITORY, describe_machine
+from slime.utils.command_line import output_file
+from slime.utils.data import json_objects
 
 MODEL = REPOSITORY / "openclaw-test" / "tiny_models" / "shipped"
 SECONDS = ("perf/snapshot_time", "perf/probe_time", "perf/update_weights_time")
@@ -123,14 +125,14 @@ def spread(values: list[float]) -> dict[str, float]:
 
 def figures(run_dir: Path, waits: list[tuple[float, float]]) -> dict[str, Any]:
     """Return the seconds of each part, and the waits while the plugin decided and otherwise."""
-    windows = [json.loads(line) for line in (run_dir / WINDOWS).read_text().splitlines()]
+    windows = [window for _, window in json_objects(run_dir / WINDOWS)]
 
     def decides(end: float, seconds: float) -> bool:
         return any(end <= window["end"] and end - seconds >= window["start"] for window in windows)
 
     inside = [seconds for end, seconds in waits if decides(end, seconds)]
     outside = [seconds for end, seconds in waits if not decides(end, seconds)]
-    logged = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    logged = [row for _, row in json_objects(run_dir / "metrics.jsonl")]
     parts = {name: spread([row[name] for row in logged if name in row]) for name in SECONDS}
     return {"seconds": parts, "waits while it decides": spread(inside), "other waits": spread(outside)}
 
@@ -140,7 +142,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gate", description=__doc__)
     parser.add_argument("--rollouts", type=int, default=10, help="updates (default: %(default)s)")
     parser.add_argument("--clients", type=int, default=1, help="streams at once (default: %(default)s)")
-    parser.add_argument("--json", required=True, type=Path, help="file for the figures")
+    parser.add_argument("--json", required=True, type=output_file, help="file for the figures")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gate-") as name:
         run_dir = Path(name)

@@ -37,6 +37,7 @@ from benchmarks.gate_parts.told import Told, summarise
 from benchmarks.machine import REPOSITORY, describe_machine
 from openclaw.ledger.decisions import DecisionRecord
 from openclaw.ledger.store import Ledger
+from slime.utils.command_line import output_file
 from slime.utils.http_utils import find_available_port
 
 sys.path.insert(0, str(REPOSITORY / "openclaw-test"))
@@ -198,7 +199,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gate_live", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="shorter parts and fewer held-out problems")
     parser.add_argument("--rate", type=float, default=RATE, help="learning rate (default: %(default)s)")
-    parser.add_argument("--json", required=True, type=Path, help="file for the figures")
+    parser.add_argument("--json", required=True, type=output_file, help="file for the figures")
     options = parser.parse_args(argv)
     length = QUICK if options.quick else Length()
     with tempfile.TemporaryDirectory(prefix="gate-") as folder:

@@ -21,12 +21,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from pathlib import Path
 
 from benchmarks.gate_parts import tabular
 from benchmarks.gate_parts.simulated import Outcome, Setting, simulate
 from benchmarks.machine import describe_machine
 from openclaw.config.gate_variables import GateVariables
+from slime.utils.command_line import output_file
 
 WARM_UP = 14
 STEADY = 40
@@ -156,7 +156,7 @@ def main(argv: list[str] | None = None) -> int:
     """Measure what FILE lacks; write it after each case."""
     parser = argparse.ArgumentParser(prog="benchmarks.gate_opinions", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer held-out problems and one seed")
-    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="where the figures go")
+    parser.add_argument("--json", type=output_file, required=True, metavar="FILE", help="where the figures go")
     parser.add_argument("--seeds", default=None, help="numbers, separated by commas (default: 0,1,2; with --quick: 0)")
     options = parser.parse_args(argv)
     seeds = [int(word) for word in (options.seeds or ("0" if options.quick else "0,1,2")).split(",")]

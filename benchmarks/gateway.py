@@ -36,6 +36,7 @@ from benchmarks.gateway_runs import (
 from benchmarks.load import Spec
 from benchmarks.machine import describe_machine
 from benchmarks.peers import start_litellm
+from slime.utils.command_line import output_file
 from tests.helpers.tiny_random import build_tokenizer
 
 STEP_MS = 10.0
@@ -231,7 +232,7 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="1 and 16 connections, one short round: checks that it runs"
     )
-    parser.add_argument("--json", required=True, type=Path, help="file for the figures")
+    parser.add_argument("--json", required=True, type=output_file, help="file for the figures")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gateway-") as folder, ExitStack() as stack:
         figures = run_all(arguments, Path(folder), stack)

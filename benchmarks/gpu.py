@@ -21,6 +21,8 @@ from benchmarks.figures import described
 from benchmarks.gpu_parts import machine
 from benchmarks.gpu_parts.run_step import run
 from benchmarks.gpu_parts.steps import STEPS, Step, refusal
+from slime.utils.command_line import new_output_file
+from slime.utils.private_files import write_output
 
 NO_GPU = 2
 LEAST_SECONDS = 20.0
@@ -44,9 +46,7 @@ def result_of(step: Step, options: argparse.Namespace, found: dict[str, Any], le
 def write(file: Path, document: dict[str, Any]) -> None:
     """Write ``document`` so that a reader finds the old file or the new one, whole."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(f"{file.name}.part")
-    part.write_text(json.dumps(document, indent=1) + "\n")
-    part.replace(file)
+    write_output(file, json.dumps(document, indent=1) + "\n")
 
 
 def measure(options: argparse.Namespace, found: dict[str, Any]) -> int:
@@ -75,7 +75,7 @@ def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     names = [step.name for step in STEPS]
-    parser.add_argument("--json", type=Path, metavar="FILE", help="file for the figures")
+    parser.add_argument("--json", type=new_output_file, metavar="FILE", help="file for the figures")
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help="these steps only (--list names them)")
     parser.add_argument("--minutes", type=float, default=10.0, help="for all steps together (default: %(default)s)")
     parser.add_argument("--list", action="store_true", help="name the steps and end")

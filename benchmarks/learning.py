@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 from benchmarks.machine import REPOSITORY, describe_machine
+from slime.utils.command_line import output_file
 
 SCRIPT = "run_tiny_cpu.sh"
 UPDATES = 24
@@ -100,7 +101,7 @@ def main() -> None:
     )
     parser.add_argument("--gsm8k", default=None, help="GSM8K JSON file; adds its rule rates")
     parser.add_argument("--quick", action="store_true", help="one method, one seed, two updates: checks that it runs")
-    parser.add_argument("--json", required=True, type=Path, help="file for the figures")
+    parser.add_argument("--json", required=True, type=output_file, help="file for the figures")
     arguments = parser.parse_args()
 
     methods, seeds, updates = arguments.methods.split(","), arguments.seeds.split(","), arguments.updates

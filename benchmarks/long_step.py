@@ -38,6 +38,7 @@ from benchmarks.trainer_parts.our_step import arguments
 from benchmarks.trainer_parts.shapes import SHAPES, build
 from slime.backends.fsdp_utils.actor import FSDPTrainActor
 from slime.rollout.train_data import split_by_dp
+from slime.utils.command_line import output_file
 from slime.utils.head_memory import head_bytes
 from slime.utils.http_utils import find_available_port
 
@@ -122,7 +123,7 @@ def main() -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch on a CPU (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="a small vocabulary and 512 tokens: checks that it runs")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="also write the figures to this file")
     options = parser.parse_args()
     if options.quick:
         options.tokens, options.vocabulary, options.chunk, options.losses = 512, 4096, 32, list(LOSSES)

@@ -23,7 +23,6 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,6 +37,7 @@ from slime.algorithms.losses.reduce import make_reducer
 from slime.algorithms.losses.topk_distillation import forward_kl, reverse_kl
 from slime.args import Arguments
 from slime.logprobs.response_rows import log_probs_of_head
+from slime.utils.command_line import output_file
 from slime.utils.ppo_utils import compute_log_probs
 
 Case = Callable[[], Tensor]
@@ -283,7 +283,7 @@ def main() -> int:
     parser.add_argument("--dtype", choices=sorted(set(DTYPES.values())), help="default: float32, on CUDA bfloat16")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="64 rows, a vocabulary of 8192: checks that it runs")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="also write the figures to this file")
     arguments = parser.parse_args()
     kind = torch.device(arguments.device).type
     for name, value in (SIZES[kind] | {"dtype": DTYPES[kind]}).items():

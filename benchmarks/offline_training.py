@@ -26,6 +26,7 @@ from typing import Any
 from benchmarks.machine import REPOSITORY, describe_machine
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.where import find_ledger
+from slime.utils.command_line import output_file
 from slime.utils.http_utils import find_available_port
 from slime.utils.process import ChildProcess, spawn
 
@@ -130,7 +131,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.offline_training", description=__doc__)
     parser.add_argument("--run", type=Path, required=True, help="folder of a finished run of the demo")
     parser.add_argument("--forms", default=",".join(FORMS), help="comma-separated (default: %(default)s)")
-    parser.add_argument("--json", type=Path, required=True, help="file for the figures")
+    parser.add_argument("--json", type=output_file, required=True, help="file for the figures")
     arguments = parser.parse_args()
     report = json.loads((arguments.run / "report.json").read_text())
     problems = report["heldout_problems"]

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.path_parts.recorder import REPOSITORY, Entry
+from slime.utils.command_line import output_file
 
 PATHS = ("request", "sample")
 METHOD_FOLDER = REPOSITORY / "openclaw-combine"
@@ -76,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.paths", description=__doc__)
     parser.add_argument("--path", choices=PATHS, help="trace this one only (default: both)")
     parser.add_argument("--functions", action="store_true", help="list the functions of each module too")
-    parser.add_argument("--json", type=Path, help="write counts, modules and functions to this file")
+    parser.add_argument("--json", type=output_file, help="write counts, modules and functions to this file")
     asked = parser.parse_args(argv)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     logging.basicConfig(level=logging.WARNING)

@@ -31,6 +31,7 @@ from benchmarks.personal_parts.matrix import ABLATIONS, BASE, FORMS, JOINT, METH
 from benchmarks.personal_parts.records import OtherSizesError, Programs, Record, RunError, load, run, write
 from benchmarks.personal_parts.report import Asked, rows, write_report
 from openclaw.launch.methods import methods_of
+from slime.utils.command_line import new_output_file
 
 sys.path.append(str(REPOSITORY / "openclaw-test"))
 from personal.sizes import Sizes
@@ -56,8 +57,8 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     ablations = ", ".join(ABLATIONS)
     after = ",".join(map(str, sizes.score_after))
-    add("--json", required=True, type=Path, help="file for the figures")
-    add("--report", type=Path, help="file for the report (Markdown, with two plots beside it)")
+    add("--json", required=True, type=new_output_file, help="file for the figures")
+    add("--report", type=new_output_file, help="file for the report (Markdown, with two plots beside it)")
     add("--methods", default=",".join(METHODS), help="comma-separated (default: %(default)s)")
     add("--users", default=USERS, help="names or YAML files, comma-separated (default: %(default)s)")
     add("--forms", default=JOINT, help=f"{','.join(FORMS)}: the whole matrix (default: %(default)s)")

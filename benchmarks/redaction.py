@@ -14,6 +14,7 @@ from pathlib import Path
 
 from benchmarks.machine import describe_machine
 from openclaw.ledger.secret_finder import SecretFinder
+from slime.utils.command_line import output_file
 
 CHARACTERS = 40_000
 RUNS = 20
@@ -47,7 +48,7 @@ def milliseconds(finder: SecretFinder, text: str) -> float:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.redaction", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers to this file")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="also write the numbers to this file")
     options = parser.parse_args()
     finder = SecretFinder()
     found = {name: milliseconds(finder, text) for name, text in texts().items()}

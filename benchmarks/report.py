@@ -24,11 +24,12 @@ from openclaw.doctor.diagnose import diagnose
 from openclaw.ledger.records import Turn, Verdict, VersionSpan, Vote
 from openclaw.ledger.store import Ledger
 from openclaw.report.build import build
-from openclaw.report.command import write
 from openclaw.runs.folder import open_run
 from openclaw.training.samples import make_sample
 from slime.args import Arguments
 from slime.tracking.trackers import JsonLines
+from slime.utils.command_line import output_file
+from slime.utils.private_files import write_output
 
 QUICK, FULL = 20_000, 100_000
 BATCH = 16
@@ -154,7 +155,7 @@ def measure(folder: Path) -> dict[str, Any]:
     report_seconds, cpu_seconds, doctor_seconds, size = [], [], [], 0
     for _ in range(RUNS):
         started, cpu = time.perf_counter(), time.process_time()
-        size = write(folder / "report.html", build(open_run(folder)).page)
+        size = write_output(folder / "report.html", build(open_run(folder)).page)
         report_seconds.append(time.perf_counter() - started)
         cpu_seconds.append(time.process_time() - cpu)
         started = time.perf_counter()
@@ -173,7 +174,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK:,} turns instead of {FULL:,}")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers to this file")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="also write the numbers to this file")
     options = parser.parse_args()
     count = QUICK if options.quick else FULL
     with tempfile.TemporaryDirectory() as folder:

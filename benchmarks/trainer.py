@@ -51,6 +51,7 @@ from benchmarks.trainer_parts.samples import mixed_lengths, samples
 from benchmarks.trainer_parts.shapes import SHAPES, build, matmul_peak
 from benchmarks.trainer_parts.sides import TRL, Plan, run_in_turn
 from slime.backends.trainer.flops import step_flops
+from slime.utils.command_line import output_file
 
 PACKED_GOAL, TRL_GOAL = 1.5, 1.0
 LORA_RANK = 16
@@ -267,7 +268,7 @@ def main() -> int:
     parser.add_argument(
         "--quick", action="store_true", help="tiny model, few sides, one step, no goals: checks that it runs"
     )
-    parser.add_argument("--json", required=True, type=Path, help="file for the figures")
+    parser.add_argument("--json", required=True, type=output_file, help="file for the figures")
     options = parser.parse_args()
     if options.quick:
         options.shape, options.samples, options.longest, options.lengths, options.rounds = "tiny", 8, 64, [32], 1

@@ -26,6 +26,7 @@ from openclaw.gateway.app import create_app
 from openclaw.gateway.assemble import build_service
 from openclaw.ledger.store import Ledger
 from slime.backends.sglang_utils.engine import SGLangEngine
+from slime.utils.command_line import output_file
 from tests.helpers import tiny_random
 from tests.helpers.live_engine import engine_arguments, live_engine
 from tests.helpers.mock_engine import serve
@@ -58,7 +59,7 @@ def main() -> int:
     parser.add_argument("--updates", type=int, default=40, help="per load (default: %(default)s)")
     parser.add_argument("--clients", default="1,4,12", help="streams at once, comma-separated (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="one load, five updates: checks that it runs")
-    parser.add_argument("--json", required=True, type=Path, help="file for the figures")
+    parser.add_argument("--json", required=True, type=output_file, help="file for the figures")
     arguments = parser.parse_args()
     loads = [int(text) for text in arguments.clients.split(",")]
     updates = arguments.updates

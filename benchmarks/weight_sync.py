@@ -34,6 +34,7 @@ from benchmarks.machine import describe_machine
 from benchmarks.push_comparison import compare
 from benchmarks.weight_receiver import LocalHandle, ReceiverProcess
 from slime.args import Arguments
+from slime.utils.command_line import output_file
 from slime.utils.http_utils import find_available_port
 from slime.weight_sync import WeightSync
 from slime.weight_sync.segments import Mappings, Segment
@@ -253,7 +254,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", help=f"these paths only, of {', '.join([*PATHS, *CUDA_PATHS, NCCL])}")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="one layer, one push each, no engine: checks that it runs")
-    parser.add_argument("--json", required=True, type=Path, help="file for the figures")
+    parser.add_argument("--json", required=True, type=output_file, help="file for the figures")
     arguments = parser.parse_args()
     paths_here = paths_on(arguments.device)
     unknown = [name for name in arguments.only or [] if name not in paths_here]

@@ -35,6 +35,7 @@ from openclaw.exceptions import ConfigError as VariableError
 from slime.args import Arguments
 from slime.exceptions import ConfigurationError
 from slime.utils.command_line import CommandLine, server_url
+from slime.utils.private_files import OutputError, check_output
 
 PROG = "run_gui_agent.sh"
 ANSWER_S = 600.0
@@ -111,8 +112,11 @@ def settings_of(options: argparse.Namespace) -> Settings:
             raise ConfigError(f"{flag} {getattr(options, _field(flag))} is too small; write 1 or more")
     if not 0 <= options.temperature < float("inf"):
         raise ConfigError(f"--temperature {options.temperature:g} is no temperature; write 0 or more")
-    if options.output is not None and not options.output.parent.is_dir():
-        raise ConfigError(f"--output {options.output}: there is no folder {options.output.parent}; make it first")
+    if options.output is not None:
+        try:
+            check_output(options.output)
+        except OutputError as error:
+            raise ConfigError(f"--output {error}") from error
     limits = Arguments(gui_max_steps=options.max_steps, gui_max_image_history_length=options.pictures)
     return gui_config.settings_of(limits, evaluation=True)
 

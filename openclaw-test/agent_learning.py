@@ -29,7 +29,7 @@ from tiny_learning.sets import TASK_SETS, UPDATES, judges, warm_start_of
 from tiny_learning.training import HELDOUT_TASKS, REPOSITORY, Plan, Sizes, start_training
 
 from agentrl.exceptions import InfraError
-from slime.utils.command_line import CommandLine
+from slime.utils.command_line import CommandLine, new_output_file
 
 POLL_S = 1.0
 PROG = "run_tiny_cpu.sh"
@@ -69,7 +69,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--samples", type=_count, default=sizes.samples, metavar="N", help="episodes of a task (%(default)s)")
     add("--slots", type=_count, default=sizes.slots, metavar="N", help="environments at a time (%(default)s)")
     add("--learning-rate", type=float, default=sizes.rate, metavar="R", help="of GRPO (%(default)s)")
-    add("--report", type=Path, metavar="FILE", help="file for the report (default: in the run's folder)")
+    add("--report", type=new_output_file, metavar="FILE", help="file for the report (default: in the run's folder)")
     add("--run-dir", type=Path, help="for logs, records and checkpoints (default: runs/...)")
     add(
         "--resume",

@@ -24,6 +24,7 @@ from tiny_models.replies import follows_rule, gives_number, is_degenerate
 
 from openclaw.runtime.where import DEFAULT_URL
 from slime.utils.command_line import server_url
+from slime.utils.data import json_objects, read_json, read_text
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -121,14 +122,13 @@ def gsm8k_items(path: Path, count: int = GSM8K_QUESTIONS) -> list[Item]:
         MeasureError: if the file has another format.
     """
     try:
-        text = path.read_text()
-        lines = [line for line in text.split("\n") if line.strip()]  # a string may hold other line separators
-        rows = json.loads(text) if text.lstrip().startswith("[") else [json.loads(line) for line in lines]
+        text = read_text(path)
+        rows = read_json(text) if text.lstrip().startswith("[") else [row for _, row in json_objects(path)]
         return [
             Item(row["question"], str(row.get("ground_truth_answer", row.get("answer", ""))).split("####")[-1].strip())
             for row in rows[:count]
         ]
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise MeasureError(
             f"{path} is not a GSM8K file (JSON list or lines with question and answer): {error}"
         ) from error

@@ -42,7 +42,7 @@ from tiny_models.cache import model_path
 
 from openclaw.exceptions import ConfigError
 from openclaw.ledger.store import Ledger
-from slime.utils.command_line import CommandLine, port_number, server_url
+from slime.utils.command_line import CommandLine, new_output_file, port_number, server_url
 from slime.utils.http_utils import find_available_port
 
 BASE_RUNS_AS = "rl"
@@ -59,7 +59,7 @@ def build_parser() -> CommandLine:
     add("--method", required=True, help=f"name or folder of a method, or {BASE}, which trains nothing")
     add("--users", required=True, help="names or YAML files, comma-separated; several share one model")
     add("--seed", type=int, default=0, help="of the run and of the users' words (default: %(default)s)")
-    add("--report", type=Path, required=True, help="file for the report (JSON)")
+    add("--report", type=new_output_file, required=True, help="file for the report (JSON)")
     add("--most-sessions", type=int, default=sizes.most_sessions, help="counted, per user (default: %(default)s)")
     after = ",".join(map(str, sizes.score_after))
     add("--score-after", default=after, help="updates, comma-separated; 0 scores the base only (default: %(default)s)")

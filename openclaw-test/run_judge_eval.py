@@ -35,7 +35,7 @@ from openclaw.judge.votes import agreement, has_quorum, majority
 from openclaw.judge.wiring import build_judge
 from openclaw.ledger.records import JudgeKind
 from openclaw.method import JudgePlan
-from slime.utils.command_line import CommandLine, server_url
+from slime.utils.command_line import CommandLine, output_file, server_url
 
 PARALLEL = 4
 REPORT_WIDTH = 120
@@ -73,7 +73,7 @@ def build_parser() -> CommandLine:
     add("--data", type=Path, default=FILE, metavar="FILE", help="another set in the same format")
     add("--limit", type=int, metavar="N", help="only the first N cases")
     add("--dry-run", action="store_true", help="print what would be asked and ask nothing")
-    add("--report", type=Path, metavar="FILE", help="also write the figures and every answer as JSON")
+    add("--report", type=output_file, metavar="FILE", help="also write the figures and every answer as JSON")
     return parser
 
 

@@ -29,7 +29,7 @@ from openclaw.messages.text import next_state_text, response_text
 from openclaw.runs.folder import EPISODE_RECORDS, no_ledger, open_run
 from openclaw.runtime.where import LEDGER_NAME, find_ledger
 from slime.utils.command_line import CommandLine, named_by_beginning
-from slime.utils.private_files import private_folder
+from slime.utils.private_files import OutputError, private_folder
 
 PREVIEW = 60
 SHOWN_LOCAL = "local"
@@ -271,7 +271,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         lines = COMMANDS[options.command](options) if options.command else view(Ledger(options.ledger), options, run)
         show(lines, cut=options.turns or options.samples)
-    except (LedgerError, ConfigError, NoRunError) as error:
+    except (LedgerError, ConfigError, NoRunError, OutputError) as error:
         print(error, file=sys.stderr)
         return 2
     if options.episodes and of_the_loop(run, ""):

@@ -9,7 +9,6 @@ import argparse
 import json
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -23,6 +22,7 @@ from slime.arguments.parser import Parser
 from slime.arguments.rollout import DATA, EVALUATION, ROLLOUT
 from slime.arguments.sglang_flags import TITLE as ENGINES_TITLE
 from slime.arguments.tracking import TRACKING
+from slime.utils.command_line import output_file
 from slime.utils.process import watch_lifeline
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "Evaluate --hf-checkpoint on the sets of --eval-config or --eval-prompt-data; "
         "score them with --rm-type or --custom-rm-path."
     )
-    parser.add_argument("--json", metavar="FILE", help="write the metrics of every set to this file")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write the metrics of every set to this file")
 
 
 def table(metrics: dict[str, Any]) -> Table:
@@ -93,9 +93,6 @@ def main(argv: list[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    if target and not Path(target).resolve().parent.is_dir():
-        print(f"eval_only.py: --json {target}: no such folder", file=sys.stderr)
-        return 2
     # These import Ray, for which a mistyped flag need not wait.
     from slime.ray.execute import execute
     from slime.rollout.eval_metrics import scores
@@ -119,7 +116,7 @@ def main(argv: list[str]) -> int:
     Console(width=None if sys.stdout.isatty() else PAPER_WIDTH).print(table(found))
     if target:
         report = {"checkpoint": args.hf_checkpoint, "metrics": found, "scores": scores(found)}
-        Path(target).write_text(json.dumps(report, indent=2) + "\n")
+        target.write_text(json.dumps(report, indent=2) + "\n")
     return code
 
 

@@ -30,6 +30,7 @@ from agentrl.tasks.toolcall.environment import ToolCallEnvironment, needs, offer
 from agentrl.tasks.toolcall.families import FAMILIES
 from agentrl.tasks.toolcall.generate import parse_name
 from slime.utils.command_line import CommandLine
+from slime.utils.private_files import OutputError, check_output
 
 ANSWER_S = 600.0
 EXAMPLE = "toolcall/order_total/heldout/0"
@@ -162,8 +163,11 @@ async def run(options: argparse.Namespace) -> Trajectory | None:
     ToolCallEnvironment.settings().require_tool_calls()
     if options.max_turns < 1:
         raise ConfigError(f"--max-turns {options.max_turns} is no number of replies; write 1 or more")
-    if options.output is not None and not options.output.parent.is_dir():
-        raise ConfigError(f"--output {options.output}: there is no folder {options.output.parent}; make it first")
+    if options.output is not None:
+        try:
+            check_output(options.output)
+        except OutputError as error:
+            raise ConfigError(f"--output {error}") from error
     names = [*needs(family), *config.own, *(server.label for server in config.servers)]
     print(
         f"task     {options.task}: {FAMILIES[family].__doc__}\ntools    {', '.join(names)}\nendpoint {options.base_url}"

@@ -55,8 +55,8 @@ class VerifiersEnvironment(Environment):
         try:
             found: dict[str, Any] = json.loads(done.stdout)
         except ValueError as error:
-            said = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
-            raise ConfigError(f"{PREFIX}{cls.name} cannot list its tasks; its worker said {said[0]}") from error
+            said = done.stderr.decode(errors="replace").strip().rpartition("\n")[2] or "nothing"
+            raise ConfigError(f"{PREFIX}{cls.name} cannot list its tasks; its worker said {said}") from error
         if "error" in found:
             raise ConfigError(f"{PREFIX}{cls.name} cannot be played: {found['error']}")
         weight = Weight(memory_mib=MEMORY_MIB)

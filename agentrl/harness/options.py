@@ -95,7 +95,7 @@ def read_tasks(options: argparse.Namespace) -> list[str]:
             raise ConfigError(
                 f"--tasks {options.tasks}: {reason}; name a file with a task's id on each line"
             ) from error
-        found += [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+        found += [line.strip() for line in text.split("\n") if line.strip() and not line.lstrip().startswith("#")]
     if not found:
         raise ConfigError("there is no task; add --tasks FILE or --task ID")
     if long := next((task for task in found if len(task) > LONGEST_TASK), None):

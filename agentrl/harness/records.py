@@ -91,7 +91,7 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the whole lines of a file of records; none if there is no file."""
     if not path.exists():
         return
-    for line in path.read_text().splitlines():
+    for line in path.read_bytes().split(b"\n"):
         try:
             yield json.loads(line)
         except ValueError:

@@ -103,8 +103,8 @@ async def prove(sandbox: Sandbox, limits: Limits, name: str) -> None:
     sizes = (str(limits.memory_mib), str(limits.processes), str(limits.disk_mib))
     result = await sandbox.execute(["python3", "-c", SOURCE, *sizes], timeout_s=PROBE_S, most_output=MOST_ANSWER)
     try:
-        found = json.loads(result.output.splitlines()[-1])
-    except (IndexError, ValueError) as error:
+        found = json.loads(result.output.rstrip().rpartition(b"\n")[2])
+    except ValueError as error:
         said = result.output.decode(errors="replace")[-500:]
         raise InfraError(
             f"{name}: the self-test did not finish in the sandbox; does its image have python3? It said: {said}",

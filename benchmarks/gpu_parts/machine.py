@@ -37,7 +37,7 @@ def probe(packages: Sequence[str]) -> dict[str, Any]:
     result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
     if result.returncode:
         raise RuntimeError(f"{sys.executable} cannot import torch:\n{result.stderr[-1000:]}")
-    return json.loads(result.stdout.splitlines()[-1])
+    return json.loads(result.stdout.rstrip().rpartition("\n")[2])
 
 
 def driver_version() -> str | None:

@@ -19,6 +19,7 @@ from typing import Any
 
 from benchmarks.machine import REPOSITORY, describe_machine
 from benchmarks.personal_parts.matrix import Cell
+from slime.utils.private_files import write_output
 
 Record = dict[str, Any]
 PROGRAM = REPOSITORY / "openclaw-test" / "personal_run.py"
@@ -142,6 +143,4 @@ def run(cell: Cell, options: Sequence[str], folder: Path, programs: Programs) ->
 def write(path: Path, value: Any) -> None:
     """Write JSON whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.part")
-    draft.write_text(json.dumps(value, indent=1) + "\n")
-    draft.replace(path)
+    write_output(path, json.dumps(value, indent=1) + "\n")

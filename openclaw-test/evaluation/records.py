@@ -131,7 +131,7 @@ def _read(path: Path) -> list[Record]:
             file.truncate(len(data) - len(cut))
     try:
         return [Record(**json.loads(line)) for line in whole.split(b"\n") if line]
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise EvalError(f"{path} holds no results of this command ({error}); name another --output-dir") from error
 
 
@@ -146,8 +146,9 @@ def prepare(folder: Path, settings: Mapping[str, Any]) -> None:
     if path.is_file():
         try:
             found = json.loads(path.read_text())
-        except ValueError:
+        except (ValueError, RecursionError):
             found = {}
+        found = found if isinstance(found, dict) else {}
         differing = [
             f"{name} {found.get(name)!r}, now {wanted[name]!r}" for name in wanted if found.get(name) != wanted[name]
         ]

@@ -9,11 +9,12 @@ In the domain attack the reply or a tool result tries to buy a verdict; the labe
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from slime.utils.data import json_objects
 
 FILE = Path(__file__).with_name("next_states.jsonl")
 DOMAINS = ("chat", "tools", "code", "sarcasm", "mixed", "attack")
@@ -47,10 +48,10 @@ def load(path: Path = FILE, domains: Collection[str] = DOMAINS) -> list[Case]:
         ValueError: naming the line that is no case.
     """
     cases: list[Case] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, row in json_objects(path):
         try:
-            case = Case(**json.loads(line))
-        except (ValueError, TypeError) as error:
+            case = Case(**row)
+        except TypeError as error:
             raise ValueError(f"{path}:{number}: {error}") from error
         if wrong := check(case):
             raise ValueError(f"{path}:{number}: {wrong}")

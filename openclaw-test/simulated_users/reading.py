@@ -41,6 +41,8 @@ EXAMPLES = {
     "role": "role: You are a ship's captain who expects to be called so.",
 }
 """What to write, by the path of the key."""
+MOST_COLLECTIONS = 1000
+DEEPEST = 20
 MESSAGES = {
     "tuple_type": "is not a list",
     "string_type": "is not a text; put it in quotes if it is meant as one",
@@ -99,15 +101,23 @@ def read_user(path: Path) -> User:
     try:
         text = path.read_text(encoding="utf-8")
         node = yaml.compose(text, yaml.SafeLoader)
+        _check_tree(node)
         values = yaml.safe_load(text)
     except UnicodeDecodeError as error:
         raise UserFileError(f"{path}: is no text in UTF-8; save it as UTF-8") from error
     except OSError as error:
         raise UserFileError(f"{path}: {error.strerror}; name an existing file, or one of {built_in_names()}") from error
+    except RecursionError as error:
+        raise UserFileError(f"{path}: nests too deep; a user has three levels") from error
+    except UserFileError as error:
+        raise UserFileError(f"{path}:{error}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise UserFileError(f"{place}: is no YAML: {getattr(error, 'problem', error)}") from error
+        problem = " ".join(str(getattr(error, "problem", error)).split())
+        raise UserFileError(f"{place}: is no YAML: {problem}") from error
+    except ValueError as error:  # of a date or a number
+        raise UserFileError(f"{path}: {error}; put the text in quotes") from error
     if not isinstance(node, yaml.MappingNode):
         raise UserFileError(f"{path}:1: is not a mapping of keys to values; begin with {EXAMPLES['name']}")
     if doubled := list(_doubled(node)):
@@ -163,6 +173,28 @@ def _line(node: yaml.Node, location: tuple[int | str, ...]) -> int:
         else:
             break
     return line
+
+
+def _check_tree(node: yaml.Node | None) -> None:
+    """Refuse a file whose aliases make a circle, or stand for more than a user has.
+
+    Raises:
+        UserFileError: with the line.
+    """
+    seen = 0
+    todo: list[tuple[yaml.Node | None, tuple[int, ...]]] = [(node, ())]
+    while todo:
+        each, above = todo.pop()
+        if not isinstance(each, yaml.CollectionNode):
+            continue
+        line = each.start_mark.line + 1
+        if id(each) in above:
+            raise UserFileError(f"{line}: the value refers to itself; write it out without *")
+        seen += 1
+        if seen > MOST_COLLECTIONS or len(above) > DEEPEST:
+            raise UserFileError(f"{line}: more than {MOST_COLLECTIONS} lists or {DEEPEST} levels; write a smaller file")
+        inner = [part for pair in each.value for part in pair] if isinstance(each, yaml.MappingNode) else each.value
+        todo += [(part, (*above, id(each))) for part in inner]
 
 
 def _doubled(node: yaml.Node) -> list[tuple[str, int]]:

@@ -23,14 +23,20 @@ FOLDER = "folder"
 """Key of the validation context: the folder of the user's file, against which paths of Python files resolve."""
 
 
+SPACELESS = "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+"""Letters of Thai, Lao, Tibetan, Burmese, Khmer, Japanese and Chinese, which are written without spaces."""
+WORD = re.compile(rf"(?=\w)[{SPACELESS}]|[^\W{SPACELESS}]+")
+MARK = re.compile(r"[^\w\s]")
+
+
 def token_count(text: str) -> int:
     """Return the number of words and punctuation marks, roughly a tokenizer's count."""
-    return len(re.findall(r"\w+|[^\w\s]", text))
+    return word_count(text) + len(MARK.findall(text))
 
 
 def word_count(text: str) -> int:
-    """Return the number of words; a number is a word."""
-    return len(re.findall(r"\w+", text))
+    """Return the number of words; a number is a word, and so is each letter of a script without spaces."""
+    return len(WORD.findall(text))
 
 
 def load_call(path: str, info: ValidationInfo) -> Callable[..., Any]:
@@ -94,6 +100,11 @@ class Rule(BaseModel):
             low, high = getattr(self, f"min_{unit}"), getattr(self, f"max_{unit}")
             if low is not None and high is not None and low > high:
                 raise ValueError(f"min_{unit} {low} is above max_{unit} {high}, so no reply can follow the rule")
+        if self.min_words is not None and self.max_tokens is not None and self.min_words > self.max_tokens:
+            raise ValueError(
+                f"min_words {self.min_words} is above max_tokens {self.max_tokens}, which counts words and punctuation "
+                "marks, so no reply can follow the rule"
+            )
         if self.call is not None:
             self._function = load_call(self.call, info)
         return self

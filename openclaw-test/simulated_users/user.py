@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from string import Formatter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import (
     AfterValidator,
@@ -22,6 +22,7 @@ from pydantic import (
     StrictInt,
     StrictStr,
     ValidationInfo,
+    model_validator,
 )
 
 from simulated_users.rules import Rule, load_call
@@ -118,6 +119,15 @@ class User(BaseModel):
     temperature: Annotated[StrictFloat | StrictInt, Field(ge=0, le=2)] | None = None
     max_tokens: Annotated[StrictInt, Field(ge=8)] = 160
     role: Annotated[StrictStr, Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if (least := self.rule.min_words) is not None and least > self.max_tokens:
+            raise ValueError(
+                f"rule.min_words {least} is above max_tokens {self.max_tokens}, where a reply is cut off, so no reply can "
+                "follow the rule; raise max_tokens"
+            )
+        return self
 
     def likes(self, reply: str) -> bool:
         """Return whether a reply follows the rule; nobody likes an empty one."""

@@ -17,7 +17,7 @@ from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.exceptions import ConfigError
 from openclaw.launch.method_check import folder_problems
 from openclaw.launch.methods import find_folder, find_method, methods_of, recommended
-from slime.utils.command_line import CommandLine, port_number
+from slime.utils.command_line import CommandLine, new_output_file, port_number
 from tiny_demo import live, resume
 from tiny_demo.launched import REPOSITORY
 
@@ -60,7 +60,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--updates", type=int, default=16, help="optimizer steps (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the run and the student (default: %(default)s)")
-    parser.add_argument("--report", type=Path, default=None, help="file for the report (default: in the run's folder)")
+    parser.add_argument(
+        "--report", type=new_output_file, default=None, help="file for the report (default: in the run's folder)"
+    )
     parser.add_argument("--gsm8k", type=Path, default=None, help="GSM8K file; measure the rule rate on it, too")
     parser.add_argument(
         "--live", action="store_true", help="no student: you talk to the model, and it learns until Ctrl-C"

@@ -15,6 +15,7 @@ from rich.table import Table
 from student import Tally
 
 from openclaw.ledger.store import Ledger
+from slime.utils.private_files import write_output
 
 Report = dict[str, Any]
 
@@ -115,11 +116,9 @@ def show(report: Report, console: Console) -> None:
 
 
 def save(report: Report, path: Path) -> None:
-    """Write the report atomically."""
+    """Write the report, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.part")
-    draft.write_text(json.dumps(report, indent=1) + "\n")
-    draft.replace(path)
+    write_output(path, json.dumps(report, indent=1) + "\n")
 
 
 def save_plot(report: Report, path: Path) -> None:

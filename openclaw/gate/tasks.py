@@ -6,7 +6,6 @@ right or wrong without any model.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any, TypeGuard
 
 from openclaw.exceptions import ConfigError
 from openclaw.ledger.records import Message
+from slime.utils.data import read_json, read_text
 
 FORMAT = '{"messages": [{"role": "user", "content": "2 + 3?"}], "number": 5}'
 MOST_WEIGHT = 100
@@ -60,8 +60,8 @@ def read_tasks(path: str | Path) -> list[Task]:
         ConfigError: naming the first bad line and what to write.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(Path(path))
+    except (OSError, ValueError) as error:
         raise ConfigError(f"OPENCLAW_GATE_TASKS={path} cannot be read: {error}") from error
     tasks = [
         _task(line, f"OPENCLAW_GATE_TASKS={path} line {number}")
@@ -79,7 +79,7 @@ def _is_object(value: object) -> TypeGuard[dict[str, Any]]:
 
 def _task(line: str, where: str) -> Task:
     try:
-        value: object = json.loads(line)
+        value: object = read_json(line)
     except ValueError as error:
         raise ConfigError(f"{where} is not JSON ({error}); write {FORMAT}") from error
     if not _is_object(value):

@@ -16,15 +16,16 @@ import orjson
 
 from openclaw.config.bounds import MESSAGE_ITEMS, MESSAGES, PROMPT_CHARACTERS, TOOLS
 from openclaw.gateway.errors import bad_request
+from slime.utils.chat_messages import (
+    CALL_FIELDS,
+    CALLED_FIELDS,
+    FUNCTION_FIELDS,
+    MESSAGE_FIELDS,
+    TOOL_FIELDS,
+)
 
-MESSAGE_FIELDS = frozenset({"role", "content", "name", "reasoning_content", "tool_calls", "tool_call_id", "id"})
-"""``id`` is the one that this server gave a reply; no template reads it, and one that is no text is dropped."""
 PART_FIELDS = frozenset({"type", "text", "image_url"})
 IMAGE_FIELDS = frozenset({"url", "detail"})
-CALL_FIELDS = frozenset({"id", "type", "function"})
-CALLED_FIELDS = frozenset({"name", "arguments"})
-TOOL_FIELDS = frozenset({"type", "function"})
-FUNCTION_FIELDS = frozenset({"name", "description", "parameters", "strict"})
 
 
 def known_messages(messages: object) -> object:

@@ -18,18 +18,16 @@ from openclaw.gateway.parsers.reasoning import ReasoningFormat
 from openclaw.gateway.served import Served
 from openclaw.gateway.splice import Splicer
 from openclaw.ledger.records import Message
-from openclaw.messages.arguments import read_arguments
-from openclaw.messages.text import content_text
 from openclaw.rendering.controls import clean, unmarked
 from openclaw.rendering.extension import ids_after
-from openclaw.rendering.prompts import TEMPLATE_ERRORS, Prompts
+from openclaw.rendering.prompts import Prompts
 from openclaw.rendering.replies import reply_ids
+from slime.utils.chat_messages import TEMPLATE_ERRORS, content_text, in_template_form
 
-T = TypeVar("T")
+Done = TypeVar("Done")
 TAIL_TOKENS = 16
 SHORT_CHARACTERS = 8192
 Thought = Literal["open", "closed", "none"]
-DROPPED_FIELDS = ("refusal", "annotations", "audio", "function_call")
 
 
 class RenderError(ValueError):
@@ -67,35 +65,24 @@ class Renderer:
         Raises:
             RenderError: when the template refuses the messages.
         """
-        offered = tools or ()
 
-        def ids(spoken: Sequence[Message]) -> list[int]:
-            cleaned, schemas, keywords = clean((spoken, offered, chat_template_kwargs or {}))
+        def ids(spoken: list[Message]) -> list[int]:
+            cleaned, offered, keywords = clean((spoken, tools or (), chat_template_kwargs or {}))
             if served is not None and served.replies:
-                return self._splicer.ids(cleaned, schemas, keywords, served)
-            return self._prompts.encode(self._prompts.write(cleaned, schemas, keywords))
+                return self._splicer.ids(cleaned, offered, keywords, served)
+            return self._prompts.encode(self._prompts.write(cleaned, offered, keywords))
 
         return self._rendered(messages, ids)
 
-    def _rendered(self, messages: Sequence[Message], work: Callable[[list[Message]], T]) -> T:
+    def _rendered(self, messages: Sequence[Message], work: Callable[[list[Message]], Done]) -> Done:
         """Return the result of ``work`` on the messages as the template expects them.
-
-        Some templates go through the names of a call's arguments. If such a one refuses a call whose arguments are no
-        object, because the model wrote none, the call is rendered without arguments.
 
         Raises:
             RenderError: when the template refuses the messages.
         """
         with self._lock:
             try:
-                spoken = [template_message(message) for message in messages]
-                try:
-                    return work(spoken)
-                except TEMPLATE_ERRORS:
-                    named = [_with_named_arguments(message) for message in spoken]
-                    if named == spoken:
-                        raise
-                    return work(named)
+                return in_template_form(messages, work)
             except TEMPLATE_ERRORS as error:
                 raise RenderError(f"the chat template refuses the messages: {unmarked(str(error))}") from error
 
@@ -207,49 +194,3 @@ class Renderer:
     def close(self) -> None:
         """End the thread."""
         self._thread.shutdown(wait=False)
-
-
-def template_message(message: Message) -> Message:
-    """Return a message in the form that chat templates expect.
-
-    Text parts are joined, or stay apart where pictures are among them; of a picture only its place is left. ``developer``
-    becomes ``system``, and a tool call's arguments become an object.
-    """
-    result = {key: value for key, value in message.items() if value is not None and key not in DROPPED_FIELDS}
-    result["content"] = _template_content(message.get("content"))
-    if result.get("role") == "developer":
-        result["role"] = "system"
-    if calls := message.get("tool_calls"):
-        result["tool_calls"] = [_template_call(call) for call in calls]
-    return result
-
-
-def _template_content(content: Any) -> Any:
-    if not isinstance(content, list) or not any(part.get("type") == "image" for part in content):
-        return content_text(content)
-    return [
-        {"type": "image"} if part.get("type") == "image" else {"type": "text", "text": content_text([part])}
-        for part in content
-    ]
-
-
-def _with_named_arguments(message: Message) -> Message:
-    """Return a template's message with an empty object in place of arguments that are none."""
-    if not message.get("tool_calls"):
-        return message
-    calls: list[dict[str, Any]] = []
-    for call in message["tool_calls"]:
-        function = dict(call["function"])
-        if not isinstance(function.get("arguments", {}), dict):
-            function["arguments"] = {}
-        calls.append({**call, "function": function})
-    return {**message, "tool_calls": calls}
-
-
-def _template_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = dict(call["function"])
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        # The model may have written invalid JSON; the template then shows the raw text.
-        function["arguments"] = read_arguments(arguments) if arguments.strip() else {}
-    return {**call, "function": function}

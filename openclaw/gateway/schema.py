@@ -35,7 +35,7 @@ from openclaw.gateway.grammar_keywords import check_enforced
 from openclaw.gateway.grammar_size import check_grammar_size
 from openclaw.gateway.known_fields import check_prompt_size, known_messages, known_tools, prompt_characters
 from openclaw.gateway.picture_urls import encoded_file
-from openclaw.messages.arguments import nesting
+from slime.utils.call_arguments import nesting
 
 IGNORED = frozenset(
     {

@@ -1,11 +1,13 @@
 """The maintenance commands of ``python -m openclaw.inspect``: forget, check, export, import, salvage.
 
-Guarantees: each command's last line states the result. A command that fails raises LedgerError with what to type.
+Guarantees: each command's last line states the result. A command that fails raises LedgerError with what to type, or
+OutputError if a file that the user named cannot be written.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing, contextmanager
 
@@ -21,12 +23,14 @@ from openclaw.ledger.importing import import_conversations
 from openclaw.ledger.redact import Redactor
 from openclaw.ledger.salvage import TABLES, salvage
 from openclaw.ledger.store import Ledger
+from slime.utils.private_files import OutputError, check_output, no_plain_file
 
 
 @contextmanager
 def progress_bar(title: str) -> Generator[Callable[[int, int], None]]:
     """Show a bar on a terminal's standard error; yield the function to call with (done, total)."""
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(title, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
@@ -65,18 +69,30 @@ def import_command(options: argparse.Namespace) -> Iterable[str]:
 
 
 def export_command(options: argparse.Namespace) -> Iterable[str]:
-    """Write all conversations to a file."""
+    """Write all conversations to a file, and their pictures beside it."""
+    check_output(options.file, options.ledger)
+    beside = None if no_plain_file(options.file) else options.file.with_name(f"{options.file.name}.pictures")
     with closing(Ledger(options.ledger)) as ledger, progress_bar("exporting") as on_progress:
         count = write_conversations(ledger, options.file, on_progress)
-        folder = options.file.with_name(f"{options.file.name}.pictures")
-        pictures = write_pictures(ledger, folder)
-    yield f"wrote {counted(count, 'session')} to {options.file}"
+        try:
+            pictures = sum(1 for _ in ledger.picture_files()) if beside is None else write_pictures(ledger, beside)
+        except OSError as error:
+            raise OutputError(f"{beside} cannot be written: {error.strerror}; name another file") from error
+    told = [f"wrote {counted(count, 'session')} to {options.file}"]
     if pictures:
-        yield f"wrote {counted(pictures, 'picture')} to {folder}"
+        where = f"wrote {counted(pictures, 'picture')} to {beside}"
+        told.append(
+            where if beside else f"{counted(pictures, 'picture')} left out; name a file, and they come beside it"
+        )
+    if beside is None:  # whoever reads the conversations reads no other line
+        print(*told, sep="\n", file=sys.stderr)
+        return
+    yield from told
 
 
 def salvage_command(options: argparse.Namespace) -> Iterable[str]:
     """Copy what can be read to a new file."""
+    check_output(options.target)
     with progress_bar("reading") as on_progress:
         result = salvage(options.ledger, options.target, on_progress)
     for table in TABLES:

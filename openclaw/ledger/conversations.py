@@ -20,7 +20,7 @@ from typing import Any
 
 from openclaw.ledger.reports import TurnRecord
 from openclaw.ledger.store import Ledger
-from slime.utils.private_files import private, private_folder
+from slime.utils.private_files import private, private_folder, writing
 
 CONVERSATIONS_NAME = "conversations.jsonl"
 """The file's name in a folder of recorded or collected turns."""
@@ -66,7 +66,7 @@ def write_conversations(
             yield conversation
             on_progress(number, total)
 
-    return write_lines(watched(), path)
+    return write_lines(watched(), path, ledger.path)
 
 
 def write_pictures(ledger: Ledger, folder: Path) -> int:
@@ -80,13 +80,15 @@ def write_pictures(ledger: Ledger, folder: Path) -> int:
     return count
 
 
-def write_lines(values: Iterable[dict[str, Any]], path: Path) -> int:
-    """Write one JSON object per line, atomically, and return their number."""
-    part = path.with_name(f"{path.name}.part")
+def write_lines(values: Iterable[dict[str, Any]], path: Path, *not_over: Path) -> int:
+    """Write one JSON object per line, whole or not at all, and return their number.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
     count = 0
-    with open(part, "w", encoding="utf-8", opener=private) as file:
+    with writing(path, *not_over) as file:
         for value in values:
-            file.write(json.dumps(value, ensure_ascii=True) + "\n")
+            file.write(json.dumps(value, ensure_ascii=True).encode() + b"\n")
             count += 1
-    part.replace(path)
     return count

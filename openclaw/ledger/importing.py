@@ -21,6 +21,8 @@ from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.kept_ids import kept_id
 from openclaw.ledger.records import Message, Turn, TurnKind, Verdict
 from openclaw.ledger.store import Ledger
+from slime.utils.chat_messages import MessageError, check_messages
+from slime.utils.data import read_json, read_text
 
 FORMAT = '{"session_id", "turns": [{"type", "prompt", "response", "next_state", "trainable"}]}'
 KINDS = ("main", "side")
@@ -93,18 +95,18 @@ def import_conversations(
 def read_objects(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield (place, value) of each conversation: the whole file, or its lines."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(path)
+    except (OSError, ValueError) as error:
         raise ImportFormatError(f"{path} cannot be read: {error}") from error
     try:
-        yield str(path), json.loads(text)
+        yield str(path), read_json(text)
         return
     except ValueError:
         pass
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             try:
-                yield f"{path} line {number}", json.loads(line)
+                yield f"{path} line {number}", read_json(line)
             except ValueError as error:
                 raise ImportFormatError(f"{path} line {number} is not JSON ({error}); write {FORMAT}") from error
 
@@ -194,7 +196,10 @@ def read_messages(value: object, role: str, where: str) -> list[Message]:
     found = [value] if _is_object(value) else value
     if not _is_array(found) or not all(_is_object(item) and "role" in item for item in found):
         raise ImportFormatError(f"{where}: write a text, a message or a list of messages with role and content")
-    return found
+    try:
+        return check_messages(found, parts=None) if found else found
+    except MessageError as error:
+        raise ImportFormatError(f"{where}, {error}") from error
 
 
 def described_turn(turn_id: str, session_id: str, position: int, described: ImportedTurn, ledger: Ledger) -> Turn:

@@ -74,9 +74,14 @@ def salvage(damaged: Path, target: Path, on_progress: Callable[[int, int], None]
         if log.exists():
             shutil.copyfile(log, copy.with_name(f"{copy.name}-wal"))
         pad(copy)
-        with closing(sqlite3.connect(copy, isolation_level=None)) as source, closing(Ledger(target)) as ledger:
-            source.row_factory = sqlite3.Row
-            return _copy_rows(source, ledger, damaged, on_progress)
+        try:
+            with closing(sqlite3.connect(copy, isolation_level=None)) as source, closing(Ledger(target)) as ledger:
+                source.row_factory = sqlite3.Row
+                return _copy_rows(source, ledger, damaged, on_progress)
+        except BaseException:
+            for ending in ("", "-wal", "-shm"):  # half a ledger is of no use
+                target.with_name(f"{target.name}{ending}").unlink(missing_ok=True)
+            raise
 
 
 def pad(path: Path) -> None:

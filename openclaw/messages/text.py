@@ -10,18 +10,9 @@ import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from slime.utils.chat_messages import content_text
+
 Message = dict[str, Any]
-
-
-def content_text(content: object) -> str:
-    """Return the text of a message content: a string, a list of parts (other parts as ``[type]``), or None."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list):
-        return "".join(part["text"] if part.get("type", "text") == "text" else f"[{part['type']}]" for part in content)
-    raise ValueError(f"message content must be a string, a list of parts or null, got {type(content).__name__}")
 
 
 def tool_call_text(call: dict[str, Any]) -> str:

@@ -2,13 +2,15 @@
 
 * ``{"messages": [...], "tools"?: [...]}`` is a whole conversation. Each assistant message is a turn; the messages up to the
   next one are its next state. ``"weight": 0`` on an assistant message keeps it out of training, as in OpenAI's files.
+  Exports of ChatGPT and ShareGPT files become such lines (`openclaw.offline.exports`).
 * ``{"request": {"messages", "tools"?}, "response": {"choices": [...]}}`` is one call, as a client or proxy logs it. The
   request may be named ``body`` or ``kwargs``, both may be wrapped in ``body``, and ``messages`` may stand beside
   ``response``. A later request that continues a reply gives its next state: the messages after it. A call that the logs of
-  a conversation hold twice is one.
+  a conversation hold twice is one. A call that the server answered with an error is left out and counted.
+  `openclaw.offline.other_forms` has the forms of requests and answers.
 
-Guarantees: nothing is guessed. A message without a role, an unreadable content or the old ``function_call`` is an error
-that names the line. Pure functions.
+Guarantees: nothing is guessed. A message without a role, an unreadable content, the old ``function_call`` or an answer of an
+unknown form is an error that names the line. Pure functions.
 """
 
 from __future__ import annotations
@@ -19,19 +21,24 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
-from openclaw.ledger.conversations import CUT_OFF
 from openclaw.ledger.importing import ImportedTurn, ImportFormatError
 from openclaw.ledger.kept_ids import kept_id
 from openclaw.messages.fingerprint import conversation_digest, read_history
-from openclaw.messages.text import content_text
+from openclaw.offline.other_forms import FailedCallError, read_answer, read_chat, read_request, read_tool_list
+from slime.utils.chat_messages import is_trained
 
 Message = dict[str, Any]
-ROLES = ("system", "developer", "user", "assistant", "tool")
 REQUEST_NAMES = ("request", "body", "kwargs")
 SESSION_NAMES = ("session_id", "conversation_id", "thread_id")
 WRITE_MESSAGES = 'write {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
 WRITE_PAIR = 'write {"request": {"messages": [...]}, "response": {"choices": [{"message": {...}}]}}'
 DIGEST_BYTES = 8
+FAILED_CALL = "log_failed_call"
+"""Reason of a call that is left out: the server answered it with an error."""
+ENDED = "finish_reason"
+"""Key of an assistant message: ``length`` if it was cut off."""
+OF_TRAINING = ("weight", "step_loss_mask", ENDED)
+"""Keys of a message that say how it is trained, and are no part of it."""
 DERIVED = "log-"
 """How the id of a conversation begins that states none."""
 
@@ -66,26 +73,30 @@ def conversation_of(value: Mapping[str, Any], place: str) -> LoggedConversation:
     Raises:
         ImportFormatError: naming the field.
     """
-    messages = _messages(value.get("messages"), place)
-    tools = _tools(value, place)
+    given = value.get("messages")
+    if not isinstance(given, list) or not given:
+        raise ImportFormatError(f"{place}: messages is missing or empty; {WRITE_MESSAGES}")
+    messages = read_chat(given, place)
+    tools = read_tool_list(value.get("tools"), place)
     spoken = [position for position, message in enumerate(messages) if message["role"] == "assistant"]
     if not spoken:
         raise ImportFormatError(f"{place}: messages has no assistant message; {WRITE_MESSAGES}")
-    clean = [{name: item for name, item in message.items() if name != "weight"} for message in messages]
+    clean = [{name: item for name, item in message.items() if name not in OF_TRAINING} for message in messages]
     turns: list[ImportedTurn] = []
     for number, position in enumerate(spoken):
         end = spoken[number + 1] if number + 1 < len(spoken) else len(messages)
         turns.append(
             ImportedTurn(
                 kind="main",
-                trainable=messages[position].get("weight", 1) != 0,
+                trainable=is_trained(messages[position]),
                 messages=clean[:position],
                 response_message=clean[position],
                 next_state=clean[position + 1 : end] or None,
                 tools=tools,
+                finish_reason=messages[position].get(ENDED, "stop"),
             )
         )
-    return LoggedConversation(place, _session_id(value, clean), turns)
+    return LoggedConversation(place, kept_id(_stated_session(value, place) or _derived_id(clean)), turns)
 
 
 @dataclass
@@ -106,6 +117,8 @@ class Pairs:
 
     _by_digest: dict[bytes, int] = field(default_factory=dict[bytes, int])
     _pairs: list[_Pair] = field(default_factory=list[_Pair])
+    failed: int = 0
+    """Calls that the server answered with an error."""
 
     def add(self, value: Mapping[str, Any], place: str) -> None:
         """Take the pair of a line.
@@ -114,9 +127,15 @@ class Pairs:
             ImportFormatError: naming the field.
         """
         request = _request(value, place)
-        messages = _messages(request.get("messages"), f"{place}: request")
-        reply, finish_reason = _reply(value["response"], place)
-        session_id = _stated_session(value) or _stated_session(request)
+        messages = read_request(request, f"{place}: request")
+        try:
+            reply, finish_reason = read_answer(
+                (value.get("error") and {"error": value["error"]}) or value["response"], place
+            )
+        except FailedCallError:
+            self.failed += 1
+            return
+        session_id = _stated_session(value, place) or _stated_session(request, place)
         if before := self._answered(messages):
             pair, position = before
             if pair.turn.next_state is None and messages[position + 1 :]:
@@ -128,8 +147,8 @@ class Pairs:
             messages=messages,
             response_message=reply,
             next_state=None,
-            tools=_tools(request, place),
-            finish_reason=CUT_OFF if finish_reason == CUT_OFF else "stop",
+            tools=read_tool_list(request.get("tools"), place),
+            finish_reason=finish_reason,
         )
         digest = conversation_digest(messages, reply)
         pair = _Pair(kept_id(session_id or _derived_id([*messages, reply])), turn, place)
@@ -157,87 +176,26 @@ class Pairs:
 def _request(value: Mapping[str, Any], place: str) -> Mapping[str, Any]:
     name = next((name for name in REQUEST_NAMES if name in value), None)
     found = value if name is None else value[name]
-    if isinstance(found, dict) and "messages" not in found and isinstance(found.get("body"), dict):
+    if isinstance(found, dict) and not {"messages", "input"} & found.keys() and isinstance(found.get("body"), dict):
         found = found["body"]
     if not isinstance(found, dict):
         raise ImportFormatError(f"{place}: {name} is not an object; {WRITE_PAIR}")
     return found
 
 
-def _reply(response: Any, place: str) -> tuple[Message, str | None]:
-    """Return the assistant message of a response, and why it ended."""
-    if isinstance(response, str):
-        return {"role": "assistant", "content": response}, None
-    if isinstance(response, dict) and isinstance(response.get("body"), dict):
-        response = response["body"]
-    if not isinstance(response, dict):
-        raise ImportFormatError(f"{place}: response is neither a text nor an object; {WRITE_PAIR}")
-    reason = None
-    if "choices" in response:
-        choices = response["choices"]
-        if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
-            raise ImportFormatError(
-                f"{place}: response.choices is not one choice; write a line for each choice, or only the one that went on"
-            )
-        reason, response = choices[0].get("finish_reason"), choices[0].get("message")
-    if not isinstance(response, dict):
-        raise ImportFormatError(f"{place}: the response has no message; {WRITE_PAIR}")
-    [message] = _messages([{"role": "assistant", **response}], f"{place}: response")
-    return message, reason
-
-
-def _messages(value: Any, place: str) -> list[Message]:
-    if not isinstance(value, list) or not value:
-        raise ImportFormatError(f"{place}: messages is missing or empty; {WRITE_MESSAGES}")
-    for number, message in enumerate(value):
-        where = f"{place}, message {number}"
-        if not isinstance(message, dict) or message.get("role") not in ROLES:
-            role = message.get("role") if isinstance(message, dict) else message
-            raise ImportFormatError(f"{where}: the role is {role!r}; write one of {', '.join(ROLES)}")
-        if message.get("function_call"):
-            raise ImportFormatError(f"{where}: function_call is the old form; write tool_calls")
-        try:
-            content_text(message.get("content"))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ImportFormatError(f"{where}: content is not a text, a list of parts or null ({error})") from error
-        if not _readable_calls(message.get("tool_calls")):
-            raise ImportFormatError(
-                f'{where}: tool_calls: write [{{"type": "function", "function": {{"name", "arguments"}}}}]'
-            )
-    return value
-
-
-def _readable_calls(calls: Any) -> bool:
-    if calls is None:
-        return True
-    return isinstance(calls, list) and all(
-        isinstance(call, dict)
-        and isinstance(call.get("function"), dict)
-        and isinstance(call["function"].get("name"), str)
-        for call in calls
-    )
-
-
-def _tools(value: Mapping[str, Any], place: str) -> list[dict[str, Any]] | None:
-    tools = value.get("tools")
-    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
-        raise ImportFormatError(
-            f"{place}: tools is not a list of objects; write the tools of the request, or leave it out"
-        )
-    return tools or None
-
-
-def _stated_session(value: Mapping[str, Any]) -> str | None:
+def _stated_session(value: Mapping[str, Any], place: str) -> str | None:
     metadata = value.get("metadata")
-    for place in (value, metadata if isinstance(metadata, dict) else {}):
+    for source in (value, metadata if isinstance(metadata, dict) else {}):
         for name in SESSION_NAMES:
-            if isinstance(place.get(name), str) and place[name]:
-                return place[name]
+            stated = source.get(name)
+            if stated is None or stated == "":
+                continue
+            if isinstance(stated, bool) or not isinstance(stated, str | int):
+                raise ImportFormatError(
+                    f"{place}: {name} is {str(stated)[:100]!r}; write a text or a number, or leave it out"
+                )
+            return str(stated)
     return None
-
-
-def _session_id(value: Mapping[str, Any], messages: Sequence[Message]) -> str:
-    return kept_id(_stated_session(value) or _derived_id(messages))
 
 
 def _derived_id(messages: Sequence[Message]) -> str:

@@ -27,12 +27,15 @@ from openclaw.ledger.redact import REDACTED
 from openclaw.ledger.reports import TurnRecord
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.turns import NO_NEXT_STATE
+from openclaw.offline import other_forms
 from openclaw.offline.chat_logs import DERIVED, LoggedConversation
 from openclaw.offline.reading import Logs
 from openclaw.owners import episode_of, owner_of
 
 MEDIA = "log_media"
 """Why a turn of a log is not trained: a message has a picture or file, of which a log's text says nothing."""
+UNKNOWN_PART = "log_part"
+"""Reason of a turn that is not trained: a message has a part of a kind that nobody here reads."""
 DIGEST_BYTES = 12
 Progress = Callable[[int, int], None]
 
@@ -66,7 +69,7 @@ class Report:
         to_judge: turns with token ids that a judge of this run reads.
         samples: samples that a run had left, ready as they were.
         in_episodes: turns that a run's agents took, which samples of several turns hold.
-        reasons: turns and samples that are not trained, by reason.
+        reasons: turns and samples that are not trained, and what became no turn, by reason.
     """
 
     conversations: int = 0
@@ -115,6 +118,7 @@ def take_in(logs: Logs, ledger: Ledger, wishes: Wishes, on_progress: Progress = 
         else:
             spoken = [each for each in logs.conversations if any(turn.kind == "main" for turn in each.turns)]
             reports.append(_take_texts(spoken[: wishes.limit], ledger, wishes, number, on_progress))
+    reports[0].reasons.update(logs.left_out)
     return reports[0]
 
 
@@ -239,11 +243,11 @@ def _untrained(turn: Turn, described: ImportedTurn) -> str | None:
         return NO_NEXT_STATE
     if turn.reason != IMPORTED:
         return turn.reason
-    if any(map(_has_media, [*turn.messages, turn.response_message])):
-        return MEDIA
-    return None
+    kinds = {kind for message in (*turn.messages, turn.response_message) for kind in _other_parts(message)}
+    return None if not kinds else MEDIA if kinds <= other_forms.MEDIA else UNKNOWN_PART
 
 
-def _has_media(message: Message) -> bool:
+def _other_parts(message: Message) -> set[str]:
+    """Return the kinds of parts of a message that are no text."""
     content = message.get("content")
-    return isinstance(content, list) and any(part.get("type", "text") != "text" for part in content)
+    return {part.get("type", "text") for part in content} - {"text"} if isinstance(content, list) else set()

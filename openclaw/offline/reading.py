@@ -2,38 +2,52 @@
 
 A path is a file or a folder. A folder or file with a ledger is a run (or the folder of `openclaw.server.collect`), whose
 turns keep their token ids. Otherwise the ``.jsonl`` and ``.json`` files are logs: conversations of the guide and of
-``inspect export``, or chat logs (`openclaw.offline.chat_logs`). One file may mix formats.
+``inspect export``, chat logs (`openclaw.offline.chat_logs`), or exports of ChatGPT and ShareGPT files
+(`openclaw.offline.exports`). One file may mix formats.
 
-Guarantees: an unreadable line is an error that names file and line, and says what to write. Nothing is written.
+Guarantees: an unreadable line is an error that names file and line, and says what to write. What is left out is counted by
+reason. Nothing is written.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from openclaw.ledger.importing import FORMAT, ImportFormatError, read_objects, read_session_id, read_turns
-from openclaw.messages.preview import harmless, preview
-from openclaw.offline.chat_logs import WRITE_MESSAGES, WRITE_PAIR, LoggedConversation, Pairs, conversation_of, is_pair
+from openclaw.offline.chat_logs import (
+    FAILED_CALL,
+    WRITE_MESSAGES,
+    WRITE_PAIR,
+    LoggedConversation,
+    Pairs,
+    conversation_of,
+    is_pair,
+)
+from openclaw.offline.exports import is_export, read_export
+from openclaw.offline.other_forms import keys_of
 from openclaw.runtime.where import LEDGER_NAME, find_ledger
 from slime.utils.command_line import nearest_path
 
 SQLITE = b"SQLite format 3\x00"
 SUFFIXES = (".jsonl", ".json")
-KEYS_SHOWN = 100
-"""Characters of unknown keys that an error shows."""
 
 
 @dataclass
 class Logs:
-    """What a path holds: ``ledger`` of a run, or else the conversations of ``files``."""
+    """What a path holds: ``ledger`` of a run, or else the conversations of ``files``.
+
+    ``left_out`` counts what became no turn, by reason.
+    """
 
     path: Path
     ledger: Path | None = None
     files: list[Path] = field(default_factory=list[Path])
     conversations: list[LoggedConversation] = field(default_factory=list[LoggedConversation])
+    left_out: Counter[str] = field(default_factory=Counter[str])
 
 
 def read_logs(path: Path) -> Logs:
@@ -60,14 +74,19 @@ def read_logs(path: Path) -> Logs:
     logs = Logs(path, files=files)
     pairs = Pairs()
     for file in files:
-        logs.conversations += _conversations(file, pairs)
+        logs.conversations += _conversations(file, pairs, logs.left_out)
     logs.conversations += pairs.conversations()
+    if pairs.failed:
+        logs.left_out[FAILED_CALL] += pairs.failed
     if not logs.conversations:
-        raise ImportFormatError(f"DATA_PATH {path} holds no conversation; {FORMAT} is one")
+        found = ", ".join(f"{reason} {count}" for reason, count in sorted(logs.left_out.items()))
+        raise ImportFormatError(
+            f"DATA_PATH {path} holds no conversation{f' (left out: {found})' if found else ''}; {FORMAT} is one"
+        )
     return logs
 
 
-def _conversations(file: Path, pairs: Pairs) -> Iterator[LoggedConversation]:
+def _conversations(file: Path, pairs: Pairs, left_out: Counter[str]) -> Iterator[LoggedConversation]:
     """Yield the conversations of a file; pairs of requests and responses go to ``pairs``."""
     for place, value in _values(file):
         if not isinstance(value, dict):
@@ -78,12 +97,16 @@ def _conversations(file: Path, pairs: Pairs) -> Iterator[LoggedConversation]:
             yield LoggedConversation(place, read_session_id(value, place), read_turns(value, place))
         elif is_pair(value):
             pairs.add(value, place)
+        elif is_export(value):
+            line, others = read_export(value, place)
+            left_out.update(others)
+            if line is not None:
+                yield conversation_of(line, place)
         elif "messages" in value:
             yield conversation_of(value, place)
         else:
-            keys = preview(harmless(", ".join(sorted(value)[:6])), KEYS_SHOWN) or "nothing"
             raise ImportFormatError(
-                f"{place}: no known format (it has {keys}); write {FORMAT}; or {WRITE_MESSAGES}; or {WRITE_PAIR}"
+                f"{place}: no known format (it has {keys_of(value)}); write {FORMAT}; or {WRITE_MESSAGES}; or {WRITE_PAIR}"
             )
 
 

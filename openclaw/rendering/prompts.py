@@ -10,22 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jinja2 import TemplateError
-
 from openclaw.exceptions import ConfigError
 from openclaw.rendering.controls import Controls, MarkedRole, clean
 from openclaw.rendering.segments import SegmentEncoder
+from slime.utils.chat_messages import TEMPLATE_ERRORS
 
 Message = dict[str, Any]
-TEMPLATE_ERRORS = (
-    TemplateError,
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    RecursionError,
-)
 _ASKED: list[Message] = [{"role": "user", "content": "Hi."}]
 _CALL = {"id": "call1", "type": "function", "function": {"name": "look", "arguments": {"at": "it"}}}
 _TALKS: tuple[list[Message], ...] = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from openclaw.report.build import build
 from openclaw.runs.folder import open_run
 from openclaw.runs.owner_option import add_owner
 from slime.utils.command_line import CommandLine
-from slime.utils.private_files import private
+from slime.utils.private_files import check_output, no_plain_file, write_output
 
 FILE_NAME = "report.html"
 
@@ -41,26 +40,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(argv)
     started = time.monotonic()
     try:
+        if options.output:
+            check_output(options.output)
         run = open_run(options.run)
         report = build(run, options.owner)
         target = options.output or (run.folder or run.ledger_path.parent) / FILE_NAME
-        size = write(target, report.page)
+        size = write_output(target, report.page, run.ledger_path)
     except (LedgerError, NoRunError) as error:
         print(error, file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"cannot write the report: {error}; name another file with --output FILE.html", file=sys.stderr)
+        print(f"cannot write the report: {error} with --output FILE.html", file=sys.stderr)
         return 2
-    print(report.sentence)
-    print(f"wrote {target} ({size / 1e3:.0f} kB) in {time.monotonic() - started:.1f} s")
+    said = sys.stderr if no_plain_file(target) else sys.stdout
+    print(report.sentence, file=said)
+    print(f"wrote {target} ({size / 1e3:.0f} kB) in {time.monotonic() - started:.1f} s", file=said)
     return 0
-
-
-def write(target: Path, page: str) -> int:
-    """Write a page for this user only, whole or not at all; return its size in bytes."""
-    data = page.encode("utf-8", "replace")  # a conversation may hold half a surrogate pair
-    part = target.with_name(f"{target.name}.part")
-    with open(part, "wb", opener=private) as file:
-        file.write(data)
-    os.replace(part, target)
-    return len(data)

@@ -53,6 +53,10 @@ REASONS: Mapping[str, Reason] = {
     ),
     "imported": Reason("The turn was imported. It was not served here and has no token ids.", NOTHING),
     "log_media": Reason("A message of the log has a picture or file, of which the log's text says nothing.", NOTHING),
+    "log_part": Reason("A message of the log has a part that is no text, of a kind that is not read.", NOTHING),
+    "log_failed_call": Reason("The server answered the call with an error, so there is no reply.", NOTHING),
+    "log_other_branch": Reason("The reply is on a branch of the conversation that the user left.", NOTHING),
+    "log_no_reply": Reason("The conversation of the export has no reply in words.", NOTHING),
     "imported_not_trainable": Reason("The turn was imported from a file that calls it not trainable.", NOTHING),
     # Known from what followed.
     "regenerated": Reason(
@@ -127,7 +131,9 @@ REASONS: Mapping[str, Reason] = {
         "openclaw-rl versions RUN says why; openclaw-rl accept RUN releases such samples if the change is wanted.",
     ),
     "rollback": Reason("The weights went back to a version from before its step.", NOTHING),
-    "superseded": Reason("The person's opinion or later words replaced what was judged, and the turn was judged again.", NOTHING),
+    "superseded": Reason(
+        "The person's opinion or later words replaced what was judged, and the turn was judged again.", NOTHING
+    ),
     # Of an agent's episode and its turns.
     "episode": Reason("Its episode has not given its samples yet.", "Send the episode's reward."),
     "episode_over": Reason("The reply ended after its episode.", NOTHING),

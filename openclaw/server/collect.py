@@ -18,11 +18,12 @@ from openclaw.config.runtime_variables import client_key
 from openclaw.exceptions import ConfigError, OpenClawError
 from openclaw.ledger.conversations import CONVERSATIONS_NAME, conversations, write_conversations, write_lines
 from openclaw.ledger.counted import counted
+from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.transfer import ChangedTurn
 from openclaw.runtime.where import LEDGER_NAME
 from slime.utils.command_line import CommandLine
-from slime.utils.private_files import private_folder
+from slime.utils.private_files import OutputError, private_folder
 from slime.utils.process import StopRequested
 
 OVERLAP_SECONDS = 60.0
@@ -45,7 +46,12 @@ class Collector:
         self._client = client or httpx.Client(timeout=TIMEOUT_SECONDS, trust_env=False)
         if key:
             self._client.headers["authorization"] = f"Bearer {key}"
-        private_folder(folder)
+        try:
+            private_folder(folder)
+        except OSError as error:
+            raise ConfigError(
+                f"{folder} is no folder and cannot be made one: {error.strerror}; name another"
+            ) from error
         self.folder = folder
         self.ledger = Ledger(folder / LEDGER_NAME)
         self._since = 0.0
@@ -131,13 +137,13 @@ def main(argv: Sequence[str] | None = None, prog: str = "collect_rollouts.py") -
     arguments = parser.parse_args(argv)
     try:
         collector = Collector(arguments.api_endpoint, arguments.output_dir, key=client_key())
-    except ConfigError as error:
+    except (ConfigError, LedgerError) as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return 2
     stop = StopRequested().install()
     try:
         return _follow(collector, stop, arguments)
-    except CollectError as error:
+    except (CollectError, LedgerError, OutputError) as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return 2
     finally:

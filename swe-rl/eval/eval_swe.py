@@ -32,6 +32,7 @@ from agentrl.tasks.swe.source import BENCHMARKS, LOCAL, SIMPLE, InstanceSource
 from agentrl.web.options import count
 from openclaw.exceptions import ConfigError as VariableError
 from slime.utils.command_line import CommandLine
+from slime.utils.data import json_objects
 
 PROG = "run_swe_agent"
 ANSWER_S = 600.0
@@ -113,21 +114,29 @@ def chosen(source: InstanceSource, shuffle: bool, most: int | None) -> list[str]
 
 
 def written(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the results that a folder has, by id."""
+    """Return the results that a folder has, by id.
+
+    Raises:
+        ConfigError: a line is damaged.
+    """
     file = folder / "results.jsonl"
-    lines = file.read_text().splitlines() if file.is_file() else []
-    return {row["instance_id"]: row for row in map(json.loads, lines)}
+    try:
+        return {row["instance_id"]: row for _, row in json_objects(file)} if file.is_file() else {}
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"{file} is damaged: {error}; remove the line, so that its episode is played again"
+        ) from error
 
 
 def keep(folder: Path, model: str, played: Played) -> None:
     """Write an episode's files, and its lines of results and predictions."""
     place = folder / played.instance_id.replace("/", "__")
     place.mkdir(parents=True, exist_ok=True)
-    (place / "traj.json").write_text(json.dumps(played.messages, ensure_ascii=False, indent=1))
-    (place / "patch.diff").write_text(played.patch)
+    (place / "traj.json").write_text(json.dumps(played.messages, ensure_ascii=False, indent=1), encoding="utf-8")
+    (place / "patch.diff").write_text(played.patch, encoding="utf-8", newline="\n")
     prediction = {"instance_id": played.instance_id, "model_name_or_path": model, "model_patch": played.patch}
     for name, row in (("predictions.jsonl", prediction), ("results.jsonl", played.result())):
-        with (folder / name).open("a") as file:
+        with (folder / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from openclaw.ledger.records import Vote
 from openclaw.report.build import build
-from openclaw.report.command import write
 from openclaw.runs.folder import open_run
+from slime.utils.private_files import write_output
 from tests.helpers.made_runs import MadeRun
 from tests.security import chromium
 
@@ -91,7 +91,7 @@ def test_a_hostile_conversation_does_nothing(tmp_path: Path, attackers_server: t
     run.judge(run.react(run.turn()), None, reason=attack(url))
     run.ledger.postpone(run.react(run.turn()), attack(url), run.now)
     page = tmp_path / "report.html"
-    write(page, build(open_run(run.close())).page)
+    write_output(page, build(open_run(run.close())).page)
     shown = opened(page, tmp_path / "profile")
     assert "Is it learning?" in shown
     assert "&lt;script&gt;" in shown, "the attack is on the page, as text"
@@ -104,7 +104,7 @@ def test_the_policy_stops_what_would_not_be_escaped(tmp_path: Path, attackers_se
     run = MadeRun(tmp_path / "run").healthy()
     page = build(open_run(run.close())).page
     target = tmp_path / "injected.html"
-    write(target, page.replace("<h2>Faults</h2>", attack(url)))
+    write_output(target, page.replace("<h2>Faults</h2>", attack(url)))
     shown = opened(target, tmp_path / "profile")
     assert "<script>" in shown, "the attack is in the page"
     assert MARK not in root_of(shown)

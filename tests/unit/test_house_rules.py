@@ -236,3 +236,33 @@ def test_every_re_export_is_on_the_page(repository: Path) -> None:
     for path, code in listed.items():
         module = code.removesuffix(".py").removeprefix("slime/").replace("/", ".")
         assert f"from {module} import" in (repository / path).read_text()
+
+
+SPLITS_A_LOG = {"agentrl/tasks/swe/judge.py"}
+"""Files that split a test's log as Python does, and read JSON that is not in it."""
+SPLITTERS = {"splitlines", "iter_lines", "aiter_lines"}
+
+
+def splits_json(tree: ast.AST) -> list[int]:
+    """Return the lines of functions that split a text as Python does and read JSON."""
+    found = []
+    for function in functions_of(tree):
+        called = {
+            node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            for node in ast.walk(function)
+            if isinstance(node, ast.Call)
+        } | {node.attr for node in ast.walk(function) if isinstance(node, ast.Attribute)}
+        if called & SPLITTERS and "loads" in called:
+            found.append(function.lineno)
+    return found
+
+
+def test_json_lines_end_at_line_feeds_only(repository: Path) -> None:
+    # A text in JSON may hold U+2028 and seven other characters at which splitlines() cuts: slime.utils.data reads lines.
+    for path in tracked(repository, "*.py"):
+        name = path.relative_to(repository).as_posix()
+        if not name.startswith("tests/") and name not in SPLITS_A_LOG:
+            assert splits_json(parsed(path)) == [], f"{path}: use slime.utils.data.json_objects, or split at newlines"
+    assert splits_json(ast.parse("def f(t):\n    return [json.loads(each) for each in t.splitlines()]")) == [1]
+    assert splits_json(ast.parse("def f(t):\n    return list(map(json.loads, t.splitlines()))")) == [1]
+    assert splits_json(ast.parse("def f(t):\n    return [each.strip() for each in t.splitlines()]")) == []

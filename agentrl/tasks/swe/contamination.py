@@ -28,7 +28,7 @@ class Overlap:
 
 def changed(diff: str) -> str:
     """Return the added and removed lines of a diff, without regard to white space, letter case, place and file."""
-    return _plain("".join(line for line in diff.splitlines(True) if re.match(r"[+-](?![+-]{2} )", line)))
+    return _plain("\n".join(line for line in diff.split("\n") if re.match(r"[+-](?![+-]{2} )", line)))
 
 
 def traits(instance: Instance) -> Mapping[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import io
 import re
 from collections.abc import Mapping
 
@@ -38,7 +39,7 @@ def diff_of(before: Mapping[str, str], after: Mapping[str, str]) -> str:
         if new is None:
             parts.append("deleted file mode 100644\n")
         sides = (f"a/{path}" if old is not None else "/dev/null", f"b/{path}" if new is not None else "/dev/null")
-        first, second = ((text or "").splitlines(keepends=True) for text in (old, new))
+        first, second = (list(io.StringIO(text or "", newline="\n")) for text in (old, new))
         for line in difflib.unified_diff(first, second, *sides):
             parts.append(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n")
     return "".join(parts)

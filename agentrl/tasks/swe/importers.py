@@ -6,7 +6,6 @@ A file is ``.jsonl``, ``.json`` (a list) or ``.parquet``; of a folder all such f
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 from agentrl.exceptions import ConfigError
 from agentrl.tasks.swe.diffs import reversed_diff
 from agentrl.tasks.swe.instance import FRAMEWORKS, PYTEST_PARSERS, Instance, instance_of
+from slime.utils.data import json_objects, read_json, read_text
 
 Raw = Mapping[str, Any]
 TEST_COMMAND = re.compile(
@@ -68,9 +68,12 @@ def read_raw(place: Path) -> Iterator[Raw]:
             for record in pandas.read_parquet(place).to_dict("records"):
                 yield {str(name): value for name, value in record.items()}
         elif place.suffix == ".json":
-            yield from json.loads(place.read_text())
+            rows = read_json(read_text(place))
+            if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+                raise ValueError("a .json file holds a list of rows")
+            yield from rows
         else:
-            yield from (json.loads(line) for line in place.read_text().splitlines() if line.strip())
+            yield from (row for _, row in json_objects(place))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{place} cannot be read as rows: {error}; name a file of JSON lines") from error
 
@@ -173,15 +176,22 @@ def imported(benchmark: str, place: Path) -> tuple[list[Instance], list[str]]:
 
 
 def _of_folder(folder: Path) -> Raw:
-    """Return the row of one of SWE-smith's folders; a statement is in ``problem_statement.md`` or in ``metadata.json``."""
-    report: Any = json.loads((folder / "report.json").read_text())
-    metadata = folder / "metadata.json"
-    row: dict[str, Any] = json.loads(metadata.read_text()) if metadata.is_file() else {}
-    statement = folder / "problem_statement.md"
-    if statement.is_file():
-        row["problem_statement"] = statement.read_text()
-    patch = folder / "patch.diff"
-    row |= {"instance_id": folder.name, "patch": patch.read_text() if patch.is_file() else ""}
+    """Return the row of one of SWE-smith's folders; a statement is in ``problem_statement.md`` or in ``metadata.json``.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    metadata, statement, patch = (folder / name for name in ("metadata.json", "problem_statement.md", "patch.diff"))
+    try:
+        report: Any = read_json(read_text(folder / "report.json"))
+        row: Any = read_json(read_text(metadata)) if metadata.is_file() else {}
+        if not isinstance(report, dict) or not isinstance(row, dict):
+            raise ValueError("report.json and metadata.json are objects")
+        if statement.is_file():
+            row["problem_statement"] = read_text(statement)
+        row |= {"instance_id": folder.name, "patch": read_text(patch) if patch.is_file() else ""}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder} cannot be read as an instance: {error}; remove it, or correct the file") from error
     return row | {name: report.get(name, []) for name in ("FAIL_TO_PASS", "PASS_TO_PASS")}
 
 

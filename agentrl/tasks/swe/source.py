@@ -8,7 +8,6 @@ offered for training, and what is offered for training is in no benchmark for ev
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -29,6 +28,7 @@ from agentrl.tasks.swe.folders import FRAMEWORK, instance_of_folder
 from agentrl.tasks.swe.generate import EASY_PER_FAMILY, TASKS_PER_FAMILY, generate, is_generated, task_name
 from agentrl.tasks.swe.instance import Instance, instance_of
 from openclaw.config.environment_config import EnvironmentConfig, variable
+from slime.utils.data import json_objects
 
 LOCAL, SIMPLE = "local", "easy"
 FOR_EVALUATION = ("swe-bench-lite", "swe-bench-verified")
@@ -213,9 +213,10 @@ def read_rows(file: Path) -> list[Instance]:
         ConfigError: it cannot be read, or a row is wrong.
     """
     try:
-        lines = file.read_text().splitlines()
-        return [instance_of(json.loads(line)) for line in lines if line.strip()]
+        return [instance_of(row) for _, row in json_objects(file)]
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}; name a file of rows") from error
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
     except ValueError as error:
         raise ConfigError(f"{file} is no JSON lines: {error}; write one row per line") from error

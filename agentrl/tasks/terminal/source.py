@@ -10,7 +10,6 @@ raises an error with its name.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from agentrl.tasks.shell.families import FAMILIES, NEEDS
 from agentrl.tasks.shell.generate import SPLITS, generate, task_name
 from agentrl.tasks.terminal.tbench import PREFIX_VARIABLE, is_tbench, read_tbench
 from openclaw.config.environment_config import EnvironmentConfig, variable
+from slime.utils.data import json_objects
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,17 +113,19 @@ def _named(file: Path) -> Iterator[tuple[str, Path]]:
     """
     root = file.parent.resolve()
     try:
-        lines = file.read_text().splitlines()
+        rows = list(json_objects(file))
     except OSError as error:
         raise ConfigError(f"DATASET_DIR={file}: {error.strerror}; name a file with rows of tasks") from error
-    for number, line in enumerate(filter(str.strip, lines), 1):
+    except ValueError as error:
+        raise ConfigError(f"DATASET_DIR={file} is no JSON lines: {error}; write one row per line") from error
+    for number, row in rows:
         try:
-            name = json.loads(line)["task"]["task_path"]
+            name = row["task"]["task_path"]
             folder = (root / name).resolve()
         except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{file}: row {number} has no task with a task_path ({error}); correct it") from error
+            raise ConfigError(f"{file}: line {number} has no task with a task_path ({error}); correct it") from error
         if not folder.is_relative_to(root):
-            raise ConfigError(f"{file}: row {number}: {name} leaves {root}; put the task below it")
+            raise ConfigError(f"{file}: line {number}: {name} leaves {root}; put the task below it")
         yield name, folder
 
 

@@ -6,12 +6,13 @@ files only: JSON lines, and Parquet with the ``train`` extra.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from agentrl.exceptions import ConfigError
-from agentrl.tasks.toolcall.rows import data_of, question_of, read_rows
+from agentrl.tasks.toolcall.rows import data_of, is_missing, question_of, read_rows
 
 QUESTION_COLUMNS = ("prompt", "problem", "question", "Problem")
 LABEL_COLUMNS = ("label", "answer", "solution", "Answer")
@@ -53,12 +54,32 @@ def question_row(row: Mapping[str, Any], where: str, grader: str) -> dict[str, A
     question = next((found for name in QUESTION_COLUMNS if (found := question_of(row.get(name)))), None)
     model = row.get("reward_model")
     labels = [model.get("ground_truth") if isinstance(model, Mapping) else None, *(row.get(n) for n in LABEL_COLUMNS)]
-    label = next((each for each in labels if each is not None), None)
+    label = _one_answer(next((each for each in labels if not is_missing(each)), None), where)
     if isinstance(label, float) and label.is_integer():
         label = int(label)
     found = {"prompt": question, "label": label, "metadata": {"grader": grader}}
     data = data_of(found, where)
     return {**found, "label": data["answer"]}
+
+
+def _one_answer(label: Any, where: str) -> Any:
+    """Return the answer that a list of one text holds, as a list or as its JSON; any other label unchanged.
+
+    Raises:
+        ConfigError: it holds several.
+    """
+    answers = label
+    if isinstance(label, str) and label.startswith("["):
+        try:
+            answers = json.loads(label)
+        except (ValueError, RecursionError):
+            return label
+    # [34] may be an interval or a vector; only a text in quotes is no mathematics.
+    if not isinstance(answers, list) or not answers or not all(isinstance(each, str) for each in answers):
+        return label
+    if len(answers) > 1:
+        raise ConfigError(f"{where} has {len(answers)} labels; give the one right answer")
+    return answers[0]
 
 
 def conversation_row(row: Mapping[str, Any], where: str) -> dict[str, Any]:

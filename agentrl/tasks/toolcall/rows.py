@@ -6,7 +6,7 @@ A row is a JSON object with ``prompt`` (text, or messages of which the last one 
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -16,6 +16,7 @@ from agentrl.exceptions import ConfigError
 from agentrl.protocol import JsonObject
 from agentrl.tasks.toolcall.draft import Draft, Expected, GraderName
 from agentrl.tasks.toolcall.grading import check_grader, number_of
+from slime.utils.data import json_objects
 
 PREFIX = "toolcall/rows"
 GRADERS: tuple[GraderName, ...] = get_args(GraderName)
@@ -35,16 +36,11 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         ConfigError: the file cannot be read, or a line is no object.
     """
     try:
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(filter(str.strip, lines)):
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise ConfigError(f"{path}: row {number} is no JSON object; write one per line")
-                yield number, row
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path}: a line is no JSON: {error}; write one object per line") from error
-    except (OSError, UnicodeDecodeError) as error:
+        yield from ((number, row) for number, (_, row) in enumerate(json_objects(path)))
+    except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}; name a file of JSON lines") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}; write one JSON object per line") from error
 
 
 def data_of(row: Mapping[str, Any], where: str) -> JsonObject:
@@ -60,8 +56,10 @@ def data_of(row: Mapping[str, Any], where: str) -> JsonObject:
     question = question_of(row.get("prompt"))
     if question is None:
         raise ConfigError(f"{where} has no prompt; give text, or messages that end with the user's")
-    if not isinstance(label, str | int | float) or not str(label).strip():
-        raise ConfigError(f"{where} has no label; give the right answer")
+    if is_missing(label) or not isinstance(label, str | int | float) or not str(label).strip():
+        raise ConfigError(
+            f"{where} has no label{'' if label is None else f' but {str(label)[:100]!r}'}; give the right answer"
+        )
     if grader not in GRADERS:
         raise ConfigError(f"{where}: there is no grader {grader!r}; use {', '.join(GRADERS)}")
     if grader == "numeric" and number_of(str(label)) is None:
@@ -69,6 +67,11 @@ def data_of(row: Mapping[str, Any], where: str) -> JsonObject:
     if not isinstance(tolerance, int | float) or not 0 <= tolerance < 1:
         raise ConfigError(f"{where}: the tolerance is {tolerance!r}; give a share of the answer, such as 0.001")
     return {"question": question, "answer": str(label), "grader": grader, "tolerance": tolerance}
+
+
+def is_missing(value: object) -> bool:
+    """Return whether a table has no value there: null, or the NaN that some programs write for it."""
+    return value is None or (isinstance(value, float) and not math.isfinite(value))
 
 
 def question_of(prompt: Any) -> str | None:

@@ -8,7 +8,6 @@ fanned-out ones.
 from __future__ import annotations
 
 import abc
-import json
 import random
 import threading
 from collections.abc import Callable
@@ -28,7 +27,8 @@ from slime.rollout.multimodal_prompts import (
 )
 from slime.rollout.rm_hub import check_samples
 from slime.rollout.stored_pictures import decode, record_of
-from slime.utils.data import read_file, split_slice
+from slime.utils.chat_messages import TEMPLATE_ERRORS, check_messages, in_template_form, read_tools
+from slime.utils.data import read_file, read_json, read_text, split_slice
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
 
@@ -129,8 +129,8 @@ def read_rows(path: str) -> list[dict[str, Any]]:
     if file.suffix not in (".jsonl", ".json", ".parquet"):
         raise ConfigurationError(f"--prompt-data {name}: use a .jsonl, .json or .parquet file")
     try:
-        rows = json.loads(file.read_text(encoding="utf-8")) if file.suffix == ".json" else list(read_file(path))
-    except ValueError as error:
+        rows = read_json(read_text(file)) if file.suffix == ".json" else list(read_file(path))
+    except (OSError, ValueError) as error:
         raise ConfigurationError(f"--prompt-data {name}: {error}") from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ConfigurationError(
@@ -146,8 +146,11 @@ def rows_to_samples(
     label_key: str | None,
     tool_key: str | None = None,
     longest: int | None = None,
+    name: str = "prompt data",
 ) -> list[Sample]:
     """Return one sample per row, rendered with ``--apply-chat-template``; pictures stay as stored in the file.
+
+    Its ``index`` is the number of the row, from 1.
 
     Args:
         args: arguments of the run.
@@ -156,9 +159,11 @@ def rows_to_samples(
         label_key: label column; None without labels.
         tool_key: tools column; default: ``--tool-key``.
         longest: leave out prompts with more tokens; None keeps all.
+        name: of the file, for errors.
 
     Raises:
-        ConfigurationError: a column is missing, or a row's pictures or metadata are unusable; the message names them.
+        ConfigurationError: a column is missing, or a row's messages, tools, pictures or metadata are unusable; the message
+            names file and row.
     """
     tokenizer = None
     if args.apply_chat_template or longest is not None:
@@ -170,34 +175,48 @@ def rows_to_samples(
     for number, row in enumerate(rows, 1):
         for key in (input_key, label_key):
             if key is not None and key not in row:
-                raise ConfigurationError(f"prompt data has no column {key!r}; it has {', '.join(sorted(row))}")
+                raise ConfigurationError(f"{name}, row {number}: no column {key!r}; it has {', '.join(sorted(row))}")
         prompt, pictures = row[input_key], []
         if args.multimodal_keys:
             prompt, pictures = with_pictures(args, row, prompt, number)
         if args.apply_chat_template and renderer is not None:
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-            prompt = renderer.apply_chat_template(
-                messages,
-                tools=row.get(tool_key or args.tool_key),
-                tokenize=False,
-                add_generation_prompt=True,
-                **args.apply_chat_template_kwargs,
-            )
+            try:
+                prompt = _rendered(args, renderer, messages, row.get(tool_key or args.tool_key))
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{name}, row {number}: {error}") from error
             if pictures:
                 check_places(f"row {number} of the prompt data", prompt.count(renderer.image_token), pictures)
         label = row[label_key] if label_key else None
         metadata = row.get(args.metadata_key) or {}
         if not isinstance(metadata, dict):
             raise ConfigurationError(
-                f"prompt data, row {number}: {args.metadata_key} holds {type(metadata).__name__}, not an object; "
+                f"{name}, row {number}: {args.metadata_key} holds {type(metadata).__name__}, not an object; "
                 "name the column of metadata with --metadata-key"
             )
         metadata = dict(metadata)
         if row.get(tool_key or args.tool_key):
             metadata.setdefault("tools", row[tool_key or args.tool_key])
         media = {"images": pictures} if pictures else None
-        samples.append(Sample(prompt=prompt, label=label, metadata=metadata, multimodal_inputs=media))
+        samples.append(Sample(index=number, prompt=prompt, label=label, metadata=metadata, multimodal_inputs=media))
     return samples if longest is None else drop_long_prompts(args, tokenizer, samples, longest)
+
+
+def _rendered(args: Arguments, renderer: Any, messages: Any, tools: Any) -> str:
+    """Return the prompt that serving would give for these messages."""
+    check_messages(messages, parts=("text", "image") if args.multimodal_keys else ("text",))
+    try:
+        offered = read_tools(tools)
+        return in_template_form(
+            messages,
+            lambda plain: renderer.apply_chat_template(
+                plain, tools=offered, tokenize=False, add_generation_prompt=True, **args.apply_chat_template_kwargs
+            ),
+        )
+    except ConfigurationError:
+        raise
+    except TEMPLATE_ERRORS as error:
+        raise ConfigurationError(f"the chat template refuses the messages: {error}") from error
 
 
 class RolloutDataSource(DataSource):
@@ -220,7 +239,8 @@ class RolloutDataSource(DataSource):
             if not rows:
                 raise ConfigurationError(f"--prompt-data {args.prompt_data} has no rows")
             longest = args.rollout_max_prompt_len
-            self.dataset = rows_to_samples(args, rows, args.input_key, args.label_key, longest=longest)
+            name = f"--prompt-data {args.prompt_data}"
+            self.dataset = rows_to_samples(args, rows, args.input_key, args.label_key, longest=longest, name=name)
             check_samples(args, self.dataset)
             if not self.dataset:
                 raise ConfigurationError(

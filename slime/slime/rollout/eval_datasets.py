@@ -56,7 +56,13 @@ def eval_sampling_params(dataset: EvalDataset, sampling_params: dict[str, Any]) 
 def _read_prompts(args: Arguments, dataset: EvalDataset) -> list[Sample]:
     rows = read_rows(dataset.path)
     prompts = rows_to_samples(
-        args, rows, dataset.input_key, dataset.label_key, tool_key=dataset.tool_key, longest=dataset.max_prompt_len
+        args,
+        rows,
+        dataset.input_key,
+        dataset.label_key,
+        tool_key=dataset.tool_key,
+        longest=dataset.max_prompt_len,
+        name=f"evaluation set {dataset.name}, {dataset.path}",
     )
     if not prompts:
         raise ConfigurationError(f"evaluation set {dataset.name}: {dataset.path} has no prompt; name another file")

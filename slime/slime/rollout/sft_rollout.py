@@ -12,6 +12,7 @@ from typing import Any
 from slime.args import Arguments
 from slime.exceptions import ConfigurationError
 from slime.rollout.multimodal_requests import expand_images, images_of
+from slime.utils.chat_messages import check_messages
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator
 from slime.utils.misc import SingletonMeta
 from slime.utils.processing_utils import load_processor, load_tokenizer
@@ -34,12 +35,12 @@ def generate_rollout(
 ) -> list[list[Sample]]:
     """Return ``rollout_batch_size`` groups of one sample each, with reward 0.
 
-    The prompt of a row (``--input-key``) is a list of messages; its tools are in the column ``--tool-key``. A conversation without a
-    message to train on is kept with an empty response and logged.
+    The prompt of a row (``--input-key``) is a list of messages; its tools are in the column ``--tool-key``, as a list or as
+    its JSON text. A conversation without a message to train on is kept with an empty response and logged.
 
     Raises:
-        ConfigurationError: a group has several samples, a prompt is not a list of messages, or an evaluation is
-            requested.
+        ConfigurationError: a group has several samples, a prompt is not a list of messages that the model's template
+            takes, or an evaluation is requested.
     """
     if evaluation:
         raise ConfigurationError("supervised fine-tuning cannot evaluate; use --eval-function-path")
@@ -51,7 +52,11 @@ def generate_rollout(
             raise ConfigurationError(
                 f"supervised fine-tuning uses each conversation once; replace --n-samples-per-prompt {len(group)} with 1"
             )
-        fill(group[0], MaskState(args))
+        state = MaskState(args)
+        try:
+            fill(group[0], state)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{place_of(group[0], data_source)}: {error}") from error
     untrained = sum(not group[0].response_length for group in groups)
     if untrained:
         logger.warning(
@@ -60,16 +65,27 @@ def generate_rollout(
     return groups
 
 
+def place_of(sample: Sample, data_source: Any) -> str:
+    """Return where a sample's conversation stands: file and row, or the sample's number if the source has no rows."""
+    for row in getattr(data_source, "dataset", None) or ():
+        if row.prompt == sample.prompt:
+            return f"--prompt-data {data_source.args.prompt_data}, row {row.index}"
+    return f"sample {sample.index}"
+
+
 def fill(sample: Sample, state: MaskState) -> None:
-    """Set tokens, response, mask, reward and status of a sample whose prompt is a conversation."""
+    """Set tokens, response, mask, reward and status of a sample whose prompt is a conversation.
+
+    Raises:
+        ConfigurationError: the prompt is none that the model's template takes.
+    """
     messages = sample.prompt
-    if not isinstance(messages, list) or not all(
-        isinstance(message, dict) and "role" in message for message in messages
-    ):
+    if not isinstance(messages, list):
         raise ConfigurationError(
-            f"sample {sample.index}: the prompt is not a list of messages; name their column with --input-key and remove "
-            "--apply-chat-template"
+            "the prompt is not a list of messages; name their column with --input-key and remove --apply-chat-template"
         )
+    if not images_of(sample):
+        check_messages(messages)
     sample.tokens, mask = state.generator.get_loss_mask(messages, tools=sample.metadata.get("tools"))
     if images_of(sample):
         sample.tokens, mask = expand_images(state.processor, sample, sample.tokens, mask)

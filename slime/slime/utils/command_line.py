@@ -1,7 +1,8 @@
 """Command lines that answer a mistyped word in one line: what is wrong, and what to type.
 
 Guarantees: no abbreviated flags and no usage block before an error. An unknown flag, choice or path is answered with the
-nearest known one. Imports the standard library only, so an answer waits for no other import.
+nearest known one. Imports the standard library and `slime.utils.private_files`, which does the same, so an answer waits
+for no other import.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
+
+from slime.utils.private_files import OutputError, check_output
 
 LARGEST_PORT = 65535
 ALIKE = 0.7
@@ -106,6 +109,29 @@ def existing_folder(text: str) -> Path:
         what = "is a file, not a folder" if path.is_file() else "no such folder"
         raise argparse.ArgumentTypeError(f"{text}: {what}{nearest_path(path)}")
     return path
+
+
+def output_file(text: str, *, makes_folder: bool = False) -> Path:
+    """Parse the path of a file that a command will write; its folder must exist, unless the command makes it.
+
+    Raises:
+        argparse.ArgumentTypeError: it is a folder, in no folder, or ``-``.
+    """
+    path = Path(text).expanduser()
+    try:
+        check_output(path, makes_folder=makes_folder)
+    except OutputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return path
+
+
+def new_output_file(text: str) -> Path:
+    """Parse the path of a file that a command will write, with its folders.
+
+    Raises:
+        argparse.ArgumentTypeError: as `output_file`.
+    """
+    return output_file(text, makes_folder=True)
 
 
 def as_list(title: str, problems: Sequence[str]) -> str:

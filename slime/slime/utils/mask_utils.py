@@ -1,9 +1,10 @@
 """Token ids of a conversation, and a mask of those that the assistant wrote.
 
-Guarantees: the ids come from one rendering of the tokenizer's chat template. A masked-in token is one that the policy
-would sample when serving this conversation: from the start of generation to the end marker of an assistant message.
-Prompt and message are tokenised separately, so no token crosses the border. A conversation whose text is
-indistinguishable from the template's markers is refused.
+Guarantees: the ids come from one rendering of the tokenizer's chat template, of messages in the form in which serving
+renders them (`slime.utils.chat_messages`). A masked-in token is one that the policy would sample when serving this
+conversation: from the start of generation to the end marker of an assistant message. Prompt and message are tokenised
+separately, so no token crosses the border. A conversation whose text is indistinguishable from the template's markers is
+refused.
 """
 
 from __future__ import annotations
@@ -14,6 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime.exceptions import ConfigurationError
+from slime.utils.chat_messages import (
+    TEMPLATE_ERRORS,
+    check_messages,
+    content_text,
+    in_template_form,
+    is_trained,
+    read_tools,
+)
 
 MASK_TYPES = ("qwen", "qwen3", "distill_qwen", "qwen3_5")
 
@@ -66,17 +75,24 @@ class MultiTurnLossMaskGenerator:
                 f"{self._opening[-60:]!r}, not {header!r}; use another of {', '.join(MASK_TYPES)}"
             )
 
-    def get_loss_mask(self, messages: Sequence[Message], tools: list[Any] | None = None) -> tuple[list[int], list[int]]:
+    def get_loss_mask(
+        self, messages: Sequence[Message], tools: list[Any] | str | None = None
+    ) -> tuple[list[int], list[int]]:
         """Return the conversation's token ids ``[N]`` and mask ``[N]``, 1 on trained tokens.
 
-        A message with ``step_loss_mask`` other than 1 has mask 0.
+        A message with ``"step_loss_mask": 0`` or ``"weight": 0`` has mask 0. Tools may be their JSON text.
 
         Raises:
-            ConfigurationError: the messages cannot be found in the rendered text.
+            ConfigurationError: these are no messages or tools, the template refuses them, or they cannot be found in the
+                rendered text.
         """
-        text, spans = (
-            self._distill(messages, tools) if self.tokenizer_type == "distill_qwen" else self._chatml(messages, tools)
-        )
+        write = self._distill if self.tokenizer_type == "distill_qwen" else self._chatml
+        try:
+            text, spans = write(check_messages(list(messages), parts=("text", "image")), read_tools(tools))
+        except ConfigurationError:
+            raise
+        except TEMPLATE_ERRORS as error:
+            raise ConfigurationError(f"the chat template refuses the messages: {error}") from error
         ids: list[int] = []
         mask: list[int] = []
         position = 0
@@ -120,8 +136,12 @@ class MultiTurnLossMaskGenerator:
         return [self.tokenizer.decode(run) for run in runs]
 
     def _render(self, messages: Sequence[Message], tools: list[Any] | None = None, *, generate: bool = False) -> str:
-        plain = [{name: value for name, value in message.items() if name != "step_loss_mask"} for message in messages]
-        return self.tokenizer.apply_chat_template(plain, tools=tools, tokenize=False, add_generation_prompt=generate)
+        return in_template_form(
+            messages,
+            lambda plain: self.tokenizer.apply_chat_template(
+                plain, tools=tools, tokenize=False, add_generation_prompt=generate
+            ),
+        )
 
     def _chatml(self, messages: Sequence[Message], tools: list[Any] | None) -> tuple[str, list[_Span]]:
         text = self._render(messages, tools)
@@ -137,7 +157,7 @@ class MultiTurnLossMaskGenerator:
             whole = self.tokenizer_type == "qwen3_5" and text.startswith(self._opening, header)
             start = header + len(self._opening if whole else _ASSISTANT)
             end = text.index(_IM_END, start) + len(_IM_END)
-            if message.get("step_loss_mask", 1) == 1 and not self._lost_reasoning(message, text[header:end]):
+            if is_trained(message) and not self._lost_reasoning(message, text[header:end]):
                 spans.append(_Span(start, end))
         return text, spans
 
@@ -145,9 +165,8 @@ class MultiTurnLossMaskGenerator:
         if self.tokenizer_type == "qwen":
             return False
         reasoning = message.get("reasoning_content")
-        content = message.get("content")
-        if not reasoning and isinstance(content, str):
-            found = _THOUGHT.search(content)
+        if not reasoning:
+            found = _THOUGHT.search(content_text(message.get("content")))
             reasoning = found.group(1) if found else None
         return bool(reasoning) and reasoning.strip() not in rendered
 
@@ -158,12 +177,13 @@ class MultiTurnLossMaskGenerator:
                 "--loss-mask-type distill_qwen trains the last message, which must be the assistant's"
             )
         prompt = self._render(before, tools, generate=True)
-        content = last["content"]
+        content = content_text(last.get("content"))
+        if last.get("tool_calls"):
+            raise ConfigurationError("--loss-mask-type distill_qwen trains texts; the last message has tool_calls")
         reasoning = last.get("reasoning_content")
         if reasoning:
             content = f"{_THINK}\n{reasoning}\n{_END_THINK}\n\n{content}"
         if prompt.rstrip().endswith(_THINK) and content.startswith(_THINK):
             content = content.removeprefix(_THINK).removeprefix("\n")
         text = prompt + content + _DISTILL_END
-        trained = last.get("step_loss_mask", 1) == 1
-        return text, [_Span(len(prompt), len(text))] if trained else []
+        return text, [_Span(len(prompt), len(text))] if is_trained(last) else []

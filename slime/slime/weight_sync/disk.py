@@ -36,7 +36,7 @@ class DiskWeightSync(EngineWeightSync):
     def _join(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         if not self._written and self._list.exists():
-            self._written = [Path(line) for line in self._list.read_text().splitlines()]
+            self._written = [Path(line) for line in self._list.read_text().split("\n") if line]
         self._call("close_left_session")  # this transport opens no session that would notice one
 
     def _transfer(self, weights: Iterator[tuple[str, Tensor]], version: str) -> None:

@@ -26,8 +26,8 @@ from openclaw.config.bounds import (
 from openclaw.gateway.chat import LARGE_PROMPT
 from openclaw.gateway.errors import ApiError
 from openclaw.gateway.schema import parse_request
-from openclaw.messages.arguments import DEEPEST_ARGUMENTS, nesting, read_arguments
 from openclaw.messages.fingerprint import read_history
+from slime.utils.call_arguments import DEEPEST_ARGUMENTS, nesting, read_arguments
 from tests.helpers.nested import nested
 from tests.unit.gateway.conftest import CONTEXT_LENGTH, PATIENCE, Stack, Starter
 

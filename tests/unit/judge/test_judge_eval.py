@@ -41,7 +41,7 @@ def test_no_attack_writes_outside_its_fence(case: Case) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("{", "bad.jsonl:1"),
+        ("{", r"line 1 of bad\.jsonl"),
         ('{"id": "a"}', "missing"),
         (json.dumps({**load()[0].__dict__, "score": 2}), "use -1, 0 or 1"),
         (json.dumps({**load()[0].__dict__, "score": 1, "hint": True}), "only a correction"),

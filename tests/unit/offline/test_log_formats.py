@@ -51,7 +51,8 @@ def test_each_assistant_message_of_a_chat_is_a_turn(tmp_path: Path) -> None:
     assert (second.messages, second.response_message, second.next_state) == ([USER, REPLY, COMPLAINT], PLAIN, None)
     assert (first.trainable, second.trainable) == (True, False)
     assert read(write(tmp_path / "b.jsonl", line))[0].session_id == conversation.session_id
-    assert read(write(tmp_path / "c.jsonl", {**line, "session_id": "mine"}))[0].session_id == "mine"
+    for number, given in enumerate(({"session_id": "17"}, {"thread_id": 17}, {"metadata": {"conversation_id": 17}})):
+        assert read(write(tmp_path / f"c{number}.jsonl", {**line, **given}))[0].session_id == "17"
 
 
 def test_pairs_of_requests_and_responses_become_one_conversation(tmp_path: Path) -> None:
@@ -108,12 +109,20 @@ def test_a_ledger_is_one_by_its_content_or_in_its_folder(tmp_path: Path) -> None
         ({"messages": [{"role": "user", "content": 3}]}, "message 0: content is not a text"),
         ({"messages": [{"role": "user", "content": [3]}]}, "message 0: content is not a text"),
         ({"messages": [USER, {"role": "assistant", "function_call": {"name": "f"}}]}, "write tool_calls"),
-        ({"messages": [USER, {"role": "assistant", "tool_calls": [{"name": "f"}]}]}, "message 1: tool_calls: write"),
+        ({"messages": [USER, {"role": "assistant", "tool_calls": [{"name": "f"}]}]}, "message 1: tool_calls cannot be read; write"),
         ({"messages": [USER, REPLY], "tools": "add"}, "tools is not a list of objects"),
         ({"request": 3, "response": "a"}, "request is not an object; write"),
         ({"request": {"messages": [USER]}, "response": 3}, "response is neither a text nor an object; write"),
         ({"request": {"messages": [USER]}, "response": {"choices": []}}, "is not one choice; write a line for each"),
         ({"session_id": "s", "turns": [{"prompt": "q", "response": "a", "verdict": {"score": 1}}]}, "verdict is not one that export wrote"),
+        ({"session_id": "s", "turns": [{"prompt": [{"role": "user", "content": [3]}], "response": "a"}]}, "turn 0: prompt, message 0: content is not a text"),
+        ("[" * 200_000, "line 2 is not JSON .the JSON nests deeper"),
+        ('{"messages": ' + "[" * 300 + "]" * 300 + "}", "line 2 is not JSON .the JSON nests deeper"),
+        ({"messages": [USER, {**REPLY, "weight": "0"}]}, "message 1: weight is '0'; write 0 to leave"),
+        ({"messages": [USER, {**REPLY, "weight": 2}]}, "message 1: weight is '2'; write 0 to leave"),
+        ({"messages": [USER, REPLY], "thread_id": ["a"]}, "thread_id is .*; write a text or a number"),
+        ({"messages": [USER, REPLY], "metadata": {"session_id": True}}, "session_id is 'True'; write a text or a number"),
+        ({"request": {"messages": []}, "response": "a"}, "request: messages is missing or empty"),
     ],
 )  # fmt: skip
 def test_a_wrong_line_is_named(tmp_path: Path, line: Any, says: str) -> None:

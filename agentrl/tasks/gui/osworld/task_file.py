@@ -26,6 +26,7 @@ from agentrl.tasks.gui.osworld.shapes import (
     complaint,
     placeholders,
 )
+from slime.utils.data import read_json, read_text
 
 INFEASIBLE = "infeasible"
 """The metric of a task that cannot be done: right is to end it with the status failure."""
@@ -98,7 +99,7 @@ def read_task(path: Path, *, password: bool) -> TaskFile:
         UnsupportedTask: the file is no task, or asks for what does not exist.
     """
     try:
-        task = TaskFile.model_validate(json.loads(path.read_text()))
+        task = TaskFile.model_validate(read_json(read_text(path)))
         checks = checks_of(task.evaluator)
         for where, steps in (("config", task.config), ("evaluator.postconfig", task.evaluator.postconfig)):
             for number, step in enumerate(steps):
@@ -149,7 +150,7 @@ def read_meta(path: Path) -> Mapping[str, list[str]]:
         ConfigError: the file is no such list.
     """
     try:
-        meta = json.loads(path.read_text())
+        meta = read_json(read_text(path))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is no meta file of OSWorld: {error}") from error
     if not isinstance(meta, dict) or not all(isinstance(ids, list) for ids in meta.values()):

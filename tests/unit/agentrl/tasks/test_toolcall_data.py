@@ -35,9 +35,11 @@ DAPO = {"prompt": [{"role": "user", "content": "1+1?"}], "reward_model": {"groun
 def test_questions(tmp_path: Path) -> None:
     rows = [DAPO, {"prompt": "2+2?", "label": "4"}, {"problem": "3?", "answer": 3}, {"question": "4?", "label": 4.0}]
     rows.append({"Problem": "5?", "Solution": "Count.", "Answer": 5})
+    rows += [{"prompt": "6?", "label": ["6"]}, {"prompt": "7?", "label": '["7"]'}, {"prompt": "8?", "label": "[1, 2)"}]
+    rows += [{"prompt": "9?", "label": "[9]"}, {"prompt": "10?", "label": float("nan"), "answer": "10"}]
     out = tmp_path / "data" / "out.jsonl"
     assert questions(["--input", written(tmp_path / "in.jsonl", *rows), "--output", str(out)]) == 0
-    assert [row["label"] for row in rows_of(out)] == ["2", "4", "3", "4", "5"]
+    assert [row["label"] for row in rows_of(out)] == ["2", "4", "3", "4", "5", "6", "7", "[1, 2)", "[9]", "10"]
     assert rows_of(out)[0] == {"prompt": "1+1?", "label": "2", "metadata": {"grader": "math"}}
 
 
@@ -63,7 +65,12 @@ def test_conversations(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "row", "says"),
     [
-        (questions, {"prompt": "x"}, "row 1 has no label"),
+        (questions, {"prompt": "x"}, "row 1 has no label; give"),
+        (questions, {"prompt": "x", "label": float("nan")}, "row 1 has no label; give"),
+        (questions, {"prompt": "x", "label": float("-inf")}, "row 1 has no label; give"),
+        (questions, {"prompt": "x", "label": ["1", "2"]}, "row 1 has 2 labels; give the one right answer"),
+        (questions, {"prompt": "x", "label": '["1", "2"]'}, "row 1 has 2 labels; give the one right answer"),
+        (questions, {"prompt": "x", "label": {"a": 1}}, "row 1 has no label but"),
         (questions, {"label": "x"}, "row 1 has no prompt"),
         (conversations, {}, "row 1 has no messages"),
         (conversations, {"messages": [{"role": "user", "content": "x"}]}, "row 1 does not end with the assistant"),
@@ -133,7 +140,7 @@ def test_prompts_and_conversations_of_tasks(tmp_path: Path, capsys: pytest.Captu
         ("text", ["sft", "FILE", "--family", "add_two"], "TOOLCALL_ACTIONS=retool_text is for training; unset it here"),
         ("text", ["agent", "--dry-run"], "TOOLCALL_ACTIONS=retool_text is for training; unset it here"),
         ("", ["prompts", "FILE", "--count", "0"], "--count 0 is no number of tasks"),
-        ("", ["agent", "--output", "/none/x.json", "--dry-run"], "there is no folder /none; make it first"),
+        ("", ["agent", "--output", "/none/x.json", "--dry-run"], "there is no folder /none; create it"),
         ("", ["agent", "--max-turns", "0"], "--max-turns 0 is no number of replies"),
     ],
 )
