@@ -14,12 +14,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from agentrl.exceptions import ConfigError
 from agentrl.sandbox.interface import Limits
+
+if TYPE_CHECKING:
+    from agentrl.protocol import Verdict
+    from agentrl.tasks.shell.controls import Control, Ran
 
 TEST = "test.sh"
 SOLUTION = "solve.sh"
@@ -128,6 +132,10 @@ class Settings(BaseModel):
     environment: Machine = Machine()
 
 
+Judge: TypeAlias = "Callable[[Files, Ran, Control | None], Verdict]"
+"""Gives the verdict on a run of a verifier's files, and of the decoys among them."""
+
+
 @dataclass(frozen=True, slots=True)
 class HarborTask:
     """A task, in memory.
@@ -136,8 +144,10 @@ class HarborTask:
         name: of the folder.
         instruction: what the agent is told.
         environment: files of the agent's working directory, by path.
-        tests: the verifier's files, by path; `TEST` is among them.
+        tests: the verifier's files, by path; ``script`` is among them.
         solution: the oracle's files, by path; empty if there is none.
+        script: which of the tests is the verifier's program.
+        judge: gives the verdict on what the program printed; None if the program writes the reward to a file.
     """
 
     name: str
@@ -146,6 +156,8 @@ class HarborTask:
     tests: Files
     solution: Files = field(default_factory=lambda: MappingProxyType[str, File]({}))
     settings: Settings = field(default_factory=Settings)
+    script: str = TEST
+    judge: Judge | None = None
 
 
 def read_task(folder: Path) -> HarborTask:

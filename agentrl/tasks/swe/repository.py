@@ -17,8 +17,9 @@ from pathlib import Path
 
 from agentrl.exceptions import ConfigError, InfraError
 from agentrl.tasks.shell.snapshot import UnusableError, clean, put, take
+from agentrl.tasks.shell.verify import Start
 from agentrl.tasks.swe.generate import files_of, is_generated
-from agentrl.tasks.swe.grade import Start, apply
+from agentrl.tasks.swe.grade import apply
 from agentrl.tasks.swe.instance import Instance
 from agentrl.tasks.swe.traps import path_of
 from agentrl.tasks.swe.tree import MOST_TREE, UNTAKEN, entries_of, tree_of, tree_of_files
@@ -49,7 +50,7 @@ async def whole_tree(instance: Instance, folder: Path | None, start: Start, *, i
     found = b"" if in_image else from_folder(folder, instance.id, instance.repo, instance.commit)
     if found and not instance.bug:
         return found
-    sandbox = await start()
+    sandbox = await start([])
     try:
         if in_image:
             found = await take(sandbox, most_bytes=MOST_TREE, without=UNTAKEN, folder=IN_IMAGE)

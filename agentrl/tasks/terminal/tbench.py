@@ -7,7 +7,6 @@ name and is built beforehand. Guarantee: a folder that cannot run raises an erro
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -18,7 +17,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from agentrl.exceptions import ConfigError
 from agentrl.tasks.harbor import (
     SOLUTION,
-    TEST,
     File,
     Files,
     HarborTask,
@@ -30,6 +28,7 @@ from agentrl.tasks.harbor import (
     read_settings,
     text_of,
 )
+from agentrl.tasks.terminal.tbench_reward import judge
 
 TASK_YAML = "task.yaml"
 RUN_TESTS = "run-tests.sh"
@@ -37,14 +36,6 @@ PREFIX_VARIABLE = "TBENCH_DOCKER_PULL_PREFIX"
 OF_THE_IMAGE = ("Dockerfile", "docker-compose.yaml", "docker-compose.yml")
 NOT_SEEN = (TASK_YAML, RUN_TESTS, "solution.sh", "solution.yaml", "solution.yml", *OF_THE_IMAGE)
 FOLDERS_NOT_SEEN = ("tests/", "solution/")
-TEST_SH = """#!/bin/bash
-# Runs the tests of terminal-bench on the agent's working directory, and writes the share that passed.
-here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-export TEST_DIR="$here/tests" PYTHONDONTWRITEBYTECODE=1
-cd "${TASK_HOME:-/work}"
-bash -p "$here/run-tests.sh" > "$here/log" 2>&1
-exec python3 -I "$here/tbench_reward.py" "$here/log" "$?" "${REWARD_FILE:-/logs/verifier/reward.txt}"
-"""
 Seconds = Annotated[float, Field(gt=0, le=7200)]
 
 
@@ -80,25 +71,20 @@ def read_tbench(folder: Path, image_prefix: str | None = None) -> HarborTask:
     below = files_below(folder)
     if RUN_TESTS not in below:
         raise ConfigError(f"{folder / RUN_TESTS} is missing; add the script that runs the tests")
-    tests: dict[str, File] = {path: file for path, file in below.items() if path.startswith("tests/")}
+    tests = {path.removeprefix("tests/"): file for path, file in below.items() if path.startswith("tests/")}
     return HarborTask(
         name=folder.name,
         instruction=told.instruction,
         environment=MappingProxyType({} if _needs_image(below) else _seeds(below)),
-        tests=MappingProxyType(
-            {
-                **tests,
-                TEST: File(TEST_SH.encode(), 0o755),
-                RUN_TESTS: below[RUN_TESTS],
-                "tbench_reward.py": File(_reward_program()),
-            }
-        ),
+        tests=MappingProxyType({**tests, RUN_TESTS: below[RUN_TESTS]}),
         solution=MappingProxyType({SOLUTION: below["solution.sh"]} if "solution.sh" in below else {}),
         settings=Settings(
             agent=Stage(timeout_sec=told.max_agent_timeout_sec),
             verifier=VerifierStage(timeout_sec=told.max_test_timeout_sec),
             environment=Machine(docker_image=_image(folder, below, image_prefix)),
         ),
+        script=RUN_TESTS,
+        judge=judge,
     )
 
 
@@ -140,8 +126,3 @@ def _services(path: Path) -> list[dict[str, Any]]:
         return [dict(each) for each in services.values()]
     except (yaml.YAMLError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise ConfigError(f"{path} has no services: {error}; correct it") from error
-
-
-@cache
-def _reward_program() -> bytes:
-    return (Path(__file__).parent / "tbench_reward.py").read_bytes()
