@@ -337,7 +337,13 @@ def _other(source: _Source, node: ast.expr, *, longer: bool = False) -> Edit | N
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None
     new = _another(value, longer)
-    return None if new is None else source.replaced(node, repr(new))
+    return None if new is None else source.replaced(node, _quoted(repr(new), source.words(node)))
+
+
+def _quoted(literal: str, like: str) -> str:
+    """Return a literal with double quotes if another one has these."""
+    body = literal[1:-1]
+    return f'"{body}"' if like.startswith('"') and literal.startswith("'") and '"' not in body else literal
 
 
 def _another(value: Any, longer: bool) -> Any:
