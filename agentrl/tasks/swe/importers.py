@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from agentrl.exceptions import ConfigError
+from agentrl.tasks.links import unlinked
 from agentrl.tasks.swe.diffs import reversed_diff
 from agentrl.tasks.swe.instance import FRAMEWORKS, PYTEST_PARSERS, Instance, instance_of
 
@@ -57,9 +58,9 @@ def read_raw(place: Path) -> Iterator[Raw]:
                 f"{place} has neither rows (*.jsonl, *.json, *.parquet) nor folders with patch.diff; name another"
             )
         for file in files:
-            yield from read_raw(file)
+            yield from read_raw(unlinked(place, file))
         for report in reports:
-            yield _of_folder(report.parent)
+            yield _of_folder(unlinked(place, report).parent)
         return
     try:
         if place.suffix == ".parquet":
@@ -174,13 +175,13 @@ def imported(benchmark: str, place: Path) -> tuple[list[Instance], list[str]]:
 
 def _of_folder(folder: Path) -> Raw:
     """Return the row of one of SWE-smith's folders; a statement is in ``problem_statement.md`` or in ``metadata.json``."""
-    report: Any = json.loads((folder / "report.json").read_text())
-    metadata = folder / "metadata.json"
+    report: Any = json.loads(unlinked(folder, folder / "report.json").read_text())
+    metadata = unlinked(folder, folder / "metadata.json")
     row: dict[str, Any] = json.loads(metadata.read_text()) if metadata.is_file() else {}
-    statement = folder / "problem_statement.md"
+    statement = unlinked(folder, folder / "problem_statement.md")
     if statement.is_file():
         row["problem_statement"] = statement.read_text()
-    patch = folder / "patch.diff"
+    patch = unlinked(folder, folder / "patch.diff")
     row |= {"instance_id": folder.name, "patch": patch.read_text() if patch.is_file() else ""}
     return row | {name: report.get(name, []) for name in ("FAIL_TO_PASS", "PASS_TO_PASS")}
 

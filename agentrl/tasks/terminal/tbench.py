@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrl.exceptions import ConfigError
 from agentrl.tasks.harbor import (
+    OF_AN_IMAGE,
     SOLUTION,
     File,
     Files,
@@ -26,15 +27,14 @@ from agentrl.tasks.harbor import (
     VerifierStage,
     files_below,
     read_settings,
-    text_of,
+    services_of,
 )
 from agentrl.tasks.terminal.tbench_reward import judge
 
 TASK_YAML = "task.yaml"
 RUN_TESTS = "run-tests.sh"
 PREFIX_VARIABLE = "TBENCH_DOCKER_PULL_PREFIX"
-OF_THE_IMAGE = ("Dockerfile", "docker-compose.yaml", "docker-compose.yml")
-NOT_SEEN = (TASK_YAML, RUN_TESTS, "solution.sh", "solution.yaml", "solution.yml", *OF_THE_IMAGE)
+NOT_SEEN = (TASK_YAML, RUN_TESTS, "solution.sh", "solution.yaml", "solution.yml", *OF_AN_IMAGE)
 FOLDERS_NOT_SEEN = ("tests/", "solution/")
 Seconds = Annotated[float, Field(gt=0, le=7200)]
 
@@ -62,7 +62,7 @@ def read_tbench(folder: Path, image_prefix: str | None = None) -> HarborTask:
     Raises:
         ConfigError: something is missing or unusable.
     """
-    told = read_settings(folder / TASK_YAML, _Yaml, yaml.safe_load, yaml.YAMLError, "YAML")
+    told = read_settings(folder, TASK_YAML, _Yaml, yaml.safe_load, yaml.YAMLError, "YAML")
     if told.parser_name != "pytest":
         raise ConfigError(
             f"{folder / TASK_YAML}: parser_name {told.parser_name!r} is not supported; use tests of pytest, or write a "
@@ -81,7 +81,7 @@ def read_tbench(folder: Path, image_prefix: str | None = None) -> HarborTask:
         settings=Settings(
             agent=Stage(timeout_sec=told.max_agent_timeout_sec),
             verifier=VerifierStage(timeout_sec=told.max_test_timeout_sec),
-            environment=Machine(docker_image=_image(folder, below, image_prefix)),
+            environment=_machine(folder, _image(folder, below, image_prefix)),
         ),
         script=RUN_TESTS,
         judge=judge,
@@ -89,7 +89,7 @@ def read_tbench(folder: Path, image_prefix: str | None = None) -> HarborTask:
 
 
 def _needs_image(below: Files) -> bool:
-    return any(name in below for name in OF_THE_IMAGE)
+    return any(name in below for name in OF_AN_IMAGE)
 
 
 def _seeds(below: Files) -> dict[str, File]:
@@ -99,12 +99,19 @@ def _seeds(below: Files) -> dict[str, File]:
     }
 
 
+def _machine(folder: Path, image: str | None) -> Machine:
+    try:
+        return Machine(docker_image=image)
+    except ValidationError:
+        raise ConfigError(f"{folder}: {image!r} is no name of an image; correct it") from None
+
+
 def _image(folder: Path, below: Files, prefix: str | None) -> str | None:
     """Return the name of the folder's image; None if it needs none."""
     if not _needs_image(below):
         return None
-    for name in OF_THE_IMAGE[1:]:
-        services = _services(folder / name) if name in below else []
+    for name in OF_AN_IMAGE[1:]:
+        services = services_of(folder, name) if name in below else []
         named = [each["image"] for each in services if isinstance(each.get("image"), str) and "build" not in each]
         if len(named) == len(services) == 1 and "$" not in named[0]:
             return named[0]
@@ -118,11 +125,3 @@ def _image(folder: Path, below: Files, prefix: str | None) -> str | None:
             f"{PREFIX_VARIABLE}=tasks/ and start the pool with --sandbox docker --sandbox-image tasks/{folder.name}"
         )
     return f"{prefix}{folder.name}"
-
-
-def _services(path: Path) -> list[dict[str, Any]]:
-    try:
-        services = yaml.safe_load(text_of(path))["services"]
-        return [dict(each) for each in services.values()]
-    except (yaml.YAMLError, KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{path} has no services: {error}; correct it") from error
