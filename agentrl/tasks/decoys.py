@@ -74,7 +74,7 @@ def decoy_of(text: str, only: Collection[str] | None = None, *, script: bool = F
     return None
 
 
-def tests_of(text: str) -> Mapping[str, bool]:
+def cases_of(text: str) -> Mapping[str, bool]:
     """Return the tests of a file, such as ``Class::test_a``, and whether each may have several cases."""
     try:
         source = _Source(text)

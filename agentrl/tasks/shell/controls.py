@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from agentrl.sandbox.interface import ExecResult
-from agentrl.tasks.decoys import decoy_of, tests_of
+from agentrl.tasks.decoys import decoy_of, cases_of
 from agentrl.tasks.harbor import File, Files
 
 Real = TypeVar("Real")
@@ -65,12 +65,12 @@ def decoys_of(tests: Files, script: str, *, prints: bool = False) -> Decoys | No
     return Decoys(MappingProxyType(changed), frozenset(failing)) if changed != dict(tests) else None
 
 
-def tests_in(tests: Files) -> Mapping[str, bool]:
+def keys_in(tests: Files) -> Mapping[str, bool]:
     """Return the keys of all tests of a verifier's files, and whether each may have several cases."""
     found: dict[str, bool] = {}
     for path, file in tests.items():
         if path.endswith(".py") and (text := _text(file)) is not None:
-            found |= {_key(path, name): several for name, several in tests_of(text).items()}
+            found |= {_key(path, name): several for name, several in cases_of(text).items()}
     return found
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from agentrl.protocol import Verdict
 from agentrl.tasks.harbor import Files
 from agentrl.tasks.pytest_log import BAD, COLOR, Status, results
-from agentrl.tasks.shell.controls import Control, Ran, key_of, tests_in
+from agentrl.tasks.shell.controls import Control, Ran, key_of, keys_in
 
 HEADER = re.compile(r"^=* ?short test summary info ?=*\r?$", re.MULTILINE)
 COUNTED: tuple[Status, ...] = ("PASSED", "FAILED", "ERROR", "XFAIL")
@@ -52,7 +52,7 @@ def judge(tests: Files, ran: Ran, control: Control | None) -> Verdict:
     score, found = share(log, ran.result.exit_code), statuses(log)
     detail = log.strip()[-MOST_DETAIL:]
     if control is not None and score:
-        known = tests_in(tests)
+        known = keys_in(tests)
         ours = {name for name in found if known.get(key_of(name), False) or ("[" not in name and key_of(name) in known)}
         passed = {name for name in ours if found[name] == "PASSED"}
         if why := _deceived(found, passed, control, score):
