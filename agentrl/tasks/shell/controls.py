@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from agentrl.sandbox.interface import ExecResult
-from agentrl.tasks.decoys import decoy_of, cases_of
+from agentrl.tasks.decoys import cases_of, decoy_of
 from agentrl.tasks.harbor import File, Files
 
 Real = TypeVar("Real")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.tasks.decoys import decoy_of, cases_of
+from agentrl.tasks.decoys import cases_of, decoy_of
 from agentrl.tasks.harbor import File
 from agentrl.tasks.shell.controls import decoys_of, key_of, keys_in
 
