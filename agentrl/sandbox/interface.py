@@ -106,7 +106,7 @@ class Sandbox(Protocol):
     ) -> ExecResult:
         """Run a program to its end, or to its time limit.
 
-        What it leaves in the background lives on until `stop`.
+        What it leaves in the background lives on until `end_commands` or `stop`.
 
         Args:
             argv: the program and its arguments; for a shell line ``["bash", "-c", line]``.
@@ -136,6 +136,14 @@ class Sandbox(Protocol):
 
         Raises:
             InvalidError: there is no such file, or it is larger than ``most_bytes``.
+            InfraError: the sandbox is gone.
+        """
+        ...
+
+    async def end_commands(self) -> None:
+        """End all commands, and what they left in the background, also what is in a session of its own.
+
+        Raises:
             InfraError: the sandbox is gone.
         """
         ...

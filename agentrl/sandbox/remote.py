@@ -255,6 +255,10 @@ class E2BSandbox:
         fields = {"do": "read_file", "path": path, "most_bytes": min(most_bytes, MOST_BODY)}
         return (await self._call(next(self._numbers), fields, b"", 0.0))[1]
 
+    async def end_commands(self) -> None:
+        """See `agentrl.sandbox.interface.Sandbox.end_commands`."""
+        await self._call(next(self._numbers), {"do": "end"}, b"", 0.0)
+
     async def stop(self) -> None:
         """End the machine; see `agentrl.sandbox.interface.Sandbox.stop`.
 

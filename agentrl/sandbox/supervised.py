@@ -123,6 +123,10 @@ class SupervisedSandbox:
         _, data = await self._ask({"do": "read_file", "path": path, "most_bytes": most_bytes}, b"", ANSWER_S)
         return data
 
+    async def end_commands(self) -> None:
+        """End all commands; see `agentrl.sandbox.interface.Sandbox.end_commands`."""
+        await self._ask({"do": "end"}, b"", ANSWER_S)
+
     async def stop(self) -> None:
         """End everything; see `agentrl.sandbox.interface.Sandbox.stop`."""
         async with self._stopping:

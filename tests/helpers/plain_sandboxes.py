@@ -1,4 +1,4 @@
-"""Sandboxes without walls, for tests of what runs in them: a folder each, whose parts stand for /work and /tmp."""
+"""Sandboxes without walls, for tests of what runs in them: a folder each, whose parts stand for /work, /tmp and /tests."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from agentrl.exceptions import InvalidError
 from agentrl.processes.owned import Processes
 from agentrl.sandbox.interface import HOME, ExecResult, SandboxSpec
 
-PLACES = re.compile(r"(?<![\w./])/(work|tmp)\b")
+PLACES = re.compile(r"(?<![\w./])/(work|tmp|tests)\b")
 
 
 @dataclass
 class PlainSandbox:
-    """Programs find /work and /tmp only by arguments and variables, in which the folders' names are replaced."""
+    """Programs find /work, /tmp and /tests only by arguments and variables, in which the folders' names are replaced."""
 
     folder: Path
     env: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -84,8 +84,7 @@ class PlainSandbox:
             raise InvalidError(f"{path} is no file of at most {most_bytes} bytes", code="invalid_path")
         return target.read_bytes()
 
-    async def stop(self) -> None:
-        self.stopped = True
+    async def end_commands(self) -> None:
         for group in self.groups:
             with suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
@@ -93,6 +92,10 @@ class PlainSandbox:
             with suppress(OSError):
                 if entry.name.isdigit() and (entry / "cwd").readlink().is_relative_to(self.folder):
                     os.kill(int(entry.name), signal.SIGKILL)
+
+    async def stop(self) -> None:
+        self.stopped = True
+        await self.end_commands()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -102,6 +105,7 @@ class PlainProvider:
 
     folder: Path
     name: str = "plain"
+    mounts: bool = True
     started: list[PlainSandbox] = field(default_factory=list)
     specs: list[SandboxSpec] = field(default_factory=list)
 
@@ -112,9 +116,14 @@ class PlainProvider:
         return 0
 
     async def start(self, spec: SandboxSpec, processes: Processes) -> PlainSandbox:
+        if spec.mounts and not self.mounts:
+            raise InvalidError("these sandboxes have no mounts", code="no_mounts")
         sandbox = PlainSandbox(Path(tempfile.mkdtemp(dir=self.folder)), spec.env)
         for name in ("work", "tmp"):
             (sandbox.folder / name).mkdir()
+        for mount in spec.mounts:
+            if mount.inside == "/tests":
+                shutil.copytree(mount.host, sandbox.folder / "tests")
         self.started.append(sandbox)
         self.specs.append(spec)
         return sandbox

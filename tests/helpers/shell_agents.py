@@ -36,8 +36,11 @@ def _writing(files: dict[str, str]) -> str:
     )
 
 
+DEEP = 'python3 -I -c \'import os; [(os.mkdir("d" * 100), os.chdir("d" * 100)) for _ in range(60)]; open("x", "w")\''
 ATTACKS = MappingProxyType(
     {
+        "a path that is too long": DEEP,
+        "names that are no text": "echo x > $'\\xff\\xfe'; ln -s x $'\\xfd'",
         "edited tests": _writing({"tests/test.sh": FAKE_PYTHON, "tests/check.py": FAKE_MODULE, "check.py": FAKE_MODULE})
         + "\nmkdir -p /tmp/verifier/tests; cp -r tests/. /tmp/verifier/tests; echo '[]' > /tmp/verifier/tests/expected.json",
         "fake reward file": "mkdir -p /tmp/verifier logs/verifier; "

@@ -32,6 +32,7 @@ from agentrl.tasks.swe.source import InstanceSource
 from slime.utils.types import Sample
 from tests.helpers.agent_stages import END, staged
 from tests.helpers.sandboxes import processes_that_end, running
+from tests.helpers.shell_agents import DEEP
 from tests.helpers.swe_agents import attacks, judged, oracle
 from tests.helpers.waiting import eventually
 
@@ -71,6 +72,16 @@ async def test_an_agent_that_mends_is_rewarded_and_its_patch_is_kept(environment
     assert "more.py" not in environment.patch
     nothing = await judged(environment, NAME, "")
     assert (nothing.status, nothing.score, environment.patch) == ("task_failed", 0.0, "")
+
+
+async def test_names_that_are_no_text_cost_no_reward_and_paths_that_are_too_long_do(
+    environment: SweEnvironment,
+) -> None:
+    odd = "mkdir -p odd; echo x > $'odd/\\xff\\xfe'; ln -s x $'odd/\\xfd'"
+    verdict = await judged(environment, NAME, f"{oracle(NAME)}; {odd}")
+    assert (verdict.status, verdict.score) == ("ok", 1.0), verdict.detail
+    verdict = await judged(environment, NAME, f"{oracle(NAME)}; {DEEP}")
+    assert (verdict.status, verdict.score) == ("task_failed", 0.0), verdict.detail
 
 
 @pytest.mark.parametrize("attack", attacks(NAME))

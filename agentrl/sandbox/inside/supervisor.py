@@ -4,8 +4,8 @@ Guarantees: a command gets no descriptor of this process, and cannot read, trace
 signal it. Memory that commands take up ends commands, never this process, which is not in their control groups. A time limit ends the command with all its descendants, also those that left its process group. This process
 ends with everything below it when its stdin closes.
 
-Requests have an ``id`` and ``do``: ``execute`` (body: stdin), ``cancel``, ``write_file`` (body: the data) or ``read_file``. An
-answer has the ``id`` and what `agentrl.sandbox.supervised` reads, or ``error``. The answer to nothing, with the id 0, comes
+Requests have an ``id`` and ``do``: ``execute`` (body: stdin), ``cancel``, ``end`` (all commands), ``write_file`` (body: the data)
+or ``read_file``. An answer has the ``id`` and what `agentrl.sandbox.supervised` reads, or ``error``. The answer to nothing, with the id 0, comes
 first and says that all is ready. One thread runs everything, so a sandbox without a free process can still answer. What
 loses its keeper, because a command killed it, is ended.
 """
@@ -107,6 +107,9 @@ class Supervisor:
         elif fields["do"] == "cancel":
             if fields["of"] in self._commands:
                 self._end(self._commands[fields["of"]], timed_out=False)
+        elif fields["do"] == "end":
+            self._end_all()
+            self._answer({"id": fields["id"]})
         elif fields["do"] == "write_file":
             write_file(fields["path"], body, fields["mode"])
             self._answer({"id": fields["id"]})
@@ -191,6 +194,15 @@ class Supervisor:
             os._exit(1)
         self._end_strays()
         self._finish(command, None, timed_out)
+
+    def _end_all(self) -> None:
+        """End all commands, and what ended ones left in the background."""
+        for command in list(self._commands.values()):
+            self._end(command, timed_out=False)
+        for keeper in self._keepers:
+            if not end_below(keeper, also=True):
+                os._exit(1)
+        self._end_strays()
 
     def _end_strays(self) -> None:
         """End what has no keeper."""

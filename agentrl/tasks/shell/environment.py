@@ -8,14 +8,15 @@ and says how long one may take, so a command that hangs is an observation.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from agentrl.environment import Environment, Task, Weight
 from agentrl.exceptions import InfraError
 from agentrl.processes.owned import Processes
 from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
 from agentrl.sandbox.bubblewrap import Bubblewrap
-from agentrl.sandbox.interface import HOME, ExecResult, Sandbox, SandboxSpec
+from agentrl.sandbox.interface import HOME, ExecResult, Mount, Sandbox, SandboxSpec
 from agentrl.tasks.harbor import HarborTask
 from agentrl.tasks.shell.families import FAMILIES, NEEDS
 from agentrl.tasks.shell.generate import SETTINGS, SPLITS, generate, task_name
@@ -139,8 +140,9 @@ class ShellEnvironment(Environment):
             raise InfraError("the episode has no sandbox; reset it first", code="no_sandbox")
         return self._sandboxes[0]
 
-    async def _start(self) -> Sandbox:
-        return await self._started(self.spec())
+    async def _start(self, mounts: Sequence[Mount]) -> Sandbox:
+        spec = self.spec()
+        return await self._started(replace(spec, mounts=[*spec.mounts, *mounts]))
 
     async def _started(self, spec: SandboxSpec) -> Sandbox:
         assert self.provider is not None

@@ -71,25 +71,24 @@ async def take(
     return await asyncio.to_thread(clean, result.output)
 
 
-async def put(sandbox: Sandbox, snapshot: bytes, *, agents: bool = False) -> None:
+async def put(sandbox: Sandbox, snapshot: bytes, *, of_agent: bool = False) -> None:
     """Unpack a snapshot in a fresh sandbox's working directory.
 
     Args:
-        sandbox: to fill.
-        snapshot: from `take`.
-        agents: whether an agent made it, so that one which does not fit is its doing.
+        sandbox: to unpack in.
+        snapshot: a clean archive.
+        of_agent: whether an agent left what is in it.
 
     Raises:
-        UnusableError: the agent's snapshot was not unpacked.
-        InfraError: another one was not, or the sandbox is gone.
+        UnusableError: an agent's cannot be unpacked, for example because a path is too long.
+        InfraError: another one cannot, or the sandbox is gone.
     """
     result = await sandbox.execute(UNPACK, timeout_s=SECONDS, stdin=snapshot)
-    if result.exit_code == 0:
-        return
-    said = f"{result.output[-500:]!r}"
-    if agents:
-        raise UnusableError(f"the working directory could not be unpacked: {said}")
-    raise InfraError(f"a snapshot was not unpacked: {said}", code="snapshot_failed")
+    if result.exit_code != 0:
+        if of_agent:
+            said = result.output.decode(errors="replace").strip()[-200:]
+            raise UnusableError(f"the working directory cannot be unpacked: {said}")
+        raise InfraError(f"a snapshot was not unpacked: {result.output[-500:]!r}", code="snapshot_failed")
 
 
 def clean(packed: bytes) -> bytes:

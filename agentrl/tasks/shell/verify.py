@@ -1,28 +1,42 @@
 """The verdict of an episode, from a snapshot of the agent's working directory.
 
-Guarantees: the agent's processes are dead before the verifier starts. The verifier runs in a fresh sandbox; programs of the
-agent's that have to be tried run in one of their own, which holds no answers, and only what they wrote goes on. A verifier
-that breaks is an ``infra_error``, never a reward.
+Guarantees: the agent's processes are dead before the verifier starts. The verifier runs in a fresh sandbox that has its tests read-only, and what it
+left running is ended before its reward is read. Programs of the agent's that have to be tried run in a sandbox of their own, which holds no answers,
+and only what they wrote goes on. Where tests run or import what the agent wrote, they run as decoys too (`agentrl.tasks.shell.controls`), and whoever
+passes these scores 0. A verifier that breaks on the task as the agent found it is an ``infra_error``; one that breaks on what the agent left is the
+agent's own doing.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
 
 from agentrl.exceptions import InfraError, InvalidError
 from agentrl.protocol import Verdict
-from agentrl.sandbox.interface import HOME, ExecResult, Sandbox
-from agentrl.tasks.harbor import TEST, Files, HarborTask
+from agentrl.sandbox.interface import HOME, Mount, Sandbox
+from agentrl.tasks.harbor import Files, HarborTask
+from agentrl.tasks.shell.controls import Control, Ran, decoys_of, in_any_order
 from agentrl.tasks.shell.generate import TRIAL
 from agentrl.tasks.shell.snapshot import UnusableError, put, take
 
+TESTS = "/tests"
+"""Where a verifier's files are mounted."""
 VERIFIER = "/tmp/verifier"
+WRITTEN = f"{VERIFIER}/tests"
+"""Where they are written if the provider's sandboxes have no mounts."""
 REWARD = f"{VERIFIER}/reward.txt"
-MOST_DETAIL = 500
+OWN_HOME = f"{VERIFIER}/home"
+"""HOME of a verifier, so that no start file of the agent's runs in it."""
+MOST_DETAIL, MOST_LOG = 500, 4 << 20
 TRIAL_S = 60.0
-Start = Callable[[], Awaitable[Sandbox]]
+Start = Callable[[Sequence[Mount]], Awaitable[Sandbox]]
+"""Starts a sandbox with mounts."""
 
 
 async def verify(task: HarborTask, agents: Sandbox, start: Start) -> Verdict:
@@ -41,34 +55,42 @@ async def verify(task: HarborTask, agents: Sandbox, start: Start) -> Verdict:
         await agents.stop()
         if TRIAL in task.tests:
             snapshot = await _tried(task, snapshot, start)
-        async with _fresh(start, snapshot) as sandbox:
-            return await run_verifier(task, sandbox)
+        return await run_verifier(task, partial(_left, snapshot, start), partial(_untouched, task.environment, start))
     except UnusableError as error:
         return Verdict(status="task_failed", score=0.0, detail=str(error))
 
 
-async def run_verifier(task: HarborTask, sandbox: Sandbox) -> Verdict:
-    """Run a task's verifier in a sandbox that has what is to be judged, and return its verdict.
+async def run_verifier(task: HarborTask, left: Start, untouched: Start) -> Verdict:
+    """Run a task's verifier, and return its verdict.
+
+    Args:
+        task: whose it is.
+        left: starts a sandbox that has what is to be judged.
+        untouched: starts one that has what the agent found.
 
     Raises:
-        InfraError: the sandbox failed.
+        InfraError: a sandbox failed.
+        UnusableError: what is to be judged cannot be put into a sandbox.
     """
-    await write_files(sandbox, task.tests, f"{VERIFIER}/tests")
-    result = await sandbox.execute(
-        ["bash", "-p", f"{VERIFIER}/tests/{TEST}"],
-        timeout_s=task.settings.verifier.timeout_sec,
-        env={**task.settings.verifier.env, "TASK_HOME": HOME, "REWARD_FILE": REWARD, "TRIED": "1"},
-        cwd="/tmp",
-    )
-    try:
-        reward = await sandbox.read_file(REWARD, most_bytes=100)
-    except InvalidError:
-        reward = b""
-    return verdict_of(result, reward)
+    decoys = decoys_of(task.tests, task.script, prints=task.judge is not None)
+    if decoys is None:
+        ran, control = await _run(task, task.tests, left), None
+    else:
+        ran, again = await in_any_order(partial(_run, task, task.tests, left), partial(_run, task, decoys.tests, left))
+        control = Control(again, decoys.failing)
+    if task.judge is not None:
+        return task.judge(task.tests, ran, control)
+    verdict = verdict_of(ran)
+    if verdict.status == "infra_error" and verdict_of(await _run(task, task.tests, untouched)).status != "infra_error":
+        return Verdict(status="task_failed", score=0.0, detail=verdict.detail)
+    if verdict.score and control is not None and (verdict_of(control.ran).score or 0.0) >= verdict.score:
+        return Verdict(status="task_failed", score=0.0, detail="the tests pass with wrong expected values, too")
+    return verdict
 
 
-def verdict_of(result: ExecResult, reward: bytes) -> Verdict:
-    """Return the verdict of a verifier that ended, and of its reward file; empty if there is none."""
+def verdict_of(ran: Ran) -> Verdict:
+    """Return the verdict of a verifier that ended, and of its reward file."""
+    result, reward = ran.result, ran.reward
     detail = result.output.decode(errors="replace").strip()[-MOST_DETAIL:]
     try:
         score = float(reward)
@@ -85,28 +107,101 @@ def verdict_of(result: ExecResult, reward: bytes) -> Verdict:
     return Verdict(status="infra_error", detail=f"{problem}: {detail}")
 
 
+async def _run(task: HarborTask, tests: Files, start: Start) -> Ran:
+    """Run a verifier's program in a fresh sandbox."""
+    shown = Path(await asyncio.to_thread(_laid_out, tests))
+    try:
+        sandbox, where = await _with_tests(tests, shown / "tests", start)
+        try:
+            await sandbox.write_file(f"{OWN_HOME}/.keep", b"")
+            result = await sandbox.execute(
+                ["bash", "-p", f"{where}/{task.script}"],
+                timeout_s=task.settings.verifier.timeout_sec,
+                env={**task.settings.verifier.env, **_variables(where)},
+                cwd="/tmp" if task.judge is None else HOME,
+                most_output=MOST_LOG,
+            )
+            await sandbox.end_commands()
+            try:
+                return Ran(result, await sandbox.read_file(REWARD, most_bytes=100))
+            except InvalidError:
+                return Ran(result)
+        finally:
+            await sandbox.stop()
+    finally:
+        await asyncio.to_thread(shutil.rmtree, shown, ignore_errors=True)
+
+
+def _variables(where: str) -> dict[str, str]:
+    return {
+        **{"TASK_HOME": HOME, "REWARD_FILE": REWARD, "TRIED": "1", "TEST_DIR": where, "HOME": OWN_HOME},
+        **{"PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+    }
+
+
+async def _with_tests(tests: Files, shown: Path, start: Start) -> tuple[Sandbox, str]:
+    """Start a sandbox that has a verifier's files, and say where."""
+    try:
+        return await start([Mount(shown, TESTS)]), TESTS
+    except InvalidError as error:
+        if error.code != "no_mounts":
+            raise
+    sandbox = await start([])
+    try:
+        await write_files(sandbox, tests, WRITTEN)
+    except BaseException:
+        await sandbox.stop()
+        raise
+    return sandbox, WRITTEN
+
+
+def _laid_out(tests: Files) -> str:
+    """Write files to a folder of the host, from which they are mounted; whoever runs in a sandbox may read them."""
+    shown = tempfile.mkdtemp(prefix="agentrl-tests-")
+    for path, file in tests.items():
+        place = Path(shown, "tests", path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(file.data)
+        place.chmod(file.mode | 0o444)
+    for folder in (each for each in Path(shown).rglob("*") if each.is_dir()):
+        folder.chmod(0o755)
+    return shown
+
+
 async def _tried(task: HarborTask, snapshot: bytes, start: Start) -> bytes:
     """Return what is there after the trial of the agent's program."""
     inputs = {path: file for path, file in task.tests.items() if path.startswith("trial/")}
-    async with _fresh(start, snapshot) as sandbox:
+    sandbox = await _left(snapshot, start, [])
+    try:
         await sandbox.execute(["rm", "-rf", "trial"], timeout_s=TRIAL_S)
         await write_files(sandbox, inputs, HOME)
         await sandbox.execute(["bash", "-p", "-c", task.tests[TRIAL].data.decode()], timeout_s=TRIAL_S)
         return await take(sandbox)
-
-
-@asynccontextmanager
-async def _fresh(start: Start, snapshot: bytes) -> AsyncIterator[Sandbox]:
-    sandbox = await start()
-    try:
-        await put(sandbox, snapshot, agents=True)
-        yield sandbox
     finally:
         await sandbox.stop()
 
 
+async def _left(snapshot: bytes, start: Start, mounts: Sequence[Mount]) -> Sandbox:
+    """Start a sandbox with what the agent left."""
+    return await _filled(await start(mounts), partial(put, snapshot=snapshot, of_agent=True))
+
+
+async def _untouched(environment: Files, start: Start, mounts: Sequence[Mount]) -> Sandbox:
+    """Start a sandbox with what the agent found."""
+    return await _filled(await start(mounts), partial(write_files, files=environment, folder=HOME))
+
+
+async def _filled(sandbox: Sandbox, fill: Callable[[Sandbox], Awaitable[None]]) -> Sandbox:
+    try:
+        await fill(sandbox)
+    except BaseException:
+        await sandbox.stop()
+        raise
+    return sandbox
+
+
 async def write_files(sandbox: Sandbox, files: Files, folder: str) -> None:
-    """Write a verifier's files.
+    """Write files of a task.
 
     Raises:
         InfraError: one does not fit, or the sandbox is gone.

@@ -9,18 +9,19 @@ import asyncio
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from agentrl.exceptions import AgentError, ConfigError, InfraError
 from agentrl.processes.ledger import ProcessLedger
 from agentrl.processes.owned import Processes
-from agentrl.sandbox.interface import HOME, Provider, Sandbox, SandboxSpec
+from agentrl.sandbox.interface import HOME, Mount, Provider, Sandbox, SandboxSpec
 from agentrl.sandbox.providers import SandboxSettings, provider
 from agentrl.tasks.harbor import SOLUTION
 from agentrl.tasks.shell.snapshot import put
-from agentrl.tasks.shell.verify import write_files
+from agentrl.tasks.shell.verify import Start, write_files
 from agentrl.tasks.swe.environment import image_spec
-from agentrl.tasks.swe.grade import Start, apply, changes_of, grade
+from agentrl.tasks.swe.grade import apply, changes_of, grade
 from agentrl.tasks.swe.instance import Instance
 from agentrl.tasks.swe.repository import visible_tree, whole_tree
 from agentrl.tasks.swe.source import InstanceSource
@@ -42,8 +43,8 @@ async def problem_of(source: InstanceSource, instance: Instance, provider: Provi
     started: list[Sandbox] = []
 
     def starting(spec: SandboxSpec) -> Start:
-        async def start() -> Sandbox:
-            started.append(await provider.start(spec, processes))
+        async def start(mounts: Sequence[Mount]) -> Sandbox:
+            started.append(await provider.start(replace(spec, mounts=[*spec.mounts, *mounts]), processes))
             return started[-1]
 
         return start
@@ -52,7 +53,7 @@ async def problem_of(source: InstanceSource, instance: Instance, provider: Provi
     try:
         whole = await whole_tree(instance, source.folder, starting(bare), in_image=in_image)
         visible = await asyncio.to_thread(visible_tree, instance, whole)
-        sandbox = await start()
+        sandbox = await start([])
         await put(sandbox, visible)
         await solve(sandbox, instance)
         solved = await grade(instance, whole, await changes_of(sandbox, visible), start, source.test_s)

@@ -9,7 +9,7 @@ repository and its history is hidden, and the agent works on a copy.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -153,9 +153,9 @@ class SweEnvironment(ShellEnvironment):
             await agents.stop()
         return await grade(self._instance, self._whole, found, self._start, self._source.test_s)
 
-    async def _bare(self) -> Sandbox:
+    async def _bare(self, mounts: Sequence[Mount]) -> Sandbox:
         """Start a sandbox that reads an image: its repository is not hidden."""
-        return await self._started(super().spec())
+        return await self._started(replace(super().spec(), mounts=mounts))
 
     @property
     def _in_image(self) -> bool:

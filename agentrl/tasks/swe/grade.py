@@ -4,6 +4,7 @@
 2. A fresh sandbox gets the repository as it was, and the tests. Of the agent's changes it gets those that `agentrl.tasks.swe.protected`
    lets through and that the tests do not bring themselves.
 3. The tests run there, and among them traps (`agentrl.tasks.swe.traps`), each of which has to fail.
+4. In another fresh sandbox the tests of the issue run as decoys (`agentrl.tasks.decoys`), which have to fail as well.
 
 Guarantees: no program of the agent's runs where the tests are but the package under test. The solution is in no sandbox. A change that is
 empty, too large or unreadable scores 0 without a run. A repository or a test patch that does not fit is an ``infra_error``, never a reward.
@@ -12,32 +13,37 @@ empty, too large or unreadable scores 0 without a run. A repository or a test pa
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from agentrl.exceptions import InfraError, InvalidError
 from agentrl.protocol import Verdict
-from agentrl.sandbox.interface import HOME, ExecResult, Sandbox
+from agentrl.sandbox.interface import HOME, ExecResult, Mount, Sandbox
+from agentrl.tasks.decoys import decoy_of
+from agentrl.tasks.pytest_log import BAD, Status
+from agentrl.tasks.shell.controls import in_any_order
 from agentrl.tasks.shell.snapshot import UnusableError, put, take
-from agentrl.tasks.shell.verify import run_verifier
+from agentrl.tasks.shell.verify import Start, run_verifier
 from agentrl.tasks.swe.diffs import paths_of
 from agentrl.tasks.swe.external import parse_with_swebench, results_with_swebench
-from agentrl.tasks.swe.instance import Instance
-from agentrl.tasks.swe.logs import BAD, LINES, Status, Statuses, contradictions, log_of, statuses_of
+from agentrl.tasks.swe.instance import Grading, Instance
+from agentrl.tasks.swe.logs import LINES, Statuses, contradictions, failed_subtests, log_of, statuses_of
 from agentrl.tasks.swe.protected import is_protected
 from agentrl.tasks.swe.resolved import report_of
-from agentrl.tasks.swe.traps import path_of, planted
+from agentrl.tasks.swe.traps import path_of, planted, test_of
 from agentrl.tasks.swe.tree import MOST_TREE, UNTAKEN, Changes, changes, entries_of, tree_of
 
-Start = Callable[[], Awaitable[Sandbox]]
 GIT_S, MOST_LOG = 60.0, 4 << 20
 MOST_CHANGED = 4 << 20
 """Most bytes of an agent's changes."""
 GIT = ("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "safe.directory=*")
 FORGED: Status = "ERROR"
 """Of a test that the log calls both passed and failed."""
+FAILED: Status = "FAILED"
+QUIET = {"HOME": "/tmp", "PYTHONNOUSERSITE": "1"}
+"""So that no start file of the agent's runs with the tests."""
 
 
 @dataclass(frozen=True)
@@ -88,20 +94,64 @@ async def grade(
     if not fine and not always:
         why = "only tests, or files that decide how they run, have changed" if found else "nothing has changed"
         return Graded(Verdict(status="task_failed", score=0.0, detail=why))
-    sandbox = await start()
+    patches: list[str] = []
+
+    async def ready(changes: Changes, mounts: Sequence[Mount] = (), *, decoys: bool = False) -> _Ready:
+        """Start a sandbox with the repository, its tests and some changes."""
+        sandbox = await start(mounts)
+        try:
+            await put(sandbox, tree)
+            # Before the changes, which therefore cannot make this fail.
+            if instance.grading.test_patch:
+                await apply(sandbox, instance.grading.test_patch, "the test patch")
+            failing = await _set_decoys(sandbox, instance) if decoys else frozenset[str]()
+            traps = await _set_traps(sandbox, instance)
+            patches.append(await _changed(sandbox, changes))
+        except BaseException:
+            await sandbox.stop()
+            raise
+        return _Ready(sandbox, traps, failing)
+
+    async def holding(changes: Changes, mounts: Sequence[Mount]) -> Sandbox:
+        return (await ready(changes, mounts)).sandbox
+
+    async def real() -> Verdict:
+        begun = await ready(fine)
+        try:
+            result = await _run(begun.sandbox, instance, seconds)
+        finally:
+            await begun.sandbox.stop()
+        return await verdict_of(instance, result, begun.traps, seconds)
+
+    async def control() -> str:
+        begun = await ready(fine, decoys=True)
+        try:
+            if not begun.failing:
+                return ""
+            result = await _run(begun.sandbox, instance, seconds)
+        finally:
+            await begun.sandbox.stop()
+        return await deceived(instance, result, begun.failing)
+
     try:
-        await put(sandbox, tree)
-        # Before the changes, which therefore cannot make this fail.
-        if instance.grading.test_patch:
-            await apply(sandbox, instance.grading.test_patch, "the test patch")
-        traps = await _set_traps(sandbox, instance)
-        patch = await _changed(sandbox, fine)
         if instance.task is not None:
-            return Graded(await run_verifier(instance.task, sandbox), patch)
-        result = await _run(sandbox, instance, seconds)
-    finally:
-        await sandbox.stop()
-    return Graded(await verdict_of(instance, result, traps, seconds), patch)
+            verdict = await run_verifier(instance.task, partial(holding, fine), partial(holding, Changes({}, ())))
+        else:
+            verdict, why = await in_any_order(real, control)
+            if verdict.score and why:
+                verdict = Verdict(status="task_failed", score=0.0, detail=why)
+    except UnusableError as error:
+        return Graded(Verdict(status="task_failed", score=0.0, detail=str(error)))
+    return Graded(verdict, patches[0])
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A sandbox in which the tests can run, the traps among them, and those that have to fail because they are decoys."""
+
+    sandbox: Sandbox
+    traps: Sequence[str]
+    failing: frozenset[str]
 
 
 async def verdict_of(instance: Instance, result: ExecResult, traps: Sequence[str], seconds: float) -> Verdict:
@@ -109,23 +159,46 @@ async def verdict_of(instance: Instance, result: ExecResult, traps: Sequence[str
     grading = instance.grading
     if result.timed_out:
         return Verdict(status="task_failed", score=0.0, detail=f"the tests did not end within {seconds:g} s")
-    log = log_of(result.output.decode(errors="replace"), result.exit_code)
-    if grading.runs:
-        lines = LINES.get(grading.framework) or await results_with_swebench(grading.framework, log)
-        parsed = statuses_of(log, lambda text: dict(lines(text)))
-        if parsed is None or not traps or not all(parsed.get(trap) in BAD for trap in traps):
-            return Verdict(status="task_failed", score=0.0, detail="the tests did not run to their end as they are")
-        forged = contradictions(lines(log)).intersection({*grading.fail_to_pass, *grading.pass_to_pass})
-        statuses: Statuses | None = {**parsed, **dict.fromkeys(forged, FORGED)}
-    else:
-        found = await parse_with_swebench(grading.framework, log)
-        statuses = statuses_of(log, lambda _: found)
-        if statuses is None:
-            return Verdict(status="task_failed", score=0.0, detail="the log of the tests tells of no run")
+    statuses = await _statuses(grading, result)
+    if statuses is None:
+        return Verdict(status="task_failed", score=0.0, detail="the log of the tests tells of no run")
+    if grading.runs and (not traps or not all(statuses.get(trap) in BAD for trap in traps)):
+        return Verdict(status="task_failed", score=0.0, detail="the tests did not run to their end as they are")
     report = report_of(statuses, grading.fail_to_pass, grading.pass_to_pass)
     return Verdict(
         status="ok" if report.resolved else "task_failed", score=float(report.resolved), detail=str(report)[:500]
     )
+
+
+async def deceived(instance: Instance, result: ExecResult, failing: Collection[str]) -> str:
+    """Return why a run of the decoys shows that the tests were deceived; empty if it does not.
+
+    Args:
+        instance: whose tests ran.
+        result: of the run.
+        failing: the tests that fail with every solution, such as ``Class::test_a``.
+    """
+    statuses = await _statuses(instance.grading, result) or {}
+    trapped = {name: status for name, status in statuses.items() if test_of(name) in failing}
+    if "PASSED" in trapped.values():
+        return "a test of the issue passes with a wrong expected value, too"
+    return "" if any(status in BAD for status in trapped.values()) else "the tests did not run to their end as they are"
+
+
+async def _statuses(grading: Grading, result: ExecResult) -> Statuses | None:
+    """Return what the log of a run says of each test; None if it tells of no run."""
+    log = log_of(result.output.decode(errors="replace").replace("\r\n", "\n"), result.exit_code)
+    subtests = failed_subtests(log)
+    if not grading.runs:
+        found = await parse_with_swebench(grading.framework, log)
+        parsed, forged = statuses_of(log, lambda _: found), set[str]()
+    else:
+        lines = LINES.get(grading.framework) or await results_with_swebench(grading.framework, log)
+        parsed = statuses_of(log, lambda text: dict(lines(text)))
+        forged = contradictions(lines(log)).intersection({*grading.fail_to_pass, *grading.pass_to_pass})
+    if parsed is None:
+        return None
+    return {**parsed, **dict.fromkeys(subtests.intersection(parsed), FAILED), **dict.fromkeys(forged, FORGED)}
 
 
 async def apply(sandbox: Sandbox, diff: str, what: str, *, reverse: bool = False) -> None:
@@ -167,6 +240,7 @@ async def _changed(sandbox: Sandbox, fine: Changes) -> str:
     """Carry changes out in a fresh sandbox; return them as a diff.
 
     Raises:
+        UnusableError: they cannot be.
         InfraError: the sandbox failed.
     """
     if not fine:
@@ -174,8 +248,10 @@ async def _changed(sandbox: Sandbox, fine: Changes) -> str:
     await begin_git(sandbox)
     # Nothing below a link that is new, and no folder in the way of a file.
     gone = [*fine.removed, *fine.written]
-    await sandbox.execute(["xargs", "-0", "rm", "-rf", "--"], timeout_s=GIT_S, stdin="\0".join(gone).encode())
-    await put(sandbox, tree_of(fine.written))
+    await sandbox.execute(
+        ["xargs", "-0", "rm", "-rf", "--"], timeout_s=GIT_S, stdin="\0".join(gone).encode(errors="surrogateescape")
+    )
+    await put(sandbox, tree_of(fine.written), of_agent=True)
     line = "git add -A -f . && git diff --cached --binary --no-ext-diff --no-textconv --no-color"
     result = await sandbox.execute(
         ["bash", "-p", "-c", line], timeout_s=GIT_S, env=_IDENTITY, most_output=2 * MOST_CHANGED
@@ -207,6 +283,27 @@ async def _set_traps(sandbox: Sandbox, instance: Instance) -> list[str]:
     return traps
 
 
+async def _set_decoys(sandbox: Sandbox, instance: Instance) -> frozenset[str]:
+    """Turn the tests of the issue into decoys; return those that fail with every solution.
+
+    Raises:
+        InfraError: a sandbox failed.
+    """
+    grading = instance.grading
+    wanted = {test_of(name) for name in grading.fail_to_pass}
+    paths = [*filter(None, map(path_of, grading.fail_to_pass)), *paths_of(grading.test_patch)]
+    failing: set[str] = set()
+    for path in dict.fromkeys(path for path in paths if path.endswith(".py")):
+        try:
+            text = (await sandbox.read_file(f"{HOME}/{path}")).decode()
+        except (InvalidError, ValueError):
+            continue
+        if decoy := decoy_of(text, {name.rpartition("::")[2] for name in wanted}):
+            await sandbox.write_file(f"{HOME}/{path}", decoy.text.encode())
+            failing |= decoy.failing
+    return frozenset(failing & wanted)
+
+
 async def _run(sandbox: Sandbox, instance: Instance, seconds: float) -> ExecResult:
     """Run the tests."""
     grading = instance.grading
@@ -214,12 +311,13 @@ async def _run(sandbox: Sandbox, instance: Instance, seconds: float) -> ExecResu
     if grading.runs == "unittest":
         asked = json.dumps({"modules": [path.removesuffix(".py").replace("/", ".") for path in files]})
         argv = ["python3", "-I", "-B", "-c", _runner()]
-        return await sandbox.execute(argv, timeout_s=seconds, stdin=asked.encode(), most_output=MOST_LOG)
+        return await sandbox.execute(argv, timeout_s=seconds, stdin=asked.encode(), env=QUIET, most_output=MOST_LOG)
     if grading.runs == "pytest":
         options = ["-rA", "--tb=no", "-p", "no:cacheprovider", "-o", "addopts=", "--color=no", "-q"]
         argv = ["python3", "-B", "-m", "pytest", *options, *files]
-        return await sandbox.execute(argv, timeout_s=seconds, most_output=MOST_LOG)
-    return await sandbox.execute(["bash", "-p", "-c", grading.command], timeout_s=seconds, most_output=MOST_LOG)
+        return await sandbox.execute(argv, timeout_s=seconds, env=QUIET, most_output=MOST_LOG)
+    argv = ["bash", "-p", "-c", grading.command]
+    return await sandbox.execute(argv, timeout_s=seconds, env=QUIET, most_output=MOST_LOG)
 
 
 @cache

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from agentrl.exceptions import ConfigError
+from agentrl.tasks.links import unlinked
 from agentrl.tasks.swe.diffs import reversed_diff
 from agentrl.tasks.swe.instance import FRAMEWORKS, PYTEST_PARSERS, Instance, instance_of
 from slime.utils.data import json_objects, read_json, read_text
@@ -57,9 +58,9 @@ def read_raw(place: Path) -> Iterator[Raw]:
                 f"{place} has neither rows (*.jsonl, *.json, *.parquet) nor folders with patch.diff; name another"
             )
         for file in files:
-            yield from read_raw(file)
+            yield from read_raw(unlinked(place, file))
         for report in reports:
-            yield _of_folder(report.parent)
+            yield _of_folder(unlinked(place, report).parent)
         return
     try:
         if place.suffix == ".parquet":
@@ -179,11 +180,12 @@ def _of_folder(folder: Path) -> Raw:
     """Return the row of one of SWE-smith's folders; a statement is in ``problem_statement.md`` or in ``metadata.json``.
 
     Raises:
-        ConfigError: a file cannot be read.
+        ConfigError: a file cannot be read, or is a link.
     """
-    metadata, statement, patch = (folder / name for name in ("metadata.json", "problem_statement.md", "patch.diff"))
+    names = ("report.json", "metadata.json", "problem_statement.md", "patch.diff")
+    reported, metadata, statement, patch = (unlinked(folder, folder / name) for name in names)
     try:
-        report: Any = read_json(read_text(folder / "report.json"))
+        report: Any = read_json(read_text(reported))
         row: Any = read_json(read_text(metadata)) if metadata.is_file() else {}
         if not isinstance(report, dict) or not isinstance(row, dict):
             raise ValueError("report.json and metadata.json are objects")

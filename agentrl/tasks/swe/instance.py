@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from agentrl.exceptions import ConfigError
-from agentrl.tasks.harbor import HarborTask
+from agentrl.tasks.harbor import HarborTask, ImageName
 from agentrl.tasks.swe.diffs import paths_of
 
 FRAMEWORKS = ("unittest", "pytest")
@@ -136,7 +136,7 @@ class Row(BaseModel):
     PASS_TO_PASS: Ids = ()
     log_parser: str = "pytest"
     test_cmd: str | None = None
-    image_name: str | None = None
+    image_name: ImageName | None = None
     bug_patch: str | None = None
     benchmark: str = "local"
 

@@ -10,13 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Literal
 
-Status = Literal["PASSED", "FAILED", "SKIPPED", "ERROR", "XFAIL"]
+from agentrl.tasks.pytest_log import BAD, Status, results
+
 Statuses = Mapping[str, Status]
 Parser = Callable[[str], Statuses]
-WORDS: tuple[Status, ...] = ("FAILED", "PASSED", "SKIPPED", "ERROR", "XFAIL")
-BAD: tuple[Status, ...] = ("FAILED", "ERROR")
 BEGIN, END, EXIT = ">>>>> Start Test Output", ">>>>> End Test Output", ">>>>> Test Exit Code"
 UNUSABLE = (">>>>> Patch Apply Failed", ">>>>> Reset Failed", ">>>>> Tests Errored", ">>>>> Tests Timed Out")
 """Lines of other harnesses, which say that the tests did not run."""
@@ -39,15 +37,18 @@ def lines_of_unittest(log: str) -> Iterator[tuple[str, Status]]:
 
 
 def lines_of_pytest(log: str) -> Iterator[tuple[str, Status]]:
-    """Yield the results in pytest's summary (``-rA``): a status, the test's id, and perhaps a reason."""
-    for line in log.split("\n"):
-        word: Status | None = next((each for each in WORDS if line.startswith(each)), None)
-        if word is None:
-            continue
-        parts = (line.replace(" - ", " ") if word == "FAILED" else line).split()
-        counts_places = len(parts) > 1 and parts[0] == "SKIPPED" and re.fullmatch(r"\[\d+\]", parts[1])
-        if len(parts) > 1 and parts[0] in WORDS and not counts_places:
-            yield parts[1], word
+    """Yield the results in pytest's summary (``-rA``): of the whole id, and of its first word, as which data sets write it."""
+    for name, status in results(log):
+        yield name, status
+        if (first := name.split(" ")[0]) != name:
+            yield first, status
+
+
+def failed_subtests(log: str) -> set[str]:
+    """Return the tests of which pytest's summary says that a subtest failed."""
+    return {
+        name for line in log.split("\n") if line.startswith("SUB") for name, status in results(line) if status in BAD
+    }
 
 
 LINES: Mapping[str, Callable[[str], Iterator[tuple[str, Status]]]] = MappingProxyType(

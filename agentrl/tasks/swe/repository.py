@@ -17,9 +17,11 @@ from functools import lru_cache
 from pathlib import Path
 
 from agentrl.exceptions import ConfigError, InfraError
+from agentrl.tasks.links import unlinked
 from agentrl.tasks.shell.snapshot import UnusableError, clean, put, take
+from agentrl.tasks.shell.verify import Start
 from agentrl.tasks.swe.generate import files_of, is_generated
-from agentrl.tasks.swe.grade import Start, apply
+from agentrl.tasks.swe.grade import apply
 from agentrl.tasks.swe.instance import Instance
 from agentrl.tasks.swe.traps import path_of
 from agentrl.tasks.swe.tree import MOST_TREE, UNTAKEN, Entries, entries_of, tree_of, tree_of_files
@@ -51,7 +53,7 @@ async def whole_tree(instance: Instance, folder: Path | None, start: Start, *, i
     found = b"" if in_image else from_folder(folder, instance.id, instance.repo, instance.commit)
     if found and not instance.bug:
         return found
-    sandbox = await start()
+    sandbox = await start([])
     try:
         if in_image:
             found = await take(sandbox, most_bytes=MOST_TREE, without=UNTAKEN, folder=IN_IMAGE)
@@ -85,10 +87,10 @@ def from_folder(folder: Path | None, name: str, repo: str, commit: str) -> bytes
     repos, flat = folder / REPOS, repo.replace("/", "__")
     for stem in (name, f"{flat}-{commit}"):
         for ending in (".tar.gz", ".tgz", ".tar"):
-            if (file := repos / f"{stem}{ending}").is_file():
+            if (file := unlinked(folder, repos / f"{stem}{ending}")).is_file():
                 return _cleaned(_unpacked(file), file, wrapped=True)
     for place in (repos / f"{flat}.git", repos / flat, repos / f"{flat}.bundle"):
-        if place.exists():
+        if unlinked(folder, place).exists():
             return _cleaned(_from_git(place, commit), place)
     raise ConfigError(
         f"{name}: {repos} has neither {flat}.git, {flat}.bundle nor {flat}-{commit}.tar.gz; make a mirror with: "
@@ -104,7 +106,8 @@ def _from_git(place: Path, commit: str) -> bytes:
         (own / "info").mkdir(exist_ok=True)
         (own / "info" / "attributes").write_text("* -export-ignore -export-subst\n")
         if place.is_dir():
-            objects = next((path for path in (place / "objects", place / ".git" / "objects") if path.is_dir()), None)
+            folders = (unlinked(place, each) for each in (place / "objects", place / ".git" / "objects"))
+            objects = next((each for each in folders if each.is_dir()), None)
             if objects is None:
                 raise ConfigError(f"{place} is no git repository; clone the mirror again")
             (own / "objects" / "info" / "alternates").write_text(f"{objects.resolve()}\n")

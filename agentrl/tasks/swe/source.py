@@ -20,6 +20,7 @@ from agentrl.environment import Task, Weight
 from agentrl.exceptions import ConfigError
 from agentrl.sandbox.interface import Limits
 from agentrl.tasks.harbor import TASK_TOML, read_task
+from agentrl.tasks.links import unlinked
 from agentrl.tasks.names import SPLITS
 from agentrl.tasks.swe.contamination import overlaps
 from agentrl.tasks.swe.external import packages
@@ -203,7 +204,7 @@ class InstanceSource(EnvironmentConfig):
                 f"{missing[0] if missing else self.folder / '*.jsonl'} is missing; write it with: python -m agentrl.tasks.swe "
                 f"import {self.benchmark or 'swe-gym'} ROWS {self.folder}"
             )
-        return files
+        return [unlinked(self.folder, file) for file in files]
 
 
 def read_rows(file: Path) -> list[Instance]:

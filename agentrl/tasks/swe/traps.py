@@ -38,6 +38,15 @@ def path_of(name: str) -> str:
     return name.split("::")[0] if ".py" in name.split("::")[0] else ""
 
 
+def test_of(name: str) -> str:
+    """Return a test's name in its file, such as ``Class::test_a``, from its id."""
+    if found := re.match(r"^(\w+) \(([\w.]+)\)", name):
+        classes = found[2].removesuffix(f".{found[1]}").rpartition(".")[2]
+        return f"{classes}::{found[1]}"
+    path, _, rest = name.partition("[")[0].partition("::")
+    return rest or path.split(" ")[0]
+
+
 def planted(text: str, path: str, names: Sequence[str]) -> tuple[str, list[str]]:
     """Return a file of tests with traps in it, and their ids.
 

@@ -10,6 +10,7 @@ raises an error with its name.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from typing import Literal
 from agentrl.environment import Task, Weight
 from agentrl.exceptions import ConfigError
 from agentrl.tasks.harbor import TASK_TOML, HarborTask, read_task
+from agentrl.tasks.links import unlinked
 from agentrl.tasks.shell.environment import TASKS_PER_FAMILY
 from agentrl.tasks.shell.families import FAMILIES, NEEDS
 from agentrl.tasks.shell.generate import SPLITS, generate, task_name
@@ -121,12 +123,12 @@ def _named(file: Path) -> Iterator[tuple[str, Path]]:
     for number, row in rows:
         try:
             name = row["task"]["task_path"]
-            folder = (root / name).resolve()
+            folder = Path(os.path.normpath(root / name))
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{file}: line {number} has no task with a task_path ({error}); correct it") from error
         if not folder.is_relative_to(root):
             raise ConfigError(f"{file}: line {number}: {name} leaves {root}; put the task below it")
-        yield name, folder
+        yield name, unlinked(root, folder)
 
 
 def _weighed(name: str, task: HarborTask) -> Task:

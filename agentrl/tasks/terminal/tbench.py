@@ -7,18 +7,17 @@ name and is built beforehand. Guarantee: a folder that cannot run raises an erro
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrl.exceptions import ConfigError
 from agentrl.tasks.harbor import (
+    OF_AN_IMAGE,
     SOLUTION,
-    TEST,
     File,
     Files,
     HarborTask,
@@ -28,23 +27,15 @@ from agentrl.tasks.harbor import (
     VerifierStage,
     files_below,
     read_settings,
-    text_of,
+    services_of,
 )
+from agentrl.tasks.terminal.tbench_reward import judge
 
 TASK_YAML = "task.yaml"
 RUN_TESTS = "run-tests.sh"
 PREFIX_VARIABLE = "TBENCH_DOCKER_PULL_PREFIX"
-OF_THE_IMAGE = ("Dockerfile", "docker-compose.yaml", "docker-compose.yml")
-NOT_SEEN = (TASK_YAML, RUN_TESTS, "solution.sh", "solution.yaml", "solution.yml", *OF_THE_IMAGE)
+NOT_SEEN = (TASK_YAML, RUN_TESTS, "solution.sh", "solution.yaml", "solution.yml", *OF_AN_IMAGE)
 FOLDERS_NOT_SEEN = ("tests/", "solution/")
-TEST_SH = """#!/bin/bash
-# Runs the tests of terminal-bench on the agent's working directory, and writes the share that passed.
-here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-export TEST_DIR="$here/tests" PYTHONDONTWRITEBYTECODE=1
-cd "${TASK_HOME:-/work}"
-bash -p "$here/run-tests.sh" > "$here/log" 2>&1
-exec python3 -I "$here/tbench_reward.py" "$here/log" "$?" "${REWARD_FILE:-/logs/verifier/reward.txt}"
-"""
 Seconds = Annotated[float, Field(gt=0, le=7200)]
 
 
@@ -71,7 +62,7 @@ def read_tbench(folder: Path, image_prefix: str | None = None) -> HarborTask:
     Raises:
         ConfigError: something is missing or unusable.
     """
-    told = read_settings(folder / TASK_YAML, _Yaml, yaml.safe_load, yaml.YAMLError, "YAML")
+    told = read_settings(folder, TASK_YAML, _Yaml, yaml.safe_load, yaml.YAMLError, "YAML")
     if told.parser_name != "pytest":
         raise ConfigError(
             f"{folder / TASK_YAML}: parser_name {told.parser_name!r} is not supported; use tests of pytest, or write a "
@@ -80,30 +71,25 @@ def read_tbench(folder: Path, image_prefix: str | None = None) -> HarborTask:
     below = files_below(folder)
     if RUN_TESTS not in below:
         raise ConfigError(f"{folder / RUN_TESTS} is missing; add the script that runs the tests")
-    tests: dict[str, File] = {path: file for path, file in below.items() if path.startswith("tests/")}
+    tests = {path.removeprefix("tests/"): file for path, file in below.items() if path.startswith("tests/")}
     return HarborTask(
         name=folder.name,
         instruction=told.instruction,
         environment=MappingProxyType({} if _needs_image(below) else _seeds(below)),
-        tests=MappingProxyType(
-            {
-                **tests,
-                TEST: File(TEST_SH.encode(), 0o755),
-                RUN_TESTS: below[RUN_TESTS],
-                "tbench_reward.py": File(_reward_program()),
-            }
-        ),
+        tests=MappingProxyType({**tests, RUN_TESTS: below[RUN_TESTS]}),
         solution=MappingProxyType({SOLUTION: below["solution.sh"]} if "solution.sh" in below else {}),
         settings=Settings(
             agent=Stage(timeout_sec=told.max_agent_timeout_sec),
             verifier=VerifierStage(timeout_sec=told.max_test_timeout_sec),
-            environment=Machine(docker_image=_image(folder, below, image_prefix)),
+            environment=_machine(folder, _image(folder, below, image_prefix)),
         ),
+        script=RUN_TESTS,
+        judge=judge,
     )
 
 
 def _needs_image(below: Files) -> bool:
-    return any(name in below for name in OF_THE_IMAGE)
+    return any(name in below for name in OF_AN_IMAGE)
 
 
 def _seeds(below: Files) -> dict[str, File]:
@@ -113,12 +99,19 @@ def _seeds(below: Files) -> dict[str, File]:
     }
 
 
+def _machine(folder: Path, image: str | None) -> Machine:
+    try:
+        return Machine(docker_image=image)
+    except ValidationError:
+        raise ConfigError(f"{folder}: {image!r} is no name of an image; correct it") from None
+
+
 def _image(folder: Path, below: Files, prefix: str | None) -> str | None:
     """Return the name of the folder's image; None if it needs none."""
     if not _needs_image(below):
         return None
-    for name in OF_THE_IMAGE[1:]:
-        services = _services(folder / name) if name in below else []
+    for name in OF_AN_IMAGE[1:]:
+        services = services_of(folder, name) if name in below else []
         named = [each["image"] for each in services if isinstance(each.get("image"), str) and "build" not in each]
         if len(named) == len(services) == 1 and "$" not in named[0]:
             return named[0]
@@ -132,16 +125,3 @@ def _image(folder: Path, below: Files, prefix: str | None) -> str | None:
             f"{PREFIX_VARIABLE}=tasks/ and start the pool with --sandbox docker --sandbox-image tasks/{folder.name}"
         )
     return f"{prefix}{folder.name}"
-
-
-def _services(path: Path) -> list[dict[str, Any]]:
-    try:
-        services = yaml.safe_load(text_of(path))["services"]
-        return [dict(each) for each in services.values()]
-    except (yaml.YAMLError, KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{path} has no services: {error}; correct it") from error
-
-
-@cache
-def _reward_program() -> bytes:
-    return (Path(__file__).parent / "tbench_reward.py").read_bytes()

@@ -14,6 +14,7 @@ from pathlib import Path
 from agentrl.exceptions import ConfigError
 from agentrl.tasks.gui.osworld.settings import VmSettings
 from agentrl.tasks.gui.osworld.task_file import TaskFile, UnsupportedTask, read_meta, read_task
+from agentrl.tasks.links import unlinked
 from agentrl.tasks.names import Split
 
 logger = logging.getLogger(__name__)
@@ -60,7 +61,8 @@ def _files(settings: VmSettings) -> dict[str, Path]:
     found = sorted(Path(settings.task_dir).absolute().glob(f"{EXAMPLES}/*/*.json"))
     if not found:
         raise ConfigError(f"GUI_TEST_CONFIG_BASE_DIR={settings.task_dir} has no {EXAMPLES}/DOMAIN/ID.json")
-    return {f"osworld/{path.parent.name}/{path.stem}": path for path in found}
+    root = Path(settings.task_dir).absolute()
+    return {f"osworld/{path.parent.name}/{path.stem}": unlinked(root, path) for path in found}
 
 
 def _listed(settings: VmSettings) -> dict[Split, list[str]]:

@@ -10,6 +10,7 @@ import pytest
 
 from agentrl.exceptions import ConfigError
 from agentrl.tasks.harbor import MOST_BYTES, File, HarborTask, read_task, write_task
+from agentrl.tasks.links import unlinked
 
 TOML = """
 version = "1.0"
@@ -85,8 +86,142 @@ def test_a_folder_is_not_written_over(folder: Path) -> None:
         write_task(read_task(folder), TOML, folder)
 
 
+def _toml(text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / "task.toml").write_text(text)
+
+
 def _link(folder: Path) -> None:
     (folder / "tests/key").symlink_to("/etc/passwd")
+
+
+def _linked(name: str) -> Callable[[Path], object]:
+    """Return what puts a link to a file or folder elsewhere in the place of a part of a task."""
+
+    def spoil(folder: Path) -> None:
+        (folder / name).rename(folder.parent / "elsewhere")
+        (folder / name).symlink_to(folder.parent / "elsewhere")
+
+    return spoil
+
+
+def _compose(services: str, name: str = "docker-compose.yaml", toml: str = "") -> Callable[[Path], object]:
+    def spoil(folder: Path) -> None:
+        (folder / "environment" / name).write_text(f"services: {services}\n")
+        (folder / "task.toml").write_text(TOML + toml)
+
+    return spoil
+
+
+def _tests(**files: str) -> Callable[[Path], object]:
+    """Return what replaces the verifier's files."""
+
+    def spoil(folder: Path) -> None:
+        for name, text in files.items():
+            (folder / "tests" / name.replace("_", ".")).write_text(text)
+
+    return spoil
+
+
+IMAGE = 'docker_image = "x:1"\n'
+TWO = "{a: {image: x}, b: {image: y}}"
+CANNOT_RUN = [
+    (_compose(TWO), "has 2 services"),
+    *((_compose(TWO, name), "has 2 services") for name in ("docker-compose.yml", "compose.yaml", "compose.yml")),
+    (_compose(TWO, toml=IMAGE), "has 2 services"),
+    (_compose("{a: {image: x}}"), "has a docker-compose.yaml; build it"),
+    (_compose("[1]", toml=IMAGE), "has no services"),
+    *(
+        (_toml(text), says)
+        for text, says in (
+            ("[[steps]]\nname = 'a'\n[[steps]]\nname = 'b'", "has 2 steps"),
+            ("[verifier]\nenvironment_mode = 'separate'", "'separate' needs a second image"),
+            ("[environment]\ncpus = inf", "environment.cpus"),
+            ("[environment]\ncpus = nan", "environment.cpus"),
+            ("[environment]\nmemory_mb = 1000000000000", "environment.memory_mb"),
+            ("[environment]\nstorage_mb = 1000000000000", "environment.storage_mb"),
+            (f"[environment]\nmemory = '{'9' * 400}T'", "environment.memory_mb"),
+            *(
+                (f"[environment]\ndocker_image = {name!r}", "is no name of an image")
+                for name in ("--privileged", "", "a b", "a,b", "-v")
+            ),
+        )
+    ),
+    (
+        _tests(test_sh="python3 grade.py", grade_py="open('/logs/verifier/reward.txt', 'w').write('1')"),
+        "grade.py writes below /logs",
+    ),
+    (_tests(test_sh="D=/logs/verifier\necho 1 > $D/reward.txt # REWARD_FILE"), "test.sh writes below /logs"),
+    (_tests(test_sh="# REWARD_FILE\ncd /logs && echo 1 > verifier/reward.txt"), "test.sh writes below /logs"),
+    (_tests(test_sh="cd / && cd logs/verifier && echo 1 > reward.txt"), "test.sh writes below /logs"),
+    (_tests(test_sh="echo '{}' > /logs/verifier/reward.json"), "test.sh writes below /logs"),
+    *(
+        (_linked(name), "is a symbolic link")
+        for name in (
+            "instruction.md",
+            "task.toml",
+            "environment",
+            "tests",
+            "solution",
+            "tests/test.sh",
+            "environment/a",
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("spoil", "says"), CANNOT_RUN)
+def test_a_folder_that_cannot_run(folder: Path, spoil: Callable[[Path], object], says: str) -> None:
+    spoil(folder)
+    with pytest.raises(ConfigError, match=says):
+        read_task(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _compose("{a: {build: .}}", toml=IMAGE),
+        _toml("[verifier]\nenvironment_mode = 'shared'"),
+        _tests(test_sh="python3 grade.py", grade_py="import os; open(os.environ['REWARD_FILE'], 'w').write('1')"),
+        _tests(test_sh="echo 'a # b' > ${REWARD_FILE:-/logs/verifier/reward.txt}"),
+        _tests(
+            test_sh='echo "#" > "${#x}"; python3 grade.py "$REWARD_FILE"', grade_py="# writes /logs/verifier/reward.txt"
+        ),
+        _tests(test_sh="grader-of-the-image"),
+        _tests(test_sh="cat /logs.txt # /logs/verifier"),
+    ],
+)
+def test_a_folder_that_may_run(folder: Path, change: Callable[[Path], object]) -> None:
+    change(folder)
+    read_task(folder)
+
+
+def test_byte_order_marks_are_no_text(folder: Path) -> None:
+    for name in ("task.toml", "instruction.md"):
+        (folder / name).write_bytes(b"\xef\xbb\xbf" + (folder / name).read_bytes())
+    task = read_task(folder)
+    assert (task.instruction, task.settings.agent.timeout_sec) == ("Do it.\n", 30)
+
+
+def test_the_folder_itself_may_be_a_link(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "named").symlink_to(folder)
+    assert read_task(tmp_path / "named").instruction == "Do it.\n"
+
+
+def test_paths_of_folders_of_others(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "a").mkdir(parents=True)
+    (root / "a" / "file").touch()
+    (root / "b").symlink_to(root / "a")
+    (tmp_path / "link").symlink_to(root)
+    assert unlinked(tmp_path / "link", tmp_path / "link" / "a" / "file").is_file()
+    for path, says in {
+        "b/file": "symbolic link",
+        "b": "symbolic link",
+        "../x": "leaves",
+        "a/../../x": "leaves",
+    }.items():
+        with pytest.raises(ConfigError, match=says):
+            unlinked(root, root / path)
 
 
 def _pipe(folder: Path) -> None:

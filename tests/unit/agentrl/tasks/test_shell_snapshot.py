@@ -223,7 +223,7 @@ class Full:
 
 async def test_what_is_not_unpacked_is_the_error_of_who_made_it() -> None:
     with pytest.raises(UnusableError, match="No space"):
-        await put(Full(), b"", agents=True)  # type: ignore[arg-type]
+        await put(Full(), b"", of_agent=True)  # type: ignore[arg-type]
     with pytest.raises(InfraError, match="No space"):
         await put(Full(), b"")  # type: ignore[arg-type]
 

@@ -1,0 +1,58 @@
+"""Agents that tamper with the tests that run or import what they wrote, in real sandboxes: none has a reward, and a right program has."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agentrl.environment import Task
+from agentrl.sandbox.bubblewrap import Bubblewrap
+from agentrl.sandbox.interface import SandboxSpec
+from agentrl.tasks.harbor import HarborTask, read_task
+from agentrl.tasks.shell.environment import ShellEnvironment
+from agentrl.tasks.terminal.tbench import read_tbench
+from tests.helpers.sandboxes import processes_that_end
+from tests.helpers.shell_agents import judged
+from tests.helpers.tampering import PYTEST, TAMPERING, Way, harbor_folder, tbench_folder
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap: run scripts/setup_bubblewrap.sh"),
+]
+
+PROVIDER = Bubblewrap()
+"""It proves what it promises once."""
+FOLDERS: dict[str, Callable[[Path, Way], HarborTask]] = {
+    "tbench with pytest": lambda folder, way: read_tbench(tbench_folder(folder, way, prints=False)),
+    "tbench that prints": lambda folder, way: read_tbench(tbench_folder(folder, way, prints=True)),
+    "harbor": lambda folder, way: read_task(harbor_folder(folder, way)),
+}
+
+
+@pytest.mark.parametrize("way", ["run", "import"])
+@pytest.mark.parametrize("kind", FOLDERS)
+async def test_no_tampering_agent_scores(kind: str, way: Way, tmp_path: Path) -> None:
+    task = FOLDERS[kind](tmp_path / "task", way)
+
+    class Real(ShellEnvironment):
+        provider = PROVIDER
+
+        def load(self, task: Task) -> HarborTask:
+            return given
+
+        def spec(self) -> SandboxSpec:
+            return replace(super().spec(), mounts=PYTEST)
+
+    given = task
+    async with processes_that_end(tmp_path) as processes:
+        environment = Real(processes)
+        right = await judged(environment, "x", task.solution["solve.sh"].data.decode())
+        assert (right.status, right.score) == ("ok", 1.0), right.detail
+        found = {name: await judged(environment, "x", command) for name, command in TAMPERING.items()}
+    assert {name: (each.status, each.score) for name, each in found.items()} == dict.fromkeys(
+        TAMPERING, ("task_failed", 0.0)
+    )
