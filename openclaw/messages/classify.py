@@ -13,7 +13,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from openclaw.messages.side_calls import Asked, ClientCall, client_call, own_request
+from openclaw.messages.own_requests import own_request
+from openclaw.messages.side_calls import Asked, ClientCall, client_call
 from openclaw.messages.text import content_text
 
 Message = dict[str, Any]
@@ -173,6 +174,6 @@ def following(messages: Sequence[Message], reply: int, side_replies: Collection[
 
 
 def reads_like_own_request(messages: Sequence[Message]) -> bool:
-    """Return whether the last user message may be a client's own request (`openclaw.messages.side_calls.own_request`)."""
+    """Return whether the last user message may be a client's own request (`openclaw.messages.own_requests`)."""
     said = next((message for message in reversed(messages) if message.get("role") == "user"), None)
     return said is not None and own_request(user_words(said))

@@ -4,9 +4,7 @@
 row would keep a user's words out of training, so each asks for a sentence that only the client writes, and for the tools
 that it offers there. A sub-agent of Hermes cannot be told from Hermes itself and stays a main turn.
 
-`own_request` knows such calls of any client by their shape: a title, tags, questions to ask or a summary of the
-conversation. A user may say the same, so it excludes nothing; `openclaw.sessions.turn_matching` waits until the
-conversation goes on from the reply.
+Calls of other clients are known by their shape only (`openclaw.messages.own_requests`), which excludes nothing.
 
 Guarantees: pure functions of the request, in time linear in its length. The rules hold for every dialect once its
 messages have roles and contents as in chat completions.
@@ -102,46 +100,6 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("Hermes", "title", False, _begins("Generate a short, descriptive title (3-7 words) for a conversation that")),
 )
-
-
-CONVERSATION = (
-    r"(?:conversations?|chats?|discussions?|dialog(?:ue)?s?|threads?|sessions?|exchanges?|messages|transcript|so far"
-    r"|the above|(?:chat|message) history|history|story so far|(?:we|we've|we have) (?:discussed|talked about|covered)"
-    r"|conversaci[oó]n|conversa|conversazione|gespr[aä]ch\w*|unterhaltung|разговор\w*|диалог\w*|бесед\w*|чат\w*)"
-)
-ABOUT_IT = (
-    r"(?:(?:sub)?titles?|headline|subject line|topics?|names?|labels?|tags?|keywords?|categor(?:y|ies|i[sz]e)"
-    r"|summar(?:y|ies|i[sz]e|i[sz]ing)|recap|condense|compress|compact|key (?:points|facts)|important facts|checkpoint"
-    r"|t[ií]tulos?|titres?|titel|titolo|заголовок|название|резюмируй|resum\w*|r[ée]sum\w*|riassu\w*|zusammenfass\w*"
-    r"|fass\w*|etiquetas?|schlagworte?|теги)"
-)
-ASKS = (
-    r"(?:#+ ?task:? ?|please |now |next |ok(?:ay)?,? |kindly |can you |could you |would you |i(?:'d| would) like you to "
-    r"|i want you to |you must |your task is to |ignore (?:all )?previous instructions\.? |\[?pause your roleplay\.? "
-    r"|based on [^.:]{1,80}?, |in (?:at most |under |up to )?[\w-]{1,9} (?:to [\w-]{1,9} )?words?(?: or (?:less|fewer))?,? )*"
-    r"(?:give|generate|write|create|provide|suggest|produce|make|summari[sz]e|name|propose|come up with|pick|choose|return"
-    r"|reply with|respond with|answer with|output|extract|list|label|tag|title|draft|compose|devise|think of|find"
-    r"|categori[sz]e|recap|condense|compress|compact|describe|what (?:is|would be|should be|are)|tl;?dr"
-    r"|gib|erstelle|schreib\w*|fass\w*|nenne|donne|g[ée]n[èe]re|[ée]cris|r[ée]sum\w*|da|dale|genera|escribe|crea|resum\w*"
-    r"|scrivi|dai|riassu\w*|d[êe]|gere|escreva|crie|придумай|дай|напиши|создай|сгенерируй|подведи|резюмируй)\b"
-)
-OWN_REQUESTS = re.compile(
-    rf"(?=.{{0,240}}?\b{ABOUT_IT}\b)(?=.{{0,240}}?\b{CONVERSATION}\b){ASKS}"
-    rf"|{ASKS}.{{0,80}}?\b(?:follow[- ]?up|(?:suggested|related) (?:questions|prompts|repl))"
-    rf"|{ASKS}.{{0,60}}?\b(?:word|character)s?,? (?:chat |thread )?title\b"
-    rf"|(?:(?:the |a )?(?:short |brief |concise )?(?:title|name|tags|summary) (?:for|of) (?:this|our|the) {CONVERSATION})"
-    r"|(?=.{0,120}?(?:标题|標題|主题|主題|标签|標籤|总结|總結|概括|摘要|取名|命名))(?=.{0,160}?(?:对话|對話|聊天|会话|會話|讨论|这句话|以上))"
-    r"|(?=.{0,120}?(?:タイトル|要約|まとめ|題名|タグ))(?=.{0,160}?(?:会話|チャット|やり取り|対話|これまで))"
-    r"|(?=.{0,120}?(?:제목|요약|태그))(?=.{0,160}?(?:대화|채팅))",
-    re.IGNORECASE,
-)
-"""Texts that ask for something about the conversation itself, at the start of the message."""
-LOOKED_AT = 400
-
-
-def own_request(words: str) -> bool:
-    """Return whether a user message reads like a client's own request about the conversation, such as a title."""
-    return OWN_REQUESTS.match(" ".join(words[:LOOKED_AT].split())) is not None
 
 
 def client_call(messages: Sequence[Message], asked: Asked) -> ClientCall | None:

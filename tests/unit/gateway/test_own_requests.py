@@ -9,7 +9,7 @@ import pytest
 from openclaw.ledger.exceptions import FeedbackArrivedError
 from openclaw.ledger.feedback import SUPERSEDED
 from openclaw.ledger.records import Feedback, Turn, Verdict
-from openclaw.messages.side_calls import own_request
+from openclaw.messages.own_requests import own_request
 from openclaw.training.samples import make_sample
 from tests.helpers.conversations import World, assistant, tool, user
 from tests.unit.gateway.conftest import Stack
@@ -28,6 +28,9 @@ Please generate a four to five word title summarizing our conversation without a
 Title for this chat?
 What would be a good title for this chat?
 Provide a brief, 3-5 word title
+Create a short (4-5 words max) title for this conversation: "hi"
+Provide a 1 to 5 word title summarizing our conversation or journal entry so far.
+Name this conversation like an explorer's journal. Reply with only the title, no quotes.
 In five words or less, name this chat.
 Now give this chat a name
 Create 1-3 broad tags categorizing the main themes of the chat history
@@ -49,6 +52,15 @@ Extract the key points of our discussion
 Gib unserem Gespräch einen Titel mit höchstens fünf Wörtern.
 Donne un titre à notre conversation.
 Dale un título a esta conversación.
+Bitte erstellen Sie einen vier- bis fünfwörtigen Titel, der unser Gespräch zusammenfasst
+Fasse unser Gespräch bisher zusammen.
+Veuillez générer un titre de quatre à cinq mots résumant notre conversation sans introduction
+Por favor, genera un título de cuatro a cinco palabras que resuma nuestra conversación
+Por favor, gere um título de quatro a cinco palavras resumindo nossa conversa
+Si prega di generare un titolo di quattro o cinque parole che riassuma la nostra conversazione
+Пожалуйста, создайте заголовок из четырех или пяти слов, который кратко описывает нашу беседу
+Sử dụng 4 đến 5 từ tóm tắt cuộc trò chuyện này mà không có phần mở đầu
+4〜5文字でこの文章の簡潔な主題を返してください
 Придумай заголовок для этого разговора""".splitlines()
 USERS = """\
 please no lists and no bold
@@ -66,7 +78,11 @@ Please follow up with the plumber
 Describe the history of Rome
 What is 12 - 5?
 总结一下这篇文章
-你好，请用中文回答""".splitlines()
+你好，请用中文回答
+Bitte keine Listen
+Qué título tan largo
+No more tags please
+the history of this title is wrong""".splitlines()
 
 
 @pytest.mark.parametrize(("words", "own"), [*((each, True) for each in OWN), *((each, False) for each in USERS)])
