@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -22,7 +23,7 @@ from slime.arguments.parser import Parser
 from slime.arguments.rollout import DATA, EVALUATION, ROLLOUT
 from slime.arguments.sglang_flags import TITLE as ENGINES_TITLE
 from slime.arguments.tracking import TRACKING
-from slime.utils.command_line import output_file
+from slime.utils.private_files import OutputError, check_output
 from slime.utils.process import watch_lifeline
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "Evaluate --hf-checkpoint on the sets of --eval-config or --eval-prompt-data; "
         "score them with --rm-type or --custom-rm-path."
     )
-    parser.add_argument("--json", type=output_file, metavar="FILE", help="write the metrics of every set to this file")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the metrics of every set to this file")
 
 
 def table(metrics: dict[str, Any]) -> Table:
@@ -93,6 +94,12 @@ def main(argv: list[str]) -> int:
             file=sys.stderr,
         )
         return 2
+    if target:
+        try:
+            check_output(target)
+        except OutputError as error:
+            print(f"eval_only.py: --json {error}", file=sys.stderr)
+            return 2
     # These import Ray, for which a mistyped flag need not wait.
     from slime.ray.execute import execute
     from slime.rollout.eval_metrics import scores

@@ -16,7 +16,6 @@ from openclaw.gateway.assemble import build_service
 from openclaw.gateway.render import Renderer
 from openclaw.ledger.redact import build_redactor
 from openclaw.ledger.store import Ledger
-from slime.utils.http_utils import stream_lines
 from tests.helpers.mock_engine import mock_engine, serve
 from tests.helpers.tiny_random import build_tokenizer
 
@@ -76,7 +75,7 @@ async def say(client: httpx.AsyncClient, messages: list[dict[str, Any]]) -> None
     body = {"model": "policy", "messages": messages, "stream": True, "stream_options": {"include_usage": True}}
     headers = {"X-Session-Id": "conversation", "X-Turn-Type": "main"}
     async with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
-        lines = [line async for line in stream_lines(response)]
+        lines = (await response.aread()).decode().split("\n")
     if response.status_code != 200 or "data: [DONE]" not in lines:
         raise RuntimeError(f"the gateway answered {response.status_code}: {lines[-3:]}")
 

@@ -77,6 +77,10 @@ def test_a_run_that_failed_is_no_success(words: list[str], tmp_path: Path, monke
     ("more", "message"),
     [
         ([], "nothing to evaluate on; add --eval-prompt-data NAME PATH"),
+        (
+            ["--eval-prompt-data", "a", "b", "--json", "/no/such/folder/x.json"],
+            "--json /no/such/folder/x.json: there is no folder /no/such/folder",
+        ),
     ],
 )
 def test_what_is_missing_is_named(
@@ -93,12 +97,3 @@ def test_help_says_what_the_program_does(capsys: pytest.CaptureFixture[str]) -> 
     text = capsys.readouterr().out
     assert "Evaluate --hf-checkpoint on the sets" in text
     assert "--json FILE" in text
-
-
-def test_a_file_in_no_folder_is_refused_before_anything_starts(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        eval_only.main([*words, "--eval-prompt-data", "a", "b", "--json", "/no/such/folder/x.json"])
-    assert ended.value.code == 2
-    assert "--json: /no/such/folder/x.json: there is no folder /no/such/folder" in capsys.readouterr().err
