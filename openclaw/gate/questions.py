@@ -50,7 +50,7 @@ class Questions:
             scored.append(
                 Scored(
                     turn_id=turn.id,
-                    part=part_of(turn.session_id, turn.index),
+                    part=part_of(turn.session_id, turn.id, turn.index),
                     liked=None if opinion is None else opinion.liked,
                     stated=opinion is not None and opinion.stated,
                     serving=mean(before.log_probs, turn),

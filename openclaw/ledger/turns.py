@@ -22,7 +22,7 @@ from openclaw.ledger.exceptions import FeedbackArrivedError, TransitionError, Un
 from openclaw.ledger.opinion import choice_of
 from openclaw.ledger.pictures import store_pictures
 from openclaw.ledger.records import Feedback, JudgedTurn, Message, PendingTurn, Signal, Turn, Verdict
-from openclaw.owners import episode_of, owner_of
+from openclaw.owners import episode_of, owner_of, root
 from slime.utils.types import Sample
 
 NO_NEXT_STATE = "no_next_state"
@@ -245,8 +245,9 @@ class TurnQueries(Database):
                 (turn_id, json.dumps(verdict.to_dict()), pack_floats(verdict.teacher_log_probs), self.clock()),
             )
             if samples:
-                [row] = connection.execute("SELECT next_state FROM turns WHERE id = ?", (turn_id,))
-                for sample, counted in compared(connection, list(samples), verdict, json.loads(row["next_state"])):
+                [row] = connection.execute("SELECT next_state, session_id FROM turns WHERE id = ?", (turn_id,))
+                state, owner = json.loads(row["next_state"]), root(owner_of(row["session_id"]))
+                for sample, counted in compared(connection, list(samples), verdict, state, owner):
                     self._insert_sample(connection, turn_id, sample, counted)
 
     def finished_sessions(self, limit: int) -> list[str]:
