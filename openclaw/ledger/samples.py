@@ -11,9 +11,11 @@ episode are leased, dropped and undone together.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from openclaw.ledger.codec import decode_sample
 from openclaw.ledger.database import Database
-from openclaw.ledger.quota import Candidate, Quota, choose
+from openclaw.ledger.quota import BATCHES, Candidate, Quota, choose
 from openclaw.ledger.rollbacks import align, line_of
 from openclaw.owners import owner_of, prefixes, root
 from slime.utils.types import Sample
@@ -23,6 +25,8 @@ STATED = (
     " AND (thumbs IS NOT NULL OR score IS NOT NULL))"
 )
 """Whether a person's feedback scored a sample: a verdict considers all feedback that counts, and a stated score wins."""
+IN_BATCHES = "samples.rollout_id >= ? AND samples.rollout_id < ? AND +samples.state IN ('leased', 'trained')"
+"""Whether a sample is in a batch of a range. The plus keeps SQLite from reading all trained samples."""
 NO_QUOTA = Quota(owner=1.0, feedback=1.0)
 ROLLOUT = "COALESCE(samples.episode, samples.id)"
 """What the samples of one rollout have in common."""
@@ -86,7 +90,9 @@ class SampleQueries(Database):
         """
         held = self._candidates("samples.state = 'leased' AND samples.rollout_id = ?", (rollout_id,))
         ready = self._candidates("samples.state = 'ready'") if len(held) < count else []  # long, so outside the lock
-        chosen = [(rollout_id, sample_id, sample_id) for sample_id in choose(ready, held, count, quota)]
+        before = self._candidates(IN_BATCHES, (rollout_id - BATCHES + 1, rollout_id)) if ready else []
+        recent = Counter(sample.owner for sample in before)
+        chosen = [(rollout_id, sample_id, sample_id) for sample_id in choose(ready, held, count, quota, recent)]
         with self.transaction() as connection:
             connection.executemany(
                 f"UPDATE samples SET state = 'leased', rollout_id = ? WHERE {TOGETHER} AND state = 'ready'", chosen
