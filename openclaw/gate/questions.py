@@ -18,6 +18,7 @@ from openclaw.ledger.decisions import Window
 from openclaw.ledger.probes import Candidate, choose_probes, part_of
 from openclaw.ledger.records import Turn
 from openclaw.ledger.store import Ledger
+from openclaw.owners import owner_of, root
 from slime.args import Arguments
 from slime.rollout.before_push import Answer, Probe
 
@@ -55,6 +56,7 @@ class Questions:
                     stated=opinion is not None and opinion.stated,
                     serving=mean(before.log_probs, turn),
                     candidate=mean(after.log_probs, turn),
+                    owner=root(owner_of(turn.session_id)),
                 )
             )
             if probe.max_new_tokens:

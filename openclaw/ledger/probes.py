@@ -100,7 +100,7 @@ def choose_probes(candidates: Sequence[Candidate], most: int, tokens: int) -> li
         tokens: bound on the sum of prompts and replies.
     """
     liked, disliked = (
-        islice(_in_turn([each for each in candidates if each.liked == opinion], lambda each: each.owner), most)
+        islice(in_turn([each for each in candidates if each.liked == opinion], lambda each: each.owner), most)
         for opinion in (True, False)
     )
     chosen: list[Candidate] = []
@@ -117,7 +117,7 @@ def choose_probes(candidates: Sequence[Candidate], most: int, tokens: int) -> li
     return chosen
 
 
-def _in_turn(items: Iterable[T], owner: Callable[[T], str]) -> Iterator[T]:
+def in_turn(items: Iterable[T], owner: Callable[[T], str]) -> Iterator[T]:
     """Yield items, one of each owner per round."""
     queues: dict[str, deque[T]] = {}
     for each in items:
@@ -202,7 +202,7 @@ class ProbeQueries(Database):
             (first, end),
         )
         found.sort(key=lambda row: (row["reason"] is None, reservoir_order(row["number"])))
-        numbers = [row["number"] for row in _in_turn(found, lambda row: root(owner_of(row["session_id"])))]
+        numbers = [row["number"] for row in in_turn(found, lambda row: root(owner_of(row["session_id"])))]
         candidates: list[Candidate] = []
         for start in range(0, min(len(numbers), CHUNK * CHUNKS), CHUNK):
             candidates += self._compared(numbers[start : start + CHUNK], rollout_id)
