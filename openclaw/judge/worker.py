@@ -25,7 +25,16 @@ from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
 from openclaw.judge.client import together
 from openclaw.judge.hints import longest_hint
-from openclaw.judge.hygiene import ASKS_BACK, DUPLICATE, MALFORMED_CALL, Limits, asks_back, broken_calls, defect
+from openclaw.judge.hygiene import (
+    ASKS_BACK,
+    DUPLICATE,
+    MALFORMED_CALL,
+    Limits,
+    asks_back,
+    broken_calls,
+    defect,
+    unpraised,
+)
 from openclaw.judge.interface import Judge, Question
 from openclaw.judge.metrics import JudgeMetrics
 from openclaw.judge.session_hints import SessionHints
@@ -42,7 +51,7 @@ from openclaw.ledger.exceptions import (
 )
 from openclaw.ledger.opinion import judged_messages, opinion, weighted
 from openclaw.ledger.probes import PROBE
-from openclaw.ledger.records import Feedback, PendingTurn, Turn, Verdict
+from openclaw.ledger.records import BLAMED, Feedback, PendingTurn, Turn, Verdict, Vote
 from openclaw.ledger.store import Ledger
 from openclaw.method import Method, SampleDecision
 
@@ -258,7 +267,8 @@ class JudgeWorker:
         """Return a turn's verdict and samples; skip the judge for a turn that cannot be trained.
 
         A person's stated score is final. Judges see only feedback in words. They are not asked about a turn whose log
-        ``kept`` a verdict; only the teacher reads it again.
+        ``kept`` a verdict; only the teacher reads it again. Of a reply that must not be praised only a -1 is trained, and
+        no teacher reads it.
         """
         reason = defect(turn, self._limits)
         if reason is not None:
@@ -267,20 +277,23 @@ class JudgeWorker:
             return Verdict(), SampleDecision(reason=DUPLICATE)
         started = time.monotonic()
         stated = opinion(feedback)
-        if broken_calls(turn, self._limits) and stated.score is None:
+        rule = unpraised(turn, self._limits)
+        if rule and stated.score is None and kept is None and not self._plan.prm_votes:
+            return Verdict(), SampleDecision(reason=rule)
+        if broken_calls(turn, self._limits) and stated.score is None and not rule:
             verdict = Verdict(score=-1, score_source="rule")
             decision = self._method.samples(turn, verdict) if self._plan.prm_votes else None
             return verdict, decision or SampleDecision(reason=MALFORMED_CALL)
         messages = judged_messages(turn, stated)
         turn = replace(turn, next_state=messages)
         if kept is not None and stated.score is None:
-            verdict = await self._teaching.taught(turn, kept)
-            return verdict, await self._unless_probe(turn, verdict, self._method.samples(turn, verdict))
+            verdict = replace(kept, hint=None) if rule else await self._teaching.taught(turn, kept)
+            return verdict, await self._unless_probe(turn, verdict, self._samples(turn, verdict, rule))
         question = Question.about(turn.messages, turn.response_message, messages)
         try:
             prm, hints = await together(
                 self._voting.scores(question, stated=stated.score is not None),
-                self._voting.hints(question) if self._sessions is None else self._sessions.votes(turn),
+                self._hints(turn, question, rule),
             )
         except EngineRefusedError as error:
             logger.error("turn %s cannot be judged: %s", turn.id, error)
@@ -296,9 +309,10 @@ class JudgeWorker:
             votes=(*prm, *hints),
             score_source="rule" if answered else "judge" if stated.score is None else "feedback",
         )
-        verdict = await self._teaching.taught(turn, verdict)
+        if not rule:
+            verdict = await self._teaching.taught(turn, verdict)
         verdict = replace(verdict, seconds=time.monotonic() - started)
-        decision = self._method.samples(turn, verdict)
+        decision = self._samples(turn, verdict, rule)
         if not decision.samples and not (scored and hinted):
             decision = SampleDecision(reason=NO_QUORUM)
             found = Counter(f"{vote.judge} {vote.invalid or 'valid'}" for vote in verdict.votes)
@@ -307,6 +321,21 @@ class JudgeWorker:
         elif not decision.samples and answered:
             decision = SampleDecision(reason=ASKS_BACK)
         return verdict, await self._unless_probe(turn, verdict, decision)
+
+    async def _hints(self, turn: Turn, question: Question, rule: str | None) -> list[Vote]:
+        """Return the votes on the hint; none on a reply that ``rule`` keeps from praise."""
+        if rule:
+            return []
+        return await self._voting.hints(question) if self._sessions is None else await self._sessions.votes(turn)
+
+    def _samples(self, turn: Turn, verdict: Verdict, rule: str | None) -> SampleDecision:
+        """Return the method's decision; of a reply that ``rule`` keeps from praise only a -1 has samples."""
+        if rule is None:
+            return self._method.samples(turn, verdict)
+        decision = self._method.samples(turn, verdict) if verdict.score == -1 else SampleDecision(reason=rule)
+        for sample in decision.samples:
+            sample.metadata[BLAMED] = rule
+        return decision if decision.samples else SampleDecision(reason=rule)
 
     async def _unless_probe(self, turn: Turn, verdict: Verdict, decision: SampleDecision) -> SampleDecision:
         """Return a decision about a turn; without its samples if the gate keeps the turn as a probe."""

@@ -24,7 +24,7 @@ from openclaw.ledger.counted import counted
 from openclaw.ledger.feedback import SUPERSEDED
 from openclaw.ledger.logs import RESCORED
 from openclaw.ledger.opinion import weighted
-from openclaw.ledger.records import TopK
+from openclaw.ledger.records import BLAMED, TopK
 from openclaw.ledger.reports import SampleRecord, TurnRecord
 from openclaw.ledger.samples import rollout_of
 from openclaw.ledger.store import Ledger
@@ -32,8 +32,8 @@ from openclaw.method import Method
 from slime.utils.types import Sample
 
 SHOWN = 5
-ADDED = ("ledger_id", "turn_id", BASELINE)
-"""Entries of the metadata that the ledger adds."""
+ADDED = ("ledger_id", "turn_id", BASELINE, BLAMED)
+"""Entries of the metadata that the ledger and the judge loop add."""
 OF_A_SESSION = "of_a_session_or_episode"
 """Samples that no single turn makes."""
 
