@@ -1,7 +1,8 @@
 """Feedback in the ledger: a person's opinion on a reply, outside of the conversation.
 
-Guarantees: feedback is always stored. It counts (``applied``) until a step has used the turn's samples: as the turn's next
-state, or in addition to it; a turn that was judged before is judged again, and its samples are dropped (`SUPERSEDED`). Repeating feedback is a no-op. A verdict is committed only if it has seen all feedback that counts
+Guarantees: feedback is always stored. Until a step has used the turn's samples it counts (``applied``) as the turn's next
+state, or in addition to it; a turn that was judged before is judged again, and its samples are dropped (`SUPERSEDED`). After
+that, a stated opinion counts as a correction (`openclaw.ledger.corrections`), and words alone do not. Repeating feedback is a no-op. A verdict is committed only if it has seen all feedback that counts
 (`TurnQueries.record_judged`).
 """
 
@@ -12,13 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from openclaw.ledger.corrections import correct
 from openclaw.ledger.exceptions import UnknownRecordError
+from openclaw.ledger.opinion import stated_score
 from openclaw.ledger.probes import PROBE
 from openclaw.ledger.records import Feedback, Message, TurnState
 from openclaw.ledger.turns import FIRST_NEXT_STATE, TurnQueries
 
 SUPERSEDED = "superseded"
-"""Why a sample was dropped: feedback on its turn arrived before a step used it."""
+"""Why a sample was dropped: feedback on its turn, or later feedback, arrived before a step used it."""
 
 
 @dataclass(frozen=True)
@@ -63,17 +66,21 @@ class FeedbackQueries(TurnQueries):
                 return FeedbackReceipt(earlier[-1].applied, True, found["state"], found["reason"])
             if found["state"] == "judged" and self._take_back(connection, feedback.turn_id):
                 found = {"state": "pending", "reason": None}
+            score, corrected = stated_score(feedback), False
+            if found["state"] == "judged" and score is not None:
+                choices = self.choices(feedback.turn_id)
+                corrected = correct(connection, feedback.turn_id, score, choices, SUPERSEDED, self.clock())
             starts = found["state"] in FIRST_NEXT_STATE
             if starts:
                 self._set_next_state(connection, feedback.turn_id, next_state, feedback.created_at, "feedback")
-            applied = starts or found["state"] == "pending"
+            applied = starts or corrected or found["state"] == "pending"
             columns = {**asdict(feedback), "applied": int(applied)}
             connection.execute(
                 f"INSERT INTO feedback ({', '.join(columns)}) VALUES ({', '.join('?' for _ in columns)})",
                 tuple(columns.values()),
             )
         if applied:
-            return FeedbackReceipt(True, False, "pending", None)
+            return FeedbackReceipt(True, False, "judged" if corrected else "pending", None)
         return FeedbackReceipt(False, False, found["state"], found["reason"])
 
     def _take_back(self, connection: sqlite3.Connection, turn_id: str) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 
 from openclaw.ledger.codec import decode_sample
+from openclaw.ledger.corrections import fix_rewards
 from openclaw.ledger.database import Database
 from openclaw.ledger.quota import BATCHES, Candidate, Quota, choose
 from openclaw.ledger.rollbacks import align, line_of
@@ -100,7 +101,9 @@ class SampleQueries(Database):
             leased = connection.execute(
                 "SELECT * FROM samples WHERE state = 'leased' AND rollout_id = ? ORDER BY id", (rollout_id,)
             ).fetchall()
-        return [decode_sample(row) for row in leased]
+            samples = [decode_sample(row) for row in leased]
+            fix_rewards(connection, samples)
+        return samples
 
     def _candidates(self, condition: str, parameters: tuple[int, ...] = ()) -> list[Candidate]:
         """Return the first sample of each rollout whose samples meet ``condition``, oldest first."""
