@@ -81,7 +81,7 @@ async def test_feedback_beside_a_next_state_counts_until_the_turn_is_trained(
     late = await send(http, turn_id, thumbs="up")
     assert (late["applied"], late["reason"]) == (True, None), "it corrects what a step learns"
     assert [item.thumbs for item in stack.ledger.feedback(turn_id)] == ["up", "down", None, "up"]
-    assert stack.metric("openclaw_feedback_total", value="1", outcome="kept") == 1
+    assert stack.metric("openclaw_feedback_total", value="words", outcome="kept") == 1
 
 
 async def test_a_turn_that_is_never_trained_says_why(stack: Stack, http: httpx.AsyncClient) -> None:
