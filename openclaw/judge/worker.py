@@ -72,6 +72,7 @@ class WorkerSettings:
         timeout: seconds for all votes and the teacher of a turn.
         vote_threshold: minimum share of the valid votes for a majority.
         quorum: minimum share of valid votes among those asked for; with fewer there is no score, or no hint.
+        made_by: what the ledger calls the method (`openclaw.method.maker`); None: unknown.
         gate_share: share of the turns that become probes of the gate (`openclaw.ledger.probes`).
         attempts: failed attempts after which a turn is given up, unless an engine is away.
         poll_seconds: how often the worker polls the ledger without a call of `JudgeWorker.notify`.
@@ -83,6 +84,7 @@ class WorkerSettings:
     timeout: float = LEAST_JUDGE_SECONDS
     vote_threshold: float = RuntimeVariables.majority_vote_threshold
     quorum: float = RuntimeVariables.judge_quorum
+    made_by: str | None = None
     gate_share: float = 0.0
     attempts: int = RuntimeVariables.judge_attempts
     poll_seconds: float = 0.5
@@ -217,7 +219,8 @@ class JudgeWorker:
         while True:
             try:
                 await asyncio.to_thread(
-                    self._ledger.record_judged, turn_id, verdict, decision.samples, decision.reason, feedback
+                    *(self._ledger.record_judged, turn_id, verdict, decision.samples, decision.reason, feedback),
+                    self._settings.made_by,
                 )
                 return
             except LedgerUnavailableError as error:
@@ -366,6 +369,8 @@ class JudgeWorker:
         judged = await asyncio.to_thread(self._ledger.judged_turns, session_id)
         probes = any(each.turn.reason == PROBE for each in judged)  # of such a session nothing more is trained
         samples = [] if probes else self._method.session_samples(judged)
-        closed = await asyncio.to_thread(self._ledger.close_session, session_id, samples, self._ledger.clock())
+        closed = await asyncio.to_thread(
+            self._ledger.close_session, session_id, samples, self._ledger.clock(), self._settings.made_by
+        )
         if closed:
             self._metrics.session_samples.inc(len(samples))

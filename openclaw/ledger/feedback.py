@@ -23,6 +23,9 @@ from openclaw.ledger.turns import FIRST_NEXT_STATE, TurnQueries
 SUPERSEDED = "superseded"
 """Why a sample was dropped: feedback on its turn, or later feedback, arrived before a step used it."""
 
+OTHER_METHOD = "other_method"
+"""Why a sample was dropped: the run went on with another method, which judges the turn again."""
+
 
 @dataclass(frozen=True)
 class FeedbackReceipt:
@@ -83,7 +86,36 @@ class FeedbackQueries(TurnQueries):
             return FeedbackReceipt(True, False, "judged" if corrected else "pending", None)
         return FeedbackReceipt(False, False, found["state"], found["reason"])
 
-    def _take_back(self, connection: sqlite3.Connection, turn_id: str) -> bool:
+    def makers(self) -> set[str]:
+        """Return the methods that made the ready samples, as far as known."""
+        found = self.rows("SELECT DISTINCT made_by FROM samples WHERE state = 'ready' AND made_by IS NOT NULL")
+        return {row["made_by"] for row in found}
+
+    def judge_for(self, made_by: str, *, trains_rewards: bool) -> tuple[int, int]:
+        """Take back the ready samples of other methods, whose losses need other numbers, and let their turns be judged again.
+
+        Args:
+            made_by: the method that trains from now on.
+            trains_rewards: whether it learns from rewards; otherwise the samples of episodes are dropped.
+
+        Returns:
+            The numbers of turns that are judged again, and of samples that are dropped because their turn cannot be.
+        """
+        dropped = 0
+        with self.transaction() as connection:
+            found = connection.execute(
+                "SELECT DISTINCT turn_id FROM samples WHERE state = 'ready' AND episode IS NULL AND made_by <> ?",
+                (made_by,),
+            ).fetchall()
+            again = [row["turn_id"] for row in found if self._take_back(connection, row["turn_id"], OTHER_METHOD)]
+            of_others = "made_by <> ?" if trains_rewards else "(made_by <> ? OR episode IS NOT NULL)"
+            dropped = connection.execute(
+                f"UPDATE samples SET state = 'dropped', reason = ?, rollout_id = NULL WHERE state = 'ready' AND {of_others}",
+                (OTHER_METHOD, made_by),
+            ).rowcount
+        return len(again), dropped
+
+    def _take_back(self, connection: sqlite3.Connection, turn_id: str, why: str = SUPERSEDED) -> bool:
         """Make a judged turn pending again if no step has used its samples; return whether it is."""
         samples = connection.execute(
             "SELECT id, state, rollout_id FROM samples WHERE turn_id = ?", (turn_id,)
@@ -91,7 +123,7 @@ class FeedbackQueries(TurnQueries):
         if any(sample["state"] in ("leased", "trained") for sample in samples):
             return False
         # Their verdict no longer counts, and neither a release nor a restored checkpoint brings them back beside new ones.
-        gone = {"reason": SUPERSEDED, "baseline_role": None, "rollout_id": None}
+        gone = {"reason": why, "baseline_role": None, "rollout_id": None}
         for sample in samples:
             if sample["state"] == "ready":
                 self.update_one(connection, "samples", sample["id"], state="dropped", **gone)

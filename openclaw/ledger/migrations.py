@@ -235,6 +235,7 @@ CREATE TABLE secrets (           -- made here, never shown and never exported
     value BLOB NOT NULL
 );
 ALTER TABLE samples ADD COLUMN baseline_owner TEXT;  -- who gave the reward, see openclaw.owners
+ALTER TABLE samples ADD COLUMN made_by TEXT;         -- the method that made it, see openclaw.method; NULL if unknown
 DROP INDEX samples_by_role;
 CREATE INDEX samples_by_role ON samples(baseline_role, id, baseline_reward, baseline_owner) WHERE baseline_role IS NOT NULL;
 CREATE INDEX samples_by_owner ON samples(baseline_owner, baseline_role, id, baseline_reward) WHERE baseline_role IS NOT NULL;
@@ -300,6 +301,11 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(12, "turns of logs, which wait for scores and may keep their verdicts", _VERSION_12),
     Migration(16, "marks of turns that come from another run, and of sessions that close again", _VERSION_16),
     Migration(17, "the pictures that turns saw", _VERSION_17),
-    Migration(18, "whose rewards a reward is compared with, and secrets", _VERSION_18, fill_baseline_owners),
+    Migration(
+        18,
+        "whose rewards a reward is compared with, which method made a sample, and secrets",
+        _VERSION_18,
+        fill_baseline_owners,
+    ),
 )
 VERSION = MIGRATIONS[-1].version

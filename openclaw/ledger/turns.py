@@ -35,8 +35,6 @@ KEPT_AT_REOPENING = (
 )
 """Turns of a reopened session that kept their samples; none of a session that was not reopened."""
 SESSION_DIGEST_BYTES = 16
-NOT_COUNTED: Mapping[str, object] = {}
-"""Columns of a sample whose reward no later one is compared with (`openclaw.ledger.baseline`)."""
 
 
 def session_digest(session_id: str) -> bytes:
@@ -219,6 +217,7 @@ class TurnQueries(Database):
         samples: Sequence[Sample],
         reason: str | None,
         feedback_seen: int | None = None,
+        made_by: str | None = None,
     ) -> None:
         """Commit a verdict with its samples, or with the reason for having none.
 
@@ -228,6 +227,7 @@ class TurnQueries(Database):
             samples: its samples.
             reason: why there are none.
             feedback_seen: number of feedback statements that the verdict considered; None skips the check.
+            made_by: the method that made the samples.
 
         Raises:
             FeedbackArrivedError: if there are more by now; nothing is written, and the turn must be judged again.
@@ -248,7 +248,7 @@ class TurnQueries(Database):
                 [row] = connection.execute("SELECT next_state, session_id FROM turns WHERE id = ?", (turn_id,))
                 state, owner = json.loads(row["next_state"]), root(owner_of(row["session_id"]))
                 for sample, counted in compared(connection, list(samples), verdict, state, owner):
-                    self._insert_sample(connection, turn_id, sample, counted)
+                    self._insert_sample(connection, turn_id, sample, {**counted, "made_by": made_by})
 
     def finished_sessions(self, limit: int) -> list[str]:
         """Return sessions that have ended, have no turn to judge and are not closed yet."""
@@ -268,7 +268,9 @@ class TurnQueries(Database):
         )
         return [JudgedTurn(decode_turn(row), decode_verdict(row)) for row in found]
 
-    def close_session(self, session_id: str, samples: Sequence[tuple[str, Sample]], at: float) -> bool:
+    def close_session(
+        self, session_id: str, samples: Sequence[tuple[str, Sample]], at: float, made_by: str | None = None
+    ) -> bool:
         """Commit the samples of a finished session as a whole, once.
 
         A session that `score_again` reopened keeps the samples that it has, and gives those that it lacks.
@@ -277,6 +279,7 @@ class TurnQueries(Database):
             session_id: the session.
             samples: pairs of turn id and sample; those turns lose the reason they had.
             at: now.
+            made_by: the method that made the samples.
 
         Returns:
             False, with nothing written, if the session is already closed, has resumed or has turns to judge.
@@ -292,7 +295,7 @@ class TurnQueries(Database):
                 return False
             for turn_id, sample in [each for each in samples if each[0] not in kept]:
                 self.update_one(connection, "turns", turn_id, reason=None)
-                self._insert_sample(connection, turn_id, sample)
+                self._insert_sample(connection, turn_id, sample, {"made_by": made_by})
         return True
 
     def _insert_turn(self, connection: sqlite3.Connection, turn: Turn) -> None:
@@ -320,7 +323,7 @@ class TurnQueries(Database):
         )
 
     def _insert_sample(
-        self, connection: sqlite3.Connection, turn_id: str, sample: Sample, counted: Mapping[str, object] = NOT_COUNTED
+        self, connection: sqlite3.Connection, turn_id: str, sample: Sample, own: Mapping[str, object]
     ) -> None:
         columns = {"turn_id": turn_id, **encode_sample(sample), "state": "ready", "created_at": self.clock()}
-        self._insert(connection, "samples", {**columns, **counted})
+        self._insert(connection, "samples", {**columns, **own})

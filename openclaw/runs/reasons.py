@@ -131,6 +131,10 @@ REASONS: Mapping[str, Reason] = {
         "openclaw-rl versions RUN says why; openclaw-rl accept RUN releases such samples if the change is wanted.",
     ),
     "rollback": Reason("The weights went back to a version from before its step.", NOTHING),
+    "other_method": Reason(
+        "The run went on with another method, so the turn was judged again.",
+        NOTHING,
+    ),
     "superseded": Reason("The person's own opinion replaced the judge's, and gave another sample.", NOTHING),
     # Of an agent's episode and its turns.
     "episode": Reason("Its episode has not given its samples yet.", "Send the episode's reward."),
