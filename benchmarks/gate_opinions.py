@@ -7,6 +7,8 @@
 * **healthy**: no flips; refusals are false. The errors and margins of the decisions are recorded, too.
 * **taste**: the user likes the opposite from some batch on, and accepts what is offered.
 * **tabular**: the first three on a policy of a few styles (`gate_parts.tabular`), with many seeds.
+* **owners**: one person must not pay for another. Updates that help or harm a quiet person while a loud one contradicts
+  (`gate_parts.owners`), false refusals with many people of the same taste, and a rival who joins a tabular run.
 
 The others simulate the loop in one process on the tiny model, with the real ledger and gate (`gate_parts.simulated`). A case in FILE is
 kept, so an interrupted benchmark continues where it stopped.
@@ -22,7 +24,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 
-from benchmarks.gate_parts import tabular
+from benchmarks.gate_parts import owners, tabular
 from benchmarks.gate_parts.simulated import Outcome, Setting, simulate
 from benchmarks.machine import describe_machine
 from openclaw.config.gate_variables import GateVariables
@@ -34,6 +36,7 @@ FLIPPED = 3
 LONG = 35
 AFTER = 3
 RATE = 3e-4
+PEOPLE = (2, 8, 40)
 WITHOUT_REPLIES = replace(GateVariables(), gate_replies=0)
 """What opinions decide; greedy replies are left out."""
 
@@ -114,6 +117,37 @@ def many(seeds: int) -> dict:
     }
 
 
+def of_owners(seeds: int) -> dict:
+    """Return figures of several people on one server."""
+    steady = {
+        count: [tabular.run(tabular.Case(seed, STEADY + 20, owners=count)) for seed in range(seeds)] for count in PEOPLE
+    }
+    rivals = {
+        name: [tabular.run(tabular.Case(seed, STEADY + 60, rival_from=STEADY, gated=gated)) for seed in range(seeds)]
+        for name, gated in (("gated", True), ("ungated", False))
+    }
+    return {
+        "seeds": seeds,
+        "quiet_and_loud": owners.figures(20),
+        "same_taste": {
+            f"{count}_people": {
+                "false_refusals": sum(len(each.refused) for each in runs),
+                "decisions": sum(each.compared for each in runs),
+            }
+            for count, runs in steady.items()
+        },
+        "rival": {
+            name: {
+                "largest_fall_worst": round(max(each.liked[STEADY] - min(each.liked[STEADY:]) for each in runs), 4),
+                "liked_before": round(statistics.mean(each.liked[STEADY] for each in runs), 4),
+                "liked_at_end": round(statistics.mean(each.liked[-1] for each in runs), 4),
+                "refused": sum(len(each.refused) for each in runs),
+            }
+            for name, runs in rivals.items()
+        },
+    }
+
+
 def traces(found: Outcome) -> dict:
     """Return the curves of a run, rounded."""
     rounded = {
@@ -149,13 +183,13 @@ def summarise(cases: dict[str, dict]) -> dict:
         summary["taste"] = [
             {name: value for name, value in case.items() if name.startswith(("old", "acc", "ref"))} for case in found
         ]
-    return {**summary, **({"tabular": cases["tabular"]} if "tabular" in cases else {})}
+    return {**summary, **{name: cases[name] for name in ("tabular", "owners") if name in cases}}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Measure what FILE lacks; write it after each case."""
     parser = argparse.ArgumentParser(prog="benchmarks.gate_opinions", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="fewer held-out problems and one seed")
+    parser.add_argument("--quick", action="store_true", help="fewer held-out problems and seeds")
     parser.add_argument("--json", type=output_file, required=True, metavar="FILE", help="where the figures go")
     parser.add_argument("--seeds", default=None, help="numbers, separated by commas (default: 0,1,2; with --quick: 0)")
     options = parser.parse_args(argv)
@@ -163,7 +197,10 @@ def main(argv: list[str] | None = None) -> int:
     result = json.loads(options.json.read_text()) if options.json.exists() else {"cases": {}}
     cases: dict[str, dict] = result["cases"]
     quick = options.quick
-    todo: dict[str, Callable[[], dict]] = {"tabular": lambda: many(4 if quick else 40)}
+    todo: dict[str, Callable[[], dict]] = {
+        "tabular": lambda: many(4 if quick else 40),
+        "owners": lambda: of_owners(2 if quick else 10),
+    }
     for seed in seeds:
         todo[f"flipped_gated:{seed}"] = lambda seed=seed: flipped(seed, quick, gated=True)
         todo[f"flipped_ungated:{seed}"] = lambda seed=seed: flipped(seed, quick, gated=False)

@@ -20,6 +20,7 @@ from rich.text import Text
 from openclaw.exceptions import ConfigError, NoRunError
 from openclaw.inspect_episodes import clock, episode_lines, episode_text
 from openclaw.ledger.commands import COMMANDS
+from openclaw.ledger.corrections import CORRECTS
 from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
 from openclaw.ledger.records import SCORED
 from openclaw.ledger.reports import OwnerSamples, SampleRecord, TurnRecord
@@ -70,9 +71,10 @@ def sample_line(record: SampleRecord) -> str:
     taught = sample.teacher_log_probs is not None or sample.teacher_topk_indices is not None
     teacher = "teacher" if taught else "-"
     versions = ("scored:" if sample.metadata.get(SCORED) else "") + (",".join(sample.weight_versions) or "-")
+    corrects = "  corrects what a step learned" if CORRECTS in sample.metadata else ""
     return (
         f"sample {record.id:<6} turn {record.turn_id:20} reward {sample.reward:+.2f}  {sample.response_length:5} tokens"
-        f"  {teacher:7}  weights {versions:8}  {step_text(record)}"
+        f"  {teacher:7}  weights {versions:8}  {step_text(record)}{corrects}"
     )
 
 

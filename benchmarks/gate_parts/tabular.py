@@ -9,6 +9,7 @@ errs in a share of its verdicts. A step is policy gradient with a baseline and A
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,17 +17,21 @@ from numpy.typing import NDArray
 from openclaw.config.gate_variables import GateVariables
 from openclaw.gate.decision import Evidence, Scored, decide_on
 from openclaw.ledger.decisions import EARLY, LATE, QUIET
-from openclaw.ledger.probes import reservoir_order
+from openclaw.ledger.probes import in_turn, reservoir_order
 
 FEATURES, STYLES, LIKED, TOKENS = 9, 6, 2, 30
 JUDGE_ERRORS = 0.1
+RIVAL = "rival"
 WINDOW = 64
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A run: batches with flipped verdicts, whether the gate decides, and from when the user likes the other styles."""
+    """A run: batches with flipped verdicts, whether the gate decides, and from when the user likes the other styles.
+
+    ``owners`` people share the taste. From the batch ``rival_from`` on half of the replies are to one who likes the others.
+    """
 
     seed: int
     updates: int = 40
@@ -36,6 +41,8 @@ class Case:
     accepts: bool = False
     batch: int = 16
     rate: float = 0.03
+    owners: int = 1
+    rival_from: int | None = None
 
 
 @dataclass
@@ -56,6 +63,7 @@ class Reply:
     prompt: Floats
     style: int
     score: int
+    owner: str = ""
 
 
 class Loop:
@@ -99,17 +107,25 @@ class Loop:
             (prompt,) = self._prompts(1)
             chances = np.exp(self._log_probs(self._weights, prompt[None]))[0]
             style = int(self._rng.choice(STYLES, p=chances / chances.sum()))
+            owner = self._owner(batch)
             changed = self._case.new_taste_from is not None and batch >= self._case.new_taste_from
+            changed = changed or owner == RIVAL
             right = 1 if (style < LIKED) != changed else -1
             wrong = (self._rng.random() < JUDGE_ERRORS) != (batch in self._case.flipped)
             self._replies += 1
-            reply = Reply(self._replies, prompt, style, -right if wrong else right)
+            reply = Reply(self._replies, prompt, style, -right if wrong else right, owner)
             probe = self._case.gated and self._rng.random() < self._bounds.gate_share
             (self._probes if probe else self._samples).append(reply)
 
+    def _owner(self, batch: int) -> str:
+        if self._case.rival_from is not None and batch >= self._case.rival_from and self._rng.random() < 0.5:
+            return RIVAL
+        return f"owner-{self._rng.integers(self._case.owners)}" if self._case.owners > 1 else ""
+
     def _step(self, replies: list[Reply]) -> Floats:
         """Return the weights after a step of Adam on the policy gradient."""
-        baseline = sum(self._rewards[-WINDOW:]) / max(len(self._rewards[-WINDOW:]), 8)
+        recent = self._rewards[-WINDOW:]
+        baseline = sum(recent) / max(len(recent), 8)
         gradient = np.zeros_like(self._weights)
         for reply in replies:
             chances = np.exp(self._log_probs(self._weights, reply.prompt[None]))[0]
@@ -135,7 +151,10 @@ class Loop:
         kept = [
             each
             for score in (1, -1)
-            for each in [each for each in ordered if each.score == score][: self._bounds.gate_probes]
+            for each in islice(
+                in_turn([each for each in ordered if each.score == score], lambda each: each.owner),
+                self._bounds.gate_probes,
+            )
         ]
         if not kept:
             return Evidence()
@@ -143,7 +162,7 @@ class Loop:
         styles = np.array([each.style for each in kept])
         before, after = (self._log_probs(w, prompts)[rows, styles] / TOKENS for w in (self._weights, candidate))
         scored = [
-            Scored(str(each.number), str(each.number), each.score > 0, False, float(old), float(new))
+            Scored(str(each.number), str(each.number), each.score > 0, False, float(old), float(new), each.owner)
             for each, old, new in zip(kept, before, after, strict=True)
         ]
         *earlier, serving = self._earlier or [""]

@@ -66,6 +66,12 @@ class GateVariables(EnvironmentConfig):
     gate_margin: float = variable(
         "OPENCLAW_GATE_MARGIN", 0.0005, "nats per token below zero from which a margin counts as a fall", minimum=0.0
     )
+    gate_owner_margin: float = variable(
+        "OPENCLAW_GATE_OWNER_MARGIN",
+        0.02,
+        "nats per token below zero from which the margin of one of several owners counts as a fall, if chance does not explain it",
+        minimum=0.0,
+    )
     gate_memory: int = variable(
         "OPENCLAW_GATE_MEMORY",
         48,

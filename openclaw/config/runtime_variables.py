@@ -261,7 +261,7 @@ class RuntimeVariables(GateVariables):
     baseline: bool = variable(
         "OPENCLAW_BASELINE",
         True,
-        "1: subtract the mean of earlier rewards from a reward, for users and for tools; 0: a reward is its advantage",
+        "1: subtract the mean of an owner's earlier rewards from a reward, for users and for tools; 0: a reward is its advantage",
     )
     owner_share: float = variable(
         "OPENCLAW_OWNER_SHARE",

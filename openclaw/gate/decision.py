@@ -4,7 +4,8 @@ Guarantees: a pure function of its inputs, in float64. It refuses for a named re
 there is too little to compare. Every comparison is paired: both versions answered the same questions.
 
 * **Opinions.** The paired margin (`openclaw.gate.margin`) against the serving version, and against each of the last accepted
-  versions, so that many small falls do not add up to a large one.
+  versions, so that many small falls do not add up to a large one. The same for each of several owners alone, by a stricter
+  test, so that no owner pays for another. Feedback weighs more than verdicts of the same owner, never than another's.
 * **Degenerate replies.** Greedy replies to the same prompts; the share that is cut off, repeats or breaks its tool calls.
 * **Drift.** How far the scores of all stored replies moved, and the largest fall of a liked one.
 * **Tasks.** Greedy replies whose answers can be verified.
@@ -21,9 +22,12 @@ from openclaw.gate.margin import Change, Margin, chance_of_signs, paired_margin
 
 STATED_WEIGHT = 2.0
 """Weight of a person's feedback; a judge's verdict has 1."""
+OWNER_UNLIKELY = 0.01
+"""Chance of a fall of any owner at random below which it counts; shared by the owners that are compared."""
 UNLIKELY = 0.05
 """Chance of a fall at random below which it counts: of five tasks or replies that all got worse it is 0.03."""
 BY_MARGIN, TOO_FEW = "gate/refused_by_margin", "gate/too_few_probes"
+OWNERS, WORST_OWNER = "gate/owners_compared", "gate/margin_of_worst_owner"
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class Scored:
         stated: whether a person's feedback is the opinion.
         serving: mean log-probability per token under the serving version.
         candidate: the same under the candidate.
+        owner: whose the turn is, see `openclaw.owners`.
     """
 
     turn_id: str
@@ -45,6 +50,7 @@ class Scored:
     stated: bool
     serving: float
     candidate: float
+    owner: str = ""
 
 
 @dataclass(frozen=True)
@@ -102,6 +108,8 @@ def decide_on(evidence: Evidence, bounds: GateVariables) -> Finding:
     now = paired_margin(_changes(evidence.scored, {each.turn_id: each.serving for each in evidence.scored}))
     metrics = {"gate/probes_liked": float(now.liked), "gate/probes_disliked": float(now.disliked)}
     opinions, margins = _opinions(evidence, now, bounds)
+    fallen, of_owners = _owners(evidence, bounds)
+    opinions, margins = opinions or fallen, margins | of_owners
     others, measured = _others(evidence, bounds)
     metrics |= margins | measured
     by_margin = bool(opinions) and not others
@@ -118,12 +126,28 @@ def decide_on(evidence: Evidence, bounds: GateVariables) -> Finding:
 
 
 def _changes(scored: Sequence[Scored], before: Mapping[str, float]) -> list[Change]:
-    """Return the changes of the probes' scores since the scores ``before``, of those that have one."""
+    """Return the changes of the probes' scores since the scores ``before``, of those that have one.
+
+    The mean weight of an owner's opinions of one kind is 1.
+    """
+    weights: dict[tuple[str, bool | None], list[float]] = {}
+    for each in scored:
+        weights.setdefault((each.owner, each.liked), []).append(_weight(each))
+    means = {kind: math.fsum(found) / len(found) for kind, found in weights.items()}
     return [
-        Change(each.part, each.liked, STATED_WEIGHT if each.stated else 1.0, each.candidate - before[each.turn_id])
+        Change(
+            each.part,
+            each.liked,
+            _weight(each) / means[each.owner, each.liked],
+            each.candidate - before[each.turn_id],
+        )
         for each in scored
         if each.liked is not None and each.turn_id in before
     ]
+
+
+def _weight(scored: Scored) -> float:
+    return STATED_WEIGHT if scored.stated else 1.0
 
 
 def _signed(margin: Margin) -> str:
@@ -151,6 +175,42 @@ def _opinions(evidence: Evidence, now: Margin, bounds: GateVariables) -> tuple[l
         return [], metrics
     far = min(fallen, key=lambda version: fallen[version].value)
     return [f"small steps away from version {far} add up: margin {_signed(fallen[far])} nats/token"], metrics
+
+
+def _owners(evidence: Evidence, bounds: GateVariables) -> tuple[list[str], dict[str, float]]:
+    """Return what the opinions of a single one of several owners say against the update, and their numbers.
+
+    An owner with too few opinions of its own counts in the margin of all.
+    """
+    owners = sorted({each.owner for each in evidence.scored if each.liked is not None})
+    if len(owners) < 2:
+        return [], {}
+    versions = {"": {each.turn_id: each.serving for each in evidence.scored}, **evidence.earlier}
+    found = [
+        (margin, owner, version)
+        for owner in owners
+        for version, scores in versions.items()
+        if (
+            margin := paired_margin(_changes([each for each in evidence.scored if each.owner == owner], scores))
+        ).enough(bounds.gate_fewest)
+    ]
+    compared = {owner for _, owner, _ in found}
+    metrics = {OWNERS: float(len(compared))}
+    if not found:
+        return [], metrics
+    metrics[WORST_OWNER] = min(margin.value for margin, _, _ in found)
+    fallen = [
+        (margin.value, margin, owner, version)
+        for margin, owner, version in found
+        if margin.value < -bounds.gate_owner_margin and margin.fell_by_chance() * len(compared) <= OWNER_UNLIKELY
+    ]
+    if not fallen:
+        return [], metrics
+    _, margin, owner, version = min(fallen, key=lambda each: each[0])
+    whose = f"owner {owner}" if owner else "the user without a key"
+    against = f"version {version}" if version else "the serving version"
+    line = f"it moves away from what {whose} liked: margin {_signed(margin)} nats/token, compared with {against}"
+    return [line], metrics
 
 
 def _others(evidence: Evidence, bounds: GateVariables) -> tuple[list[str], dict[str, float]]:

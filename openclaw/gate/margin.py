@@ -54,6 +54,15 @@ class Margin:
         """Return whether each opinion has at least ``fewest`` clusters."""
         return min(self.liked, self.disliked) >= fewest
 
+    def fell_by_chance(self) -> float:
+        """Return the probability of a margin as low as this if the update changed nothing (Student's t).
+
+        The degrees of freedom are those of the opinion with more clusters, a cautious choice.
+        """
+        if self.error == 0.0:
+            return 0.0 if self.value < 0 else 1.0
+        return student_chance(self.value / self.error, max(self.liked, self.disliked) - 1)
+
     def fell(self, errors: float, least: float) -> bool:
         """Return whether the margin is below zero by more than ``errors`` standard errors and by more than ``least``."""
         return self.value < -least and self.value < -errors * self.error
@@ -83,6 +92,24 @@ def paired_margin(changes: Sequence[Change]) -> Margin:
     squares = math.fsum(math.fsum(parts) ** 2 for parts in influence.values())
     error = math.sqrt(count / (count - 1) * squares)
     return Margin(means[True] - means[False], error, clusters[True], clusters[False])
+
+
+def student_chance(value: float, freedom: int) -> float:
+    """Return the probability that Student's t with ``freedom`` >= 1 degrees of freedom is at most ``value``.
+
+    Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4: exact finite sums.
+    """
+    angle = math.atan2(value, math.sqrt(freedom))
+    power = freedom % 2
+    term, terms = math.cos(angle) ** power, 0.0
+    while power <= freedom - 2:
+        terms += term
+        term *= math.cos(angle) ** 2 * (power + 1) / (power + 2)
+        power += 2
+    inside = math.sin(angle) * terms
+    if freedom % 2:
+        inside = 2 / math.pi * (angle + inside)
+    return (1 + inside) / 2
 
 
 def chance_of_signs(differences: Sequence[float]) -> float:

@@ -18,6 +18,7 @@ from openclaw.ledger.decisions import Window
 from openclaw.ledger.probes import Candidate, choose_probes, part_of
 from openclaw.ledger.records import Turn
 from openclaw.ledger.store import Ledger
+from openclaw.owners import owner_of, root
 from slime.args import Arguments
 from slime.rollout.before_push import Answer, Probe
 
@@ -50,11 +51,12 @@ class Questions:
             scored.append(
                 Scored(
                     turn_id=turn.id,
-                    part=part_of(turn.session_id, turn.index),
+                    part=part_of(turn.session_id, turn.id, turn.index),
                     liked=None if opinion is None else opinion.liked,
                     stated=opinion is not None and opinion.stated,
                     serving=mean(before.log_probs, turn),
                     candidate=mean(after.log_probs, turn),
+                    owner=root(owner_of(turn.session_id)),
                 )
             )
             if probe.max_new_tokens:

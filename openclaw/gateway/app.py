@@ -31,6 +31,7 @@ from openclaw.gateway.openapi import describe
 from openclaw.gateway.origin import Doorway
 from openclaw.gateway.reload import Reloader
 from openclaw.gateway.routes import add_model_routes, add_session_routes, add_status_routes
+from openclaw.gateway.steady_clock import SteadyClock
 from openclaw.gateway.under_way import Slots
 
 logger = logging.getLogger(__name__)
@@ -82,9 +83,10 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        clock = SteadyClock(service.clock)
         tasks = [
-            asyncio.create_task(_sweep(service)),
-            asyncio.create_task(_sweep_episodes(service)),
+            asyncio.create_task(_sweep(service, clock)),
+            asyncio.create_task(_sweep_episodes(service, clock)),
             asyncio.create_task(reloader.run()),
         ]
         yield
@@ -121,30 +123,36 @@ def create_app(
     return app
 
 
-async def _sweep(service: ChatService) -> None:
+async def _sweep(service: ChatService, clock: SteadyClock) -> None:
     """End idle sessions and delete those past the retention time, in an endless loop."""
     pause = min(LONGEST_SWEEP_SECONDS, service.config.session_idle_seconds / 4)
     while True:
         await asyncio.sleep(pause)
         try:
             await service.sessions.sweep()
-            if service.config.retention_days is not None:
-                since = service.clock() - service.config.retention_days * SECONDS_A_DAY
-                forgotten = await service.sessions.forget_quiet(since)
-                await service.episodes.forget_quiet(since)
-                if forgotten:
-                    logger.info("deleted %d sessions that were idle for OPENCLAW_RETENTION_DAYS", forgotten)
+            await delete_old(service, clock)
             await service.sessions.erase()
         except Exception:
             service.metrics.ledger_failures.inc()
             logger.exception("sweeping idle and old sessions failed; next try in %.1f s", pause)
 
 
-async def _sweep_episodes(service: ChatService) -> None:
+async def delete_old(service: ChatService, clock: SteadyClock) -> None:
+    """Delete sessions and episodes that were idle for longer than the retention time."""
+    if service.config.retention_days is None:
+        return
+    since = clock.now() - service.config.retention_days * SECONDS_A_DAY
+    forgotten = await service.sessions.forget_quiet(since)
+    await service.episodes.forget_quiet(since)
+    if forgotten:
+        logger.info("deleted %d sessions that were idle for OPENCLAW_RETENTION_DAYS", forgotten)
+
+
+async def _sweep_episodes(service: ChatService, clock: SteadyClock) -> None:
     """End episodes whose time is over and settle what waits, at once and then in an endless loop."""
     while True:
         try:
-            await service.episodes.sweep()
+            await service.episodes.sweep(clock.jump())
         except Exception:
             service.metrics.ledger_failures.inc()
             logger.exception("settling episodes failed; next try in %.1f s", SETTLE_EVERY)

@@ -90,7 +90,9 @@ def build_service(
         on_pending=on_pending,
         on_forgotten=forget,
     )
-    rules = EpisodeRules(config.temperature, config.train_token_limit, trains_rewards, config.prm_step_coef)
+    rules = EpisodeRules(
+        config.temperature, config.train_token_limit, trains_rewards, config.prm_step_coef, config.baseline
+    )
     tags = (form.reasoning.open, form.reasoning.close) if form.reasoning else ()
     return ChatService(
         config,

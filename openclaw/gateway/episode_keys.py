@@ -11,7 +11,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 EPISODE_KEY = "sk-episode-"
 """How such a key begins, so that redaction finds it in a text (`openclaw.ledger.secret_patterns`)."""
@@ -63,6 +63,10 @@ class EpisodeKeys:
         """Return who sends the key with this digest; None if it is of no open episode."""
         key = self._keys.get(digest)
         return None if key is None or key.expires_at <= self.clock() else key
+
+    def move_expiry(self, seconds: float) -> None:
+        """Let all keys expire later by ``seconds``."""
+        self._keys = {digest: replace(key, expires_at=key.expires_at + seconds) for digest, key in self._keys.items()}
 
     def end(self, episode: str) -> None:
         """Accept the key of an episode no more; no-op without one."""

@@ -53,6 +53,7 @@ class EpisodeStore(Protocol):
         self, episode_id: str, status: EpisodeStatus, reward: float | None, scores: Mapping[str, float]
     ) -> bool: ...
     def expire_episodes(self) -> list[Settled]: ...
+    def move_expiry(self, seconds: float) -> None: ...
     def close_group(self, owner: str, name: str, *, end_open: bool = False) -> list[Settled]: ...
     def group(self, owner: str, name: str) -> list[Episode]: ...
     def settle_episodes(self, rules: EpisodeRules) -> list[Settled]: ...
@@ -229,8 +230,14 @@ class EpisodeDesk:
         self._metrics.episodes.labels(event="deleted").inc()
         return {"id": episode_id, "object": "episode", "deleted": True, **asdict(gone), "erased": erased}
 
-    async def sweep(self) -> None:
-        """End the episodes whose time is over, and settle those that wait for nothing."""
+    async def sweep(self, jump: float = 0.0) -> None:
+        """End the episodes whose time is over, and settle those that wait for nothing.
+
+        If the clock has jumped by ``jump`` seconds, open episodes keep the time that they had left.
+        """
+        if jump:
+            await asyncio.to_thread(self._store.move_expiry, jump)
+            self.keys.move_expiry(jump)
         expired = await asyncio.to_thread(self._store.expire_episodes)
         for settled in expired:
             self.keys.end(settled.id)

@@ -1,19 +1,23 @@
-"""Finds turns that must not be trained whatever the judge says, and the reason that is counted.
+"""Finds turns that must not be trained, or only as bad replies, and the reason that is counted.
 
 Guarantees: a turn that passes has one finite log-probability per id, the temperature that the trainer assumes, and a
 length that fits the trainer. Nothing is repaired: a defective turn is excluded. The rules of `openclaw.config.runtime.HYGIENE_RULES` are chosen by
 ``OPENCLAW_HYGIENE``; the other reasons always count.
 
-Reasons: ``side``, ``aborted``, ``no_next_state``, ``temperature``, ``length_mismatch``, ``empty``, ``too_short``,
-``too_long``, ``non_finite_logprob``, ``no_weight_version``, ``tool_turns``, and the rules; ``stale`` at the rollout
-(`openclaw.training.rollout`). ``tool_turns`` (`tool_turns_before`) keeps an agent's long chains of calls from filling the
+Reasons: ``side``, ``aborted``, ``no_next_state``, ``temperature``, ``length_mismatch``, ``empty``, ``too_long``,
+``non_finite_logprob``, ``no_weight_version``, ``tool_turns`` (`defect`), ``too_short`` (`unpraised`), and the rules; ``stale``
+at the rollout (`openclaw.training.rollout`). ``tool_turns`` (`tool_turns_before`) keeps an agent's long chains of calls from filling the
 batches. It depends on the place in the chain alone, so it favours no outcome.
 
+A rule about how a reply looks keeps it from praise only (`unpraised`). Blame for it is trained, or a policy that is blamed
+for its honest replies would learn to be cut off, to repeat itself or to change the script, where nothing was lost.
+
 Rules:
-    ``truncated``: the token limit cut the reply off, so its end is not the policy's.
-    ``repetition``: most of the reply repeats a few tokens (`is_repetitive`).
-    ``duplicate``: the same reply to the same conversation already gave a sample (`openclaw.judge.worker`).
-    ``off_language``: the reply is in another script than the user's words; translations are, too.
+    ``truncated``: the token limit cut the reply off, so its end is not the policy's. No praise.
+    ``repetition``: most of the reply repeats a few tokens (`is_repetitive`). No praise.
+    ``off_language``: the reply is in another script than the user's words; translations are, too. No praise.
+    ``duplicate``: the same reply to the same conversation already gave a sample (`openclaw.judge.worker`). Neither praise nor
+    blame, which would count twice.
     ``malformed_call``: a tool call that nobody can read. It is no reason to leave the turn out, or a policy would learn to
     break its calls where it expects blame: the turn is scored -1 without a judge (`broken_calls`).
     ``asks_back``: a reply that only asks is not progress because the user answers. Otherwise a policy would learn to ask
@@ -33,7 +37,7 @@ from openclaw.messages.classify import user_words
 from openclaw.messages.pictures import PICTURE_TEXT
 from openclaw.messages.text import content_text, next_state_role
 
-TRUNCATED, REPETITION, DUPLICATE = "truncated", "repetition", "duplicate"
+TOO_SHORT, TRUNCATED, REPETITION, DUPLICATE = "too_short", "truncated", "repetition", "duplicate"
 OFF_LANGUAGE, MALFORMED_CALL, ASKS_BACK = "off_language", "malformed_call", "asks_back"
 SENTENCE = re.compile(r"[^.!?。！？؟\n]*[.!?。！？؟]*")
 QUESTION_MARKS = "?？؟"
@@ -49,7 +53,7 @@ class Limits:
 
     Attributes:
         temperature: by which it divides logits; log-probabilities at another temperature would not match.
-        min_response_tokens: shorter replies count as fragments.
+        min_response_tokens: shorter replies count as fragments, which are not praised.
         max_tokens: limit on prompt plus response tokens.
         rules: of `openclaw.config.runtime.HYGIENE_RULES`, those that apply.
         tool_turns: most turns in a row that only tools react to; 0 is no limit.
@@ -63,24 +67,30 @@ class Limits:
 
 
 def defect(turn: Turn, limits: Limits) -> str | None:
-    """Return why ``turn`` must not be trained, or None."""
+    """Return why ``turn`` must not be trained whatever the judge says, or None."""
     misfits = turn.misfits(limits.temperature, limits.max_tokens)
     checks = {
         "no_next_state": not turn.next_state,
         "empty": not turn.response_ids or not turn.prompt_ids,
         "length_mismatch": len(turn.response_ids) != len(turn.response_logprobs),
-        "temperature": misfits["temperature"],  # before too_short, the others after it
-        "too_short": len(turn.response_ids) < limits.min_response_tokens,
         **misfits,
-        TRUNCATED: TRUNCATED in limits.rules and turn.finish_reason == "length",
-        REPETITION: REPETITION in limits.rules and is_repetitive(turn.response_ids),
-        OFF_LANGUAGE: OFF_LANGUAGE in limits.rules and other_script(turn),
         "tool_turns": bool(limits.tool_turns)
         and next_state_role(turn.next_state or []) == "tool"
         and tool_turns_before(turn) >= limits.tool_turns
         and not broken_calls(turn, limits),
     }
     return turn.never_trained or next((reason for reason, found in checks.items() if found), None)
+
+
+def unpraised(turn: Turn, limits: Limits) -> str | None:
+    """Return why a turn without `defect` must not be trained as a good reply, or None; as a bad one it may be."""
+    checks = {
+        TOO_SHORT: len(turn.response_ids) < limits.min_response_tokens,
+        TRUNCATED: TRUNCATED in limits.rules and turn.finish_reason == "length",
+        REPETITION: REPETITION in limits.rules and is_repetitive(turn.response_ids),
+        OFF_LANGUAGE: OFF_LANGUAGE in limits.rules and other_script(turn),
+    }
+    return next((reason for reason, found in checks.items() if found), None)
 
 
 def broken_calls(turn: Turn, limits: Limits) -> bool:

@@ -27,7 +27,7 @@ from openclaw.judge.support import SupportScorer
 from openclaw.judge.teacher import Render, TeacherScorer
 from openclaw.judge.worker import JudgeWorker, WorkerSettings
 from openclaw.ledger.store import Ledger
-from openclaw.method import JudgePlan, load_method
+from openclaw.method import JudgePlan, load_method, maker
 from slime.utils.processing_utils import load_tokenizer
 
 SCORES_PER_TURN = 2
@@ -128,6 +128,7 @@ def build_judge_loop(
             timeout=config.judge_seconds,
             vote_threshold=config.majority_vote_threshold,
             quorum=config.judge_quorum,
+            made_by=maker(config.method or "", config.distill_topk),
             gate_share=config.gate_share,
             attempts=config.judge_attempts,
         ),

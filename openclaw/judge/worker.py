@@ -25,7 +25,16 @@ from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
 from openclaw.judge.client import together
 from openclaw.judge.hints import longest_hint
-from openclaw.judge.hygiene import ASKS_BACK, DUPLICATE, MALFORMED_CALL, Limits, asks_back, broken_calls, defect
+from openclaw.judge.hygiene import (
+    ASKS_BACK,
+    DUPLICATE,
+    MALFORMED_CALL,
+    Limits,
+    asks_back,
+    broken_calls,
+    defect,
+    unpraised,
+)
 from openclaw.judge.interface import Judge, Question
 from openclaw.judge.metrics import JudgeMetrics
 from openclaw.judge.session_hints import SessionHints
@@ -42,7 +51,7 @@ from openclaw.ledger.exceptions import (
 )
 from openclaw.ledger.opinion import judged_messages, opinion, weighted
 from openclaw.ledger.probes import PROBE
-from openclaw.ledger.records import Feedback, PendingTurn, Turn, Verdict
+from openclaw.ledger.records import BLAMED, Feedback, PendingTurn, Turn, Verdict, Vote
 from openclaw.ledger.store import Ledger
 from openclaw.method import Method, SampleDecision
 
@@ -63,6 +72,7 @@ class WorkerSettings:
         timeout: seconds for all votes and the teacher of a turn.
         vote_threshold: minimum share of the valid votes for a majority.
         quorum: minimum share of valid votes among those asked for; with fewer there is no score, or no hint.
+        made_by: what the ledger calls the method (`openclaw.method.maker`); None: unknown.
         gate_share: share of the turns that become probes of the gate (`openclaw.ledger.probes`).
         attempts: failed attempts after which a turn is given up, unless an engine is away.
         poll_seconds: how often the worker polls the ledger without a call of `JudgeWorker.notify`.
@@ -74,6 +84,7 @@ class WorkerSettings:
     timeout: float = LEAST_JUDGE_SECONDS
     vote_threshold: float = RuntimeVariables.majority_vote_threshold
     quorum: float = RuntimeVariables.judge_quorum
+    made_by: str | None = None
     gate_share: float = 0.0
     attempts: int = RuntimeVariables.judge_attempts
     poll_seconds: float = 0.5
@@ -208,13 +219,8 @@ class JudgeWorker:
         while True:
             try:
                 await asyncio.to_thread(
-                    self._ledger.record_judged,
-                    turn_id,
-                    verdict,
-                    decision.samples,
-                    decision.reason,
-                    len(item.feedback),
-                    item.turn.next_state,
+                    *(self._ledger.record_judged, turn_id, verdict, decision.samples, decision.reason),
+                    *(len(item.feedback), item.turn.next_state, self._settings.made_by),
                 )
                 return
             except LedgerUnavailableError as error:
@@ -263,8 +269,9 @@ class JudgeWorker:
     ) -> tuple[Verdict, SampleDecision]:
         """Return a turn's verdict and samples; skip the judge for a turn that cannot be trained.
 
-        A person's stated score is final, also if it is a thumb in place of words. Judges see only feedback in words. They are not asked about a turn whose log
-        ``kept`` a verdict; only the teacher reads it again.
+        A person's stated score is final, also if it is a thumb in place of words. Judges see only feedback in words. They
+        are not asked about a turn whose log ``kept`` a verdict; only the teacher reads it again. Of a reply that must not be
+        praised only a -1 is trained, and no teacher reads it.
         """
         reason = defect(turn, self._limits)
         if reason is not None:
@@ -273,20 +280,23 @@ class JudgeWorker:
             return Verdict(), SampleDecision(reason=DUPLICATE)
         started = time.monotonic()
         stated = opinion(feedback, turn if kept is None else None)
-        if broken_calls(turn, self._limits) and stated.score is None:
+        rule = unpraised(turn, self._limits)
+        if rule and stated.score is None and kept is None and not self._plan.prm_votes:
+            return Verdict(), SampleDecision(reason=rule)
+        if broken_calls(turn, self._limits) and stated.score is None and not rule:
             verdict = Verdict(score=-1, score_source="rule")
             decision = self._method.samples(turn, verdict) if self._plan.prm_votes else None
             return verdict, decision or SampleDecision(reason=MALFORMED_CALL)
         messages = judged_messages(turn, stated)
         turn = replace(turn, next_state=messages)
         if kept is not None and stated.score is None:
-            verdict = await self._teaching.taught(turn, kept)
-            return verdict, await self._unless_probe(turn, verdict, self._method.samples(turn, verdict))
+            verdict = replace(kept, hint=None) if rule else await self._teaching.taught(turn, kept)
+            return verdict, await self._unless_probe(turn, verdict, self._samples(turn, verdict, rule))
         question = Question.about(turn.messages, turn.response_message, messages)
         try:
             prm, hints = await together(
                 self._voting.scores(question, stated=stated.score is not None),
-                self._voting.hints(question) if self._sessions is None else self._sessions.votes(turn),
+                self._hints(turn, question, rule),
             )
         except EngineRefusedError as error:
             logger.error("turn %s cannot be judged: %s", turn.id, error)
@@ -302,9 +312,10 @@ class JudgeWorker:
             votes=(*prm, *hints),
             score_source="rule" if answered else "judge" if stated.score is None else "feedback",
         )
-        verdict = await self._teaching.taught(turn, verdict)
+        if not rule:
+            verdict = await self._teaching.taught(turn, verdict)
         verdict = replace(verdict, seconds=time.monotonic() - started)
-        decision = self._method.samples(turn, verdict)
+        decision = self._samples(turn, verdict, rule)
         if not decision.samples and not (scored and hinted):
             decision = SampleDecision(reason=NO_QUORUM)
             found = Counter(f"{vote.judge} {vote.invalid or 'valid'}" for vote in verdict.votes)
@@ -313,6 +324,21 @@ class JudgeWorker:
         elif not decision.samples and answered:
             decision = SampleDecision(reason=ASKS_BACK)
         return verdict, await self._unless_probe(turn, verdict, decision)
+
+    async def _hints(self, turn: Turn, question: Question, rule: str | None) -> list[Vote]:
+        """Return the votes on the hint; none on a reply that ``rule`` keeps from praise."""
+        if rule:
+            return []
+        return await self._voting.hints(question) if self._sessions is None else await self._sessions.votes(turn)
+
+    def _samples(self, turn: Turn, verdict: Verdict, rule: str | None) -> SampleDecision:
+        """Return the method's decision; of a reply that ``rule`` keeps from praise only a -1 has samples."""
+        if rule is None:
+            return self._method.samples(turn, verdict)
+        decision = self._method.samples(turn, verdict) if verdict.score == -1 else SampleDecision(reason=rule)
+        for sample in decision.samples:
+            sample.metadata[BLAMED] = rule
+        return decision if decision.samples else SampleDecision(reason=rule)
 
     async def _unless_probe(self, turn: Turn, verdict: Verdict, decision: SampleDecision) -> SampleDecision:
         """Return a decision about a turn; without its samples if the gate keeps the turn as a probe."""
@@ -343,6 +369,8 @@ class JudgeWorker:
         judged = await asyncio.to_thread(self._ledger.judged_turns, session_id)
         probes = any(each.turn.reason == PROBE for each in judged)  # of such a session nothing more is trained
         samples = [] if probes else self._method.session_samples(judged)
-        closed = await asyncio.to_thread(self._ledger.close_session, session_id, samples, self._ledger.clock())
+        closed = await asyncio.to_thread(
+            self._ledger.close_session, session_id, samples, self._ledger.clock(), self._settings.made_by
+        )
         if closed:
             self._metrics.session_samples.inc(len(samples))

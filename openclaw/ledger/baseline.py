@@ -1,14 +1,16 @@
-"""The baseline of a reward: the running mean of earlier rewards, by whose reaction the verdict read.
+"""The baseline of a reward: the running mean of an owner's earlier rewards, by whose reaction the verdict read.
 
-    b = sum(r) / (n + PRIOR * (1 - n / WINDOW))
+    b = (sum(r) + k * p) / (n + k)        k = PRIOR * (1 - n / WINDOW)
 
-over the last n <= `WINDOW` rewards of the same role (``user`` or ``tool``). The trainer subtracts b, so a reply is
-compared with the replies before it. Without rewards b is 0, and `PRIOR` rewards of 0 keep the first few from deciding it.
-The prior fades until the window is full: if all rewards are equal, the advantage then is exactly 0, and an optimizer that
-scales its steps has nothing to scale.
+over the last n <= `WINDOW` rewards of the same owner and role (``user`` or ``tool``). The trainer subtracts b, so a reply
+is compared with the replies to the same person before it, and a strict person's replies are pushed down no further than a
+lenient one's. p is the baseline of the other owners' rewards among the last `WINDOW` of the role, computed in the same way
+with p = 0: a new person begins with what others usually say, and `PRIOR` rewards of p keep the first few of its own from
+deciding b. The prior fades until the window is full: if all rewards are equal, the advantage then is exactly 0, and an
+optimizer that scales its steps has nothing to scale.
 
 Guarantees: a sample's baseline is fixed when its verdict is committed, in the same transaction, so it survives any
-restart and a repeated step uses the same number. It costs one indexed read of `WINDOW` numbers. Rewards of 0 have no
+restart and a repeated step uses the same number. It costs two indexed reads of `WINDOW` numbers. Rewards of 0 have no
 baseline and do not count. Neither do verdicts of a rule: a role did not give them. Such a verdict is compared with the
 baseline of the role that reacted if that makes it worse, never if that makes it better, so a broken reply always scores
 below the worst honest one.
@@ -34,24 +36,32 @@ BASELINE = "baseline"
 """Key in a sample's metadata: what the trainer subtracts from its reward."""
 
 
-def mean_of(rewards: list[float]) -> float:
-    """Return the baseline of up to `WINDOW` earlier rewards; 0 without any."""
+OF_OWNER = "SELECT baseline_reward FROM samples WHERE baseline_owner = ? AND baseline_role = ? ORDER BY id DESC LIMIT ?"
+OF_ALL = "SELECT baseline_reward, baseline_owner FROM samples WHERE baseline_role = ? ORDER BY id DESC LIMIT ?"
+
+
+def mean_of(rewards: list[float], prior: float = 0.0) -> float:
+    """Return the baseline of up to `WINDOW` earlier rewards; ``prior`` without any."""
     count = len(rewards)
-    return sum(rewards) / (count + PRIOR * (1 - count / WINDOW)) if count else 0.0
+    weight = PRIOR * (1 - count / WINDOW)
+    return (sum(rewards) + weight * prior) / (count + weight)
 
 
-def earlier_rewards(connection: sqlite3.Connection, role: Role) -> list[float]:
-    """Return the last `WINDOW` rewards that ``role`` gave, newest first."""
-    query = "SELECT baseline_reward FROM samples WHERE baseline_role = ? ORDER BY id DESC LIMIT ?"
-    return [row[0] for row in connection.execute(query, (role, WINDOW))]
+def baseline_of(connection: sqlite3.Connection, owner: str, role: Role) -> float:
+    """Return the baseline of the next reward that ``role`` gives in a session of ``owner``."""
+    own = [row[0] for row in connection.execute(OF_OWNER, (owner, role, WINDOW))]
+    if len(own) == WINDOW:
+        return mean_of(own)
+    recent = connection.execute(OF_ALL, (role, WINDOW)).fetchall()
+    return mean_of(own, mean_of([reward for reward, other in recent if other != owner]))
 
 
 def compared(
-    connection: sqlite3.Connection, samples: list[Sample], verdict: Verdict, next_state: list[Message]
+    connection: sqlite3.Connection, samples: list[Sample], verdict: Verdict, next_state: list[Message], owner: str
 ) -> list[tuple[Sample, dict[str, object]]]:
     """Return a turn's samples with their baselines in the metadata, and the columns by which later ones count them."""
     role = next_state_role(next_state)
-    baseline = mean_of(earlier_rewards(connection, role))
+    baseline = baseline_of(connection, owner, role)
     if verdict.score_source == "rule":
         baseline = max(baseline, 0.0)
     found: list[tuple[Sample, dict[str, object]]] = []
@@ -62,6 +72,10 @@ def compared(
             continue
         sample = copy.copy(sample)
         sample.metadata = {**sample.metadata, BASELINE: weight * baseline}
-        counted = verdict.score_source != "rule"
-        found.append((sample, {"baseline_role": role, "baseline_reward": reward / weight} if counted else {}))
+        columns: dict[str, object] = {
+            "baseline_role": role,
+            "baseline_reward": reward / weight,
+            "baseline_owner": owner,
+        }
+        found.append((sample, {} if verdict.score_source == "rule" else columns))
     return found

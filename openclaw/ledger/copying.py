@@ -17,9 +17,8 @@ from typing import Any
 
 from openclaw.ledger.codec import decode_turn, decode_verdict, encode_turn
 from openclaw.ledger.episode_records import EPISODE
-from openclaw.ledger.forget import PASS
 from openclaw.ledger.importing import redacted_verdict
-from openclaw.ledger.opinion import choice_of
+from openclaw.ledger.passes import suffixed, turn_of_pass
 from openclaw.ledger.pictures import copy_pictures
 from openclaw.ledger.redact import REDACTED
 from openclaw.ledger.store import Ledger
@@ -42,17 +41,6 @@ class Copied:
     samples: Counter[str] = field(default_factory=Counter[str])
     known: int = 0
     merged: int = 0
-
-
-def suffixed(name: str, number: int) -> str:
-    """Return an id of pass ``number`` through the data; the first pass keeps it."""
-    return name if number == 1 else f"{name}{PASS}{number}"
-
-
-def turn_of_pass(turn_id: str, number: int) -> str:
-    """Return the id of a turn in pass ``number``; the number of its choice stays at the end."""
-    request, choice = choice_of(turn_id)
-    return suffixed(turn_id, number) if request == turn_id else f"{suffixed(request, number)}.{choice}"
 
 
 def copy_run(

@@ -123,16 +123,17 @@ class EpisodeGroupQueries(EpisodeQueries):
             if not _as_read(connection, due.episodes, made):
                 return []  # deleted or settled meanwhile; the next call looks again
             return [
-                self._settle_one(connection, episode, each, reason, rules.step_coefficient)
+                self._settle_one(connection, episode, each, reason, rules)
                 for episode, each in zip(due.episodes, made, strict=True)
             ]
 
     def _settle_one(
-        self, connection: sqlite3.Connection, episode: Episode, made: Made, reason: str | None, coefficient: float
+        self, connection: sqlite3.Connection, episode: Episode, made: Made, reason: str | None, rules: EpisodeRules
     ) -> Settled:
-        baseline = None
+        baseline, coefficient = None, rules.step_coefficient
         if episode.group is None:
-            baseline = mean_of(_earlier_rewards(connection, episode.owner, coefficient))
+            earlier = _earlier_rewards(connection, episode.owner, coefficient) if rules.compares_rewards else []
+            baseline = mean_of(earlier)
             reason = reason or (NO_SIGNAL if abs(episode.whole_reward(coefficient) - baseline) <= CONSTANT else None)
         if reason is None and not made.samples:
             reason = NO_TURNS

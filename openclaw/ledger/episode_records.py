@@ -163,12 +163,15 @@ class EpisodeRules:
         max_tokens: limit on prompt plus response tokens.
         step_coefficient: weight of the mean score of an episode's turns in its reward.
         trains_rewards: whether the run's method learns from rewards; otherwise no episode gives samples.
+        compares_rewards: whether an episode without a group is compared with earlier ones (``OPENCLAW_BASELINE``);
+            otherwise its reward is its advantage.
     """
 
     temperature: float
     max_tokens: int
     trains_rewards: bool = True
     step_coefficient: float = 1.0
+    compares_rewards: bool = True
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from pathlib import Path
 from openclaw.ledger.database import Database
 from openclaw.ledger.episode_records import FORGOTTEN
 from openclaw.ledger.exceptions import LedgerFullError, LedgerUnavailableError, UnknownRecordError
+from openclaw.ledger.passes import PASS, is_of_pass
 from openclaw.ledger.pictures import forget_pictures
 from openclaw.ledger.reserve import keep_reserve, release_reserve, renew_reserve
 from openclaw.ledger.turns import session_digest
@@ -29,10 +30,6 @@ from openclaw.owners import episode_of, owner_of
 ERASE_SECONDS = 2.0
 """How long `ForgetQueries.erase` waits for other connections."""
 ERASE_PAUSE_SECONDS = 0.05
-PASS = "~"
-"""What the ids of sessions and turns of a further pass have before its number."""
-OF_LOG = "log-"
-"""How the id of a turn begins that came as text from a log."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +88,7 @@ class ForgetQueries(Database):
             f"{begin}{number}"
             for number in numbers
             if all(
-                row["id"].startswith(OF_LOG) or f"{PASS}{number}" in row["id"]
+                is_of_pass(row["id"], number)
                 for row in self.rows("SELECT id FROM turns WHERE session_id = ?", (f"{begin}{number}",))
             )
         ]

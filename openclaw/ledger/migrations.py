@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from openclaw.messages.fingerprint import conversation_digest
-from openclaw.owners import owner_of
+from openclaw.owners import owner_of, root
 
 _VERSION_1 = """
 CREATE TABLE sessions (
@@ -229,6 +229,27 @@ CREATE TABLE turn_pictures (       -- the pictures of each turn's prompt
 CREATE INDEX turn_pictures_by_file ON turn_pictures(sha256);
 """
 
+_VERSION_19 = """
+CREATE TABLE secrets (           -- made here, never shown and never exported
+    name TEXT PRIMARY KEY,
+    value BLOB NOT NULL
+);
+ALTER TABLE samples ADD COLUMN baseline_owner TEXT;  -- who gave the reward, see openclaw.owners
+ALTER TABLE samples ADD COLUMN made_by TEXT;         -- the method that made it, see openclaw.method; NULL if unknown
+DROP INDEX samples_by_role;
+CREATE INDEX samples_by_role ON samples(baseline_role, id, baseline_reward, baseline_owner) WHERE baseline_role IS NOT NULL;
+CREATE INDEX samples_by_owner ON samples(baseline_owner, baseline_role, id, baseline_reward) WHERE baseline_role IS NOT NULL;
+"""
+
+
+def fill_baseline_owners(connection: sqlite3.Connection) -> None:
+    """Set who gave the rewards that were recorded before their column existed."""
+    found = connection.execute(
+        "SELECT samples.id, session_id FROM samples JOIN turns ON turns.id = turn_id WHERE baseline_role IS NOT NULL"
+    ).fetchall()
+    owners = [(root(owner_of(session_id)), sample_id) for sample_id, session_id in found]
+    connection.executemany("UPDATE samples SET baseline_owner = ? WHERE id = ?", owners)
+
 
 def fill_conversations(connection: sqlite3.Connection) -> None:
     """Set the digest of main turns that were recorded before its column existed."""
@@ -302,5 +323,11 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(16, "marks of turns that come from another run, and of sessions that close again", _VERSION_16),
     Migration(17, "the pictures that turns saw", _VERSION_17),
     Migration(18, "conversation digests that ignore thoughts and white space", "", renew_conversations),
+    Migration(
+        19,
+        "whose rewards a reward is compared with, which method made a sample, and secrets",
+        _VERSION_19,
+        fill_baseline_owners,
+    ),
 )
 VERSION = MIGRATIONS[-1].version

@@ -1,8 +1,9 @@
 """Interprets a person's feedback for the judge.
 
 Guarantees: a stated opinion (thumbs or score) becomes the verdict's score without a judge. So does a message or a comment
-that is only a thumb (`openclaw.messages.thumbs`). Words are a next state like any other. Of several statements on one reply, the last opinion and all words count. The choices of one request together
-have the weight of one reply, however many of them a person rates. Pure functions.
+that is only a thumb (`openclaw.messages.thumbs`). Words are a next state like any other. Of several statements on one reply,
+the last opinion and all words count. The choices of one request together have the weight of one reply, however many of them a
+person rates; a judge's or a rule's score counts in full. Pure functions.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def weighted(samples: Sequence[Sample], verdict: Verdict, choices: int) -> list[
         verdict: the turn's.
         choices: of the turn's request.
     """
-    if verdict.score_source == "judge":
+    if verdict.score_source != "feedback":
         return list(samples)
     weight = 1 / choices
     result = [copy.copy(sample) for sample in samples]

@@ -1,10 +1,10 @@
 """The turns on which two versions of the weights are compared: kept out of training, or trained long before.
 
 Guarantees: a turn becomes a probe when it is judged, and stays one: it has the reason `PROBE` and no sample, so its reply is
-never trained. Which turns do is decided by parts of sessions (`part_of`), from a hash: `BLOCK` turns in a row are probes or
-not. At most twice the share of an owner's recent turns are, so that nobody's feedback is lost to the draw. A turn that
-saw pictures is not compared, since the weights score ids alone. A forgotten
-session takes its probes and their scores along. Pure functions, and read-only queries.
+never trained, in no pass through the data. Which turns do is decided by parts of sessions (`part_of`), from a hash with a
+secret of the ledger (`draw_key`), so that no client can choose: `BLOCK` turns in a row are probes or not. At most twice the
+share of an owner's recent turns are, so that nobody's feedback is lost to the draw. A turn that saw pictures is not
+compared, since the weights score ids alone. A forgotten session takes its probes and their scores along.
 
 While there are few probes, turns that earlier steps have trained are compared, too. Which ones are is a reservoir: decided by
 a hash of the number alone, so that new turns cannot displace old ones faster than their share of all turns grows.
@@ -13,6 +13,7 @@ a hash of the number alone, so that new turns cannot displace old ones faster th
 from __future__ import annotations
 
 import json
+import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,8 +21,9 @@ from hashlib import blake2b
 from itertools import islice
 from typing import TypeVar
 
-from openclaw.ledger.codec import decode_turn
+from openclaw.ledger.codec import decode_turn, pack_ids
 from openclaw.ledger.database import Database
+from openclaw.ledger.passes import PASS, first_pass
 from openclaw.ledger.records import Turn
 from openclaw.messages.pictures import pictures_in
 from openclaw.owners import owner_of, root
@@ -37,18 +39,25 @@ CHUNK, CHUNKS = 256, 32
 MULTIPLIER = 2654435761
 """Knuth's multiplicative hash: 2**32 divided by the golden ratio. The lowest hashes are spread evenly over time."""
 SCALE = 2**64
+KEY_BYTES = 32
 
 T = TypeVar("T")
 
 
-def part_of(session_id: str, index: int) -> str:
-    """Return the name of the part of a session that the turn ``index`` belongs to."""
-    return f"{session_id}#{index // BLOCK}"
+def part_of(session_id: str, turn_id: str, index: int) -> str:
+    """Return the name of the part of a session that a turn, its number ``index``, belongs to: the same in all passes."""
+    return f"{first_pass(session_id, turn_id)}#{index // BLOCK}"
 
 
-def drawn(part: str, share: float) -> bool:
-    """Return whether the turns of a part of a session are probes if ``share`` of all turns shall be."""
-    digest = blake2b(part.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+def drawn(part: str, share: float, key: bytes) -> bool:
+    """Return whether the turns of a part of a session are probes if ``share`` of all turns shall be.
+
+    Args:
+        part: of a session, see `part_of`.
+        share: of all turns.
+        key: secret of the ledger.
+    """
+    digest = blake2b(part.encode("utf-8", "surrogatepass"), key=key, digest_size=8).digest()
     return int.from_bytes(digest, "big") < share * SCALE
 
 
@@ -91,7 +100,7 @@ def choose_probes(candidates: Sequence[Candidate], most: int, tokens: int) -> li
         tokens: bound on the sum of prompts and replies.
     """
     liked, disliked = (
-        islice(_in_turn([each for each in candidates if each.liked == opinion], lambda each: each.owner), most)
+        islice(in_turn([each for each in candidates if each.liked == opinion], lambda each: each.owner), most)
         for opinion in (True, False)
     )
     chosen: list[Candidate] = []
@@ -108,7 +117,7 @@ def choose_probes(candidates: Sequence[Candidate], most: int, tokens: int) -> li
     return chosen
 
 
-def _in_turn(items: Iterable[T], owner: Callable[[T], str]) -> Iterator[T]:
+def in_turn(items: Iterable[T], owner: Callable[[T], str]) -> Iterator[T]:
     """Yield items, one of each owner per round."""
     queues: dict[str, deque[T]] = {}
     for each in items:
@@ -126,13 +135,18 @@ class ProbeQueries(Database):
     def becomes_probe(self, turn: Turn, share: float) -> bool:
         """Return whether a turn that is being judged with an opinion shall be a probe, at this share of all turns.
 
-        One that feedback lets judge again was a probe if it has the reason, and stays one.
+        One that feedback lets judge again was a probe if it has the reason, and stays one. So is a turn that was one in
+        another pass through the data, and none that gave a sample there is.
         """
-        if turn.reason == PROBE and share:
+        if not share:
+            return False
+        if turn.reason == PROBE:
             return True
         if pictures_in(turn.messages):
             return False
-        if not share or not drawn(part_of(turn.session_id, turn.index), share):
+        if (elsewhere := self._in_other_passes(turn)) is not None:
+            return elsewhere
+        if not drawn(part_of(turn.session_id, turn.id, turn.index), share, self.draw_key()):
             return False
         owner = root(owner_of(turn.session_id))
         found = self.rows(
@@ -142,6 +156,34 @@ class ProbeQueries(Database):
         )
         own = [row["reason"] for row in found if root(owner_of(row["session_id"])) == owner]
         return sum(reason == PROBE for reason in own) + 1 <= 2 * share * (len(own) + 1)
+
+    def draw_key(self) -> bytes:
+        """Return the secret of the draw, made at its first use."""
+        query = "SELECT value FROM secrets WHERE name = 'probes'"
+        if not (found := self.rows(query)):
+            with self.transaction() as connection:
+                made = secrets.token_bytes(KEY_BYTES)
+                connection.execute("INSERT INTO secrets VALUES ('probes', ?) ON CONFLICT DO NOTHING", (made,))
+            found = self.rows(query)
+        return found[0]["value"]
+
+    def _in_other_passes(self, turn: Turn) -> bool | None:
+        """Return whether the same turn is a probe in another pass through the data; None if none has decided."""
+        first = first_pass(turn.session_id, turn.id)
+        decided = "position = ? AND response_ids = ? AND state = 'judged' AND (reason IS NULL OR reason = 'probe')"
+        same = (turn.index, pack_ids(turn.response_ids))
+        found = [
+            row["reason"]
+            for row in self.rows(
+                f"SELECT id, session_id, reason FROM turns WHERE session_id > ? AND session_id < ? AND {decided}",
+                (f"{first}{PASS}", f"{first}{PASS}:", *same),  # the colon follows the digits
+            )
+            if first_pass(row["session_id"], row["id"]) == first
+        ]
+        if first != turn.session_id:
+            own = self.rows(f"SELECT reason FROM turns WHERE session_id = ? AND {decided}", (first, *same))
+            found += [row["reason"] for row in own]
+        return PROBE in found if found else None
 
     def probe_candidates(self, first: int, end: int, rollout_id: int, most: int) -> list[Candidate]:
         """Return turns with numbers from ``first``, below ``end``, on which versions can be compared, in the order of choice.
@@ -160,7 +202,7 @@ class ProbeQueries(Database):
             (first, end),
         )
         found.sort(key=lambda row: (row["reason"] is None, reservoir_order(row["number"])))
-        numbers = [row["number"] for row in _in_turn(found, lambda row: root(owner_of(row["session_id"])))]
+        numbers = [row["number"] for row in in_turn(found, lambda row: root(owner_of(row["session_id"])))]
         candidates: list[Candidate] = []
         for start in range(0, min(len(numbers), CHUNK * CHUNKS), CHUNK):
             candidates += self._compared(numbers[start : start + CHUNK], rollout_id)
@@ -184,7 +226,7 @@ class ProbeQueries(Database):
             row["number"]: Candidate(
                 turn_id=row["id"],
                 number=row["number"],
-                part=part_of(row["session_id"], row["position"]),
+                part=part_of(row["session_id"], row["id"], row["position"]),
                 owner=root(owner_of(row["session_id"])),
                 liked=verdicts[row["number"]]["score"] > 0,
                 stated=verdicts[row["number"]].get("score_source") == "feedback",

@@ -1,24 +1,31 @@
-"""Which ready samples fill a batch when several owners have some: shares per owner, the oldest first.
+"""Which ready samples fill a batch when several owners have some: shares per owner, equal parts over `BATCHES` batches.
 
 Guarantees, while another owner has ready samples left: an owner holds at most its share of the batch, and samples that
 the owner scored by feedback at most theirs. The owner's share goes first: when both cannot hold, more feedback is taken.
-A batch is full whenever enough samples are ready, so nobody starves; where the shares cannot fill it, the owner with the
-fewest samples is next. The samples of a single owner are taken oldest first, whatever the shares. The choice is a pure
-function of ids.
+Within the shares, and where they cannot fill the batch, the owner is next that has had the fewest samples in this batch
+and those before it (max-min fairness). So of N owners each gets all that it sends, or at least the N-th part of what is
+trained over `BATCHES` batches, however much the others send and however old their samples are.
+
+A batch is full whenever enough samples are ready, so nobody waits for an owner who sends little; an owner who sends most
+is most of what is trained. The samples of a single owner are taken oldest first, whatever the shares. The choice is a
+pure function of ids.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from decimal import Decimal
 from typing import NamedTuple, cast
 
 from openclaw.config.runtime_variables import RuntimeVariables
+
+BATCHES = 10
+"""Batches over which owners get equal parts: the one that is being filled and those before it."""
+NOBODY: Mapping[str, int] = {}
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,9 @@ def most(share: float, batch: int) -> int:
     return math.ceil(Decimal(str(share)) * batch)
 
 
-def choose(ready: Sequence[Candidate], held: Sequence[Candidate], batch: int, quota: Quota) -> list[int]:
+def choose(
+    ready: Sequence[Candidate], held: Sequence[Candidate], batch: int, quota: Quota, recent: Mapping[str, int] = NOBODY
+) -> list[int]:
     """Return the ids of the ready samples that join a batch.
 
     Args:
@@ -65,29 +74,17 @@ def choose(ready: Sequence[Candidate], held: Sequence[Candidate], batch: int, qu
         held: the samples that the batch has already.
         batch: number of samples of a full batch.
         quota: the shares.
+        recent: how many samples of each owner are in the `BATCHES` - 1 batches before.
     """
     wanted = max(0, batch - len(held))
-    if len(ready) <= wanted or len({sample.owner for sample in ready}) == 1:
+    queues: dict[str, dict[bool, deque[Candidate]]] = {}
+    for sample in ready:
+        queues.setdefault(sample.owner, {True: deque(), False: deque()})[sample.stated].append(sample)
+    if len(ready) <= wanted or len(queues) == 1:
         return [sample.id for sample in ready[:wanted]]
     samples = Counter(sample.owner for sample in held)
     stated = Counter(sample.owner for sample in held if sample.stated)
     most_samples, most_stated = most(quota.owner, batch), most(quota.feedback, batch)
-    chosen: list[int] = []
-
-    def take(sample: Candidate) -> None:
-        chosen.append(sample.id)
-        samples[sample.owner] += 1
-        stated[sample.owner] += sample.stated
-
-    def take_allowed(left: Sequence[Candidate], allowed: Callable[[Candidate], bool]) -> list[Candidate]:
-        """Take allowed samples, oldest first, and return the others."""
-        others: list[Candidate] = []
-        for sample in left:
-            if len(chosen) < wanted and allowed(sample):
-                take(sample)
-            else:
-                others.append(sample)
-        return others
 
     def within_share(sample: Candidate) -> bool:
         return samples[sample.owner] < most_samples
@@ -95,15 +92,20 @@ def choose(ready: Sequence[Candidate], held: Sequence[Candidate], batch: int, qu
     def within_both(sample: Candidate) -> bool:
         return within_share(sample) and not (sample.stated and stated[sample.owner] >= most_stated)
 
-    left = take_allowed(take_allowed(ready, within_both), within_share)
-    queues: dict[str, deque[Candidate]] = {}
-    for sample in left:
-        queues.setdefault(sample.owner, deque()).append(sample)
-    next_up = [(samples[owner], queue[0].id, owner) for owner, queue in queues.items()]
-    heapq.heapify(next_up)
+    def next_of(owner: str) -> tuple[tuple[int, int, int], Candidate]:
+        """Return an owner's next sample after its rank: what the shares allow, then who has had the fewest, then its age."""
+        heads = [queue[0] for queue in queues[owner].values() if queue]
+        sample = min(heads, key=lambda each: (not within_both(each), each.id))
+        tier = 0 if within_both(sample) else 1 if within_share(sample) else 2
+        return (tier, recent.get(owner, 0) + samples[owner], sample.id), sample
+
+    chosen: list[int] = []
     while len(chosen) < wanted:
-        _, _, owner = heapq.heappop(next_up)
-        take(queues[owner].popleft())
-        if queues[owner]:
-            heapq.heappush(next_up, (samples[owner], queues[owner][0].id, owner))
+        _, sample = min(map(next_of, queues))
+        chosen.append(sample.id)
+        samples[sample.owner] += 1
+        stated[sample.owner] += sample.stated
+        queues[sample.owner][sample.stated].popleft()
+        if not any(queues[sample.owner].values()):
+            del queues[sample.owner]
     return chosen

@@ -20,6 +20,8 @@ Signal = Literal["next_state", "regenerated", "feedback"]
 Thumbs = Literal["up", "down"]
 Message = dict[str, Any]
 TEMPERATURE_TOLERANCE = 1e-6
+BLAMED = "blamed"
+"""Key in a sample's metadata: the rule of hygiene that kept its reply from praise (`openclaw.judge.hygiene`)."""
 SCORED = "scored"
 """Key in a sample's metadata: its log-probabilities are scores of a text from a log, see `Turn.scored`."""
 

@@ -15,7 +15,7 @@ from typing import Any
 from openclaw.ledger.codec import decode_sample, decode_turn, decode_verdict
 from openclaw.ledger.exceptions import UnknownRecordError
 from openclaw.ledger.overview import OverviewQueries
-from openclaw.ledger.records import SampleState, Turn, Verdict
+from openclaw.ledger.records import BLAMED, SampleState, Turn, Verdict
 from openclaw.ledger.samples import STATED
 from openclaw.owners import owner_of, root
 from slime.utils.types import Sample
@@ -99,9 +99,14 @@ class ReportQueries(OverviewQueries):
         return next((JudgeError(row["id"], row["judge_error"], row["judge_attempts"], row["n"]) for row in found), None)
 
     def degenerate_share(self, reasons: Collection[str]) -> float:
-        """Return the share of the last `JUDGED` judged turns that gave no sample for one of ``reasons``; 0 without any."""
-        found = self.rows("SELECT reason FROM turns WHERE state = 'judged' ORDER BY number DESC LIMIT ?", (JUDGED,))
-        return sum(row["reason"] in reasons for row in found) / len(found) if found else 0.0
+        """Return the share of the last `JUDGED` judged turns that one of ``reasons`` kept from praise; 0 without any."""
+        found = self.rows(
+            "SELECT reason, (SELECT MAX(json_extract(sample, '$.metadata.' || ?)) FROM samples WHERE turn_id = turns.id)"
+            " AS blamed FROM turns WHERE state = 'judged' ORDER BY number DESC LIMIT ?",
+            (BLAMED, JUDGED),
+        )
+        bad = sum(row["reason"] in reasons or row["blamed"] in reasons for row in found)
+        return bad / len(found) if found else 0.0
 
     def counts(self) -> dict[str, Any]:
         """Return counts of turns and samples by state, and by reason for not being trained.

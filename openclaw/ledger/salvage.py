@@ -26,7 +26,7 @@ from openclaw.ledger.store import Ledger
 # Parents first.
 TABLES = (
     "sessions", "turns", "verdicts", "samples", "steps", "feedback", "forgotten_samples", "forgotten_sessions",
-    "episodes", "logs", "decisions", "probe_scores", "pictures", "turn_pictures",
+    "episodes", "logs", "decisions", "probe_scores", "pictures", "turn_pictures", "secrets",
 )  # fmt: skip
 CHILDREN_OF_TURNS = ("verdicts", "samples", "feedback", "logs", "probe_scores", "turn_pictures")
 HEADER_BYTES = 100

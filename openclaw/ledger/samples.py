@@ -11,9 +11,12 @@ episode are leased, dropped and undone together.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from openclaw.ledger.codec import decode_sample
+from openclaw.ledger.corrections import fix_rewards
 from openclaw.ledger.database import Database
-from openclaw.ledger.quota import Candidate, Quota, choose
+from openclaw.ledger.quota import BATCHES, Candidate, Quota, choose
 from openclaw.ledger.rollbacks import align, line_of
 from openclaw.owners import owner_of, prefixes, root
 from slime.utils.types import Sample
@@ -23,6 +26,8 @@ STATED = (
     " AND (thumbs IS NOT NULL OR score IS NOT NULL))"
 )
 """Whether a person's feedback scored a sample: a verdict considers all feedback that counts, and a stated score wins."""
+IN_BATCHES = "samples.rollout_id >= ? AND samples.rollout_id < ? AND +samples.state IN ('leased', 'trained')"
+"""Whether a sample is in a batch of a range. The plus keeps SQLite from reading all trained samples."""
 NO_QUOTA = Quota(owner=1.0, feedback=1.0)
 ROLLOUT = "COALESCE(samples.episode, samples.id)"
 """What the samples of one rollout have in common."""
@@ -86,7 +91,9 @@ class SampleQueries(Database):
         """
         held = self._candidates("samples.state = 'leased' AND samples.rollout_id = ?", (rollout_id,))
         ready = self._candidates("samples.state = 'ready'") if len(held) < count else []  # long, so outside the lock
-        chosen = [(rollout_id, sample_id, sample_id) for sample_id in choose(ready, held, count, quota)]
+        before = self._candidates(IN_BATCHES, (rollout_id - BATCHES + 1, rollout_id)) if ready else []
+        recent = Counter(sample.owner for sample in before)
+        chosen = [(rollout_id, sample_id, sample_id) for sample_id in choose(ready, held, count, quota, recent)]
         with self.transaction() as connection:
             connection.executemany(
                 f"UPDATE samples SET state = 'leased', rollout_id = ? WHERE {TOGETHER} AND state = 'ready'", chosen
@@ -94,7 +101,9 @@ class SampleQueries(Database):
             leased = connection.execute(
                 "SELECT * FROM samples WHERE state = 'leased' AND rollout_id = ? ORDER BY id", (rollout_id,)
             ).fetchall()
-        return [decode_sample(row) for row in leased]
+            samples = [decode_sample(row) for row in leased]
+            fix_rewards(connection, samples)
+        return samples
 
     def _candidates(self, condition: str, parameters: tuple[int, ...] = ()) -> list[Candidate]:
         """Return the first sample of each rollout whose samples meet ``condition``, oldest first."""

@@ -22,7 +22,7 @@ from openclaw.ledger.exceptions import FeedbackArrivedError, TransitionError, Un
 from openclaw.ledger.opinion import choice_of
 from openclaw.ledger.pictures import store_pictures
 from openclaw.ledger.records import Feedback, JudgedTurn, Message, PendingTurn, Signal, Turn, Verdict
-from openclaw.owners import episode_of, owner_of
+from openclaw.owners import episode_of, owner_of, root
 from slime.utils.types import Sample
 
 NO_NEXT_STATE = "no_next_state"
@@ -35,8 +35,6 @@ KEPT_AT_REOPENING = (
 )
 """Turns of a reopened session that kept their samples; none of a session that was not reopened."""
 SESSION_DIGEST_BYTES = 16
-NOT_COUNTED: Mapping[str, object] = {}
-"""Columns of a sample whose reward no later one is compared with (`openclaw.ledger.baseline`)."""
 
 
 def session_digest(session_id: str) -> bytes:
@@ -220,6 +218,7 @@ class TurnQueries(Database):
         reason: str | None,
         feedback_seen: int | None = None,
         next_state_seen: Sequence[Message] | None = None,
+        made_by: str | None = None,
     ) -> None:
         """Commit a verdict with its samples, or with the reason for having none.
 
@@ -230,6 +229,7 @@ class TurnQueries(Database):
             reason: why there are none.
             feedback_seen: number of feedback statements that the verdict considered; None skips the check.
             next_state_seen: the next state that it considered; None skips the check.
+            made_by: the method that made the samples.
 
         Raises:
             FeedbackArrivedError: if there is more feedback, or another next state; nothing is written, and the turn must be
@@ -242,7 +242,7 @@ class TurnQueries(Database):
         with self.transaction() as connection:
             if feedback_seen is not None and feedback_seen != len(self.feedback(turn_id)):
                 raise FeedbackArrivedError(f"turn {turn_id}: feedback arrived while it was judged")
-            row = connection.execute("SELECT next_state FROM turns WHERE id = ?", (turn_id,)).fetchone()
+            row = connection.execute("SELECT next_state, session_id FROM turns WHERE id = ?", (turn_id,)).fetchone()
             following: list[Message] | None = json.loads(row["next_state"] or "null") if row else None
             if row is not None and next_state_seen is not None and following != list(next_state_seen):
                 raise FeedbackArrivedError(f"turn {turn_id}: another next state arrived while it was judged")
@@ -251,9 +251,10 @@ class TurnQueries(Database):
                 "INSERT INTO verdicts (turn_id, verdict, teacher_log_probs, judged_at) VALUES (?, ?, ?, ?)",
                 (turn_id, json.dumps(verdict.to_dict()), pack_floats(verdict.teacher_log_probs), self.clock()),
             )
-            if samples:
-                for sample, counted in compared(connection, list(samples), verdict, following or []):
-                    self._insert_sample(connection, turn_id, sample, counted)
+            if samples and row is not None:
+                owner = root(owner_of(row["session_id"]))
+                for sample, counted in compared(connection, list(samples), verdict, following or [], owner):
+                    self._insert_sample(connection, turn_id, sample, {**counted, "made_by": made_by})
 
     def finished_sessions(self, limit: int) -> list[str]:
         """Return sessions that have ended, have no turn to judge and are not closed yet."""
@@ -273,7 +274,9 @@ class TurnQueries(Database):
         )
         return [JudgedTurn(decode_turn(row), decode_verdict(row)) for row in found]
 
-    def close_session(self, session_id: str, samples: Sequence[tuple[str, Sample]], at: float) -> bool:
+    def close_session(
+        self, session_id: str, samples: Sequence[tuple[str, Sample]], at: float, made_by: str | None = None
+    ) -> bool:
         """Commit the samples of a finished session as a whole, once.
 
         A session that `score_again` reopened keeps the samples that it has, and gives those that it lacks.
@@ -282,6 +285,7 @@ class TurnQueries(Database):
             session_id: the session.
             samples: pairs of turn id and sample; those turns lose the reason they had.
             at: now.
+            made_by: the method that made the samples.
 
         Returns:
             False, with nothing written, if the session is already closed, has resumed or has turns to judge.
@@ -297,7 +301,7 @@ class TurnQueries(Database):
                 return False
             for turn_id, sample in [each for each in samples if each[0] not in kept]:
                 self.update_one(connection, "turns", turn_id, reason=None)
-                self._insert_sample(connection, turn_id, sample)
+                self._insert_sample(connection, turn_id, sample, {"made_by": made_by})
         return True
 
     def _insert_turn(self, connection: sqlite3.Connection, turn: Turn) -> None:
@@ -320,7 +324,7 @@ class TurnQueries(Database):
         return {"next_state": json.dumps(list(messages)), "next_state_at": at, "signal": signal}
 
     def _insert_sample(
-        self, connection: sqlite3.Connection, turn_id: str, sample: Sample, counted: Mapping[str, object] = NOT_COUNTED
+        self, connection: sqlite3.Connection, turn_id: str, sample: Sample, own: Mapping[str, object]
     ) -> None:
         columns = {"turn_id": turn_id, **encode_sample(sample), "state": "ready", "created_at": self.clock()}
-        self._insert(connection, "samples", {**columns, **counted})
+        self._insert(connection, "samples", {**columns, **own})

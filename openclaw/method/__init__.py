@@ -6,7 +6,7 @@ Guarantees: stateless; imports neither torch nor Ray. ``python -m openclaw.metho
 from __future__ import annotations
 
 from openclaw.method.interface import HintChoice, JudgePlan, Method, SampleDecision, SessionPlan, TeacherContext
-from openclaw.method.loading import load_method, method_config, trains_rewards
+from openclaw.method.loading import load_method, maker, method_config, trains_rewards
 
 __all__ = [
     "HintChoice",
@@ -16,6 +16,7 @@ __all__ = [
     "SessionPlan",
     "TeacherContext",
     "load_method",
+    "maker",
     "method_config",
     "trains_rewards",
 ]

@@ -38,6 +38,11 @@ def trains_rewards(path: str) -> bool:
     return own is None or own.trains_rewards
 
 
+def maker(path: str, distill_topk: int) -> str:
+    """Return what the ledger calls the method at ``module.attribute``: two names stand for samples with different numbers."""
+    return f"{path} with top {distill_topk}" if distill_topk else path
+
+
 def method_config(path: str) -> type[MethodConfig] | None:
     """Return the ``Config`` of the module of ``module.attribute``, or None."""
     return config_of(load_function(path))

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 from openclaw.ledger.conversations import IMPORTED
-from openclaw.ledger.copying import COPIED, copy_run, suffixed
+from openclaw.ledger.copying import COPIED, copy_run
 from openclaw.ledger.counted import counted
-from openclaw.ledger.forget import OF_LOG, PASS
 from openclaw.ledger.importing import ImportedTurn, described_turn, identity_of, redacted_verdict
+from openclaw.ledger.passes import OF_LOG, PASS, suffixed
 from openclaw.ledger.records import Message, Turn, Verdict
 from openclaw.ledger.redact import REDACTED
 from openclaw.ledger.reports import TurnRecord

@@ -20,11 +20,12 @@ from pathlib import Path
 
 from openclaw.ledger.baseline import BASELINE
 from openclaw.ledger.copying import copy_run
+from openclaw.ledger.corrections import CORRECTS
 from openclaw.ledger.counted import counted
 from openclaw.ledger.feedback import SUPERSEDED
 from openclaw.ledger.logs import RESCORED
 from openclaw.ledger.opinion import weighted
-from openclaw.ledger.records import TopK
+from openclaw.ledger.records import BLAMED, TopK
 from openclaw.ledger.reports import SampleRecord, TurnRecord
 from openclaw.ledger.samples import rollout_of
 from openclaw.ledger.store import Ledger
@@ -32,8 +33,10 @@ from openclaw.method import Method
 from slime.utils.types import Sample
 
 SHOWN = 5
-ADDED = ("ledger_id", "turn_id", BASELINE)
-"""Entries of the metadata that the ledger adds."""
+ADDED = ("ledger_id", "turn_id", BASELINE, BLAMED)
+"""Entries of the metadata that the ledger and the judge loop add."""
+CORRECTED = "corrected"
+"""Samples of a turn whose verdict a person corrected after a step."""
 OF_A_SESSION = "of_a_session_or_episode"
 """Samples that no single turn makes."""
 
@@ -74,12 +77,15 @@ def replay(ledger: Ledger, method: Method) -> Replay:
     """Compare the samples that ``method`` makes of a ledger's turns and verdicts with the stored ones."""
     result, stored = Replay(), ledger.sample_records()
     turns = {record.turn.id: record for record in ledger.export_turns()}
+    corrected = {sample.turn_id for sample in stored if CORRECTS in sample.sample.metadata}
     for sample in stored:
         record = turns.get(sample.turn_id)
         if record is None or record.verdict is None or "episode" in sample.sample.metadata:
             result.skipped[OF_A_SESSION] += 1
         elif sample.reason in (SUPERSEDED, RESCORED):
             result.skipped[sample.reason] += 1
+        elif sample.turn_id in corrected:
+            result.skipped[CORRECTED] += 1
         elif wrong := _difference(ledger, method, record, sample.sample):
             result.different.append(f"turn {sample.turn_id}: {wrong}")
         else:

@@ -70,7 +70,10 @@ REASONS: Mapping[str, Reason] = {
     ),
     "length_mismatch": Reason("The reply has not one log-probability for each token.", UNFIT),
     "empty": Reason("The prompt or the reply has no tokens.", NOTHING),
-    "too_short": Reason("The reply is a fragment.", "OPENCLAW_MIN_RESPONSE_TOKENS is the shortest length that counts."),
+    "too_short": Reason(
+        "The reply is a fragment, and nobody disliked it.",
+        "OPENCLAW_MIN_RESPONSE_TOKENS is the shortest length that counts.",
+    ),
     "too_long": Reason(
         "Prompt and reply together are longer than the trainer takes.",
         "Raise OPENCLAW_MAX_TRAIN_TOKENS if the memory allows it, or shorten the conversations.",
@@ -78,14 +81,16 @@ REASONS: Mapping[str, Reason] = {
     "non_finite_logprob": Reason("The engine reported a log-probability that is not a finite number.", UNFIT),
     "no_weight_version": Reason("The engine did not say which weights sampled the reply.", UNFIT),
     "truncated": Reason(
-        "The token limit cut the reply off, so its end is not the policy's.", "Raise OPENCLAW_MAX_TOKENS."
+        "The token limit cut the reply off, so its end is not the policy's, and nobody disliked it.",
+        "Raise OPENCLAW_MAX_TOKENS.",
     ),
     "repetition": Reason(
-        "Most of the reply repeats a few tokens.", "If there are many, stop and go back to an earlier checkpoint."
+        "Most of the reply repeats a few tokens, and nobody disliked it.",
+        "If there are many, stop and go back to an earlier checkpoint.",
     ),
     "duplicate": Reason("The same reply to the same conversation already gave a sample.", NOTHING),
     "off_language": Reason(
-        "The reply is in another script than the user's words.",
+        "The reply is in another script than the user's words, and nobody disliked it.",
         "Take off_language out of OPENCLAW_HYGIENE to allow it.",
     ),
     "malformed_call": Reason(
@@ -131,6 +136,10 @@ REASONS: Mapping[str, Reason] = {
         "openclaw-rl versions RUN says why; openclaw-rl accept RUN releases such samples if the change is wanted.",
     ),
     "rollback": Reason("The weights went back to a version from before its step.", NOTHING),
+    "other_method": Reason(
+        "The run went on with another method, so the turn was judged again.",
+        NOTHING,
+    ),
     "superseded": Reason(
         "The person's opinion or later words replaced what was judged, and the turn was judged again.", NOTHING
     ),

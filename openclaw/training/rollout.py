@@ -27,6 +27,7 @@ from openclaw.ledger.quota import Quota
 from openclaw.ledger.records import SCORED
 from openclaw.ledger.samples import rollout_of
 from openclaw.ledger.store import Ledger
+from openclaw.method import maker, trains_rewards
 from openclaw.runtime.process import RuntimeSupervisor
 from openclaw.runtime.start import start_runtime
 from openclaw.runtime.where import RUNTIME_LOG_NAME, chat_command, inspect_command, ledger_path, shown_path
@@ -90,9 +91,23 @@ class LedgerDataSource(DataSource):
             return
         check_arguments(self.args, function.method_path)
         with self._runtime_lock:
+            self.judge_for_own_method(function.method_path)
             if self._runtime is None:
                 close_share(self.args.run_dir)  # of a rollout manager that was killed
                 self._runtime = start_runtime(self.args, function.method_path)
+
+    def judge_for_own_method(self, method_path: str) -> None:
+        """Let turns be judged again whose samples, made by another method, no step has used; say how many."""
+        if not (makers := self.ledger.makers()):
+            return
+        own = maker(method_path, self.args.distill_topk)
+        if makers == {own}:
+            return
+        again, dropped = self.ledger.judge_for(own, trains_rewards=trains_rewards(method_path))
+        logger.warning(
+            "this run goes on with %s: %s of %s will be judged again, %s dropped (reason other_method)",
+            *(own, counted(again, "turn"), ", ".join(sorted(makers - {own})), counted(dropped, "sample")),
+        )
 
     def story(self) -> Story:
         """Return where the run serves, which command shows its turns, and where everything else is logged."""

@@ -19,15 +19,16 @@ def judged(
     probe: bool = False,
     source: ScoreSource = "judge",
     reply: int = 3,
+    ids: list[int] | None = None,
     conversation: bytes | None = None,
 ) -> None:
-    """Record a turn with a verdict: a probe, or one with a sample. ``reply``: its number of tokens."""
+    """Record a turn with a verdict: a probe, or one with a sample. ``reply``: its number of tokens; ``ids``: its tokens."""
     turn = make_turn(
         turn_id,
         session_id=session or turn_id,
         index=index,
-        response_ids=list(range(5, 5 + reply)),
-        response_logprobs=[-0.5] * reply,
+        response_ids=ids or list(range(5, 5 + reply)),
+        response_logprobs=[-0.5] * len(ids or range(reply)),
         weight_versions=[],
         conversation=conversation,
     )

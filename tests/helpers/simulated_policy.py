@@ -49,11 +49,13 @@ class Reply:
         text: its words.
         reactions: (probability, next state) pairs; the words of a next state decide what the judge says.
         malformed_calls: of its tool calls, those that nobody can read.
+        finish_reason: how it ends.
     """
 
     text: str
     reactions: Sequence[tuple[float, Message]]
     malformed_calls: int = 0
+    finish_reason: str = "stop"
 
 
 class CannedJudge:
@@ -160,7 +162,7 @@ class Simulation:
                 prompt_ids=[1, 2, 3],
                 response_ids=[number, END],
                 response_logprobs=[math.log(shares[number]), 0.0],
-                finish_reason="stop",
+                finish_reason=reply.finish_reason,
                 response_message={"role": "assistant", "content": reply.text},
                 temperature=TEMPERATURE,
                 top_p=1.0,

@@ -19,8 +19,9 @@ import pytest
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError
 from openclaw.ledger.logs import ReplyScores
-from openclaw.ledger.records import Verdict
+from openclaw.ledger.records import Feedback, Verdict
 from openclaw.ledger.store import Ledger
+from openclaw.method import maker
 from openclaw.owners import stored_id
 from openclaw.runtime.process import RuntimeFailedError, RuntimeSupervisor, free_port
 from openclaw.runtime.start import runtime_environment
@@ -32,6 +33,7 @@ from openclaw.training.samples import make_sample
 from slime.args import Arguments
 from slime.exceptions import DataUsedError
 from slime.utils.types import Sample
+from tests.helpers.episodes import rewarded
 from tests.helpers.ledger_records import USER_NEXT, failed_turn, judged_sample, make_turn
 from tests.helpers.rollout_args import rollout_args
 
@@ -658,3 +660,55 @@ def test_the_share_of_replies_that_fall_apart(args: Arguments, source: LedgerDat
     for number in range(5):
         judged_sample(source.ledger, f"turn-{number}")
     assert claim(args, source, 0).metrics["openclaw/degenerate_share"] == 2 / 8
+
+
+def test_a_run_that_goes_on_with_another_method_judges_again(
+    args: Arguments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its ready samples lacked what the new loss reads, so the first step ended the run, again and again."""
+    supervisor = supervise(Nursery(), tmp_path)
+    monkeypatch.setattr(rollout, "start_runtime", lambda args, method_path: supervisor)
+    ledger = Ledger(ledger_path(args))
+    episode = rewarded(ledger, "a")
+    for name in ("trained", "ready", "unknown", "corrected"):
+        made_by = None if name == "unknown" else "openclaw_rl_method.BinaryRL"
+        ledger.record_turn(make_turn(name))
+        ledger.record_next_state(name, USER_NEXT, 102.0)
+        sample = make_sample(ledger.turn(name), 1.0, score=1)
+        ledger.record_judged(name, Verdict(score=1), [sample], None, made_by=made_by)
+        if name in ("trained", "corrected"):
+            with ledger.transaction() as connection:
+                connection.execute("UPDATE samples SET state = 'leased', rollout_id = 0 WHERE turn_id = ?", (name,))
+    down = Feedback(turn_id="corrected", created_at=103.0, thumbs="down")
+    assert ledger.record_feedback(down, USER_NEXT).applied
+    same = rollout_args(tmp_path, rollout_function_path="openclaw_rollout.generate_rollout_openclaw")
+    LedgerDataSource(same).before_rollouts()
+    assert ledger.counts()["sample_reasons"] == {}
+    other = rollout_args(tmp_path, rollout_function_path="openclaw_opd_rollout.generate_rollout_openclaw_opd")
+    for _ in range(2):  # a second start finds nothing to do
+        LedgerDataSource(other).before_rollouts()
+        states = {each.turn.id: each.turn.state for each in ledger.export_turns() if each.turn.kind == "main"}
+        assert {name: states[name] for name in ("trained", "ready", "unknown")} == {
+            "trained": "judged",
+            "ready": "pending",
+            "unknown": "judged",
+        }
+        samples = [(each.turn_id, each.state, each.reason) for each in ledger.sample_records()]
+        assert [each for each in samples if not each[0].startswith(episode.id)] == [
+            ("trained", "leased", None),
+            ("ready", "dropped", "other_method"),
+            ("unknown", "ready", None),
+            ("corrected", "leased", None),
+            ("corrected", "dropped", "other_method"),
+        ]
+        assert {each[2] for each in samples if each[0].startswith(episode.id)} == {"other_method"}
+    said = [line for line in caplog.messages if "goes on with" in line]
+    assert said == [
+        "this run goes on with openclaw_opd_method.OnPolicyDistillation: 1 turn of openclaw_rl_method.BinaryRL will be "
+        "judged again, 3 samples dropped (reason other_method)"
+    ]
+
+
+def test_top_k_samples_are_of_another_method(args: Arguments) -> None:
+    assert maker("m.M", 0) == "m.M"
+    assert maker("m.M", 50) != maker("m.M", 64)

@@ -76,10 +76,12 @@ async def test_feedback_beside_a_next_state_counts_until_the_turn_is_trained(
     turn = stack.ledger.turn(turn_id)
     stack.ledger.record_judged(turn_id, Verdict(score=-1), [make_sample(turn, -1.0, score=-1)], None)
     stack.ledger.claim_samples(0, 1)
+    words = await send(http, turn_id, text="Shorter next time.")
+    assert (words["applied"], words["reason"]) == (False, "already_trained")
     late = await send(http, turn_id, thumbs="up")
-    assert (late["applied"], late["reason"]) == (False, "already_trained")
-    assert [item.thumbs for item in stack.ledger.feedback(turn_id)] == ["up", "down", "up"]
-    assert stack.metric("openclaw_feedback_total", value="1", outcome="kept") == 1
+    assert (late["applied"], late["reason"]) == (True, None), "it corrects what a step learns"
+    assert [item.thumbs for item in stack.ledger.feedback(turn_id)] == ["up", "down", None, "up"]
+    assert stack.metric("openclaw_feedback_total", value="words", outcome="kept") == 1
 
 
 async def test_a_turn_that_is_never_trained_says_why(stack: Stack, http: httpx.AsyncClient) -> None:

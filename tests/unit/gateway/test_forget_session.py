@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 
 from openclaw.gateway import app
+from openclaw.gateway.steady_clock import SteadyClock
 from openclaw.ledger.exceptions import LedgerFullError
 from openclaw.ledger.kept_ids import kept_id
 from openclaw.ledger.redact import Redactor
@@ -95,13 +97,17 @@ async def test_reply_under_way_is_served_and_not_recorded(stack: Stack) -> None:
 
 async def test_old_sessions_are_forgotten_by_the_sweep(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "LONGEST_SWEEP_SECONDS", 0.02)
+    passed = [0.0]
+    monkeypatch.setattr(app, "SteadyClock", partial(SteadyClock, passed=lambda: passed[0]))
     stack = await start(retention_days=2.0)
     stack.say("one", "two")
     await ask(stack, USER, "old")
     stack.clock[0] += 1.5 * app.SECONDS_A_DAY
+    passed[0] += 1.5 * app.SECONDS_A_DAY
     await ask(stack, USER, "new")
     assert [turn.session_id for turn in stack.turns()] == ["old", "new"]
     stack.clock[0] += app.SECONDS_A_DAY
+    passed[0] += app.SECONDS_A_DAY
     async with asyncio.timeout(20):
         while len(stack.turns()) > 1:
             await asyncio.sleep(0.02)

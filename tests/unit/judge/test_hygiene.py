@@ -9,7 +9,7 @@ import pytest
 
 from openclaw.config.runtime import HYGIENE_RULES, RuntimeConfig
 from openclaw.exceptions import ConfigError
-from openclaw.judge.hygiene import OFF_LANGUAGE, Limits, asks_back, defect, is_repetitive, other_script
+from openclaw.judge.hygiene import Limits, asks_back, defect, is_repetitive, other_script, unpraised
 from tests.helpers.ledger_records import USER_NEXT, make_turn
 
 LIMITS = Limits(temperature=0.6, min_response_tokens=3, max_tokens=7)
@@ -30,7 +30,6 @@ def test_clean_turn_has_no_defect() -> None:
         ({"prompt_ids": []}, "empty"),
         ({"response_logprobs": [-0.1]}, "length_mismatch"),
         ({"temperature": 0.7}, "temperature"),
-        ({"response_ids": [5, 6], "response_logprobs": [-0.1, -0.2]}, "too_short"),
         ({"prompt_ids": [1, 2, 3, 4, 5]}, "too_long"),
         ({"response_logprobs": [-0.1, float("-inf"), -0.2]}, "non_finite_logprob"),
         ({"response_logprobs": [-0.1, float("nan"), -0.2]}, "non_finite_logprob"),
@@ -45,6 +44,9 @@ ROOMY = Limits(0.6, 1, 10_000, rules=("truncated", "repetition", "off_language",
 NO_RULES = Limits(0.6, 1, 10_000, rules=())
 
 
+CHESS = [{"role": "user", "content": "Please explain the rules of chess."}]
+
+
 def reply(ids: list[int], **changes: Any) -> Any:
     return make_turn(next_state=USER_NEXT, response_ids=ids, response_logprobs=[-0.5] * len(ids), **changes)
 
@@ -55,12 +57,22 @@ def reply(ids: list[int], **changes: Any) -> Any:
         (reply([5] * 13, finish_reason="length"), "truncated"),
         (reply([7] * 4000), "repetition"),
         (reply([*range(30), *[1, 2, 3] * 40]), "repetition"),
+        (
+            reply([1, 2], messages=CHESS, response_message={"content": "国际象棋的规则很简单,双方轮流走棋。"}),
+            "off_language",
+        ),
     ],
 )
-def test_a_rule_keeps_a_turn_out_unless_it_is_switched_off(turn: Any, rule: str) -> None:
-    """Finding B3: a reply cut by the limit and 4,000 repeats of one token were trained."""
-    assert defect(turn, ROOMY) == rule
-    assert defect(turn, NO_RULES) is None
+def test_a_rule_keeps_a_reply_from_praise_unless_it_is_switched_off(turn: Any, rule: str) -> None:
+    """Finding B3: a reply cut by the limit and 4,000 repeats of one token were trained as good ones."""
+    assert defect(turn, ROOMY) is None, "blame for it is trained"
+    assert unpraised(turn, ROOMY) == rule
+    assert unpraised(turn, NO_RULES) is None
+
+
+def test_a_fragment_is_not_praised() -> None:
+    assert unpraised(reply([5, 6]), Limits(0.6, 3, 10_000)) == "too_short"
+    assert unpraised(reply([5, 6, 7]), Limits(0.6, 3, 10_000)) is None
 
 
 @pytest.mark.parametrize(
@@ -134,11 +146,3 @@ def test_a_reply_that_only_asks(text: str, asks: bool) -> None:
     assert not asks_back(replace(turn, next_state=TOOL_NEXT), limits)
     acts = {**turn.response_message, "tool_calls": CALL["tool_calls"]}
     assert not asks_back(replace(turn, response_message=acts), limits)
-
-
-@pytest.mark.parametrize(("rules", "reason"), [((OFF_LANGUAGE,), OFF_LANGUAGE), ((), None)])
-def test_a_reply_in_another_script_is_kept_out_where_the_rule_is_on(rules: tuple[str, ...], reason: str | None) -> None:
-    asked = [{"role": "user", "content": "Please write two sentences about tea."}]
-    reply = {"role": "assistant", "content": "茶是一种很受欢迎的饮料,人们每天都喝它。"}
-    limits = Limits(temperature=0.6, min_response_tokens=1, max_tokens=1000, rules=rules)
-    assert defect(make_turn(messages=asked, response_message=reply, next_state=asked), limits) == reason

@@ -11,9 +11,10 @@ from openclaw_combine_method import Combine
 from openclaw_opd_method import OnPolicyDistillation
 from openclaw_rl_method import BinaryRL
 
-from openclaw.ledger.opinion import as_next_state
-from openclaw.ledger.records import Feedback, JudgedTurn
+from openclaw.ledger.opinion import as_next_state, weighted
+from openclaw.ledger.records import Feedback, JudgedTurn, ScoreSource, Verdict
 from openclaw.ledger.store import Ledger
+from openclaw.training.samples import make_sample
 from tests.helpers.fake_engine import FakeEngine
 from tests.helpers.ledger_records import USER_NEXT, make_turn
 from tests.unit.judge.test_judge_worker import CONFIG, HINT_ANSWER, Bench, judged, until
@@ -111,6 +112,15 @@ async def test_the_choices_of_one_request_weigh_as_one_reply(ledger: Ledger) -> 
     assert {sample.metadata["feedback_weight"] for sample in choices} == {0.125}
     assert {sample.metadata["raw_reward"] for sample in choices} == {1.0}
     assert (alone.reward, alone.metadata["feedback_weight"]) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(("source", "share"), [("judge", 1.0), ("rule", 1.0), ("feedback", 0.25)])
+def test_only_feedback_is_shared_among_the_choices(source: ScoreSource, share: float) -> None:
+    """A rule blames each choice for its own fault, so that a broken one never scores above the worst honest one."""
+    turn = make_turn("chatcmpl-1.3")
+    [sample] = weighted([make_sample(turn, -1.0, score=-1)], Verdict(score=-1, score_source=source), 4)
+    assert sample.reward == -share
+    assert sample.metadata.get("feedback_weight") == (share if source == "feedback" else None)
 
 
 async def test_a_choice_that_is_rated_before_the_others_are_stored_weighs_no_more(ledger: Ledger) -> None:

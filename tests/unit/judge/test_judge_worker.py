@@ -131,7 +131,7 @@ async def test_a_verdict_of_a_log_is_kept_and_only_the_teacher_reads_it(ledger: 
 
 
 async def test_a_turn_of_a_log_that_keeps_its_verdict_may_become_a_probe(ledger: Ledger) -> None:
-    name = next(each for each in map(str, range(99)) if drawn(part_of(each, 0), 0.5))
+    name = next(each for each in map(str, range(99)) if drawn(part_of(each, "of-a-log", 0), 0.5, ledger.draw_key()))
     bench = Bench(ledger, FakeEngine(score=lambda ids: [-0.5] * len(ids)), replace(SETTINGS, gate_share=0.5))
     turn = make_turn("of-a-log", session_id=name, state="unscored", next_state=USER_NEXT, next_state_at=102.0)
     ledger.record_log_turns(name, [(turn, Verdict(score=-1))])
@@ -490,12 +490,12 @@ async def test_a_turn_forgotten_while_it_is_judged_is_let_go(ledger: Ledger, cap
 
 async def test_a_share_of_the_turns_becomes_probes_and_gives_no_sample(ledger: Ledger) -> None:
     bench = Bench(ledger, FakeEngine(lambda _: "\\boxed{1}"), replace(SETTINGS, gate_share=0.5))
-    names = [f"turn-{number}" for number in range(12)]
+    names = [f"turn-{number}" for number in range(24)]
     for name in names:
         bench.pend(name, session_id=name)
     async with bench.running():
         await until(judged(bench, len(names)))
-    wanted = {name for name in names if drawn(part_of(name, 0), 0.5)}
+    wanted = {name for name in names if drawn(part_of(name, name, 0), 0.5, ledger.draw_key())}
     assert 0 < len(wanted) < len(names)
     records = {record.turn.id: record for record in ledger.export_turns()}
     assert {name for name, record in records.items() if record.turn.reason == PROBE} == wanted
@@ -511,7 +511,7 @@ async def test_a_session_with_a_probe_gives_no_samples_as_a_whole(ledger: Ledger
 
     method: Any = Whole(CONFIG)
     bench = Bench(ledger, FakeEngine(lambda _: "\\boxed{1}"), replace(SETTINGS, gate_share=0.5), method)
-    names = [f"turn-{number}" for number in range(12)]
+    names = [f"turn-{number}" for number in range(24)]
     for name in names:
         bench.pend(name, session_id=name)
         ledger.end_session(name, 103.0)

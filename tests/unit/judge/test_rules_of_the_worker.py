@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 from openclaw_combine_method import Combine
+from openclaw_opd_method import OnPolicyDistillation
 
-from openclaw.ledger.records import Feedback
+from openclaw.judge.hygiene import Limits
+from openclaw.ledger.records import Feedback, VersionSpan
 from openclaw.ledger.store import Ledger
 from tests.helpers.fake_engine import FakeEngine
 from tests.helpers.ledger_records import USER_NEXT, make_turn
@@ -66,6 +68,53 @@ async def test_a_person_may_like_a_question(ledger: Ledger) -> None:
         await until(judged(bench))
     [sample] = ledger.claim_samples(0, 1)
     assert sample.reward == 1.0
+
+
+CUT = {"finish_reason": "length"}
+REPEATS = {"response_ids": [7] * 40, "response_logprobs": [-0.5] * 40}
+FRAGMENT = {"response_ids": [7], "response_logprobs": [-0.5], "weight_versions": [VersionSpan("1", 0, 1)]}
+OTHER = {
+    "messages": [{"role": "user", "content": "Please explain the rules of chess."}],
+    "response_message": {"role": "assistant", "content": "国际象棋的规则很简单,双方轮流走棋。"},
+}
+STRICT = Limits(0.6, 2, 10_000, ("truncated", "repetition", "off_language", "malformed_call"))
+UNPRAISED = [(CUT, "truncated"), (REPEATS, "repetition"), (FRAGMENT, "too_short"), (OTHER, "off_language")]
+UNPRAISED += [({**CUT, "malformed_calls": 1}, "truncated")]
+
+
+@pytest.mark.parametrize(("changes", "rule"), UNPRAISED)
+@pytest.mark.parametrize(("said", "rewards"), [("1", []), ("0", []), ("-1", [-1.0]), ("x", [])])
+@pytest.mark.parametrize("stated", [False, True])
+async def test_a_rule_forbids_praise_and_not_blame(
+    ledger: Ledger, changes: dict[str, Any], rule: str, said: str, rewards: list[float], stated: bool
+) -> None:
+    """Whoever says it, the judge or a person; and no teacher reads the reply."""
+    engine = FakeEngine(lambda _: f"\\boxed{{{said}}}", score=lambda ids: [-1.0] * len(ids))
+    bench = Bench(ledger, engine, method=Combine(CONFIG), limits=STRICT)
+    if stated:
+        ledger.record_turn(make_turn(**changes))
+        thumbs = {"1": "up", "-1": "down"}.get(said)
+        feedback = Feedback(turn_id="turn-0", created_at=103.0, thumbs=thumbs, score=None if thumbs else 0.0)  # type: ignore[arg-type]
+        ledger.record_feedback(feedback, USER_NEXT)
+        async with bench.running():
+            await until(judged(bench))
+        [record] = ledger.export_turns()
+    else:
+        record = await judge(bench, **changes)
+    assert [each.sample.reward for each in record.samples] == rewards
+    assert [each.sample.teacher_log_probs for each in record.samples] == [None] * len(rewards)
+    assert record.turn.reason == (None if rewards else rule if said != "x" or stated else "no_quorum")
+    degenerate = rule in ("truncated", "repetition") and record.turn.reason != "no_quorum"
+    assert ledger.degenerate_share(("truncated", "repetition")) == degenerate, "a fuse counts it, blamed or not"
+
+
+@pytest.mark.parametrize(("changes", "rule"), UNPRAISED)
+async def test_a_method_without_scores_asks_nobody_about_such_a_reply(
+    ledger: Ledger, changes: dict[str, Any], rule: str
+) -> None:
+    bench = Bench(ledger, FakeEngine(lambda _: HINT_ANSWER), method=OnPolicyDistillation(CONFIG), limits=STRICT)
+    record = await judge(bench, **changes)
+    assert (record.turn.reason, bench.engine.payloads) == (rule, [])
 
 
 async def test_turns_late_in_a_chain_of_calls_ask_no_judge(ledger: Ledger) -> None:

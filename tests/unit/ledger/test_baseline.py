@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from openclaw.ledger.baseline import BASELINE, PRIOR, WINDOW, mean_of
+from openclaw.ledger.baseline import BASELINE, OF_ALL, OF_OWNER, PRIOR, WINDOW, mean_of
 from openclaw.ledger.opinion import WEIGHT, as_next_state
 from openclaw.ledger.records import Feedback, Message, Verdict
 from openclaw.ledger.store import Ledger
+from openclaw.owners import stored_id
 from openclaw.training.samples import make_sample
 from slime.utils.types import Sample
 from tests.helpers.ledger_records import USER_NEXT, make_turn
@@ -27,7 +28,8 @@ def ledger(tmp_path: Path) -> Ledger:
 
 def judge(ledger: Ledger, reward: float, next_state: list[Message] = USER_NEXT, **changes: Any) -> float:
     """Record a turn with a sample of ``reward``; return what the trainer subtracts from it."""
-    turn = make_turn(f"turn-{ledger.counts()['turns']}-{random.random()}")
+    session = stored_id(changes.pop("owner", ""), "session")
+    turn = make_turn(f"turn-{ledger.counts()['turns']}-{random.random()}", session_id=session)
     ledger.record_turn(turn)
     ledger.record_next_state(turn.id, next_state, 102.0)
     weight = changes.pop("weight", None)
@@ -115,8 +117,35 @@ def newest_turn(ledger: Ledger) -> str:
     return ledger.sample_records()[-1].turn_id
 
 
-def test_the_cost_is_one_indexed_read(ledger: Ledger) -> None:
-    plan = ledger.rows(
-        "EXPLAIN QUERY PLAN SELECT baseline_reward FROM samples WHERE baseline_role = 'user' ORDER BY id DESC LIMIT 64"
-    )
-    assert [row["detail"] for row in plan] == ["SEARCH samples USING COVERING INDEX samples_by_role (baseline_role=?)"]
+@pytest.mark.parametrize("order", ["alternating", "one after the other"])
+def test_a_strict_and_a_lenient_person_have_baselines_of_their_own(ledger: Ledger, order: str) -> None:
+    """Equal rewards of one person mean nothing in the end, whatever another one says, and the first ones still count."""
+    said = [("alice", 1.0), ("bob", -1.0)] * WINDOW
+    if order == "one after the other":
+        said = [("alice", 1.0)] * WINDOW + [("bob", -1.0)] * WINDOW
+    for owner, reward in said:
+        judge(ledger, reward, owner=owner)
+    assert [judge(ledger, reward, owner=owner) for owner, reward in (("alice", 1.0), ("bob", -1.0))] == [1.0, -1.0]
+    assert judge(ledger, 1.0, owner="alice/agent") == 1.0, "a child key's people are its parent's"
+    assert -0.1 < judge(ledger, 1.0, owner="carol") < 0.1 if order == "alternating" else True
+
+
+def test_a_new_person_begins_with_what_the_others_say(ledger: Ledger) -> None:
+    for _ in range(WINDOW):
+        judge(ledger, 1.0, owner="alice")
+    assert judge(ledger, -1.0, owner="bob") == 1.0
+    fade = PRIOR * (1 - 1 / WINDOW)
+    others = (WINDOW - 1) / (WINDOW - 1 + PRIOR / WINDOW)
+    assert judge(ledger, -1.0, owner="bob") == pytest.approx((-1.0 + fade * others) / (1 + fade))
+
+
+@pytest.mark.parametrize(
+    ("query", "index", "values"),
+    [
+        (OF_OWNER, "samples_by_owner (baseline_owner=? AND baseline_role=?)", ("alice", "user", WINDOW)),
+        (OF_ALL, "samples_by_role (baseline_role=?)", ("user", WINDOW)),
+    ],
+)
+def test_the_cost_is_two_indexed_reads(ledger: Ledger, query: str, index: str, values: tuple[Any, ...]) -> None:
+    plan = ledger.rows(f"EXPLAIN QUERY PLAN {query}", values)
+    assert [row["detail"] for row in plan] == [f"SEARCH samples USING COVERING INDEX {index}"]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from openclaw.inspect import main as inspect
-from openclaw.ledger.baseline import BASELINE
+from openclaw.ledger.baseline import BASELINE, WINDOW
 from openclaw.ledger.episode_records import Episode, EpisodeRules, Settled
 from openclaw.ledger.exceptions import EpisodeConflictError, UnknownRecordError
 from openclaw.ledger.redact import Redactor
@@ -406,3 +407,15 @@ def test_inspect_lists_episodes_and_tells_the_story_of_one(ledger: Ledger, capsy
     assert inspect([str(ledger.path), "--episode", "episode-"]) == 2
     assert inspect([str(ledger.path), "--episode", "episode-c"]) == 2
     assert "--episodes lists them" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("reward", [1.0, -1.0, 0.5, 0.0])
+def test_without_baseline_a_reward_is_its_advantage(ledger: Ledger, reward: float) -> None:
+    """Equal rewards give samples again and again, and only a reward of 0 has no signal."""
+    rules = replace(RULES, compares_rewards=False)
+    for number in range(WINDOW + 2 if reward == 1.0 else 2):  # the window's first equal rewards have a signal anyway
+        episode = create(ledger, f"n{number}")
+        three_turns(ledger, episode)
+        ledger.close_episode(episode.id, "ok", reward)
+        assert [each.reason for each in ledger.settle_episodes(rules)] == [None if reward else "no_signal"]
+    assert {(s.reward, s.metadata[BASELINE]) for s in claimed(ledger, 999)} == ({(reward, 0.0)} if reward else set())

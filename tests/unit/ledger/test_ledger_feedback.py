@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from openclaw_rl_method import BinaryRL
 
+from openclaw.inspect import main as inspect
+from openclaw.ledger.baseline import BASELINE
 from openclaw.ledger.exceptions import FeedbackArrivedError, TransitionError, UnknownRecordError
 from openclaw.ledger.feedback import SUPERSEDED, FeedbackReceipt
+from openclaw.ledger.opinion import WEIGHT, as_next_state
 from openclaw.ledger.records import Feedback, Verdict
 from openclaw.ledger.store import Ledger
+from openclaw.offline.replay import replay
 from openclaw.training.samples import make_sample
 from tests.helpers.ledger_records import USER_NEXT, make_turn
 
@@ -87,11 +93,123 @@ def test_feedback_on_a_turn_without_a_sample_has_it_judged_again(ledger: Ledger)
     assert ledger.turn("turn-0").next_state == USER_NEXT
 
 
-def test_feedback_after_a_step_used_the_sample_is_kept_only(judged: Ledger) -> None:
+def say(ledger: Ledger, said: str, turn_id: str = "turn-0") -> bool:
+    """Give feedback; return whether it counts."""
+    given = {"thumbs": said} if said in ("up", "down") else {"score": 0.0} if said == "neutral" else {"text": said}
+    feedback = replace(THUMB, turn_id=turn_id, **{"thumbs": None, **given})  # type: ignore[arg-type]
+    receipt = ledger.record_feedback(feedback, as_next_state(feedback))
+    assert receipt.state == "judged"
+    assert ledger.turn(turn_id).state == "judged"
+    return receipt.applied
+
+
+@pytest.mark.parametrize("trained", [False, True], ids=["leased", "trained"])
+@pytest.mark.parametrize(
+    ("said", "applied", "reward"),
+    [("down", True, -2.0), ("neutral", True, -1.0), ("up", True, None), ("Too long.", False, None)],
+)
+def test_feedback_after_a_step_turns_its_reward_around(
+    judged: Ledger, said: str, applied: bool, reward: float | None, trained: bool
+) -> None:
+    """A thumbs-down that came an hour later did not correct a wrong +1."""
+    [first] = judged.claim_samples(0, 1)
+    if trained:
+        judged.mark_trained(0)
+    assert say(judged, said) is applied
+    assert [item.applied for item in judged.feedback("turn-0")] == [applied]
+    corrections = judged.claim_samples(1, 5)
+    assert [each.reward for each in corrections] == ([] if reward is None else [reward])
+    for each in corrections:
+        assert (each.tokens, each.rollout_log_probs, each.weight_versions) == (
+            first.tokens,
+            first.rollout_log_probs,
+            first.weight_versions,
+        )
+        assert each.teacher_log_probs is None
+        assert BASELINE not in each.metadata
+    score = {"down": -1, "neutral": 0}.get(said, 1)
+    assert judged.outcome("turn-0").score == score
+
+
+def test_a_person_may_change_its_mind_once_in_each_direction(judged: Ledger) -> None:
     judged.claim_samples(0, 1)
-    receipt = judged.record_feedback(replace(THUMB, thumbs="down"), WORDS)
-    assert receipt == FeedbackReceipt(False, False, "judged", None)
-    assert [item.applied for item in judged.feedback("turn-0")] == [False]
+    learned = 1.0
+    for step, said in enumerate(("down", "up", "down", "up"), start=1):
+        assert say(judged, said) is (step != 3), "the last thumb up says what the verdict says already"
+        found = judged.claim_samples(step, 5)
+        assert [each.reward for each in found] == ([] if step > 2 else [-2.0 if said == "down" else 2.0])
+        learned += sum(each.reward for each in found)
+    assert learned == 1.0
+
+
+def test_a_correction_that_waits_is_replaced(judged: Ledger) -> None:
+    judged.claim_samples(0, 1)
+    assert [say(judged, said) for said in ("down", "up", "down", "neutral")] == [True] * 4
+    assert [each.reward for each in judged.claim_samples(1, 5)] == [-1.0]
+    assert judged.counts()["sample_reasons"] == {SUPERSEDED: 2}
+
+
+def test_only_what_is_still_learned_is_turned_around(judged: Ledger) -> None:
+    """The gate refuses the step after the person has spoken; a release makes both count."""
+    judged.claim_samples(0, 1)
+    say(judged, "down")
+    judged.quarantine(0)
+    assert [each.reward for each in judged.claim_samples(1, 1)] == [-1.0]
+    assert [each.reward for each in judged.claim_samples(1, 1)] == [-1.0], "claimed again"
+    judged.reconcile(-1)
+    both = judged.claim_samples(0, 2)
+    assert [each.reward for each in both] == [1.0, -2.0]
+    judged.reconcile(0)
+    assert judged.claim_samples(1, 2) == [], "no sample is trained twice"
+
+
+def test_a_restored_checkpoint_without_the_step_has_the_turn_judged_again(judged: Ledger) -> None:
+    judged.claim_samples(0, 1)
+    say(judged, "down")
+    judged.reconcile(-1)
+    assert judged.record_feedback(replace(THUMB, thumbs="up"), WORDS) == FeedbackReceipt(True, False, "pending", None)
+    assert judged.counts()["samples"] == {"dropped": 2}
+
+
+def test_the_choices_of_a_request_share_a_correction(ledger: Ledger) -> None:
+    for turn_id in ("many.3", "many"):
+        ledger.record_turn(make_turn(turn_id))
+        ledger.record_next_state(turn_id, USER_NEXT, 105.0)
+        ledger.record_judged(turn_id, Verdict(score=1), [make_sample(ledger.turn(turn_id), 0.5, score=1)], None)
+    ledger.claim_samples(0, 2)
+    assert say(ledger, "up", "many")
+    assert say(ledger, "down", "many")
+    [sample] = ledger.claim_samples(1, 2)
+    assert sample.reward == pytest.approx(-0.5 / 4 - 0.5), "the method's weight of 0.5 holds for the opinion, too"
+    assert sample.metadata[WEIGHT] == 0.25
+
+
+def test_later_baselines_count_the_correction(judged: Ledger) -> None:
+    judged.claim_samples(0, 1)
+    assert judged.rows("SELECT baseline_reward FROM samples")[0][0] == 1.0
+    say(judged, "down")
+    assert [tuple(row) for row in judged.rows("SELECT baseline_role, baseline_reward FROM samples ORDER BY id")] == [
+        ("user", -1.0),
+        (None, 1.0),
+    ]
+
+
+def test_a_sample_without_a_reward_has_nothing_to_turn_around(ledger: Ledger) -> None:
+    ledger.record_next_state("turn-0", USER_NEXT, 105.0)
+    sample = make_sample(ledger.turn("turn-0"), 0.0, score=None, teacher_log_probs=[-1.0] * 3)
+    ledger.record_judged("turn-0", Verdict(hint="No bold."), [sample], None)
+    ledger.claim_samples(0, 1)
+    assert not say(ledger, "down")
+    assert ledger.claim_samples(1, 1) == []
+
+
+def test_inspect_and_replay_know_a_correction(judged: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+    judged.claim_samples(0, 1)
+    say(judged, "down")
+    assert inspect([str(judged.path), "--samples"]) == 0
+    assert "reward -2.00" in capsys.readouterr().out.splitlines()[1]
+    found = replay(judged, BinaryRL(SimpleNamespace(prm_m=1)))  # type: ignore[arg-type]
+    assert (found.different, found.skipped) == ([], {"corrected": 2})
 
 
 def test_a_judged_turn_gets_no_second_next_state(judged: Ledger) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from openclaw.ledger import schema
 from openclaw.ledger.exceptions import TransitionError
-from openclaw.ledger.migrations import MIGRATIONS, VERSION, Migration
+from openclaw.ledger.migrations import MIGRATIONS, VERSION, Migration, renew_conversations
 from openclaw.ledger.store import Ledger
 from openclaw.messages.fingerprint import conversation_digest
 from openclaw.owners import LOCAL
@@ -105,8 +105,7 @@ def test_digests_are_renewed_for_every_owner(tmp_path: Path) -> None:
         ledger.record_turn(make_turn("secret", conversation=b"of the secret", reason="redacted"))
         ledger.record_turn(make_turn("none"))
         with ledger.transaction() as connection:
-            connection.execute("PRAGMA user_version = 17")
-    with closing(Ledger(path)) as ledger:
+            renew_conversations(connection)
         turn = make_turn()
         for name, owner in (("local", LOCAL), ("alice's", "alice")):
             expected = conversation_digest(turn.messages, turn.response_message, owner)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,14 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from openclaw.ledger.conversations import write_conversations
+from openclaw.ledger.passes import suffixed, turn_of_pass
 from openclaw.ledger.probes import BLOCK, PROBE, Candidate, choose_probes, drawn, part_of, reservoir_order
 from openclaw.ledger.records import Feedback, Verdict
+from openclaw.ledger.salvage import salvage
 from openclaw.ledger.store import Ledger
 from openclaw.owners import stored_id
 from tests.helpers.ledger_records import USER_NEXT, make_turn
 from tests.helpers.probes import judged, leased_batch, probes
 
 SHARE = 0.1
+KEY = bytes(32)
 
 
 @pytest.fixture
@@ -24,27 +29,46 @@ def ledger(tmp_path: Path) -> Ledger:
     return Ledger(tmp_path / "ledger.sqlite")
 
 
-def drawn_session(number: int, *, wanted: bool = True, owner: str = "") -> str:
+def drawn_session(ledger: Ledger, number: int, *, wanted: bool = True, owner: str = "") -> str:
     """Return a session whose first part is drawn (or not)."""
     found = (stored_id(owner, f"s{each}") for each in range(number * 1000, number * 1000 + 1000))
-    return next(each for each in found if drawn(part_of(each, 0), SHARE) == wanted)
+    return next(each for each in found if drawn(part_of(each, "t", 0), SHARE, ledger.draw_key()) == wanted)
 
 
 def test_the_draw_is_the_share_and_the_same_everywhere() -> None:
-    names = [part_of(f"session-{number}", 0) for number in range(20000)]
-    assert sum(drawn(name, SHARE) for name in names) == pytest.approx(2000, abs=150)
-    assert all(drawn(name, 0.2) for name in names if drawn(name, SHARE))
-    assert [name for name in names[:40] if drawn(name, SHARE)] == ["session-12#0"]
+    names = [part_of(f"session-{number}", "t", 0) for number in range(20000)]
+    assert sum(drawn(name, SHARE, KEY) for name in names) == pytest.approx(2000, abs=150)
+    assert all(drawn(name, 0.2, KEY) for name in names if drawn(name, SHARE, KEY))
+    assert [name for name in names[:40] if drawn(name, SHARE, KEY)] == ["session-4#0", "session-15#0"]
+
+
+def test_no_client_can_tell_which_sessions_are_drawn(ledger: Ledger, tmp_path: Path) -> None:
+    """The key is of one ledger: made once, kept in its file, and copied only with the file."""
+    key = ledger.draw_key()
+    again, other = Ledger(ledger.path), Ledger(tmp_path / "other.sqlite")
+    assert (len(key), again.draw_key()) == (32, key)
+    assert ledger.path.stat().st_mode & 0o777 == 0o600
+    names = [part_of(f"session-{number}", "t", 0) for number in range(2000)]
+    drawn_here = [name for name in names if drawn(name, SHARE, key)]
+    there = sum(drawn(name, SHARE, other.draw_key()) for name in drawn_here)
+    assert there < len(drawn_here) / 2, "of the names that one ledger draws another draws its share"
+    judged(ledger, "turn", 1)
+    salvage(ledger.path, tmp_path / "salvaged.sqlite")
+    assert Ledger(tmp_path / "salvaged.sqlite").draw_key() == key
+    write_conversations(ledger, tmp_path / "export.jsonl")
+    exported = (tmp_path / "export.jsonl").read_bytes()
+    assert exported
+    assert all(form not in exported for form in (key, key.hex().encode(), b64encode(key)))
 
 
 def test_turns_in_a_row_are_drawn_together_and_long_sessions_have_several_parts() -> None:
-    assert {part_of("s", index) for index in range(BLOCK)} == {"s#0"}
-    long = [drawn(part_of("one long session", index * BLOCK), SHARE) for index in range(400)]
+    assert {part_of("s", "t", index) for index in range(BLOCK)} == {"s#0"}
+    long = [drawn(part_of("one long session", "t", index * BLOCK), SHARE, KEY) for index in range(400)]
     assert 20 <= sum(long) <= 60
 
 
 def test_an_owner_keeps_most_of_the_feedback_whatever_the_draw(ledger: Ledger) -> None:
-    session = drawn_session(1)
+    session = drawn_session(ledger, 1)
     reserved = 0
     for number in range(40):
         turn = make_turn(f"t{number}", session_id=session, index=number % BLOCK)
@@ -52,7 +76,7 @@ def test_an_owner_keeps_most_of_the_feedback_whatever_the_draw(ledger: Ledger) -
         reserved += found
         judged(ledger, f"t{number}", 1, session=session, index=number % BLOCK, probe=found)
     assert 6 <= reserved <= 8  # a fifth of 40
-    assert not ledger.becomes_probe(make_turn("x", session_id=drawn_session(2, wanted=False)), SHARE)
+    assert not ledger.becomes_probe(make_turn("x", session_id=drawn_session(ledger, 2, wanted=False)), SHARE)
     assert not ledger.becomes_probe(make_turn("x", session_id=session), 0.0)
 
 
@@ -69,12 +93,42 @@ def test_a_probe_that_is_judged_again_stays_one(ledger: Ledger) -> None:
     assert [each.liked for each in ledger.probe_candidates(0, 10**9, 0, 64)] == [False, False]
 
 
+@pytest.mark.parametrize("own_ids", [True, False], ids=["copies", "texts"])
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_a_turn_is_a_probe_in_all_passes_or_in_none(ledger: Ledger, order: tuple[int, ...], own_ids: bool) -> None:
+    """Whatever the order of the judge, and although the bound on an owner's share depends on what was judged before."""
+    for number in order:
+        for each in range(40):
+            name = turn_of_pass(f"turn-{each}", number) if own_ids else f"log-{each}-{number}"
+            session, ids = suffixed(stored_id("alice", f"s{each // 2}"), number), [9, each, 4]
+            index, turns = each % 2, {"response_ids": ids}
+            turn = make_turn(name, session_id=session, index=index, **turns)
+            judged(ledger, name, 1, session=session, index=index, probe=ledger.becomes_probe(turn, 0.4), ids=ids)
+    found: dict[int, set[str | None]] = {}
+    for record in ledger.export_turns():
+        found.setdefault(record.turn.response_ids[1], set()).add(record.turn.reason)
+    assert {len(reasons) for reasons in found.values()} == {1}
+    assert 0 < sum(PROBE in reasons for reasons in found.values()) < 40
+    parts = {part_of(each.turn.session_id, each.turn.id, each.turn.index) for each in ledger.export_turns()}
+    assert len(parts) == 20, "the passes of a session are one witness of the gate"
+
+
+def test_a_client_names_no_pass(ledger: Ledger) -> None:
+    """Otherwise each session ``x~2`` would follow what the client has seen of ``x``."""
+    judged(ledger, "one", 1, session="x", probe=True)
+    turn = make_turn("two", session_id="x~2", response_ids=[5, 6, 7])
+    assert part_of("x~2", "two", 0) == "x~2#0"
+    assert ledger.becomes_probe(turn, 0.5) == drawn("x~2#0", 0.5, ledger.draw_key())
+    judged(ledger, "chatcmpl-3", 1, session="y~2")
+    assert ledger.becomes_probe(make_turn("y", session_id="y", response_ids=[5, 6, 7]), 1.0)
+
+
 def test_the_bound_is_per_owner(ledger: Ledger) -> None:
-    alice, bob = drawn_session(1, owner="alice"), drawn_session(2, owner="bob")
+    alice, bob = drawn_session(ledger, 1, owner="alice"), drawn_session(ledger, 2, owner="bob")
     for number in range(12):
         judged(ledger, f"a{number}", 1, session=stored_id("alice", f"other-{number}"))
     assert ledger.becomes_probe(make_turn("x", session_id=alice), SHARE)
-    assert ledger.becomes_probe(make_turn("x", session_id=drawn_session(1, owner="alice/tests")), SHARE)
+    assert ledger.becomes_probe(make_turn("x", session_id=drawn_session(ledger, 1, owner="alice/tests")), SHARE)
     assert not ledger.becomes_probe(make_turn("x", session_id=bob), SHARE)
 
 

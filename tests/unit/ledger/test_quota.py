@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from openclaw.exceptions import ConfigError
 from openclaw.inspect import main
 from openclaw.ledger.opinion import as_next_state
-from openclaw.ledger.quota import Candidate, Quota, choose, most
+from openclaw.ledger.quota import BATCHES, Candidate, Quota, choose, most
 from openclaw.ledger.records import Feedback, Verdict
+from openclaw.ledger.samples import IN_BATCHES
 from openclaw.ledger.store import Ledger
 from openclaw.owners import stored_id
 from openclaw.training.samples import make_sample
@@ -77,8 +79,9 @@ def test_a_single_owner_is_served_oldest_first(
         (of("alice", 40) + of("bob", 40), {"alice": 8, "bob": 8}),
         (of("alice", 40) + of("bob", 3), {"alice": 13, "bob": 3}),
         (of("alice", 40) + of("bob", 4) + of("carol", 4), {"alice": 8, "bob": 4, "carol": 4}),
-        (of("alice", 40, stated=True) + of("bob", 20) + of("carol", 20), {"alice": 4, "bob": 8, "carol": 4}),
+        (of("alice", 40, stated=True) + of("bob", 20) + of("carol", 20), {"alice": 4, "bob": 6, "carol": 6}),
         (of("alice", 40, stated=True) + of("bob", 40), {"alice": 8, "bob": 8}),
+        (of("alice", 40) + of("bob", 40) + of("carol", 40), {"alice": 6, "bob": 5, "carol": 5}),
     ],
 )
 def test_shares_of_a_batch_of_sixteen(kinds: list[tuple[str, bool]], owners: dict[str, int]) -> None:
@@ -91,6 +94,65 @@ def test_shares_that_cannot_fill_a_batch_give_way_to_the_owner_with_the_fewest()
     ready = candidates(of("alice", 40) + of("bob", 40) + of("carol", 40))
     ids = set(choose(ready, [], 16, Quota(owner=0.25, feedback=1.0)))
     assert Counter(sample.owner for sample in ready if sample.id in ids) == {"alice": 6, "bob": 5, "carol": 5}
+
+
+@given(
+    st.lists(KINDS, max_size=60),
+    st.integers(1, 24),
+    QUOTAS,
+    st.dictionaries(st.sampled_from("abc"), st.integers(0, 99)),
+)
+def test_who_had_little_before_comes_first_within_the_shares(
+    kinds: list[tuple[str, bool]], batch: int, quota: Quota, before: dict[str, int]
+) -> None:
+    recent = {{"a": "alice", "b": "bob", "c": "carol"}[name]: count for name, count in before.items()}
+    ready = candidates([(owner, False) for owner, _ in kinds])
+    ids = choose(ready, [], batch, quota, recent)
+    taken = Counter(sample.owner for sample in ready if sample.id in ids)
+    left = {sample.owner for sample in ready if sample.id not in ids}
+    for owner in left:
+        for other, count in taken.items():
+            had, has = recent.get(owner, 0) + taken[owner], recent.get(other, 0) + count
+            assert taken[owner] >= most(quota.owner, batch) or had >= has - 1
+
+
+def shares_over(batches: int, sends: dict[str, Callable[[int], int]], batch: int = 16) -> dict[str, float]:
+    """Return each owner's part of what was trained; ``sends``: new samples of an owner by batch, all scored by thumbs."""
+    ready: list[Candidate] = []
+    history: list[Counter[str]] = []
+    number = 0
+    for step in range(batches):
+        for owner, count in sends.items():
+            for _ in range(count(step)):
+                number += 1
+                ready.append(Candidate(number, owner, True))
+        ids = set(choose(ready, [], batch, HALF, sum(history[-BATCHES + 1 :], Counter())))
+        history.append(Counter(sample.owner for sample in ready if sample.id in ids))
+        ready = [sample for sample in ready if sample.id not in ids]
+    total = sum(history, Counter())
+    return {owner: total[owner] / total.total() for owner in sends}
+
+
+FLOOD: Callable[[int], int] = lambda step: 64  # noqa: E731
+
+
+@pytest.mark.parametrize("names", [1, 3, 14])
+@pytest.mark.parametrize(
+    "alice",
+    [lambda step: 1, lambda step: 5 * (step in (0, 5)), lambda step: 10 * (step == 0)],
+    ids=["one each", "five at a time", "ten at once"],
+)
+def test_a_sixteenth_of_the_traffic_is_a_sixteenth_of_ten_batches(names: int, alice: Callable[[int], int]) -> None:
+    """Whenever its samples come, and by however many names another one sends whatever it can."""
+    found = shares_over(10, {**{f"mallory-{number}": FLOOD for number in range(names)}, "alice": alice})
+    assert found["alice"] == pytest.approx(sum(map(alice, range(10))) / 160)
+
+
+@pytest.mark.parametrize(("names", "part"), [(1, 0.5), (3, 0.25), (7, 0.125)])
+def test_who_sends_enough_has_an_equal_part(names: int, part: float) -> None:
+    """A person with several names has several parts; names are keys, which the operator gives out."""
+    found = shares_over(10, {**{f"mallory-{number}": FLOOD for number in range(names)}, "alice": lambda step: 8})
+    assert found["alice"] == pytest.approx(part, abs=0.02)
 
 
 def test_a_share_is_rounded_up_from_its_decimal_digits() -> None:
@@ -133,6 +195,21 @@ def test_a_flood_of_one_key_leaves_half_of_the_batch_to_another(ledger: Ledger) 
     assert owners_of(ledger, 0, 8)["@bob"] == 4, "claimed again"
     assert owners_of(ledger, 1, 8)["@bob"] == 2
     assert owners_of(ledger, 2, 8).total() == 8, "alone again"
+
+
+def test_batches_before_count_for_their_owners(ledger: Ledger) -> None:
+    """The third person's samples are the newest, and older ones of the others are ready."""
+    for number in range(24):
+        for owner in ("alice", "bob"):
+            judged_sample(ledger, f"{owner}-{number}", session_id=stored_id(owner, "s"))
+    assert owners_of(ledger, 0, 8) == {"@alice": 4, "@bob": 4}
+    for number in range(8):
+        judged_sample(ledger, f"c-{number}", session_id=stored_id("carol", "s"))
+    assert [owners_of(ledger, step, 8)["@carol"] for step in (1, 2)] == [4, 4]
+    plan = ledger.rows(f"EXPLAIN QUERY PLAN SELECT id FROM samples WHERE {IN_BATCHES}", (0, 9))
+    assert [row["detail"] for row in plan] == [
+        "SEARCH samples USING INDEX samples_by_rollout (rollout_id>? AND rollout_id<?)"
+    ]
 
 
 def test_claiming_again_gives_the_same_samples_when_others_have_arrived(ledger: Ledger) -> None:

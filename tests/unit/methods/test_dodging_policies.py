@@ -71,6 +71,20 @@ async def test_blame_for_everything_else_drives_a_policy_to_the_dodge_only_witho
     assert found[True] < 0.45
 
 
+@pytest.mark.parametrize("liked", [True, False])
+async def test_a_cut_off_reply_that_is_disliked_is_said_less(tmp_path: Path, liked: bool) -> None:
+    """Where the rule kept it from blame as well, its share rose to 0.42 if no honest reply was liked."""
+    cut_off = Reply("The file is", [(1.0, AGAIN)], finish_reason="length")
+    honest = LIKED if liked else Reply("The file is **changed**.", DISLIKED.reactions)
+    simulation = Simulation(tmp_path, [honest, DISLIKED, cut_off], START, VERDICTS)
+    await simulation.run(UPDATES)
+    assert simulation.shares[-1][DODGE] < 0.7 * START[DODGE]
+    cut_off = Reply("The file", [(1.0, THANKS)], finish_reason="length")
+    praised = Simulation(tmp_path, [DISLIKED, cut_off], [0.8, 0.2], VERDICTS, seed=1)
+    await praised.run(4)
+    assert {reply for reply, _ in praised.advantages} == {0}, "thanks for a cut-off reply are not trained"
+
+
 def test_happy_traffic_makes_no_policy_monotonous() -> None:
     """Finding B4: without a baseline whatever was said more often is said more and more."""
     monotonous = {
