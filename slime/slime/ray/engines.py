@@ -101,7 +101,9 @@ class EngineGroup:
                         f"a {self.role} engine died again in each of {attempt} restarts; mend the cause, then continue the "
                         f"run with --resume. The last one: {line}"
                     ) from error
-                logger.exception("an engine died again while it restarted (attempt %d); restarting it once more", attempt)
+                logger.exception(
+                    "an engine died again while it restarted (attempt %d); restarting it once more", attempt
+                )
         raise AssertionError("the last attempt returns or raises")
 
     def _revive(self) -> list[int]:
