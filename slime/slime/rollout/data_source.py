@@ -19,6 +19,7 @@ from slime.args import Arguments
 from slime.exceptions import CheckpointError, ConfigurationError
 from slime.rollout.before_push import Decision
 from slime.rollout.multimodal_prompts import (
+    StoredPicture,
     check_places,
     copy_sharing_media,
     drop_long_prompts,
@@ -313,7 +314,7 @@ class RolloutDataSource(DataSource):
         file = self._file(self.args.save, rollout_id)
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(".part")
-        save_data(state, part)
+        save_data(state, part, own=[StoredPicture])
         part.replace(file)
 
     def load(self, rollout_id: int | None = None) -> None:
@@ -329,7 +330,7 @@ class RolloutDataSource(DataSource):
             raise CheckpointError(
                 f"{file} is missing, so the position in the prompts cannot be restored; resume from another checkpoint"
             )
-        self._restore(load_data(file))
+        self._restore(load_data(file, own=[StoredPicture]))
 
 
 class RolloutDataSourceWithBuffer(RolloutDataSource):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,23 +22,23 @@ _FOREIGN = re.compile(r"GLOBAL (\S+) was not an allowed global")
 _KINDS = "plain values, lists, tuples, sets, dicts, tensors, NumPy arrays and pictures"
 
 
-def save_data(value: Any, file: str | Path | IO[bytes]) -> None:
-    """Write ``value``.
+def save_data(value: Any, file: str | Path | IO[bytes], own: Sequence[type] = ()) -> None:
+    """Write ``value``; ``own``: dataclasses of ours that it may hold too.
 
     Raises:
         CheckpointError: it holds an object that `load_data` would refuse.
     """
     import torch
 
-    if (stranger := _stranger(value)) is not None:
+    if (stranger := _stranger(value, own)) is not None:
         raise CheckpointError(
             f"{stranger.__module__}.{stranger.__qualname__} cannot be saved with the samples; use {_KINDS} only"
         )
     torch.save(value, file)
 
 
-def load_data(file: str | Path) -> Any:
-    """Return what a file of `save_data` holds, on the CPU.
+def load_data(file: str | Path, own: Sequence[type] = ()) -> Any:
+    """Return what a file of `save_data` holds, on the CPU; ``own`` as there.
 
     Raises:
         CheckpointError: the file is damaged, or it asks for code to run.
@@ -46,7 +46,7 @@ def load_data(file: str | Path) -> Any:
     import torch
 
     try:
-        with torch.serialization.safe_globals(_allowed()):
+        with torch.serialization.safe_globals([*_allowed(), *own]):
             return torch.load(file, weights_only=True, map_location="cpu")
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
         if found := _FOREIGN.search(str(error)):
@@ -86,7 +86,7 @@ def _allowed() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
     ]
 
 
-def _stranger(value: Any) -> type | None:
+def _stranger(value: Any, own: Sequence[type]) -> type | None:
     """Return the first type within ``value`` that `load_data` refuses, or None."""
     import numpy as np
     import torch
@@ -103,6 +103,8 @@ def _stranger(value: Any) -> type | None:
             elif kind in _CONTAINERS:
                 if not set(map(type, item)) <= _PLAIN:
                     left.append(item)
+            elif kind in own:
+                left.append(vars(item).values())
             else:
                 return kind
     return None

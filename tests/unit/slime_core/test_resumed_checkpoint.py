@@ -8,7 +8,6 @@ import pickle
 import re
 import shlex
 import subprocess
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from slime.args import Arguments
-from slime.arguments.resume import LATEST, check_resumed, read_index
+from slime.arguments.checkpoint import LATEST
+from slime.arguments.resume import check_resumed, read_index
+from tests.helpers.checkpoints import ORIGIN, checkpoint
 
 VOCABULARY, HIDDEN, LAYERS = 32, 8, 3
-ORIGIN = "/models/first"
 
 
 def hf_shapes(vocabulary: int, hidden: int, layers: int, wide: int = 16) -> dict[str, tuple[int, ...]]:
@@ -65,21 +64,6 @@ def megatron(padding: int = 0, stacked: bool = True) -> dict[str, Any]:
         "embedding.word_embeddings.weight": torch.zeros(VOCABULARY + padding, HIDDEN),
         **({f"decoder.layers.{attention}": torch.zeros(LAYERS, HIDDEN, HIDDEN)} if stacked else layers),
     }
-
-
-def checkpoint(root: Path, number: int, state: dict[str, Any], **meta: Any) -> Path:
-    """Write a checkpoint as a back end does, and make it the newest."""
-    folder = root / f"iter_{number:07d}"
-    (folder / "state").mkdir(parents=True)
-    with warnings.catch_warnings(action="ignore"):
-        dcp_save({**state, "steps": number}, checkpoint_id=str(folder / "state"), no_dist=True)
-    torch.save({}, folder / "rng_0.pt")
-    meta = {"role": "policy", "rollout_id": number - 1, "world_size": 1, "lora": False, "hf_checkpoint": ORIGIN} | meta
-    (folder / "meta.json").write_text(json.dumps(meta))
-    (root / "rollout").mkdir(exist_ok=True)
-    torch.save({"epoch": 0}, root / "rollout" / f"global_dataset_state_dict_{number - 1}.pt")
-    (root / LATEST).write_text(str(number))
-    return folder
 
 
 def resumed(root: Path, hf: str, **more: Any) -> Arguments:

@@ -88,6 +88,7 @@ class TrainRank(ABC):
         address, _ = self._master
         self._master = (address, port)
         os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))
+        meet_on_loopback(address)
 
     def _join(self) -> torch.device:
         """Join the ranks' default group and return this rank's device."""
@@ -105,7 +106,6 @@ class TrainRank(ABC):
                 if self.rank == 0
                 else TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
             )
-        meet_on_loopback(self._master[0])
         self._store.set_timeout(timeout)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
