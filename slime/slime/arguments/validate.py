@@ -37,6 +37,7 @@ from slime.arguments.routing_replay import check_routing_replay, derive_routing_
 from slime.arguments.tracking import check_memory_history, check_tracking
 from slime.arguments.trainer import check_trainer
 from slime.arguments.weight_sync import check_weight_sync, derive_weight_sync
+from slime.arguments.written import check_written
 
 
 def validate(args: Arguments, words: Sequence[str] = ()) -> list[str]:
@@ -69,6 +70,7 @@ def validate(args: Arguments, words: Sequence[str] = ()) -> list[str]:
         *as_given,
         *check_paths(args),
         *check_resumed(args),
+        *check_written(args),
         *check_roles(args),
         *check_colocate(args),
         *check_engines(args),
