@@ -79,7 +79,7 @@ def test_train_crash_serve_stop_resume(repository: Path, tmp_path: Path, tiny_ra
 
     assert not reachable_from_outside(driver.family())
     sockets = {place.laddr for each in driver.family() for place in each.net_connections("unix") if place.laddr}
-    (folder,) = {each for place in sockets for each in Path(place).parents if each.name.startswith("slime-ray-")}
+    (folder,) = {each for place in sockets for each in Path(str(place)).parents if each.name.startswith("slime-ray-")}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
     server = driver.member("slime.backends.sglang_utils.server ")
