@@ -239,6 +239,6 @@ def _judge(args: Arguments) -> JudgeClient | None:
         return None
     engine = EngineHttp(url, timeout=JUDGE_SECONDS, concurrency=JUDGED_AT_A_TIME * args.prm_m)
     sampling = JudgeSampling(temperature=args.prm_temperature, max_new_tokens=args.prm_max_new_tokens, grammar=False)
-    tokenizer = load_tokenizer(args.prm_model_path, trust_remote_code=True)
-    processor = load_processor(args.prm_model_path, trust_remote_code=True)
+    tokenizer = load_tokenizer(args.prm_model_path)
+    processor = load_processor(args.prm_model_path)
     return JudgeClient(engine, tokenizer, "full", sampling, picture_tokens_of(processor) if processor else None)

@@ -31,7 +31,7 @@ class SamplePictures:
 
     @cached_property
     def _processor(self) -> Any:
-        processor = load_processor(self._checkpoint, trust_remote_code=True)
+        processor = load_processor(self._checkpoint)
         if processor is None:
             raise ConfigurationError(
                 f"the ledger has turns with pictures, but {self._checkpoint} sees none; give the Qwen3-VL checkpoint that "

@@ -50,7 +50,7 @@ def lengths_of(tokenizer: str | None) -> Lengths:
     """Return how prompts are counted; by the chat template of a tokenizer's folder, if there is one."""
     if tokenizer is None:
         return Lengths(None)
-    loaded = load_tokenizer(tokenizer, trust_remote_code=True)
+    loaded = load_tokenizer(tokenizer)
     return Lengths(
         lambda messages: len(loaded.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False))
     )

@@ -156,7 +156,7 @@ def test_an_evaluation_without_a_trainer_from_three_folders(capsys: pytest.Captu
 async def test_what_the_folder_imports_is_called_as_it_is_documented(tmp_path: Path) -> None:
     """The core's names that a folder of screens builds on."""
     model = str(tiny_vision.build(tmp_path / "model"))
-    processor, tokenizer = load_processor(model, trust_remote_code=True), load_tokenizer(model, trust_remote_code=True)
+    processor, tokenizer = load_processor(model), load_tokenizer(model)
     assert processor is not None
     image = picture(30, 30)
     url = encode_image_for_rollout_engine(image)

@@ -211,7 +211,7 @@ async def test_what_the_folder_imports_is_called_as_it_is_documented(
     told = {"image": "i", "instance_id": "x"}
     assert await post("http://pool/allocate", told, max_retries=1, headers={"X-SMG-Routing-Key": "7"}) == {"ok": True}
     assert [(json.loads(each.content), each.headers["X-SMG-Routing-Key"]) for each in asked] == [(told, "7")]
-    assert load_tokenizer(str(tiny_random_model), trust_remote_code=True).chat_template
+    assert load_tokenizer(str(tiny_random_model)).chat_template
     assert generate_with_swe.generate is swe.generate
     assert generate_with_swe.reward_func is swe.reward_func
     assert [*inspect.signature(swe.generate).parameters] == ["args", "sample", "sampling_params", "evaluation"]

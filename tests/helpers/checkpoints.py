@@ -1,9 +1,14 @@
-"""Checkpoint folders that hold only a config: enough for everything that happens before weights are read."""
+"""Folders of models and checkpoints: small, or only what is read before the weights."""
 
 from __future__ import annotations
 
 import json
+import pickle
+import warnings
 from pathlib import Path
+from typing import Any
+
+ORIGIN = "/models/first"
 
 QWEN3_4B = {
     "model_type": "qwen3",
@@ -30,7 +35,30 @@ def config_only(folder: Path, **changes: object) -> Path:
 
 def published(root: Path, number: int) -> None:
     """Make ``root`` look like a checkpoint root whose newest checkpoint is the one after ``number`` rollouts."""
+    from torch.distributed.checkpoint.metadata import Metadata
+
     folder = root / f"iter_{number:07d}"
-    folder.mkdir(parents=True)
+    (folder / "state").mkdir(parents=True)
+    (folder / "state" / ".metadata").write_bytes(pickle.dumps(Metadata({}, storage_data={})))
     (folder / "meta.json").write_text(json.dumps({"rollout_id": number - 1}))
     (root / "latest_checkpointed_iteration.txt").write_text(str(number))
+
+
+def checkpoint(root: Path, number: int, state: dict[str, Any] | None = None, **meta: Any) -> Path:
+    """Write a whole checkpoint of the tensors in ``state``, make it the newest of ``root``, and return its folder."""
+    import torch
+    from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+
+    from slime.arguments.checkpoint import LATEST
+
+    folder = root / f"iter_{number:07d}"
+    (folder / "state").mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings(action="ignore"):
+        dcp_save({**(state or {}), "steps": number}, checkpoint_id=str(folder / "state"), no_dist=True)
+    torch.save({}, folder / "rng_0.pt")
+    known = {"role": "policy", "rollout_id": number - 1, "world_size": 1, "lora": False, "hf_checkpoint": ORIGIN}
+    (folder / "meta.json").write_text(json.dumps(known | meta))
+    (root / "rollout").mkdir(exist_ok=True)
+    torch.save({"epoch": 0}, root / "rollout" / f"global_dataset_state_dict_{number - 1}.pt")
+    (root / LATEST).write_text(str(number))
+    return folder

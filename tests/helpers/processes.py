@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import time
 from collections.abc import Iterable
 
@@ -30,6 +32,20 @@ def assert_all_gone(processes: Iterable[psutil.Process]) -> None:
     """Fail unless every process ends within `GONE_SECONDS`."""
     left = alive(processes)
     assert not left, [f"{process.pid} {title_of(process)}" for process in left]
+
+
+def reachable_from_outside(processes: Iterable[psutil.Process]) -> list[str]:
+    """Return ``address:port title`` of each TCP listener of ``processes`` that is not on loopback."""
+    found = []
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            places = [each.laddr for each in process.net_connections("inet") if each.status == psutil.CONN_LISTEN]
+            found += [
+                f"{place.ip}:{place.port} {title_of(process)[:80]}"
+                for place in places
+                if not ipaddress.ip_address(place.ip.removeprefix("::ffff:")).is_loopback
+            ]
+    return found
 
 
 def end(processes: Iterable[psutil.Process], seconds: float) -> None:

@@ -23,6 +23,7 @@ from openclaw.ledger.store import Ledger
 from tests.helpers.broken_canary import FLAG
 from tests.helpers.driver import live_version
 from tests.helpers.live_run import LiveRun, talk, wait_until
+from tests.helpers.processes import reachable_from_outside
 
 TALKERS = 2
 TURNS = 7
@@ -126,6 +127,7 @@ def test_one_engine_is_first(repository: Path, tmp_path: Path) -> None:
         run.wait_ready()
         router = says("policy engine: ").split()[-1]
         urls = routed()
+        assert not reachable_from_outside(run.family()), "gateway, engines, router, judge, trainer and Ray"
         versions = Versions(list(urls))
         versions.start()
         talkers.start()

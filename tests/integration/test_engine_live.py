@@ -32,6 +32,7 @@ from tests.helpers.engine_streams import (
 )
 from tests.helpers.gpu_engine import run_on_gpu
 from tests.helpers.live_engine import engine_arguments, files_of, gone
+from tests.helpers.processes import reachable_from_outside
 from tests.helpers.weight_receivers import TRANSPORTS, connected, rank_zero
 from tests.helpers.weight_sender import WeightSender
 
@@ -131,6 +132,11 @@ def test_its_workers_are_forks(engine: SGLangEngine) -> None:
     """A spawned worker would have a resource tracker beside it, and would have imported SGLang again."""
     titles = [" ".join(child.cmdline()).strip() for child in psutil.Process(engine.status()["pid"]).children()]
     assert sorted(titles) == ["sglang::detokenizer", "sglang::scheduler"]
+
+
+def test_nothing_of_it_can_be_reached_from_outside(engine: SGLangEngine) -> None:
+    server = psutil.Process(engine.status()["pid"])
+    assert not reachable_from_outside([server, *server.children(recursive=True)])
 
 
 def test_what_the_server_refuses_is_an_error_with_its_words(engine: SGLangEngine) -> None:

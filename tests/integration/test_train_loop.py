@@ -1,15 +1,19 @@
-"""The whole loop on a CPU: Ray, a real engine, policy and critic; an engine crash, a killed trainer, a signal, a resumed run, a clean end."""
+"""The whole loop on a CPU: Ray, a real engine, policy and critic; an engine that crashes twice, a killed trainer, a signal, a resumed
+run, a clean end. Nothing that it starts can be reached from outside of the machine, or in Ray's folder by another user.
+"""
 
 from __future__ import annotations
 
 import json
 import signal
+import stat
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.helpers.driver import Driver, live_version
-from tests.helpers.processes import assert_all_gone
+from tests.helpers.processes import assert_all_gone, reachable_from_outside, title_of
 
 PPO = (
     *("--advantage-estimator", "ppo", "--num-critic-only-steps", "1", "--critic-lr", "1e-2"),
@@ -48,6 +52,11 @@ def check_evaluations(driver: Driver, run_dir: Path) -> None:
         assert record["eval/numbers-aborted_ratio"] == record["eval/words-aborted_ratio"] == 0.0
 
 
+def is_another(driver: Driver, server: psutil.Process) -> bool:
+    """Whether an engine's server runs that is not ``server``."""
+    return any("slime.backends.sglang_utils.server " in title_of(each) and each != server for each in driver.family())
+
+
 @pytest.mark.timeout(900)
 def test_train_crash_serve_stop_resume(repository: Path, tmp_path: Path, tiny_random_model: Path) -> None:
     run_dir = tmp_path / "run"
@@ -68,6 +77,14 @@ def test_train_crash_serve_stop_resume(repository: Path, tmp_path: Path, tiny_ra
     logged = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert len([row for row in logged if "train/value_loss" in row]) == 3
 
+    assert not reachable_from_outside(driver.family())
+    sockets = {place.laddr for each in driver.family() for place in each.net_connections("unix") if place.laddr}
+    (folder,) = {each for place in sockets for each in Path(str(place)).parents if each.name.startswith("slime-ray-")}
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+    server = driver.member("slime.backends.sglang_utils.server ")
+    server.kill()
+    driver.wait_until(lambda: is_another(driver, server), "the engine's next server")
     driver.member("slime.backends.sglang_utils.server ").kill()
     driver.wait_for("engine(s) restarted, sending the weights")
     driver.wait_until(lambda: live_version(url) == "2", "the weights on the new engine")

@@ -17,6 +17,7 @@ from slime.arguments.memory_budget import memory_problems
 from slime.arguments.placement import describe_placement, start_lines
 from slime.arguments.plugin_names import missing_plugins
 from slime.arguments.process_environment import environment_lines
+from slime.arguments.written import CANNOT_WRITE
 from slime.exceptions import ConfigurationError
 
 MISSING_PATH = "no such folder"
@@ -24,7 +25,7 @@ MISSING_PATH = "no such folder"
 
 def of_machine(problem: str) -> bool:
     """Return whether a problem is specific to this machine, so that the plan may work on another."""
-    return MISSING_PATH in problem or NOT_INSTALLED in problem
+    return any(words in problem for words in (MISSING_PATH, NOT_INSTALLED, CANNOT_WRITE))
 
 
 def show_plan(args: Arguments, argv: Sequence[str], problems: Sequence[str]) -> list[str]:

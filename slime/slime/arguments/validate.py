@@ -31,11 +31,13 @@ from slime.arguments.megatron import check_megatron, check_megatron_shape, deriv
 from slime.arguments.model_shape import check_model_shape, check_trainable
 from slime.arguments.process_environment import check_shared
 from slime.arguments.refused import check_fixed
+from slime.arguments.resume import check_resumed
 from slime.arguments.rewards import check_rewards
 from slime.arguments.routing_replay import check_routing_replay, derive_routing_replay
 from slime.arguments.tracking import check_memory_history, check_tracking
 from slime.arguments.trainer import check_trainer
 from slime.arguments.weight_sync import check_weight_sync, derive_weight_sync
+from slime.arguments.written import check_written
 
 
 def validate(args: Arguments, words: Sequence[str] = ()) -> list[str]:
@@ -67,6 +69,8 @@ def validate(args: Arguments, words: Sequence[str] = ()) -> list[str]:
     problems = [
         *as_given,
         *check_paths(args),
+        *check_resumed(args),
+        *check_written(args),
         *check_roles(args),
         *check_colocate(args),
         *check_engines(args),

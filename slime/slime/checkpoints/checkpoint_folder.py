@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 from slime.checkpoints.all_ranks import on_all_ranks, on_rank_zero
+from slime.utils.data_files import load_data, save_data
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +116,7 @@ def write(root: Path, iteration: int, meta: dict[str, Any], write_state: Callabl
     temporary = unfinished(final)
 
     def write_random_state() -> None:
-        torch.save(rng_state(), temporary / f"rng_{dist.get_rank()}.pt")
+        save_data(rng_state(), temporary / f"rng_{dist.get_rank()}.pt")
 
     def finish() -> None:
         (temporary / "meta.json").write_text(json.dumps(meta, indent=2))
@@ -148,7 +149,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
 def restore_rng(folder: Path, meta: dict[str, Any]) -> None:
     """Restore this rank's random state if the number of ranks has not changed."""
     if meta["world_size"] == dist.get_world_size():
-        set_rng_state(torch.load(folder / f"rng_{dist.get_rank()}.pt", weights_only=False))
+        set_rng_state(load_data(folder / f"rng_{dist.get_rank()}.pt"))
         return
     logger.warning(
         "%s was written by %d ranks and is loaded by %d; random states are not restored",

@@ -41,7 +41,7 @@ class CanaryEngine:
     def set_canary_apart(self) -> bool:
         """Take the last engine out of the router and let it finish its requests; return whether it may get the candidate now.
 
-        It may not while no other engine answers, or if the engines got weights meanwhile.
+        It may not while no other engine answers, if it died, or if the engines got weights meanwhile.
         """
         group = self._policy_engines()
         last = len(group.handles) - 1
@@ -49,7 +49,10 @@ class CanaryEngine:
             group.answers([last])
             return False
         engine = group.handles[last]
-        self._canary = canary = Canary(ray.get(engine.url.remote()), partial(_lives, engine, _starts(engine)))
+        try:
+            self._canary = canary = Canary(ray.get(engine.url.remote()), partial(_lives, engine, _starts(engine)))
+        except (RayActorError, EngineNodeLostError):
+            return False  # it died; `revive` restarts it
         self._apart = last
         if self.args.update_weight_mode != "adapter":  # there a request keeps the adapter that it started with
             self._drain(canary)

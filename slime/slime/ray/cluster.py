@@ -2,7 +2,8 @@
 
 Guarantees: a head belongs to the process that called :func:`ray_cluster`. Its processes end with that process, and its
 temporary folder (short, because Ray limits socket paths) is removed, even after ``SIGKILL``: ``janitor.py`` waits on a
-pipe for the owner's end. Joining a local head takes a token that only this run has. A cluster given by
+pipe for the owner's end. No other user enters the folder. Joining a local head takes a token that only this run has; it
+listens on loopback, unless the run needs other machines. A cluster given by
 ``--ray-address`` is joined and otherwise left unchanged; Ray ends the run's actors there with the driver.
 """
 
@@ -17,14 +18,18 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
+
 from slime.args import Arguments, required
 from slime.arguments.machines import TOKEN_VARIABLE, missing_machines
 from slime.arguments.process_environment import NOSET, THREADS, of_user, shared_settings, variables_of_job
+from slime.backends.sglang_utils.external import LOCAL_HOSTS, external_url
 from slime.exceptions import ConfigurationError, NodeError
 from slime.ray.actor_output import take_over
 from slime.ray.ray_start import (
     CPU_OBJECT_STORE_BYTES,
     EXTRA_CPUS,
+    INSIDE,
     Part,
     answers,
     node_of_cluster,
@@ -71,17 +76,43 @@ def ray_cluster(args: Arguments, *, num_gpus: int, stop: StopRequested | None = 
     folder = Path(tempfile.mkdtemp(prefix="slime-ray-"))
     janitor = start_janitor(folder)
     try:
-        _start_local_head(folder, num_gpus=num_gpus, cpu=args.device == "cpu")
+        with _on_loopback() if not reaches_other_machines(args) else contextlib.nullcontext():
+            _start_local_head(folder / INSIDE, num_gpus=num_gpus, cpu=args.device == "cpu")
         entrust(janitor, psutil.Process().children(recursive=True))
         take_over(args.run_dir)
         yield
     finally:
         ray.shutdown()
-        _keep_worker_logs(folder, Path(args.run_dir) / "logs" / "ray")
+        _keep_worker_logs(folder / INSIDE, Path(args.run_dir) / "logs" / "ray")
         shutil.rmtree(folder, ignore_errors=True)
         with janitor:
             if not folder.exists():  # else a worker still writes there, and the janitor waits for it
                 janitor.kill()
+
+
+def reaches_other_machines(args: Arguments) -> bool:
+    """Return whether the trainer sends weights to an external engine that is not on this machine."""
+    urls = map(external_url, args.rollout_external_engine_addrs or [])
+    return any(httpx.URL(url).host not in LOCAL_HOSTS for url in urls)
+
+
+@contextlib.contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Let a head that starts in this block, and all that it starts, have the address 127.0.0.1 and listen there alone.
+
+    Ray calls that a machine without clusters, and reads the variable on import.
+    """
+    from ray._private import ray_constants
+
+    before = os.environ.get(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR), ray_constants.ENABLE_RAY_CLUSTER
+    os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        variable, ray_constants.ENABLE_RAY_CLUSTER = before
+        del os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR]
+        if variable is not None:
+            os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = variable
 
 
 def _start_local_head(folder: Path, *, num_gpus: int, cpu: bool) -> None:

@@ -1,8 +1,8 @@
 """The engines of one role: one Ray actor per engine and machine, and the address in front of them.
 
-Guarantees: :meth:`EngineGroup.revive` restarts a dead engine on its port, even if its actor died too; meanwhile the
-other engines get its requests. ``stop`` returns once every engine process has ended. The rollout manager owns the
-group.
+Guarantees: :meth:`EngineGroup.revive` restarts a dead engine on its port, even if its actor died too, and again if it
+dies while it starts; meanwhile the other engines get its requests. ``stop`` returns once every engine process has ended.
+The rollout manager owns the group.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.engine_process import EngineProcess
 from slime.backends.sglang_utils.external import ExternalEngine, external_url
 from slime.backends.sglang_utils.router import Address, check_router, requested_port, serve_behind_one_address
-from slime.exceptions import EngineNodeLostError
+from slime.exceptions import EngineError, EngineNodeLostError
 from slime.ray.engine_machines import by_machine
 from slime.ray.placement import ENGINE_GPU_SHARE, ReservedPlacement
+from slime.ray.restarts import first_line
 from slime.ray.router_workers import RouterWorkers
 from slime.weight_sync.engine_calls import EngineCalls
 
@@ -32,6 +33,7 @@ logger = logging.getLogger(__name__)
 # Calls on one engine overlap: health checks run during an update.
 _ACTOR_THREADS = 8
 _STOP_TIMEOUT_SECONDS = 30.0
+RESTART_ATTEMPTS = 3
 ROLES: tuple[Role, ...] = ("policy", "prm")
 
 
@@ -84,9 +86,28 @@ class EngineGroup:
         """Restart dead engines, wait for them, and return their indices.
 
         A restarted policy engine has the run's start weights. It holds its requests until the trainer's push ends with
-        ``continue_generation``; the router uses it again after :meth:`answers`. If an engine does not start, its error
-        is raised after all others were waited for; the next call returns those too.
+        ``continue_generation``; the router uses it again after :meth:`answers`.
+
+        Raises:
+            EngineError: an engine died again in each of ``RESTART_ATTEMPTS`` restarts. The next call returns the others.
         """
+        for attempt in range(1, RESTART_ATTEMPTS + 1):
+            try:
+                return self._revive()
+            except RayError as error:
+                line = first_line(getattr(error, "cause", None) or error)
+                if attempt == RESTART_ATTEMPTS:
+                    raise EngineError(
+                        f"a {self.role} engine died again in each of {attempt} restarts; mend the cause, then continue the "
+                        f"run with --resume. The last one: {line}"
+                    ) from error
+                logger.exception(
+                    "an engine died again while it restarted (attempt %d); restarting it once more", attempt
+                )
+        raise AssertionError("the last attempt returns or raises")
+
+    def _revive(self) -> list[int]:
+        """Restart each dead engine once; raise the first failure after all others were waited for."""
         hold = self.role == "policy" and not self._args.debug_rollout_only
         dead = self._dead()
         if self._workers is not None:

@@ -29,6 +29,8 @@ from slime.utils.private_files import private, private_folder
 RAY_VARIABLES = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DISABLE_DOCKER_CPU_WARNING": "1", NOSET: "0"}
 """Ray's settings on a machine, whatever its shell says."""
 EXTRA_CPUS = 16
+INSIDE = "r"
+"""Folder for Ray inside of the private temporary one: Ray opens its own to everybody. Short, because socket paths are."""
 CPU_OBJECT_STORE_BYTES = 512 * 2**20
 _START_SECONDS = 120.0
 _STOP_SECONDS = 10.0
@@ -135,7 +137,7 @@ def node_of_cluster(part: Part, environment: Mapping[str, str], log: Path) -> It
         with open(log, "ab", opener=private) as output:
             earlier = output.tell()
             child = subprocess.Popen(
-                start_command(part, folder),
+                start_command(part, folder / INSIDE),
                 env={**environment, **RAY_VARIABLES},
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -33,6 +33,7 @@ from slime.rollout.evaluation import PROGRESS
 from slime.rollout.foreign_data_source import marks, with_optional_methods
 from slime.rollout.metrics import field_means, flatten, oldest_versions, rollout_metrics
 from slime.rollout.train_data import TrainData, convert, split_by_dp
+from slime.utils.data_files import load_data, save_data
 from slime.utils.http_utils import init_http_client
 from slime.utils.misc import group_by, load_function
 from slime.utils.private_files import private, private_folder
@@ -305,18 +306,14 @@ class RolloutManager(Decisions, CanaryEngine):
         template = self.args.save_debug_rollout_data
         if not template:
             return
-        import torch
-
         path = Path(template.format(rollout_id=rollout_id))
         private_folder(path.parent)
         with open(path, "wb", opener=private) as file:
-            torch.save({"rollout_id": rollout_id, "samples": [sample.to_dict() for sample in samples]}, file)
+            save_data({"rollout_id": rollout_id, "samples": [sample.to_dict() for sample in samples]}, file)
 
     def _load_debug_samples(self, rollout_id: int) -> list[Sample]:
-        import torch
-
         path = required("--load-debug-rollout-data", self.args.load_debug_rollout_data).format(rollout_id=rollout_id)
-        dump = torch.load(path, weights_only=False)
+        dump = load_data(path)
         samples = [Sample.from_dict(record) for record in dump["samples"]]
         return subsample(samples, self.args.load_debug_rollout_data_subsample)
 

@@ -18,6 +18,7 @@ from slime.args import Arguments
 from slime.exceptions import CheckpointError, ConfigurationError
 from slime.rollout.before_push import Decision
 from slime.rollout.multimodal_prompts import (
+    StoredPicture,
     check_places,
     copy_sharing_media,
     drop_long_prompts,
@@ -29,6 +30,7 @@ from slime.rollout.rm_hub import check_samples
 from slime.rollout.stored_pictures import decode, record_of
 from slime.utils.chat_messages import TEMPLATE_ERRORS, check_messages, in_template_form, read_tools
 from slime.utils.data import read_file, read_json, read_text, split_slice
+from slime.utils.data_files import load_data, save_data
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
 
@@ -325,8 +327,6 @@ class RolloutDataSource(DataSource):
 
         Uses the marked position, because the next rollout may already be running; without a mark, the current one.
         """
-        import torch
-
         state = self._marks.get(rollout_id, self._state())
         self._marks = {marked: kept for marked, kept in self._marks.items() if marked >= rollout_id}
         if not self.args.save or not self.args.rollout_global_dataset:
@@ -334,17 +334,15 @@ class RolloutDataSource(DataSource):
         file = self._file(self.args.save, rollout_id)
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(".part")
-        torch.save(state, part)
+        save_data(state, part, own=[StoredPicture])
         part.replace(file)
 
     def load(self, rollout_id: int | None = None) -> None:
         """Restore the position saved for ``rollout_id``.
 
         Raises:
-            CheckpointError: the checkpoint has no position.
+            CheckpointError: the checkpoint has no position, or one that is damaged or asks for code to run.
         """
-        import torch
-
         if rollout_id is None or rollout_id < 0 or not self.args.load or not self.args.rollout_global_dataset:
             return
         file = self._file(self.args.load, rollout_id)
@@ -352,7 +350,7 @@ class RolloutDataSource(DataSource):
             raise CheckpointError(
                 f"{file} is missing, so the position in the prompts cannot be restored; resume from another checkpoint"
             )
-        self._restore(torch.load(file, weights_only=False))
+        self._restore(load_data(file, own=[StoredPicture]))
 
 
 class RolloutDataSourceWithBuffer(RolloutDataSource):

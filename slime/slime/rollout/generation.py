@@ -49,8 +49,8 @@ class GenerateState(metaclass=SingletonMeta):
 
     def __init__(self, args: Arguments) -> None:
         self.args = args
-        self.tokenizer = load_tokenizer(args.hf_checkpoint, trust_remote_code=True)
-        self.processor = load_processor(args.hf_checkpoint, trust_remote_code=True)
+        self.tokenizer = load_tokenizer(args.hf_checkpoint)
+        self.processor = load_processor(args.hf_checkpoint)
         self.prepared = PreparedPrompts(self.processor)
         self.placeholders = placeholder_ids(self.processor)
         engines = max(1, (args.rollout_num_gpus or 1) // args.rollout_num_gpus_per_engine)

@@ -43,7 +43,7 @@ def image_processor_of(checkpoint: str) -> Any:
     Raises:
         ConfigurationError: the checkpoint has no processor.
     """
-    processor = load_processor(checkpoint, trust_remote_code=True)
+    processor = load_processor(checkpoint)
     if processor is None:
         raise ConfigurationError(
             f"--multimodal-keys needs a vision-language model, but {checkpoint} has no processor; give a folder with "

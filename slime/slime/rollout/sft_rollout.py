@@ -25,9 +25,9 @@ class MaskState(metaclass=SingletonMeta):
     """The mask generator of this process; created from the first ``args``."""
 
     def __init__(self, args: Arguments) -> None:
-        tokenizer = load_tokenizer(args.hf_checkpoint, trust_remote_code=True)
+        tokenizer = load_tokenizer(args.hf_checkpoint)
         self.generator = MultiTurnLossMaskGenerator(tokenizer, args.loss_mask_type)
-        self.processor = load_processor(args.hf_checkpoint, trust_remote_code=True) if args.multimodal_keys else None
+        self.processor = load_processor(args.hf_checkpoint) if args.multimodal_keys else None
 
 
 def generate_rollout(

@@ -1,36 +1,48 @@
-"""Tokenizers and processors by checkpoint folder."""
+"""Tokenizers and processors by checkpoint folder.
+
+Guarantee: the Python code that a folder may bring is never run; see `slime.utils.model_config.without_own_code`.
+"""
 
 from __future__ import annotations
 
 import logging
 from typing import Any
 
+from slime.exceptions import ConfigurationError
 from slime.utils.image_processor import images_only, lacks_video_part, processor_class_of
 from slime.utils.images import DEFAULT_PATCH_SIZE, at_model_size, open_image, png_bytes, png_url
+from slime.utils.model_config import without_own_code
 
 logger = logging.getLogger(__name__)
 
 _IMAGE_KEYS = frozenset({"image", "image_url"})
 
 
-def load_tokenizer(name_or_path: str, **kwargs: Any) -> Any:
-    """Return the Hugging Face tokenizer of a checkpoint."""
+def load_tokenizer(name_or_path: str) -> Any:
+    """Return the Hugging Face tokenizer of a checkpoint; raise ConfigurationError if it needs code of its own."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(name_or_path, **kwargs)
+    with without_own_code(name_or_path) as own_code:
+        return AutoTokenizer.from_pretrained(name_or_path, **own_code)
 
 
-def load_processor(name_or_path: str, **kwargs: Any) -> Any | None:
+def load_processor(name_or_path: str) -> Any | None:
     """Return the multimodal processor of a checkpoint, or None for a text-only one.
 
     Without torchvision it handles only images (``image_processor``).
+
+    Raises:
+        ConfigurationError: it needs code of its own.
     """
     from transformers import AutoProcessor, PreTrainedTokenizerBase
 
     try:
-        loader = processor_class_of(name_or_path, **kwargs)
-        loader = images_only(loader) if loader and lacks_video_part(loader) else AutoProcessor
-        processor = loader.from_pretrained(name_or_path, **kwargs)
+        with without_own_code(name_or_path) as own_code:
+            loader = processor_class_of(name_or_path, **own_code)
+            loader = images_only(loader) if loader and lacks_video_part(loader) else AutoProcessor
+            processor = loader.from_pretrained(name_or_path, **own_code)
+    except ConfigurationError:
+        raise
     except (OSError, ValueError, ImportError) as error:
         logger.info("no processor in %s (%s); treating it as a text model", name_or_path, error)
         return None

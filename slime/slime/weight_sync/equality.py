@@ -15,6 +15,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from slime.args import Arguments
 from slime.exceptions import WeightsDifferError
+from slime.utils.tcp_store import hosted_store
 from slime.weight_sync.checksums import MODULUS, Checksums
 from slime.weight_sync.requests import serialized
 
@@ -43,7 +44,7 @@ class EqualityCheck:
             WeightsDifferError: a tensor differs; the message names the first.
         """
         if self._store is None:
-            self._store = TCPStore(self._address, 0, None, True, self._timeout, wait_for_workers=False)
+            self._store = hosted_store(self._address, timeout=self._timeout)
             self._name = secrets.token_hex(8)
         self._checks += 1
         request = {

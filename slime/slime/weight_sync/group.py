@@ -32,6 +32,8 @@ from torch.distributed.distributed_c10d import (
     destroy_process_group,
 )
 
+from slime.utils.tcp_store import hosted_store, meet_on_loopback
+
 logger = logging.getLogger(__name__)
 
 LEAVE_SECONDS = 10.0
@@ -45,6 +47,7 @@ def join_group(
 
     Gloo blocks until all ``world_size`` members have joined, at most for ``timeout``. NCCL connects in the first operation.
     """
+    meet_on_loopback(address)
     store = TCPStore(address, port, world_size, False, timeout, wait_for_workers=False)
     joined, _ = _new_process_group_helper(
         world_size, rank, [], Backend(backend), PrefixStore(name, store), group_name=GroupName(name), timeout=timeout
@@ -72,7 +75,7 @@ class HostedGroup:
     def __init__(self, *, address: str, world_size: int, name: str, backend: str, timeout: timedelta) -> None:
         """Open the store on a free ``port`` and start to join."""
         self.name = name
-        server = TCPStore(address, 0, world_size, True, timeout, wait_for_workers=False)
+        server = hosted_store(address, world_size=world_size, timeout=timeout)
         self._server: TCPStore | None = server
         self.port: int = server.port
         self._group: dist.ProcessGroup | None = None

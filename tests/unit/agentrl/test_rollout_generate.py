@@ -412,8 +412,8 @@ class AgreeingJudge:
 
 def test_the_judge_has_its_own_engines_tokenizer_and_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "EngineHttp", lambda url, timeout, concurrency: (url, concurrency))
-    monkeypatch.setattr(loop, "load_tokenizer", lambda path, trust_remote_code: f"tokenizer of {path}")
-    monkeypatch.setattr(loop, "load_processor", lambda path, trust_remote_code: None)
+    monkeypatch.setattr(loop, "load_tokenizer", lambda path: f"tokenizer of {path}")
+    monkeypatch.setattr(loop, "load_processor", lambda path: None)
     monkeypatch.setattr(loop, "JudgeClient", lambda *told: told)
     votes: dict[str, Any] = {"prm_m": 3, "prm_temperature": 0.3, "prm_max_new_tokens": 77}
     where: dict[str, Any] = {"prm_router_ip": "10.0.0.9", "prm_router_port": 4321}
@@ -428,8 +428,8 @@ def test_the_judge_has_its_own_engines_tokenizer_and_sampling(monkeypatch: pytes
 
 def test_a_judge_that_runs_already_is_asked_at_its_url(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "EngineHttp", lambda url, timeout, concurrency: url)
-    monkeypatch.setattr(loop, "load_tokenizer", lambda path, trust_remote_code: f"tokenizer of {path}")
-    monkeypatch.setattr(loop, "load_processor", lambda path, trust_remote_code: None)
+    monkeypatch.setattr(loop, "load_tokenizer", lambda path: f"tokenizer of {path}")
+    monkeypatch.setattr(loop, "load_processor", lambda path: None)
     monkeypatch.setattr(loop, "JudgeClient", lambda *told: told)
     args = rollout_args(Path("policy")).changed(prm_model_path="judge")
     for url in ("http://judge:1", "http://judge:1/", "http://judge:1/generate"):

@@ -201,7 +201,7 @@ def test_ranks_wait_for_each_other_as_long_as_the_flag_says(monkeypatch: pytest.
     waits: list[timedelta] = []
     before = dict(os.environ)
     monkeypatch.setattr(rank.dist, "init_process_group", lambda *_, **options: given.update(options))
-    monkeypatch.setattr(rank, "TCPStore", lambda *_, **options: SimpleNamespace(set_timeout=waits.append))
+    monkeypatch.setattr(rank, "hosted_store", lambda *_, **options: SimpleNamespace(set_timeout=waits.append))
     monkeypatch.setattr(rank.torch, "set_num_threads", lambda count: None)
     made = Rank(trainer_args("", distributed_timeout_minutes=7))
     assert made._join() == torch.device("cpu")

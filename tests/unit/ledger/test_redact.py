@@ -162,7 +162,7 @@ def test_random_is_told_from_words() -> None:
 
 def test_personal_data_by_option(caplog: pytest.LogCaptureFixture) -> None:
     if importlib.util.find_spec("presidio_analyzer") is None:
-        with pytest.raises(ConfigError, match="pip install .presidio-analyzer"):
+        with pytest.raises(ConfigError, match=r"pip install .presidio-analyzer"):
             Redactor("personal")
         return
     with caplog.at_level(logging.ERROR):

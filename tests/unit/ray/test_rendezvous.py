@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import socket
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,7 +21,10 @@ from slime.backends.trainer.rank import TrainRank
 from slime.backends.trainer.snapshot import Changing
 from slime.exceptions import RankLostError
 from slime.ray.actor_group import TrainGroup
+from slime.utils import tcp_store
 from slime.utils.forwarded_environment import of_node
+from slime.utils.tcp_store import GLOO_INTERFACE, hosted_store
+from slime.weight_sync.group import HostedGroup
 
 
 class Bare(TrainRank):
@@ -86,7 +93,7 @@ def test_two_ranks_find_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     met: dict[int, Any] = {}
     monkeypatch.setattr(dist, "init_process_group", lambda *_, store, rank, **__: met.update({rank: store}))
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
+    for name in ("MASTER_ADDR", "MASTER_PORT", GLOO_INTERFACE):
         monkeypatch.setenv(name, "")
     port = first.open_rendezvous()
     second.meet_at(port)
@@ -98,3 +105,66 @@ def test_two_ranks_find_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     met[0].set("who", "rank 0")
     assert met[1].get("who") == b"rank 0"
     assert met[1].port == port
+
+
+def listeners(port: int) -> list[str]:
+    """Addresses at which this process listens on ``port``."""
+    found = psutil.Process().net_connections("inet")
+    return [each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN and each.laddr.port == port]
+
+
+def of_rank(address: str) -> Any:
+    rank = Bare(1, 0, address)
+    rank.open_rendezvous()
+    return rank._store
+
+
+def of_group(address: str) -> Any:
+    return HostedGroup(address=address, world_size=2, name="push", backend="gloo", timeout=timedelta(seconds=9))._server
+
+
+def of_url(address: str) -> Any:
+    """The store of the first rank of an engine."""
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        port = probe.getsockname()[1]
+    return next(dist.rendezvous(f"tcp://{address}:{port}", 0, 1, timeout=timedelta(seconds=9)))[0]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("make", [hosted_store, of_rank, of_group, of_url])
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2"])
+def test_a_store_listens_on_its_address_alone(make: Any, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """127.0.0.2 stands for the address of one machine of several."""
+    for name in ("MASTER_ADDR", "MASTER_PORT", GLOO_INTERFACE):
+        monkeypatch.setenv(name, "")
+    module = importlib.import_module("torch.distributed.rendezvous")
+    monkeypatch.setattr(module, "TCPStore", module.TCPStore)  # restored afterwards
+    tcp_store.host_rendezvous_at_their_address()
+    store = make(address)
+    assert listeners(store.port) == [address]
+    store.set("who", "rank 0")
+    other = dist.TCPStore(address, store.port, None, False, timedelta(seconds=9))  # pyright: ignore[reportPrivateImportUsage]
+    assert other.get("who") == b"rank 0"
+    other.set("bytes", "x")
+    assert store.get("bytes") == b"x"
+
+
+def test_a_translated_address_is_listened_to_on_all_interfaces(caplog: pytest.LogCaptureFixture) -> None:
+    store = tcp_store._listener("203.0.113.7", 0)
+    with store:
+        assert listeners(store.getsockname()[1]) == ["0.0.0.0"]
+    assert "203.0.113.7 is no address of this machine" in caplog.text
+
+
+@pytest.mark.parametrize(("address", "given", "then"), [
+    ("127.0.0.1", None, "lo"), ("::1", None, "lo"), ("localhost", None, "lo"), ("127.0.0.1", "eth3", "eth3"),
+    ("10.0.0.1", None, None), ("node-7", None, None),
+])  # fmt: skip
+def test_gloo_listens_where_the_rendezvous_is(
+    monkeypatch: pytest.MonkeyPatch, address: str, given: str | None, then: str | None
+) -> None:
+    monkeypatch.setenv(GLOO_INTERFACE, given or "")
+    if given is None:
+        monkeypatch.delenv(GLOO_INTERFACE)
+    tcp_store.meet_on_loopback(address)
+    assert os.environ.get(GLOO_INTERFACE) == then

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
-from ray.exceptions import ActorDiedError, RayTaskError
+from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 
 from slime.args import Arguments
 from slime.exceptions import EngineError
 from slime.ray import engines as engines_module
 from slime.ray import router_workers
-from slime.ray.engines import EngineGroup
+from slime.ray.engines import RESTART_ATTEMPTS, EngineGroup
 from slime.ray.rollout import RolloutManager
 from slime.ray.router_workers import RouterWorkers
 from slime.rollout.foreign_data_source import ForeignDataSource
@@ -140,40 +141,104 @@ def test_an_engine_leaves_the_router_before_it_is_started(
     assert asked == [*looks, "restart_if_dead 1", "restart_if_dead 2", "discard 2", "start 2", *paused, *back]
 
 
-@pytest.mark.parametrize("role", ["policy", "prm"])
-def test_an_engine_that_does_not_start_keeps_no_other_one_out(monkeypatch: pytest.MonkeyPatch, role: Any) -> None:
-    """All three die; the second starts at the second try only."""
-    alive, tries, back, held = [False] * 3, [0] * 3, [], []
+class Dying:
+    """Three dead engines; the second meets ``fates`` in order, one for each call that a restart makes of it.
 
-    def restart(index: int) -> Any:
-        tries[index] += 1
-        if (index, tries[index]) == (1, 1):
-            return RayTaskError("restart_if_dead", "no memory", EngineError("no memory"))
-        alive[index] = True
-        return True
+    A fate is the exception of the call, or None. After the fates it is well.
+    """
 
-    def get(value: Any) -> Any:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, role: Any, fates: Sequence[Exception | None]) -> None:
+        self.fates, self.alive, self.gone = iter(fates), [False] * 3, False
+        self.starts, self.held, self.back = [0] * 3, list[int](), list[int]()
+        self.group = group = EngineGroup.__new__(EngineGroup)
+        group.role, group._args = role, Arguments(debug_rollout_only=False)
+        group.specs = [SimpleNamespace(name=f"engine {index}") for index in range(3)]  # type: ignore[assignment]
+        group.handles = [self.handle(index) for index in range(3)]
+        group._workers = SimpleNamespace(lost=lambda dead: None, answers=self.back.extend)  # type: ignore[assignment]
+        group._create, group._discard = self.handle, lambda index: None  # type: ignore[method-assign]
+        monkeypatch.setattr(engines_module.ray, "get", self.get)
+
+    def handle(self, index: int) -> Any:
+        if index == 1:
+            self.gone = False
+        return SimpleNamespace(
+            is_dead=SimpleNamespace(remote=lambda: ActorDiedError() if self.is_gone(index) else not self.alive[index]),
+            restart_if_dead=SimpleNamespace(remote=lambda hold: self.start(index)),
+            start=SimpleNamespace(remote=lambda hold: self.start(index)),
+            pause_generation=SimpleNamespace(remote=lambda mode: self.pause(index)),
+        )
+
+    def is_gone(self, index: int) -> bool:
+        return index == 1 and self.gone
+
+    def start(self, index: int) -> Any:
+        if self.is_gone(index):
+            return ActorDiedError()
+        self.starts[index] += 1
+        fate = next(self.fates, None) if index == 1 else None
+        self.alive[index] = fate is None
+        self.gone = self.gone or isinstance(fate, RayActorError)
+        return fate or True
+
+    def pause(self, index: int) -> Any:
+        fate = next(self.fates, None) if index == 1 else None
+        if fate is not None:
+            self.alive[1], self.gone = False, isinstance(fate, RayActorError)
+            return fate
+        self.held.append(index)
+        return None
+
+    def get(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self.get(each) for each in value]
         if isinstance(value, Exception):
             raise value
         return value
 
-    def handle(index: int) -> Any:
-        return SimpleNamespace(
-            is_dead=SimpleNamespace(remote=lambda: not alive[index]),
-            restart_if_dead=SimpleNamespace(remote=lambda hold: restart(index)),
-            pause_generation=SimpleNamespace(remote=lambda mode: held.append(index)),
-        )
 
-    monkeypatch.setattr(engines_module.ray, "get", get)
-    group = EngineGroup.__new__(EngineGroup)
-    group.role, group._args = role, Arguments(debug_rollout_only=False)
-    group.handles = [handle(index) for index in range(3)]
-    group._workers = SimpleNamespace(lost=lambda dead: None, answers=back.extend)  # type: ignore[assignment]
-    with pytest.raises(RayTaskError, match="no memory"):
-        group.revive()
-    assert group.revive() == [0, 1, 2]
-    assert group.revive() == []
-    assert (tries, held, back) == ([1, 2, 1], [0, 1, 2] if role == "policy" else [], [] if held else [0, 1, 2])
+SERVER_DIES = RayTaskError("restart_if_dead", "", EngineError("engine-policy-1 ended with status -9 while it started"))
+ACTOR_DIES = ActorDiedError()
+
+
+@pytest.mark.parametrize("role", ["policy", "prm"])
+@pytest.mark.parametrize(
+    "fates",
+    [
+        [SERVER_DIES],
+        [ACTOR_DIES],
+        [SERVER_DIES, SERVER_DIES],
+        [ACTOR_DIES, SERVER_DIES],
+        [ACTOR_DIES, ACTOR_DIES],
+        [SERVER_DIES, ACTOR_DIES],
+        [None, SERVER_DIES],  # it dies before it holds its requests
+        [None, ACTOR_DIES],
+    ],
+)
+def test_an_engine_that_dies_again_while_it_restarts_is_restarted_again(
+    monkeypatch: pytest.MonkeyPatch, role: Any, fates: list[Exception | None]
+) -> None:
+    world = Dying(monkeypatch, role, fates)
+    assert world.group.revive() == [0, 1, 2]
+    assert world.alive == [True] * 3
+    assert (world.starts[0], world.starts[2]) == (1, 1)
+    everyone = {0, 1, 2}
+    held, back = (everyone, set()) if role == "policy" else (set(), everyone)
+    assert ({*world.held}, {*world.back}) == (held, back), "the router uses policy engines after the push"
+    assert world.group.revive() == []
+
+
+@pytest.mark.parametrize("role", ["policy", "prm"])
+@pytest.mark.parametrize("death", [SERVER_DIES, ACTOR_DIES])
+def test_an_engine_that_always_dies_ends_the_restarts_and_keeps_no_other_one_out(
+    monkeypatch: pytest.MonkeyPatch, role: Any, death: Exception
+) -> None:
+    world = Dying(monkeypatch, role, [death] * 5)
+    cause = "engine-policy-1 ended with status -9" if death is SERVER_DIES else "actor"
+    with pytest.raises(EngineError, match=f"(?s)each of {RESTART_ATTEMPTS} restarts.* with --resume.*{cause}"):
+        world.group.revive()
+    assert (world.starts[0], world.starts[2], world.back) == (1, 1, [])
+    world.fates = iter(())
+    assert world.group.revive() == [0, 1, 2]
 
 
 def test_an_engine_is_back_in_the_router_after_the_push_that_knew_of_it() -> None:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import ActorDiedError
 
 from slime.exceptions import PluginError, TrainerError
 from slime.ray import canary as canary_module
@@ -117,7 +118,7 @@ class World:
     def begin(self) -> Canary:
         """Ask as the plugin does, answer as the driver does, and return what the plugin gets."""
         found: list[Canary] = []
-        plugin = threading.Thread(target=lambda: found.append(self.candidate().on_one_engine()))
+        plugin = threading.Thread(target=lambda: found.append(self.candidate().on_one_engine()), daemon=True)
         plugin.start()
         question = self.questions.next()
         assert question == Question(False, [])
@@ -174,6 +175,27 @@ def test_no_engine_is_first_while_it_is_the_only_one(world: World) -> None:
     world.restart = restart
     world.begin()
     assert world.log == ["apart 2", "routed [2]", "apart 2", "candidate to the first"]
+
+
+@pytest.mark.parametrize("call", ["url", "starts"])
+def test_an_engine_that_dies_as_it_is_set_apart_is_restarted_before_it_gets_the_candidate(
+    world: World, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def get(value: Any) -> Any:
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    def restart() -> None:
+        setattr(world.manager.group.handles[LAST], call, well)
+        world.engines_restarted(LAST)
+
+    monkeypatch.setattr(canary_engine_module.ray, "get", get)
+    well = getattr(world.manager.group.handles[LAST], call)
+    setattr(world.manager.group.handles[LAST], call, Remote(ActorDiedError))
+    world.restart = restart
+    world.begin().wait(0.0)
+    assert world.log == ["apart 2", "restarted [2]", "routed [2]", "apart 2", "candidate to the first"]
 
 
 def test_a_push_that_kills_its_engine_is_sent_again_after_the_restart(world: World) -> None:

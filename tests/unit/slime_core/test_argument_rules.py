@@ -9,14 +9,14 @@ import pytest
 from slime.arguments import parse_args
 from slime.arguments.environments import ENVIRONMENTS
 from tests.helpers.arguments import refusal
+from tests.helpers.checkpoints import published
 
 PROMPTS = "--prompt-data p.jsonl --rollout-max-response-len 64"
 
 
 def checkpointed(folder: Path) -> Path:
     """A folder that looks like one with a checkpoint after three rollouts."""
-    folder.mkdir()
-    (folder / "latest_checkpointed_iteration.txt").write_text("3")
+    published(folder, 3)
     return folder
 
 

@@ -19,6 +19,7 @@ from slime.arguments.refused import FIXED, REFUSED
 from slime.arguments.sglang_flags import RECORD
 from slime.tracking.redact import redacted
 from tests.helpers.arguments import refusal
+from tests.helpers.checkpoints import published
 
 
 def test_defaults_that_follow_from_others(base: list[str], tmp_path: Path) -> None:
@@ -211,8 +212,7 @@ def test_resume_needs_a_checkpoint_and_a_used_folder_needs_resume(
     words = [*base, "--save", str(save)]
     assert "start without --resume" in refusal(capsys, [*words, "--resume"])
     assert parse_args(words).load is None
-    save.mkdir()
-    (save / "latest_checkpointed_iteration.txt").write_text("3")
+    published(save, 3)
     assert parse_args([*words, "--resume"]).load == str(save)
     assert "add --resume" in refusal(capsys, words)
 

@@ -15,7 +15,8 @@ from tiny_demo import options as tiny_options
 from tiny_demo.launched import ENDLESS
 
 from openclaw.launch.report import STARTED_AS
-from slime.arguments.checkpoint import CONTINUE_VARIABLE, LATEST
+from slime.arguments.checkpoint import CONTINUE_VARIABLE
+from tests.helpers.checkpoints import published
 
 SCRIPT = "bash openclaw-combine/run_tiny_cpu.sh --live"
 
@@ -66,9 +67,7 @@ def test_what_the_person_sets_wins(started: list[Any], tmp_path: Path, monkeypat
 def test_it_resumes_its_own_newest_run(started: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiny_options, "REPOSITORY", tmp_path)
     for name in ("live-combine-1", "live-combine-2", "combine-3", "live-rl-4"):
-        checkpoints = tmp_path / "runs" / f"tiny-cpu-{name}" / "checkpoints"
-        checkpoints.mkdir(parents=True)
-        (checkpoints / LATEST).write_text("40")
+        published(tmp_path / "runs" / f"tiny-cpu-{name}" / "checkpoints", 40)
     run(monkeypatch, "--live", "--resume")
     environment = started[0][1]
     assert environment["RUN_DIR"] == str(tmp_path / "runs" / "tiny-cpu-live-combine-2")

@@ -31,6 +31,7 @@ from slime.backends.trainer.packing import MicroBatch
 from slime.backends.trainer.trainable import choose_trainable
 from slime.logprobs.response_rows import HeadPairs, ResponseRows
 from slime.utils.hf_checkpoint import DTYPES
+from slime.utils.model_config import without_own_code
 
 
 def head_pairs(lm_head: Any, hidden: Tensor) -> HeadPairs:
@@ -149,7 +150,8 @@ def load_hf(args: Arguments, path: str, auto_class: Any, dtype: torch.dtype, *, 
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-    config = AutoConfig.from_pretrained(path)
+    with without_own_code(path) as own_code:
+        config = AutoConfig.from_pretrained(path, **own_code)
     text_config = config.get_text_config()
     changed = [name for name in _LOGIT_CHANGES if getattr(text_config, name, None)]
     if changed:
@@ -166,7 +168,8 @@ def load_hf(args: Arguments, path: str, auto_class: Any, dtype: torch.dtype, *, 
     if empty:
         with torch.device("meta"):
             return auto_class.from_config(config, dtype=dtype, attn_implementation=attention), implementation
-    return auto_class.from_pretrained(path, dtype=dtype, attn_implementation=attention), implementation
+    with without_own_code(path) as own_code:
+        return auto_class.from_pretrained(path, dtype=dtype, attn_implementation=attention, **own_code), implementation
 
 
 def sharded(

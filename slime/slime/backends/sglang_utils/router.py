@@ -89,6 +89,7 @@ def serve_behind_one_address(args: Arguments, role: Role, urls: list[str]) -> Ad
         "port": port,
         "worker_urls": urls,
         **_POLICIES[role],
+        "prometheus_host": "127.0.0.1",
         "prometheus_port": find_available_port(),
         "request_timeout_secs": args.sglang_router_request_timeout_secs or 14400,
         "log_level": "warn",

@@ -1,7 +1,8 @@
 """The engine process: ``python -m slime.backends.sglang_utils.server <SGLang arguments>``.
 
 Guarantees: the process and everything it starts end with the engine actor that started it. A CPU engine finds the
-import stand-ins, also in the scheduler and detokenizer processes. Otherwise this is ``sglang.launch_server``.
+import stand-ins, also in the scheduler and detokenizer processes. The ranks' rendezvous listens on the engine's address
+alone (`slime.utils.tcp_store`). Otherwise this is ``sglang.launch_server``.
 """
 
 from __future__ import annotations
@@ -75,6 +76,11 @@ def main() -> None:
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
 
+
+if __name__ in ("__main__", "__mp_main__"):  # the second is this module in the workers that SGLang spawns
+    from slime.utils.tcp_store import host_rendezvous_at_their_address
+
+    host_rendezvous_at_their_address()
 
 if __name__ == "__main__":
     main()

@@ -91,7 +91,6 @@ def server_command(args: Arguments, spec: EngineSpec, *, port: int, cpu: bool, r
             options["enable_draft_weights_cpu_backup"] = True
     options.update(
         model_path=model_path(args, spec.role),
-        trust_remote_code=True,
         random_seed=args.seed + 1000 * (spec.role == "prm") + spec.index,
         # On a CPU each machine runs one rank, whatever the number of logical GPUs.
         tp_size=spec.nodes if cpu else tensor_parallel_size(args, spec.num_gpus),

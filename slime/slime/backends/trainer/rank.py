@@ -35,6 +35,7 @@ from slime.checkpoints.checkpoint_folder import folder_of, read_meta
 from slime.exceptions import CheckpointError, TrainerError
 from slime.utils.forwarded_environment import own_of_machine
 from slime.utils.metric_names import is_largest
+from slime.utils.tcp_store import hosted_store, meet_on_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ class TrainRank(ABC):
     def open_rendezvous(self) -> int:
         """Listen for the other ranks and return the port, by default a free one; rank 0 only."""
         address, port = self._master
-        self._store = TCPStore(address, port, is_master=True, wait_for_workers=False)
+        self._store = hosted_store(address, port)
         self.meet_at(self._store.port)
         return self._store.port
 
@@ -87,6 +88,7 @@ class TrainRank(ABC):
         address, _ = self._master
         self._master = (address, port)
         os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))
+        meet_on_loopback(address)
 
     def _join(self) -> torch.device:
         """Join the ranks' default group and return this rank's device."""
@@ -99,7 +101,11 @@ class TrainRank(ABC):
         timeout = timedelta(minutes=self.args.distributed_timeout_minutes)
         if self._store is None:
             address, port = self._master
-            self._store = TCPStore(address, port, is_master=self.rank == 0, wait_for_workers=False, timeout=timeout)
+            self._store = (
+                hosted_store(address, port)
+                if self.rank == 0
+                else TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
+            )
         self._store.set_timeout(timeout)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
