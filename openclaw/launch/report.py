@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from openclaw.config.runtime_variables import VARIABLES
+from openclaw.launch.flags import NOT_TYPED
 from openclaw.launch.limits import adjustable_lines, limit_lines
 from openclaw.launch.plan import Plan
 from openclaw.runtime.where import api_url, inspect_command, shown_path
@@ -19,8 +20,6 @@ TRACKER_SECRETS = ("WANDB_API_KEY", "WANDB_KEY", "HF_TOKEN")
 STARTED_AS = "LAUNCHED_AS"
 """The variable in which scripts/launch.sh gives the command line of the script."""
 WORKER_MODULE = "slime.ray.worker_node"
-OTHER_SOURCES = ("default", "profile", "method", "model", "logs")
-"""Sources of a value that the user did not set."""
 
 
 def placement_lines(plan: Plan) -> Iterator[str]:
@@ -42,7 +41,7 @@ def source_text(name: str, source: str) -> str:
     """Return where a value came from; ``source`` is the variable's name as set, or a word."""
     if source == name:
         return "env"
-    return source if source in OTHER_SOURCES else f"env ({source})"
+    return source if source in NOT_TYPED else f"env ({source})"
 
 
 def derived_paths(plan: Plan) -> dict[str, str]:
@@ -55,15 +54,16 @@ def derived_paths(plan: Plan) -> dict[str, str]:
 def given_lines(plan: Plan) -> Iterator[str]:
     """Yield one line per variable or flag that the user set: variables first, with the name they were set under."""
     for entry in plan.variables.values():
-        if entry.source not in OTHER_SOURCES:
+        if entry.source not in NOT_TYPED:
             yield f"  {entry.source}={shlex.quote(str(entry.value))}"
     values = {name: value for name, value, _ in plan.runtime.describe()}
     values |= {variable.name: "" if value is None else str(value) for variable, value in plan.own.values()}
     secrets = {each.name for each in (*VARIABLES, *(variable for variable, _ in plan.own.values())) if each.secret}
     for name, source in plan.runtime_sources.items():
-        if source not in OTHER_SOURCES:
+        if source not in NOT_TYPED:
             yield f"  {source}={'***' if name in secrets else shlex.quote(values[name])}"
-    yield from (f"  {line}" for line in flag_lines(plan.sections.get("CUSTOM_ARGS", ())))
+    for section in ("FILE_ARGS", "CUSTOM_ARGS"):
+        yield from (f"  {line}" for line in flag_lines(plan.sections.get(section, ())))
 
 
 def shown_words(words: Sequence[str]) -> str:
