@@ -152,8 +152,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_log_options(options, plan.variables["data_path"].value)
     except ConfigError as error:
         fail(str(error))
-    for warning in name_warnings(os.environ, options.method):
-        print(f"warning: {warning}", file=sys.stderr)
     missing = [problem for problem in plan.problems if of_machine(problem)]
     wrong = [problem for problem in plan.problems if not of_machine(problem)]
     if of_method := plan_problems(plan):
@@ -165,6 +163,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(describe_in_full(plan))
     elif options.dry_run:
         print(describe(plan))
+    for warning in name_warnings(os.environ, options.method):
+        print(f"warning: {warning}", flush=True)
     if options.dry_run:
         for problem in missing:
             print(f"warning: not found on this machine: {problem}")
