@@ -20,7 +20,7 @@ from openclaw.config.variable import Value
 from openclaw.exceptions import ConfigError
 from openclaw.gate.tasks import read_tasks
 from openclaw.launch.flags import CUSTOM, VARIABLE_OF_FLAG, FlagInputs, flag_sections, flags_of_typed
-from openclaw.launch.gpus import check_listed, gpus_of_roles
+from openclaw.launch.gpus import check_listed, gpus_of_roles, split_for
 from openclaw.launch.guide_files import flags_of_file, take_in_file, without_flags
 from openclaw.launch.known_names import check_names
 from openclaw.launch.logs import with_logs
@@ -219,7 +219,7 @@ def _read_flags(
     parser = parser_for(words)
     parser.prog, parser.further_flags = "launch", own_flags
     args, wrong = read_arguments(parser, words)
-    problems = [with_variables(with_download(problem, usual)) for problem in wrong]
+    problems = [with_variables(with_download(problem, usual), found.folder.name) for problem in wrong]
     if found.declared and (unfed := unfed_loss(args, found.without_topk, student_topk=found.student_topk)):
         problems.append(unfed)
     return args, [*problems, *check_asynchronous(args, "a method on live conversations")]
@@ -271,14 +271,14 @@ def with_download(problem: str, usual: str) -> str:
     return f"{problem}{' Or' if found[2] else ';'} get it with: {download_command(found[1], usual)}"
 
 
-def with_variables(problem: str) -> str:
+def with_variables(problem: str, method: str) -> str:
     """Return a problem about flags, followed by the variables that set these flags."""
     named = [VARIABLE_OF_FLAG[flag] for flag in re.findall(r"--([a-z-]+)", problem) if flag in VARIABLE_OF_FLAG]
     names = [f"{name}=1" if name in ("RESUME", "GATE") else name for name in named]
     if problem.startswith("--before-push-path "):  # nobody typed it: the gate is on by default
         names[0] = "GATE=0"
-    if " actor + " in problem:
-        names = ["ACTOR_GPUS", "ROLLOUT_GPUS", "PRM_GPUS", *names]
+    if found := re.search(r" actor \+ .* but --num-gpus is (\d+); lower one of them", problem):
+        return f"{problem[: -len('; lower one of them')]}; {split_for(method, int(found[1]))}"
     return f"{problem} (variables: {', '.join(dict.fromkeys(names))})" if names else problem
 
 
