@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.launch.flags import NOT_TYPED
-from openclaw.launch.limits import adjustable_lines, limit_lines
+from openclaw.launch.limits import limit_lines, short_limits
 from openclaw.launch.plan import Plan
 from openclaw.runtime.where import api_url, inspect_command, shown_path
 from slime.arguments.placement import describe_placement, start_lines
@@ -111,6 +111,7 @@ def run_lines(plan: Plan) -> Iterator[str]:
     if args.resume:
         yield f"  resumes  from the newest checkpoint in {args.save}"
     yield f"  serves   {api_url(plan.runtime)}"
+    yield f"  limits   {short_limits(plan.runtime)}"
     yield f"  learns   from {args.rollout_batch_size} judged turns per step; checkpoint every {args.save_interval} steps"
     yield f"  inspect  {inspect_command(args, plan.environment)}"
 
@@ -170,7 +171,7 @@ def start_and_memory_lines(plan: Plan) -> Iterator[str]:
 def describe(plan: Plan) -> str:
     """Return placement, run and what the user set."""
     lines = [f"method {plan.method}, profile {plan.profile.name}", "", "placement:", *summary_lines(plan)]
-    lines += ["", "run:", *run_lines(plan), "", "limits of the gateway:", *adjustable_lines(plan.runtime)]
+    lines += ["", "run:", *run_lines(plan)]
     given = list(given_lines(plan))
     defaults = f"of method {plan.method} and profile {plan.profile.name}"
     lines += [
@@ -179,7 +180,7 @@ def describe(plan: Plan) -> str:
         if given
         else f"you set nothing: all values are the defaults {defaults}",
     ]
-    lines += [*given, "", "--verbose adds memory, every variable with its source, every flag and the command"]
+    lines += [*given, "", "--verbose adds memory, limits, every variable with its source, every flag and the command"]
     lines += [f"warning: {warning}" for warning in plan.budget.warnings]
     return "\n".join(lines)
 
@@ -204,10 +205,7 @@ def describe_in_full(plan: Plan) -> str:
     ]
     for title, words in plan.sections.items():
         lines += [f"  {title}", *(f"    {line}" for line in flag_lines(words))]
-    lines += [
-        "",
-        "command:",
-        f"  PYTHONPATH={plan.environment['PYTHONPATH']} \\",
-        f"  {shlex.join(without_secrets(plan.command))}",
-    ]
+    first = next((index for index, word in enumerate(plan.command) if word.startswith("--")), len(plan.command))
+    words = [shlex.join(plan.command[:first]), *flag_lines(plan.command[first:])]
+    lines += ["", "command:", " \\\n    ".join([f"  PYTHONPATH={plan.environment['PYTHONPATH']}", *words])]
     return "\n".join(lines)

@@ -16,7 +16,7 @@ from slime.arguments.algorithm import ALGORITHM
 from slime.arguments.checkpoint import CHECKPOINT
 from slime.arguments.cluster import CLUSTER, COLOCATE
 from slime.arguments.critic import CRITIC
-from slime.arguments.dry_run import show_plan
+from slime.arguments.dry_run import show_plan, with_command
 from slime.arguments.engines import JUDGE
 from slime.arguments.environments import ENVIRONMENTS
 from slime.arguments.fuses import FUSES
@@ -169,6 +169,7 @@ def parse_args(
         for warning in budget.warnings:
             print(f"warning: {warning}", file=sys.stderr)
     if problems:
+        problems = [with_command(problem) for problem in problems]
         parser.error(as_list("the arguments cannot work together", problems))
     if args.dry_run:
         parser.exit(0)

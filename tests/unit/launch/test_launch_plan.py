@@ -149,7 +149,7 @@ def test_the_plan_of_each_machine(repository: Path) -> None:
         **{"cwd": repository, "NODE_RANK": "1", "MASTER_PORT": "7000", "NODE_ADDR": "10.0.0.2", **nodes},
     )
     assert other.returncode == 0, other.stderr
-    command = other.stdout[other.stdout.index("command:") :]
+    command = other.stdout[other.stdout.index("command:") :].replace(" \\\n    ", " ")
     assert "-m slime.ray.worker_node --head-address 10.0.0.1:7000 --num-gpus 8 --device cuda" in command
     assert "--node-address 10.0.0.2" in command
     assert "--timeout 1800" in command
