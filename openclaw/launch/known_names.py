@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Collection, Mapping
 
 from openclaw.config.names import near_misses, unknown_prefixed
@@ -60,3 +62,17 @@ def name_warnings(environment: Mapping[str, str], method: str | None = None) -> 
             for name in ignored
         ]
     return warnings
+
+
+def main() -> int:
+    """Check this process's variables, for a script that starts no launcher; return 2, with one line each, for a bad name."""
+    try:
+        check_names(os.environ)
+    except ConfigError as error:
+        print(f"launch: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

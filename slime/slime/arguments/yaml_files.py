@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from slime.utils.yaml_file import read_yaml_mapping
 
 CONFIG_FLAG = "--config"
 ARGUMENTS_FLAG = "--custom-arguments-path"
+SCRIPT_WORDS = "SLIME_SCRIPT_WORDS"
+"""The variable in which a script says how many words, the first ones, it put before those that its user typed."""
 
 
 def config_file_of(argv: Sequence[str]) -> str | None:
@@ -50,12 +53,22 @@ def method_path_of(words: Sequence[str]) -> str | None:
 
 
 def with_config_file(parser: argparse.ArgumentParser, argv: Sequence[str]) -> list[str]:
-    """Return ``argv`` preceded by the flags of its ``--config`` file, so that the command line wins."""
+    """Return ``argv`` preceded by the flags of its ``--config`` file, so that the command line wins.
+
+    Raises:
+        ConfigurationError: the file cannot be used, or it sets a flag of the script, which would win over it in silence.
+    """
     path = config_file_of(argv)
     if path is None:
         return list(argv)
-    words = [word for given in file_flags(parser, path).values() for word in given]
-    return [*words, *argv]
+    found = file_flags(parser, path)
+    own = argv[: int(os.environ.get(SCRIPT_WORDS) or 0)]
+    by_script = {action.dest for word in own if word.startswith("--") and (action := find_action(parser, word))}
+    if hidden := [" ".join(words) or "no such flag" for dest, words in found.items() if dest in by_script]:
+        raise ConfigurationError(
+            f"{CONFIG_FLAG} {path} sets what this script sets, too; type it after the script's name instead: {' '.join(hidden)}"
+        )
+    return [*(word for words in found.values() for word in words), *argv]
 
 
 def file_flags(parser: argparse.ArgumentParser, path: str) -> dict[str, list[str]]:

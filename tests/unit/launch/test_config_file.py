@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -208,3 +209,27 @@ def test_every_file_of_settings_is_read_alike(flag: str, tmp_path: Path, capsys:
     said = capsys.readouterr().err
     assert (ended.value.code, said.count("\n")) == (2, 1)
     assert f"{flag} {file} line 1: the byte 0xff is no UTF-8" in said
+
+
+AGENTS = ("toolcall-rl/retool_qwen3_4b_rl.sh", "swe-rl/run_swe_rl.sh", "terminal-rl/terminal_qwen3_8b_rl.sh",
+          "gui-rl/gui_qwen3vl_8b_rl.sh")  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", AGENTS)
+def test_an_agents_script_refuses_what_it_would_ignore(script: str, repository: Path, tmp_path: Path) -> None:
+    file = tmp_path / "flags.yaml"
+    file.write_text("lr: 5e-5\nclip-grad: 0.33\n")
+    command = ["bash", script, "--dry-run", "--config", str(file)]
+    done = subprocess.run(command, cwd=repository, env=CLEAN, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "sets what this script sets, too; type it after the script's name instead: --lr=5e-5\n" in done.stderr
+    file.write_text("clip-grad: 0.33\n")
+    done = subprocess.run(
+        [*command, "--lr", "5e-5"], cwd=repository, env=CLEAN, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    misspelled = CLEAN | {"LEARNIG_RATE": "1e-6"}
+    done = subprocess.run(command[:3], cwd=repository, env=misspelled, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "LEARNIG_RATE is set, but nothing reads it; did you mean LEARNING_RATE?" in done.stderr
