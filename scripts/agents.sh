@@ -39,7 +39,7 @@ train_with() {
     local folder="$1" launched
     local -a typed=()
     shift
-    (program -m openclaw.launch.known_names)
+    (program -m openclaw.launch.known_names) >/dev/null
     launched="$(started_as)"
     eval "typed=($launched)"
     # All words but the interpreter, the script and what was typed behind it are the script's own.
