@@ -6,6 +6,7 @@ script's name win. What was started ends with this process, and with the run.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -22,7 +23,9 @@ from agentrl.tasks.gui.settings import GuiSettings
 from agentrl.tasks.gui.source import GuiSource, write_rows
 from openclaw.config.environment_config import EnvironmentConfig, variable
 from openclaw.exceptions import ConfigError
+from openclaw.launch.known_names import check_names
 from slime.arguments.model_shape import shape_flags
+from slime.arguments.yaml_files import SCRIPT_WORDS
 from slime.exceptions import ConfigurationError
 from slime.utils.command_line import CommandLine
 
@@ -203,6 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{PROG}: --evaluate judges no step; leave out --step-judge", file=sys.stderr)
         return 2
     try:
+        check_names(os.environ)
         v, source, seen = LaunchVariables.from_env(), GuiSource.from_env(), GuiSettings.from_env()
         run_dir = Path(v.run_dir or ROOT / "runs" / options.name).absolute()
         program = EVALUATOR if options.evaluate else TRAINER
@@ -211,6 +215,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if options.evaluate
             else trainer_words(v, options.model, options.name, options.step_judge, run_dir)
         )
+        os.environ[SCRIPT_WORDS] = str(len(words))
         words += extra
         if options.dry_run:
             pool = v.server_url or f"a pool here with {v.parallel_envs} slots, {seen.backend}"

@@ -281,8 +281,13 @@ async def interruptible(options: argparse.Namespace, model: Path, started: float
     """Run the demo; SIGINT and SIGTERM cancel it once, so that it still stops what it started."""
     task = asyncio.ensure_future(carry_out(options, model, started))
     loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        options.console.print("stopping: the run saves and ends what it started")
+        task.cancel()
+
     for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, task.cancel)
+        loop.add_signal_handler(number, stop)
     await task
 
 

@@ -15,3 +15,24 @@
   download; from messages to prompt ids.
 * ``exceptions``, ``owners``: errors that a person can act on; whose a session is.
 """
+
+import importlib.util
+import sys
+from pathlib import Path
+
+
+def _outside_environment() -> str | None:
+    """Return a line for an interpreter that cannot run this package, because it is not that of the environment."""
+    spec = importlib.util.find_spec("slime")  # without the environment's import path it is a mere folder
+    missing = [name for name in ("httpx", "yaml") if importlib.util.find_spec(name) is None]
+    if spec is not None and spec.origin is not None and not missing:
+        return None
+    root = Path(__file__).resolve().parents[1]
+    python = root / ".venv" / "bin" / "python"
+    what = f"type: source {root}/.venv/bin/activate" if python.exists() else f"run: bash {root}/scripts/setup.sh"
+    return f"{sys.executable} is not the environment of this project; {what}, and repeat the command"
+
+
+if sys.argv[:1] == ["-m"] and (_line := _outside_environment()):  # `python -m openclaw...` is about to fail
+    print(_line, file=sys.stderr)
+    sys.exit(2)

@@ -8,12 +8,14 @@ from __future__ import annotations
 import runpy
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 PROG = "openclaw-rl"
 USAGE_EXIT = 2
 COMMANDS = {
     "chat": "talk to a running server, rate its replies, and see what it learns",
     "inspect": "show the verdict, sample and step of each turn of a run, or all about one turn",
+    "runs": "list the runs of this machine, the newest first",
     "report": "write one HTML file about a run: is it learning, and why turns were not trained",
     "doctor": "say what is wrong with a run, with the evidence and what to type",
     "forget": "delete all data of a session of a run",
@@ -38,13 +40,28 @@ IN_THE_GATE = ("versions", "rollback", "accept")
 def help_text() -> str:
     """Return the list of commands."""
     lines = [f"  {name:8} {what}" for name, what in COMMANDS.items()]
-    end = f"{PROG} COMMAND --help lists the options of a command."
+    end = f"{PROG} COMMAND --help lists the options of a command. {PROG} --version prints the version."
     return "\n".join([f"usage: {PROG} COMMAND ...", "", *lines, "", end])
 
 
 def module_of(name: str) -> str:
     """Return the module of a command."""
     return f"openclaw.gate.{name}" if name in IN_THE_GATE else f"openclaw.{name}"
+
+
+def version_line() -> str:
+    """Return the version, the folder, and the commit if the folder is a clone."""
+    import subprocess
+    import tomllib
+
+    root = Path(__file__).resolve().parents[1]
+    version = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    command = ["git", "-C", str(root), "rev-parse", "--short", "HEAD"]
+    try:
+        commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return f"{PROG} {version} in {root}"
+    return f"{PROG} {version} (commit {commit}) in {root}"
 
 
 def unknown(name: str) -> str:
@@ -62,6 +79,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(help_text())
         return 0 if words else USAGE_EXIT
     name, *rest = words
+    if name in ("-V", "--version", "version"):
+        print(version_line())
+        return 0
     if name not in COMMANDS:
         print(unknown(name), file=sys.stderr)
         return USAGE_EXIT

@@ -28,7 +28,7 @@ from openclaw.ledger.store import Ledger
 from openclaw.messages.preview import harmless, preview
 from openclaw.messages.text import next_state_text, response_text
 from openclaw.runs.folder import EPISODE_RECORDS, no_ledger, open_run
-from openclaw.runtime.where import LEDGER_NAME, find_ledger
+from openclaw.runtime.where import LEDGER_NAME, add_run, find_ledger
 from slime.utils.command_line import CommandLine, named_by_beginning
 from slime.utils.private_files import OutputError, private_folder
 
@@ -194,9 +194,7 @@ def build_parser() -> CommandLine:
         description="Show the verdict, sample and step of each turn of a run, or maintain its ledger file.",
         epilog="Without option or command: counts by state and reason, and the steps. Everything works while a run writes.",
     )
-    parser.add_argument(
-        "ledger", type=Path, metavar="RUN", help=f"a run's folder, its folder of checkpoints, or its {LEDGER_NAME}"
-    )
+    add_run(parser, "ledger")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--turns", action="store_true", help="one line per turn that can teach: verdict, sample, step")
     parser.add_argument("--all", action="store_true", help="with --turns: side turns too, such as measurements")

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import closing
-from pathlib import Path
 
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError, OpenClawError
@@ -18,7 +17,7 @@ from openclaw.ledger.store import Ledger
 from openclaw.method import Method, load_method
 from openclaw.method.loading import resolve
 from openclaw.offline.replay import replay
-from openclaw.runtime.where import find_ledger
+from openclaw.runtime.where import add_run, find_ledger
 from openclaw.training.live import LiveRollout
 from slime.utils.command_line import CommandLine
 
@@ -51,9 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
         "those that it trained; then compare the batches. The method's variables count as in the run.",
         epilog="Exit status 1: something differs.",
     )
-    parser.add_argument(
-        "run", type=Path, metavar="RUN", help="a run's folder, its folder of checkpoints, or its ledger"
-    )
+    add_run(parser)
     names = "|".join([*sorted(each.config.name for each in methods_of()), "FOLDER"])
     parser.add_argument("--method", required=True, metavar=names, help="the method of the run")
     return parser

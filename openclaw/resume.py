@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
+from openclaw.runtime.where import add_run
 from slime.utils.command_line import CommandLine
 from slime.utils.paused import resume
 
@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = CommandLine(
         prog="openclaw-rl resume", description="Let a run train again after a fuse has paused its training."
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder, as the line about the pause names it")
+    add_run(parser)
     run = parser.parse_args(argv).run
     note = resume(run) if run.is_dir() else None
     if note is None:

@@ -36,8 +36,13 @@ judge_flags() {
 
 # Becomes the trainer with the plugins of a folder. Arguments: the folder; flags of slime/train_async.py; of two equal flags the later one wins.
 train_with() {
-    local folder="$1"
+    local folder="$1" launched
+    local -a typed=()
     shift
-    LAUNCHED_AS="$(started_as)" PYTHONPATH="$folder${PYTHONPATH:+:$PYTHONPATH}" \
+    (program -m openclaw.launch.known_names) >/dev/null
+    launched="$(started_as)"
+    eval "typed=($launched)"
+    # All words but the interpreter, the script and what was typed behind it are the script's own.
+    LAUNCHED_AS="$launched" SLIME_SCRIPT_WORDS="$((${#typed[@]} > 1 ? $# - ${#typed[@]} + 2 : 0))" PYTHONPATH="$folder${PYTHONPATH:+:$PYTHONPATH}" \
         program "$openclaw_root/slime/train_async.py" "$@"
 }

@@ -70,7 +70,8 @@ program() {
         echo "no environment yet; run: bash $openclaw_root/scripts/setup.sh" >&2
         exit 2
     fi
-    PATH="$openclaw_tools:$PATH" PYTHONPATH="$openclaw_root:$openclaw_root/slime:$openclaw_root/openclaw-test${PYTHONPATH:+:$PYTHONPATH}" \
+    PATH="$openclaw_tools:$PATH" SLIME_MODEL_COMMAND=".venv/bin/python -m openclaw.models" \
+        PYTHONPATH="$openclaw_root:$openclaw_root/slime:$openclaw_root/openclaw-test${PYTHONPATH:+:$PYTHONPATH}" \
         exec "$openclaw_root/.venv/bin/python" "$@"
 }
 

@@ -19,6 +19,20 @@ variables:
 TEXT
 }
 
+# Prints what to type in place of a mistyped word: the word that has half of its two-letter pieces or more, or --help.
+nearest() {
+    local word piece shared best=0 found="--help" index
+    for word in cpu gpu doctor --check --skip-checks; do
+        shared=0
+        for ((index = 0; index < ${#1} - 1; index++)); do
+            piece="${1:index:2}"
+            if [[ "$word" == *"$piece"* ]]; then shared=$((shared + 1)); fi
+        done
+        if ((shared > best)); then best=$shared found=$word; fi
+    done
+    if ((2 * best >= ${#1} - 1 && best > 0)); then echo "; did you mean $found?"; else echo "; type: scripts/setup.sh --help"; fi
+}
+
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 source "$root/scripts/python.sh"
 kind=""
@@ -32,7 +46,7 @@ for argument in "$@"; do
         --check) check=yes ;;
         --skip-checks) checks=no ;;
         -h | --help) usage; exit 0 ;;
-        *) echo "setup: unknown argument '$argument'" >&2; usage >&2; exit 2 ;;
+        *) echo "setup: unknown argument '$argument'$(nearest "$argument")" >&2; exit 2 ;;
     esac
 done
 if [ "$doctor" = yes ] && [ "$#" -gt 1 ]; then

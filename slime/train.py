@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from slime.arguments import parse_args
 from slime.exceptions import DataUsedError
-from slime.utils.process import watch_lifeline
+from slime.utils.process import run_main, watch_lifeline
 
 if TYPE_CHECKING:
     from slime.ray.run import Run
@@ -44,4 +44,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     watch_lifeline()
-    sys.exit(main())
+    sys.exit(run_main(main))

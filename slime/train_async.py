@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from slime.arguments import parse_args
 from slime.arguments.cluster import check_asynchronous
 from slime.exceptions import DataUsedError
-from slime.utils.process import watch_lifeline
+from slime.utils.process import run_main, watch_lifeline
 
 if TYPE_CHECKING:
     from slime.ray.run import Run
@@ -44,4 +44,4 @@ def main() -> int:
 
 if __name__ == "__main__":
     watch_lifeline()
-    sys.exit(main())
+    sys.exit(run_main(main))

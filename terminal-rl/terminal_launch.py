@@ -6,6 +6,7 @@ script's name win. What was started ends with this process, and with the run.
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -22,7 +23,9 @@ from agentrl.tasks.terminal.prompts import write_rows
 from agentrl.tasks.terminal.source import TaskSource
 from openclaw.config.environment_config import EnvironmentConfig, variable
 from openclaw.exceptions import ConfigError
+from openclaw.launch.known_names import check_names
 from slime.arguments.model_shape import shape_flags
+from slime.arguments.yaml_files import SCRIPT_WORDS
 from slime.exceptions import ConfigurationError
 from slime.utils.command_line import CommandLine
 
@@ -214,11 +217,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, extra = build_parser().parse_known_args(argv)
     try:
         refuse(CLIENT)
+        check_names(os.environ)
         v = LaunchVariables.from_env()
         source = TaskSource.from_env()
         check_evaluation(v, source)
         run_dir = Path(v.run_dir or ROOT / "runs" / options.name).absolute()
-        words = [*trainer_words(v, options.model, options.name, options.step_judge, run_dir), *extra]
+        own = trainer_words(v, options.model, options.name, options.step_judge, run_dir)
+        os.environ[SCRIPT_WORDS] = str(len(own))
+        words = [*own, *extra]
         if options.dry_run:
             pool = v.server_url or f"a pool here with {v.parallel_envs} slots, {v.sandbox}"
             print(f"tasks    {source.task_type}, {len(source.ids())}; environments from {pool}", flush=True)

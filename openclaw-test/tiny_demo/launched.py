@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,8 @@ import httpx
 import psutil
 
 from openclaw.config.runtime_variables import RuntimeVariables, client_key
+from openclaw.launch.variables import LaunchVariables
+from openclaw.runtime.process import reserve_port
 from openclaw.runtime.where import CHECKPOINTS_NAME, LEDGER_NAME
 from slime.utils.process import ChildProcess, spawn
 
@@ -31,6 +32,15 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 START_TIMEOUT_SECONDS = 420.0
 STOP_TIMEOUT_SECONDS = 90.0
 HOST = "127.0.0.1"
+# The variables that the demo decides, under all their names: two names of one variable must not differ.
+OF_OPTIONS = ("num_rollout", "seed", "run_dir", "resume")
+OF_DEMO = ("hf_ckpt", "prm_model_path", "save_ckpt", "served_model_name", "ledger")
+DECIDED = {
+    name
+    for declared in (*LaunchVariables.variables(), *RuntimeVariables.variables())
+    if declared.field in (*OF_OPTIONS, *OF_DEMO, "host", "port")
+    for name in declared.names
+}
 # Updates of a run that learns until it is stopped.
 ENDLESS = 1_000_000
 
@@ -76,10 +86,9 @@ class Settings:
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """Return the run's variables merged over the caller's."""
         paths = [str(REPOSITORY), str(REPOSITORY / "slime"), inherited.get("PYTHONPATH", "")]
-        others = set(RuntimeVariables.declared("port").names) - {"PORT"}
         return {
             **self.defaults,
-            **{name: value for name, value in inherited.items() if name not in others},
+            **{name: value for name, value in inherited.items() if name not in DECIDED},
             "PYTHONPATH": os.pathsep.join(path for path in paths if path),
             "HOST": HOST,
             "PORT": str(self.port),
@@ -107,13 +116,13 @@ class LaunchedRun:
 
     def check_port(self) -> None:
         """Raise `RunFailed` if the port is in use."""
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((HOST, self.settings.port))
-            except OSError as error:
-                port = self.settings.port
-                raise RunFailed(f"port {port} is in use ({error.strerror}); choose another with --port") from error
+        port = self.settings.port
+        try:
+            reserve_port(HOST, port).close()  # the launcher holds it from its start on
+        except OSError as error:
+            cause = error.__cause__
+            why = getattr(cause, "strerror", None) or error
+            raise RunFailed(f"port {port} is in use ({why}); choose another with --port") from error
 
     def start(self) -> None:
         """Start the launcher."""

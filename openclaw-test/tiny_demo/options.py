@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from datetime import datetime
 from pathlib import Path
 
@@ -17,9 +18,10 @@ from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.exceptions import ConfigError
 from openclaw.launch.method_check import folder_problems
 from openclaw.launch.methods import find_folder, find_method, methods_of, recommended
+from openclaw.launch.variables import LaunchVariables
 from slime.utils.command_line import CommandLine, new_output_file, port_number
 from tiny_demo import live, resume
-from tiny_demo.launched import REPOSITORY
+from tiny_demo.launched import OF_DEMO, REPOSITORY
 
 DESCRIPTION = (
     "The whole loop on a CPU: builds the tiny model, starts a run, lets a student talk to it, measures before and after. "
@@ -49,17 +51,44 @@ def method_of(name: str) -> tuple[str, str]:
     return (name if found else str(folder)), find_method(str(folder)).config.name
 
 
+def given(field: str, default: int) -> int:
+    """Return what a variable of the launcher says under any of its names, or ``default``.
+
+    Raises:
+        ConfigError: it is not a number that the launcher would take.
+    """
+    value, source = LaunchVariables.declared(field).read(os.environ)
+    return default if source == "default" else int(str(value))
+
+
+def ignored() -> list[str]:
+    """Return a line per set variable that a launch script reads, and the demo decides itself."""
+    declared = [*LaunchVariables.variables(), *RuntimeVariables.variables()]
+    names = [name for each in declared if each.field in OF_DEMO for name in each.names if os.environ.get(name)]
+    return [f"{name} is ignored: the demo brings its own model and folders; a launch script reads it" for name in names]
+
+
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Return the options; unknown ones go to the launcher."""
     parser = CommandLine(prog="run_tiny_cpu.sh", description=DESCRIPTION)
+    try:
+        updates, seed = given("num_rollout", 16), given("seed", 0)
+    except ConfigError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+    for line in ignored():
+        print(f"warning: {line}", file=sys.stderr)
     names = ", ".join(sorted(each.config.name for each in methods_of() if not each.variant))
     parser.add_argument(
         "--method",
         default=recommended().config.name,
         help=f"{names}, or the path of a method folder (default: %(default)s)",
     )
-    parser.add_argument("--updates", type=int, default=16, help="optimizer steps (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the run and the student (default: %(default)s)")
+    parser.add_argument(
+        "--updates", type=int, default=updates, help="optimizer steps (default: UPDATES, or %(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=seed, help="seed of the run and the student (default: SEED, or %(default)s)"
+    )
     parser.add_argument(
         "--report", type=new_output_file, default=None, help="file for the report (default: in the run's folder)"
     )
@@ -77,7 +106,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         help="port of the API (default: PORT, or %(default)s)",
     )
     parser.add_argument(
-        "--run-dir", type=Path, default=None, help="folder for logs, ledger and checkpoints (default: runs/...)"
+        "--run-dir",
+        type=Path,
+        default=os.environ.get("RUN_DIR") or None,
+        help="folder for logs, ledger and checkpoints (default: RUN_DIR, or runs/...)",
     )
     parser.add_argument(
         "--client",

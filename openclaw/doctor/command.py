@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from openclaw.doctor.diagnose import diagnose
 from openclaw.exceptions import NoRunError
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.messages.preview import harmless
 from openclaw.runs.folder import open_run
+from openclaw.runtime.where import add_run
 from slime.utils.command_line import CommandLine
 
 HEALTHY, ILL, UNREADABLE = 0, 1, 2
@@ -25,9 +25,7 @@ def build_parser() -> CommandLine:
         epilog="Exit status: 0 if the run is healthy, 1 with findings, 2 if it cannot be read. It looks at the newest 1,000 "
         "turns. scripts/setup.sh doctor looks at this machine instead: GPUs, drivers, memory.",
     )
-    parser.add_argument(
-        "run", type=Path, metavar="RUN", help="a run's folder, its folder of checkpoints, or its ledger"
-    )
+    add_run(parser, optional=True)
     parser.add_argument("--json", action="store_true", help="print the findings as a JSON list")
     return parser
 

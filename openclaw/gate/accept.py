@@ -8,13 +8,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import closing
-from pathlib import Path
 
 from openclaw.exceptions import ConfigError
 from openclaw.gate.run_folder import open_run
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.store import Ledger
-from openclaw.runtime.where import gate_command
+from openclaw.runtime.where import add_run, gate_command
 from slime.utils.command_line import CommandLine
 
 
@@ -25,9 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Accept what the gate refused because it contradicts earlier opinions: users changed their mind.",
         epilog="The refused samples are trained after all, and older probes are retired.",
     )
-    parser.add_argument(
-        "run", type=Path, metavar="RUN", help="the run's folder, as the line about the refusals names it"
-    )
+    add_run(parser)
     options = parser.parse_args(argv)
     try:
         run = open_run(options.run)

@@ -10,11 +10,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from pathlib import Path
 
 from openclaw.gate.run_folder import RunFolder, open_run
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.store import Ledger
+from openclaw.runtime.where import add_run
 from slime.utils.command_line import CommandLine
 from slime.utils.rollback import ask_rollback, asked_rollback
 
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Let an earlier version of a run's weights serve again; training goes on from there.",
         epilog="The version must have a checkpoint: openclaw-rl versions RUN shows which have one.",
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder, such as runs/NAME")
+    add_run(parser)
     parser.add_argument("--to", required=True, metavar="V", help="version of the weights")
     options = parser.parse_args(argv)
     try:

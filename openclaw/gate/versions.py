@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 from rich import box
 from rich.console import Console
@@ -22,7 +21,7 @@ from openclaw.gate.run_folder import RunFolder, open_run
 from openclaw.ledger.decisions import DecisionRecord, Kind
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.store import Ledger
-from openclaw.runtime.where import gate_command
+from openclaw.runtime.where import add_run, gate_command
 from slime.utils.command_line import CommandLine
 
 PIPE_WIDTH = 200
@@ -160,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = CommandLine(
         prog="openclaw-rl versions", description="Show the versions of a run's weights and what the gate decided."
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder, such as runs/NAME")
+    add_run(parser, optional=True)
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(argv)
     try:

@@ -13,71 +13,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NoReturn
 
-from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.exceptions import ConfigError, OpenClawError
 from openclaw.launch.known_names import name_warnings
 from openclaw.launch.logs import add_log_options, check_log_options, take_in_logs
+from openclaw.launch.machine import check_gpus, device_warnings, machine_problems, port_of_run
 from openclaw.launch.method_check import plan_problems
-from openclaw.launch.methods import REPOSITORY, find_method, method_file, methods_of, recommended
+from openclaw.launch.methods import find_method, method_file, methods_of
 from openclaw.launch.plan import Plan
 from openclaw.launch.profiles import DEFAULT_PROFILE, LORA_PROFILE, PROFILES
 from openclaw.launch.report import STARTED_AS, continue_command, describe, describe_in_full
 from openclaw.launch.resolve import make_plan
-from openclaw.runtime.process import PORT_PATIENCE_SECONDS, free_port
 from slime.arguments.checkpoint import CONTINUE_VARIABLE
-from slime.arguments.derive import usable_gpus, visible_gpus
-from slime.arguments.devices import gpus_of_machine, missing_devices
 from slime.arguments.dry_run import of_machine
 from slime.utils.command_line import CommandLine, as_list
-
-# The fewest GPUs that a kind of script needs, and how its name ends; the first that fits counts.
-GPUS_OF_LARGEST = 8
-SCRIPTS_BY_GPUS = ((4, "3_4b_*_lora.sh"), (1, "_24gb.sh"), (0, "tiny_cpu.sh"))
 
 
 def fail(message: str) -> NoReturn:
     """Exit with code 2 and one message."""
     print(f"launch: {message}", file=sys.stderr)
     raise SystemExit(2)
-
-
-def what_fits(method: str, gpus: int) -> str:
-    """Return what to type on a machine with this many GPUs: the method's script for it, or the usual method's."""
-    if gpus >= GPUS_OF_LARGEST:
-        return "lower NUM_GPUS, ACTOR_GPUS, ROLLOUT_GPUS or PRM_GPUS"
-    ending = next(ending for least, ending in SCRIPTS_BY_GPUS if gpus >= least)
-    own = sorted(find_method(method).folder.glob(f"run_*{ending}"))
-    script = (own or sorted(recommended().folder.glob(f"run_*{ending}")))[0]
-    shown = script.relative_to(REPOSITORY) if script.is_relative_to(REPOSITORY) else script
-    return f"run the script for {gpus or 'no'} GPU{'s' * (gpus != 1)}: bash {shown}"
-
-
-def check_machine(plan: Plan) -> None:
-    """Exit if the machine lacks GPUs or CUDA does not work; skip the check in an existing cluster."""
-    if plan.profile.device != "cuda" or plan.args.ray_address:
-        return
-    if plan.gpu_ids is not None and not plan.args.share_gpu:
-        found, needed = visible_gpus(), max(plan.gpu_ids) + 1
-    else:
-        found, needed = usable_gpus(plan.environment), gpus_of_machine(plan.args)
-    if found < needed:
-        fail(f"this run needs {needed} GPUs, but the machine has {found}; {what_fits(plan.method, found)}")
-    if problems := missing_devices(plan.args, plan.environment):
-        fail("\n".join(["this machine cannot run it:", *(f"  - {problem}" for problem in problems)]))
-
-
-def check_port(plan: Plan) -> None:
-    """Exit if another process listens on the gateway's port; a run that resumes waits for its predecessor to end."""
-    if plan.variables["node_rank"].value:
-        return  # the gateway runs on the head
-    source = plan.runtime_sources["PORT"]
-    setting = source if source in RuntimeVariables.declared("port").names else "PORT"
-    try:
-        free_port(
-            plan.runtime.host, plan.runtime.port, PORT_PATIENCE_SECONDS if plan.args.resume else 0.0, setting=setting
-        )
-    except OSError as error:
-        fail(str(error))
 
 
 def read_logs_of(plan: Plan, options: argparse.Namespace) -> None:
@@ -152,10 +106,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_log_options(options, plan.variables["data_path"].value)
     except ConfigError as error:
         fail(str(error))
-    for warning in name_warnings(os.environ, options.method):
-        print(f"warning: {warning}", file=sys.stderr)
-    missing = [problem for problem in plan.problems if of_machine(problem)]
-    wrong = [problem for problem in plan.problems if not of_machine(problem)]
+    problems = [*plan.problems, *machine_problems(plan)]
+    missing = [problem for problem in problems if of_machine(problem)]
+    wrong = [problem for problem in problems if not of_machine(problem)]
     if of_method := plan_problems(plan):
         wrong += [
             *of_method,
@@ -165,10 +118,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(describe_in_full(plan))
     elif options.dry_run:
         print(describe(plan))
+    for warning in name_warnings(os.environ, options.method):
+        print(f"warning: {warning}", flush=True)
     if options.dry_run:
         for problem in missing:
             print(f"warning: not found on this machine: {problem}")
-        for problem in missing_devices(plan.args, plan.environment):
+        for problem in device_warnings(plan):
             print(f"warning: this machine cannot run it: {problem}")
     if wrong:
         fail(as_list("the plan cannot work", wrong))
@@ -176,10 +131,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         read_logs_of(plan, options)
         print("dry run: the plan is valid, nothing was started")
         return
-    check_machine(plan)
-    if missing:
-        fail(as_list("the plan cannot work", missing))
-    check_port(plan)
+    try:
+        check_gpus(plan)
+        if missing:
+            fail(as_list("the plan cannot work", missing))
+        port = port_of_run(plan)
+    except (ConfigError, OSError) as error:
+        fail(str(error))
     read_logs_of(plan, options)
     for warning in plan.warnings:
         print(f"warning: {warning}", file=sys.stderr)
@@ -189,9 +147,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     environment = {**plan.environment, CONTINUE_VARIABLE: again}
     environment.pop(STARTED_AS, None)
-    os.execve(plan.command[0], plan.command, environment)
+    with port:  # the program that this process becomes holds it
+        os.execve(plan.command[0], plan.command, environment)
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--dry-run | head` ends quietly
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        sys.exit(130)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from openclaw.config.gate_variables import GATE_PATH
@@ -27,9 +27,69 @@ DEFAULT_VOTES = 1
 DUAL_CLIP = 3.0
 """Bounds the loss of a token with a negative advantage: without it a reply that the policy has since learned to give weighs e^5."""
 NO_FUSES = "off"
+CUSTOM = "CUSTOM_ARGS"
+"""The group of the user's own flags, the last one."""
+NOT_TYPED = ("default", "profile", "method", "model", "lora", "logs")
+"""Sources of a value that the user did not set."""
 # Flags that need the trainer's own pass for old log probabilities, which --use-rollout-logprobs skips.
 OWN_PASS = frozenset({"--use-tis", "--get-mismatch-metrics", "--use-rollout-entropy", "--use-routing-replay"})
 MEGATRON_RECOMPUTE = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
+
+# The variable that sets a flag, for messages about the flag, and so that the variable wins over a file of flags. The flags of a
+# method's variables are found from its declaration.
+VARIABLE_OF_FLAG = {
+    "num-gpus": "NUM_GPUS",
+    "num-gpus-per-node": "NUM_GPUS",
+    "gpu-memory-gb": "GPU_MEMORY_GB",
+    "num-nodes": "NNODES",
+    "head-address": "MASTER_ADDR",
+    "actor-num-nodes": "NNODES",
+    "actor-num-gpus-per-node": "ACTOR_GPUS",
+    "rollout-num-gpus": "ROLLOUT_GPUS",
+    "rollout-num-gpus-per-engine": "TP",
+    "prm-num-gpus": "PRM_GPUS",
+    "prm-num-gpus-per-engine": "PRM_TP",
+    "prm-model-path": "PRM_MODEL_PATH",
+    "prm-m": "PRM_M",
+    "prm-temperature": "PRM_TEMPERATURE",
+    "prm-max-new-tokens": "PRM_MAX_NEW_TOKENS",
+    "hf-checkpoint": "HF_CKPT",
+    "ref-load": "REF_LOAD",
+    "save": "SAVE_CKPT",
+    "save-interval": "SAVE_INTERVAL",
+    "run-dir": "RUN_DIR",
+    "resume": "RESUME",
+    "num-rollout": "NUM_ROLLOUT",
+    "rollout-batch-size": "BATCH_SIZE",
+    "rollout-max-response-len": "MAX_RESPONSE_LENGTH",
+    "rollout-max-context-len": "CONTEXT_LENGTH",
+    "rollout-temperature": "OPENCLAW_TEMPERATURE",
+    "max-weight-staleness": "MAX_WEIGHT_STALENESS",
+    "sglang-context-length": "CONTEXT_LENGTH",
+    "sglang-mem-fraction-static": "MEM_FRACTION_STATIC",
+    "lr": "LEARNING_RATE",
+    "weight-decay": "WEIGHT_DECAY",
+    "clip-grad": "CLIP_GRAD_NORM",
+    "seed": "SEED",
+    "eps-clip": "PPO_CLIP_RATIO",
+    "use-kl-loss": "KL_LOSS_COEF",
+    "kl-loss-coef": "KL_LOSS_COEF",
+    "opd-teacher": "OPENCLAW_OPD_TEACHER",
+    "fuses": "OPENCLAW_FUSES",
+    "before-push-path": "GATE",
+    "canary-engine": "GATE_CANARY",
+    "gradient-checkpointing": "USE_GRADIENT_CHECKPOINTING",
+    "recompute-granularity": "USE_GRADIENT_CHECKPOINTING",
+    "max-tokens-per-gpu": "MAX_TOKENS_PER_GPU",
+    "use-lora": "USE_LORA",
+    "lora-rank": "LORA_RANK",
+    "lora-alpha": "LORA_ALPHA",
+    "lora-dropout": "LORA_DROPOUT",
+    "use-wandb": "USE_WANDB",
+    "wandb-project": "WANDB_PROJECT",
+    "rotary-base": "MODEL_ARGS_ROTARY_BASE",
+    "norm-epsilon": "MODEL_ARGS_NORM_EPSILON",
+}
 
 Words = list[object]
 
@@ -99,9 +159,44 @@ def flag_sections(inputs: FlagInputs) -> dict[str, tuple[str, ...]]:
         if v["use_wandb"]
         else [],
         "PROFILE_ARGS": inputs.profile.flags,
-        "CUSTOM_ARGS": inputs.extra,
+        CUSTOM: inputs.extra,
     }
     return {title: tuple(map(str, words)) for title, words in rows.items() if words}
+
+
+def flags_of_typed(inputs: FlagInputs, sources: Mapping[str, str]) -> set[str]:
+    """Return the flags that variables set which the user typed.
+
+    Args:
+        sources: where the value of each variable came from; a word of `NOT_TYPED` if the user did not set it.
+    """
+    typed = {name for name, source in sources.items() if source not in NOT_TYPED}
+    typed |= {
+        name for name in VARIABLE_OF_FLAG.values() if name.startswith("MODEL_ARGS_") and inputs.environment.get(name)
+    }
+    flags = {f"--{flag}" for flag, name in VARIABLE_OF_FLAG.items() if name in typed}
+    for variable, value in inputs.own.values():
+        if variable.name in typed:
+            flags |= _changed_flags(inputs.own, variable.field, value)
+    return flags
+
+
+def _changed_flags(own: MethodConfig, field: str, value: Value) -> set[str]:
+    """Return the flags of a method that depend on one of its variables: those that another value changes."""
+    other = not value if isinstance(value, bool) else value + 1 if isinstance(value, int | float) else f"{value}-other"
+    first, second = (_by_flag(each.launch_flags()) for each in (own, replace(own, **{field: other})))
+    return {flag for flag in first | second if first.get(flag) != second.get(flag)}
+
+
+def _by_flag(words: Sequence[str]) -> dict[str, list[str]]:
+    """Return the values behind each flag of a command line."""
+    found: dict[str, list[str]] = {}
+    flag = ""
+    for word in words:
+        if word.startswith("--"):
+            flag = word
+        found.setdefault(flag, []).append(word)
+    return found
 
 
 def _model_flags(model: str | None) -> Sequence[str]:

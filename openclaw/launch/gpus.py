@@ -8,12 +8,40 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from openclaw.exceptions import ConfigError
+from openclaw.launch.methods import REPOSITORY, find_method, recommended
 from openclaw.launch.variables import Resolved, parse_gpus
 from slime.args import Arguments
 from slime.arguments.critic import critic_gpus
 from slime.arguments.machines import OWN_CLUSTER
 
 GPU_ROLES = ("actor", "rollout", "prm")
+# The fewest GPUs that a kind of script needs, and how its name ends; the first that fits counts.
+GPUS_OF_LARGEST = 8
+SCRIPTS_BY_GPUS = ((4, "3_4b_*_lora.sh"), (1, "_24gb.sh"), (0, "tiny_cpu.sh"))
+
+
+def what_fits(method: str, gpus: int) -> str:
+    """Return what to type on a machine with this many GPUs: the method's script for it, or the usual method's."""
+    if gpus >= GPUS_OF_LARGEST:
+        return "lower NUM_GPUS, ACTOR_GPUS, ROLLOUT_GPUS or PRM_GPUS"
+    ending = next(ending for least, ending in SCRIPTS_BY_GPUS if gpus >= least)
+    own = sorted(find_method(method).folder.glob(f"run_*{ending}"))
+    script = (own or sorted(recommended().folder.glob(f"run_*{ending}")))[0]
+    shown = script.relative_to(REPOSITORY) if script.is_relative_to(REPOSITORY) else script
+    return f"run the script for {gpus or 'no'} GPU{'s' * (gpus != 1)}: bash {shown}"
+
+
+def split_for(method: str, gpus: int) -> str:
+    """Return what to type where the roles want more GPUs than there are: a script, or variables that split these GPUs."""
+    if gpus >= GPUS_OF_LARGEST:
+        return "lower ACTOR_GPUS, ROLLOUT_GPUS or PRM_GPUS, or raise NUM_GPUS"
+    fits = what_fits(method, gpus)
+    if gpus < len(GPU_ROLES):
+        return fits
+    actor = gpus // 2
+    rollout, judge = -(-(gpus - actor) // 2), (gpus - actor) // 2
+    sizes = f"TP={2 - rollout % 2} PRM_TP={2 - judge % 2}"
+    return f"{fits}, or split them with ACTOR_GPUS={actor} ROLLOUT_GPUS={rollout} PRM_GPUS={judge} {sizes}"
 
 
 def gpus_of_roles(

@@ -1,21 +1,22 @@
-"""Configuration files of other guides (``--config FILE``): maps their keys to variables and flags of this launcher.
+"""Configuration files (``--config FILE``): of the trainer's own flags, or of other guides, whose keys map to variables and flags.
 
-Guarantees: every key maps to a variable or a flag, or is refused with advice. A file of the trainer's own flags is left
-to the trainer. The environment wins over a file, and flags win over both.
+Guarantees: every key maps to a variable or a flag, or is refused with advice. A file wins over the defaults of launcher,
+profile and method. The environment wins over a file, and flags win over both.
 """
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from openclaw.exceptions import ConfigError
 from openclaw.launch.methods import methods_of, recommended
+from slime.arguments.parser import Parser
+from slime.arguments.yaml_files import CONFIG_FLAG, file_flags, find_action
+from slime.exceptions import ConfigurationError
+from slime.utils.command_line import CommandLine
+from slime.utils.yaml_file import read_yaml_mapping
 
 SECTIONS = ("model", "training", "rollout", "evaluation", "rollout_config")
 _NO_CRITIC = "no method here has a critic; remove it"
@@ -76,31 +77,50 @@ class GuideFile:
     flags: list[str] = field(default_factory=list)
 
 
-def with_guide_file(
-    method: str, environment: Mapping[str, str], extra: Sequence[str]
-) -> tuple[Mapping[str, str], Sequence[str]]:
-    """Return environment and flags with what a guide's file behind ``--config`` says below them."""
-    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.add_argument("--config")
+@dataclass(frozen=True)
+class WithFile:
+    """Environment and flags of a command line whose ``--config`` file was taken in.
+
+    Attributes:
+        environment: variables, with those of a guide's file below them.
+        extra: flags, with those of a guide's file before them.
+        path: a file of the trainer's own flags, which is not yet in ``extra``; None without one.
+    """
+
+    environment: Mapping[str, str]
+    extra: Sequence[str]
+    path: str | None = None
+
+
+def take_in_file(method: str, environment: Mapping[str, str], extra: Sequence[str]) -> WithFile:
+    """Take ``--config FILE`` out of the flags, and put the settings of a guide's file below them.
+
+    Raises:
+        ConfigError: the file cannot be read, or a line per key that cannot be honoured.
+    """
+    finder = CommandLine(prog="launch", add_help=False)
+    finder.add_argument(CONFIG_FLAG, metavar="FILE")
     found, rest = finder.parse_known_args(list(extra))
-    guide = read_guide_file(found.config, method) if found.config else None
+    if found.config is None:
+        return WithFile(environment, extra)
+    guide = read_guide_file(found.config, method)
     if guide is None:
-        return environment, extra
+        return WithFile(environment, rest, found.config)
     given = {key: value for key, value in environment.items() if value}
-    return guide.variables | given, [*guide.flags, *rest]
+    return WithFile(guide.variables | given, [*guide.flags, *rest])
 
 
 def read_guide_file(path: str, method: str) -> GuideFile | None:
-    """Return the file's settings for ``method``; None for a file of trainer flags, or anything else.
+    """Return the file's settings for ``method``; None for a file of trainer flags.
 
     Raises:
-        ConfigError: a line per key that cannot be honoured.
+        ConfigError: the file cannot be read, or a line per key that cannot be honoured.
     """
-    file = Path(path).expanduser()
-    if not file.is_file():
-        return None
-    values = yaml.safe_load(file.read_text())
-    if not isinstance(values, dict) or not any(isinstance(values.get(name), dict) for name in SECTIONS):
+    try:
+        values = read_yaml_mapping(CONFIG_FLAG, path)
+    except ConfigurationError as error:
+        raise ConfigError(str(error)) from None
+    if not any(isinstance(values.get(name), dict) for name in SECTIONS):
         return None
     found, lines = GuideFile(), []
     for key, value in _leaves(values):
@@ -110,6 +130,35 @@ def read_guide_file(path: str, method: str) -> GuideFile | None:
     if lines:
         raise ConfigError("\n  - ".join(["unsupported keys:", *lines]))
     return found
+
+
+def flags_of_file(parser: Parser, path: str, typed: Collection[str]) -> dict[str, list[str]]:
+    """Return the words of each flag that a file of the trainer's flags sets, by the flag's attribute.
+
+    Args:
+        parser: knows every flag.
+        path: of the file.
+        typed: flags of variables that the user set; the file's value of such a flag is left out.
+
+    Raises:
+        ConfigError: the file cannot be used.
+    """
+    kept = {action.dest for flag in typed if (action := find_action(parser, flag)) is not None}
+    try:
+        return {dest: words for dest, words in file_flags(parser, path).items() if dest not in kept}
+    except ConfigurationError as error:
+        raise ConfigError(str(error)) from None
+
+
+def without_flags(parser: Parser, words: Sequence[str], dests: Collection[str]) -> Iterator[str]:
+    """Yield the words of a command line, but those of flags whose attributes are among ``dests``."""
+    dropped = False
+    for word in words:
+        if word.startswith("--"):
+            action = find_action(parser, word.partition("=")[0])
+            dropped = action is not None and action.dest in dests
+        if not dropped:
+            yield word
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Collection, Mapping
 
-from openclaw.config.names import check_prefixed, near_misses
+from openclaw.config.names import near_misses, unknown_prefixed
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.config.variable import Variable
+from openclaw.exceptions import ConfigError
 from openclaw.launch.methods import FoundMethod, find_method, methods_of
-from openclaw.launch.variables import LAUNCH_VARIABLES, OF_ENVIRONMENTS, REPLACED
+from openclaw.launch.variables import LAUNCH_VARIABLES, OF_ENVIRONMENTS, REPLACED, UNREAD
+from slime.utils.command_line import as_list
 
 # Read by libraries, or by the run under these names only.
 OF_LIBRARIES = ("WANDB_API_KEY", "WANDB_KEY", "HF_TOKEN", "RAY_ADDRESS")
@@ -22,25 +26,33 @@ def known_names(found: FoundMethod | None = None) -> set[str]:
     """Return the variables of launcher, runtime, ``found`` and every method of the repository."""
     methods = [*methods_of(), *([found] if found else [])]
     own = [variable for each in methods for variable in each.config.variables()]
-    return _names((*LAUNCH_VARIABLES, *VARIABLES, *own)) | {*REPLACED, *OF_ENVIRONMENTS, *OF_LIBRARIES}
+    return _names((*LAUNCH_VARIABLES, *VARIABLES, *own)) | {*REPLACED, *UNREAD, *OF_ENVIRONMENTS, *OF_LIBRARIES}
 
 
 def check_names(environment: Mapping[str, str], found: FoundMethod | None = None) -> None:
-    """Raise ConfigError for unknown variables ``OPENCLAW_*``.
+    """Raise ConfigError for unknown variables ``OPENCLAW_*``, and for those whose names are mistyped.
 
     A folder without a declaration may read any variable, so it gets no check.
     """
-    if found is None or found.declared:
-        check_prefixed(environment, known_names(found))
+    if found is not None and not found.declared:
+        return
+    known = known_names(found)
+    lines = [*unknown_prefixed(environment, known), *near_misses(environment, known)[0]]
+    if lines:
+        raise ConfigError(as_list("unknown variables", lines))
 
 
 def name_warnings(environment: Mapping[str, str], method: str | None = None) -> list[str]:
     """Return a warning for each set variable that nothing will read, though its name suggests a variable of this project."""
     found = find_method(method) if method else None
-    warnings = near_misses(environment, known_names(found))
-    if found is None or not found.declared:
+    mistyped, similar = near_misses(environment, known_names(found))
+    if found is not None and not found.declared:
+        return [*mistyped, *similar]
+    own = _names(found.config.variables()) if found else set[str]()
+    unread = [name for name in UNREAD if environment.get(name) and name not in own]
+    warnings = [f"{name} is set, but it is ignored; {UNREAD[name]}" for name in unread] + similar
+    if found is None:
         return warnings
-    own = _names(found.config.variables())
     for other in methods_of():
         ignored = sorted(
             name for name in _names(other.config.variables()) - own if environment.get(name) and not other.variant
@@ -50,3 +62,17 @@ def name_warnings(environment: Mapping[str, str], method: str | None = None) -> 
             for name in ignored
         ]
     return warnings
+
+
+def main() -> int:
+    """Check this process's variables, for a script that starts no launcher; return 2, with one line each, for a bad name."""
+    try:
+        check_names(os.environ)
+    except ConfigError as error:
+        print(f"launch: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Shows the bounds on what clients may send (`openclaw.config.bounds`): those that variables set, and all of them."""
+"""Shows the bounds on what clients may send (`openclaw.config.bounds`): the first ones in a line, and all of them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from openclaw.config.bounds import Row, rows
 from openclaw.config.runtime import RuntimeConfig
 
-PER_LINE = 3
+SHORT = ("body_bytes", "requests_under_way", "context_tokens")
 
 
-def adjustable_lines(config: RuntimeConfig) -> Iterator[str]:
-    """Yield the bounds that variables set, a few per line."""
-    shown = [f"{row.name} {shown_value(row)}" for row in rows(config) if row.variable]
-    for start in range(0, len(shown), PER_LINE):
-        yield "  " + ", ".join(shown[start : start + PER_LINE])
+def short_limits(config: RuntimeConfig) -> str:
+    """Return the bounds that a first user may meet, in one line."""
+    values = {row.name: shown_value(row) for row in rows(config)}
+    body, requests, context = (values[name] for name in SHORT)
+    return f"{body} bytes and {context} tokens a request, {requests} requests at once"
 
 
 def limit_lines(config: RuntimeConfig) -> Iterator[str]:

@@ -63,6 +63,9 @@ def _vote_problems(method: Method, config: RuntimeConfig) -> list[str]:
     plan, own = method.judges(), config_of(type(method))
     if plan.asks_judge and own is not None and not own.asks_judge:
         return [f"{own.__module__}.{own.__name__}.asks_judge is False, but judges() asks for votes; remove the line"]
+    if not (plan.asks_judge or plan.needs_teacher) and own is not None and own.asks_judge:
+        where = f"{own.__module__}.{own.__name__}"
+        return [f"judges() asks for no vote, but the run would start a judge engine; add asks_judge = False to {where}"]
     if not plan.asks_judge and config.judged_elsewhere:
         name = "OPENCLAW_JUDGE_CLASS" if config.judge_class else "OPENCLAW_JUDGE_BASE_URL"
         return [f"{name} has no effect: {method.name} asks no judge; unset it"]
@@ -197,4 +200,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     demo = f"bash {recommended().folder.name}/{CPU_SCRIPT} --method {options.folder}"
     print(f"accepted {options.folder}: {len(CLAUSES)} clauses; to watch it learn on this CPU: {demo}")
+    print("the demo's student says what the judge hears; to say it yourself, add --live and type: openclaw-rl chat")
     return 0

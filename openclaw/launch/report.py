@@ -7,7 +7,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from openclaw.config.runtime_variables import VARIABLES
-from openclaw.launch.limits import adjustable_lines, limit_lines
+from openclaw.launch.flags import NOT_TYPED
+from openclaw.launch.limits import limit_lines, short_limits
 from openclaw.launch.plan import Plan
 from openclaw.runtime.where import api_url, inspect_command, shown_path
 from slime.arguments.placement import describe_placement, start_lines
@@ -19,8 +20,6 @@ TRACKER_SECRETS = ("WANDB_API_KEY", "WANDB_KEY", "HF_TOKEN")
 STARTED_AS = "LAUNCHED_AS"
 """The variable in which scripts/launch.sh gives the command line of the script."""
 WORKER_MODULE = "slime.ray.worker_node"
-OTHER_SOURCES = ("default", "profile", "method", "model", "lora", "logs")
-"""Sources of a value that the user did not set."""
 
 
 def placement_lines(plan: Plan) -> Iterator[str]:
@@ -42,7 +41,7 @@ def source_text(name: str, source: str) -> str:
     """Return where a value came from; ``source`` is the variable's name as set, or a word."""
     if source == name:
         return "env"
-    return source if source in OTHER_SOURCES else f"env ({source})"
+    return source if source in NOT_TYPED else f"env ({source})"
 
 
 def derived_paths(plan: Plan) -> dict[str, str]:
@@ -55,15 +54,16 @@ def derived_paths(plan: Plan) -> dict[str, str]:
 def given_lines(plan: Plan) -> Iterator[str]:
     """Yield one line per variable or flag that the user set: variables first, with the name they were set under."""
     for entry in plan.variables.values():
-        if entry.source not in OTHER_SOURCES:
+        if entry.source not in NOT_TYPED:
             yield f"  {entry.source}={shlex.quote(str(entry.value))}"
     values = {name: value for name, value, _ in plan.runtime.describe()}
     values |= {variable.name: "" if value is None else str(value) for variable, value in plan.own.values()}
     secrets = {each.name for each in (*VARIABLES, *(variable for variable, _ in plan.own.values())) if each.secret}
     for name, source in plan.runtime_sources.items():
-        if source not in OTHER_SOURCES:
+        if source not in NOT_TYPED:
             yield f"  {source}={'***' if name in secrets else shlex.quote(values[name])}"
-    yield from (f"  {line}" for line in flag_lines(plan.sections.get("CUSTOM_ARGS", ())))
+    for section in ("FILE_ARGS", "CUSTOM_ARGS"):
+        yield from (f"  {line}" for line in flag_lines(plan.sections.get(section, ())))
 
 
 def shown_words(words: Sequence[str]) -> str:
@@ -111,6 +111,7 @@ def run_lines(plan: Plan) -> Iterator[str]:
     if args.resume:
         yield f"  resumes  from the newest checkpoint in {args.save}"
     yield f"  serves   {api_url(plan.runtime)}"
+    yield f"  limits   {short_limits(plan.runtime)}"
     yield f"  learns   from {args.rollout_batch_size} judged turns per step; checkpoint every {args.save_interval} steps"
     yield f"  inspect  {inspect_command(args, plan.environment)}"
 
@@ -170,7 +171,7 @@ def start_and_memory_lines(plan: Plan) -> Iterator[str]:
 def describe(plan: Plan) -> str:
     """Return placement, run and what the user set."""
     lines = [f"method {plan.method}, profile {plan.profile.name}", "", "placement:", *summary_lines(plan)]
-    lines += ["", "run:", *run_lines(plan), "", "limits of the gateway:", *adjustable_lines(plan.runtime)]
+    lines += ["", "run:", *run_lines(plan)]
     given = list(given_lines(plan))
     defaults = f"of method {plan.method} and profile {plan.profile.name}"
     lines += [
@@ -179,7 +180,7 @@ def describe(plan: Plan) -> str:
         if given
         else f"you set nothing: all values are the defaults {defaults}",
     ]
-    lines += [*given, "", "--verbose adds memory, every variable with its source, every flag and the command"]
+    lines += [*given, "", "--verbose adds memory, limits, every variable with its source, every flag and the command"]
     lines += [f"warning: {warning}" for warning in plan.warnings]
     return "\n".join(lines)
 
@@ -204,10 +205,7 @@ def describe_in_full(plan: Plan) -> str:
     ]
     for title, words in plan.sections.items():
         lines += [f"  {title}", *(f"    {line}" for line in flag_lines(words))]
-    lines += [
-        "",
-        "command:",
-        f"  PYTHONPATH={plan.environment['PYTHONPATH']} \\",
-        f"  {shlex.join(without_secrets(plan.command))}",
-    ]
+    first = next((index for index, word in enumerate(plan.command) if word.startswith("--")), len(plan.command))
+    words = [shlex.join(plan.command[:first]), *flag_lines(plan.command[first:])]
+    lines += ["", "command:", " \\\n    ".join([f"  PYTHONPATH={plan.environment['PYTHONPATH']}", *words])]
     return "\n".join(lines)

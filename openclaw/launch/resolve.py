@@ -19,9 +19,9 @@ from openclaw.config.runtime_variables import VARIABLES
 from openclaw.config.variable import Value
 from openclaw.exceptions import ConfigError
 from openclaw.gate.tasks import read_tasks
-from openclaw.launch.flags import FlagInputs, flag_sections
-from openclaw.launch.gpus import check_listed, gpus_of_roles
-from openclaw.launch.guide_files import with_guide_file
+from openclaw.launch.flags import CUSTOM, VARIABLE_OF_FLAG, FlagInputs, flag_sections, flags_of_typed
+from openclaw.launch.gpus import check_listed, gpus_of_roles, split_for
+from openclaw.launch.guide_files import flags_of_file, take_in_file, without_flags
 from openclaw.launch.known_names import check_names
 from openclaw.launch.logs import with_logs
 from openclaw.launch.memory import plan_budget
@@ -36,31 +36,11 @@ from slime.args import Arguments
 from slime.arguments.algorithm import LORA_RATE
 from slime.arguments.cluster import check_asynchronous
 from slime.arguments.parser import parser_for, read_arguments
+from slime.arguments.yaml_files import CONFIG_FLAG
 from slime.utils.forwarded_environment import FORWARD_VARIABLE
 
 PATH_FIELDS = ("hf_ckpt", "ref_load", "save_ckpt", "prm_model_path", "run_dir", "data_path")
 TOKENIZER_CONFIG = "tokenizer_config.json"
-# The variable that sets each flag that a problem may name.
-VARIABLE_OF_FLAG = {
-    "num-gpus": "NUM_GPUS",
-    "actor-num-gpus-per-node": "ACTOR_GPUS",
-    "rollout-num-gpus": "ROLLOUT_GPUS",
-    "rollout-num-gpus-per-engine": "TP",
-    "prm-num-gpus": "PRM_GPUS",
-    "prm-num-gpus-per-engine": "PRM_TP",
-    "prm-max-new-tokens": "PRM_MAX_NEW_TOKENS",
-    "sglang-context-length": "CONTEXT_LENGTH",
-    "rollout-max-context-len": "CONTEXT_LENGTH",
-    "rollout-max-response-len": "MAX_RESPONSE_LENGTH",
-    "hf-checkpoint": "HF_CKPT",
-    "ref-load": "REF_LOAD",
-    "prm-model-path": "PRM_MODEL_PATH",
-    "save": "SAVE_CKPT",
-    "resume": "RESUME=1",
-    "before-push-path": "GATE=1",
-    "canary-engine": "GATE_CANARY",
-    "rotary-base": "MODEL_ARGS_ROTARY_BASE",
-}
 
 
 def make_plan(
@@ -87,7 +67,8 @@ def make_plan(
         ConfigError: a variable is invalid.
         SystemExit: the flags do not parse.
     """
-    environment, extra = with_guide_file(method, environment, extra)
+    file = take_in_file(method, environment, extra)
+    environment, extra = file.environment, file.extra
     found = find_method(method)
     check_replaced(environment, built_in=not found.config.has_environments)
     check_names(environment, found)
@@ -108,7 +89,7 @@ def make_plan(
         extra=extra,
         environment=environment,
     )
-    return _read_plan(method, found, variables, live, inputs, ids, own_flags)
+    return _read_plan(method, found, variables, live, inputs, ids, own_flags, file.path)
 
 
 def _read_plan(
@@ -119,9 +100,10 @@ def _read_plan(
     inputs: FlagInputs,
     ids: tuple[int, ...] | None,
     own_flags: Sequence[str],
+    file: str | None,
 ) -> Plan:
     """Return the plan of resolved values; read its flags with the trainer's parser and check them together."""
-    sections = flag_sections(inputs)
+    sections = _with_file(inputs, variables, live, file) if file is not None else flag_sections(inputs)
     args, problems = _read_flags(found, sections, own_flags, usual_model(inputs.profile, inputs.model))
     child = _child_environment(found, inputs.profile, inputs.environment, live.environment)
     problems += settings_problems(live.runtime)
@@ -221,6 +203,20 @@ def _with_paths(variables: Mapping[str, Resolved]) -> dict[str, Value]:
     return values
 
 
+def _with_file(
+    inputs: FlagInputs, variables: Mapping[str, Resolved], live: LiveSettings, path: str
+) -> dict[str, tuple[str, ...]]:
+    """Return the groups of flags with those of a ``--config`` file in the place of the launcher's."""
+    sources = {entry.variable.name: entry.source for entry in variables.values()} | dict(live.sources)
+    parser = parser_for([*_words(flag_sections(inputs)), CONFIG_FLAG, path])
+    found = flags_of_file(parser, path, flags_of_typed(inputs, sources))
+    of_file = [word for words in found.values() for word in words]
+    sections = flag_sections(replace(inputs, extra=[*of_file, *inputs.extra]))
+    own = {title: tuple(without_flags(parser, words, found)) for title, words in sections.items() if title != CUSTOM}
+    rows = {**own, "FILE_ARGS": tuple(of_file), CUSTOM: tuple(inputs.extra)}
+    return {title: words for title, words in rows.items() if words}
+
+
 def _words(sections: Mapping[str, Sequence[str]]) -> list[str]:
     return [word for section in sections.values() for word in section]
 
@@ -233,7 +229,7 @@ def _read_flags(
     parser = parser_for(words)
     parser.prog, parser.further_flags = "launch", own_flags
     args, wrong = read_arguments(parser, words)
-    problems = [with_variables(with_download(problem, usual)) for problem in wrong]
+    problems = [with_variables(with_download(problem, usual), found.folder.name) for problem in wrong]
     if found.declared and (unfed := unfed_loss(args, found.without_topk, student_topk=found.student_topk)):
         problems.append(unfed)
     return args, [*problems, *check_asynchronous(args, "a method on live conversations")]
@@ -285,13 +281,14 @@ def with_download(problem: str, usual: str) -> str:
     return f"{problem}{' Or' if found[2] else ';'} get it with: {download_command(found[1], usual)}"
 
 
-def with_variables(problem: str) -> str:
+def with_variables(problem: str, method: str) -> str:
     """Return a problem about flags, followed by the variables that set these flags."""
-    names = [VARIABLE_OF_FLAG[flag] for flag in re.findall(r"--([a-z-]+)", problem) if flag in VARIABLE_OF_FLAG]
+    named = [VARIABLE_OF_FLAG[flag] for flag in re.findall(r"--([a-z-]+)", problem) if flag in VARIABLE_OF_FLAG]
+    names = [f"{name}=1" if name in ("RESUME", "GATE") else name for name in named]
     if problem.startswith("--before-push-path "):  # nobody typed it: the gate is on by default
         names[0] = "GATE=0"
-    if " actor + " in problem:
-        names = ["ACTOR_GPUS", "ROLLOUT_GPUS", "PRM_GPUS", *names]
+    if found := re.search(r" actor \+ .* but --num-gpus is (\d+); lower one of them", problem):
+        return f"{problem[: -len('; lower one of them')]}; {split_for(method, int(found[1]))}"
     return f"{problem} (variables: {', '.join(dict.fromkeys(names))})" if names else problem
 
 

@@ -110,6 +110,11 @@ class LaunchVariables(EnvironmentConfig):
     lora_dropout: float = variable("LORA_DROPOUT", 0.0, "LoRA dropout", minimum=0.0, maximum=1.0)
     use_wandb: bool = variable("USE_WANDB", False, "log to Weights & Biases (key in WANDB_API_KEY or WANDB_KEY)")
     wandb_project: str = variable("WANDB_PROJECT", "openclaw_rl", "W&B project")
+    other_variables: str | None = variable(
+        "OPENCLAW_OTHER_VARIABLES",
+        None,
+        "names of variables that other programs read, separated by spaces, though they look like mistyped names of this project",
+    )
 
 
 LAUNCH_VARIABLES = LaunchVariables.variables()
@@ -123,6 +128,37 @@ REPLACED: dict[str, str] = {
     "OPENCLAW_RECORD_FILE": "the ledger records every turn; set its path with OPENCLAW_LEDGER",
     "OPENCLAW_PRM_RECORD_FILE": "the ledger records every verdict; set its path with OPENCLAW_LEDGER",
     "OPENCLAW_DEBUG": "write ROLLOUT_LOG_LEVEL=DEBUG",
+    **dict.fromkeys(
+        (
+            "CKPT_ARGS",
+            "ROLLOUT_ARGS",
+            "OPTIMIZER_ARGS",
+            "PERF_ARGS",
+            "SGLANG_ARGS",
+            "PRM_ARGS",
+            "CUSTOM_ARGS",
+            "WANDB_ARGS",
+        ),
+        "only an array in a script is read; unset it, and type its flags after the script's name",
+    ),
+}
+# Names of other programs and guides that nothing reads here, and what to type instead. They may be exported for another program.
+_CHECKPOINT = "name the model with HF_CKPT=FOLDER, and the folder of checkpoints with SAVE_CKPT=FOLDER"
+_ENGINES = "training runs on the GPUs of this machine, and no cloud is asked"
+UNREAD: dict[str, str] = {
+    **dict.fromkeys(("CKPT_PATH", "CHECKPOINT_PATH", "CHECKPOINT_DIR", "CKPT_DIR"), _CHECKPOINT),
+    "TOKENIZER_PATH": "name it with OPENCLAW_TOKENIZER=FOLDER",
+    "JUDGE_MODEL": "name the judge with PRM_MODEL_PATH=FOLDER, or OPENCLAW_JUDGE_MODEL with OPENCLAW_JUDGE_BASE_URL",
+    **dict.fromkeys(("MODEL_NAME", "MODEL_NAME_OR_PATH"), "name the model with HF_CKPT=FOLDER"),
+    **dict.fromkeys(("TINKER_API_KEY", "TINKER_BASE_URL", "FIREWORKS_API_KEY"), _ENGINES),
+    **dict.fromkeys(("TRAIN_BATCH_SIZE", "GLOBAL_BATCH_SIZE", "ROLLOUT_BATCH_SIZE"), "write BATCH_SIZE=N"),
+    **dict.fromkeys(("NGPUS", "N_GPUS", "GPUS", "NUM_GPUS_PER_NODE"), "write NUM_GPUS=N"),
+    **dict.fromkeys(("TP_SIZE", "TENSOR_PARALLEL_SIZE"), "write TP=N"),
+    **dict.fromkeys(("MAX_MODEL_LEN", "MAX_SEQ_LEN", "MAX_LENGTH"), "write CONTEXT_LENGTH=N"),
+    **dict.fromkeys(("LR", "LEARN_RATE"), "write LEARNING_RATE=NUMBER"),
+    **dict.fromkeys(("EPOCHS", "NUM_EPOCHS"), "add --epochs N to DATA_PATH"),
+    **dict.fromkeys(("OUTPUT_DIR", "OUTPUT_PATH"), "write RUN_DIR=FOLDER"),
+    "TEMPERATURE": "write OPENCLAW_TEMPERATURE=NUMBER",
 }
 # Read by the environments of method folders; the built-in methods learn from conversations.
 OF_ENVIRONMENTS = (

@@ -39,7 +39,7 @@ class SessionPlan:
 
 @dataclass(frozen=True)
 class JudgePlan:
-    """The judges of a turn: the votes of each, and the teacher's context.
+    """The judges of a turn: the votes of each, and the teacher's context. Without any, a rule decides alone.
 
     Attributes:
         prm_votes: votes on the score.
@@ -75,8 +75,6 @@ class JudgePlan:
             if not self.needs_teacher:
                 raise ValueError("teacher_context is for a teacher; set needs_teacher=True")
             return
-        if not self.asks_judge:
-            raise ValueError("a method needs at least one judge vote; set prm_votes or hint_votes")
         if self.needs_teacher and not self.hint_votes:
             raise ValueError(
                 "the teacher reads the hint by default; set hint_votes, or teacher_context for another context"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from slime.utils.command_line import nearest_path
+from slime.utils.command_line import nearest, nearest_path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FOLDER = REPOSITORY / "models"
@@ -19,6 +20,8 @@ USUAL = "Qwen3-4B"
 TINY_MODEL = "tiny"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+LFS = b"version https://git-lfs"
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tiktoken.model")
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 
 
@@ -66,16 +69,79 @@ def shown(path: Path) -> str:
 def download_command(path: str | Path, usual: str = USUAL) -> str:
     """Return the command that brings the model of a missing folder: a download, or the build of the tiny model.
 
-    It is the command for the model ``usual`` if the name is none of Qwen's; ``TINY_MODEL`` is built, not downloaded.
+    It is the command for the model ``usual`` if the name is none of Qwen's; ``TINY_MODEL`` is built, not downloaded. It
+    puts the model into the missing folder.
     """
     folder = Path(path).expanduser().absolute()
     if folder.parent == TINY:
         return BUILD_TINY
-    if not re.fullmatch(r"qwen[\d.]+(-vl)?-[\d.]+b(-\w+)*", folder.name.lower()):
-        return BUILD_TINY if usual == TINY_MODEL else f"{COMMAND} {usual}"
-    if folder == place_of(folder.name):
-        return f"{COMMAND} {folder.name}"
-    return f"{COMMAND} {folder.name} --folder {shlex.quote(str(path))}"
+    there = shlex.quote(str(path))
+    named = re.fullmatch(r"qwen[\d.]+(-vl)?-[\d.]+b(-\w+)*", folder.name.lower())
+    if not named and usual == TINY_MODEL:
+        return f"{BUILD_TINY} --output {there}"
+    name = folder.name if named else usual
+    return f"{COMMAND} {name}" if folder == place_of(name) else f"{COMMAND} {name} --folder {there}"
+
+
+def broken_model(folder: Path, *, tokenizer: bool = True) -> str | None:
+    """Return why an existing path is no model that can be loaded, in one line; None if it looks like one.
+
+    Args:
+        folder: the path.
+        tokenizer: whether the tokenizer must be in it.
+    """
+    if not folder.is_dir():
+        return "it is a file; name its folder"
+    config = folder / "config.json"
+    try:
+        values = json.loads(config.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return f"it has no config.json; {_inside(folder) or 'name the folder of a Hugging Face checkpoint'}"
+    except OSError as error:
+        return f"its config.json cannot be read ({error.strerror}); make it readable"
+    except (ValueError, RecursionError):
+        return "its config.json is not JSON; fetch it again"
+    if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
+        return "its config.json names no model_type; name the folder of a Hugging Face checkpoint"
+    if "auto_map" not in values and (near := _unknown_type(values["model_type"])) is not None:
+        return f"its config.json has the unknown model_type {values['model_type']!r}{near}; name another model"
+    try:
+        missing = missing_files(folder)
+    except (ValueError, KeyError, TypeError, AttributeError, OSError):
+        return f"its {INDEX} cannot be read; fetch it again"
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        return f"it lacks the weights {missing[0]}{more}; fetch them, or name another folder"
+    if pointer := next((each for pattern in WEIGHTS for each in folder.glob(pattern) if _is_pointer(each)), None):
+        return f"{pointer.name} is a Git LFS pointer, not weights; type: git -C {shlex.quote(str(folder))} lfs pull"
+    if tokenizer and not any((folder / name).is_file() for name in TOKENIZERS):
+        return f"it has no tokenizer ({TOKENIZERS[0]}); copy it from the model that this one was made of"
+    return None
+
+
+def _inside(folder: Path) -> str | None:
+    """Return advice if a folder below has the model: a cache of the hub, or a folder of several models."""
+    try:
+        found = next((each for pattern in ("*", "snapshots/*") for each in folder.glob(f"{pattern}/config.json")), None)
+    except OSError:
+        return None
+    return f"did you mean {found.parent}?" if found else None
+
+
+def _is_pointer(file: Path) -> bool:
+    with file.open("rb") as opened:
+        return opened.read(len(LFS)) == LFS
+
+
+def _unknown_type(model_type: str) -> str | None:
+    """Return the nearest type as advice if the installed transformers has no such model; None if it has, or is missing."""
+    found = importlib.util.find_spec("transformers")
+    if found is None or not found.submodule_search_locations:
+        return None
+    models = Path(next(iter(found.submodule_search_locations)), "models")
+    known = [each.name for each in models.iterdir() if each.is_dir()] if models.is_dir() else []
+    word = model_type.replace("-", "_")
+    return None if not known or any(word.startswith(name) for name in known) else nearest(word, known)
 
 
 def missing_model(name: str, *, weights: bool = True) -> str | None:
@@ -88,9 +154,10 @@ def missing_model(name: str, *, weights: bool = True) -> str | None:
     folder = Path(name).expanduser()
     if folder.is_dir():
         missing = missing_files(folder) if weights else []
-        return (
-            f"{name} lacks {', '.join(missing)}; download a model with: {download_command(name)}" if missing else None
-        )
+        if missing:
+            return f"{name} lacks {', '.join(missing)}; download a model with: {download_command(name)}"
+        why = broken_model(folder, tokenizer=False) if weights else None
+        return f"{name} is no model: {why}" if why else None
     if not _is_hub_name(name):
         near = nearest_path(folder)
         return f"{name}: no such folder{near}{' Or' if near else ';'} get a model with: {download_command(name)}"

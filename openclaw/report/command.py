@@ -12,6 +12,7 @@ from openclaw.ledger.exceptions import LedgerError
 from openclaw.report.build import build
 from openclaw.runs.folder import open_run
 from openclaw.runs.owner_option import add_owner
+from openclaw.runtime.where import add_run
 from slime.utils.command_line import CommandLine
 from slime.utils.private_files import check_output, no_plain_file, write_output
 
@@ -25,9 +26,7 @@ def build_parser() -> CommandLine:
         description="Write one HTML file about a run: is it learning, curves, before and after, and why turns were not trained.",
         epilog="The file opens offline and holds no script. It works while a run writes, and on a run that is down.",
     )
-    parser.add_argument(
-        "run", type=Path, metavar="RUN", help="a run's folder, its folder of checkpoints, or its ledger"
-    )
+    add_run(parser, optional=True)
     parser.add_argument(
         "--output", type=Path, metavar="FILE.html", help=f"the file; default: {FILE_NAME} in the run's folder"
     )

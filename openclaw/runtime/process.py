@@ -118,6 +118,35 @@ def free_port(host: str, port: int, patience: float = 0.0, setting: str = "PORT"
                 ) from error
 
 
+def reserve_port(host: str, port: int, patience: float = 0.0, setting: str = "PORT") -> socket.socket:
+    """Reserve a port on which a gateway will listen only minutes later; another reservation of it fails meanwhile.
+
+    Args: those of `free_port`.
+
+    Returns:
+        An abstract Unix socket, which holds the reservation until it is closed or the process ends.
+
+    Raises:
+        OSError: as `free_port`, and if another process of this machine has the reservation.
+    """
+    deadline = time.monotonic() + patience
+    free_port(host, port, patience, setting)
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    while port:
+        try:
+            claim.bind(f"\0openclaw-gateway-{port}")
+            break
+        except OSError as error:
+            if time.monotonic() < deadline:
+                time.sleep(PORT_POLL_SECONDS)
+                continue
+            claim.close()
+            raise OSError(
+                f"another run that is starting will listen on {host}:{port}; wait for it, or set {setting} to a free port"
+            ) from error
+    return claim
+
+
 class RuntimeSupervisor:
     """Owns the child process and the thread that restarts it."""
 

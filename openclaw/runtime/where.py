@@ -5,6 +5,7 @@ Guarantees: imports neither torch nor Ray, so the launcher shows the same lines 
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shlex
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from openclaw.config.runtime import RuntimeConfig
 from slime.args import Arguments
+from slime.utils.command_line import CommandLine
 
 LEDGER_NAME = "ledger.sqlite"
 DEFAULT_URL = "http://127.0.0.1:30000/v1"
@@ -22,6 +24,10 @@ ARGUMENTS_NAME = "arguments.json"
 RUNTIME_LOG_NAME = "runtime.log"
 SETTINGS_NAME = "runtime.json"
 """The runtime's variables that are not defaults, without secrets."""
+RUNS = Path(__file__).resolve().parents[2] / "runs"
+"""Where launch scripts and demos put their runs."""
+NEWEST = "newest"
+"""What a person may type in place of a run's folder."""
 
 
 def ledger_path(args: Arguments, environment: Mapping[str, str] = os.environ) -> Path:
@@ -52,6 +58,52 @@ def find_ledger(place: Path) -> Path | None:
     if isinstance(saved, dict) and saved.get("save"):
         folders.append(Path(saved["save"]))
     return next((folder / LEDGER_NAME for folder in folders if (folder / LEDGER_NAME).is_file()), None)
+
+
+def all_runs() -> list[Path]:
+    """Return the folders of all runs in ``runs/`` of the repository and of the working directory, the newest first."""
+    there = {place.resolve(): place for place in (Path("runs"), RUNS) if place.is_dir()}
+    found = [each for place in there.values() for each in place.iterdir() if each.is_dir() and is_run(each)]
+    return sorted(found, key=last_change, reverse=True)
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether a folder is a run's: it has a ledger, or what the trainer or an agent loop records."""
+    return find_ledger(folder) is not None or any((folder / name).exists() for name in (ARGUMENTS_NAME, "logs"))
+
+
+def last_change(folder: Path) -> float:
+    """Return when a run last wrote, in seconds since the epoch."""
+    ledger = find_ledger(folder)
+    seen = [folder, folder / "logs", *([ledger, Path(f"{ledger}-wal")] if ledger else [])]
+    return max(each.stat().st_mtime for each in seen if each.exists())
+
+
+def run_place(text: str) -> Path:
+    """Parse what a person types for a run: a path, or `NEWEST` for the newest run with a ledger, which is then told.
+
+    Raises:
+        argparse.ArgumentTypeError: there is no run yet.
+    """
+    if text != NEWEST:
+        return Path(text).expanduser()
+    run = next((each for each in all_runs() if find_ledger(each)), None)
+    if run is None:
+        raise argparse.ArgumentTypeError(f"there is no run in {shown_path(RUNS)} yet; start one, or name its folder")
+    print(f"the newest run: {shown_path(run)}", file=sys.stderr)
+    return Path(shown_path(run))
+
+
+def add_run(parser: CommandLine, name: str = "run", *, optional: bool = False) -> None:
+    """Add the argument ``RUN``; if it is ``optional``, its default is the newest run."""
+    what = f"a run's folder, its folder of checkpoints, its ledger, or the word {NEWEST}"
+    if optional:
+        parser.add_argument(
+            name, type=run_place, metavar="RUN", nargs="?", default=NEWEST, help=f"{what} (default: {NEWEST})"
+        )
+        return
+    parser.add_argument(name, type=run_place, metavar="RUN", help=what)
+    parser.missing_hints["RUN"] = f"the word {NEWEST}, or a folder that openclaw-rl runs lists"
 
 
 def own_import_paths() -> list[str]:

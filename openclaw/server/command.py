@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -13,13 +14,14 @@ from openclaw.exceptions import ConfigError, OpenClawError
 from openclaw.launch.known_names import check_names, name_warnings
 from openclaw.launch.limits import limit_lines
 from openclaw.models.places import missing_model
-from openclaw.runtime.process import free_port
+from openclaw.runtime.process import reserve_port
 from openclaw.server.options import ServerOptions, build_parser, missing_gpus, read_options
 from slime.exceptions import SlimeError
 from slime.utils.process import watch_lifeline
 
 CONFIG_EXIT = 2
 INTERRUPTED_EXIT = 130
+_reserved: list[socket.socket] = []
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "python -m openclaw.server") -> int:
@@ -51,10 +53,14 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m openclaw.serv
 
 
 def check_port(options: ServerOptions, environment: Mapping[str, str]) -> None:
-    """Raise OSError if another process listens on the gateway's port."""
+    """Reserve the gateway's port for this process.
+
+    Raises:
+        OSError: another process listens on it, or is starting and will.
+    """
     config = RuntimeConfig.from_env({**environment, **options.runtime})
     if config.port:
-        free_port(config.host, config.port, setting=options.port_setting)
+        _reserved.append(reserve_port(config.host, config.port, setting=options.port_setting))
 
 
 def show_plan(options: ServerOptions, environment: Mapping[str, str], missing: str | None = None) -> None:

@@ -7,7 +7,6 @@ Guarantees: pure; an option wins over its variable, a variable over the default.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from openclaw.launch.variables import LaunchVariables, parse_gpus
 from openclaw.runtime.where import LEDGER_NAME, own_import_paths
 from slime.arguments.derive import visible_gpus
 from slime.utils.command_line import CommandLine, port_number
+from slime.utils.model_config import config_or_none
 
 DEFAULT_FOLDER = "rl_buffer"
 LONGEST_CONTEXT = 32768
@@ -184,9 +184,6 @@ def _runtime_variables(
 
 def _context_length(model: str) -> int:
     """Return the model's context length, at most the bound; the bound if unknown."""
-    config = Path(model) / "config.json"
-    if not config.is_file():
-        return LONGEST_CONTEXT
-    values = json.loads(config.read_text())
+    values = config_or_none(model) or {}
     stated = values.get("max_position_embeddings") or values.get("text_config", {}).get("max_position_embeddings")
     return min(stated or LONGEST_CONTEXT, LONGEST_CONTEXT)

@@ -28,7 +28,7 @@ from openclaw.ledger.counted import counted
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.store import Ledger
 from openclaw.offline.reading import read_logs
-from openclaw.runtime.where import LEDGER_NAME, own_import_paths
+from openclaw.runtime.where import LEDGER_NAME, own_import_paths, shown_path
 from slime.utils.command_line import CommandLine, existing_folder
 from slime.utils.process import ChildProcess, StopRequested, spawn, watch_lifeline
 
@@ -210,10 +210,18 @@ def main(argv: Sequence[str] | None = None, prog: str = "train_async.py") -> int
         ledger.close()
 
 
+def too_few(ready: int, batch_size: int, ledger: str) -> str:
+    """Return why there is no batch, and what to type."""
+    why = f"{counted(ready, 'sample')} ready, but a batch needs {batch_size}"
+    if ready:
+        return f"{why}; collect more turns, or set BATCH_SIZE={ready}"
+    return f"{why}; see why turns gave none: openclaw-rl report {shown_path(ledger)}"
+
+
 def _train(job: Job, environment: Mapping[str, str], ledger: Ledger, batch_size: int, keep_running: bool) -> int:
     """Run the job until nothing is left to do."""
     if not keep_running and nothing_left(ledger, batch_size):
-        print(f"nothing to train: {counted(ledger.ready_count(), 'sample')} ready, but a batch needs {batch_size}")
+        print(f"nothing to train: {too_few(ledger.ready_count(), batch_size, job.variables['OPENCLAW_LEDGER'])}")
         return 0
     stop = StopRequested().install()
     child = spawn(job.command, env=environment, name="training")
@@ -223,7 +231,13 @@ def _train(job: Job, environment: Mapping[str, str], ledger: Ledger, batch_size:
     status = _end(child)
     if status == 0:
         steps = ledger.counts()["steps"]
-        print(f"{counted(steps, 'step')} trained; checkpoints are in {environment['SAVE_CKPT']}", flush=True)
+        if steps:
+            print(f"{counted(steps, 'step')} trained; checkpoints are in {environment['SAVE_CKPT']}", flush=True)
+        else:
+            print(
+                f"0 steps trained: {too_few(ledger.ready_count(), batch_size, job.variables['OPENCLAW_LEDGER'])}",
+                flush=True,
+            )
     return stop.exit_code or status
 
 

@@ -17,7 +17,7 @@ def make_sample(
     turn: Turn,
     reward: float,
     *,
-    score: int | None,
+    score: int | None = None,
     teacher_log_probs: Sequence[float] | None = None,
     teacher_topk: TopK | None = None,
     rollout_topk: TopK | None = None,

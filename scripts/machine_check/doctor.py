@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from machine_check.checks import LOWEST_DRIVER, Problem, base_problems, driver_problems, toolkit_problems
-from machine_check.facts import Gpu, Machine, free_gb, visible
+from machine_check.facts import Gpu, Machine, find_bubblewrap, find_chromium, free_gb, visible
 from machine_check.scripts_that_fit import kind_of, launch_scripts, suits
 
 
@@ -31,7 +31,7 @@ def report(machine: Machine, root: Path, environment: str, variables: Mapping[st
     unfit: dict[str, list[str]] = {}
     for script in launch_scripts(root):
         kind = kind_of(script)
-        if kind.gpus == 0 and environment.startswith("gpu"):
+        if script.name.startswith("run_tiny_cpu") and environment.startswith("gpu"):
             unfit.setdefault("the CPU environment, in another clone", []).append(script.as_posix())
         elif not base and suits(kind, gpus) and (kind.gpus == 0 or not cuda):
             fitting.append(f"  {script.as_posix():<62} {kind.words}")
@@ -72,6 +72,8 @@ def _machine_lines(machine: Machine, gpus: tuple[Gpu, ...], root: Path) -> list[
         "  driver      " + (machine.driver.failure or f"{machine.driver.version} (needed: {LOWEST_DRIVER} or newer)"),
         f"  nvcc        {toolkit.nvcc or 'none'}{release}",
         f"  c++         {toolkit.compiler or 'none'}",
+        f"  bubblewrap  {find_bubblewrap() or 'none; agents need it: bash scripts/setup_bubblewrap.sh'}",
+        f"  Chromium    {find_chromium() or 'none; gui-rl needs it: bash scripts/setup_chromium.sh'}",
     ]
     for gpu in machine.driver.gpus:
         size = "unknown memory" if gpu.memory_mib is None else f"{gpu.memory_mib / 1024:.0f} GiB"

@@ -74,6 +74,18 @@ class Machine:
     toolkit: Toolkit
 
 
+def find_bubblewrap() -> str | None:
+    """Return where bubblewrap is, as scripts/setup_bubblewrap.sh looks for it."""
+    return shutil.which("bwrap")
+
+
+def find_chromium() -> str | None:
+    """Return where Chromium is if chromedriver is there too, as scripts/setup_chromium.sh looks for them."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    found = next((place for name in names if (place := shutil.which(name))), None)
+    return found if shutil.which("chromedriver") else None
+
+
 def _output(command: Sequence[str]) -> tuple[int | None, str]:
     """Return exit status and output of a command; the status is ``None`` if it did not start or end in time."""
     try:

@@ -28,7 +28,23 @@ class Kind:
     capability: tuple[int, int] = (8, 0)
 
 
+AGENT_FOLDERS = ("toolcall-rl", "terminal-rl", "gui-rl", "swe-rl")
+MAIN = (
+    "openclaw-combine/run_qwen3_4b_openclaw_combine.sh",
+    "openclaw-combine/run_qwen3_4b_openclaw_combine_lora.sh",
+    "openclaw-combine/run_qwen3_1_7b_openclaw_combine_24gb.sh",
+    "openclaw-combine/run_tiny_cpu.sh",
+)
+"""The scripts to start with, by size of the machine; they are listed first."""
 # The first pattern that matches counts. Cards show a few percent less than their name: 24 GB as 22700 (L4) to 24564 MiB.
+OF_AGENTS = (
+    Kind("gui-rl/run_tiny_cpu.sh", 0, 0, "no GPU, bubblewrap and Chromium"),
+    Kind("*/run_tiny_cpu.sh", 0, 0, "no GPU, bubblewrap"),
+    Kind("*/run_*_agent.sh", 0, 0, "no GPU, a server to ask (--help)"),
+    Kind("*nodes*.sh", 8, 78_000, "several machines of 8 GPUs"),
+    Kind("*.sh", 8, 78_000, "8 GPUs of 80 GB"),
+)
+SEVERAL = OF_AGENTS[3]
 KINDS = (
     Kind("run_tiny_cpu*.sh", 0, 0, "no GPU"),
     Kind("run_*_24gb.sh", 1, 22_000, "1 GPU of 24 GB"),
@@ -41,18 +57,27 @@ KINDS = (
 
 
 def kind_of(script: Path) -> Kind:
-    """Return the kind of a launch script."""
+    """Return the kind of a launch script, whose path is relative to the repository."""
+    if script.parts[0] in AGENT_FOLDERS:
+        return next(kind for kind in OF_AGENTS if fnmatch(script.as_posix(), kind.pattern))
     return next(kind for kind in KINDS if fnmatch(script.name, kind.pattern))
 
 
 def launch_scripts(root: Path) -> list[Path]:
-    """Return every launch script of the method folders, relative to the repository."""
+    """Return every launch script of the methods and the agents, relative to the repository; those to start with first."""
     folders = sorted(path.parent for path in root.glob(f"openclaw-*/{CPU_SCRIPT}"))
-    return [path.relative_to(root) for folder in folders for path in sorted(folder.glob("run_*.sh"))]
+    of_methods = [path for folder in folders for path in sorted(folder.glob("run_*.sh"))]
+    of_agents = [path for name in AGENT_FOLDERS for path in sorted((root / name).glob("*.sh")) if path.stem != "common"]
+    of_agents += sorted((root / "swe-rl" / "scripts").glob("run_*.sh"))
+    found = [path.relative_to(root) for path in (*of_methods, *of_agents)]
+    first = {name: number for number, name in enumerate(MAIN)}
+    return sorted(found, key=lambda path: first.get(path.as_posix(), len(first)))
 
 
 def suits(kind: Kind, gpus: Sequence[Gpu]) -> bool:
     """Return whether enough GPUs are large and new enough. A GPU whose memory is unknown does not count."""
+    if kind is SEVERAL:
+        return False
     large = [
         gpu
         for gpu in gpus

@@ -139,7 +139,7 @@ def test_an_evaluation_without_a_trainer_from_three_folders(capsys: pytest.Captu
     assert "0 to train on, 20 to evaluate on" in plan
     assert "actor" not in plan
     assert "rollout  GPU 0-7" in plan
-    (flags,) = (line.split()[1:] for line in plan.splitlines() if line.startswith("flags"))
+    flags = plan.partition("\nflags:\n")[2].split()
     for name, value in (
         ("--eval-function-path", "generate_with_gui.gui_generate_rollout"),
         ("--custom-generate-function-path", "generate_with_gui.generate"),

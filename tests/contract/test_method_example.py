@@ -6,17 +6,22 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import demo
 import pytest
 from tiny_demo.options import method_of
 
+from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError
 from openclaw.launch.__main__ import main as launch
 from openclaw.launch.method_check import folder_problems, main
 from openclaw.launch.profiles import TINY_CPU
 from openclaw.launch.resolve import make_plan
+from openclaw.ledger.records import Verdict
+from openclaw.method.canned import canned_turn
+from openclaw.method.loading import load_method
 from slime.utils.misc import load_function
 
 BLOCK = re.compile(r"^`(openclaw-mymethod)/(\w+\.py)`:\n\n```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -58,6 +63,43 @@ def test_the_example_is_accepted(folder: Path, capsys: pytest.CaptureFixture[str
     assert text.startswith(
         f"accepted {folder}: 10 clauses; to watch it learn on this CPU: bash openclaw-combine/run_tiny_cpu.sh"
     )
+
+
+def as_rule(folder: Path, repository: Path) -> None:
+    """Change the example to the plain rule that CONTRIBUTING.md shows."""
+    page = (repository / "CONTRIBUTING.md").read_text()
+    declared, body = (text for text in re.findall(r"^```python\n(    .*?)^```", page, re.MULTILINE | re.DOTALL))
+    (imported,) = re.findall(r"`(from openclaw.messages.text import\s[^`]+)`", page)
+    text = (folder / METHOD).read_text()
+    before, _, after = text.partition("    def judges(self):")
+    _, _, end = after.partition("    def session_samples")
+    before = before.replace('    name = "mymethod"\n', f'    name = "mymethod"\n{declared}')
+    before = before.replace("\n\n\n", f"\n{' '.join(imported.split())}\n\n\n", 1)
+    (folder / METHOD).write_text(f"{before}{body}\n    def session_samples{end}")
+
+
+def test_a_plain_rule_needs_no_judge(
+    folder: Path, repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_rule(folder, repository)
+    assert main(["check", str(folder)]) == 0
+    assert "--live" in capsys.readouterr().out
+    plan = make_plan(TINY_CPU, str(folder), None, [], {})
+    assert not plan.args.prm_enable
+    monkeypatch.syspath_prepend(str(folder))
+    turn = canned_turn(0.6, 0)
+    long = replace(turn, response_message={"role": "assistant", "content": "word " * 40})
+    complaint = [{"role": "user", "content": "That is TOO LONG for me."}]
+    rule = load_method("openclaw_mymethod_method.MyMethod", RuntimeConfig())
+    rewards = [
+        [sample.reward for sample in rule.samples(replace(each, next_state=said), Verdict()).samples]
+        for each, said in ((turn, complaint), (long, complaint), (long, None))
+    ]
+    assert rewards == [[1.0], [-1.0], []]
+    edit(folder, ("    asks_judge = False", "    asks_judge = True"))
+    forget()
+    assert main(["check", str(folder)]) == 1
+    assert "add asks_judge = False to openclaw_mymethod_method.Config" in capsys.readouterr().out
 
 
 def test_the_example_inherits_binary_rl(folder: Path) -> None:

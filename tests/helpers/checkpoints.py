@@ -33,6 +33,14 @@ def config_only(folder: Path, **changes: object) -> Path:
     return folder
 
 
+def looks_whole(folder: Path, **changes: object) -> Path:
+    """Write what a dry run looks for in a model, with empty weights and tokenizer, and return the folder."""
+    config_only(folder, **changes)
+    for name in ("model.safetensors", "tokenizer.json"):
+        (folder / name).write_bytes(b"")
+    return folder
+
+
 def published(root: Path, number: int) -> None:
     """Make ``root`` look like a checkpoint root whose newest checkpoint is the one after ``number`` rollouts."""
     from torch.distributed.checkpoint.metadata import Metadata

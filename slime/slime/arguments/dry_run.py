@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 from slime.args import Arguments
 from slime.arguments.algorithm import algorithm_warnings
@@ -19,8 +21,12 @@ from slime.arguments.plugin_names import missing_plugins
 from slime.arguments.process_environment import environment_lines
 from slime.arguments.written import CANNOT_WRITE
 from slime.exceptions import ConfigurationError
+from slime.tracking.redact import without_secrets
 
 MISSING_PATH = "no such folder"
+MODEL_COMMAND = "SLIME_MODEL_COMMAND"
+"""The variable in which a launch script gives the command that downloads a model, to which its name and folder are added."""
+WIDTH = 100
 
 
 def of_machine(problem: str) -> bool:
@@ -36,17 +42,21 @@ def show_plan(args: Arguments, argv: Sequence[str], problems: Sequence[str]) -> 
     wrong = [problem for problem in problems if not of_machine(problem)]
     wrong += [*no_prompts(args), *missing_plugins(args)]
     try:
-        lines = [*_layout_lines(args), backend_line(args)] if not wrong else []
-        lines += [f"variable {line}" for line in environment_lines(args, os.environ)] if not wrong else []
+        lines = _layout_lines(args) if not wrong else []
+        variables = environment_lines(args, os.environ) if not wrong else []
     except ConfigurationError as error:
-        lines, wrong = [], [str(error)]
+        lines, variables, wrong = [], [], [str(error)]
+    lines += ["run:", f"  model    {args.hf_checkpoint}"]
+    lines += [f"  folder   {args.run_dir}"] if args.run_dir else []
+    lines += [f"  {backend_line(args)}"] if not wrong else []
+    lines += [f"  variable {line}" for line in variables]
     if not wrong:
         memory, budget = memory_problems(args)
         wrong += memory
         lines += [*budget.lines, *(f"warning: {warning}" for warning in (*algorithm_warnings(args), *budget.warnings))]
-    lines += [f"model    {args.hf_checkpoint}", f"flags    {shlex.join(argv)}"]
+    lines += ["flags:", *flag_lines(argv)]
     missing = [*(problem for problem in problems if of_machine(problem)), *missing_prompt_file(args)]
-    lines += [f"warning: not found on this machine: {problem}" for problem in missing]
+    lines += [f"warning: not found on this machine: {with_command(problem)}" for problem in missing]
     lines += [f"warning: this machine cannot run it: {problem}" for problem in missing_devices(args)]
     if not wrong and (machines := missing_machines(args)):
         lines.append(f"warning: {machines}")
@@ -56,7 +66,37 @@ def show_plan(args: Arguments, argv: Sequence[str], problems: Sequence[str]) -> 
     return wrong
 
 
+def flag_lines(argv: Sequence[str]) -> list[str]:
+    """Return a command line as lines to read, each with whole flags, a flag beside its values and without secrets."""
+    flags: list[str] = []
+    for word in without_secrets(argv):
+        if word.startswith("--") or not flags:
+            flags.append(shlex.quote(word))
+        else:
+            flags[-1] += f" {shlex.quote(word)}"
+    lines = [""]
+    for flag in flags:
+        if len(lines[-1]) + len(flag) > WIDTH and lines[-1]:
+            lines.append("")
+        lines[-1] += f"  {flag}"
+    return lines
+
+
+def with_command(problem: str) -> str:
+    """Return a problem, followed by the command that brings the model, if it is about a missing one and a script knows it."""
+    command = os.environ.get(MODEL_COMMAND)
+    found = re.fullmatch(
+        rf"--(?:hf-checkpoint|ref-load|prm-model-path) (.+): {MISSING_PATH}(; did you mean .+\?)?", problem
+    )
+    if not command or found is None:
+        return problem
+    folder = Path(found[1])
+    there = f" {folder.name} --folder {shlex.quote(found[1])}"
+    return f"{problem}{' Or' if found[2] else ';'} get it with: {command}{there}"
+
+
 def _layout_lines(args: Arguments) -> list[str]:
     """The roles on their GPUs, and the order in which they start."""
     placement = describe_placement(args)
-    return [*placement.lines(), f"starts   {', then '.join(start_lines(placement))}"]
+    lines = [*placement.lines(), f"starts   {', then '.join(start_lines(placement))}"]
+    return ["placement:", *(f"  {line}" for line in lines)]

@@ -11,16 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from slime.args import Arguments
 from slime.arguments.option import flag_of
 from slime.arguments.rewards import check_grader
 from slime.exceptions import ConfigurationError
-from slime.utils.command_line import nearest, nearest_path
+from slime.utils.command_line import nearest
+from slime.utils.yaml_file import read_yaml_mapping
 
 _ONLY_NAME = "eval"
 DEFAULT_ROLLOUT = "slime.rollout.sglang_rollout.generate_rollout"
@@ -123,13 +121,8 @@ def _pair_entries(words: list[str]) -> list[dict[str, Any]]:
 
 def _file_entries(path: str) -> list[dict[str, Any]]:
     where = f"--eval-config {path}"
-    if not Path(path).is_file():
-        raise ConfigurationError(f"{where}: no such file{nearest_path(path)}")
-    try:
-        content = yaml.safe_load(Path(path).read_text())
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"{where} is not YAML: {' '.join(str(error).split())}") from error
-    tree = content.get("eval") if isinstance(content, Mapping) else None
+    content = read_yaml_mapping("--eval-config", path)
+    tree = content.get("eval")
     if not isinstance(tree, Mapping) or not isinstance(tree.get("datasets"), list) or not tree["datasets"]:
         raise ConfigurationError(f"{where} needs `eval:` with `datasets:`, a list of `name` and `path`")
     surplus = set(tree) - {"defaults", "datasets"}

@@ -7,8 +7,9 @@ Guarantees: an unknown flag is an error that names the nearest known one. ``--he
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from slime.args import Arguments
@@ -16,7 +17,7 @@ from slime.arguments.algorithm import ALGORITHM, algorithm_warnings
 from slime.arguments.checkpoint import CHECKPOINT
 from slime.arguments.cluster import CLUSTER, COLOCATE
 from slime.arguments.critic import CRITIC
-from slime.arguments.dry_run import show_plan
+from slime.arguments.dry_run import show_plan, with_command
 from slime.arguments.engines import JUDGE
 from slime.arguments.environments import ENVIRONMENTS
 from slime.arguments.fuses import FUSES
@@ -37,6 +38,7 @@ from slime.arguments.yaml_files import ARGUMENTS_FLAG, apply_custom_config, with
 from slime.exceptions import ConfigurationError
 from slime.utils.command_line import CommandLine, as_list
 
+LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
 GROUPS = (
     CLUSTER,
     COLOCATE,
@@ -140,6 +142,25 @@ def read_arguments(parser: Parser, argv: Sequence[str]) -> tuple[Arguments, list
         parser.error(str(error))
 
 
+def refuse_many_starts(environment: Mapping[str, str]) -> None:
+    """Exit with code 2 in a process that a launcher of ranks started: the program starts its ranks itself.
+
+    The first process of a machine says so; the others end in silence.
+    """
+    many = any(environment.get(name, "1") not in ("", "1") for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"))
+    rank = next((environment[name] for name in LOCAL_RANKS if environment.get(name)), None)
+    if rank is None or not (many or environment.get("TORCHELASTIC_RUN_ID")):
+        return
+    if rank == "0":
+        program = Path(sys.argv[0]).name
+        print(
+            f"{program} starts all of its ranks itself, so torchrun or mpirun would start them many times; type: python "
+            f"{sys.argv[0]} FLAGS, with --actor-num-gpus-per-node N",
+            file=sys.stderr,
+        )
+    raise SystemExit(2)
+
+
 def parse_args(
     argv: Sequence[str] | None = None,
     add_custom_arguments: AddArguments | None = None,
@@ -159,6 +180,7 @@ def parse_args(
         SystemExit: code 2 with every problem and what to change; code 0 after a ``--dry-run`` without problems.
     """
     argv = sys.argv[1:] if argv is None else argv
+    refuse_many_starts(os.environ)
     parser = parser_for(argv, add_custom_arguments)
     args, problems = read_arguments(parser, argv)
     problems += check(args) if check is not None else []
@@ -169,6 +191,7 @@ def parse_args(
         for warning in (*algorithm_warnings(args), *budget.warnings):
             print(f"warning: {warning}", file=sys.stderr)
     if problems:
+        problems = [with_command(problem) for problem in problems]
         parser.error(as_list("the arguments cannot work together", problems))
     if args.dry_run:
         parser.exit(0)

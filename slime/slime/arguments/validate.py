@@ -6,11 +6,8 @@ to change.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import slime.arguments.evaluation as evaluation
 from slime.args import Arguments
@@ -38,6 +35,7 @@ from slime.arguments.tracking import check_memory_history, check_tracking
 from slime.arguments.trainer import check_trainer
 from slime.arguments.weight_sync import check_weight_sync, derive_weight_sync
 from slime.arguments.written import check_written
+from slime.utils.model_config import config_or_none
 
 
 def validate(args: Arguments, words: Sequence[str] = ()) -> list[str]:
@@ -92,17 +90,11 @@ def validate(args: Arguments, words: Sequence[str] = ()) -> list[str]:
         *check_megatron(args),
         *check_shared(args, os.environ),
     ]
-    config = _config_of(args.hf_checkpoint)
+    config = config_or_none(args.hf_checkpoint)
     problems += [*check_model_shape(args, config)] if config is not None else []
     problems += check_routing_replay(args, config)
     for folder in (args.hf_checkpoint, args.critic_load if args.use_critic else None):
-        if (config := _config_of(folder)) is not None:
+        if (config := config_or_none(folder)) is not None:
             of_folder = args.changed(hf_checkpoint=folder)
             problems += [*check_trainable(of_folder, config), *check_megatron_shape(of_folder, config)]
     return problems
-
-
-def _config_of(folder: str | None) -> dict[str, Any] | None:
-    """Return ``config.json`` of a Hugging Face folder, or None."""
-    file = Path(folder or "", "config.json")
-    return json.loads(file.read_text()) if folder and file.is_file() else None

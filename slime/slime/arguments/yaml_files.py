@@ -8,38 +8,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from slime.args import Arguments
 from slime.arguments.option import comma_list, json_object
 from slime.arguments.refused import REFUSED_PREFIX, refusals
 from slime.exceptions import ConfigurationError
-from slime.utils.command_line import nearest_flag, nearest_path
+from slime.utils.command_line import nearest_flag
+from slime.utils.yaml_file import read_yaml_mapping
 
 CONFIG_FLAG = "--config"
 ARGUMENTS_FLAG = "--custom-arguments-path"
-
-
-def read_mapping(flag: str, path: str) -> dict[str, Any]:
-    """Return the mapping in a YAML file.
-
-    Raises:
-        ConfigurationError: the file does not exist or holds something else.
-    """
-    file = Path(path)
-    if not file.is_file():
-        raise ConfigurationError(f"{flag} {path}: no such file{nearest_path(path)}")
-    try:
-        values = yaml.safe_load(file.read_text()) or {}
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"{flag} {path} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise ConfigurationError(f"{flag} {path} needs `name: value` lines")
-    return values
+SCRIPT_WORDS = "SLIME_SCRIPT_WORDS"
+"""The variable in which a script says how many words, the first ones, it put before those that its user typed."""
 
 
 def config_file_of(argv: Sequence[str]) -> str | None:
@@ -62,7 +45,7 @@ def method_path_of(words: Sequence[str]) -> str | None:
         return path
     given = [
         word
-        for key, value in read_mapping(CONFIG_FLAG, file).items()
+        for key, value in read_yaml_mapping(CONFIG_FLAG, file).items()
         if (action := find_action(finder, key)) is not None
         for word in words_of(action, value)
     ]
@@ -70,12 +53,33 @@ def method_path_of(words: Sequence[str]) -> str | None:
 
 
 def with_config_file(parser: argparse.ArgumentParser, argv: Sequence[str]) -> list[str]:
-    """Return ``argv`` preceded by the flags of its ``--config`` file, so that the command line wins."""
+    """Return ``argv`` preceded by the flags of its ``--config`` file, so that the command line wins.
+
+    Raises:
+        ConfigurationError: the file cannot be used, or it sets a flag of the script, which would win over it in silence.
+    """
     path = config_file_of(argv)
     if path is None:
         return list(argv)
-    words: list[str] = []
-    for key, value in read_mapping(CONFIG_FLAG, path).items():
+    found = file_flags(parser, path)
+    own = argv[: int(os.environ.get(SCRIPT_WORDS) or 0)]
+    by_script = {action.dest for word in own if word.startswith("--") and (action := find_action(parser, word))}
+    if hidden := [" ".join(words) or "no such flag" for dest, words in found.items() if dest in by_script]:
+        raise ConfigurationError(
+            f"{CONFIG_FLAG} {path} sets what this script sets, too; type it after the script's name instead: {' '.join(hidden)}"
+        )
+    return [*(word for words in found.values() for word in words), *argv]
+
+
+def file_flags(parser: argparse.ArgumentParser, path: str) -> dict[str, list[str]]:
+    """Return the words of each flag that a ``--config`` file sets, by the flag's attribute; a switch turned off may have none.
+
+    Raises:
+        ConfigurationError: the file cannot be read, names a flag twice or an unknown one, or a flag refuses its value.
+    """
+    found: dict[str, list[str]] = {}
+    spelled: dict[str, str] = {}
+    for key, value in read_yaml_mapping(CONFIG_FLAG, path).items():
         action = find_action(parser, key)
         if action is None:
             flag = "--" + key.lstrip("-").replace("_", "-")
@@ -83,15 +87,20 @@ def with_config_file(parser: argparse.ArgumentParser, argv: Sequence[str]) -> li
             raise ConfigurationError(f"{CONFIG_FLAG} {path}: there is no flag {key!r}{hint}")
         if CONFIG_FLAG in action.option_strings:
             raise ConfigurationError(f"{CONFIG_FLAG} {path}: a file cannot include another one; put its flags here")
-        words += words_of(action, value)
-    return [*words, *argv]
+        if action.dest in spelled:
+            both = f"{spelled[action.dest]} and {key}"
+            raise ConfigurationError(f"{CONFIG_FLAG} {path}: {both} set the same; keep one of them")
+        spelled[action.dest] = key
+        if value is not None:
+            found[action.dest] = words_of(action, value)
+    return found
 
 
 def apply_custom_config(parser: argparse.ArgumentParser, args: Arguments) -> list[str]:
     """Set every key of ``--custom-config-path`` on ``args``; return one line per refused flag among them."""
     if not args.custom_config_path:
         return []
-    values = read_mapping("--custom-config-path", args.custom_config_path)
+    values = read_yaml_mapping("--custom-config-path", args.custom_config_path)
     known = {key: action for key in values if (action := find_action(parser, key)) is not None}
     for action in known.values():
         early = {CONFIG_FLAG, ARGUMENTS_FLAG} & set(action.option_strings)

@@ -33,7 +33,7 @@ ACTORS = {
     ("megatron", "critic"): "slime.backends.megatron_utils.critic.MegatronCriticActor",
 }
 """The class of a rank by back end and role."""
-INTERRUPTIBLE = ("connect_rollout_engines", "update_weights", "ask")
+INTERRUPTIBLE = ("init", "connect_rollout_engines", "update_weights", "ask")
 """Methods that a stopping run does not wait for: they change no state that a checkpoint holds."""
 _SHUTDOWN_TIMEOUT_SECONDS = 20.0
 DEATH_SECONDS = 30.0

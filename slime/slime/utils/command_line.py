@@ -144,11 +144,13 @@ class CommandLine(argparse.ArgumentParser):
 
     Attributes:
         further_flags: flags of another program that hands its unknown words to this parser; they are suggested too.
+        missing_hints: what to type for a missing argument, by its name.
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **settings})
         self.further_flags: Sequence[str] = ()
+        self.missing_hints: dict[str, str] = {}
         self._typed: Sequence[str] = ()
         self._takes_all = False
 
@@ -170,7 +172,8 @@ class CommandLine(argparse.ArgumentParser):
         if found := REQUIRED.fullmatch(message):
             missing = found[1].split(", ")
             self._refuse_mistyped(self.known_flags() if self._takes_all else [*missing])
-            message = f"add {' '.join(map(self._as_typed, missing))}; --help explains it"
+            hints = [f"{name} is {self.missing_hints[name]}" for name in missing if name in self.missing_hints]
+            message = f"add {' '.join(map(self._as_typed, missing))}; {'; '.join(hints) or '--help explains it'}"
         self.exit(2, f"{self.prog}: {message.removeprefix('argument ')}\n")
 
     def unknown(self, words: Sequence[str]) -> NoReturn:

@@ -20,7 +20,23 @@ def read_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     if not file.is_file():
         raise CheckpointError(f"{folder} is not a Hugging Face checkpoint: it has no config.json")
-    return json.loads(file.read_text())
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{file} cannot be read as JSON ({type(error).__name__}); fetch the model again"
+        ) from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{file} holds no JSON object; fetch the model again")
+    return config
+
+
+def config_or_none(folder: str | None) -> dict[str, Any] | None:
+    """Return ``config.json`` of a folder, or None if it has none that can be read; a start names such a folder."""
+    try:
+        return read_config(Path(folder)) if folder else None
+    except CheckpointError:
+        return None
 
 
 @contextmanager

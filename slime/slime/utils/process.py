@@ -10,13 +10,15 @@ The :class:`ChildProcess` that ``spawn`` returns owns the pipe, the log file and
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -205,8 +207,20 @@ class Stopped(Exception):
     """A signal asked the run to stop while it waited."""
 
 
+STOPPING = "stopping; a second signal ends this at once\n"
+
+
+def run_main(main: Callable[[], int]) -> int:
+    """Return the exit code of a program's main function; Ctrl-C before it handles signals is one line, not a traceback."""
+    try:
+        return main()
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+
+
 class StopRequested:
-    """Record SIGTERM or SIGINT so that a loop can end cleanly; the second signal raises KeyboardInterrupt."""
+    """Record SIGTERM or SIGINT, and say so, so that a loop can end cleanly; the second signal raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
@@ -223,6 +237,9 @@ class StopRequested:
             raise KeyboardInterrupt
         self.signal_number = number
         self._event.set()
+        # Not print(): its buffer may be in use by the code that the signal interrupted.
+        with contextlib.suppress(OSError):
+            os.write(2, STOPPING.encode())
 
     def __bool__(self) -> bool:
         return self._event.is_set()

@@ -88,3 +88,12 @@ def test_export_and_forget_are_those_of_inspect(repository: Path, tmp_path: Path
         "usage: python -m openclaw.inspect RUN forget [-h] SESSION",
     )
     assert run("forget", repository=repository).returncode == 2
+
+
+@pytest.mark.parametrize("module", ["openclaw", "openclaw.launch", "openclaw.report"])
+def test_an_interpreter_outside_the_environment_gets_one_line(module: str, repository: Path) -> None:
+    command = [sys.executable, "-S", "-m", module, "--help"]  # -S: no packages, no import path of the environment
+    done = subprocess.run(command, cwd=repository, env={}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "is not the environment of this project; " in done.stderr
+    assert done.stderr.endswith(", and repeat the command\n")

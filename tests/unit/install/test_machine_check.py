@@ -12,7 +12,7 @@ import pytest
 from machine_check import checks, facts, verify
 from machine_check.doctor import report
 from machine_check.facts import Driver, Gpu, Interpreter, Machine, Toolkit
-from machine_check.scripts_that_fit import KINDS, kind_of, launch_scripts
+from machine_check.scripts_that_fit import KINDS, OF_AGENTS, SEVERAL, kind_of, launch_scripts
 
 from tests.unit.install.conftest import StandInMachine
 
@@ -187,14 +187,19 @@ def doctor(machine: Machine, repository: Path, environment: str = "gpu current",
 
 
 def fitting(text: str) -> set[str]:
-    return {line.split()[0] for line in text.splitlines() if line.startswith("  openclaw-")}
+    listed = text.partition("Launch scripts\n")[2].partition("To do\n")[0].splitlines()
+    return {line.split()[0] for line in listed if not line.startswith("  not here")}
 
 
 def test_eight_large_gpus_run_everything(repository: Path) -> None:
     text, runs = doctor(READY, repository)
     assert runs
-    on_gpus = {str(script) for script in launch_scripts(repository) if kind_of(script).gpus}
-    assert fitting(text) == on_gpus, "the demo wants the CPU environment"
+    scripts = launch_scripts(repository)
+    here = {str(script) for script in scripts if kind_of(script) is not SEVERAL and "run_tiny_cpu" not in script.name}
+    assert fitting(text) == here, "the demos want the CPU environment"
+    listed = [line.split()[0] for line in text.partition("Launch scripts\n")[2].splitlines()]
+    assert listed[0] == "openclaw-combine/run_qwen3_4b_openclaw_combine.sh"
+    assert "not here: 8 scripts for several machines of 8 GPUs" in text
     assert text.endswith("To do\n  - nothing")
 
 
@@ -206,14 +211,16 @@ def test_a_machine_without_gpus_runs_the_demo(repository: Path) -> None:
     demos = {f"openclaw-{method}/run_tiny_cpu.sh" for method in methods}
     agents = {f"openclaw-rl/run_tiny_cpu_{name}.sh" for name in ("mini_swe_agent", "openclaw_agent")}
     others = {"openclaw-combine/run_tiny_cpu_hybrid.sh"} | agents
-    assert fitting(text) == demos | others
+    agents = {f"{name}-rl/run_tiny_cpu.sh" for name in ("toolcall", "terminal", "gui", "swe")}
+    agents |= {f"{name}-rl/run_{name}_agent.sh" for name in ("toolcall", "terminal", "gui", "swe")}
+    assert fitting(text) == demos | others | agents
     assert "type: scripts/setup.sh cpu" in text
     assert "nvcc, " not in text.split("To do")[1]
 
 
 def test_scripts_fit_by_number_and_memory_of_the_gpus(repository: Path) -> None:
     one, _ = doctor(with_gpus(RTX_4090), repository)
-    assert {kind_of(Path(script)).words for script in fitting(one)} == {"1 GPU of 24 GB"}
+    assert {kind_of(Path(script)).words for script in fitting(one)} == {"1 GPU of 24 GB", OF_AGENTS[2].words}
     four, _ = doctor(with_gpus(*[A100_40] * 4), repository)
     assert "openclaw-combine/run_qwen3_4b_openclaw_combine_lora.sh" in fitting(four)
     assert "openclaw-combine/run_qwen3_4b_openclaw_combine.sh" not in fitting(four)
@@ -230,7 +237,7 @@ def test_gpus_with_an_old_driver_run_the_demo_only(repository: Path) -> None:
     machine = replace(READY, driver=replace(READY.driver, version="550.54"))
     text, runs = doctor(machine, repository, "none")
     assert runs
-    assert all("tiny" in script for script in fitting(text))
+    assert all("tiny" in script or script.endswith("_agent.sh") for script in fitting(text))
     assert "install driver 580" in text
     assert "type: scripts/setup.sh cpu" in text
 
@@ -255,7 +262,7 @@ def test_every_launch_script_has_the_kind_its_first_lines_say(repository: Path) 
         for number, phrase in ((8, "8 GPUs:"), (4, "4 GPUs:"), (1, "one GPU with 24 GB"), (0, "on a CPU")):
             if phrase in words:
                 assert kind.gpus == number, script
-    assert {kind_of(script) for script in launch_scripts(repository)} == set(KINDS)
+    assert {kind_of(script) for script in launch_scripts(repository)} == {*KINDS, *OF_AGENTS}
 
 
 def test_the_versions_named_are_those_of_the_lock(repository: Path) -> None:
@@ -288,3 +295,23 @@ def test_old_pythons_can_read_the_check(repository: Path) -> None:
     for path in sorted((repository / "scripts" / "machine_check").glob("*.py")):
         ast.parse(path.read_text(), feature_version=(3, 8))
         assert "from __future__ import annotations" in path.read_text() or path.name == "__init__.py", path
+
+
+def test_the_doctor_names_what_agents_need(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    text, _ = doctor(BARE, repository, "none")
+    assert "bubblewrap  none; agents need it: bash scripts/setup_bubblewrap.sh" in text
+    assert "Chromium    none; gui-rl needs it: bash scripts/setup_chromium.sh" in text
+    for name in ("bwrap", "chromium"):
+        (tmp_path / name).touch(mode=0o755)
+    text, _ = doctor(BARE, repository, "none")
+    assert f"bubblewrap  {tmp_path}/bwrap" in text
+    assert "Chromium    none" in text, "chromedriver is missing"
+    (tmp_path / "chromedriver").touch(mode=0o755)
+    assert f"Chromium    {tmp_path}/chromium" in doctor(BARE, repository, "none")[0]
+
+
+def test_the_scripts_of_agents_are_known(repository: Path) -> None:
+    scripts = {str(script) for script in launch_scripts(repository)}
+    assert {"toolcall-rl/retool_qwen3_4b_rl.sh", "swe-rl/scripts/run_swe_rl.sh", "gui-rl/run_gui_rl.sh"} <= scripts
+    assert not {script for script in scripts if script.endswith("common.sh")}

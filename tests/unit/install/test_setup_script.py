@@ -141,3 +141,20 @@ def test_progress_is_shown_and_a_failed_download_is_quoted(clone: Clone) -> None
     assert done.stdout.rstrip().endswith("unpacking them")
     assert "no such wheel" in done.stderr
     assert clone.setup("cpu", "--check").returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "advice"),
+    [
+        ("docter", "did you mean doctor?"),
+        ("gpus", "did you mean gpu?"),
+        ("--chek", "did you mean --check?"),
+        ("--skip-check", "did you mean --skip-checks?"),
+        ("help", "type: scripts/setup.sh --help"),
+        ("x", "type: scripts/setup.sh --help"),
+    ],
+)
+def test_a_mistyped_word_is_one_line(word: str, advice: str, clone: Clone) -> None:
+    done = clone.setup(word)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"setup: unknown argument '{word}'; {advice}\n"

@@ -142,15 +142,6 @@ def test_every_key_names_a_variable_or_a_flag_that_exists() -> None:
     assert [meaning for meaning in meanings if meaning not in variables | flags] == []
 
 
-def test_a_file_of_flags_is_left_to_the_trainer(tmp_path: Path) -> None:
-    file = tmp_path / "flags.yaml"
-    file.write_text("weight-decay: 0.2\n")
-    assert read_guide_file(str(file), "rl") is None
-    model = config_only(tmp_path / "model")
-    made = plan(file, HF_CKPT=str(model), WEIGHT_DECAY="0.3")
-    assert "--config" in made.sections["CUSTOM_ARGS"]
-
-
 @pytest.mark.parametrize("name", [*OF_ENVIRONMENTS, *OF_NODES])
 def test_a_variable_that_means_nothing_here_is_named(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"{name}.*unset it"):

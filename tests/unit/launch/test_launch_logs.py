@@ -13,7 +13,7 @@ from openclaw.launch.plan import Plan
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.resolve import make_plan
 from openclaw.ledger.store import Ledger
-from tests.helpers.checkpoints import config_only
+from tests.helpers.checkpoints import looks_whole
 from tests.helpers.ledger_records import judged_sample
 
 CHAT = {
@@ -57,7 +57,7 @@ def test_what_the_user_says_wins(log: Path) -> None:
 
 
 def launch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *words: str, **environment: Any) -> None:
-    model = config_only(tmp_path / "model")
+    model = looks_whole(tmp_path / "model")
     settings = {"HF_CKPT": model, "PRM_MODEL_PATH": model, "RUN_DIR": tmp_path / "run", **environment}
     for name, value in settings.items():
         monkeypatch.setenv(name, str(value))

@@ -149,7 +149,7 @@ def test_the_plan_of_each_machine(repository: Path) -> None:
         **{"cwd": repository, "NODE_RANK": "1", "MASTER_PORT": "7000", "NODE_ADDR": "10.0.0.2", **nodes},
     )
     assert other.returncode == 0, other.stderr
-    command = other.stdout[other.stdout.index("command:") :]
+    command = other.stdout[other.stdout.index("command:") :].replace(" \\\n    ", " ")
     assert "-m slime.ray.worker_node --head-address 10.0.0.1:7000 --num-gpus 8 --device cuda" in command
     assert "--node-address 10.0.0.2" in command
     assert "--timeout 1800" in command
@@ -340,6 +340,8 @@ def test_a_dry_run_is_short_and_shows_what_the_user_set(repository: Path) -> Non
 def test_the_driver_gets_the_line_that_continues_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[dict[str, str]] = []
     model = str(config_only(tmp_path / "a model"))
+    for name in ("model.safetensors", "tokenizer.json"):
+        Path(model, name).write_bytes(b"")
     port = free_port("127.0.0.1", 0)
     given = {"HF_CKPT": model, "BATCH_SIZE": "4", "RESUME": "", "SGLANG_API_KEY": "s3cret", "PORT": str(port)}
     words = ["--method", "rl", "--profile", "tiny_cpu", "--wandb-key", "s3cret"]

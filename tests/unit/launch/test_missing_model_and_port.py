@@ -31,7 +31,8 @@ def taken() -> Iterator[int]:
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     folder = config_only(tmp_path / "model")
-    (folder / "model.safetensors").write_bytes(b"")
+    for name in ("model.safetensors", "tokenizer.json"):
+        (folder / name).write_bytes(b"")
     return folder
 
 
@@ -53,7 +54,7 @@ def test_the_launcher_names_a_missing_model_once(
     said = said_by_launcher([], monkeypatch, capsys, HF_CKPT=str(nowhere))
     assert said.splitlines() == [
         f"launch: --hf-checkpoint {nowhere}: no such folder; get it with: bash scripts/build_tiny_models.sh "
-        "(variables: HF_CKPT)"
+        f"--output {nowhere} (variables: HF_CKPT)"
     ]
 
 
@@ -73,7 +74,7 @@ def test_the_server_names_a_missing_model_at_once(
     monkeypatch.setattr(os, "environ", dict(CLEAN))
     monkeypatch.setattr(run, "running_engine", lambda *_: pytest.fail("an engine was started"))
     assert server(["--model-path", "models/nope", "--device", "cpu"]) == 2
-    expected = "--model-path models/nope: no such folder; get a model with: python -m openclaw.models Qwen3-4B"
+    expected = "--model-path models/nope: no such folder; get a model with: python -m openclaw.models Qwen3-4B --folder models/nope"
     assert capsys.readouterr().err == f"openclaw.server: {expected}\n"
     assert server(["--model-path", "models/nope", "--device", "cpu", "--dry-run"]) == 0
     assert f"warning: not found on this machine: {expected}\n" in capsys.readouterr().out

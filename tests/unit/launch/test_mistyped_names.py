@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from openclaw.config.names import check_prefixed, near_misses, one_error
+from openclaw.config.names import SHORTEST, near_misses, one_error, unknown_prefixed
 from openclaw.exceptions import ConfigError
 from openclaw.launch.__main__ import main as launch
-from openclaw.launch.known_names import known_names, name_warnings
+from openclaw.launch.known_names import check_names, known_names, name_warnings
+from openclaw.launch.methods import find_method
 from openclaw.launch.profiles import TINY_CPU
 from openclaw.launch.resolve import make_plan
+from openclaw.launch.variables import UNREAD
 from openclaw.server.command import main as server
 
 CLEAN = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
@@ -50,20 +52,50 @@ OF_OTHERS = (
         ("LEARNINGRATE", "LEARNING_RATE"),
         ("OPENCLW_REDACT", "OPENCLAW_REDACT"),
         ("NUM_GPU", "NUM_GPUS"),
+        ("LEARNIG_RATE", "LEARNING_RATE"),
+        ("BATCHSIZE", "BATCH_SIZE"),
     ],
 )
-def test_a_near_miss_is_a_warning(typed: str, meant: str) -> None:
-    assert near_misses({typed: "4"}, known_names()) == [f"{typed} is set but nothing reads it; did you mean {meant}?"]
+def test_a_mistyped_name_is_refused_unless_another_program_reads_it(typed: str, meant: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_names({typed: "4"})
+    advice = f"If another program reads it, set OPENCLAW_OTHER_VARIABLES={typed}"
+    assert str(refused.value) == f"{typed} is set, but nothing reads it; did you mean {meant}? {advice}"
+    check_names({typed: "4", "OPENCLAW_OTHER_VARIABLES": f"QUUX {typed}"})
+    check_names({typed: ""})
+
+
+def test_each_name_with_one_error_is_refused() -> None:
+    known = known_names()
+    for name in (name for name in known if len(name) >= SHORTEST):
+        at = len(name) // 2
+        typed = {name[:at] + name[at + 1 :], name[:at] + name[at] + name[at:], name.lower()} - known
+        environment = dict.fromkeys(typed, "4")
+        refused = [*unknown_prefixed(environment, known), *near_misses(environment, known)[0]]
+        assert {line.split()[0] for line in refused} == typed
+
+
+def test_a_similar_name_is_a_warning() -> None:
+    assert near_misses({"LERNIN_RATE": "4"}, known_names()) == (
+        [],
+        ["LERNIN_RATE is set, but nothing reads it; did you mean LEARNING_RATE?"],
+    )
+
+
+@pytest.mark.parametrize("name", sorted(UNREAD))
+def test_a_name_of_another_guide_is_said_to_be_ignored(name: str) -> None:
+    check_names({name: "x"}, find_method("combine"))
+    assert name_warnings({name: "x"}, "combine") == [f"{name} is set, but it is ignored; {UNREAD[name]}"]
 
 
 def test_variables_of_other_programs_are_no_near_misses() -> None:
-    assert near_misses(dict.fromkeys(OF_OTHERS, "1"), known_names()) == []
+    assert near_misses(dict.fromkeys(OF_OTHERS, "1"), known_names()) == ([], [])
 
 
 def test_every_known_variable_passes() -> None:
     environment = dict.fromkeys(known_names(), "1")
-    assert near_misses(environment, known_names()) == []
-    check_prefixed(environment, known_names())
+    assert near_misses(environment, known_names()) == ([], [])
+    assert unknown_prefixed(environment, known_names()) == []
 
 
 def test_two_errors_are_too_many() -> None:
@@ -74,13 +106,13 @@ def test_two_errors_are_too_many() -> None:
 
 def test_unknown_openclaw_variables_are_refused_together() -> None:
     environment = {"OPENCLAW_REDCT": "off", "OPENCLAW_QUUX": "1", "OPENCLAW_EMPTY": "", "OPENCLAW_STATE_DIR": "/x"}
-    with pytest.raises(ConfigError) as refused:
-        check_prefixed(environment, known_names())
-    assert str(refused.value).splitlines() == [
-        "unknown variables:",
-        "  - OPENCLAW_QUUX is not a variable of this run; unset it: unset OPENCLAW_QUUX",
-        "  - OPENCLAW_REDCT is not a variable of this run; did you mean OPENCLAW_REDACT?",
+    assert unknown_prefixed(environment, known_names()) == [
+        "OPENCLAW_QUUX is not a variable of this run; unset it: unset OPENCLAW_QUUX",
+        "OPENCLAW_REDCT is not a variable of this run; did you mean OPENCLAW_REDACT?",
     ]
+    with pytest.raises(ConfigError) as refused:
+        check_names(environment | {"NUM_GPU": "4"})
+    assert len(str(refused.value).splitlines()) == 4
 
 
 def test_the_launcher_refuses_and_warns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,9 +124,13 @@ def test_the_launcher_refuses_and_warns(monkeypatch: pytest.MonkeyPatch, capsys:
         2,
         "launch: OPENCLAW_REDCT is not a variable of this run; did you mean OPENCLAW_REDACT?\n",
     )
-    monkeypatch.setattr(os, "environ", CLEAN | {"SAVE_CKP": "/tmp/x"})
+    monkeypatch.setattr(os, "environ", CLEAN | {"LERNIN_RATE": "1"})
     launch(DEMANDS)
-    assert "warning: SAVE_CKP is set but nothing reads it; did you mean SAVE_CKPT?" in capsys.readouterr().err
+    plan, end = capsys.readouterr().out.split(
+        "warning: LERNIN_RATE is set, but nothing reads it; did you mean LEARNING_RATE?"
+    )
+    assert "you set" in plan
+    assert "dry run: the plan is valid" in end
 
 
 def test_the_server_refuses_and_warns(
@@ -106,7 +142,7 @@ def test_the_server_refuses_and_warns(
     assert server(words) == 2
     assert "did you mean OPENCLAW_REDACT?" in capsys.readouterr().err
     monkeypatch.setattr(os, "environ", CLEAN | {"CONTEXT_LENGHT": "128"})
-    assert server(words) == 0
+    assert server(words) == 2
     assert "did you mean CONTEXT_LENGTH?" in capsys.readouterr().err
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from openclaw.launch.__main__ import what_fits
+from openclaw.launch.gpus import what_fits
 
 
 @pytest.mark.parametrize(

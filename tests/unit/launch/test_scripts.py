@@ -262,7 +262,9 @@ def test_a_script_on_terminal_tasks_shows_its_plan(script: str) -> None:
     ).stdout
     assert shown.splitlines()[-1] == "dry run: the plan is valid, nothing was started"
     assert "a pool here with 7 slots" in shown
-    words = shown.partition("flags ")[2].split()
+    words = shown.partition("\nflags:\n")[2].split()
+    assert "get it with: .venv/bin/python -m openclaw.models Qwen3-8B --folder" in shown
+    assert max(map(len, shown.partition("\nwarning")[0].splitlines())) <= 130
     judged = "_prm_" in script
     assert words[words.index("--advantage-estimator") + 1] == ("step_wise" if judged else "grpo")
     assert ("--prm-enable" in words) == judged
@@ -279,7 +281,8 @@ def test_the_example_method_shows_its_plan(
         parse_args(command[3:])
     lines = capsys.readouterr().out.splitlines()
     assert stopped.value.code == 0
-    assert lines[0].split() == ["actor", "GPU", "0", "1", "rank(s)"]
+    assert lines[0] == "placement:"
+    assert lines[1].split() == ["actor", "GPU", "0", "1", "rank(s)"]
     assert any(line.startswith("warning: not found on this machine: --hf-checkpoint m:") for line in lines)
     assert lines[-1] == "dry run: the plan is valid, nothing was started"
 

@@ -108,7 +108,7 @@ COUNTER = itertools.count()
         ("method-1", {"name": None}),
         ("method-1", {"session_samples": None}),
         ("method-2", {"judges": lambda self: None}),
-        ("method-2", {"judges": lambda self: JudgePlan()}),
+        ("method-2", {"judges": lambda self: JudgePlan(needs_teacher=True)}),
         ("method-3", {"samples": fails_without_a_hint}),
         ("method-3", {"samples": looks_for_a_word}),
         ("method-3", {"samples": needs_a_text_as_reply}),

@@ -144,8 +144,8 @@ def test_method_must_implement_the_protocol() -> None:
 
 
 def test_plans_and_decisions_say_what_is_missing() -> None:
-    with pytest.raises(ValueError, match="at least one judge vote"):
-        JudgePlan()
+    with pytest.raises(ValueError, match="the teacher reads the hint by default; set hint_votes"):
+        JudgePlan(needs_teacher=True)
     with pytest.raises(ValueError, match="hint_votes"):
         JudgePlan(prm_votes=1, needs_teacher=True)
     with pytest.raises(ValueError, match="needs_teacher=True"):

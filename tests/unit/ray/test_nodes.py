@@ -104,8 +104,10 @@ def test_ranks_that_wait_for_a_lost_machine_are_given_up(monkeypatch: pytest.Mon
         group.gather("init", ["never"])
 
 
-@pytest.mark.parametrize("method", ["update_weights", "connect_rollout_engines", "ask", "train", "save", "undo_steps"])
-def test_a_signal_ends_the_wait_for_a_push_and_for_answers_but_not_for_steps(
+@pytest.mark.parametrize(
+    "method", ["init", "update_weights", "connect_rollout_engines", "ask", "train", "save", "undo_steps"]
+)
+def test_a_signal_ends_the_wait_for_a_start_a_push_and_answers_but_not_for_steps(
     monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     cluster(monkeypatch, 1)

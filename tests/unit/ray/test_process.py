@@ -106,7 +106,7 @@ def test_watch_lifeline_is_a_no_op_without_one(monkeypatch: pytest.MonkeyPatch) 
     process.watch_lifeline()
 
 
-def test_stop_request_is_remembered_and_the_second_signal_interrupts() -> None:
+def test_stop_request_is_remembered_and_the_second_signal_interrupts(capfd: pytest.CaptureFixture[str]) -> None:
     previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     stop = process.StopRequested()
     try:
@@ -115,8 +115,18 @@ def test_stop_request_is_remembered_and_the_second_signal_interrupts() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.wait(5)
         assert stop.exit_code == 130
+        assert capfd.readouterr().err == "stopping; a second signal ends this at once\n"
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def test_an_interrupt_before_signals_are_handled_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    assert process.run_main(interrupted) == 130
+    assert capsys.readouterr().err == "stopped\n"
+    assert process.run_main(lambda: 3) == 3

@@ -12,7 +12,7 @@ from openclaw.launch.profiles import PROFILES
 from openclaw.launch.resolve import make_plan
 from openclaw.ledger.records import Verdict
 from openclaw.ledger.store import Ledger
-from openclaw.server.train import Job, gpu_variables, main, make_job, nothing_left
+from openclaw.server.train import Job, gpu_variables, main, make_job, nothing_left, too_few
 from slime.arguments.dry_run import MISSING_PATH
 from tests.helpers.ledger_records import USER_NEXT, judged_sample, make_turn
 
@@ -122,7 +122,12 @@ def test_too_little_for_a_batch_starts_nothing(
     judged_sample(ledger, "turn-0")
     arguments = ["--rollout-dir", str(ledger.path.parent), "--checkpoint-dir", str(tmp_path / "c"), "--gpus", "cpu"]
     assert main(arguments) == 0
-    assert "nothing to train: 1 sample ready, but a batch needs 16" in capsys.readouterr().out
+    assert capsys.readouterr().out == (
+        "nothing to train: 1 sample ready, but a batch needs 16; collect more turns, or set BATCH_SIZE=1\n"
+    )
+    assert too_few(0, 16, "/d/ledger.sqlite") == (
+        "0 samples ready, but a batch needs 16; see why turns gave none: openclaw-rl report /d/ledger.sqlite"
+    )
 
 
 def test_what_is_left_to_do(ledger: Ledger) -> None:

@@ -82,7 +82,7 @@ def test_the_command_line_wins_over_the_config_file(base: list[str], tmp_path: P
         ("save: true", "--save needs a value"),
         ("lr: [1, 2]", "--lr takes one value"),
         ("optimizer: {lr: 1}", "not nested"),
-        ("- lr", "needs `name: value` lines"),
+        ("- lr", "holds no `name: value` line"),
         ("a: [", "is not YAML"),
         ("config: other.yaml", "cannot include another"),
         ("rollout_buffer_url: http://x", "--rollout-buffer-url belongs to"),

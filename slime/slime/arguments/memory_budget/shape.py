@@ -6,14 +6,13 @@ and for experts, parameter counts equal those of the published models exactly; f
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from slime.args import Arguments
 from slime.arguments.model_shape import number_of_experts, text_config
+from slime.utils.model_config import config_or_none
 
 # Defaults of `Qwen3_5TextConfig`: key width of linear attention; every fourth layer uses full attention.
 LINEAR_KEY_WIDTH, LINEAR_HEAD, FULL_ATTENTION_INTERVAL, CONVOLUTION = 2048, 128, 4, 4
@@ -130,12 +129,9 @@ class Shape:
 
 def shape_of_folder(folder: str | None) -> Shape | None:
     """Return the shape in a checkpoint's ``config.json``; None without the file or if it is not a decoder's."""
-    file = Path(folder or "", "config.json")
-    if not folder or not file.is_file():
-        return None
-    whole = json.loads(file.read_text())
+    whole = config_or_none(folder)
     try:
-        return _of_config(whole)
+        return None if whole is None else _of_config(whole)
     except (KeyError, TypeError):  # not a decoder
         return None
 
