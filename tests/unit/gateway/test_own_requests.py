@@ -262,9 +262,11 @@ async def test_equal_conversations_of_a_client_without_ids_stay_apart(world: Wor
         assert world.next_state(turn) == [user(f"complaint {n}")]
 
 
-@pytest.mark.parametrize("headers", [{"X-Session-Id": "me"}, {}], ids=["stated", "plain"])
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("words", [OWN[0], UNKNOWN["content"]], ids=["known", "unknown"])
+@pytest.mark.parametrize(
+    ("headers", "stream", "words"),
+    [({"X-Session-Id": "me"}, False, UNKNOWN["content"]), ({}, True, UNKNOWN["content"]), ({}, False, OWN[0])],
+    ids=["stated", "streamed", "held"],
+)
 async def test_the_sequence_over_http(stack: Stack, headers: dict[str, str], stream: bool, words: str) -> None:
     stack.say("It is 7.", "Apples", "7")
     start = [QUESTION, assistant("It is 7.")]

@@ -86,7 +86,7 @@ def test_after_a_question_a_signed_one_is_the_answer(reply: str) -> None:
 
 
 def test_a_long_message_costs_no_time() -> None:
-    for text in ("👍" * 100_000, "+1 " * 50_000, "+1" + "." * 100_000, ":+1:" * 50_000):
+    for text in ("👍" * 20_000, "+1 " * 10_000, "+1" + "." * 20_000, ":+1:" * 10_000):
         assert thumb_of(text) == "up"
         assert thumb_of(f"{text}x") is None
 
