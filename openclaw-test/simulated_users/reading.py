@@ -107,8 +107,8 @@ def read_user(path: Path) -> User:
         raise UserFileError(f"{path}: is no text in UTF-8; save it as UTF-8") from error
     except OSError as error:
         raise UserFileError(f"{path}: {error.strerror}; name an existing file, or one of {built_in_names()}") from error
-    except RecursionError as error:
-        raise UserFileError(f"{path}: nests too deep; a user has three levels") from error
+    except RecursionError:
+        raise UserFileError(f"{path}: nests too deep; a user has three levels") from None
     except UserFileError as error:
         raise UserFileError(f"{path}:{error}") from None
     except yaml.YAMLError as error:

@@ -201,7 +201,7 @@ def test_a_collector_needs_a_folder(tmp_path: Path, kind: str, capsys: pytest.Ca
 USERS: dict[str, tuple[str, str]] = {
     "itself": ("name: me\nwish: w\nrule: &a {contains_any: *a}\n", "refers to itself"),
     "itself in a list": ("name: me\nwish: w\ncomplaints: &a [*a]\n", "refers to itself"),
-    "deep": ("name: me\nrule: " + DEEP, "nests too deep"),
+    "deep": ("name: me\nrule: " + "[" * 40 + "]" * 40, "20 levels; write a smaller file"),
     "many": ("a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(f"{b}: &{b} [{','.join(['*' + a] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)), "more than"),
     "a date that is none": ("name: 2026-99-99\n", "month must be in 1..12"),
     "NUL": ("name: \0\n", "is no YAML"),
