@@ -229,6 +229,17 @@ async def a_cancelled_command_ends(sandbox: Sandbox) -> None:
     assert await text_of(sandbox, check) == "still\n"
 
 
+async def all_commands_end_and_the_sandbox_serves_on(sandbox: Sandbox) -> None:
+    beat = "while :; do date +%s%N >pulse; done"
+    await text_of(sandbox, f"setsid bash -c '{beat}' >/dev/null 2>&1 & until [ -s pulse ]; do sleep 0.01; done")
+    task = asyncio.create_task(sandbox.execute(["bash", "-c", "touch runs; sleep 600"], timeout_s=600.0))
+    await text_of(sandbox, "until [ -e runs ]; do sleep 0.01; done")
+    await sandbox.end_commands()
+    assert (await task).exit_code is None
+    last = await text_of(sandbox, "cat pulse")
+    assert await text_of(sandbox, "sleep 0.1; cat pulse") == last
+
+
 async def a_stopped_sandbox_is_gone(sandbox: Sandbox) -> None:
     await text_of(sandbox, "sleep 600 >/dev/null 2>&1 & :")
     await sandbox.stop()
@@ -250,6 +261,7 @@ async def a_stop_ends_a_running_command(sandbox: Sandbox) -> None:
 
 
 CASES: list[Case] = [
+    all_commands_end_and_the_sandbox_serves_on,
     exit_codes_are_told,
     signals_are_told,
     a_program_that_does_not_exist_fails,

@@ -33,6 +33,20 @@ FOLDERS: dict[str, Callable[[Path, Way], HarborTask]] = {
 }
 
 
+OF_PYTEST = (
+    *("nothing", "reads the test and answers what it wants", "an object that equals everything"),
+    *("prints a summary and exits", "makes all reports pass", "leaves failures out", "conftest and plugins"),
+)
+OF_HARBOR = (
+    "wrong",
+    "a daemon that rewrites the reward",
+    "overwrites the tests and the grader",
+    "makes all reports pass",
+)
+AGENTS = {"tbench with pytest": OF_PYTEST, "tbench that prints": tuple(TAMPERING), "harbor": OF_HARBOR}
+"""Pytest takes a second to start, twice for each agent, so not all agents try it."""
+
+
 @pytest.mark.parametrize("way", ["run", "import"])
 @pytest.mark.parametrize("kind", FOLDERS)
 async def test_no_tampering_agent_scores(kind: str, way: Way, tmp_path: Path) -> None:
@@ -52,7 +66,7 @@ async def test_no_tampering_agent_scores(kind: str, way: Way, tmp_path: Path) ->
         environment = Real(processes)
         right = await judged(environment, "x", task.solution["solve.sh"].data.decode())
         assert (right.status, right.score) == ("ok", 1.0), right.detail
-        found = {name: await judged(environment, "x", command) for name, command in TAMPERING.items()}
+        found = {name: await judged(environment, "x", TAMPERING[name]) for name in AGENTS[kind]}
     assert {name: (each.status, each.score) for name, each in found.items()} == dict.fromkeys(
-        TAMPERING, ("task_failed", 0.0)
+        AGENTS[kind], ("task_failed", 0.0)
     )

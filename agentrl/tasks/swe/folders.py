@@ -16,7 +16,7 @@ from agentrl.tasks.swe.generate import draft_of, files_of, generate
 from agentrl.tasks.swe.instance import Grading, Instance
 
 FRAMEWORK = "harbor"
-JUDGE_SH = 'cp -r files/. "$home"\nexec python3 -I judge.py wanted.json "$home" "$reward"\n'
+JUDGE_SH = '# The tests in files/ run with unittest.\ncp -r files/. "$home"\nexec python3 -I judge.py wanted.json "$home" "$reward"\n'
 SOLVE_SH = '#!/bin/bash\nset -eu\nhere=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)\ncd "${TASK_HOME:-/work}"\ngit apply "$here/solution.diff"\n'
 
 

@@ -32,7 +32,7 @@ from agentrl.tasks.swe.instance import Grading, Instance
 from agentrl.tasks.swe.logs import LINES, Statuses, contradictions, failed_subtests, log_of, statuses_of
 from agentrl.tasks.swe.protected import is_protected
 from agentrl.tasks.swe.resolved import report_of
-from agentrl.tasks.swe.traps import path_of, planted, test_of
+from agentrl.tasks.swe.traps import name_in_file, path_of, planted
 from agentrl.tasks.swe.tree import MOST_TREE, UNTAKEN, Changes, changes, entries_of, tree_of
 
 GIT_S, MOST_LOG = 60.0, 4 << 20
@@ -179,7 +179,7 @@ async def deceived(instance: Instance, result: ExecResult, failing: Collection[s
         failing: the tests that fail with every solution, such as ``Class::test_a``.
     """
     statuses = await _statuses(instance.grading, result) or {}
-    trapped = {name: status for name, status in statuses.items() if test_of(name) in failing}
+    trapped = {name: status for name, status in statuses.items() if name_in_file(name) in failing}
     if "PASSED" in trapped.values():
         return "a test of the issue passes with a wrong expected value, too"
     return "" if any(status in BAD for status in trapped.values()) else "the tests did not run to their end as they are"
@@ -290,7 +290,7 @@ async def _set_decoys(sandbox: Sandbox, instance: Instance) -> frozenset[str]:
         InfraError: a sandbox failed.
     """
     grading = instance.grading
-    wanted = {test_of(name) for name in grading.fail_to_pass}
+    wanted = {name_in_file(name) for name in grading.fail_to_pass}
     paths = [*filter(None, map(path_of, grading.fail_to_pass)), *paths_of(grading.test_patch)]
     failing: set[str] = set()
     for path in dict.fromkeys(path for path in paths if path.endswith(".py")):

@@ -38,7 +38,7 @@ def path_of(name: str) -> str:
     return name.split("::")[0] if ".py" in name.split("::")[0] else ""
 
 
-def test_of(name: str) -> str:
+def name_in_file(name: str) -> str:
     """Return a test's name in its file, such as ``Class::test_a``, from its id."""
     if found := re.match(r"^(\w+) \(([\w.]+)\)", name):
         classes = found[2].removesuffix(f".{found[1]}").rpartition(".")[2]

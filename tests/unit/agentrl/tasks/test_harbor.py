@@ -9,8 +9,14 @@ from pathlib import Path
 import pytest
 
 from agentrl.exceptions import ConfigError
+from agentrl.tasks.gui.osworld.settings import VmSettings
+from agentrl.tasks.gui.osworld.source import pool_files
 from agentrl.tasks.harbor import MOST_BYTES, File, HarborTask, read_task, write_task
 from agentrl.tasks.links import unlinked
+from agentrl.tasks.swe.importers import read_raw
+from agentrl.tasks.swe.repository import from_folder
+from agentrl.tasks.swe.source import InstanceSource
+from agentrl.tasks.terminal.source import TaskSource
 
 TOML = """
 version = "1.0"
@@ -266,3 +272,34 @@ def test_a_bad_folder(folder: Path, spoil: Callable[[Path], object], says: str) 
 def test_no_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no folder"):
         read_task(tmp_path / "none")
+
+
+def test_no_reader_of_folders_of_others_follows_a_link(tmp_path: Path) -> None:
+    """Rows of a data set, its repositories and folders, rows that name task folders, and OSWorld's tasks."""
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "report.json").write_text("{}")
+    (secret / "1.json").write_text("{}")
+    data = tmp_path / "data"
+    (data / "repos").mkdir(parents=True)
+    (data / "swe-gym.jsonl").symlink_to(secret / "1.json")
+    (data / "repos" / "a-1.tar").symlink_to(secret / "1.json")
+    (data / "repos" / "x__y.git").symlink_to(secret)
+    (data / "one").mkdir()
+    (data / "one" / "report.json").symlink_to(secret / "report.json")
+    (data / "examples" / "os").mkdir(parents=True)
+    (data / "examples" / "os" / "1.json").symlink_to(secret / "1.json")
+    (data / "task").symlink_to(secret)
+    (data / "rows.jsonl").write_text('{"task": {"task_path": "task"}}\n')
+    readers: list[Callable[[], object]] = [
+        lambda: InstanceSource(path=str(data), benchmark="swe-gym").instances,
+        lambda: from_folder(data, "a-1", "a/b", "c"),
+        lambda: from_folder(data, "none", "x/y", "c"),
+        lambda: list(read_raw(data)),
+        lambda: list(read_raw(data / "one")),
+        lambda: pool_files(VmSettings(task_dir=str(data))),
+        lambda: TaskSource(task_type="jsonl", dataset_dir=str(data / "rows.jsonl")).ids(),
+    ]
+    for number, reader in enumerate(readers):
+        with pytest.raises(ConfigError, match="is a symbolic link"):
+            print(number, reader())

@@ -22,7 +22,7 @@ from agentrl.tasks.shell import snapshot
 from agentrl.tasks.shell.environment import MOST_OUTPUT, STEP_S, ShellEnvironment
 from agentrl.tasks.shell.families import EASY, FAMILIES
 from agentrl.tasks.shell.generate import generate
-from tests.helpers.plain_sandboxes import PlainProvider
+from tests.helpers.plain_sandboxes import PlainProvider, PlainSandbox
 from tests.helpers.shell_agents import ATTACKS, bash, judged, oracle
 
 pytestmark = pytest.mark.slow
@@ -138,6 +138,35 @@ async def test_a_broken_verifier_is_no_reward(script: str, says: str, make: Make
     verdict = await judged(make(_with_test(script)), WORD, oracle(WORD))
     assert (verdict.status, verdict.score) == ("infra_error", None)
     assert says in verdict.detail
+
+
+@pytest.mark.parametrize("script", ["test ! -e broken", "test ! -e broken || sleep 100"])
+async def test_a_verifier_that_what_the_agent_left_breaks_is_its_own_failure(script: str, make: Make) -> None:
+    environment = make(_with_test(f'{script} || exit 3; echo 0 > "$REWARD_FILE"'))
+    verdict = await judged(environment, WORD, "touch broken")
+    assert (verdict.status, verdict.score) == ("task_failed", 0.0)
+
+
+async def test_a_verifier_has_a_home_of_its_own_and_leaves_nothing_running(make: Make, provider: PlainProvider) -> None:
+    leftover = "(while [ -e $HOME ]; do echo 1 > $REWARD_FILE; done) > /dev/null 2>&1 &"
+    script = f'test ! -e "$HOME/.profile" && [ "$HOME" != "$TASK_HOME" ] && echo 0 > "$REWARD_FILE"; {leftover}'
+    read: list[bool] = []
+    read_file = PlainSandbox.read_file
+
+    async def watched(sandbox: PlainSandbox, path: str, **more: Any) -> bytes:
+        read.append(any(Path(f"/proc/{group}").exists() for group in sandbox.groups[-1:]))
+        return await read_file(sandbox, path, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PlainSandbox, "read_file", watched)
+        assert (await judged(make(_with_test(script)), WORD, "touch .profile")).status in ("ok", "task_failed")
+    assert read == [False]
+
+
+async def test_a_provider_without_mounts_has_the_tests_written(make: Make, provider: PlainProvider) -> None:
+    provider.mounts = False
+    assert (await judged(make(), WORD, oracle(WORD))).score == 1.0
+    assert (await judged(make(), WORD, ATTACKS["edited tests"])).score == 0.0
 
 
 async def test_a_reward_between(make: Make) -> None:
