@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -111,7 +111,7 @@ class Forward:
         if request.method != method:
             raise Refusal(405, "wrong_method", f"use {method} for {request.url.path}")
 
-    async def _until_left(self, request: Request, body: bytes, send: Send) -> None:
+    async def _until_left(self, request: Request, body: Sequence[bytes], send: Send) -> None:
         """Pass a request on until it is answered or the client leaves."""
         work = asyncio.create_task(self._pass_on(request, body, send))
         leaving = asyncio.create_task(_left(request))
@@ -125,14 +125,18 @@ class Forward:
         if not work.cancelled():
             work.result()
 
-    async def _pass_on(self, request: Request, body: bytes, send: Send) -> None:
+    async def _pass_on(self, request: Request, body: Sequence[bytes], send: Send) -> None:
         headers = {"authorization": self._wanted.decode(), "accept-encoding": "identity"}
-        if body:
-            headers["content-type"] = "application/json"
+        content = None
+        if request.method == "POST":
+            headers |= {"content-type": "application/json", "content-length": str(sum(map(len, body)))}
+            content = _pieces(body)
         begun = False
         call = self._health.call(request.url.path)
         try:
-            async with self._client.stream(request.method, request.url.path, content=body, headers=headers) as answer:
+            async with self._client.stream(
+                request.method, request.url.path, content=content, headers=headers
+            ) as answer:
                 kept = [
                     (name, answer.headers[name]) for name in ("content-type", "retry-after") if name in answer.headers
                 ]
@@ -153,8 +157,8 @@ class Forward:
             # The server cuts a response that is not completed, so the client sees that it is.
 
 
-async def _body(request: Request) -> bytes:
-    """Return the body, which nobody has looked into: the gateway reads what a program inside wrote, in a process of its own.
+async def _body(request: Request) -> list[bytes]:
+    """Return the pieces of the body, which nobody has looked into: the gateway reads what a program inside wrote, in a process of its own.
 
     Raises:
         Refusal: it is too large, or comes too slowly.
@@ -170,7 +174,13 @@ async def _body(request: Request) -> bytes:
                     raise Refusal(413, "body_too_large", f"a request has at most {MOST_BODY} bytes")
     except TimeoutError as error:
         raise Refusal(408, "body_too_slow", f"the body did not arrive within {BODY_S:g} s") from error
-    return b"".join(parts) if request.method == "POST" else b""
+    return parts if request.method == "POST" else []
+
+
+async def _pieces(parts: Sequence[bytes]) -> AsyncIterator[bytes]:
+    """Yield the pieces of a body; one piece of many megabytes would hold up the event loop."""
+    for part in parts:
+        yield part
 
 
 async def _left(request: Request) -> None:

@@ -32,7 +32,7 @@ from agentrl.tasks.swe.source import InstanceSource
 from slime.utils.types import Sample
 from tests.helpers.agent_stages import END, staged
 from tests.helpers.sandboxes import processes_that_end, running
-from tests.helpers.shell_agents import DEEP
+from tests.helpers.shell_agents import BROKEN_SNAPSHOTS, DEEP, MEMORY_OF_NOBODY
 from tests.helpers.swe_agents import attacks, judged, oracle
 from tests.helpers.waiting import eventually
 
@@ -55,6 +55,14 @@ async def environment(tmp_path: Path) -> AsyncIterator[SweEnvironment]:
     """Return an environment whose processes end with the test."""
     async with processes_that_end(tmp_path) as processes:
         yield Real(processes)
+
+
+@pytest.mark.parametrize("why", ["a file of no folder", "deep folders"])
+async def test_an_agent_that_breaks_its_sandbox_has_failed(why: str, environment: SweEnvironment) -> None:
+    if why in MEMORY_OF_NOBODY and "memory" not in PROVIDER.places.parents:
+        pytest.skip("no control group bounds memory here")
+    verdict = await judged(environment, NAME, {**MEMORY_OF_NOBODY, **BROKEN_SNAPSHOTS}[why])
+    assert (verdict.status, verdict.score) == ("task_failed", 0.0), verdict.detail
 
 
 @pytest.mark.parametrize("family", EVERY)
