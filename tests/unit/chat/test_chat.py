@@ -84,15 +84,18 @@ def test_a_typed_thumb_is_no_message(gateway: StandInServer, talk: Talk) -> None
     assert said == [["up"], ["down"], [], []]
 
 
-def test_a_thumb_on_a_trained_reply_is_only_stored(gateway: StandInServer, talk: Talk) -> None:
+def test_a_thumb_on_a_trained_reply_counts_once_in_each_direction(gateway: StandInServer, talk: Talk) -> None:
     def typed(chat: Chat) -> Iterator[str]:
         yield "One."
         yield "+"
         judge(gateway, 1)
-        gateway.ledger.claim_samples(0, 1)
-        yield "-"
+        for step, thumb in enumerate("-+-"):
+            gateway.ledger.claim_samples(step, 1)
+            yield thumb
 
-    assert "stored, but not learned from: already_trained" in talk(gateway.url, typed)[1]
+    text = talk(gateway.url, typed)[1]
+    assert (text.count("noted: thumbs up"), text.count("noted: thumbs down")) == (2, 1)
+    assert "stored, but not learned from: already_trained" in text
 
 
 def test_a_verdict_is_shown_when_it_arrives_and_then_the_weights(gateway: StandInServer, talk: Talk) -> None:
