@@ -117,6 +117,7 @@ async def test_the_rest_of_the_command_line(
     assert json.loads(words[-1]) == {
         "limits": {"RLIMIT_NOFILE": 99},
         "doors": {str(port): f"/run/agentrl/doors/{port}"},
+        "groups": [],
     }
     assert f"type=bind,source={data},target=/data,readonly" in words[:at]
     assert f"type=bind,source={door},target=/run/agentrl/doors/{port},readonly" in words[:at]
