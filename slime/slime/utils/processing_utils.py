@@ -18,18 +18,24 @@ logger = logging.getLogger(__name__)
 _IMAGE_KEYS = frozenset({"image", "image_url"})
 
 
-def load_tokenizer(name_or_path: str) -> Any:
-    """Return the Hugging Face tokenizer of a checkpoint; raise ConfigurationError if it needs code of its own."""
+def load_tokenizer(name_or_path: str, **kwargs: Any) -> Any:
+    """Return the Hugging Face tokenizer of a checkpoint.
+
+    ``kwargs`` are those of ``from_pretrained``; ``trust_remote_code`` among them changes nothing.
+
+    Raises:
+        ConfigurationError: it needs code of its own.
+    """
     from transformers import AutoTokenizer
 
     with without_own_code(name_or_path) as own_code:
-        return AutoTokenizer.from_pretrained(name_or_path, **own_code)
+        return AutoTokenizer.from_pretrained(name_or_path, **{**kwargs, **own_code})
 
 
-def load_processor(name_or_path: str) -> Any | None:
+def load_processor(name_or_path: str, **kwargs: Any) -> Any | None:
     """Return the multimodal processor of a checkpoint, or None for a text-only one.
 
-    Without torchvision it handles only images (``image_processor``).
+    Without torchvision it handles only images (``image_processor``). ``kwargs`` are as those of `load_tokenizer`.
 
     Raises:
         ConfigurationError: it needs code of its own.
@@ -38,9 +44,10 @@ def load_processor(name_or_path: str) -> Any | None:
 
     try:
         with without_own_code(name_or_path) as own_code:
-            loader = processor_class_of(name_or_path, **own_code)
+            options = {**kwargs, **own_code}
+            loader = processor_class_of(name_or_path, **options)
             loader = images_only(loader) if loader and lacks_video_part(loader) else AutoProcessor
-            processor = loader.from_pretrained(name_or_path, **own_code)
+            processor = loader.from_pretrained(name_or_path, **options)
     except ConfigurationError:
         raise
     except (OSError, ValueError, ImportError) as error:
