@@ -1,4 +1,4 @@
-"""``python -m openclaw.inspect RUN``: shows the verdict, sample and step of each turn.
+"""``openclaw-rl inspect RUN``: shows the verdict, sample and step of each turn.
 
 Guarantees: without a command it only reads, except that it first migrates a file of an older version, after a backup. It
 works while a run writes. Commands that change the file are in `openclaw.ledger.commands`.
@@ -190,7 +190,7 @@ def show(lines: Iterable[str | Text], *, cut: bool = False) -> None:
 def build_parser() -> CommandLine:
     """Return the command line: options that show, commands that change."""
     parser = CommandLine(
-        prog="python -m openclaw.inspect",
+        prog="openclaw-rl inspect",
         description="Show the verdict, sample and step of each turn of a run, or maintain its ledger file.",
         epilog="Without option or command: counts by state and reason, and the steps. Everything works while a run writes.",
     )

@@ -1,4 +1,4 @@
-"""What ``python -m openclaw.inspect RUN --episodes`` and ``--episode ID`` show. Read-only."""
+"""What ``openclaw-rl inspect RUN --episodes`` and ``--episode ID`` show. Read-only."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ KEYS: dict[str, str | tuple[Any, str]] = {
     "rollout_config.session_timeout": "OPENCLAW_SESSION_IDLE_SECONDS",
     "rollout_config.trajectory_format": (
         None,
-        "the ledger has one format; python -m openclaw.inspect shows and exports it",
+        "the ledger has one format; openclaw-rl inspect shows and exports it",
     ),
     "rollout_config.message_classification": (
         None,

@@ -40,6 +40,7 @@ from slime.arguments.yaml_files import CONFIG_FLAG
 from slime.utils.forwarded_environment import FORWARD_VARIABLE
 
 PATH_FIELDS = ("hf_ckpt", "ref_load", "save_ckpt", "prm_model_path", "run_dir", "data_path")
+JUDGE_ELSEWHERE, JUDGE_PROMPTS = "OPENCLAW_JUDGE_BASE_URL", "OPENCLAW_JUDGE_PROMPTS"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
@@ -180,6 +181,8 @@ def _live_settings(found: FoundMethod, profile: Profile, environment: Mapping[st
     """
     by_method, of_method_and_profile = found.runtime_defaults(profile.name, environment)
     by_profile = {**profile.runtime, **of_method_and_profile}
+    if environment.get(JUDGE_ELSEWHERE):
+        by_profile.pop(JUDGE_PROMPTS, None)  # the profile's are for the tiny judge, who was trained on them
     by_method = {key: value for key, value in by_method.items() if key not in by_profile}
     whole = {**by_method, **by_profile, **{key: value for key, value in environment.items() if value}}
     sources: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The maintenance commands of ``python -m openclaw.inspect``: forget, check, export, import, salvage.
+"""The maintenance commands of ``openclaw-rl inspect``: forget, check, export, import, salvage.
 
 Guarantees: each command's last line states the result. A command that fails raises LedgerError with what to type, or
 OutputError if a file that the user named cannot be written.

@@ -77,5 +77,5 @@ def damaged(path: Path, finding: str) -> LedgerDamagedError:
     """Return the error about a damaged file, with what to type."""
     return LedgerDamagedError(
         f"ledger {path} is damaged ({finding}); keep what can be read with: "
-        f"python -m openclaw.inspect {path} salvage {path}.salvaged"
+        f"openclaw-rl inspect {path} salvage {path}.salvaged"
     )

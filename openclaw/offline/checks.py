@@ -32,7 +32,7 @@ def check_tokens(path: Path, model: str) -> None:
         return
     raise ConfigError(
         f"{path}: its token ids are not those of {model}; name the model of that run with HF_CKPT, or train from its text: "
-        f"python -m openclaw.inspect {path} export FILE, then DATA_PATH=FILE"
+        f"openclaw-rl inspect {path} export FILE, then DATA_PATH=FILE"
     )
 
 

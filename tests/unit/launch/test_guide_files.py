@@ -82,7 +82,7 @@ def test_a_rollout_config_is_read_too(tmp_path: Path) -> None:
         ("rollout_config: {collection_mode: single}", "is always so here"),
         ("rollout_config: {reward_computation: {type: continuous}}", "the method's script decides"),
         ("rollout_config: {reward_computation: {aggregation: mean}}", "is always so here"),
-        ("rollout_config: {trajectory_format: x}", "python -m openclaw.inspect"),
+        ("rollout_config: {trajectory_format: x}", "openclaw-rl inspect"),
         ("rollout_config: {message_classification: {side: [a]}}", "X-Turn-Type: main or side"),
         ("training: {learning_rat: 1}", "unknown key training.learning_rat"),
         (

@@ -229,6 +229,16 @@ def test_flags_win_over_variables_and_variables_over_profiles(tmp_path: Path) ->
     assert plan(model=model).problems == ()
 
 
+def test_a_judge_elsewhere_reads_the_full_prompts(tmp_path: Path) -> None:
+    given = {"HF_CKPT": str(config_only(tmp_path / "model"))}
+    elsewhere = {"OPENCLAW_JUDGE_BASE_URL": "http://127.0.0.1:9/v1", "OPENCLAW_JUDGE_MODEL": "m"}
+    tiny, other, asked = (
+        make_plan(TINY_CPU, "combine", None, (), given | more).runtime.judge_prompts
+        for more in ({}, elsewhere, elsewhere | {"OPENCLAW_JUDGE_PROMPTS": "brief"})
+    )
+    assert (tiny, other, asked) == ("brief", "full", "brief")
+
+
 @pytest.mark.parametrize(
     ("method", "full", "adapter"), [("rl", 1e-5, 1e-4), ("combine", 1e-5, 1e-4), ("opd_topk", 1e-6, 1e-4)]
 )
