@@ -25,6 +25,7 @@ INTERNAL = {
     "errors.py:SHOWN_CHARACTERS",
     "grammar.py:LONGEST_WHITESPACE",
     "grammar_keywords.py:LARGEST_FACTOR",
+    "steady_clock.py:NOTICED_SECONDS",
     "grammar_keywords.py:LARGEST_SPAN",
     "grammar_keywords.py:MOST_CHOICES",
     "grammar_size.py:MOST_UNROLLED",

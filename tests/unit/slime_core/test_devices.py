@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from openclaw.launch import __main__ as launch
+from openclaw.launch import machine as launch_machine
 from slime.args import Arguments
 from slime.arguments import derive, devices, parse_args
 from slime.arguments.at_start import missing_at_start
@@ -151,8 +152,8 @@ def test_no_program_starts_anything_on_a_machine_without_cuda(
     assert "warning: this machine cannot run it: NVIDIA driver 570.86.15" in said
     assert "variable NCCL_CUMEM_ENABLE            0 " in said
 
-    monkeypatch.setattr(launch, "visible_gpus", lambda: 8)
-    monkeypatch.setattr(launch, "usable_gpus", lambda environment: 8)
+    monkeypatch.setattr(launch_machine, "visible_gpus", lambda: 8)
+    monkeypatch.setattr(launch_machine, "usable_gpus", lambda environment: 8)
     monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("a run was started"))
     with pytest.raises(SystemExit) as ended:
         launch.main(["--method", "combine", "--model", "qwen3-4B"])
