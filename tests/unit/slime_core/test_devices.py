@@ -158,7 +158,7 @@ def test_no_program_starts_anything_on_a_machine_without_cuda(
     with pytest.raises(SystemExit) as ended:
         launch.main(["--method", "combine", "--model", "qwen3-4B"])
     assert ended.value.code == 2
-    assert "this machine cannot run it:\n  - NVIDIA driver 570.86.15" in capsys.readouterr().err
+    assert "launch: NVIDIA driver 570.86.15 supports CUDA 12.8 at most" in capsys.readouterr().err
 
     monkeypatch.setattr(worker_node, "cuda_facts", lambda: OLD)
     monkeypatch.setattr(worker_node, "check_token", lambda environment: None)
