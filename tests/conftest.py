@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
+import ssl
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import certifi
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -43,6 +47,20 @@ settings.register_profile(
 settings.load_profile("any machine")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+_new_context = ssl.create_default_context
+
+
+@functools.cache
+def _web_context() -> ssl.SSLContext:
+    return _new_context(cafile=certifi.where())
+
+
+def _context(*args: Any, **given: Any) -> ssl.SSLContext:
+    return _new_context(*args, **given) if args or given != {"cafile": certifi.where()} else _web_context()
+
+
+# Every client of httpx, and so of openai, would read the certificates of the web again, which takes 30 ms.
+ssl.create_default_context = _context
 # What is imported and collected stays to the end; the collector would visit it again and again.
 gc.disable()
 

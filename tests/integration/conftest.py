@@ -36,7 +36,7 @@ TEST_SECONDS = 600
 """A test may start an engine or a cluster, which takes a minute and more on a busy machine."""
 SHARED = {
     *("test_engine_live", "test_gateway_live", "test_hybrid_live", "test_teacher_logprobs", "test_megatron_loop"),
-    *("test_agent_rollouts", "test_gateway_episodes"),
+    *("test_agent_rollouts", "test_gateway_episodes", "test_cache_isolation"),
 }
 
 
