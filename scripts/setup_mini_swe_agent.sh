@@ -42,8 +42,8 @@ rm -rf "$folder"
 "$system" -I -m venv --without-pip "$folder"
 pip="$root/.venv/bin/python"
 [ -x "$pip" ] || pip=python3
-if ! "$pip" -m pip --python "$folder/bin/python3" install --quiet --disable-pip-version-check --no-deps --no-compile \
-    --only-binary :all: -r "$lock"; then
+if ! "$pip" -m pip --python "$folder/bin/python3" install --quiet --disable-pip-version-check --no-deps --require-hashes \
+    --no-compile --only-binary :all: -r "$lock"; then
     echo "setup_mini_swe_agent: pip could not install $lock; is a package registry in reach?" >&2
     exit 1
 fi
