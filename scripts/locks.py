@@ -31,18 +31,13 @@ HEADERS = {
     "cpu": "# Lock of the CPU environment, without any CUDA package, for Python 3.11 and 3.12 on Linux x86-64.\n",
     "gpu": "# Lock of the CUDA environment for Python 3.11 and 3.12 on Linux x86-64.\n",
 }
-WRITTEN_BY = (
-    "# Written by scripts/lock.sh from pyproject.toml; do not edit. Installed with --no-deps --require-hashes by scripts/setup.sh.\n"
-)
+WRITTEN_BY = "# Written by scripts/lock.sh from pyproject.toml; do not edit. Installed with --no-deps --require-hashes by scripts/setup.sh.\n"
 INPUTS = ("cpu_overrides", "cpu_excludes")
 _PIN = re.compile(
     r"(?P<name>[A-Za-z0-9][\w.-]*)==(?P<version>[^\s;]+)(?:\s*;\s*python_version == ['\"](?P<python>[\d.]+)['\"])?\s*$"
 )
 _HASH = re.compile(r"\s+(?:\\\s+)?--hash=(?P<hash>sha256:[0-9a-f]{64})(?!\S)")
-_HASHED = re.compile(
-    rf"^(?P<name>[A-Za-z0-9][\w.-]*)==(?P<version>[^\s;]+)[^\\\n#]*?(?P<hashes>(?:{_HASH.pattern.replace('?P<hash>', '?:')})+)",
-    re.MULTILINE,
-)
+_PIN_START = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)==(?P<version>[^\s;]+)")
 
 Pins = Mapping[str, str]
 Hashes = dict[tuple[str, str], tuple[str, ...]]
@@ -78,9 +73,11 @@ def read_lock(text: str, python: str) -> dict[str, str]:
 
 def read_hashes(text: str) -> Hashes:
     """Return the hashes (``"sha256:..."``, sorted) of a lock's pins, by normalised name and version; pins without any are absent."""
+    entries = re.split(r"\n(?!\s)", text)  # a hash is on the line of its pin or on an indented one after it
     return {
-        (canonical(pin["name"]), pin["version"]): tuple(sorted(_HASH.findall(pin["hashes"])))
-        for pin in _HASHED.finditer(text)
+        (canonical(pin["name"]), pin["version"]): tuple(sorted(hashes))
+        for entry in entries
+        if (pin := _PIN_START.match(entry)) and (hashes := _HASH.findall(entry))
     }
 
 
@@ -130,18 +127,41 @@ class Resolver:
         self.builds = local_builds(self.overrides.read_text()) if kind == "cpu" else {}
         self.build_hashes = read_hashes(self.overrides.read_text()) if kind == "cpu" else {}
 
-    def compile(self, python: str, preferences: Iterable[Pins]) -> dict[str, str]:
-        """Return the pins for one Python. Earlier preferences win; one that does not fit the inputs is ignored."""
+    def compile(self, python: str, preferences: Iterable[Pins]) -> tuple[dict[str, str], Hashes]:
+        """Return the pins for one Python and the hashes of their files.
+
+        Earlier preferences win; one that does not fit the inputs is ignored.
+        """
+        extras = [part for extra in EXTRAS for part in ("--extra", extra)]
+        text = self._lock([str(self.project), *extras], python, preferences)
+        found = read_hashes(text)
+        pins = {name: self._build(name, version) for name, version in read_lock(text, python).items()}
+        hashes: Hashes = {}
+        for name, version in pins.items():
+            own = (self.build_hashes if "+" in version else found).get((name, version), ())
+            if not own:
+                raise ValueError(f"{name}=={version} has no hash; add --hash=sha256:... to it in cpu_overrides.txt")
+            hashes[name, version] = own
+        return pins, hashes
+
+    def listed(self, lock: Path) -> Hashes:
+        """Return the hashes of all files that the registry lists for the pins of a lock that is kept by hand."""
+        pins = read_lock(lock.read_text(), PYTHONS[0])
+        with tempfile.TemporaryDirectory() as folder:
+            wanted = Path(folder) / "pins.txt"
+            wanted.write_text("".join(f"{name}=={version}\n" for name, version in pins.items()))
+            return read_hashes(self._lock([str(wanted), "--no-deps"], PYTHONS[0], [pins]))
+
+    def _lock(self, inputs: list[str], python: str, preferences: Iterable[Pins]) -> str:
+        """Return the lock that uv writes."""
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder) / "lock.txt"
             output.write_text(
                 "".join(f"{name}=={self._public(version)}\n" for each in preferences for name, version in each.items())
             )
-            extras = [part for extra in EXTRAS for part in ("--extra", extra)]
-            options = ["--no-header", "--no-annotate", "--output-file", str(output)]
-            self._run(["compile", str(self.project), *extras, *options], python, Path(folder))
-            pins = read_lock(output.read_text(), python)
-        return {name: self._build(name, version) for name, version in pins.items()}
+            options = ["--generate-hashes", "--no-header", "--no-annotate", "--output-file", str(output)]
+            self._run(["compile", *inputs, *options], python, Path(folder))
+            return output.read_text()
 
     def try_install(self, python: str, pins: Pins) -> None:
         """Let the resolver install the pins without doing it: every pin exists, has a wheel and suits the others."""
@@ -151,22 +171,6 @@ class Resolver:
             self._run(
                 ["install", "--dry-run", "--target", str(Path(folder) / "site"), "-r", str(lock)], python, Path(folder)
             )
-
-    def listed(self, python: str, pins: Pins) -> Hashes:
-        """Return the hashes of all files that the registry lists for the pins; of a local build those that its override has."""
-        with tempfile.TemporaryDirectory() as folder:
-            wanted, output = Path(folder) / "pins.txt", Path(folder) / "lock.txt"
-            wanted.write_text("".join(f"{name}=={self._public(version)}\n" for name, version in pins.items()))
-            options = ["--no-deps", "--generate-hashes", "--no-header", "--no-annotate", "--output-file", str(output)]
-            self._run(["compile", str(wanted), *options], python, Path(folder))
-            found = read_hashes(output.read_text())
-        hashes: Hashes = {}
-        for name, version in pins.items():
-            own = (self.build_hashes if "+" in version else found).get((name, version), ())
-            if not own:
-                raise ValueError(f"{name}=={version} has no hash; add --hash=sha256:... to it in cpu_overrides.txt")
-            hashes[name, version] = own
-        return hashes
 
     def _run(self, command: list[str], python: str, folder: Path) -> None:
         options = ["--python-version", python, "--python-platform", PLATFORM, "--only-binary", ":all:"]
@@ -198,19 +202,24 @@ def kept(pins: Pins, upgrade: list[str] | None) -> dict[str, str]:
     return {name: version for name, version in pins.items() if named and name not in named}
 
 
-def resolve(uv: str, root: Path, upgrade: list[str] | None) -> dict[str, dict[str, dict[str, str]]]:
-    """Return the pins of both locks by kind and Python, starting from the locks on disk."""
+def resolve(
+    uv: str, root: Path, upgrade: list[str] | None
+) -> tuple[dict[str, dict[str, dict[str, str]]], dict[str, Hashes]]:
+    """Return the pins of both locks by kind and Python, starting from the locks on disk, and the hashes by kind."""
     requirements = root / "requirements"
     solved: dict[str, dict[str, dict[str, str]]] = {}
+    listed: dict[str, Hashes] = {}
     preferences: list[Pins] = []
     for kind in LOCKS:
         resolver = Resolver(uv, kind, requirements, root / "pyproject.toml")
         text = (requirements / f"{kind}.txt").read_text()
-        solved[kind] = {}
+        solved[kind], listed[kind] = {}, {}
         for python in PYTHONS:
-            solved[kind][python] = resolver.compile(python, [*preferences, kept(read_lock(text, python), upgrade)])
+            wanted = [*preferences, kept(read_lock(text, python), upgrade)]
+            solved[kind][python], hashes = resolver.compile(python, wanted)
+            listed[kind] |= hashes
             preferences.append(solved[kind][python])
-    return solved
+    return solved, listed
 
 
 def settled(stored: Hashes, listed: Hashes, upgrade: list[str] | None) -> Hashes:
@@ -233,10 +242,8 @@ def unlisted(stored: Hashes, listed: Hashes) -> list[str]:
 
 def refreshed_by_hand(uv: str, path: Path, upgrade: list[str] | None) -> tuple[str, list[str]]:
     """Return the text of a lock that is kept by hand with its hashes, and what ``unlisted`` says of those it had."""
-    text, python = path.read_text(), PYTHONS[0]
-    project = ROOT / "pyproject.toml"
-    pins = read_lock(text, python)
-    listed = Resolver(uv, "gpu", path.parent, project).listed(python, pins)
+    text, project = path.read_text(), ROOT / "pyproject.toml"
+    listed = Resolver(uv, "gpu", path.parent, project).listed(path)
     # A plain version also admits its local builds, and an index that has them answers with those.
     for (name, version), own in Resolver(uv, "cpu", path.parent, project).build_hashes.items():
         public = name, version.split("+")[0]
@@ -280,27 +287,25 @@ def main() -> int:
     changed: list[str] = []
     strange: list[str] = []
     try:
-        solved = resolve(arguments.uv, ROOT, arguments.upgrade)
+        solved, listed = resolve(arguments.uv, ROOT, arguments.upgrade)
         written: dict[Path, str] = {}
         for kind in LOCKS:
             path = ROOT / "requirements" / f"{kind}.txt"
             before = path.read_text()
             resolver = Resolver(arguments.uv, kind, path.parent, ROOT / "pyproject.toml")
-            listed: Hashes = {}
             for python in PYTHONS:
                 lines = differences(read_lock(before, python), solved[kind][python])
                 changed += lines
                 print("".join(f"lock: {kind}, Python {python}: {line}\n" for line in lines), end="")
                 if arguments.check:
                     resolver.try_install(python, read_lock(before, python))
-                listed |= resolver.listed(python, solved[kind][python])
                 count = len(solved[kind][python])
                 print(
                     f"lock [{time.monotonic() - started:.0f} s] {kind}, Python {python}: {count} packages", flush=True
                 )
             stored = read_hashes(before)
-            strange += [f"{kind}, {line}" for line in unlisted(stored, listed)]
-            written[path] = write_lock(kind, solved[kind], settled(stored, listed, arguments.upgrade))
+            strange += [f"{kind}, {line}" for line in unlisted(stored, listed[kind])]
+            written[path] = write_lock(kind, solved[kind], settled(stored, listed[kind], arguments.upgrade))
         for path in by_hand(ROOT / "requirements"):
             written[path], lines = refreshed_by_hand(arguments.uv, path, arguments.upgrade)
             strange += [f"{path.stem}, {line}" for line in lines]

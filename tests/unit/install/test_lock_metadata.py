@@ -169,6 +169,37 @@ def test_both_locks_agree_where_their_packages_allow(repository: Path) -> None:
         assert not cpu.keys() - gpu.keys()
 
 
+def test_every_pin_has_well_formed_hashes(repository: Path) -> None:
+    digest = r"( \\\n    --hash=sha256:[0-9a-f]{64})+"
+    entry = re.compile(rf'(#.*|[\w.-]+==[\w.+]+( ; python_version == "3\.1[12]")?{digest})\n')
+    for path in (repository / "requirements").glob("*.txt"):
+        if path.stem != "cpu_excludes":
+            rest = entry.sub("", path.read_text())
+            assert rest == "", f"{path.name}: {rest[:200]}"
+
+
+def test_both_builds_of_torch_that_set_up_knows_are_pinned(repository: Path) -> None:
+    # 3.11 and 3.12, x86-64 and arm64: the index of PyTorch has a wheel for each, and no registry lists them.
+    cpu, overrides = (locks.read_hashes(lock_text(repository, name)) for name in ("cpu", "cpu_overrides"))
+    assert {(name, version): own for (name, version), own in cpu.items() if "+" in version} == overrides
+    assert all(len(own) == 4 for own in overrides.values())
+
+
+def test_a_lock_is_installed_by_its_hashes_from_wheels(repository: Path) -> None:
+    calls = 0
+    for path in [repository / "Dockerfile", *sorted((repository / "scripts").glob("*.sh"))]:
+        commands = [
+            line for line in path.read_text().replace("\\\n", " ").splitlines() if "require" in line or "-r " in line
+        ]
+        for command in commands:
+            if re.search(r"pip.* (install|download) |\binstall\[@\]", command) and not command.lstrip().startswith("#"):
+                calls += 1
+                shared = "install[@]" in command
+                source = (repository / "scripts/setup.sh").read_text() if shared else command
+                assert re.search(r"install=.* --require-hashes" if shared else "--require-hashes", source), command
+    assert calls >= 7
+
+
 def test_no_lock_names_a_package_index(repository: Path) -> None:
     for path in (repository / "requirements").glob("*.txt"):
         assert "://" not in path.read_text(), path
