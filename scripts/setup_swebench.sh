@@ -41,7 +41,7 @@ pip=("$python" -m pip --quiet --disable-pip-version-check)
 sed -n '/^swebench==/,/[^\\]$/p' "$lock" >"$folder/source.txt"
 if ! "${pip[@]}" install --no-deps --require-hashes --only-binary :all: --target "$folder/lib" -r "$lock" ||
     ! "${pip[@]}" download --no-deps --require-hashes --no-binary :all: --dest "$folder/source" -r "$folder/source.txt"; then
-    echo "setup_swebench: pip could not install $lock; is a package registry in reach?" >&2
+    echo "setup_swebench: pip could not install $lock: no package registry in reach, or a file with another hash; pip's words are above" >&2
     exit 1
 fi
 tar -xzf "$folder"/source/*.tar.gz -C "$folder" --strip-components 1 --wildcards '*/tests'
