@@ -2,53 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import locks
 import pytest
-
-# Answers as uv does: the newest version of what is asked for unless a preference names another that exists; no answer without one.
-# For hashes it answers with those of the files of each pin.
-STAND_IN = """#!{python} -IS
-import json, sys
-from pathlib import Path
-words = sys.argv[1:]
-state = json.loads(Path({state!r}).read_text())
-option = lambda name: words[words.index(name) + 1]
-python = option("--python-version")
-excluded = Path(option("--excludes")).read_text().split() if "--excludes" in words else []
-overrides = Path(option("--overrides")).read_text() if "--overrides" in words else ""
-assert "+" not in overrides, "no registry has local builds"
-versions = state["versions"][python]
-def lines(path):
-    return [line.split("==") for line in Path(path).read_text().split() if "==" in line]
-if "compile" in words:
-    assert "--generate-hashes" in words
-    output = option("--output-file")
-    preferred = {{}}
-    for name, version in lines(output):
-        if version in versions.get(name, []):
-            preferred.setdefault(name, version)
-    if "impossible" in state:
-        sys.exit("error: " + state["impossible"])
-    if "--no-deps" in words:
-        pins = lines(words[words.index("compile") + 1])
-    else:
-        pins = [(name, preferred.get(name, versions[name][-1])) for name in versions if name not in excluded]
-    def entry(name, version):
-        files = state["files"].get(name, [name + version])
-        return " ".join([f"{{name}}=={{version}}", *("--hash=sha256:" + file.encode().hex().ljust(64, "0") for file in files)])
-    Path(output).write_text("\\n".join(entry(*pin) for pin in pins))
-else:
-    assert "--dry-run" in words
-    for name, version in lines(option("-r")):
-        if version not in versions.get(name, []) or name in state.get("no_wheel", []):
-            sys.exit(f"error: there is no version of {{name}}=={{version}}")
-"""
 
 
 def hash_of(file: str) -> str:
@@ -66,7 +28,7 @@ class Registry:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.state = {
+        self.state: dict[str, Any] = {
             "versions": {
                 "3.11": {"engine": ["1.0"], "kernels": ["5.0"], "torch": ["2.1"]},
                 "3.12": {"engine": ["1.0"], "kernels": ["5.0"], "torch": ["2.1"]},
@@ -80,15 +42,49 @@ class Registry:
         (root / "requirements" / "cpu_excludes.txt").write_text("kernels\n")
         for kind in locks.LOCKS:
             (root / "requirements" / f"{kind}.txt").write_text("")
-        self.uv = root / "uv"
-        self.uv.write_text(STAND_IN.format(python=sys.executable, state=str(root / "state.json")))
-        self.uv.chmod(0o755)
 
     def run(self, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-        (self.root / "state.json").write_text(json.dumps(self.state))
         monkeypatch.setattr(locks, "ROOT", self.root)
-        monkeypatch.setattr(sys, "argv", ["lock.sh", "--uv", str(self.uv), *words])
+        monkeypatch.setattr(locks, "subprocess", SimpleNamespace(run=self.uv))
+        monkeypatch.setattr(sys, "argv", ["lock.sh", "--uv", "uv", *words])
         return locks.main()
+
+    def uv(self, command: list[str], **_: object) -> SimpleNamespace:
+        """Answer as uv does: the newest version of what is asked for unless a preference names another that exists, with the
+        hashes of its files; no answer without one."""
+
+        def option(name: str) -> str:
+            return Path(command[command.index(name) + 1]).read_text() if name in command else ""
+
+        def pins(text: str) -> list[list[str]]:
+            return [word.split("==") for word in text.split() if "==" in word]
+
+        def entry(name: str, version: str) -> str:
+            files = self.state["files"].get(name, [name + version])
+            return " ".join([f"{name}=={version}", *(f"--hash={hash_of(file)}" for file in files)])
+
+        versions = self.state["versions"][command[command.index("--python-version") + 1]]
+        assert "+" not in option("--overrides"), "no registry has local builds"
+        problem = ""
+        if "compile" in command:
+            assert "--generate-hashes" in command
+            preferred: dict[str, str] = {}
+            for name, version in pins(option("--output-file")):
+                if version in versions.get(name, []):
+                    preferred.setdefault(name, version)
+            if "--no-deps" in command:
+                found = pins(option("compile"))
+            else:
+                excluded = option("--excludes").split()
+                found = [[name, preferred.get(name, versions[name][-1])] for name in versions if name not in excluded]
+            problem = self.state.get("impossible", "")
+            Path(command[command.index("--output-file") + 1]).write_text("\n".join(entry(*pin) for pin in found))
+        else:
+            assert "--dry-run" in command
+            for name, version in pins(option("-r")):
+                if version not in versions.get(name, []) or name in self.state.get("no_wheel", []):
+                    problem = f"there is no version of {name}=={version}"
+        return SimpleNamespace(returncode=int(bool(problem)), stderr=f"error: {problem}")
 
     def release(self, name: str, version: str, *pythons: str) -> None:
         for python in pythons or locks.PYTHONS:
