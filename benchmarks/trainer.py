@@ -22,7 +22,8 @@ Verdicts: packed is at least 1.5 times as fast as padded, eight samples (--padde
 padding the micro-batches that packing made, which puts samples of like lengths together); the peak of a logprob pass does not
 grow with vocabulary times length; our step is at least as fast as TRL's at its
 fastest micro-batch size, on mixed lengths and on equal ones, where nothing is padded.
-TRL lives in an environment of its own: `python -m venv DIR && DIR/bin/python -m pip install -r requirements/peer-trl.txt`,
+TRL lives in an environment of its own: `python -m venv DIR && DIR/bin/python -m pip install --no-deps --require-hashes -r
+requirements/peer-trl.txt`, on CUDA after `DIR/bin/python -m pip install torch==2.13.0`, which brings torch's CUDA libraries;
 then `--trl-python DIR/bin/python`.
 """
 

@@ -11,7 +11,8 @@ if ! cmp -s "$wanted" "$tool/installed.txt"; then
         *" -h "* | *" --help "*) ;;
         *)
             "$(find_python lock)" -m venv --clear "$tool"
-            "$tool/bin/python" -m pip install --quiet --disable-pip-version-check -r "$wanted"
+            "$tool/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
+                --only-binary :all: -r "$wanted"
             cp "$wanted" "$tool/installed.txt"
             ;;
     esac

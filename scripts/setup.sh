@@ -132,17 +132,36 @@ python="$(find_python setup)"
 step "1/4 virtual environment in .venv with $("$python" --version)"
 if [ ! -x "$venv/bin/python" ]; then "$python" -m venv "$venv"; fi
 pip=("$venv/bin/python" -m pip --disable-pip-version-check --no-input)
+# Wheels only: what a source archive would be built with has no hash.
+install=("${pip[@]}" install --no-deps --require-hashes --only-binary :all:)
 lock="$root/requirements/$kind.txt"
 
+# Exits with one line if the file of pip's errors says that a download has a hash that is not in the lock.
+refuse_changed_file() {
+    local file hash
+    if grep -q "DO NOT MATCH THE HASHES" "$1"; then
+        file="$(sed -n 's/^ *\([^ ]*==[^ ]* from [^ ]*\).*/\1/p' "$1")"
+        hash="$(sed -n 's/^ *Got *//p' "$1")"
+        echo "setup: refused $file: its sha256 $hash is not in requirements/$kind.txt; to see your indexes, type: pip config list" >&2
+        exit 1
+    fi
+}
+
 if [ "$kind" = cpu ]; then
-    torch="$(grep -E '^torch==' "$lock")"
+    sed -n '/^torch==/,/[^\\]$/p' "$lock" >"$venv/torch.txt"
+    torch="$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' "$lock")"
     step "2/4 torch, CPU build ($torch)"
-    if ! "${pip[@]}" install --quiet --no-deps "$torch" 2>"$venv/torch.err"; then
+    if ! "${install[@]}" --quiet -r "$venv/torch.txt" 2>"$venv/torch.err"; then
+        refuse_changed_file "$venv/torch.err"
         index="${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}"
         step "    not on the configured index; trying $index"
-        "${pip[@]}" install --quiet --no-deps --index-url "$index" "$torch" || { cat "$venv/torch.err" >&2; exit 1; }
+        if ! "${install[@]}" --quiet --index-url "$index" -r "$venv/torch.txt" 2>"$venv/index.err"; then
+            refuse_changed_file "$venv/index.err"
+            cat "$venv/torch.err" "$venv/index.err" >&2
+            exit 1
+        fi
     fi
-    rm -f "$venv/torch.err"
+    rm -f "$venv/torch.err" "$venv/index.err" "$venv/torch.txt"
     duration="a few minutes"
 else
     step "2/4 the lock brings torch, its CUDA libraries and SGLang's kernels: 5 GB to download, 12 GB on disk"
@@ -151,7 +170,7 @@ fi
 total="$(grep -c == "$lock")"
 step "3/4 $total pinned packages ($duration on the first run)"
 fetched=0
-PYTHONUNBUFFERED=1 "${pip[@]}" install --no-deps --progress-bar off -r "$lock" 2>"$venv/packages.err" |
+PYTHONUNBUFFERED=1 "${install[@]}" --progress-bar off -r "$lock" 2>"$venv/packages.err" |
     while IFS= read -r line; do
         case "$line" in
             "Collecting "* | "Processing "*)
@@ -161,7 +180,11 @@ PYTHONUNBUFFERED=1 "${pip[@]}" install --no-deps --progress-bar off -r "$lock" 2
             "Installing collected"*) echo "setup     unpacking them" ;;
         esac
     done ||
-    { cat "$venv/packages.err" >&2; exit 1; }
+    {
+        refuse_changed_file "$venv/packages.err"
+        cat "$venv/packages.err" >&2
+        exit 1
+    }
 rm -f "$venv/packages.err"
 
 step "4/4 the project itself (import path, the command openclaw-rl)"

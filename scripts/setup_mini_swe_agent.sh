@@ -42,9 +42,9 @@ rm -rf "$folder"
 "$system" -I -m venv --without-pip "$folder"
 pip="$root/.venv/bin/python"
 [ -x "$pip" ] || pip=python3
-if ! "$pip" -m pip --python "$folder/bin/python3" install --quiet --disable-pip-version-check --no-deps --no-compile \
-    --only-binary :all: -r "$lock"; then
-    echo "setup_mini_swe_agent: pip could not install $lock; is a package registry in reach?" >&2
+if ! "$pip" -m pip --python "$folder/bin/python3" install --quiet --disable-pip-version-check --no-deps --require-hashes \
+    --no-compile --only-binary :all: -r "$lock"; then
+    echo "setup_mini_swe_agent: pip could not install $lock: no package registry in reach, or a file with another hash; pip's words are above" >&2
     exit 1
 fi
 # Sandboxes cannot write here, so the bytecode has to be there; without it each start takes seconds more.

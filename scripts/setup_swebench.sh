@@ -38,11 +38,12 @@ mkdir -p "$folder/source"
 python="$root/.venv/bin/python"
 [ -x "$python" ] || python=python3
 pip=("$python" -m pip --quiet --disable-pip-version-check)
-if ! "${pip[@]}" install --no-deps --only-binary :all: --target "$folder/lib" -r "$lock" ||
-    ! "${pip[@]}" download --no-deps --no-binary :all: --dest "$folder/source" "$(grep '^swebench==' "$lock")"; then
-    echo "setup_swebench: pip could not install $lock; is a package registry in reach?" >&2
+sed -n '/^swebench==/,/[^\\]$/p' "$lock" >"$folder/source.txt"
+if ! "${pip[@]}" install --no-deps --require-hashes --only-binary :all: --target "$folder/lib" -r "$lock" ||
+    ! "${pip[@]}" download --no-deps --require-hashes --no-binary :all: --dest "$folder/source" -r "$folder/source.txt"; then
+    echo "setup_swebench: pip could not install $lock: no package registry in reach, or a file with another hash; pip's words are above" >&2
     exit 1
 fi
 tar -xzf "$folder"/source/*.tar.gz -C "$folder" --strip-components 1 --wildcards '*/tests'
-rm -rf "$folder/source"
+rm -rf "$folder/source" "$folder/source.txt"
 echo "$fingerprint" >"$folder/.installed"

@@ -72,6 +72,7 @@ def stand_in_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn
         "flock",
         "awk",
         "rm",
+        "sed",
         "touch",
     ):
         real = next(Path(folder) / name for folder in ("/usr/bin", "/bin") if (Path(folder) / name).exists())

@@ -169,6 +169,37 @@ def test_both_locks_agree_where_their_packages_allow(repository: Path) -> None:
         assert not cpu.keys() - gpu.keys()
 
 
+def test_every_pin_has_well_formed_hashes(repository: Path) -> None:
+    digest = r"( \\\n    --hash=sha256:[0-9a-f]{64})+"
+    entry = re.compile(rf'(#.*|[\w.-]+==[\w.+]+( ; python_version == "3\.1[12]")?{digest})\n')
+    for path in (repository / "requirements").glob("*.txt"):
+        if path.stem != "cpu_excludes":
+            rest = entry.sub("", path.read_text())
+            assert rest == "", f"{path.name}: {rest[:200]}"
+
+
+def test_the_cpu_build_of_torch_has_the_hashes_of_its_override(repository: Path) -> None:
+    # No registry lists the wheels: for Python 3.11 and 3.12, on x86-64 and arm64.
+    cpu, overrides = (locks.read_hashes(lock_text(repository, name)) for name in ("cpu", "cpu_overrides"))
+    assert {(name, version): own for (name, version), own in cpu.items() if "+" in version} == overrides
+    assert all(len(own) == 4 for own in overrides.values())
+
+
+def test_every_lock_is_installed_with_its_hashes(repository: Path) -> None:
+    scripts = [repository / "Dockerfile", *sorted((repository / "scripts").glob("*.sh"))]
+    commands = [
+        command
+        for path in scripts
+        for command in re.findall(
+            r"^[^#\n]*pip\b.* (?:install|download) --.*", path.read_text().replace("\\\n", ""), re.MULTILINE
+        )
+        if "verifiers==" not in command  # no lock, as instructions/installation.md says
+    ]
+    # scripts/lock.sh, setup.sh (one array for all its calls), setup_mini_swe_agent.sh and setup_swebench.sh (two)
+    assert len(commands) == 5
+    assert [command for command in commands if not {"--no-deps", "--require-hashes"} <= set(command.split())] == []
+
+
 def test_no_lock_names_a_package_index(repository: Path) -> None:
     for path in (repository / "requirements").glob("*.txt"):
         assert "://" not in path.read_text(), path

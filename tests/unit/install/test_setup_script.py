@@ -130,9 +130,7 @@ def test_the_doctor_fails_where_nothing_can_run(clone: Clone) -> None:
 
 def test_progress_is_shown_and_a_failed_download_is_quoted(clone: Clone) -> None:
     fetched = "".join(f"echo Collecting package{number}\n" for number in range(45))
-    pip = (
-        f'case "$*" in\n*" -r "*)\n{fetched}echo Installing collected packages\necho no such wheel >&2\nexit 1 ;;\nesac'
-    )
+    pip = f'case "$*" in\n*"/cpu.txt")\n{fetched}echo Installing collected packages\necho no such wheel >&2\nexit 1 ;;\nesac'
     (clone.root / ".venv" / "bin").mkdir(parents=True)
     clone.machine.program("python", pip, clone.root / ".venv" / "bin")
     done = clone.setup("cpu")
@@ -141,6 +139,46 @@ def test_progress_is_shown_and_a_failed_download_is_quoted(clone: Clone) -> None
     assert done.stdout.rstrip().endswith("unpacking them")
     assert "no such wheel" in done.stderr
     assert clone.setup("cpu", "--check").returncode == 1
+
+
+@pytest.mark.parametrize("step", ["torch", "index", "packages"])
+def test_a_changed_file_of_a_package_is_refused_in_one_line(clone: Clone, step: str) -> None:
+    """pip's words are those of pip 23.2; its second try for torch names an index."""
+    refusal = (
+        "cat >&2 <<END\nERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE. If you have\n"
+        "    some-package==1.0 from file:///some_package-1.0.whl (from -r x.txt (line 1)):\n"
+        f"        Expected sha256 {'0' * 64}\n        Expected     or {'1' * 64}\n"
+        f"             Got        {'a' * 64}\n\nEND\nexit 1"
+    )
+    answers = {"torch": refusal, "index": "exit 0", "packages": "exit 0"} | {step: refusal}
+    if step == "index":
+        answers["torch"] = "echo no matching distribution >&2; exit 1"
+    (clone.root / ".venv" / "bin").mkdir(parents=True)
+    clone.machine.program(
+        "python",
+        f'case "$*" in\n*" --index-url "*)\n{answers["index"]} ;;\n*"/torch.txt")\n{answers["torch"]} ;;\n'
+        f'*"/cpu.txt")\n{answers["packages"]} ;;\nesac',
+        clone.root / ".venv" / "bin",
+    )
+    done = clone.setup("cpu")
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"setup: refused some-package==1.0 from file:///some_package-1.0.whl: its sha256 {'a' * 64} "
+        "is not in requirements/cpu.txt; to see your indexes, type: pip config list\n"
+    )
+    assert clone.setup("cpu", "--check").returncode == 1
+
+
+def test_torch_is_installed_first_with_its_hashes(clone: Clone) -> None:
+    (clone.root / ".venv" / "bin").mkdir(parents=True)
+    body = 'for last; do :; done\ncase "$last" in */torch.txt) cat "$last"; exit 0 ;; esac\nexit 3'
+    clone.machine.program("python", body, clone.root / ".venv" / "bin")
+    shown = clone.setup("cpu").stdout
+    lock = (clone.root / "requirements" / "cpu.txt").read_text()
+    entry = lock[lock.index("\ntorch==") + 1 :].split("\n")
+    size = next(number for number, line in enumerate(entry) if not line.endswith("\\")) + 1
+    assert "\n".join(entry[:size]) in shown
+    assert f"torch, CPU build ({entry[0].split()[0]})" in shown
 
 
 @pytest.mark.parametrize(
