@@ -2,9 +2,10 @@
 
 Guarantees: a program reaches nothing that the kernel keeps once for the whole machine, where namespaces and control groups do
 not divide it: keyrings, asynchronous I/O, sockets of hypervisors and of the kernel's own services, kernel programs, modules,
-mounts, clocks and the kernel's log. It starts no namespace and types into no other terminal. A call that is newer than this
-list, or of the x32 convention, does not exist inside, and a program of another architecture is killed, so no other number
-leads to a refused call. What is refused gets EPERM, or ENOSYS where programs then try an older way.
+mounts, clocks, huge pages and the kernel's log. It starts no namespace, types into no other terminal, and changes neither
+limits nor scheduling of process 1, which serves the sandbox and has the same user. A call that is newer than this list, or of
+the x32 convention, does not exist inside, and a program of another architecture is killed, so no other number leads to a
+refused call. What is refused gets EPERM, or ENOSYS where programs then try an older way.
 
 The filter is a classic BPF program; see the kernel's ``Documentation/userspace-api/seccomp_filter.rst``.
 """
@@ -56,6 +57,20 @@ NAMESPACES = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET."""
 NEW_TIME = 0x80
 """CLONE_NEWTIME of `unshare`; these bits of `clone` are a signal."""
+SUPERVISOR = 1
+"""The process of a sandbox's supervisor."""
+OF_PROCESS: dict[str, tuple[tuple[int, int], int]] = {
+    **{"prlimit64": ((302, 261), 0), "sched_setaffinity": ((203, 122), 0), "sched_setscheduler": ((144, 119), 0)},
+    **{"sched_setparam": ((142, 118), 0), "sched_setattr": ((314, 274), 0)},
+    **{"setpriority": ((141, 140), 1), "ioprio_set": ((251, 30), 1)},
+}
+"""Calls that change another process, by name: the numbers, and which argument names the process."""
+HUGE_PAGES: dict[str, tuple[tuple[int, int], int, int]] = {
+    "mmap": ((9, 222), 3, 0x40000),
+    "memfd_create": ((319, 279), 1, 0x4),
+    "shmget": ((29, 194), 2, 0o4000),
+}
+"""Calls that may take huge pages: the numbers, which argument has the flags, and the flag; no group bounds these."""
 UNIX, INET, INET6, NETLINK, ROUTE = 1, 2, 10, 16, 0
 TERMINAL = (0x5412, 0x541C)
 """TIOCSTI and TIOCLINUX, which put input into a terminal."""
@@ -96,6 +111,10 @@ def program(machine: str | None = None) -> bytes:
     steps += _where(UNSHARE[column], 0, [Step(ANY_BIT, NAMESPACES | NEW_TIME, 1)])
     steps += _where(IOCTL[column], 1, [Step(EQUAL, TERMINAL[0], 2), Step(EQUAL, TERMINAL[1], 1)])
     steps += _where(SOCKETPAIR[column], 0, [Step(EQUAL, UNIX, 0, 1)])
+    for numbers, index in OF_PROCESS.values():
+        steps += _where(numbers[column], index, [Step(EQUAL, SUPERVISOR, 1)])
+    for numbers, index, flag in HUGE_PAGES.values():
+        steps += _where(numbers[column], index, [Step(ANY_BIT, flag, 1)])
     families = [Step(EQUAL, UNIX, 5), Step(EQUAL, INET, 4), Step(EQUAL, INET6, 3)]
     steps += _where(SOCKET[column], 0, [*families, Step(EQUAL, NETLINK, 0, 3), _argument(2), Step(EQUAL, ROUTE, 0, 1)])
     return b"".join(step.packed() for step in [*steps, Step(RETURN, ALLOW)])

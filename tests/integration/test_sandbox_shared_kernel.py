@@ -122,6 +122,31 @@ async def test_memory_of_no_process_ends_commands_and_not_the_sandbox(
         assert await box.read_file("/work/file") == b"data"
 
 
+async def test_no_command_bounds_or_slows_what_serves_the_sandbox(box: SupervisedSandbox) -> None:
+    """A supervisor without processor time or memory would end, and the episode be played again."""
+    result = await python(
+        box,
+        """
+import os, resource
+for work in (
+    *(lambda which=which: resource.prlimit(1, which, (0, 0)) for which in range(16)),
+    lambda: os.setpriority(os.PRIO_PROCESS, 1, 19),
+    lambda: os.sched_setaffinity(1, {0}),
+    lambda: os.sched_setscheduler(1, os.SCHED_IDLE, os.sched_param(0)),
+):
+    try:
+        print("changed", work())
+    except PermissionError as error:
+        print(error.errno)
+""",
+    )
+    assert result.output.split() == [b"1"] * 19
+    own = await line(
+        box, "nice -n 1 taskset 1 chrt --idle 0 prlimit --nofile=9 bash -c 'prlimit --pid $$ --core=0:0; ulimit -n'"
+    )
+    assert own.output.split() == [b"9"], "its own can be changed"
+
+
 async def test_programs_run_as_ever(box: SupervisedSandbox) -> None:
     """Threads, processes, terminals, watchers, sockets, names of interfaces, and git."""
     result = await python(

@@ -79,7 +79,7 @@ async def run_verifier(task: HarborTask, left: Start, untouched: Start) -> Verdi
         ran, again = await in_any_order(partial(_run, task, task.tests, left), partial(_run, task, decoys.tests, left))
         control = Control(again, decoys.failing)
     if task.judge is not None:
-        return task.judge(task.tests, ran, control)
+        return await asyncio.to_thread(task.judge, task.tests, ran, control)
     verdict = verdict_of(ran)
     if verdict.status == "infra_error" and verdict_of(await _run(task, task.tests, untouched)).status != "infra_error":
         return Verdict(status="task_failed", score=0.0, detail=verdict.detail)

@@ -12,6 +12,7 @@ empty, too large or unreadable scores 0 without a run. A repository or a test pa
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from agentrl.tasks.shell.verify import Start, run_verifier
 from agentrl.tasks.swe.diffs import paths_of
 from agentrl.tasks.swe.external import parse_with_swebench, results_with_swebench
 from agentrl.tasks.swe.instance import Grading, Instance
-from agentrl.tasks.swe.logs import LINES, Statuses, contradictions, failed_subtests, log_of, statuses_of
+from agentrl.tasks.swe.logs import LINES, Lines, Statuses, contradictions, failed_subtests, log_of, statuses_of
 from agentrl.tasks.swe.protected import is_protected
 from agentrl.tasks.swe.resolved import report_of
 from agentrl.tasks.swe.traps import name_in_file, path_of, planted
@@ -62,7 +63,7 @@ async def changes_of(sandbox: Sandbox, tree: bytes) -> Changes:
         InfraError: the sandbox is gone.
     """
     left = await take(sandbox, most_bytes=MOST_TREE, without=UNTAKEN)
-    found = changes(entries_of(tree), entries_of(left))
+    found = await asyncio.to_thread(lambda: changes(entries_of(tree), entries_of(left)))
     if sum(len(entry.data) for entry in found.written.values()) > MOST_CHANGED:
         raise UnusableError(f"the changes have more than {MOST_CHANGED} bytes")
     return found
@@ -90,7 +91,7 @@ async def grade(
     Raises:
         InfraError: a sandbox failed, or the test patch does not fit the repository.
     """
-    fine = counted(instance, found)
+    fine = await asyncio.to_thread(counted, instance, found)
     if not fine and not always:
         why = "only tests, or files that decide how they run, have changed" if found else "nothing has changed"
         return Graded(Verdict(status="task_failed", score=0.0, detail=why))
@@ -179,7 +180,9 @@ async def deceived(instance: Instance, result: ExecResult, failing: Collection[s
         failing: the tests that fail with every solution, such as ``Class::test_a``.
     """
     statuses = await _statuses(instance.grading, result) or {}
-    trapped = {name: status for name, status in statuses.items() if name_in_file(name) in failing}
+    trapped = await asyncio.to_thread(
+        lambda: {name: status for name, status in statuses.items() if name_in_file(name) in failing}
+    )
     if "PASSED" in trapped.values():
         return "a test of the issue passes with a wrong expected value, too"
     return "" if any(status in BAD for status in trapped.values()) else "the tests did not run to their end as they are"
@@ -188,17 +191,25 @@ async def deceived(instance: Instance, result: ExecResult, failing: Collection[s
 async def _statuses(grading: Grading, result: ExecResult) -> Statuses | None:
     """Return what the log of a run says of each test; None if it tells of no run."""
     log = log_of(result.output.decode(errors="replace").replace("\r\n", "\n"), result.exit_code)
-    subtests = failed_subtests(log)
-    if not grading.runs:
-        found = await parse_with_swebench(grading.framework, log)
-        parsed, forged = statuses_of(log, lambda _: found), set[str]()
-    else:
-        lines = LINES.get(grading.framework) or await results_with_swebench(grading.framework, log)
-        parsed = statuses_of(log, lambda text: dict(lines(text)))
-        forged = contradictions(lines(log)).intersection({*grading.fail_to_pass, *grading.pass_to_pass})
-    if parsed is None:
+    lines = LINES.get(grading.framework) if grading.runs else None
+    if lines is None and grading.runs:
+        lines = await results_with_swebench(grading.framework, log)
+    parsed = {} if lines is not None else await parse_with_swebench(grading.framework, log)
+    return await asyncio.to_thread(_read, grading, log, lines, parsed)
+
+
+def _read(grading: Grading, log: str, lines: Lines | None, parsed: Statuses) -> Statuses | None:
+    """Return what a log says of each test, by its lines, or else by what another parser found; None if it tells of no run."""
+    found = statuses_of(log, lambda text: parsed if lines is None else dict(lines(text)))
+    if found is None:
         return None
-    return {**parsed, **dict.fromkeys(subtests.intersection(parsed), FAILED), **dict.fromkeys(forged, FORGED)}
+    wanted = {*grading.fail_to_pass, *grading.pass_to_pass}
+    forged = contradictions(lines(log)) & wanted if lines is not None else set[str]()
+    return {
+        **found,
+        **dict.fromkeys(failed_subtests(log).intersection(found), FAILED),
+        **dict.fromkeys(forged, FORGED),
+    }
 
 
 async def apply(sandbox: Sandbox, diff: str, what: str, *, reverse: bool = False) -> None:
@@ -251,7 +262,7 @@ async def _changed(sandbox: Sandbox, fine: Changes) -> str:
     await sandbox.execute(
         ["xargs", "-0", "rm", "-rf", "--"], timeout_s=GIT_S, stdin="\0".join(gone).encode(errors="surrogateescape")
     )
-    await put(sandbox, tree_of(fine.written), of_agent=True)
+    await put(sandbox, await asyncio.to_thread(tree_of, fine.written), of_agent=True)
     line = "git add -A -f . && git diff --cached --binary --no-ext-diff --no-textconv --no-color"
     result = await sandbox.execute(
         ["bash", "-p", "-c", line], timeout_s=GIT_S, env=_IDENTITY, most_output=2 * MOST_CHANGED

@@ -15,6 +15,8 @@ from agentrl.tasks.pytest_log import BAD, Status, results
 
 Statuses = Mapping[str, Status]
 Parser = Callable[[str], Statuses]
+Lines = Callable[[str], Iterator[tuple[str, Status]]]
+"""Yields the results in a part of a log."""
 BEGIN, END, EXIT = ">>>>> Start Test Output", ">>>>> End Test Output", ">>>>> Test Exit Code"
 UNUSABLE = (">>>>> Patch Apply Failed", ">>>>> Reset Failed", ">>>>> Tests Errored", ">>>>> Tests Timed Out")
 """Lines of other harnesses, which say that the tests did not run."""
@@ -51,9 +53,7 @@ def failed_subtests(log: str) -> set[str]:
     }
 
 
-LINES: Mapping[str, Callable[[str], Iterator[tuple[str, Status]]]] = MappingProxyType(
-    {"unittest": lines_of_unittest, "pytest": lines_of_pytest}
-)
+LINES: Mapping[str, Lines] = MappingProxyType({"unittest": lines_of_unittest, "pytest": lines_of_pytest})
 
 
 def statuses_of(log: str, parse: Parser) -> Statuses | None:

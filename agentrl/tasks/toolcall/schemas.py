@@ -1,7 +1,8 @@
 """JSON schemas of tools' arguments: which are accepted, and what checks arguments.
 
 Guarantees: a reference leads to a place within its own schema. Nothing is read from files or the network, whatever a server's schema says. A check
-takes no time of the event loop: a schema or arguments that may be slow are checked by a worker process with a time limit.
+takes no time of the event loop: a schema or arguments that may be slow are checked by a worker process with a time limit, and those of more than
+`MOST_VALUES` are refused.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ WORKERS = 2
 MOST_PROBLEMS = 3
 MOST_CHARACTERS = 200
 """Of a problem."""
-QUICK_VALUES = 1000
-"""Most values in arguments that are checked without a worker."""
+QUICK_VALUES, MOST_VALUES = 1000, 50_000
+"""Most values of a schema or of arguments: without a worker, and at all; each `OF_ONE` characters of a text count as one more."""
+OF_ONE = 100
 QUICK_DEPTH = 20
 QUICK = frozenset(
     [
@@ -56,6 +58,8 @@ async def check_foreign_schema(where: str, schema: dict[str, Any]) -> None:
     Raises:
         ConfigError: begins with ``where``.
     """
+    if _counted(schema) > MOST_VALUES:
+        raise ConfigError(f"{where}: its parameters have more than {MOST_VALUES} values; do without that tool")
     try:
         problem = await _pool().grade("problem_of_schema", schema=schema)
     except (GraderTimeout, ValueError, RecursionError) as error:
@@ -94,9 +98,13 @@ async def problems_of(schema: dict[str, Any], arguments: Any) -> list[str]:
     """Return what is wrong with arguments, at most `MOST_PROBLEMS` lines.
 
     Raises:
-        InvalidError: they cannot be checked within `CHECK_S`.
+        InvalidError: they are too large, or cannot be checked within `CHECK_S`.
     """
-    if _is_quick(schema) and _counted(arguments, QUICK_DEPTH) <= QUICK_VALUES:
+    if (size := _counted(arguments)) > MOST_VALUES:
+        raise InvalidError(
+            f"the arguments have more than {MOST_VALUES} values; send shorter ones", code="invalid_arguments"
+        )
+    if size <= QUICK_VALUES and _is_quick(schema) and _counted(schema) <= QUICK_VALUES:
         return problems_of_arguments(schema, arguments)
     try:
         return await _pool().grade("problems_of_arguments", schema=schema, arguments=arguments)
@@ -143,21 +151,22 @@ def _is_quick(schema: Any, depth: int = QUICK_DEPTH) -> bool:
         return False
     below = [*schema["properties"].values()] if isinstance(schema.get("properties"), Mapping) else []
     below += [schema[key] for key in ("items", "additionalProperties") if key in schema]
-    listed = schema.get("enum", ())
-    return len(listed) <= QUICK_VALUES and all(_is_quick(each, depth - 1) for each in below)
+    return all(_is_quick(each, depth - 1) for each in below)
 
 
-def _counted(value: Any, depth: int) -> int:
-    """Return how many values there are, or more than `QUICK_VALUES` if they are too many or nested too deep."""
-    if not isinstance(value, dict | list):
-        return 1
-    if not depth:
-        return QUICK_VALUES + 1
-    total = 1
-    for each in value.values() if isinstance(value, dict) else value:
-        total += _counted(each, depth - 1)
-        if total > QUICK_VALUES:
-            break
+def _counted(value: Any) -> int:
+    """Return how many values there are, or more than `MOST_VALUES`; more than `QUICK_VALUES` if they are nested too deep."""
+    total, waiting = 0, [(value, 0)]
+    while waiting and total <= MOST_VALUES:
+        one, depth = waiting.pop()
+        total += 1 + (QUICK_VALUES if depth == QUICK_DEPTH else 0)
+        if isinstance(one, str):
+            total += len(one) // OF_ONE
+        elif isinstance(one, dict | list):
+            if len(one) > MOST_VALUES:
+                return total + len(one)
+            total += sum(len(str(name)) for name in one) // OF_ONE if isinstance(one, dict) else 0
+            waiting += [(each, depth + 1) for each in (one.values() if isinstance(one, dict) else one)]
     return total
 
 

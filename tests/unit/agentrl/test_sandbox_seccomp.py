@@ -108,6 +108,20 @@ def test_nothing_is_typed_into_a_terminal(machine: str) -> None:
         assert run(machine, number, 0, request) == ALLOWED
 
 
+@pytest.mark.parametrize("machine", NAMES)
+def test_limits_and_scheduling_of_the_supervisor_stay(machine: str) -> None:
+    for name, (numbers, index) in seccomp.OF_PROCESS.items():
+        for process, expected in ((0, ALLOWED), (1, EPERM), (1 << 32 | 1, EPERM), (2, ALLOWED), (257, ALLOWED)):
+            assert run(machine, numbers[NAMES.index(machine)], *[0] * index, process) == expected, name
+
+
+@pytest.mark.parametrize("machine", NAMES)
+def test_huge_pages_are_refused(machine: str) -> None:
+    for name, (numbers, index, flag) in seccomp.HUGE_PAGES.items():
+        for flags, expected in ((0, ALLOWED), (flag, EPERM), (flag | 3, EPERM), (3, ALLOWED), (0x20022, ALLOWED)):
+            assert run(machine, numbers[NAMES.index(machine)], *[0] * index, flags) == expected, name
+
+
 def test_another_machine_has_no_filter() -> None:
     with pytest.raises(InfraError, match="no filter of system calls for riscv64; use a machine with x86_64 or aarch64"):
         program("riscv64")

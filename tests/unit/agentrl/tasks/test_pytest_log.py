@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from agentrl.sandbox.interface import ExecResult
@@ -53,6 +55,23 @@ def test_a_line_of_the_summary(line: str, name: str, status: str) -> None:
 )
 def test_a_line_of_something_else(line: str) -> None:
     assert list(results(line)) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"SUBFAILED[{'](' * 9000}{') ' * 9000}x",
+        f"SUBFAILED[{']' * 40_000} x",
+        f"FAILED [{' - ' * 200_000}",
+        f"FAILED {'[ - ' * 200_000}",
+        f"PASSED {'x ' * 200_000}\r",
+    ],
+    ids=lambda line: line[:14],
+)
+def test_a_line_that_a_program_made_long_takes_no_long_time(line: str) -> None:
+    begun = time.process_time()
+    assert len(list(results(line))) == 1
+    assert time.process_time() - begun < 1.0
 
 
 @pytest.mark.parametrize(

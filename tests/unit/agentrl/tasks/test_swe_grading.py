@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from agentrl.sandbox.interface import ExecResult
 from agentrl.tasks.pytest_log import Status
 from agentrl.tasks.shell.snapshot import clean
+from agentrl.tasks.swe import grade
 from agentrl.tasks.swe.diffs import diff_of, paths_of
 from agentrl.tasks.swe.draft import HIDDEN
 from agentrl.tasks.swe.generate import draft_of, files_of, generate
@@ -209,6 +211,32 @@ def test_changes_are_whole_files() -> None:
     assert not changes(before, before)
     assert entries_of(tree_of(after)) == after
     assert entries_of(clean(tree_of(after))) == after
+
+
+async def test_many_files_and_long_logs_take_no_time_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: dict[str, int] = {}
+
+    class Left:
+        async def execute(self, *_: Any, **__: Any) -> ExecResult:
+            return ExecResult(0, tree_of({"new": Entry(b"x")}), 0, False, 1.0)
+
+    def noted(name: str) -> None:
+        done = getattr(grade, name)
+
+        def doing(*given: Any) -> Any:
+            threads[name] = threading.get_ident()
+            return done(*given)
+
+        monkeypatch.setattr(grade, name, doing)
+
+    for name in ("entries_of", "changes", "statuses_of", "contradictions", "failed_subtests", "name_in_file"):
+        noted(name)
+    found = await grade.changes_of(cast(Any, Left()), tree_of({"old": Entry(b"y")}))
+    assert found.paths == ("new", "old")
+    instance = replace(generate(NAME), grading=Grading("pytest", "", "", ("t.py::a",), (), ""))
+    assert await deceived(instance, run_of("FAILED t.py::a - x\n", 1), {"a"}) == ""
+    assert len(threads) == 6
+    assert threading.get_ident() not in threads.values()
 
 
 def test_tests_and_their_files_do_not_count() -> None:

@@ -1,11 +1,13 @@
 """Hostile services and arguments end as errors that the agent sees."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from agentrl.exceptions import InvalidError
+from agentrl.exceptions import ConfigError, InvalidError
 from agentrl.sandbox.interface import Sandbox
+from agentrl.tasks.toolcall import schemas
 from agentrl.tasks.toolcall.tools.http import HttpTool
 from agentrl.tasks.toolcall.tools.interface import Room, World
 
@@ -49,3 +51,23 @@ def test_a_service_that_trickles_ends_at_the_time_limit() -> None:
         server.close()
 
     asyncio.run(play())
+
+
+LARGE: dict[str, dict[str, Any]] = {
+    "texts": {"x": {"enum": ["a" * 10_000 + str(number) for number in range(600)]}},
+    "one text": {"x": {"const": "a" * 6_000_000}},
+    "values": {"x": {"const": [0] * 60_000}},
+    "lists": {"x": {"enum": [[0] * 100] * 600}},
+    "types": {"x": {"type": ["string"] * 60_000}},
+    "names": {f"{number}{'a' * 1000}": {} for number in range(6000)},
+    "properties": {f"p{number}": {} for number in range(60_000)},
+}
+
+
+@pytest.mark.parametrize("why", LARGE)
+async def test_what_is_too_large_to_check_is_refused_at_once(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schemas, "_pool", lambda: pytest.fail("it was sent to a worker"))
+    with pytest.raises(ConfigError, match=r"^t: its parameters have more than 50000 values; do without that tool$"):
+        await schemas.check_foreign_schema("t", {"type": "object", "properties": LARGE[why]})
+    with pytest.raises(InvalidError, match="the arguments have more than 50000 values; send shorter ones"):
+        await schemas.problems_of({"type": "object"}, LARGE[why])
