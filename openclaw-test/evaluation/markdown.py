@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 from openclaw.messages.text import clip_middle
 
 HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-PLAIN = " -,()='+/;%?"
+_MARKUP = re.compile(r"(?<!\d)\.|\.(?!\d)|_|[^\w .,()='+/;%?-]")
+"""What could be markup or make a link: all but letters, digits, a few signs, and points between digits."""
 _TICKS = re.compile(r"`+")
 
 
@@ -33,11 +34,12 @@ def block(text: str, limit: int) -> str:
 
 
 def code(text: str, limit: int = 200) -> str:
-    """Return a text on one line that may stand in a table; whatever could be markup is a character reference."""
+    """Return a text on one line that may stand in a table; whatever could be markup is a character reference.
+
+    A point between digits stays, as in a number or an address.
+    """
     shown = visible(" ".join(clip_middle(text, limit).split()), "") or " "
-    return (
-        "<code>" + "".join(each if each.isalnum() or each in PLAIN else f"&#{ord(each)};" for each in shown) + "</code>"
-    )
+    return f"<code>{_MARKUP.sub(lambda found: f'&#{ord(found[0])};', shown)}</code>"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

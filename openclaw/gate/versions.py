@@ -23,6 +23,7 @@ from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.where import add_run, gate_command
 from slime.utils.command_line import CommandLine
+from slime.utils.rollback import asked_rollback
 
 PIPE_WIDTH = 200
 WORDS: dict[Kind, str] = {
@@ -140,8 +141,10 @@ def show(run: RunFolder, ledger: Ledger, *, as_json: bool) -> None:
     found = versions_of(ledger, [each.weight_version for each in run.saved()])
     offer = ledger.offer(run.bounds().gate_offer)
     offered = f"{offer}, type: {gate_command('accept', run.folder)}" if offer else None
+    note = asked_rollback(run.folder)
+    asked = None if note is None else note.version
     if as_json:
-        print(json.dumps({"versions": [asdict(each) for each in found], "offer": offered}, indent=2))
+        print(json.dumps({"versions": [asdict(each) for each in found], "offer": offered, "asked": asked}, indent=2))
         return
     if not found:
         print(f"{run.folder} has taken no step yet, so it serves the weights it started with")
@@ -150,6 +153,9 @@ def show(run: RunFolder, ledger: Ledger, *, as_json: bool) -> None:
     console.print(table(found))
     for line in refusal_lines(found):
         console.print(line, markup=False, soft_wrap=True)
+    if asked is not None:
+        waits = f"it was asked to go back to version {asked}, which it does within seconds, or when it is resumed"
+        console.print(waits, markup=False, soft_wrap=True)
     if offered:
         console.print(offered, markup=False, soft_wrap=True)
 

@@ -115,7 +115,8 @@ class RunWeights(RunCore):
             self._processes.value(manager.save.remote(rollout_id), None)
         trainer.publish(rollout_id)
         self._note_saved(rollout_id)
-        say(f"saved {folder}")
+        kept = f"; the newest {self.args.save_keep} are kept" if self.args.save_keep else ""
+        say(f"saved {folder}{kept}")
 
     def _note_saved(self, rollout_id: int) -> None:
         self._progress.saved = rollout_id

@@ -17,7 +17,7 @@ from openclaw.ledger.store import Ledger
 from openclaw.runtime.where import SETTINGS_NAME
 from slime.checkpoints.versions import LATEST
 from slime.ray.save_lock import LOCK
-from slime.utils.rollback import asked_rollback, forget_rollback
+from slime.utils.rollback import ask_rollback, asked_rollback, forget_rollback
 from tests.helpers.probes import leased_batch
 
 
@@ -68,11 +68,21 @@ def test_the_versions_of_a_run(run: Path, capsys: pytest.CaptureFixture[str]) ->
     assert [each["version"] for each in found["versions"] if each["serves"]] == ["2"]
     assert [each["live_at"] for each in found["versions"]] == [None, 2.0, 2.0, None]
     assert found["versions"][2]["tasks"] == 0.75
-    assert found["offer"] is None
+    assert (found["offer"], found["asked"]) == (None, None)
     assert versions.main([str(run)]) == 0
     text = capsys.readouterr().out
     assert "+0.010 ± 0.002" in text
     assert "step 2: version 3 is refused: worse" in text
+
+
+def test_versions_tell_of_a_rollback_that_a_run_has_not_made_yet(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ask_rollback(run, 8)
+    assert shown(run, capsys)["asked"] == "8"
+    assert versions.main([str(run)]) == 0
+    assert (
+        "it was asked to go back to version 8, which it does within seconds, or when it is resumed"
+        in capsys.readouterr().out
+    )
 
 
 def test_steps_without_a_gate_are_shown_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
