@@ -233,6 +233,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, ConfigurationError, TaskError, InfraError) as error:
         print(f"{PROG}: {error}", file=sys.stderr)
         return 2
+    finally:
+        os.environ.pop(SCRIPT_WORDS, None)
 
 
 if __name__ == "__main__":

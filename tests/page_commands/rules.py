@@ -54,7 +54,6 @@ _PROGRAMS = r"slime/(train|train_async|eval_only)\.py --|openclaw-test/personal_
 RULES = (
     Rule(Kind.SERVER, r"curl |(.* \| )?openclaw-rl chat\b|python -m openclaw_combine\.test_rollout ", "asks a gateway"),
     Rule(Kind.RUN, r"(source|export|umask|printf) ", "the shell's state, and files of a few bytes"),
-    Rule(Kind.RUN, r"python -m openclaw\.inspect ", "reads and edits a ledger"),
     Rule(Kind.RUN, r"python -m openclaw\.replay ", "reads a ledger"),
     Rule(Kind.RUN, r"openclaw-rl (inspect|report|export|forget) \S", "reads and edits a ledger"),
     Rule(Kind.PARSED, r"openclaw-rl (versions|rollback|accept) ", "needs a run with a gate's decisions"),

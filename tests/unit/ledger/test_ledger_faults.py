@@ -192,7 +192,7 @@ def overwrite_middle(path: Path) -> None:
 def test_damaged_file_is_refused_and_salvaged(written: Path, damage, capsys: pytest.CaptureFixture[str]) -> None:
     damage(written)
     bytes_before = written.read_bytes()
-    with pytest.raises(LedgerDamagedError, match=r"openclaw\.inspect .* salvage "):
+    with pytest.raises(LedgerDamagedError, match=r"openclaw-rl inspect .* salvage "):
         Ledger(written)
     assert main([str(written)]) == 2
     assert "salvage" in capsys.readouterr().err
