@@ -98,6 +98,7 @@ async def start(tmp_path: Path, tokenizer: Any) -> AsyncIterator[Starter]:
             config.validate()
             clock = [1000.0]
             ledger = Ledger(config.ledger, clock=lambda: clock[0])
+            stack.callback(ledger.close)  # FastAPI's caches keep an app, so nothing else closes its files
             registry = CollectorRegistry()
             service = build_service(config, tokenizer, ledger, registry, processor=processor, clock=lambda: clock[0])
             url = await stack.enter_async_context(serve(create_app(service, registry)))
