@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from textwrap import indent
 
 import demo
 import pytest
@@ -69,8 +68,7 @@ def test_the_example_is_accepted(folder: Path, capsys: pytest.CaptureFixture[str
 def as_rule(folder: Path, repository: Path) -> None:
     """Change the example to the plain rule that CONTRIBUTING.md shows."""
     page = (repository / "CONTRIBUTING.md").read_text()
-    rule = re.findall(r"^```python\n((?:asks_judge|# in MyMethod).*?)^```", page, re.MULTILINE | re.DOTALL)
-    declared, body = (indent(text, "    ") for text in rule)
+    declared, body = re.findall(r"^```text\n(    .*?)^```", page, re.MULTILINE | re.DOTALL)
     (imported,) = re.findall(r"`(from openclaw.messages.text import\s[^`]+)`", page)
     text = (folder / METHOD).read_text()
     before, _, after = text.partition("    def judges(self):")

@@ -56,7 +56,7 @@ def test_a_program_of_a_page_works(block: Block, tmp_path: Path, gateway: Gatewa
     "text",
     [
         "python -m benchmarks.losses --jsn FILE",
-        "python -m openclaw.inspect NOWHERE",
+        "openclaw-rl inspect NOWHERE",
         "python -m openclaw.method check openclaw-nobody",
         "python -m slime.contract --custom-rm-path my_reward.reward",
         "python -m openclaw.launch --method combine --no-such-flag 1",
