@@ -332,7 +332,7 @@ def programs() -> bytes:
 
 def _isolated(limits: Limits) -> list[str]:
     """Return the words that start the supervisor behind walls."""
-    settings = {"limits": {"RLIMIT_NOFILE": limits.open_files}, "doors": {}}
+    settings = {"limits": {"RLIMIT_NOFILE": limits.open_files}, "doors": {}, "groups": []}
     sizes = (
         str(limits.memory_mib + limits.disk_mib << 20),
         f"{round(limits.cpus * 100_000)} 100000",

@@ -148,7 +148,8 @@ async def test_a_verifier_that_what_the_agent_left_breaks_is_its_own_failure(scr
 
 
 async def test_a_verifier_has_a_home_of_its_own_and_leaves_nothing_running(make: Make, provider: PlainProvider) -> None:
-    leftover = "(while [ -e $HOME ]; do echo 1 > $REWARD_FILE; done) > /dev/null 2>&1 &"
+    praise = "echo 1 > $REWARD_FILE.new; mv $REWARD_FILE.new $REWARD_FILE"  # whole, whenever it is ended
+    leftover = f"(while [ -e $HOME ]; do {praise}; done) > /dev/null 2>&1 &"
     script = f'test ! -e "$HOME/.profile" && [ "$HOME" != "$TASK_HOME" ] && echo 0 > "$REWARD_FILE"; {leftover}'
     read: list[bool] = []
     read_file = PlainSandbox.read_file
