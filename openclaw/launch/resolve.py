@@ -19,7 +19,7 @@ from openclaw.config.runtime_variables import VARIABLES
 from openclaw.config.variable import Value
 from openclaw.exceptions import ConfigError
 from openclaw.gate.tasks import read_tasks
-from openclaw.launch.flags import CUSTOM, VARIABLE_OF_FLAG, FlagInputs, flag_sections, flags_of_typed
+from openclaw.launch.flags import CUSTOM, NOT_TYPED, VARIABLE_OF_FLAG, FlagInputs, flag_sections, flags_of_typed
 from openclaw.launch.gpus import check_listed, gpus_of_roles, split_for
 from openclaw.launch.guide_files import flags_of_file, take_in_file, without_flags
 from openclaw.launch.known_names import check_names
@@ -149,7 +149,7 @@ def _launch_variables(
     if model and variables["hf_ckpt"].source == "default":
         variables["hf_ckpt"] = replace(variables["hf_ckpt"], value=_model_folder(model), source="model")
     rate = variables["learning_rate"]
-    if variables["use_lora"].value and rate.source in ("default", "method", "profile"):
+    if variables["use_lora"].value and rate.source in NOT_TYPED:
         variables["learning_rate"] = replace(rate, value=lora_rate(float(rate.value or 0.0)), source="lora")
     return variables
 

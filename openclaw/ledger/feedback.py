@@ -128,7 +128,6 @@ class FeedbackQueries(TurnQueries):
         Returns:
             The numbers of turns that are judged again, and of samples that are dropped because their turn cannot be.
         """
-        dropped = 0
         with self.transaction() as connection:
             found = connection.execute(
                 "SELECT DISTINCT turn_id FROM samples WHERE state = 'ready' AND episode IS NULL AND made_by <> ?",
