@@ -46,7 +46,7 @@ FLAGS = (
     *("--die-with-parent", "--new-session", "--clearenv", "--as-pid-1", "--hostname", "sandbox"),
 )
 GROUPS = range(100, 103)
-"""Descriptors that lead commands into their control groups; the supervisor has them, and no command."""
+"""Descriptors that lead commands into their control groups; the supervisor has them, and no command. No other may have these numbers."""
 # Gives up the keyring of whoever started the server, and opens the way into the groups.
 JOIN = f"""
 import ctypes, os, platform, sys
@@ -160,7 +160,7 @@ class Bubblewrap:
         if uid is not None:
             for door in spec.doors:
                 os.chown(door.socket, uid, uid)
-        rules = filter_file()
+        rules = filter_file(GROUPS.stop)
         try:
             group = cgroups.make(self.places, spec.limits)
         except BaseException:

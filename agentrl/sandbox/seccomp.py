@@ -13,6 +13,7 @@ The filter is a classic BPF program; see the kernel's ``Documentation/userspace-
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import platform
 import struct
@@ -131,16 +132,23 @@ def refused_calls(machine: str | None = None) -> dict[str, int]:
     return {name: number for name, number in numbers.items() if number is not None}
 
 
-def filter_file() -> int:
+def filter_file(lowest: int) -> int:
     """Return a descriptor of the filter, for one sandbox: its reader starts at the front.
+
+    Args:
+        lowest: number that the descriptor may have.
 
     Raises:
         InfraError: there is no filter for this machine.
     """
-    file = os.memfd_create("agentrl-filter", 0)
-    os.write(file, program())
-    os.lseek(file, 0, os.SEEK_SET)
-    return file
+    rules = program()
+    file = os.memfd_create("agentrl-filter")
+    try:
+        os.write(file, rules)
+        os.lseek(file, 0, os.SEEK_SET)
+        return fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, lowest)
+    finally:
+        os.close(file)
 
 
 def _column(machine: str) -> int:

@@ -25,7 +25,19 @@ from agentrl.sandbox.interface import Door, Mount, SandboxSpec
 from agentrl.sandbox.model_door import model_door
 from agentrl.sandbox.self_test import prove
 from agentrl.sandbox.supervised import SupervisedSandbox
-from tests.helpers.sandboxes import PATIENT_S, REASON, SMALL, groups_of, installed, line, python, running, sandbox
+from tests.helpers.sandboxes import (
+    PATIENT_S,
+    REASON,
+    SMALL,
+    SMALL_SPEC,
+    groups_of,
+    installed,
+    line,
+    processes_that_end,
+    python,
+    running,
+    sandbox,
+)
 from tests.helpers.waiting import eventually
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -107,6 +119,24 @@ async def test_a_call_has_its_input_variables_folder_and_status(box: SupervisedS
     assert (await box.execute(["nothing-there"], timeout_s=PATIENT_S)).exit_code == 127
     with pytest.raises(InvalidError, match="no folder"):
         await line(box, "true", cwd="/nowhere")
+
+
+async def test_a_server_with_many_open_files_starts_sandboxes(provider: Bubblewrap, tmp_path: Path) -> None:
+    opened: list[int] = []
+    async with processes_that_end(tmp_path) as processes:
+        try:
+            while not opened or opened[-1] < bubblewrap.GROUPS.start - 2:
+                opened.append(os.open(os.devnull, os.O_RDONLY))
+            for _ in bubblewrap.GROUPS:  # what a start opens has every number that has a meaning, in turn
+                started = await provider.start_unchecked(SMALL_SPEC, processes)
+                try:
+                    assert (await python(started, "print(6 * 7)")).output == b"42\n"
+                finally:
+                    await started.stop()
+                opened.append(os.open(os.devnull, os.O_RDONLY))
+        finally:
+            for each in opened:
+                os.close(each)
 
 
 async def test_calls_run_at_a_time(box: SupervisedSandbox) -> None:

@@ -1,7 +1,8 @@
 """Control runs: a verifier's tests are run a second time as decoys (`agentrl.tasks.decoys`), in another fresh sandbox.
 
-Guarantee: which of the two runs comes first is drawn by chance, and nothing in a sandbox tells them apart but the expected values. Only test files that
-the verifier's program certainly runs become decoys: those whose names stand in it, or all if it calls pytest or unittest.
+Guarantee: which of the two runs comes first is drawn by chance, and nothing in a sandbox tells them apart but the expected values. What passes the
+first pair is run as another, so whoever cheats at random is seldom lucky. Only test files that the verifier's program certainly runs become decoys: those
+whose names stand in it, or all if it calls pytest or unittest.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import TypeVar
 
+from agentrl.protocol import Verdict
 from agentrl.sandbox.interface import ExecResult
 from agentrl.tasks.decoys import cases_of, decoy_of
 from agentrl.tasks.harbor import File, Files
 
+PAIRS = 2
 Real = TypeVar("Real")
 Other = TypeVar("Other")
 RUNNERS = re.compile(rb"\b(pytest|unittest)\b")
@@ -78,6 +81,25 @@ def key_of(name: str) -> str:
     """Return the key of a test's id: ``test_a.py::test_b`` for ``../tests/test_a.py::test_b[1]``."""
     path, _, rest = name.partition("[")[0].partition("::")
     return _key(path, rest)
+
+
+async def in_each_pair(judged: Callable[[], Awaitable[Verdict]]) -> Verdict:
+    """Return the lowest verdict of several pairs of a run and its control, or the first that gives nothing.
+
+    An agent that cheats in a run with probability p is rewarded with p (1 - p), to the power of `PAIRS`: at most 1 of 16.
+
+    Args:
+        judged: runs a pair, and returns its verdict.
+    """
+    lowest: Verdict | None = None
+    for _ in range(PAIRS):
+        verdict = await judged()
+        if not verdict.score:
+            return verdict
+        if lowest is None or (lowest.score or 0.0) > verdict.score:
+            lowest = verdict
+    assert lowest is not None
+    return lowest
 
 
 async def in_any_order(

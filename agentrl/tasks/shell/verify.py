@@ -21,7 +21,7 @@ from agentrl.exceptions import InfraError, InvalidError
 from agentrl.protocol import Verdict
 from agentrl.sandbox.interface import HOME, Mount, Sandbox
 from agentrl.tasks.harbor import Files, HarborTask
-from agentrl.tasks.shell.controls import Control, Ran, decoys_of, in_any_order
+from agentrl.tasks.shell.controls import Control, Ran, decoys_of, in_any_order, in_each_pair
 from agentrl.tasks.shell.generate import TRIAL
 from agentrl.tasks.shell.snapshot import UnusableError, put, take
 
@@ -72,20 +72,39 @@ async def run_verifier(task: HarborTask, left: Start, untouched: Start) -> Verdi
         InfraError: a sandbox failed.
         UnusableError: what is to be judged cannot be put into a sandbox.
     """
-    decoys = decoys_of(task.tests, task.script, prints=task.judge is not None)
-    if decoys is None:
-        ran, control = await _run(task, task.tests, left), None
+    draw = partial(decoys_of, task.tests, task.script, prints=task.judge is not None)
+
+    async def pair() -> Verdict:
+        decoys = draw()
+        assert decoys is not None
+        real, control = partial(_run, task, task.tests, left), partial(_run, task, decoys.tests, left)
+        ran, again = await in_any_order(real, control)
+        return await asyncio.to_thread(_judged, task, ran, Control(again, decoys.failing))
+
+    if draw() is None:
+        verdict = await asyncio.to_thread(_judged, task, await _run(task, task.tests, left), None)
     else:
-        ran, again = await in_any_order(partial(_run, task, task.tests, left), partial(_run, task, decoys.tests, left))
-        control = Control(again, decoys.failing)
+        verdict = await in_each_pair(pair)
+    if verdict.status == "infra_error" and task.judge is None:
+        if verdict_of(await _run(task, task.tests, untouched)).status != "infra_error":
+            return Verdict(status="task_failed", score=0.0, detail=verdict.detail)
+    return verdict
+
+
+def _judged(task: HarborTask, ran: Ran, control: Control | None) -> Verdict:
+    """Return the verdict on a run and its control."""
     if task.judge is not None:
-        return await asyncio.to_thread(task.judge, task.tests, ran, control)
+        return task.judge(task.tests, ran, control)
     verdict = verdict_of(ran)
-    if verdict.status == "infra_error" and verdict_of(await _run(task, task.tests, untouched)).status != "infra_error":
-        return Verdict(status="task_failed", score=0.0, detail=verdict.detail)
-    if verdict.score and control is not None and (verdict_of(control.ran).score or 0.0) >= verdict.score:
+    if verdict.score and control is not None and _as_good(control.ran, verdict.score):
         return Verdict(status="task_failed", score=0.0, detail="the tests pass with wrong expected values, too")
     return verdict
+
+
+def _as_good(control: Ran, score: float) -> bool:
+    """Return whether a run of decoys has as good a reward, or ended well without the reward that it wrote."""
+    again = verdict_of(control).score
+    return again >= score if again is not None else control.result.exit_code == 0
 
 
 def verdict_of(ran: Ran) -> Verdict:

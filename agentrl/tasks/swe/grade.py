@@ -24,7 +24,7 @@ from agentrl.protocol import Verdict
 from agentrl.sandbox.interface import HOME, ExecResult, Mount, Sandbox
 from agentrl.tasks.decoys import decoy_of
 from agentrl.tasks.pytest_log import BAD, Status
-from agentrl.tasks.shell.controls import in_any_order
+from agentrl.tasks.shell.controls import in_any_order, in_each_pair
 from agentrl.tasks.shell.snapshot import UnusableError, put, take
 from agentrl.tasks.shell.verify import Start, run_verifier
 from agentrl.tasks.swe.diffs import paths_of
@@ -134,13 +134,15 @@ async def grade(
             await begun.sandbox.stop()
         return await deceived(instance, result, begun.failing)
 
+    async def pair() -> Verdict:
+        verdict, why = await in_any_order(real, control)
+        return Verdict(status="task_failed", score=0.0, detail=why) if verdict.score and why else verdict
+
     try:
         if instance.task is not None:
             verdict = await run_verifier(instance.task, partial(holding, fine), partial(holding, Changes({}, ())))
         else:
-            verdict, why = await in_any_order(real, control)
-            if verdict.score and why:
-                verdict = Verdict(status="task_failed", score=0.0, detail=why)
+            verdict = await (pair() if instance.grading.runs else in_each_pair(pair))
     except UnusableError as error:
         return Graded(Verdict(status="task_failed", score=0.0, detail=str(error)))
     return Graded(verdict, patches[0])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
 import struct
 
 import pytest
 
 from agentrl.exceptions import InfraError
 from agentrl.sandbox import seccomp
-from agentrl.sandbox.seccomp import MACHINES, NAMESPACES, NEWEST, program, refused_calls
+from agentrl.sandbox.seccomp import MACHINES, NAMESPACES, NEWEST, filter_file, program, refused_calls
 
 ALLOWED, KILLED = "allowed", "killed"
 EPERM, ENOSYS = errno.EPERM, errno.ENOSYS
@@ -125,3 +126,14 @@ def test_huge_pages_are_refused(machine: str) -> None:
 def test_another_machine_has_no_filter() -> None:
     with pytest.raises(InfraError, match="no filter of system calls for riscv64; use a machine with x86_64 or aarch64"):
         program("riscv64")
+
+
+def test_its_descriptor_is_none_of_those_that_have_a_meaning() -> None:
+    """A server with a hundred open files gave it the number of a control group's, which then took its place."""
+    file = filter_file(103)
+    try:
+        assert file >= 103
+        assert os.read(file, 1 << 16) == program()
+        assert not os.get_inheritable(file)
+    finally:
+        os.close(file)
