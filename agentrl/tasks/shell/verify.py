@@ -85,10 +85,10 @@ async def run_verifier(task: HarborTask, left: Start, untouched: Start) -> Verdi
         verdict = await asyncio.to_thread(_judged, task, await _run(task, task.tests, left), None)
     else:
         verdict = await in_each_pair(pair)
-    if verdict.status == "infra_error" and task.judge is None:
-        if verdict_of(await _run(task, task.tests, untouched)).status != "infra_error":
-            return Verdict(status="task_failed", score=0.0, detail=verdict.detail)
-    return verdict
+    if verdict.status != "infra_error" or task.judge is not None:
+        return verdict
+    fair = verdict_of(await _run(task, task.tests, untouched)).status != "infra_error"
+    return Verdict(status="task_failed", score=0.0, detail=verdict.detail) if fair else verdict
 
 
 def _judged(task: HarborTask, ran: Ran, control: Control | None) -> Verdict:
