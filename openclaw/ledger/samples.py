@@ -22,10 +22,10 @@ from openclaw.owners import owner_of, prefixes, root
 from slime.utils.types import Sample
 
 STATED = (
-    "EXISTS (SELECT 1 FROM feedback WHERE feedback.turn_id = samples.turn_id AND applied"
-    " AND (thumbs IS NOT NULL OR score IS NOT NULL))"
+    "EXISTS (SELECT 1 FROM verdicts WHERE verdicts.turn_id = samples.turn_id"
+    " AND json_extract(verdict, '$.score_source') = 'feedback')"
 )
-"""Whether a person's feedback scored a sample: a verdict considers all feedback that counts, and a stated score wins."""
+"""Whether a person stated the score of a sample, by feedback or by a message that is only a thumb."""
 IN_BATCHES = "samples.rollout_id >= ? AND samples.rollout_id < ? AND +samples.state IN ('leased', 'trained')"
 """Whether a sample is in a batch of a range. The plus keeps SQLite from reading all trained samples."""
 NO_QUOTA = Quota(owner=1.0, feedback=1.0)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import subprocess
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from openclaw.report.build import build
 from openclaw.runs.folder import open_run
 from slime.utils.private_files import write_output
 from tests.helpers.made_runs import MadeRun
+from tests.helpers.threaded_server import serving
 from tests.security import chromium
 
 MARK = "data-attacked"
@@ -35,13 +35,8 @@ def attackers_server() -> Iterator[tuple[str, list[str]]]:
         def log_message(self, *words: object) -> None:
             """Say nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", asked
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(Handler) as url:
+        yield url, asked
 
 
 def attack(url: str) -> str:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from slime.rollout.questions import QuestionsEndedError
 from tests.helpers.ledger_records import make_turn
 from tests.helpers.probes import judged, leased_batch
 from tests.helpers.rollout_args import rollout_args
+from tests.helpers.threaded_server import serving
 from tests.unit.gate.test_plugin import Asked
 
 BOUNDS = GateVariables(gate_canary=0.5, canary_turns=3)
@@ -74,15 +75,9 @@ def served(engine: Engine) -> Iterator[None]:
         def log_message(self, format: str, *args: Any) -> None:
             """Say nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    engine.url = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
+    with serving(Handler) as url:
+        engine.url = url
         yield
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 class Candidate(Asked):

@@ -22,6 +22,7 @@ from openclaw.judge.outage import watch_outages
 from openclaw.judge.wiring import build_judge_loop
 from openclaw.ledger.store import Ledger
 from tests.helpers.ledger_records import USER_NEXT, make_turn
+from tests.helpers.threaded_server import serving
 from tests.helpers.waiting import eventually
 
 HINT_ANSWER = "[HINT_START]Write plain prose.[HINT_END] \\boxed{1}"
@@ -49,13 +50,8 @@ class EngineHandler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), EngineHandler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(EngineHandler) as url:
+        yield url
 
 
 class AwayEngine:

@@ -14,12 +14,12 @@ from openclaw.exceptions import ConfigError
 from openclaw.inspect import main
 from openclaw.ledger.opinion import as_next_state
 from openclaw.ledger.quota import BATCHES, Candidate, Quota, choose, most
-from openclaw.ledger.records import Feedback, Verdict
+from openclaw.ledger.records import Feedback, ScoreSource, Verdict
 from openclaw.ledger.samples import IN_BATCHES
 from openclaw.ledger.store import Ledger
 from openclaw.owners import stored_id
 from openclaw.training.samples import make_sample
-from tests.helpers.ledger_records import judged_sample, make_turn
+from tests.helpers.ledger_records import USER_NEXT, judged_sample, make_turn
 
 HALF = Quota(owner=0.5, feedback=0.25)
 KINDS = st.tuples(st.sampled_from(["", "alice", "bob", "carol"]), st.booleans())
@@ -174,6 +174,20 @@ def stated_sample(ledger: Ledger, turn_id: str, session_id: str) -> None:
     ledger.record_feedback(feedback, as_next_state(feedback))
     verdict = Verdict(score=1, score_source="feedback")
     ledger.record_judged(turn_id, verdict, [make_sample(turn, 1.0, score=1)], None, 1)
+
+
+def test_a_typed_thumb_counts_for_the_share_of_feedback(ledger: Ledger) -> None:
+    """Feedback has a row of its own; a message that is only a thumb has a verdict."""
+    for number in range(8):
+        source: ScoreSource = "feedback" if number < 4 else "judge"
+        turn = make_turn(f"a-{number}", session_id=stored_id("alice", source))
+        ledger.record_turn(turn)
+        verdict = Verdict(score=1, score_source=source)
+        ledger.record_next_state(turn.id, USER_NEXT, 1.0)
+        ledger.record_judged(turn.id, verdict, [make_sample(turn, 1.0, score=1)], None, 0)
+    judged_sample(ledger, "b", session_id=stored_id("bob", "s"))
+    batch = ledger.claim_samples(0, 4, Quota(owner=1.0, feedback=0.25))
+    assert Counter(sample.session_id for sample in batch) == {"@alice:feedback": 1, "@alice:judge": 2, "@bob:s": 1}
 
 
 def owners_of(ledger: Ledger, rollout_id: int, count: int) -> Counter[str]:

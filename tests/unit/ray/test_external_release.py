@@ -9,9 +9,8 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.external import ExternalEngine
 from slime.backends.sglang_utils.external_release import follow
 from tests.helpers.live_run import wait_until
+from tests.helpers.threaded_server import Server, running_server
 
 RUN = """
 import sys
@@ -66,19 +66,15 @@ class Engine:
             def log_message(self, format: str, *args: Any) -> None:
                 """Say nothing."""
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server = Server(Handler)
         self.address = f"127.0.0.1:{self.server.server_port}"
 
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     made = Engine()
-    thread = threading.Thread(target=made.server.serve_forever)
-    thread.start()
-    yield made
-    made.server.shutdown()
-    thread.join(60)
-    made.server.server_close()
+    with running_server(made.server):
+        yield made
 
 
 def helpers_of(engine: Engine) -> list[psutil.Process]:
