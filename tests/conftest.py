@@ -47,16 +47,18 @@ settings.register_profile(
 settings.load_profile("any machine")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+OF_WEB = (certifi.where(), os.environ.get("SSL_CERT_FILE"))
 _new_context = ssl.create_default_context
 
 
 @functools.cache
-def _web_context() -> ssl.SSLContext:
-    return _new_context(cafile=certifi.where())
+def _web_context(cafile: str) -> ssl.SSLContext:
+    return _new_context(cafile=cafile)
 
 
 def _context(*args: Any, **given: Any) -> ssl.SSLContext:
-    return _new_context(*args, **given) if args or given != {"cafile": certifi.where()} else _web_context()
+    of_web = not args and list(given) == ["cafile"] and given["cafile"] in OF_WEB
+    return _web_context(given["cafile"]) if of_web else _new_context(*args, **given)
 
 
 # Every client of httpx, and so of openai, would read the certificates of the web again, which takes 30 ms.
