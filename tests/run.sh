@@ -7,11 +7,12 @@ cd "$root"
 case "${1:-}" in
     -h | --help)
         cat <<'TEXT'
-usage: tests/run.sh [--fast | --lint] [pytest arguments]
+usage: tests/run.sh [--fast | --lint | --attacks] [pytest arguments]
 
   (nothing)  lint, unit, contract and integration tests (real SGLang, Ray and training on the CPU)
   --fast     unit and contract tests only, without the slow files among them
   --lint     ruff, pyright, import-linter and shellcheck only
+  --attacks  the long attacks that the others leave out: every victim at every moment, every tampering agent
 TEXT
         exit 0
         ;;
@@ -32,11 +33,10 @@ lint() {
 
 # What the files of the fast tests need, several times over: a container may have 64 MB of shared memory.
 FAST_KIB=1000000
-# Two processes keep two cores busy; a file's tests stay in one of them. A test that hangs where its own time-out does not end it
-# (in a collective of torch, in its clean-up) ends its process after the seconds given last, and shows where every thread was;
-# so does one whose own time-out is longer: with it a run on a slow machine would have no time left to say so.
-PYTEST=(python -m pytest --numprocesses 2 --dist loadfile --max-worker-restart 1
-    -o faulthandler_exit_on_timeout=true -o)
+# A file's tests stay in one process. Two keep two cores busy, and three where tests often wait. A test that hangs where its own
+# time-out does not end it (in a collective of torch, in its clean-up) ends its process after the seconds given last, and shows
+# where every thread was; so does one whose own time-out is longer: with it a run on a slow machine would have no time left to say so.
+PYTEST=(python -m pytest --dist loadfile --max-worker-restart 1 -o faulthandler_exit_on_timeout=true -o)
 
 # The files that these tests write live in memory where that can be.
 fast() {
@@ -44,7 +44,8 @@ fast() {
     if [ -w /dev/shm ] && [ "$(df -kP /dev/shm | awk 'NR == 2 { print $4 }')" -gt "$FAST_KIB" ]; then place=/dev/shm; fi
     files="$(mktemp -d -p "$place" slime-tests-XXXXXX)"
     trap 'rm -rf "$files"' EXIT
-    TMPDIR="$files" "${PYTEST[@]}" faulthandler_timeout=330 tests/unit tests/contract -m "not slow" "$@" || status=$?
+    TMPDIR="$files" "${PYTEST[@]}" faulthandler_timeout=330 --numprocesses 3 tests/unit tests/contract -m "not slow" "$@" ||
+        status=$?
     rm -rf "$files"
     return "$status"
 }
@@ -52,27 +53,29 @@ fast() {
 # Files of unit tests that take long: they run with the integration tests.
 slow_files() { grep -rl --include='*.py' '^pytestmark = pytest.mark.slow$' tests/unit tests/contract; }
 
-# The tiny model comes first, by itself: it is there unless its sources changed, and then no test's time-out pays for it. Then
-# the longest; conftest.py says what stays in one process.
-integration() {
+# Those with real programs that the marker chooses. The tiny model comes first, by itself: it is there unless its sources changed,
+# and then no test's time-out pays for it. Then the longest; conftest.py says what stays in one process.
+real() {
+    local marker="$1"
+    shift
     PYTHONPATH=openclaw-test python -m tiny_models.build
     mapfile -t slow < <(slow_files)
-    "${PYTEST[@]}" faulthandler_timeout=1500 tests/integration tests/gpu tests/security "${slow[@]}" \
-        --no-loadscope-reorder --durations 25
+    "${PYTEST[@]}" faulthandler_timeout=1500 --numprocesses 2 tests/integration tests/gpu tests/security "${slow[@]}" \
+        --no-loadscope-reorder --durations 25 -m "$marker" "$@"
+}
+
+programs() {
+    scripts/setup_node.sh || echo "run.sh: the tests of OpenClaw and the JS SDK are skipped" >&2
+    scripts/setup_chromium.sh || echo "run.sh: the tests of gui-rl in a browser and the attacks by one are skipped" >&2
+    scripts/setup_bubblewrap.sh || echo "run.sh: the tests of the sandbox are skipped" >&2
+    scripts/setup_mini_swe_agent.sh || echo "run.sh: the tests of mini-swe-agent are skipped" >&2
+    scripts/setup_swebench.sh || echo "run.sh: the comparison with swebench's grader is skipped" >&2
 }
 
 case "${1:-}" in
     --lint) lint ;;
     --fast) shift; fast "$@" ;;
-    *)
-        if [ "$#" -eq 0 ]; then lint; fi
-        scripts/setup_node.sh || echo "run.sh: the tests of OpenClaw and the JS SDK are skipped" >&2
-        scripts/setup_chromium.sh || echo "run.sh: the tests of gui-rl in a browser and the attacks by one are skipped" >&2
-        scripts/setup_bubblewrap.sh || echo "run.sh: the tests of the sandbox are skipped" >&2
-        scripts/setup_mini_swe_agent.sh || echo "run.sh: the tests of mini-swe-agent are skipped" >&2
-        scripts/setup_swebench.sh || echo "run.sh: the comparison with swebench's grader is skipped" >&2
-        if [ "$#" -gt 0 ]; then exec python -m pytest tests "$@"; fi
-        fast
-        integration
-        ;;
+    --attacks) shift; programs; real attack "$@" ;;
+    "") lint; programs; fast; real "not attack" ;;
+    *) programs; exec python -m pytest tests "$@" ;;
 esac

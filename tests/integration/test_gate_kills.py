@@ -54,29 +54,31 @@ def better_version_serves(gated: GatedRun, version: str, rollout_id: int) -> Non
     assert batch_of(gated, rollout_id) == [("trained", None)] * BATCH
 
 
-def test_probe(gated: GatedRun) -> None:
-    """Batch 1 is asked about again and again; version 1 serves meanwhile."""
+def is_asked_again(gated: GatedRun) -> None:
+    """Wait until batch 1 is asked about again; version 1 serves meanwhile."""
+    gated.wait_held("probe")
+    gated.wait_live("1")
+    assert gated.serves_weights_of(0)
+    assert batch_of(gated, 1) == [("leased", None)] * BATCH
+
+
+@pytest.mark.parametrize(
+    ("in_probe", "in_push"),
+    [
+        pytest.param(["rank"], ["driver"], id="one each"),
+        pytest.param(["rank", "manager"], ["rank", "manager", "driver"], id="every", marks=pytest.mark.attack),
+    ],
+)
+def test_probe_and_push(gated: GatedRun, in_probe: list[str], in_push: list[str]) -> None:
+    """Batch 1 is asked about again and again, and accepted; no engine serves its weights before the push is whole."""
     gated.hold("probe")
     gated.feed()
     gated.wait_held("probe")
-    for victim in ("rank", "manager"):
+    for victim in in_probe:
         gated.member(victim).kill()
         gated.hold("probe")
-        gated.wait_held("probe")
-        gated.wait_live("1")
-        assert gated.serves_weights_of(0)
-        assert batch_of(gated, 1) == [("leased", None)] * BATCH
-    gated.go_on("probe")
-    better_version_serves(gated, "2", 1)
-    assert not gated.serves_weights_of(0)
-
-
-def test_push(gated: GatedRun) -> None:
-    """Batch 1 is accepted; no engine serves its weights before the push is whole."""
-    gated.hold("probe")
-    gated.feed()
-    gated.wait_held("probe")
-    for victim in ("rank", "manager", "driver"):
+        is_asked_again(gated)
+    for victim in in_push:
         engine = gated.stopped_engine()
         gated.hold("probe")
         gated.wait_in_push()
@@ -86,18 +88,17 @@ def test_push(gated: GatedRun) -> None:
         else:
             gated.member(victim).kill()
             engine.resume()
-        gated.wait_held("probe")
-        gated.wait_live("1")
-        assert gated.serves_weights_of(0)
-        assert batch_of(gated, 1) == [("leased", None)] * BATCH
+        is_asked_again(gated)
     engine = gated.stopped_engine()
     gated.go_on("probe")
     gated.wait_in_push()
     gated.member("runtime").kill()
     engine.kill()
     better_version_serves(gated, "2", 1)
+    assert not gated.serves_weights_of(0)
 
 
+@pytest.mark.attack
 def test_undoing(gated: GatedRun) -> None:
     """Batch 1 is refused; a person accepts it before the checkpoint without it is written, and the rank dies."""
     gated.refuse(True)
@@ -128,6 +129,7 @@ def test_undoing(gated: GatedRun) -> None:
     assert [each["version"] for each in listed if each["serves"]] == ["2"]
 
 
+@pytest.mark.attack
 def test_rollback(gated: GatedRun) -> None:
     """Back to version 1, where the driver dies, and forward to 2, where rank, runtime and engine die; training goes on."""
     for rollout_id in (1, 2):

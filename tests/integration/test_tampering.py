@@ -47,8 +47,20 @@ AGENTS = {"tbench with pytest": OF_PYTEST, "tbench that prints": tuple(TAMPERING
 """Pytest takes a second to start, twice for each agent, so not all agents try it."""
 
 
-@pytest.mark.parametrize("way", ["run", "import"])
-@pytest.mark.parametrize("kind", FOLDERS)
+@pytest.mark.parametrize(
+    ("kind", "way"),
+    [
+        ("harbor", "run"),
+        ("tbench with pytest", "import"),
+        *(
+            pytest.param(kind, way, marks=pytest.mark.attack)
+            for kind, way in (
+                *(("harbor", "import"), ("tbench with pytest", "run")),
+                *(("tbench that prints", "run"), ("tbench that prints", "import")),
+            )
+        ),
+    ],
+)
 async def test_no_tampering_agent_scores(kind: str, way: Way, tmp_path: Path) -> None:
     task = FOLDERS[kind](tmp_path / "task", way)
 
