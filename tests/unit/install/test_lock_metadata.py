@@ -193,10 +193,9 @@ def test_every_lock_is_installed_with_its_hashes(repository: Path) -> None:
         for command in re.findall(
             r"^[^#\n]*pip\b.* (?:install|download) --.*", path.read_text().replace("\\\n", ""), re.MULTILINE
         )
-        if "verifiers==" not in command  # no lock, as instructions/installation.md says
     ]
-    # scripts/lock.sh, setup.sh (one array for all its calls), setup_mini_swe_agent.sh and setup_swebench.sh (two)
-    assert len(commands) == 5
+    # scripts/lock.sh, setup.sh (one array for all its calls), setup_mini_swe_agent.sh, setup_verifiers.sh and setup_swebench.sh (two)
+    assert len(commands) == 6
     assert [command for command in commands if not {"--no-deps", "--require-hashes"} <= set(command.split())] == []
 
 
