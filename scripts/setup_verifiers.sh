@@ -39,6 +39,7 @@ if installed; then exit 0; fi
 "$python" -m venv --clear "$folder"
 if ! "$folder/bin/pip" install --quiet --disable-pip-version-check --no-deps --require-hashes \
     --only-binary :all: -r "$lock"; then
+    rm -rf "$folder"
     echo "setup_verifiers: pip could not install $lock: no package registry in reach, or a file with another hash; pip's words are above" >&2
     exit 1
 fi
