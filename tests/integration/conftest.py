@@ -6,14 +6,17 @@ because they measure the memory of a whole GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from agentrl.sandbox.bubblewrap import Bubblewrap
+from agentrl.sandbox.supervised import SupervisedSandbox
 from tests.helpers import tiny_random
+from tests.helpers.sandboxes import sandbox
 
 LONGEST_FIRST = (
     "test_gate_kills",
@@ -95,3 +98,16 @@ def engine(tiny_random_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
     with live_engine(engine_arguments(tiny_random_model, tmp_path_factory.mktemp("engine"))) as engine:
         yield engine
+
+
+@pytest.fixture(scope="module")
+def provider() -> Bubblewrap:
+    """Sandboxes by bubblewrap, proved once for each file."""
+    return Bubblewrap()
+
+
+@pytest.fixture
+async def box(provider: Bubblewrap, tmp_path: Path) -> AsyncIterator[SupervisedSandbox]:
+    """A running sandbox with small limits."""
+    async with sandbox(provider, tmp_path) as started:
+        yield started

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,17 +44,6 @@ pytestmark = pytest.mark.skipif(not installed(REPOSITORY), reason=REASON)
 FOR_EVER = 3600
 SOON_S = 1.0
 """The time limit of a command that never ends by itself."""
-
-
-@pytest.fixture(scope="module")
-def provider() -> Bubblewrap:
-    return Bubblewrap()
-
-
-@pytest.fixture
-async def box(provider: Bubblewrap, tmp_path: Path) -> AsyncIterator[SupervisedSandbox]:
-    async with sandbox(provider, tmp_path) as started:
-        yield started
 
 
 @pytest.fixture

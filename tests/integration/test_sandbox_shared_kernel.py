@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import platform
 import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -33,17 +32,6 @@ def more():
         return len(kept)
 print(more(), flush=True)
 """
-
-
-@pytest.fixture(scope="module")
-def provider() -> Bubblewrap:
-    return Bubblewrap()
-
-
-@pytest.fixture
-async def box(provider: Bubblewrap, tmp_path: Path) -> AsyncIterator[SupervisedSandbox]:
-    async with sandbox(provider, tmp_path) as started:
-        yield started
 
 
 def call(*words: object) -> int:

@@ -23,6 +23,7 @@ from openclaw.gateway.schema import parse_request
 from openclaw.gateway.stream import EventStream
 from openclaw.owners import LOCAL
 from tests.helpers.mock_engine import MockEngine, logprob_of, mock_engine, serve
+from tests.helpers.waiting import eventually
 from tests.unit.gateway.conftest import PATIENCE, Stack, Starter
 
 USER: Any = [{"role": "user", "content": "Hello?"}]
@@ -323,8 +324,6 @@ async def test_a_reply_given_up_unread_is_recorded_once(stack: Stack) -> None:
     request, raw = parse_request(_json({"model": "any", "messages": USER, "stream": True}))
     async with stack.service.reply(request, raw, {}) as reply:
         assert await reply.begun()
-    async with asyncio.timeout(10):
-        while stack.metric("openclaw_turns_total", kind="main", outcome="abort") != 1:
-            await asyncio.sleep(0)
+    await eventually(lambda: stack.metric("openclaw_turns_total", kind="main", outcome="abort"), 1)
     assert [turn.finish_reason for turn in stack.turns()] == ["abort"]
     assert stack.metric("openclaw_requests_in_flight") == 0
