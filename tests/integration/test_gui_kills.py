@@ -21,6 +21,7 @@ from agentrl.processes.ledger import ProcessLedger
 from agentrl.protocol import JsonObject, StepResult
 from agentrl.rollout import generate as loop
 from agentrl.sandbox.bubblewrap import Bubblewrap
+from agentrl.tasks.gui.browser import playwright_page
 from agentrl.tasks.gui.miniwob.environment import MiniWobEnvironment
 from slime.utils.http_utils import find_available_port
 from slime.utils.types import Sample
@@ -44,6 +45,12 @@ def browsers_of(marker: str) -> Iterator[psutil.Process]:
                 yield process
         except psutil.Error:
             continue
+
+
+@pytest.fixture(autouse=True)
+def _a_loss_is_noticed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waits for the answer of what is dead."""
+    monkeypatch.setattr(playwright_page, "SEND_S", 3600.0)
 
 
 class Dying(MiniWobEnvironment):

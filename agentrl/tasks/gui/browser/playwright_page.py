@@ -20,9 +20,12 @@ ACTIVE_PORT = f"{PROFILE}/DevToolsActivePort"
 class PlaywrightPage(Page):
     """See `Page`; make it with `open`."""
 
-    def __init__(self, program: WalledProgram, session: Any, closing: AsyncExitStack) -> None:
+    def __init__(
+        self, program: WalledProgram, session: Any, lost: asyncio.Future[str], closing: AsyncExitStack
+    ) -> None:
         self._program = program
         self._session = session
+        self._lost = lost
         self._closing = closing
 
     @classmethod
@@ -50,28 +53,45 @@ class PlaywrightPage(Page):
                 browser = await playwright.chromium.connect_over_cdp(f"ws://127.0.0.1:{program.port}{path}")
                 closing.push_async_callback(_left, browser)
                 page = browser.contexts[0].pages[0]
+                lost = asyncio.get_running_loop().create_future()
+                page.on("crash", lambda _: _tell(lost, "the page's process ended"))
+                browser.on("disconnected", lambda _: _tell(lost, "the browser left"))
                 session = await browser.contexts[0].new_cdp_session(page)
             except Error as error:
                 program.check()
                 driver.give_up(playwright)  # the browser runs, so the driver may be at fault
                 raise InfraError(f"playwright cannot connect: {error.message}", code="browser_lost") from error
-            return cls(program, session, closing.pop_all())
+            return cls(program, session, lost, closing.pop_all())
         raise AssertionError  # an exit stack of these callbacks hides nothing
 
     async def send(self, method: str, parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """See `Page`."""
         from playwright.async_api import Error
 
+        # The library leaves a call without an answer for ever when its page or its browser dies.
+        call = asyncio.ensure_future(self._session.send(method, dict(parameters or {})))
+        ends = [call, self._lost, *self._program.ends()]
         try:
-            async with asyncio.timeout(SEND_S):
-                return await self._session.send(method, dict(parameters or {}))
-        except (Error, TimeoutError) as error:
+            await asyncio.wait(ends, timeout=SEND_S, return_when=asyncio.FIRST_COMPLETED)
+            if call.done():
+                return call.result()
+        except Error as error:
             self._program.check()
             raise InfraError(f"the browser failed {method}: {error}", code="browser_lost") from error
+        finally:
+            call.cancel()
+        self._program.check()
+        why = self._lost.result() if self._lost.done() else f"no answer within {SEND_S:g} s"
+        raise InfraError(f"the browser failed {method}: {why}", code="browser_lost")
 
     async def close(self) -> None:
         """See `Page`."""
         await self._closing.aclose()
+
+
+def _tell(lost: asyncio.Future[str], why: str) -> None:
+    if not lost.done():
+        lost.set_result(why)
 
 
 async def _left(browser: Any) -> None:

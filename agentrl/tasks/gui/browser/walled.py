@@ -142,6 +142,10 @@ class WalledProgram:
             await asyncio.sleep(POLL_S)
         raise InfraError(f"the browser did not write {path} within {START_S:g} s", code="browser_lost")
 
+    def ends(self) -> list[asyncio.Task[ExecResult]]:
+        """Return the task that is done when the program has ended; none before `start`."""
+        return [] if self._running is None else [self._running]
+
     def check(self) -> None:
         """Raise InfraError if the program has ended."""
         if self._running is not None and self._running.done():
