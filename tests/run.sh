@@ -7,12 +7,12 @@ cd "$root"
 case "${1:-}" in
     -h | --help)
         cat <<'TEXT'
-usage: tests/run.sh [--fast | --lint | --attacks] [pytest arguments]
+usage: tests/run.sh [--fast | --lint | --long] [pytest arguments]
 
   (nothing)  lint, unit, contract and integration tests (real SGLang, Ray and training on the CPU)
   --fast     unit and contract tests only, without the slow files among them
   --lint     ruff, pyright, import-linter and shellcheck only
-  --attacks  the long attacks that the others leave out: every victim at every moment, every tampering agent
+  --long     what the others leave out: kills at every moment, every tampering agent, thousands of sessions, benchmarks
 TEXT
         exit 0
         ;;
@@ -75,7 +75,7 @@ programs() {
 case "${1:-}" in
     --lint) lint ;;
     --fast) shift; fast "$@" ;;
-    --attacks) shift; programs; real attack "$@" ;;
-    "") lint; programs; fast; real "not attack" ;;
+    --long) shift; programs; real long "$@" ;;
+    "") lint; programs; fast; real "not long" ;;
     *) programs; exec python -m pytest tests "$@" ;;
 esac

@@ -19,10 +19,8 @@ from tests.helpers import tiny_random
 from tests.helpers.sandboxes import sandbox
 
 LONGEST_FIRST = (
-    "test_gate_kills",
     "test_demo_cpu",
     "test_gui_browser",
-    "test_kills",
     "test_canary_live",
     "test_whole_loop",
     "test_example_method",

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.integration
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap: bash scripts/setup_bubblewrap.sh")

@@ -9,10 +9,13 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from benchmarks import losses
 from benchmarks.own_process import in_own_process
 
 
+@pytest.mark.long
 def test_the_quick_run_compares_every_case(tmp_path: Path, repository: Path) -> None:
     file = tmp_path / "losses.json"
     command = [sys.executable, "-m", "benchmarks.losses", "--quick", "--json", str(file)]

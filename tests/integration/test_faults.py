@@ -12,6 +12,7 @@ from benchmarks.faults import MUST_BE_ZERO, table
 KILLS, SEED = 6, 3
 
 
+@pytest.mark.long
 @pytest.mark.timeout(280)
 def test_kills_lose_nothing(tiny_random_model: Path, tmp_path: Path) -> None:
     found = run_fast(tmp_path, tiny_random_model, KILLS, SEED)

@@ -71,6 +71,7 @@ async def test_selenium_and_other_coordinates(
             assert await environment.solved(task_name(family, "heldout", 1)) == 1.0, family
 
 
+@pytest.mark.long
 async def test_a_hundred_families_open_step_and_score(environment: Real) -> None:
     """Those with an oracle have opened, stepped and scored in `test_oracles_and_the_idle`."""
     chosen = [family for family in families()[:MANY] if family not in ORACLES]

@@ -99,7 +99,7 @@ def run_as_jobs(repository: Path, whole: Path, model: Path) -> None:
         assert all(machine.is_running() for machine in cluster.machines)
 
 
-@pytest.mark.attack
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_kills_on_two_machines(
     repository: Path, tmp_path: Path, tiny_random_model: Path, monkeypatch: pytest.MonkeyPatch

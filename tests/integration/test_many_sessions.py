@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.helpers.conversations import World, talk_past_memory
 
 
+@pytest.mark.long
 async def test_twenty_thousand_sessions(tmp_path: Path) -> None:
     world = World(tmp_path / "ledger.sqlite")
     try:

@@ -53,7 +53,7 @@ AGENTS = {"tbench with pytest": OF_PYTEST, "tbench that prints": tuple(TAMPERING
         ("harbor", "run"),
         ("tbench with pytest", "import"),
         *(
-            pytest.param(kind, way, marks=pytest.mark.attack)
+            pytest.param(kind, way, marks=pytest.mark.long)
             for kind, way in (
                 *(("harbor", "import"), ("tbench with pytest", "run")),
                 *(("tbench that prints", "run"), ("tbench that prints", "import")),
