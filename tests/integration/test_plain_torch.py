@@ -35,6 +35,7 @@ def test_the_folder_of_gpu_tests_runs_by_itself(python: Path, repository: Path) 
     assert " skipped in " in found.stdout or " passed" in found.stdout
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_engine_free_figures_are_measured(python: Path, repository: Path, tmp_path: Path) -> None:
     file, steps = tmp_path / "figures.json", ("trainer 4B, 32k tokens", "weight push", "engine tests")

@@ -14,6 +14,7 @@ from agentrl.sandbox.bubblewrap import Bubblewrap
 from agentrl.tasks.shell.environment import ShellEnvironment
 from agentrl.tasks.shell.families import FAMILIES
 from agentrl.tasks.terminal.environment import TerminalEnvironment
+from tests.helpers.long import long_but
 from tests.helpers.sandboxes import processes_that_end
 from tests.helpers.shell_agents import ATTACKS, BEHIND_WALLS, BROKEN_SNAPSHOTS, MEMORY_OF_NOBODY, judged, oracle
 
@@ -42,8 +43,14 @@ async def test_every_family(family: str, environment: ShellEnvironment) -> None:
     name = f"shell/{family}/train/5"
     verdict = await judged(environment, name, oracle(name))
     assert (verdict.status, verdict.score) == ("ok", 1.0), verdict.detail
-    for why, command in {"nothing": "", **ATTACKS, **BEHIND_WALLS}.items():
-        verdict = await judged(environment, name, command)
+    verdict = await judged(environment, name, "")
+    assert (verdict.status, verdict.score) == ("task_failed", 0.0), verdict.detail
+
+
+@pytest.mark.parametrize("family", long_but(FAMILIES, "write_word", "write_filter"))
+async def test_no_attack_scores(family: str, environment: ShellEnvironment) -> None:
+    for why, command in {**ATTACKS, **BEHIND_WALLS}.items():
+        verdict = await judged(environment, f"shell/{family}/train/5", command)
         assert (verdict.status, verdict.score) == ("task_failed", 0.0), f"{why}: {verdict.detail}"
 
 

@@ -23,6 +23,7 @@ from agentrl.tasks.toolcall.config import BUILTIN
 from agentrl.tasks.toolcall.environment import ToolCallEnvironment
 from agentrl.tasks.toolcall.families import FAMILIES, HELD_OUT
 from agentrl.tasks.toolcall.generate import generate
+from tests.helpers.long import long_but
 from tests.helpers.tool_agents import calls, judged, oracle, tool_environment
 
 pytestmark = [
@@ -105,12 +106,22 @@ ATTACKS = {
 }
 
 
+def name_in(family: str) -> str:
+    return f"toolcall/{family}/{'heldout' if family in HELD_OUT else 'train'}/5"
+
+
 @pytest.mark.parametrize("family", SANDBOXED)
 async def test_every_family(family: str, environment: Real) -> None:
-    """Of the families with a sandbox: the oracle is rewarded; nothing, and attacks, are not."""
-    name = f"toolcall/{family}/{'heldout' if family in HELD_OUT else 'train'}/5"
+    """Of the families with a sandbox: the oracle is rewarded."""
+    name = name_in(family)
     verdict = await judged(environment, Task(name), oracle(name))
     assert (verdict.status, verdict.score) == ("ok", 1.0), verdict.detail
+
+
+@pytest.mark.parametrize("family", long_but(SANDBOXED, "count_primes", "sales_of"))
+async def test_no_attack_scores(family: str, environment: Real) -> None:
+    """Nor does nothing."""
+    name = name_in(family)
     tool = {*generate(name).tools} & {"code_interpreter"}
     attacks = {why: [calls("code_interpreter", code=code)] for why, code in ATTACKS.items()} if tool else SQL_ATTACKS
     for why, actions in {"nothing": [], **attacks}.items():
