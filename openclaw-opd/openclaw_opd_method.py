@@ -33,7 +33,7 @@ class Config(MethodConfig):
     guide_name = "opd"
     trains_rewards = False
     defaults = {"PRM_M": DEFAULT_VOTES}
-    # Measured, see LOG.md: KL keeps the tiny model's arithmetic while its style changes.
+    # Measured, see log/tiny_demo.md#tiny-profile: KL keeps the tiny model's arithmetic while its style changes.
     profile_defaults = {"tiny_cpu": {"LEARNING_RATE": 1e-4, "KL_LOSS_COEF": 0.1, "BATCH_SIZE": 8}}
 
     def launch_flags(self) -> Sequence[str]:

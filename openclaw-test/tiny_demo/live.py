@@ -15,7 +15,7 @@ from slime.arguments.checkpoint import CONTINUE_VARIABLE
 from tiny_demo.launched import Settings
 from tiny_demo.resume import continue_command
 
-# One person gives few turns. With these a dozen complaints change the first replies (measured, see LOG.md).
+# One person gives few turns. With these a dozen complaints change the first replies (log/tiny_demo.md#live-mode).
 VARIABLES = {"BATCH_SIZE": "4", "LEARNING_RATE": "4e-4"}
 OF_THE_STUDENT = ("updates", "sessions", "max_turns", "heldout", "client", "taste", "gsm8k", "report", "keep_serving")
 """Options that mean nothing without a student or a measurement."""

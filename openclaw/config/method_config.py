@@ -33,7 +33,8 @@ class MethodConfig(EnvironmentConfig):
         rollout_function: plugin path of the rollout function; None if the script names it.
         defaults: defaults of launcher or runtime variables on every profile; a profile's defaults win over them.
         profile_defaults: defaults of launcher or runtime variables by profile name; they win over the profile's own.
-            Those of ``tiny_cpu`` here let a tiny model learn a style and keep its arithmetic (measured, see LOG.md).
+            Those of ``tiny_cpu`` here let a tiny model learn a style and keep its arithmetic
+            (log/tiny_demo.md#tiny-profile).
         keeps_topk: whether ``--distill-topk`` adds the teacher's top K to the samples.
         trains_rewards: whether a sample's reward reaches the gradient; without it, agents' episodes give no samples.
         asks_judge: whether judges vote; without them a run starts no judge engine.

@@ -18,7 +18,8 @@ LOWEST_GLIBC = (2, 34)
 LOWEST_CAPABILITY = (8, 0)
 CUDA_MAJOR = 13
 PYTHONS = ((3, 11), (3, 12))
-# Measured with requirements/gpu.txt on Python 3.11: 4.6 GB of wheels make an environment of 11.7 GB. A tenth is added.
+# Measured with requirements/gpu.txt on Python 3.11: 4.6 GB of wheels make an environment of 11.7 GB. A tenth is added
+# (log/installation.md#gpu-lock).
 WHEELS_GB = 5.0
 ENVIRONMENT_GB = 13.0
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-NOT_FOLLOWED = ("LOG.md",)
-"""A log of what was tried: its commands are those of their day."""
+NOT_FOLLOWED = "log/"
+"""The log of what was tried: its commands are those of their day."""
 SHELL = ("bash", "sh", "shell", "console")
 STATE = re.compile(r"(source|export|umask)\b")
 ASSIGNMENTS = r"""(?:[A-Z][A-Z0-9_]*=(?:"[^"]*"|'[^']*'|[^\s"'])*\s+)*"""
@@ -71,7 +71,7 @@ def pages() -> list[str]:
     """Return every page that git tracks, or is about to."""
     listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"]
     names = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    return sorted(name for name in set(names) if name not in NOT_FOLLOWED and (ROOT / name).is_file())
+    return sorted(name for name in set(names) if not name.startswith(NOT_FOLLOWED) and (ROOT / name).is_file())
 
 
 def blocks_of(page: str, text: str) -> tuple[list[Block], str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,19 +67,25 @@ WORDS_OF_OTHER_PROGRAMS = {
 MOST_WORDS = 1200
 LONGEST_SENTENCE = 30
 LONGEST_LINE = 100
+ANCHOR = r'^<a id="([a-z0-9-]+)"></a>$'
 
 
 def pages(repository: Path) -> list[Path]:
-    """Return every page that is written by hand."""
+    """Return every page that is written by hand and says how things are now."""
     methods = (folder.name for folder in repository.glob("openclaw-*"))
     folders = ["", "instructions", "toolcall-rl", "terminal-rl", "swe-rl", "gui-rl", *methods]
-    return [page for folder in folders for page in (repository / folder).glob("*.md") if page.name != "LOG.md"]
+    return [page for folder in folders for page in (repository / folder).glob("*.md")]
+
+
+def log_pages(repository: Path) -> list[Path]:
+    """Return the pages of the log. They name flags, variables and scripts of their day."""
+    return sorted((repository / "log").glob("*.md"))
 
 
 def linked_pages(repository: Path) -> list[Path]:
     """Return every page whose links have to resolve."""
     readmes = [*repository.glob("openclaw/*/*.md"), *repository.glob("extensions/*/README.md")]
-    return [*pages(repository), *reference_pages.FOLDER.glob("*.md"), *readmes, repository / "LOG.md"]
+    return [*pages(repository), *log_pages(repository), *reference_pages.FOLDER.glob("*.md"), *readmes]
 
 
 def without_code(text: str) -> str:
@@ -90,7 +97,7 @@ def sentences(text: str) -> Iterator[str]:
     """Yield the sentences of a page: those of its paragraphs, list items and table cells; code and a link count as a word."""
     text = re.sub(r"`[^`]*`", "code", without_code(text))
     text = re.sub(r"\]\([^)]*\)", "]", text)
-    text = re.sub(r"^(#|<!--).*$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^(#|<!--|<a id=).*$", "", text, flags=re.MULTILINE)
     text = re.sub(r"^\|(.*)\|$", lambda row: "\n\n" + row[1].replace("|", "\n\n") + "\n\n", text, flags=re.MULTILINE)
     text = re.sub(r"^ *([*-]|\d+\.) ", "\n\n", text, flags=re.MULTILINE)
     for paragraph in re.split(r"\n\s*\n", text):
@@ -98,9 +105,11 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the anchors that GitHub gives the headings of a page."""
-    headings = re.findall(r"^#+ (.*)$", without_code(page.read_text()), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    """Return the anchors that a page sets, and those that GitHub gives its headings."""
+    text = without_code(page.read_text())
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    given = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return given | set(re.findall(ANCHOR, text, re.MULTILINE))
 
 
 def test_the_reference_pages_are_what_the_code_declares() -> None:
@@ -124,23 +133,47 @@ def test_every_declaration_is_on_one_reference_page(repository: Path) -> None:
 
 
 def test_a_page_is_short_enough_to_read(repository: Path) -> None:
-    for page in pages(repository):
-        text = page.read_text()
-        assert len(text.split()) <= MOST_WORDS, f"{page.name} has {len(text.split())} words: split it"
+    for page in (*pages(repository), *log_pages(repository)):
+        text, name = page.read_text(), page.relative_to(repository)
+        assert len(text.split()) <= MOST_WORDS, f"{name} has {len(text.split())} words: split it"
         if page.name == "CONTRIBUTING.md":
             continue
         long = [sentence for sentence in sentences(text) if len(sentence.split()) > LONGEST_SENTENCE]
-        assert not long, f"{page.name} has sentences of more than {LONGEST_SENTENCE} words: {long}"
+        assert not long, f"{name} has sentences of more than {LONGEST_SENTENCE} words: {long}"
         lines = [line for line in without_code(text).splitlines() if not line.startswith(("|", "    "))]
-        assert [line for line in lines if len(line) > LONGEST_LINE] == [], f"{page.name}: wrap at {LONGEST_LINE}"
+        assert [line for line in lines if len(line) > LONGEST_LINE] == [], f"{name}: wrap at {LONGEST_LINE}"
 
 
 def test_the_index_has_every_page(repository: Path) -> None:
-    index = (repository / "instructions" / "README.md").read_text()
-    for page in (repository / "instructions").glob("*.md"):
-        assert page.name == "README.md" or index.count(f"]({page.name})") == 1, (
-            f"the index has to link {page.name} once"
-        )
+    for folder in ("instructions", "log"):
+        index = (repository / folder / "README.md").read_text()
+        for page in (repository / folder).glob("*.md"):
+            assert page.name == "README.md" or index.count(f"]({page.name})") == 1, (
+                f"the index of {folder}/ has to link {page.name} once"
+            )
+
+
+def test_an_entry_of_the_log_has_an_anchor_and_a_date(repository: Path) -> None:
+    named: Counter[str] = Counter()
+    for page in log_pages(repository):
+        _, *entries = re.split(r"^## ", without_code(page.read_text()), flags=re.MULTILINE)
+        for entry in entries if page.name != "README.md" else ():
+            heading, _, text = entry.partition("\n\n")
+            assert re.match(r"20\d\d-\d\d-\d\d", text), f"{page.name}: begin the entry {heading!r} with its date"
+        own = re.findall(ANCHOR, without_code(page.read_text()), re.MULTILINE)
+        assert page.name == "README.md" or len(own) == len(entries), f"{page.name}: an entry has no anchor of its own"
+        named.update(own)
+    assert [anchor for anchor, count in named.items() if count > 1] == [], "an anchor names one entry of the whole log"
+
+
+def test_every_entry_of_the_log_that_a_file_names_exists(repository: Path) -> None:
+    command = ["git", "grep", "-hoIE", r"\blog/[a-z_]+\.md(#[a-z0-9-]+)?", "--", ":!tests/unit/test_documentation.py"]
+    found = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=True).stdout.split()
+    assert "log/tiny_demo.md#tiny-profile" in found
+    for target in set(found):
+        name, _, anchor = target.partition("#")
+        assert (repository / name).exists(), f"a file names {target}"
+        assert not anchor or anchor in anchors(repository / name), f"a file names {target}, which has no such entry"
 
 
 def test_the_table_of_rooms_is_marked(repository: Path) -> None:
@@ -242,10 +275,9 @@ def test_every_link_of_the_documentation_resolves(repository: Path) -> None:
         for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
             name, _, anchor = target.partition("#")
             path = (page.parent / name).resolve() if name else page
-            assert path.exists(), f"{page.name} links {target}"
-            assert not anchor or anchor in anchors(path), (
-                f"{page.name} links {target}, which has {sorted(anchors(path))}"
-            )
+            place = page.relative_to(repository)
+            assert path.exists(), f"{place} links {target}"
+            assert not anchor or anchor in anchors(path), f"{place} links {target}, which has {sorted(anchors(path))}"
 
 
 def test_every_script_the_documentation_runs_exists(repository: Path) -> None:

@@ -33,7 +33,7 @@ FIRST_DELAY_SECONDS = 0.2
 LONGEST_DELAY_SECONDS = 5.0
 QUIET_PORT = 30001
 """First port to hand out. Ray's workers use 10002 to 19999. SGLang takes rendezvous ports from 22000 to 29999 itself,
-without a look at reservations. 30000 is the gateway's."""
+without a look at reservations (log/sglang.md#sglang-rendezvous-port). 30000 is the gateway's."""
 PORT_TRIES = 200
 _claims: list[socket.socket] = []
 

@@ -3,8 +3,8 @@
 Guarantees: :func:`saved_bytes` is what autograd saves for a layer of transformers' Qwen2 and Qwen3 in bfloat16 with
 packed attention. It is counted from the operations and equals what ``saved_tensors_hooks`` report (a test compares).
 With gradient checkpointing a layer saves only its input, ``2 H``. Layers are recomputed one at a time, and the backward
-pass of that layer holds another ``5 F`` bytes of gradients (measured with torch's ``FSDPMemTracker``; a test repeats
-it).
+pass of that layer holds another ``5 F`` bytes of gradients (measured with torch's ``FSDPMemTracker``, see
+log/training.md#memory-budget; a test repeats it).
 """
 
 from __future__ import annotations

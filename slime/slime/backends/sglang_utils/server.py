@@ -32,9 +32,10 @@ def engine_environment(base: Mapping[str, str], *, cpu: bool) -> dict[str, str]:
     paths = [str(CPU_STANDINS)] if cpu else []
     paths += [package_root, *filter(None, base.get("PYTHONPATH", "").split(os.pathsep))]
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
-    # Check health without generating, which would wait while an update holds the engine.
+    # Check health without generating, which would wait while an update holds the engine (log/sglang.md#sglang-health).
     environment["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "0"
-    # Cached image embeddings would outlive the tower's weights, because flushing the prefix cache keeps them.
+    # Cached image embeddings would outlive the tower's weights, because flushing the prefix cache keeps them
+    # (log/pictures.md#sglang-vision-cache).
     environment["SGLANG_VLM_CACHE_SIZE_MB"] = "0"
     environment["PYTHONUNBUFFERED"] = "1"
     # SGLang compiles kernels with the `ninja` beside the interpreter, which may not be on the shell's PATH.

@@ -45,7 +45,7 @@ CPU_OPTIONS: dict[str, object] = {
     "disable_cuda_graph": True,
     "mem_fraction_static": 0.2,
     "max_total_tokens": 65536,
-    "sleep_on_idle": True,
+    "sleep_on_idle": True,  # log/sglang.md#sglang-idle
 }
 
 
