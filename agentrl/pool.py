@@ -33,9 +33,9 @@ from agentrl.sandbox.streams import sweep_doors
 from agentrl.web.app import create_app
 from agentrl.web.options import above_zero, add_server_options, count, listen, read_key
 from agentrl.web.serve import leave_soon, serve
-from slime.utils.command_line import CommandLine
-from slime.utils.machine import usable_cores, usable_memory_mib
-from slime.utils.process import watch_lifeline
+from groundwork.command_line import CommandLine
+from groundwork.machine import usable_cores, usable_memory_mib
+from groundwork.process import watch_lifeline
 
 logger = logging.getLogger(__name__)
 PROG = "python -m agentrl.pool"

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from agentrl.exceptions import InfraError
-from slime.utils.process import spawn
+from groundwork.process import spawn
 
 LISTENING = re.compile(r"agentrl\.pool: listening on (http://\S+)")
 START_S, STOP_S, POLL_S = 180.0, 60.0, 0.1

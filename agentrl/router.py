@@ -22,8 +22,8 @@ from agentrl.routing import NAME, Router
 from agentrl.web.app import create_app
 from agentrl.web.options import KEY_VARIABLE, add_server_options, listen, read_key
 from agentrl.web.serve import serve
-from slime.utils.command_line import CommandLine
-from slime.utils.process import watch_lifeline
+from groundwork.command_line import CommandLine
+from groundwork.process import watch_lifeline
 
 PROG = "python -m agentrl.router"
 PORT = 30210

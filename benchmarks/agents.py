@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.machine import REPOSITORY, describe_machine
 from benchmarks.personal_parts.records import write
-from slime.utils.command_line import new_output_file
+from groundwork.command_line import new_output_file
 
 sys.path.append(str(REPOSITORY / "openclaw-test"))
 from tiny_learning.sets import TASK_SETS, UPDATES, judges

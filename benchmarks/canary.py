@@ -20,8 +20,8 @@ from benchmarks.fault_parts.checks import write_json
 from benchmarks.gate import spread, streamed
 from benchmarks.gate_parts.canary_plugin import SERVES_SECONDS, WINDOWS
 from benchmarks.machine import describe_machine
-from slime.utils.command_line import output_file
-from slime.utils.data import json_objects
+from groundwork.command_line import output_file
+from groundwork.data_rows import json_objects
 
 FLAGS = (
     *("--num-gpus", "3", "--rollout-num-gpus", "2", "--canary-engine"),

@@ -41,7 +41,7 @@ from benchmarks.env_parts.soak import soak
 from benchmarks.env_parts.statistics import milliseconds
 from benchmarks.env_parts.tokens import processed
 from benchmarks.machine import REPOSITORY, describe_machine
-from slime.utils.command_line import output_file
+from groundwork.command_line import output_file
 
 PARTS = ("episodes", "sandbox", "calls", "tokens", "orphans")
 STEPS = 5

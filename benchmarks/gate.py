@@ -24,8 +24,8 @@ import httpx
 from benchmarks.fault_parts.checks import write_json
 from benchmarks.gate_parts.plugin import WINDOWS
 from benchmarks.machine import REPOSITORY, describe_machine
-from slime.utils.command_line import output_file
-from slime.utils.data import json_objects
+from groundwork.command_line import output_file
+from groundwork.data_rows import json_objects
 
 MODEL = REPOSITORY / "openclaw-test" / "tiny_models" / "shipped"
 SECONDS = ("perf/snapshot_time", "perf/probe_time", "perf/update_weights_time")

@@ -35,9 +35,9 @@ from typing import Any
 from benchmarks.fault_parts.checks import write_json
 from benchmarks.gate_parts.told import Told, summarise
 from benchmarks.machine import REPOSITORY, describe_machine
+from groundwork.command_line import output_file
 from openclaw.ledger.decisions import DecisionRecord
 from openclaw.ledger.store import Ledger
-from slime.utils.command_line import output_file
 from slime.utils.http_utils import find_available_port
 
 sys.path.insert(0, str(REPOSITORY / "openclaw-test"))

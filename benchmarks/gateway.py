@@ -36,7 +36,7 @@ from benchmarks.gateway_runs import (
 from benchmarks.load import Spec
 from benchmarks.machine import describe_machine
 from benchmarks.peers import start_litellm
-from slime.utils.command_line import output_file
+from groundwork.command_line import output_file
 from tests.helpers.tiny_random import build_tokenizer
 
 STEP_MS = 10.0

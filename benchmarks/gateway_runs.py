@@ -20,8 +20,8 @@ from pathlib import Path
 
 from benchmarks.load import TURNS, Result, Spec
 from benchmarks.machine import REPOSITORY
+from groundwork.process import ChildProcess, spawn
 from openclaw.runtime.process import free_port
-from slime.utils.process import ChildProcess, spawn
 
 START_SECONDS = 90.0
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))

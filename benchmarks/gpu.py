@@ -21,8 +21,8 @@ from benchmarks.figures import described
 from benchmarks.gpu_parts import machine
 from benchmarks.gpu_parts.run_step import run
 from benchmarks.gpu_parts.steps import STEPS, Step, refusal
-from slime.utils.command_line import new_output_file
-from slime.utils.private_files import write_output
+from groundwork.command_line import new_output_file
+from groundwork.private_files import write_output
 
 NO_GPU = 2
 LEAST_SECONDS = 20.0

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from benchmarks.machine import REPOSITORY, describe_machine
-from slime.utils.command_line import output_file
+from groundwork.command_line import output_file
 
 SCRIPT = "run_tiny_cpu.sh"
 UPDATES = 24

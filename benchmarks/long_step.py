@@ -36,9 +36,9 @@ from benchmarks.memory import give_back_freed_blocks, peak, reset_peak
 from benchmarks.own_process import in_own_process
 from benchmarks.trainer_parts.our_step import arguments
 from benchmarks.trainer_parts.shapes import SHAPES, build
+from groundwork.command_line import output_file
 from slime.backends.fsdp_utils.actor import FSDPTrainActor
 from slime.rollout.train_data import split_by_dp
-from slime.utils.command_line import output_file
 from slime.utils.head_memory import head_bytes
 from slime.utils.http_utils import find_available_port
 

@@ -32,12 +32,12 @@ from benchmarks.figures import record_figure
 from benchmarks.machine import describe_machine
 from benchmarks.memory import give_back_freed_blocks, peak, reset_peak
 from benchmarks.own_process import in_own_process
+from groundwork.command_line import output_file
 from slime.algorithms.losses import LOSSES
 from slime.algorithms.losses.reduce import make_reducer
 from slime.algorithms.losses.topk_distillation import forward_kl, reverse_kl
 from slime.args import Arguments
 from slime.logprobs.response_rows import log_probs_of_head
-from slime.utils.command_line import output_file
 from slime.utils.ppo_utils import compute_log_probs
 
 Case = Callable[[], Tensor]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.path_parts.recorder import REPOSITORY, Entry
-from slime.utils.command_line import output_file
+from groundwork.command_line import output_file
 
 PATHS = ("request", "sample")
 METHOD_FOLDER = REPOSITORY / "openclaw-combine"

@@ -30,8 +30,8 @@ from benchmarks.personal_parts.figures import table
 from benchmarks.personal_parts.matrix import ABLATIONS, BASE, FORMS, JOINT, METHODS, Cell, cells
 from benchmarks.personal_parts.records import OtherSizesError, Programs, Record, RunError, load, run, write
 from benchmarks.personal_parts.report import Asked, rows, write_report
+from groundwork.command_line import new_output_file
 from openclaw.launch.methods import methods_of
-from slime.utils.command_line import new_output_file
 
 sys.path.append(str(REPOSITORY / "openclaw-test"))
 from personal.sizes import Sizes

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from benchmarks.machine import describe_machine
+from groundwork.command_line import output_file
 from openclaw.ledger.secret_finder import SecretFinder
-from slime.utils.command_line import output_file
 
 CHARACTERS = 40_000
 RUNS = 20

@@ -20,6 +20,8 @@ from typing import Any
 from rich.progress import track
 
 from benchmarks.machine import describe_machine
+from groundwork.command_line import output_file
+from groundwork.private_files import write_output
 from openclaw.doctor.diagnose import diagnose
 from openclaw.ledger.records import Turn, Verdict, VersionSpan, Vote
 from openclaw.ledger.store import Ledger
@@ -28,8 +30,6 @@ from openclaw.runs.folder import open_run
 from openclaw.training.samples import make_sample
 from slime.args import Arguments
 from slime.tracking.trackers import JsonLines
-from slime.utils.command_line import output_file
-from slime.utils.private_files import write_output
 
 QUICK, FULL = 20_000, 100_000
 BATCH = 16

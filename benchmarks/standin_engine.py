@@ -24,7 +24,7 @@ from urllib.parse import parse_qs, urlsplit
 import orjson
 import uvloop
 
-from slime.utils.process import watch_lifeline
+from groundwork.process import watch_lifeline
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 DONE = b"data: [DONE]\n\n"

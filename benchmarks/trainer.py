@@ -51,8 +51,8 @@ from benchmarks.trainer_parts.ratio import against_goal, how_many_times_faster
 from benchmarks.trainer_parts.samples import mixed_lengths, samples
 from benchmarks.trainer_parts.shapes import SHAPES, build, matmul_peak
 from benchmarks.trainer_parts.sides import TRL, Plan, run_in_turn
+from groundwork.command_line import output_file
 from slime.backends.trainer.flops import step_flops
-from slime.utils.command_line import output_file
 
 PACKED_GOAL, TRL_GOAL = 1.5, 1.0
 LORA_RANK = 16

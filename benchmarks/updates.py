@@ -21,12 +21,12 @@ from transformers import AutoTokenizer
 from benchmarks.fault_parts.checks import write_json
 from benchmarks.machine import describe_machine
 from benchmarks.update_load import swap_under_load
+from groundwork.command_line import output_file
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
 from openclaw.gateway.assemble import build_service
 from openclaw.ledger.store import Ledger
 from slime.backends.sglang_utils.engine import SGLangEngine
-from slime.utils.command_line import output_file
 from tests.helpers import tiny_random
 from tests.helpers.live_engine import engine_arguments, live_engine
 from tests.helpers.mock_engine import serve

@@ -33,8 +33,8 @@ from benchmarks.figures import record_figure
 from benchmarks.machine import describe_machine
 from benchmarks.push_comparison import compare
 from benchmarks.weight_receiver import LocalHandle, ReceiverProcess
+from groundwork.command_line import output_file
 from slime.args import Arguments
-from slime.utils.command_line import output_file
 from slime.utils.http_utils import find_available_port
 from slime.weight_sync import WeightSync
 from slime.weight_sync.segments import Mappings, Segment

@@ -31,11 +31,11 @@ from agentrl.processes.owned import Processes
 from agentrl.registry import load_environment
 from agentrl.rollout.settings import Settings
 from agentrl.tasks.gui.source import GuiSource, domain_of
+from groundwork.command_line import CommandLine, server_url
+from groundwork.private_files import OutputError, check_output
 from openclaw.exceptions import ConfigError as VariableError
 from slime.args import Arguments
 from slime.exceptions import ConfigurationError
-from slime.utils.command_line import CommandLine, server_url
-from slime.utils.private_files import OutputError, check_output
 
 PROG = "run_gui_agent.sh"
 ANSWER_S = 600.0

@@ -27,9 +27,9 @@ from agentrl.exceptions import AgentError, ConfigError
 from agentrl.harness.offer import load_harness
 from agentrl.harness.records import EPISODES, lines
 from agentrl.pool_process import STOP_S, start_pool
+from groundwork.command_line import CommandLine, port_number
+from groundwork.process import ChildProcess, spawn
 from openclaw.ledger.store import Ledger
-from slime.utils.command_line import CommandLine, port_number
-from slime.utils.process import ChildProcess, spawn
 
 TASK = "shell/write_word/train/0"
 GROUP = 8

@@ -29,7 +29,7 @@ from tiny_learning.sets import TASK_SETS, UPDATES, judges, warm_start_of
 from tiny_learning.training import HELDOUT_TASKS, REPOSITORY, Plan, Sizes, start_training
 
 from agentrl.exceptions import InfraError
-from slime.utils.command_line import CommandLine, new_output_file
+from groundwork.command_line import CommandLine, new_output_file
 
 POLL_S = 1.0
 PROG = "run_tiny_cpu.sh"

@@ -23,9 +23,9 @@ from simulated_users.user import User
 from simulated_users.workspace import Chat, Workspace
 from student import Refused, Student
 
+from groundwork.command_line import server_url
 from openclaw.ledger.counted import counted
 from openclaw.runtime.where import DEFAULT_URL
-from slime.utils.command_line import server_url
 
 AGENT_KEY = "OPENCLAW_GATEWAY_TOKEN"
 """The variable with which OpenClaw itself reads the token of its gateway."""

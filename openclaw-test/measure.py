@@ -22,9 +22,9 @@ from asking import server_client
 from tiny_models.problems import draw_short, heldout
 from tiny_models.replies import follows_rule, gives_number, is_degenerate
 
+from groundwork.command_line import server_url
+from groundwork.data_rows import json_objects, read_json, read_text
 from openclaw.runtime.where import DEFAULT_URL
-from slime.utils.command_line import server_url
-from slime.utils.data import json_objects, read_json, read_text
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

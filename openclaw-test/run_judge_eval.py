@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from groundwork.command_line import CommandLine, output_file, server_url
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError, EngineRefusedError, JudgeError
 from openclaw.judge.client import together
@@ -35,7 +36,6 @@ from openclaw.judge.votes import agreement, has_quorum, majority
 from openclaw.judge.wiring import build_judge
 from openclaw.ledger.records import JudgeKind
 from openclaw.method import JudgePlan
-from slime.utils.command_line import CommandLine, output_file, server_url
 
 PARALLEL = 4
 REPORT_WIDTH = 120

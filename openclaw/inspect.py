@@ -17,6 +17,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from groundwork.command_line import CommandLine, named_by_beginning
+from groundwork.private_files import OutputError, private_folder
 from openclaw.exceptions import ConfigError, NoRunError
 from openclaw.inspect_episodes import clock, episode_lines, episode_text
 from openclaw.ledger.commands import COMMANDS
@@ -29,8 +31,6 @@ from openclaw.messages.preview import harmless, preview
 from openclaw.messages.text import next_state_text, response_text
 from openclaw.runs.folder import EPISODE_RECORDS, no_ledger, open_run
 from openclaw.runtime.where import LEDGER_NAME, add_run, find_ledger
-from slime.utils.command_line import CommandLine, named_by_beginning
-from slime.utils.private_files import OutputError, private_folder
 
 PREVIEW = 60
 SHOWN_LOCAL = "local"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
+from groundwork.command_line import named_by_beginning
 from openclaw.ledger.counted import counted
 from openclaw.ledger.episode_records import Episode
 from openclaw.ledger.exceptions import UnknownRecordError
 from openclaw.ledger.store import Ledger
 from openclaw.messages.preview import preview
-from slime.utils.command_line import named_by_beginning
 
 PREVIEW = 40
 

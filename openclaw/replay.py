@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 
+from groundwork.command_line import CommandLine
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError, OpenClawError
 from openclaw.launch.method_check import import_paths
@@ -19,7 +20,6 @@ from openclaw.method.loading import resolve
 from openclaw.offline.replay import replay
 from openclaw.runtime.where import add_run, find_ledger
 from openclaw.training.live import LiveRollout
-from slime.utils.command_line import CommandLine
 
 PROG = "openclaw-rl replay"
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from groundwork.command_line import CommandLine
+from groundwork.paused import resume
 from openclaw.runtime.where import add_run
-from slime.utils.command_line import CommandLine
-from slime.utils.paused import resume
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from groundwork.private_files import OutputError, check_output
+from groundwork.process import watch_lifeline
 from slime.arguments import parse_args
 from slime.arguments.cluster import CLUSTER
 from slime.arguments.environments import ENVIRONMENTS
@@ -23,8 +25,6 @@ from slime.arguments.parser import Parser
 from slime.arguments.rollout import DATA, EVALUATION, ROLLOUT
 from slime.arguments.sglang_flags import TITLE as ENGINES_TITLE
 from slime.arguments.tracking import TRACKING
-from slime.utils.private_files import OutputError, check_output
-from slime.utils.process import watch_lifeline
 
 if TYPE_CHECKING:
     from slime.ray.run import Run

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from groundwork.process import run_main, watch_lifeline
 from slime.arguments import parse_args
 from slime.exceptions import DataUsedError
-from slime.utils.process import run_main, watch_lifeline
 
 if TYPE_CHECKING:
     from slime.ray.run import Run

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from groundwork.process import run_main, watch_lifeline
 from slime.arguments import parse_args
 from slime.arguments.cluster import check_asynchronous
 from slime.exceptions import DataUsedError
-from slime.utils.process import run_main, watch_lifeline
 
 if TYPE_CHECKING:
     from slime.ray.run import Run

@@ -6,7 +6,7 @@ import sys
 
 from train import main
 
-from slime.utils.process import watch_lifeline
+from groundwork.process import watch_lifeline
 
 if __name__ == "__main__":
     watch_lifeline()

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 from older_variables import ROUTER, refuse
 
 from agentrl.router import main as router
+from groundwork.command_line import CommandLine
 from openclaw.exceptions import ConfigError
-from slime.utils.command_line import CommandLine
 
 
 def words_of(options: argparse.Namespace) -> list[str]:

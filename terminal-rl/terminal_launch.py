@@ -21,13 +21,13 @@ from agentrl.exceptions import InfraError
 from agentrl.pool_process import train_beside_pool, trainer_environment
 from agentrl.tasks.terminal.prompts import write_rows
 from agentrl.tasks.terminal.source import TaskSource
+from groundwork.command_line import CommandLine
 from openclaw.config.environment_config import EnvironmentConfig, variable
 from openclaw.exceptions import ConfigError
 from openclaw.launch.known_names import check_names
 from slime.arguments.model_shape import shape_flags
 from slime.arguments.yaml_files import SCRIPT_WORDS
 from slime.exceptions import ConfigurationError
-from slime.utils.command_line import CommandLine
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent

@@ -29,8 +29,8 @@ from agentrl.tasks.toolcall.config import ToolConfig, read_config
 from agentrl.tasks.toolcall.environment import ToolCallEnvironment, needs, offered
 from agentrl.tasks.toolcall.families import FAMILIES
 from agentrl.tasks.toolcall.generate import parse_name
-from slime.utils.command_line import CommandLine
-from slime.utils.private_files import OutputError, check_output
+from groundwork.command_line import CommandLine
+from groundwork.private_files import OutputError, check_output
 
 ANSWER_S = 600.0
 EXAMPLE = "toolcall/order_total/heldout/0"

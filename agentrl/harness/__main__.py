@@ -28,7 +28,7 @@ from agentrl.harness.records import Records, schedule_of
 from agentrl.harness.run import Agent, AgentRuns
 from agentrl.harness.screen import Screen
 from agentrl.web.options import KEY_VARIABLE as POOL_KEY
-from slime.utils.process import watch_lifeline
+from groundwork.process import watch_lifeline
 
 FAILED_EXIT = 1
 CONFIG_EXIT = 2

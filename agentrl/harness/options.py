@@ -18,7 +18,7 @@ from agentrl.harness.run import LONGEST_RUN_S
 from agentrl.rollout.rewards import Mode
 from agentrl.web.options import KEY_VARIABLE as POOL_KEY
 from agentrl.web.options import above_zero, count
-from slime.utils.command_line import CommandLine
+from groundwork.command_line import CommandLine
 
 PROG = "python -m agentrl.harness"
 POOL_URL_VARIABLE = "AGENTRL_POOL_URL"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.exceptions import ConfigError
-from slime.utils.private_files import private, private_folder
+from groundwork.private_files import private, private_folder
 
 EPISODES = "episodes.jsonl"
 GROUPS = "groups.jsonl"

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from agentrl.exceptions import ConfigError, InfraError
 from agentrl.processes.marks import Mark
-from slime.utils.private_files import private, private_folder
+from groundwork.private_files import private, private_folder
 
 TABLE = "CREATE TABLE IF NOT EXISTS groups (secret TEXT, pid INTEGER, ticks INTEGER, boot TEXT)"
 POOL = "CREATE TABLE IF NOT EXISTS pool (name TEXT)"

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from agentrl.protocol import JsonObject
 from agentrl.rollout.prompts import Message, Reply
+from groundwork.call_arguments import read_arguments
 from openclaw.messages.text import content_text
-from slime.utils.call_arguments import read_arguments
 
 BLOCK = re.compile(r"^```[^\n`]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.rollout.records import Episode, RecordError, names, read
+from groundwork.command_line import CommandLine, named_by_beginning
 from openclaw.messages.text import content_text, response_text
-from slime.utils.command_line import CommandLine, named_by_beginning
 
 PROG = "python -m agentrl.rollout.inspect"
 BAD_INPUT = 2

@@ -23,9 +23,9 @@ from agentrl.processes.ledger import ProcessLedger
 from agentrl.registry import Registry
 from agentrl.sandbox.streams import sweep_doors
 from agentrl.service import LeaseService
+from groundwork.machine import usable_cores, usable_memory_mib
 from slime.args import Arguments
 from slime.rollout.generation import GenerateState
-from slime.utils.machine import usable_cores, usable_memory_mib
 
 STOP_S = 60.0
 MEMORY_SHARE = 0.5

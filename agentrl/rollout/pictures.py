@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from groundwork.images import at_model_size, image_tokens, open_image, picture_tensors, repeat_placeholders
 from slime.exceptions import ConfigurationError
-from slime.utils.images import at_model_size, image_tokens, open_image, picture_tensors, repeat_placeholders
 from slime.utils.processing_utils import encode_image_for_rollout_engine
 
 Message = dict[str, Any]

@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 
+from groundwork.images import png_bytes
+from groundwork.private_files import private, private_folder
 from openclaw.ledger.redact import Redactor
-from slime.utils.images import png_bytes
-from slime.utils.private_files import private, private_folder
 
 VERSION = 1
 FOLDER = "episodes"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from agentrl.exceptions import InfraError
 from agentrl.sandbox.bubblewrap import Bubblewrap
 from agentrl.sandbox.self_test import prove
-from slime.utils.command_line import CommandLine
+from groundwork.command_line import CommandLine
 
 PROG = "python -m agentrl.sandbox"
 

@@ -25,7 +25,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from agentrl.sandbox.gateway_health import GatewayHealth
 from agentrl.sandbox.unix_socket import bound_at
-from slime.utils.private_files import private_folder
+from groundwork.private_files import private_folder
 
 logger = logging.getLogger(__name__)
 ROUTES = {"/v1/chat/completions": "POST", "/v1/models": "GET"}

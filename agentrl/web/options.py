@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 from agentrl.exceptions import ConfigError
 from agentrl.web.app import MOST_BODY_BYTES
+from groundwork.command_line import CommandLine, port_number
 from openclaw.config.runtime import is_loopback
-from slime.utils.command_line import CommandLine, port_number
 
 KEY_VARIABLE = "AGENTRL_KEY"
 

@@ -22,9 +22,9 @@ from typing import Any
 
 import httpx
 
+from groundwork.process import watch_lifeline
 from openclaw.training.rollout import LedgerDataSource, collect
 from slime.args import Arguments
-from slime.utils.process import watch_lifeline
 
 CHECKPOINT = "trainer.json"
 PUSH_SECONDS = 60.0

@@ -14,8 +14,8 @@ import time
 import uuid
 from pathlib import Path
 
+from groundwork.process import watch_lifeline
 from openclaw.ledger.store import Ledger
-from slime.utils.process import watch_lifeline
 from tests.helpers.ledger_records import USER_NEXT, make_turn
 
 

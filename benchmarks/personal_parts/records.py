@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.machine import REPOSITORY, describe_machine
 from benchmarks.personal_parts.matrix import Cell
-from slime.utils.private_files import write_output
+from groundwork.private_files import write_output
 
 Record = dict[str, Any]
 PROGRAM = REPOSITORY / "openclaw-test" / "personal_run.py"

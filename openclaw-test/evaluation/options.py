@@ -16,9 +16,9 @@ from typing import Any
 from evaluation.records import problems_key
 from evaluation.served import checkpoint_of
 from evaluation.suites import NAMES
+from groundwork.command_line import CommandLine, server_url
 from openclaw.runtime.where import DEFAULT_URL
 from openclaw.server.options import build_parser as server_parser
-from slime.utils.command_line import CommandLine, server_url
 
 PROG = "run_eval.sh"
 SUITES = "--eval-tasks"

@@ -16,8 +16,8 @@ from typing import Any
 
 from evaluation.case import PASSED, Case, EvalError, Grade
 from evaluation.talk import Talk
+from groundwork.private_files import private, private_folder
 from openclaw.messages.text import clip_middle
-from slime.utils.private_files import private, private_folder
 
 SETTINGS = "settings.json"
 MOST_TEXT = 20_000

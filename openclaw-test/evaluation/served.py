@@ -16,8 +16,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from evaluation.case import EvalError
+from groundwork.process import ChildProcess, spawn
 from openclaw.runtime.where import ARGUMENTS_NAME
-from slime.utils.process import ChildProcess, spawn
 
 START_SECONDS = 900.0
 STOP_SECONDS = 30.0

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slime.utils.data import json_objects
+from groundwork.data_rows import json_objects
 
 FILE = Path(__file__).with_name("next_states.jsonl")
 DOMAINS = ("chat", "tools", "code", "sarcasm", "mixed", "attack")

@@ -20,11 +20,11 @@ from pathlib import Path
 import httpx
 import psutil
 
+from groundwork.process import ChildProcess, spawn
 from openclaw.config.runtime_variables import RuntimeVariables, client_key
 from openclaw.launch.variables import LaunchVariables
 from openclaw.runtime.process import reserve_port
 from openclaw.runtime.where import CHECKPOINTS_NAME, LEDGER_NAME
-from slime.utils.process import ChildProcess, spawn
 
 MODEL_NAME = "tiny"
 """The name under which the policy is served."""

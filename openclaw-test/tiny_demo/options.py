@@ -14,12 +14,12 @@ from pathlib import Path
 from rich.console import Console
 from tiny_models.tastes import TASTES
 
+from groundwork.command_line import CommandLine, new_output_file, port_number
 from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.exceptions import ConfigError
 from openclaw.launch.method_check import folder_problems
 from openclaw.launch.methods import find_folder, find_method, methods_of, recommended
 from openclaw.launch.variables import LaunchVariables
-from slime.utils.command_line import CommandLine, new_output_file, port_number
 from tiny_demo import live, resume
 from tiny_demo.launched import OF_DEMO, REPOSITORY
 

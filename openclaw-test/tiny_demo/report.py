@@ -14,8 +14,8 @@ from rich.panel import Panel
 from rich.table import Table
 from student import Tally
 
+from groundwork.private_files import write_output
 from openclaw.ledger.store import Ledger
-from slime.utils.private_files import write_output
 
 Report = dict[str, Any]
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.pool_process import start_pool
+from groundwork.process import ChildProcess, spawn
 from openclaw.launch.report import STARTED_AS
-from slime.utils.process import ChildProcess, spawn
 from tiny_learning.traces import AgentTasks
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from groundwork.command_line import CommandLine, server_url
 from openclaw.chat.screen import Screen
 from openclaw.chat.server import ChatError, Server
 from openclaw.chat.talk import Talk
@@ -13,7 +14,6 @@ from openclaw.chat.watch import Watch
 from openclaw.config.runtime_variables import client_key
 from openclaw.exceptions import ConfigError
 from openclaw.runtime.where import DEFAULT_URL
-from slime.utils.command_line import CommandLine, server_url
 
 PROG = "openclaw-rl chat"
 FAILED_EXIT = 1

@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from groundwork.command_line import names_a_user
 from openclaw.config.key_form import key_problem
 from openclaw.config.runtime_variables import VARIABLES, RuntimeVariables
 from openclaw.config.variable import Value, Variable
 from openclaw.exceptions import ConfigError
-from slime.utils.command_line import names_a_user
 
 __all__ = ["VARIABLES", "ConfigError", "RuntimeConfig", "Value", "Variable", "is_loopback", "listed"]
 

@@ -6,13 +6,13 @@ import json
 import sys
 from collections.abc import Sequence
 
+from groundwork.command_line import CommandLine
 from openclaw.doctor.diagnose import diagnose
 from openclaw.exceptions import NoRunError
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.messages.preview import harmless
 from openclaw.runs.folder import open_run
 from openclaw.runtime.where import add_run
-from slime.utils.command_line import CommandLine
 
 HEALTHY, ILL, UNREADABLE = 0, 1, 2
 

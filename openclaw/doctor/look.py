@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from groundwork.paused import Paused
 from openclaw.ledger.overview import GateDecision, SampleFacts, TurnFacts
 from openclaw.ledger.reports import JudgeError
 from openclaw.ledger.store import Ledger
@@ -20,7 +21,6 @@ from openclaw.messages.side_calls import Asked
 from openclaw.runs.folder import RunFolder
 from openclaw.runs.metrics_file import MISMATCH, Series, read_series
 from openclaw.runtime.process import RESTARTING
-from slime.utils.paused import Paused
 
 RECENT = 1000
 """How many of the newest turns count, side turns included."""

@@ -4,7 +4,7 @@ The gate writes the note into the run's folder, and the gateway reads it: ``cana
 fails to answer goes the other way: a line per failure in ``canary_failures.txt``.
 
 Guarantees: whether a conversation is drawn depends on its routing key and the candidate alone, so all its turns meanwhile stay on one
-engine. An unreadable note draws nobody. Imports only the standard library and `slime.utils.private_files`.
+engine. An unreadable note draws nobody. Imports only the standard library and `groundwork.private_files`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from slime.utils.private_files import private, write_note
+from groundwork.private_files import private, write_note
 
 NAME, FAILURES = "canary.json", "canary_failures.txt"
 _SCALE = 1 << 64

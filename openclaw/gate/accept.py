@@ -9,12 +9,12 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 
+from groundwork.command_line import CommandLine
 from openclaw.exceptions import ConfigError
 from openclaw.gate.run_folder import open_run
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.where import add_run, gate_command
-from slime.utils.command_line import CommandLine
 
 
 def main(argv: Sequence[str] | None = None) -> int:

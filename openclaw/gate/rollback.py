@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 
+from groundwork.command_line import CommandLine
 from openclaw.gate.run_folder import RunFolder, open_run
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.where import add_run
-from slime.utils.command_line import CommandLine
 from slime.utils.rollback import ask_rollback, asked_rollback
 
 POLL_SECONDS = 0.5

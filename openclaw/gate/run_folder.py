@@ -15,11 +15,11 @@ from pathlib import Path
 
 import psutil
 
+from groundwork.command_line import nearest_path
 from openclaw.config.gate_variables import GateVariables
 from openclaw.ledger.exceptions import UnknownRecordError
 from openclaw.runtime.where import ARGUMENTS_NAME, CHECKPOINTS_NAME, SETTINGS_NAME, find_ledger
 from slime.checkpoints.versions import SavedVersion, saved_versions
-from slime.utils.command_line import nearest_path
 
 SAVE_LOCK = "save.lock"
 HOLDER = re.compile(r"process (?P<pid>\d+) on (?P<host>[^,]+),")

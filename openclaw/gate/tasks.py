@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from groundwork.data_rows import read_json, read_text
 from openclaw.exceptions import ConfigError
 from openclaw.ledger.records import Message
-from slime.utils.data import read_json, read_text
 
 FORMAT = '{"messages": [{"role": "user", "content": "2 + 3?"}], "number": 5}'
 MOST_WEIGHT = 100

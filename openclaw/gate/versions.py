@@ -16,13 +16,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from groundwork.command_line import CommandLine
 from openclaw.exceptions import ConfigError
 from openclaw.gate.run_folder import RunFolder, open_run
 from openclaw.ledger.decisions import DecisionRecord, Kind
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.where import add_run, gate_command
-from slime.utils.command_line import CommandLine
 from slime.utils.rollback import asked_rollback
 
 PIPE_WIDTH = 200

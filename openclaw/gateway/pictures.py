@@ -3,7 +3,7 @@
 Guarantees: nothing is fetched, and no path is opened: a picture is in the request or is refused. Its size is known and
 bounded before it is decoded, which happens in threads, one picture of a request at a time, so that a request with many
 delays no other. A picture is sized once, to the processor's grid, so engine and trainer compute the same pixel values;
-`slime.utils.images` does this for agents' screens as well. In the messages a part that names the file takes its place
+`groundwork.images` does this for agents' screens as well. In the messages a part that names the file takes its place
 (`openclaw.messages.pictures`). Owns the threads and a cache of the newest pictures, which is cleared when a session is forgotten.
 """
 
@@ -19,13 +19,7 @@ from dataclasses import dataclass
 from hashlib import blake2b, sha256
 from typing import Any
 
-from openclaw.config.bounds import PICTURE_PIXELS
-from openclaw.engine.client import EnginePictures
-from openclaw.gateway.errors import ApiError, bad_request
-from openclaw.gateway.picture_urls import file_of
-from openclaw.ledger.records import Message, SeenPicture
-from openclaw.messages.pictures import picture_part
-from slime.utils.images import (
+from groundwork.images import (
     at_model_size,
     image_tokens,
     open_image,
@@ -34,6 +28,12 @@ from slime.utils.images import (
     png_url,
     repeat_placeholders,
 )
+from openclaw.config.bounds import PICTURE_PIXELS
+from openclaw.engine.client import EnginePictures
+from openclaw.gateway.errors import ApiError, bad_request
+from openclaw.gateway.picture_urls import file_of
+from openclaw.ledger.records import Message, SeenPicture
+from openclaw.messages.pictures import picture_part
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 DECODING_ERRORS = (

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from groundwork.paused import paused
 from openclaw.config.bounds import FEEDBACK_BODY
 from openclaw.gateway.access_log import client_of
 from openclaw.gateway.auth import Keyring
@@ -25,7 +26,6 @@ from openclaw.gateway.errors import ApiError
 from openclaw.gateway.front_page import front_page
 from openclaw.ledger.exceptions import LedgerFullError, UnknownRecordError
 from openclaw.ledger.forget import Forgotten
-from slime.utils.paused import paused
 
 logger = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from groundwork.call_arguments import nesting
 from openclaw.config.bounds import (
     BIASED_TOKENS,
     CHOICES,
@@ -35,7 +36,6 @@ from openclaw.gateway.grammar_keywords import check_enforced
 from openclaw.gateway.grammar_size import check_grammar_size
 from openclaw.gateway.known_fields import check_prompt_size, known_messages, known_tools, prompt_characters
 from openclaw.gateway.picture_urls import encoded_file
-from slime.utils.call_arguments import nesting
 
 IGNORED = frozenset(
     {

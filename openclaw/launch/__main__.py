@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NoReturn
 
+from groundwork.command_line import CommandLine, as_list
 from openclaw.exceptions import ConfigError, OpenClawError
 from openclaw.launch.known_names import name_warnings
 from openclaw.launch.logs import add_log_options, check_log_options, take_in_logs
@@ -25,7 +26,6 @@ from openclaw.launch.report import STARTED_AS, continue_command, describe, descr
 from openclaw.launch.resolve import make_plan
 from slime.arguments.checkpoint import CONTINUE_VARIABLE
 from slime.arguments.dry_run import of_machine
-from slime.utils.command_line import CommandLine, as_list
 
 
 def fail(message: str) -> NoReturn:

@@ -10,12 +10,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from groundwork.command_line import CommandLine
 from openclaw.exceptions import ConfigError
 from openclaw.launch.methods import methods_of, recommended
 from slime.arguments.parser import Parser
 from slime.arguments.yaml_files import CONFIG_FLAG, file_flags, find_action
 from slime.exceptions import ConfigurationError
-from slime.utils.command_line import CommandLine
 from slime.utils.yaml_file import read_yaml_mapping
 
 SECTIONS = ("model", "training", "rollout", "evaluation", "rollout_config")

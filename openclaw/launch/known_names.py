@@ -6,13 +6,13 @@ import os
 import sys
 from collections.abc import Collection, Mapping
 
+from groundwork.command_line import as_list
 from openclaw.config.names import near_misses, unknown_prefixed
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.config.variable import Variable
 from openclaw.exceptions import ConfigError
 from openclaw.launch.methods import FoundMethod, find_method, methods_of
 from openclaw.launch.variables import LAUNCH_VARIABLES, OF_ENVIRONMENTS, REPLACED, UNREAD
-from slime.utils.command_line import as_list
 
 # Read by libraries, or by the run under these names only.
 OF_LIBRARIES = ("WANDB_API_KEY", "WANDB_KEY", "HF_TOKEN", "RAY_ADDRESS")

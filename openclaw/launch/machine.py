@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from groundwork.command_line import as_list
 from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.exceptions import ConfigError
 from openclaw.launch.gpus import what_fits
@@ -24,7 +25,6 @@ from slime.args import Arguments
 from slime.arguments.derive import usable_gpus, visible_gpus
 from slime.arguments.devices import gpus_of_machine, missing_devices
 from slime.arguments.dry_run import MISSING_PATH
-from slime.utils.command_line import as_list
 
 ON_CPU = ", or add --device cpu"
 """What a program of the trainer advises where CUDA does not work; a plan for GPUs would be unusably slow."""

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
+from groundwork.command_line import CommandLine
 from openclaw.config.method_config import CONFIG_CLASS, MethodConfig, config_of, declared_configs
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError
@@ -24,7 +25,6 @@ from openclaw.method import Method
 from openclaw.method.check import CLAUSES, MethodCheck
 from openclaw.method.loading import build_method, raised, resolve
 from openclaw.training.live import LiveRollout
-from slime.utils.command_line import CommandLine
 
 CPU_PROFILE = "tiny_cpu"
 CPU_SCRIPT = "run_tiny_cpu.sh"

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
+from groundwork.command_line import nearest, nearest_path
 from openclaw.config.method_config import MethodConfig, declared_configs
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.config.variable import Value
@@ -23,7 +24,6 @@ from openclaw.exceptions import ConfigError
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.variables import LAUNCH_VARIABLES
 from openclaw.method.loading import raised
-from slime.utils.command_line import nearest, nearest_path
 
 logger = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager
 from rich.console import Console
 from rich.progress import Progress
 
+from groundwork.private_files import OutputError, check_output, no_plain_file
 from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.ledger.conversations import write_conversations, write_pictures
 from openclaw.ledger.counted import counted
@@ -23,7 +24,6 @@ from openclaw.ledger.importing import import_conversations
 from openclaw.ledger.redact import Redactor
 from openclaw.ledger.salvage import TABLES, salvage
 from openclaw.ledger.store import Ledger
-from slime.utils.private_files import OutputError, check_output, no_plain_file
 
 
 @contextmanager

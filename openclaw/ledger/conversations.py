@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from groundwork.private_files import private, private_folder, writing
 from openclaw.ledger.reports import TurnRecord
 from openclaw.ledger.store import Ledger
-from slime.utils.private_files import private, private_folder, writing
 
 CONVERSATIONS_NAME = "conversations.jsonl"
 """The file's name in a folder of recorded or collected turns."""

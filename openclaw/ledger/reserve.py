@@ -12,7 +12,7 @@ import os
 import shutil
 from pathlib import Path
 
-from slime.utils.private_files import private
+from groundwork.private_files import private
 
 logger = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+from groundwork.private_files import private
 from openclaw.ledger.exceptions import LedgerVersionError
 from openclaw.ledger.migrations import MIGRATIONS, VERSION
 from openclaw.ledger.states import (
@@ -24,7 +25,6 @@ from openclaw.ledger.states import (
     deletion_triggers_sql,
     triggers_sql,
 )
-from slime.utils.private_files import private
 
 logger = logging.getLogger(__name__)
 

@@ -22,12 +22,12 @@ from typing import Any
 
 import orjson
 
+from groundwork.call_arguments import read_arguments
 from openclaw.messages.classify import is_internal, message_side_kind, user_words
 from openclaw.messages.issued import issued_turn
 from openclaw.messages.pictures import pictures_of
 from openclaw.messages.text import content_text
 from openclaw.owners import LOCAL
-from slime.utils.call_arguments import read_arguments
 
 Message = dict[str, Any]
 DIGEST_BYTES = 16

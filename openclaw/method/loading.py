@@ -29,7 +29,8 @@ PARTS = {
 }
 """The parts of a method, each with the line that declares it."""
 PACKAGE = Path(__file__).resolve().parents[1]
-NOT_THE_METHOD = (PACKAGE, PACKAGE.parent / "slime" / "slime", Path(sys.prefix), Path(sys.base_prefix))
+SLIME = PACKAGE.parent / "slime"
+NOT_THE_METHOD = (PACKAGE, SLIME / "slime", SLIME / "groundwork", Path(sys.prefix), Path(sys.base_prefix))
 
 
 def trains_rewards(path: str) -> bool:

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from groundwork.command_line import CommandLine
 from openclaw.models.fetch import FetchError, endpoint_of, fetch, gigabytes, read_listing
 from openclaw.models.places import COMMAND, KNOWN, USUAL, hub_name, missing_files, place_of, shown
-from slime.utils.command_line import CommandLine
 
 INTERRUPTED_EXIT = 130
 

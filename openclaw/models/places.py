@@ -9,7 +9,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from slime.utils.command_line import nearest, nearest_path
+from groundwork.command_line import nearest, nearest_path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FOLDER = REPOSITORY / "models"

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from groundwork.command_line import nearest_path
 from openclaw.ledger.importing import FORMAT, ImportFormatError, read_objects, read_session_id, read_turns
 from openclaw.offline.chat_logs import (
     FAILED_CALL,
@@ -30,7 +31,6 @@ from openclaw.offline.chat_logs import (
 from openclaw.offline.exports import is_export, read_export
 from openclaw.offline.other_forms import keys_of
 from openclaw.runtime.where import LEDGER_NAME, find_ledger
-from slime.utils.command_line import nearest_path
 
 SQLITE = b"SQLite format 3\x00"
 SUFFIXES = (".jsonl", ".json")

@@ -7,14 +7,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from groundwork.command_line import CommandLine
+from groundwork.private_files import check_output, no_plain_file, write_output
 from openclaw.exceptions import NoRunError
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.report.build import build
 from openclaw.runs.folder import open_run
 from openclaw.runs.owner_option import add_owner
 from openclaw.runtime.where import add_run
-from slime.utils.command_line import CommandLine
-from slime.utils.private_files import check_output, no_plain_file, write_output
 
 FILE_NAME = "report.html"
 

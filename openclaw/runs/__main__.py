@@ -7,8 +7,8 @@ import sys
 import time
 from collections.abc import Sequence
 
+from groundwork.command_line import CommandLine
 from openclaw.runtime.where import NEWEST, RUNS, all_runs, find_ledger, last_change, shown_path
-from slime.utils.command_line import CommandLine
 
 AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 

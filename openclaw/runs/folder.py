@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from groundwork.command_line import nearest_path
+from groundwork.paused import Paused, paused
 from openclaw.exceptions import NoRunError
 from openclaw.ledger.store import Ledger
 from openclaw.runs import metrics_file
 from openclaw.runtime.where import ARGUMENTS_NAME, LEDGER_NAME, SETTINGS_NAME, find_ledger
 from slime.args import Arguments
-from slime.utils.command_line import nearest_path
-from slime.utils.paused import Paused, paused
 
 EPISODE_RECORDS = "episodes/*.jsonl"
 """Of the agent loop, in a run's folder."""

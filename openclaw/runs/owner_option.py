@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from groundwork.command_line import CommandLine
 from openclaw.owners import LOCAL
-from slime.utils.command_line import CommandLine
 
 SHOWN_LOCAL = "local"
 """How a person names the owner of a server without keys."""

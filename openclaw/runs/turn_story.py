@@ -13,6 +13,7 @@ from datetime import datetime
 from rich.style import Style
 from rich.text import Text
 
+from groundwork.command_line import named_by_beginning
 from openclaw.ledger.exceptions import UnknownRecordError
 from openclaw.ledger.records import Turn, Verdict
 from openclaw.ledger.reports import SampleRecord, TurnRecord
@@ -23,7 +24,6 @@ from openclaw.runs.advantage import Advantages, advantages_of
 from openclaw.runs.folder import RunFolder
 from openclaw.runs.reasons import in_words
 from openclaw.runs.tokens import run_tokenizer, token_texts
-from slime.utils.command_line import named_by_beginning
 
 ANSWER = 400
 """Longest part of a judge's answer that is shown."""

@@ -6,7 +6,7 @@ import faulthandler
 import signal
 import sys
 
-from slime.utils.garbage import collect_rarely
+from groundwork.garbage import collect_rarely
 
 if __name__ == "__main__":
     collect_rarely()

@@ -8,7 +8,7 @@ Guarantees:
 
 * The collector never scans objects that exist at `settle` again.
 * It then runs about every `COLLECT_SECONDS`, once no reply is under way.
-* Memory stays bounded on a server that is never idle: more than `slime.utils.garbage.MOST_NEW_OBJECTS` unfreed new objects start the collector
+* Memory stays bounded on a server that is never idle: more than `groundwork.garbage.MOST_NEW_OBJECTS` unfreed new objects start the collector
   at once.
 
 The only state is the interpreter's own.
@@ -20,7 +20,7 @@ import asyncio
 import gc
 from collections.abc import Callable
 
-from slime.utils.garbage import collect_rarely
+from groundwork.garbage import collect_rarely
 
 COLLECT_SECONDS = 30.0
 LOOK_SECONDS = 0.5

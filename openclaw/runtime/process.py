@@ -5,7 +5,7 @@ It is a child of the process that runs the rollout function. Guarantees:
 * A `RuntimeSupervisor` has at most one child. From `start` to `stop` it restarts a child that dies, and counts the restarts.
 * A child that gives no answer for ``frozen_seconds`` is ended and restarted. Its Python stacks go to its log first.
 * The log names the reason of each restart and the requests that were under way.
-* The child dies with its parent, however the parent ends (`slime.utils.process`).
+* The child dies with its parent, however the parent ends (`groundwork.process`).
 * More than `DEATHS_ALLOWED` restarts within `DEATHS_WINDOW_SECONDS` are an error that shows the end of the child's log.
 """
 
@@ -42,7 +42,7 @@ RESTARTING = "restarting it (restart"
 
 
 class Child(Protocol):
-    """The part of `slime.utils.process.ChildProcess` that the supervisor uses."""
+    """The part of `groundwork.process.ChildProcess` that the supervisor uses."""
 
     @property
     def pid(self) -> int:

@@ -7,7 +7,7 @@ Guarantees:
 * SIGTERM and SIGINT end it cleanly. It accepts no new connections and gives running replies ``OPENCLAW_GRACE_SECONDS``. It
   records cut-off replies as aborted, leaves turns under judgement pending, and closes the ledger.
 * SIGHUP reloads keys and certificate. SIGUSR1 writes the stacks of all threads to the log.
-* It ends with its parent process (`slime.utils.process`).
+* It ends with its parent process (`groundwork.process`).
 * Without ``OPENCLAW_METHOD`` it only serves and records.
 
 Owns this process's connection to the ledger.
@@ -28,6 +28,7 @@ import uvicorn
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from groundwork.process import watch_lifeline
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError
 from openclaw.gateway.app import create_app
@@ -45,7 +46,6 @@ from openclaw.method import trains_rewards
 from openclaw.runtime.garbage_collection import collect_when_quiet, settle
 from openclaw.runtime.listen import GatewayServer
 from openclaw.runtime.where import requests_path
-from slime.utils.process import watch_lifeline
 from slime.utils.processing_utils import load_processor, load_tokenizer
 
 logger = logging.getLogger("openclaw.runtime")

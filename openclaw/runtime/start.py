@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from groundwork.private_files import private, private_folder
+from groundwork.process import spawn
 from openclaw.config.gate_variables import GATE_PATH
 from openclaw.config.runtime import VARIABLES, RuntimeConfig
 from openclaw.gateway.tls import check_certificate, own_certificate_context
@@ -28,8 +30,6 @@ from openclaw.runtime.where import (
     requests_path,
 )
 from slime.args import Arguments
-from slime.utils.private_files import private, private_folder
-from slime.utils.process import spawn
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from groundwork.command_line import CommandLine
 from openclaw.config.runtime import RuntimeConfig
 from slime.args import Arguments
-from slime.utils.command_line import CommandLine
 
 LEDGER_NAME = "ledger.sqlite"
 DEFAULT_URL = "http://127.0.0.1:30000/v1"

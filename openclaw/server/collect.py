@@ -14,6 +14,9 @@ from typing import Any
 
 import httpx
 
+from groundwork.command_line import CommandLine
+from groundwork.private_files import OutputError, private_folder
+from groundwork.process import StopRequested
 from openclaw.config.runtime_variables import client_key
 from openclaw.exceptions import ConfigError, OpenClawError
 from openclaw.ledger.conversations import CONVERSATIONS_NAME, conversations, write_conversations, write_lines
@@ -22,9 +25,6 @@ from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.transfer import ChangedTurn
 from openclaw.runtime.where import LEDGER_NAME
-from slime.utils.command_line import CommandLine
-from slime.utils.private_files import OutputError, private_folder
-from slime.utils.process import StopRequested
 
 OVERLAP_SECONDS = 60.0
 """Overlap of two requests in seconds, because a change is dated before its commit; merging is idempotent."""

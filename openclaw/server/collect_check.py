@@ -16,11 +16,11 @@ import httpx
 from rich.console import Console
 from rich.progress import track
 
+from groundwork.command_line import CommandLine
 from openclaw.config.runtime_variables import client_key
 from openclaw.exceptions import ConfigError
 from openclaw.server.collect import CollectError, Collector
 from openclaw.server.inspect_sessions import inspect_sessions, session_rows
-from slime.utils.command_line import CommandLine
 
 QUESTIONS = ("How many days has a leap year?", "Which animal barks?", "What is 17 + 25?", "Name a color of the sky.")
 REACTION = "Thanks. Say it again in one word."

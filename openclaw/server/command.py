@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 
+from groundwork.process import watch_lifeline
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError, OpenClawError
 from openclaw.launch.known_names import check_names, name_warnings
@@ -17,7 +18,6 @@ from openclaw.models.places import missing_model
 from openclaw.runtime.process import reserve_port
 from openclaw.server.options import ServerOptions, build_parser, missing_gpus, read_options
 from slime.exceptions import SlimeError
-from slime.utils.process import watch_lifeline
 
 CONFIG_EXIT = 2
 INTERRUPTED_EXIT = 130

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from groundwork.command_line import CommandLine, port_number
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError
 from openclaw.launch.variables import LaunchVariables, parse_gpus
 from openclaw.runtime.where import LEDGER_NAME, own_import_paths
 from slime.arguments.derive import visible_gpus
-from slime.utils.command_line import CommandLine, port_number
 from slime.utils.model_config import config_or_none
 
 DEFAULT_FOLDER = "rl_buffer"

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from groundwork.private_files import private_run_folder
+from groundwork.process import StopRequested
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.ledger.conversations import CONVERSATIONS_NAME, write_conversations
 from openclaw.ledger.counted import counted
@@ -25,8 +27,6 @@ from openclaw.server.options import ServerOptions
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine import SGLangEngine
-from slime.utils.private_files import private_run_folder
-from slime.utils.process import StopRequested
 
 logger = logging.getLogger(__name__)
 

@@ -17,6 +17,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from groundwork.command_line import CommandLine, existing_folder
+from groundwork.process import ChildProcess, StopRequested, spawn, watch_lifeline
 from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.exceptions import ConfigError
 from openclaw.launch.logs import add_log_options, log_words
@@ -29,8 +31,6 @@ from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.store import Ledger
 from openclaw.offline.reading import read_logs
 from openclaw.runtime.where import LEDGER_NAME, own_import_paths, shown_path
-from slime.utils.command_line import CommandLine, existing_folder
-from slime.utils.process import ChildProcess, StopRequested, spawn, watch_lifeline
 
 LEAST_GPUS = 3
 POLL_SECONDS = 1.0

@@ -11,10 +11,10 @@ import logging
 from functools import cached_property
 from typing import Any
 
+from groundwork.images import open_image, picture_tensors
 from openclaw.ledger.records import SeenPicture
 from openclaw.ledger.store import Ledger
 from slime.exceptions import ConfigurationError
-from slime.utils.images import open_image, picture_tensors
 from slime.utils.processing_utils import load_processor
 from slime.utils.types import Sample
 

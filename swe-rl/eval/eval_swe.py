@@ -30,9 +30,9 @@ from agentrl.sandbox.providers import NAMES, SandboxSettings, provider
 from agentrl.tasks.swe.environment import SweEnvironment
 from agentrl.tasks.swe.source import BENCHMARKS, LOCAL, SIMPLE, InstanceSource
 from agentrl.web.options import count
+from groundwork.command_line import CommandLine
+from groundwork.data_rows import json_objects
 from openclaw.exceptions import ConfigError as VariableError
-from slime.utils.command_line import CommandLine
-from slime.utils.data import json_objects
 
 PROG = "run_swe_agent"
 ANSWER_S = 600.0

@@ -16,8 +16,8 @@ from load_tasks import sorted_out, source_of
 
 from agentrl.exceptions import ConfigError
 from agentrl.tasks.terminal.prompts import write_rows
+from groundwork.command_line import CommandLine
 from openclaw.exceptions import ConfigError as VariableError
-from slime.utils.command_line import CommandLine
 
 PROG = "convert_task_to_dataset.py"
 

@@ -12,8 +12,8 @@ from agentrl.exceptions import ConfigError
 from agentrl.tasks.harbor import TASK_TOML
 from agentrl.tasks.terminal.source import TaskSource
 from agentrl.tasks.terminal.tbench import TASK_YAML
+from groundwork.command_line import CommandLine
 from openclaw.exceptions import ConfigError as VariableError
-from slime.utils.command_line import CommandLine
 
 PROG = "load_tasks.py"
 

@@ -21,9 +21,9 @@ from older_variables import WORKER, refuse  # noqa: E402 - found by the lines ab
 from agentrl.exceptions import ConfigError as TaskError  # noqa: E402
 from agentrl.pool import main as pool  # noqa: E402
 from agentrl.tasks.terminal.source import TaskSource  # noqa: E402
+from groundwork.command_line import CommandLine  # noqa: E402
 from openclaw.config.environment_config import EnvironmentConfig, variable  # noqa: E402
 from openclaw.exceptions import ConfigError  # noqa: E402
-from slime.utils.command_line import CommandLine  # noqa: E402
 
 PROG = "pool_server.py"
 ENVIRONMENT = "agentrl.tasks.terminal.environment.TerminalEnvironment"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from slime.utils.cleanup import entrust, start_janitor
+from groundwork.cleanup import entrust, start_janitor
 from slime.utils.http_utils import find_available_port
 from tests.helpers.processes import assert_all_gone, title_of
 

@@ -11,8 +11,8 @@ import signal
 import sys
 from pathlib import Path
 
+from groundwork.process import watch_lifeline
 from openclaw.gateway.under_way import Slots
-from slime.utils.process import watch_lifeline
 
 
 def freeze() -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import psutil
 
+from groundwork.process import group_alive
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine import SGLangEngine
-from slime.utils.process import group_alive
 from tests.helpers.waiting import wait_until
 
 CONTEXT_LENGTH = 4096

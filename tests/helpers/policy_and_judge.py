@@ -85,7 +85,7 @@ def main() -> None:
     import uvicorn
     from transformers import AutoTokenizer
 
-    from slime.utils.process import watch_lifeline
+    from groundwork.process import watch_lifeline
 
     watch_lifeline()
     parser = argparse.ArgumentParser()

@@ -13,13 +13,13 @@ import pytest
 from safetensors.torch import load_file
 
 from benchmarks.weight_receiver import LocalHandle
+from groundwork.process import group_alive
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.external_release import DEFAULT_VERSION, follow
 from slime.backends.sglang_utils.memory_calls import CACHE, WEIGHTS
 from slime.exceptions import EngineError
-from slime.utils.process import group_alive
 from tests.helpers.engine_checks import check_streams_through_updates, check_the_trainer_agrees
 from tests.helpers.engine_streams import (
     FLOAT32,

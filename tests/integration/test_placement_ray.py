@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from slime.utils.janitor import start_time
+from groundwork.janitor import start_time
 from tests.helpers.live_run import wait_until
 
 pytestmark = pytest.mark.timeout(600)
@@ -28,7 +28,7 @@ from slime.exceptions import EngineNodeLostError
 from slime.ray.cluster import ray_cluster
 from slime.ray.engines import EngineGroup
 from slime.ray.placement import create_placement
-from slime.utils.janitor import start_time
+from groundwork.janitor import start_time
 
 args = Arguments(device="cpu", num_nodes=1, ray_address=None, node_timeout=60.0, run_dir=sys.argv[1],
                  debug_rollout_only=False, debug_train_only=False, colocate=False,

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from groundwork.private_files import write_output
 from openclaw.ledger.records import Vote
 from openclaw.report.build import build
 from openclaw.runs.folder import open_run
-from slime.utils.private_files import write_output
 from tests.helpers.made_runs import MadeRun
 from tests.helpers.threaded_server import serving
 from tests.security import chromium

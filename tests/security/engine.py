@@ -16,7 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 from tokenizers import Tokenizer
 
-from slime.utils.process import watch_lifeline
+from groundwork.process import watch_lifeline
 from tests.helpers.policy_and_judge import PolicyAndJudge
 
 DEADLY_WORDS = "kill the engine"

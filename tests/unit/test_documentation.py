@@ -196,6 +196,7 @@ def test_every_flag_in_the_documentation_exists(repository: Path) -> None:
                 "swe-rl",
                 "benchmarks",
                 "slime/tools",
+                "slime/groundwork",
                 "slime/slime/utils",
             ),
             *(

@@ -23,6 +23,7 @@ from agentrl.tasks.swe.importers import imported
 from agentrl.tasks.swe.source import read_rows as swe_rows
 from agentrl.tasks.terminal.source import TaskSource
 from agentrl.tasks.toolcall.rows import read_rows as toolcall_rows
+from groundwork.data_rows import json_objects
 from openclaw.exceptions import ConfigError
 from openclaw.gate.tasks import read_tasks
 from openclaw.ledger.importing import ImportFormatError, import_conversations
@@ -31,7 +32,6 @@ from openclaw.offline.reading import read_logs
 from openclaw.server.collect import main as collect_main
 from slime.exceptions import ConfigurationError
 from slime.rollout.data_source import read_rows
-from slime.utils.data import json_objects
 
 SEPARATORS = "\x0b\x0c\x1c\x1d\x1e\u0085\u2028\u2029"
 """At which Python's splitlines cuts beside line feeds and carriage returns."""

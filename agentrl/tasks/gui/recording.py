@@ -17,7 +17,7 @@ from typing import Any
 from agentrl.protocol import Verdict
 from agentrl.tasks.gui.actions import Action
 from agentrl.tasks.gui.computer import Look
-from slime.utils.private_files import private, private_folder
+from groundwork.private_files import private, private_folder
 
 UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 FRAME_MS = 700

@@ -13,7 +13,7 @@ from agentrl.exceptions import ConfigError
 from agentrl.tasks.harbor import write_task
 from agentrl.tasks.shell.families import FAMILIES
 from agentrl.tasks.shell.generate import SPLITS, generate, parse_name, task_name, task_toml
-from slime.utils.command_line import CommandLine
+from groundwork.command_line import CommandLine
 
 PROG = "python -m agentrl.tasks.shell"
 

@@ -23,8 +23,8 @@ from agentrl.tasks.swe.folders import folder_of
 from agentrl.tasks.swe.importers import IMPORTERS, imported
 from agentrl.tasks.swe.rows import write_instances, write_prompts
 from agentrl.tasks.swe.source import REFUSED, WHY_REFUSED, InstanceSource, read_rows
+from groundwork.command_line import CommandLine
 from openclaw.exceptions import ConfigError as VariableError
-from slime.utils.command_line import CommandLine
 
 PROG = "python -m agentrl.tasks.swe"
 

@@ -16,7 +16,7 @@ from agentrl.exceptions import ConfigError
 from agentrl.tasks.links import unlinked
 from agentrl.tasks.swe.diffs import reversed_diff
 from agentrl.tasks.swe.instance import FRAMEWORKS, PYTEST_PARSERS, Instance, instance_of
-from slime.utils.data import json_objects, read_json, read_text
+from groundwork.data_rows import json_objects, read_json, read_text
 
 Raw = Mapping[str, Any]
 TEST_COMMAND = re.compile(

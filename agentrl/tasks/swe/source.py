@@ -28,8 +28,8 @@ from agentrl.tasks.swe.families import EASY, FAMILIES
 from agentrl.tasks.swe.folders import FRAMEWORK, instance_of_folder
 from agentrl.tasks.swe.generate import EASY_PER_FAMILY, TASKS_PER_FAMILY, generate, is_generated, task_name
 from agentrl.tasks.swe.instance import Instance, instance_of
+from groundwork.data_rows import json_objects
 from openclaw.config.environment_config import EnvironmentConfig, variable
-from slime.utils.data import json_objects
 
 LOCAL, SIMPLE = "local", "easy"
 FOR_EVALUATION = ("swe-bench-lite", "swe-bench-verified")

@@ -26,8 +26,8 @@ from agentrl.tasks.shell.environment import TASKS_PER_FAMILY
 from agentrl.tasks.shell.families import FAMILIES, NEEDS
 from agentrl.tasks.shell.generate import SPLITS, generate, task_name
 from agentrl.tasks.terminal.tbench import PREFIX_VARIABLE, is_tbench, read_tbench
+from groundwork.data_rows import json_objects
 from openclaw.config.environment_config import EnvironmentConfig, variable
-from slime.utils.data import json_objects
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from agentrl.tasks.toolcall.conversations import solved
 from agentrl.tasks.toolcall.environment import TASKS_PER_FAMILY, ToolCallEnvironment, offered
 from agentrl.tasks.toolcall.families import FAMILIES
 from agentrl.tasks.toolcall.generate import SPLITS, parse_name, task_name
-from slime.utils.command_line import CommandLine
+from groundwork.command_line import CommandLine
 
 PROG = "python -m agentrl.tasks.toolcall"
 PROGRESS = 100

@@ -15,7 +15,7 @@ from typing import Any, get_args
 from agentrl.exceptions import ConfigError
 from agentrl.tasks.toolcall.datasets import conversation_row, question_row, read_table
 from agentrl.tasks.toolcall.draft import GraderName
-from slime.utils.command_line import CommandLine
+from groundwork.command_line import CommandLine
 
 PROGRESS = 10_000
 Row = Callable[[Mapping[str, Any], str], dict[str, Any]]

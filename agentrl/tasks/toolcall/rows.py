@@ -16,7 +16,7 @@ from agentrl.exceptions import ConfigError
 from agentrl.protocol import JsonObject
 from agentrl.tasks.toolcall.draft import Draft, Expected, GraderName
 from agentrl.tasks.toolcall.grading import check_grader, number_of
-from slime.utils.data import json_objects
+from groundwork.data_rows import json_objects
 
 PREFIX = "toolcall/rows"
 GRADERS: tuple[GraderName, ...] = get_args(GraderName)

@@ -18,7 +18,7 @@ from agentrl.rollout.opening import FORMS
 from agentrl.rollout.pictures import with_pictures
 from agentrl.rollout.prompts import Conversation, Message
 from agentrl.tasks.gui.actions import Action, read_call
-from slime.utils.images import image_tokens, repeat_placeholders
+from groundwork.images import image_tokens, repeat_placeholders
 from tiny_learning import encode
 from tiny_learning.pictures.model import COLUMNS, IMAGES, ROWS
 from tiny_learning.pictures.words import VISION

@@ -1,7 +1,7 @@
 """Screenshots of MiniWoB++ for the warm start, at the model's size: rendered once in the walled browser, and kept beside the model.
 
 `python -m tiny_learning.pictures.pages` renders the pages of `PAGES` that its folder lacks. Guarantees: a picture has the
-pixels that the agent loop gives the model (`slime.utils.images.at_model_size`); its target is what the family's oracle clicks.
+pixels that the agent loop gives the model (`groundwork.images.at_model_size`); its target is what the family's oracle clicks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from agentrl.tasks.gui.miniwob.episode import SCREEN
 from agentrl.tasks.gui.miniwob.oracles import COLORS, ORACLES
 from agentrl.tasks.gui.miniwob.pages import task_name
 from agentrl.tasks.names import Split
-from slime.utils.images import at_model_size
+from groundwork.images import at_model_size
 from tiny_learning.pictures.model import IMAGES
 from tiny_learning.screens import BEGIN
 from tiny_learning.traces import FIRST_NUMBER

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from groundwork.command_line import nearest_path
 from slime.args import Arguments
 from slime.arguments.checkpoint import LATEST, taken_folder
 from slime.arguments.critic import check_critic
 from slime.arguments.devices import missing_devices
 from slime.arguments.plugin_names import missing_plugins
 from slime.exceptions import ConfigurationError
-from slime.utils.command_line import nearest_path
 
 _CORE_SOURCES = "slime.rollout.data_source."
 

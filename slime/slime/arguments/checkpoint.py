@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from groundwork.command_line import nearest_path
 from slime.args import Arguments, required
 from slime.arguments.option import Group, Option
-from slime.utils.command_line import nearest_path
 
 CHECKPOINT = Group(
     "checkpoints",

@@ -12,10 +12,10 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from groundwork.machine import CudaFacts, cuda_facts, usable_cores, with_programs
 from slime.args import Arguments
 from slime.arguments.cluster import USUAL_RANKS
 from slime.arguments.machines import gpus_needed
-from slime.utils.machine import CudaFacts, cuda_facts, usable_cores, with_programs
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 OLDEST_DRIVER = {11: "450", 12: "525", 13: "580"}

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from groundwork.command_line import nearest
 from slime.args import Arguments
 from slime.arguments.option import flag_of
 from slime.arguments.rewards import check_grader
 from slime.exceptions import ConfigurationError
-from slime.utils.command_line import nearest
 from slime.utils.yaml_file import read_yaml_mapping
 
 _ONLY_NAME = "eval"

@@ -11,10 +11,10 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from groundwork.command_line import nearest
 from slime.args import Arguments
 from slime.arguments.option import Group, Option
 from slime.exceptions import ConfigurationError
-from slime.utils.command_line import nearest
 from slime.utils.model_config import number_of_experts, text_config
 
 SLIME_FOLDER = Path(__file__).resolve().parents[2]

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from groundwork.command_line import CommandLine, as_list
 from slime.args import Arguments
 from slime.arguments.algorithm import ALGORITHM, algorithm_warnings
 from slime.arguments.checkpoint import CHECKPOINT
@@ -36,7 +37,6 @@ from slime.arguments.validate import validate
 from slime.arguments.weight_sync import WEIGHT_SYNC
 from slime.arguments.yaml_files import ARGUMENTS_FLAG, apply_custom_config, with_config_file
 from slime.exceptions import ConfigurationError
-from slime.utils.command_line import CommandLine, as_list
 
 LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
 GROUPS = (

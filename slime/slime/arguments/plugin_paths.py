@@ -12,10 +12,10 @@ import ast
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from groundwork.command_line import nearest_path
 from slime.args import Arguments
 from slime.arguments.yaml_files import ARGUMENTS_FLAG, method_path_of
 from slime.exceptions import ConfigurationError, PluginError
-from slime.utils.command_line import nearest_path
 from slime.utils.misc import load_function
 
 # Default names to look for in a file given without ``:name``, by option.

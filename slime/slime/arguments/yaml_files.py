@@ -12,11 +12,11 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from groundwork.command_line import nearest_flag
 from slime.args import Arguments
 from slime.arguments.option import comma_list, json_object
 from slime.arguments.refused import REFUSED_PREFIX, refusals
 from slime.exceptions import ConfigurationError
-from slime.utils.command_line import nearest_flag
 from slime.utils.yaml_file import read_yaml_mapping
 
 CONFIG_FLAG = "--config"

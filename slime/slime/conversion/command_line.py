@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from groundwork.command_line import CommandLine, existing_folder
 from slime.exceptions import SlimeError
-from slime.utils.command_line import CommandLine, existing_folder
 
 DTYPES = ("bfloat16", "float16", "float32")
 """The types that the commands write."""

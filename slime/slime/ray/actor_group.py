@@ -15,6 +15,7 @@ from typing import Any
 import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
+from groundwork.process import Stopped, StopRequested
 from slime.args import Arguments
 from slime.arguments.placement import data_parallel_size, shard_of_rank
 from slime.arguments.process_environment import rank_environment
@@ -24,7 +25,6 @@ from slime.ray.placement import ACTOR_GPU_SHARE, ReservedPlacement
 from slime.ray.report import say
 from slime.ray.restarts import death_line
 from slime.utils.misc import load_function
-from slime.utils.process import Stopped, StopRequested
 
 ACTORS = {
     ("fsdp", "actor"): "slime.backends.fsdp_utils.actor.FSDPTrainActor",

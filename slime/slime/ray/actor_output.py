@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slime.utils.private_files import private, private_folder
+from groundwork.private_files import private, private_folder
 
 logger = logging.getLogger(__name__)
 

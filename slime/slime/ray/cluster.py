@@ -20,6 +20,9 @@ from pathlib import Path
 
 import httpx
 
+from groundwork.cleanup import entrust, start_janitor
+from groundwork.private_files import private, private_folder
+from groundwork.process import StopRequested
 from slime.args import Arguments, required
 from slime.arguments.machines import TOKEN_VARIABLE, missing_machines
 from slime.arguments.process_environment import NOSET, THREADS, of_user, shared_settings, variables_of_job
@@ -36,10 +39,7 @@ from slime.ray.ray_start import (
     resolved,
     split_address,
 )
-from slime.utils.cleanup import entrust, start_janitor
 from slime.utils.forwarded_environment import forwarded
-from slime.utils.private_files import private, private_folder
-from slime.utils.process import StopRequested
 
 logger = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 from ray.exceptions import RayTaskError
 
+from groundwork.garbage import collect_rarely
+from groundwork.process import Stopped
 from slime.args import Arguments
 from slime.exceptions import ConfigurationError, SlimeError
 from slime.ray.report import continue_line, say
 from slime.ray.restarts import first_line
 from slime.ray.run import Run
-from slime.utils.garbage import collect_rarely
-from slime.utils.process import Stopped
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 Guarantees: the step that blew a fuse is not taken, so the trainer keeps the weights that serve, and an engine that
 restarts during the pause gets these. The pause is on disk before anything else happens, and outlives every process
-(`slime.utils.paused`). Meanwhile the run serves and collects.
+(`groundwork.paused`). Meanwhile the run serves and collects.
 
 This is the place of any further gate before an update: whoever refuses a step reports it as `Blown`.
 """
@@ -15,12 +15,12 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from groundwork.paused import Paused, pause, paused, resume
 from slime.args import Arguments
 from slime.observability.metric_utils import STEPS
 from slime.ray.report import say
 from slime.utils.fuses import OF_THE_LOSS, Blown, blown, read_fuse
 from slime.utils.metric_names import HELD, RECENT_ENTROPY, STEPS_OF_ENTROPY
-from slime.utils.paused import Paused, pause, paused, resume
 
 logger = logging.getLogger(__name__)
 

@@ -16,13 +16,13 @@ from typing import Any
 
 import ray
 
+from groundwork.process import Stopped
 from slime.args import Arguments
 from slime.ray.canary import CanaryPush
 from slime.ray.report import say
 from slime.ray.run_processes import RunProcesses
 from slime.rollout.before_push import Decision
 from slime.rollout.questions import Question
-from slime.utils.process import Stopped
 
 POLL_SECONDS = 2.0
 ACCEPTED = "gate/accepted"

@@ -8,8 +8,8 @@ from typing import Any
 
 import ray
 
+from groundwork.process import Stopped, StopRequested
 from slime.exceptions import NodeError, NodeLostError
-from slime.utils.process import Stopped, StopRequested
 
 POLL_SECONDS = 2.0
 

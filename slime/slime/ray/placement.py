@@ -12,17 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from groundwork.machine import cuda_facts, usable_cores
 from slime.args import Arguments
 from slime.arguments.devices import device_problems
 from slime.arguments.placement import GpuId, Placement, describe_placement
 from slime.arguments.process_environment import NOSET
 from slime.exceptions import ConfigurationError, NodeError, NodeLostError
-from slime.utils.machine import cuda_facts, usable_cores
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
-    from slime.utils.process import StopRequested
+    from groundwork.process import StopRequested
 
 ACTOR_GPU_SHARE = 0.4
 ENGINE_GPU_SHARE = 0.2

@@ -1,7 +1,7 @@
 """One machine's part of a cluster of several: ``ray start`` as a child that ends with its owner.
 
 Guarantees: when :func:`node_of_cluster` ends, however its owner ends, this machine's processes, temporary folder and
-Ray shared memory are gone (`slime.utils.janitor`). All machines need the same ``RAY_AUTH_TOKEN``, which is required and
+Ray shared memory are gone (`groundwork.janitor`). All machines need the same ``RAY_AUTH_TOKEN``, which is required and
 never generated or written to a file.
 """
 
@@ -20,11 +20,11 @@ from pathlib import Path
 
 import psutil
 
+from groundwork.cleanup import entrust, start_janitor
+from groundwork.private_files import private, private_folder
 from slime.arguments.machines import missing_secret
 from slime.arguments.process_environment import NOSET
 from slime.exceptions import ConfigurationError, NodeError
-from slime.utils.cleanup import entrust, start_janitor
-from slime.utils.private_files import private, private_folder
 
 RAY_VARIABLES = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DISABLE_DOCKER_CPU_WARNING": "1", NOSET: "0"}
 """Ray's settings on a machine, whatever its shell says."""

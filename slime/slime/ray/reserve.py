@@ -13,9 +13,9 @@ from typing import Any
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
+from groundwork.process import Stopped, StopRequested
 from slime.exceptions import ConfigurationError, NodeError
 from slime.ray.nodes import live_nodes
-from slime.utils.process import Stopped, StopRequested
 
 SAY_SECONDS = 10.0
 _POLL_SECONDS = 0.1

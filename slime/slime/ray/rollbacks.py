@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from groundwork.process import Stopped
 from slime.args import Arguments
 from slime.checkpoints.versions import SavedVersion, newest_of_version, saved_versions
 from slime.exceptions import LostError
 from slime.ray.report import say
-from slime.utils.process import Stopped
 from slime.utils.rollback import asked_rollback, forget_rollback
 
 

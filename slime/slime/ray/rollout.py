@@ -17,6 +17,7 @@ from typing import Any, TypedDict
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from groundwork.private_files import private, private_folder
 from slime.args import Arguments, required
 from slime.arguments.placement import ENGINE_ROLES, Placement, data_parallel_size, stage_of
 from slime.exceptions import ConfigurationError, PluginError
@@ -36,7 +37,6 @@ from slime.rollout.train_data import TrainData, convert, split_by_dp
 from slime.utils.data_files import load_data, save_data
 from slime.utils.http_utils import init_http_client
 from slime.utils.misc import group_by, load_function
-from slime.utils.private_files import private, private_folder
 from slime.utils.types import Sample
 from slime.weight_sync.engine_calls import EngineCalls
 

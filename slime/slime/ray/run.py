@@ -13,6 +13,7 @@ from typing import Any
 
 import ray
 
+from groundwork.process import Stopped
 from slime.args import Arguments
 from slime.exceptions import DataUsedError, LostError
 from slime.observability.metric_utils import compute_rollout_step
@@ -25,7 +26,6 @@ from slime.ray.run_state import Phase
 from slime.rollout.metrics import staleness
 from slime.utils import logging_utils
 from slime.utils.misc import should_run_periodic_action
-from slime.utils.process import Stopped
 
 PROGRESS_SECONDS = 0.5
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from groundwork.process import StopRequested
 from slime.args import Arguments
 from slime.ray.fuses import Fuses
 from slime.ray.gpu_alternation import GpuAlternation
@@ -18,7 +19,6 @@ from slime.ray.rollbacks import Rollbacks
 from slime.ray.run_processes import RunProcesses
 from slime.ray.run_state import Phase, Progress, RunLife
 from slime.rollout.data_source import Story
-from slime.utils.process import StopRequested
 
 
 class RunCore:

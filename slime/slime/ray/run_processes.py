@@ -11,12 +11,12 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
+from groundwork.process import StopRequested
 from slime.exceptions import ManagerLostError
 from slime.ray.nodes import get_watching
 from slime.ray.placement import ReservedPlacement
 from slime.ray.restarts import death_line
 from slime.ray.trainer import Trainer
-from slime.utils.process import StopRequested
 
 DISPOSE_TIMEOUT_SECONDS = 60.0
 ALIVE_TIMEOUT_SECONDS = 30.0

@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from groundwork.private_files import private_run_folder
+from groundwork.process import Stopped
 from slime.args import Arguments, required
 from slime.arguments.at_start import missing_at_start
 from slime.arguments.backend import backend_line
@@ -31,8 +33,6 @@ from slime.ray.trainer import Trainer
 from slime.rollout.data_source import Story
 from slime.utils import logging_utils
 from slime.utils.metric_names import PAUSED
-from slime.utils.private_files import private_run_folder
-from slime.utils.process import Stopped
 from slime.utils.run_logs import begin_logs
 
 logger = logging.getLogger(__name__)

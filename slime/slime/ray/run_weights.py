@@ -12,13 +12,13 @@ from typing import Any
 
 import ray
 
+from groundwork.process import Stopped
 from slime.ray.nodes import check_nodes
 from slime.ray.pushes import send_weights
 from slime.ray.report import say
 from slime.ray.run_core import RunCore
 from slime.ray.run_state import Phase
 from slime.utils.misc import should_run_periodic_action
-from slime.utils.process import Stopped
 
 POLL_SECONDS = 2.0
 

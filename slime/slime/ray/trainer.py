@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
+from groundwork.process import StopRequested
 from slime.args import Arguments
 from slime.observability.metric_utils import STEPS
 from slime.ray.actor_group import TrainGroup
 from slime.ray.placement import ReservedPlacement
 from slime.utils.probes import Answer, Probe
-from slime.utils.process import StopRequested
 
 
 class Trainer:

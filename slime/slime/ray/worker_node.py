@@ -13,12 +13,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from groundwork.machine import cuda_facts
+from groundwork.process import StopRequested, watch_lifeline
 from slime.arguments.devices import device_problems
 from slime.exceptions import ConfigurationError, SlimeError
 from slime.ray.ray_start import Part, answers, check_token, is_known, node_of_cluster, own_address, resolved
 from slime.utils.forwarded_environment import of_node
-from slime.utils.machine import cuda_facts
-from slime.utils.process import StopRequested, watch_lifeline
 
 _POLL_SECONDS = 1.0
 # Consecutive failed checks after which the head counts as gone.

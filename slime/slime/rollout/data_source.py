@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from groundwork.data_rows import read_file, read_json, read_text, split_slice
 from slime.args import Arguments
 from slime.exceptions import CheckpointError, ConfigurationError
 from slime.rollout.before_push import Decision
@@ -29,7 +30,6 @@ from slime.rollout.multimodal_prompts import (
 from slime.rollout.rm_hub import check_samples
 from slime.rollout.stored_pictures import decode, record_of
 from slime.utils.chat_messages import TEMPLATE_ERRORS, check_messages, in_template_form, read_tools
-from slime.utils.data import read_file, read_json, read_text, split_slice
 from slime.utils.data_files import load_data, save_data
 from slime.utils.misc import load_function
 from slime.utils.types import Sample

@@ -13,6 +13,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from groundwork.images import placeholder_ids
 from slime.args import Arguments
 from slime.exceptions import ConfigurationError, EngineError
 from slime.rollout.engine_pool import router_url, routing_headers
@@ -31,7 +32,6 @@ from slime.rollout.sample_hooks import apply_sample_hooks
 from slime.rollout.stored_pictures import decode_pictures
 from slime.utils.async_utils import gather_or_cancel
 from slime.utils.http_utils import post
-from slime.utils.images import placeholder_ids
 from slime.utils.misc import SingletonMeta, load_function
 from slime.utils.processing_utils import load_processor, load_tokenizer
 from slime.utils.routed_experts import take_experts

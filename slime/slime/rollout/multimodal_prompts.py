@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from groundwork.images import image_tokens, model_size, open_image
 from slime.args import Arguments, required
 from slime.exceptions import ConfigurationError
-from slime.utils.images import image_tokens, model_size, open_image
 from slime.utils.processing_utils import load_processor
 from slime.utils.types import MultimodalTypes, Sample
 

@@ -12,9 +12,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
+from groundwork.images import one_per_image, placeholder_ids
 from slime.exceptions import ConfigurationError, EngineError
 from slime.rollout.multimodal_prompts import check_places
-from slime.utils.images import one_per_image, placeholder_ids
 from slime.utils.processing_utils import encode_image_for_rollout_engine
 from slime.utils.types import Sample
 

@@ -11,11 +11,11 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
+from groundwork.images import at_model_size, open_image
 from slime.args import Arguments
 from slime.exceptions import ConfigurationError
 from slime.rollout.metrics import flatten
 from slime.rollout.multimodal_prompts import StoredPicture, image_processor_of
-from slime.utils.images import at_model_size, open_image
 from slime.utils.types import Sample
 
 SHOWN_CHARACTERS = 100

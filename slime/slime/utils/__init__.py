@@ -1,1 +1,1 @@
-"""Types, processes, HTTP and other small tools of the core."""
+"""Types, HTTP and other small tools of the core."""

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from jinja2 import TemplateError
 
+from groundwork.call_arguments import DEEPEST_ARGUMENTS, nesting, read_arguments
 from slime.exceptions import ConfigurationError
-from slime.utils.call_arguments import DEEPEST_ARGUMENTS, nesting, read_arguments
 
 Message = dict[str, Any]
 Done = TypeVar("Done")

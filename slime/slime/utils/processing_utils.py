@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from groundwork.images import DEFAULT_PATCH_SIZE, at_model_size, open_image, png_bytes, png_url
 from slime.exceptions import ConfigurationError
 from slime.utils.image_processor import images_only, lacks_video_part, processor_class_of
-from slime.utils.images import DEFAULT_PATCH_SIZE, at_model_size, open_image, png_bytes, png_url
 from slime.utils.model_config import without_own_code
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from slime.utils.private_files import make_private
+from groundwork.private_files import make_private
 
 OLDER = ".1"
 OWN = ("logs/*.log", "runtime.log")

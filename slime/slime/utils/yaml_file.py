@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 import yaml
 
+from groundwork.command_line import nearest_path
 from slime.exceptions import ConfigurationError
-from slime.utils.command_line import nearest_path
 
 LARGEST_BYTES = 1 << 20
 DEEPEST = 20

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from groundwork.machine import this_host
 from slime.exceptions import ConfigurationError
-from slime.utils.machine import this_host
 
 HUGE_PAGE = 2 << 20
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from groundwork.garbage import MOST_NEW_OBJECTS
 from openclaw.runtime.garbage_collection import collect_when_quiet, settle
-from slime.utils.garbage import MOST_NEW_OBJECTS
 from tests.helpers.waiting import eventually
 
 

@@ -13,9 +13,9 @@ import httpx
 import openai
 import pytest
 
+from groundwork.paused import pause
 from openclaw.gateway import outcomes
 from openclaw.ledger.decisions import Offer
-from slime.utils.paused import pause
 from tests.helpers.mock_engine import logprob_of
 from tests.unit.gateway.conftest import Stack, Starter
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from groundwork.call_arguments import DEEPEST_ARGUMENTS, nesting, read_arguments
 from openclaw.config.bounds import (
     FEEDBACK_BODY,
     LARGE_BODY,
@@ -27,7 +28,6 @@ from openclaw.gateway.chat import LARGE_PROMPT
 from openclaw.gateway.errors import ApiError
 from openclaw.gateway.schema import parse_request
 from openclaw.messages.fingerprint import read_history
-from slime.utils.call_arguments import DEEPEST_ARGUMENTS, nesting, read_arguments
 from tests.helpers.nested import nested
 from tests.unit.gateway.conftest import CONTEXT_LENGTH, PATIENCE, Stack, Starter
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from groundwork.process import ChildProcess
 from slime.exceptions import ConfigurationError
 from slime.utils.external_utils.command_utils import ExecuteTrainConfig, execute_train
-from slime.utils.process import ChildProcess
 
 SHAPE = ["--num-layers", "36"]
 

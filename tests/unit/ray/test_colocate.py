@@ -14,6 +14,7 @@ import pytest
 import ray
 import train
 
+from groundwork.paused import pause
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec, Placement
 from slime.backends.sglang_utils.engine import SGLangEngine
@@ -28,7 +29,6 @@ from slime.ray.run import Run, Stopped
 from slime.ray.run_state import Phase, RunLife
 from slime.rollout.foreign_data_source import ForeignDataSource
 from slime.utils import logging_utils
-from slime.utils.paused import pause
 from slime.utils.rollback import ask_rollback, asked_rollback
 
 BOTH = {"colocate": True, "offload_train": True, "offload_rollout": True}

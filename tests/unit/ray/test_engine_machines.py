@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from groundwork.machine import this_host
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec, describe_placement
 from slime.backends.sglang_utils import engine_process, other_nodes
@@ -22,7 +23,6 @@ from slime.ray import engines as engines_module
 from slime.ray.engine_machines import by_machine
 from slime.ray.engines import EngineGroup
 from slime.ray.placement import ReservedPlacement
-from slime.utils.machine import this_host
 from tests.helpers.machines import reserved
 
 FOUR = ("1", "1", "2", "2", "3", "3", "4", "4")

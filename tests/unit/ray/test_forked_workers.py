@@ -12,7 +12,7 @@ import pytest
 
 SERVER = """
 import json, multiprocessing, os, signal, sys, tempfile, threading, types
-from slime.utils.process import LIFELINE_VARIABLE, watch_lifeline
+from groundwork.process import LIFELINE_VARIABLE, watch_lifeline
 read_end, write_end = os.pipe()
 os.environ[LIFELINE_VARIABLE] = str(read_end)
 watch_lifeline()

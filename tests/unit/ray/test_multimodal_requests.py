@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from groundwork.images import one_per_image, open_image
 from slime.args import Arguments
 from slime.exceptions import ConfigurationError, EngineError
 from slime.rollout.generation import GenerateState, generate
@@ -18,7 +19,6 @@ from slime.rollout.metrics import rollout_metrics
 from slime.rollout.multimodal_requests import CUT
 from slime.rollout.sft_rollout import MaskState, fill
 from slime.rollout.sglang_streaming_rollout import generate_streaming
-from slime.utils.images import one_per_image, open_image
 from slime.utils.misc import SingletonMeta
 from slime.utils.types import Sample
 from tests.helpers.mock_engine import mock_engine

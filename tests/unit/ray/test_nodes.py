@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from groundwork.process import Stopped, StopRequested
 from slime.args import Arguments
 from slime.arguments import build_parser
 from slime.arguments.process_environment import JOB_VARIABLE, NOSET
@@ -21,7 +22,6 @@ from slime.ray import nodes, ray_start, worker_node
 from slime.ray.actor_group import TrainGroup
 from slime.ray.ray_start import Part, answers, check_token, node_of_cluster, own_address, split_address, start_command
 from slime.utils.forwarded_environment import forwarded, of_node
-from slime.utils.process import Stopped, StopRequested
 from tests.helpers.machines import reserved
 
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 32}

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from slime.utils import process
+from groundwork import process
 
 CHILD = """
 import signal, subprocess, sys, time
-from slime.utils.process import watch_lifeline
+from groundwork.process import watch_lifeline
 watch_lifeline()
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('grandchild', flush=True); signal.pause()"
@@ -28,7 +28,7 @@ time.sleep(600)
 PARENT = """
 import sys, time
 from pathlib import Path
-from slime.utils.process import spawn
+from groundwork.process import spawn
 child = spawn([sys.executable, "-c", sys.argv[1]], log_path=Path(sys.argv[2]), name="child")
 print(child.pid, flush=True)
 time.sleep(600)

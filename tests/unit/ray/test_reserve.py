@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from groundwork.process import Stopped, StopRequested
 from slime.arguments.placement import Placement
 from slime.exceptions import ConfigurationError, NodeError
 from slime.ray import reserve as module
 from slime.ray.placement import ReservedPlacement, with_replacements
 from slime.ray.reserve import reserve, usable_gpus
-from slime.utils.process import Stopped, StopRequested
 
 
 class Cluster:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError
 
+from groundwork.process import Stopped
 from slime.exceptions import PluginError, TrainerError
 from slime.ray import canary as canary_module
 from slime.ray import canary_engine as canary_engine_module
@@ -19,7 +20,6 @@ from slime.ray.decisions import Decisions
 from slime.rollout.before_push import Answer, Probe
 from slime.rollout.canary import Canary, CanaryEndedError
 from slime.rollout.questions import Question, Questions
-from slime.utils.process import Stopped
 from tests.unit.ray.test_run_restart import Remote
 
 LAST = 2

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from groundwork.paused import pause, paused, resume
+from groundwork.process import Stopped
 from slime.args import Arguments
 from slime.exceptions import RankLostError
 from slime.observability.metric_utils import STEPS
@@ -17,8 +19,6 @@ from slime.ray.run import Run
 from slime.utils import logging_utils
 from slime.utils.fuses import blown
 from slime.utils.metric_names import PAUSED, RECENT_ENTROPY
-from slime.utils.paused import pause, paused, resume
-from slime.utils.process import Stopped
 from tests.unit.ray import test_run_restart
 from tests.unit.ray.test_run_restart import Remote, World, loop, steps, world
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import ray
 
+from groundwork.process import Stopped
 from slime.exceptions import PluginError, RankLostError
 from slime.ray import gate as gate_module
 from slime.ray import run_start
@@ -19,7 +20,6 @@ from slime.ray.report import Step, Trained
 from slime.ray.run import Run
 from slime.rollout.before_push import Answer, Decision, Policies, Probe
 from slime.rollout.foreign_data_source import with_optional_methods
-from slime.utils.process import Stopped
 from tests.unit.ray import test_run_restart
 from tests.unit.ray.test_run_restart import Remote, World, loop, world
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import ray
 
+from groundwork.paused import pause, resume
+from groundwork.process import Stopped
 from slime.checkpoints.versions import saved_versions
 from slime.exceptions import RankLostError, TrainerError
 from slime.ray import run_start, run_weights
 from slime.ray.rollbacks import Rollbacks
 from slime.ray.run import Run
-from slime.utils.paused import pause, resume
-from slime.utils.process import Stopped
 from slime.utils.rollback import NAME, ask_rollback, asked_rollback, forget_rollback
 from tests.unit.ray import test_run_restart
 from tests.unit.ray.test_run_restart import Remote, World, loop, world

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from groundwork.process import Stopped
 from slime.args import Arguments
 from slime.arguments.checkpoint import CONTINUE_VARIABLE, LATEST
 from slime.exceptions import TrainerError
@@ -17,7 +18,6 @@ from slime.ray.report import continue_line, step_line
 from slime.ray.run import Run
 from slime.rollout.data_source import Story
 from slime.rollout.metrics import judged, rollout_metrics
-from slime.utils.process import Stopped
 from slime.utils.types import Sample
 
 STORY = Story(("serves   http://127.0.0.1:1/v1",), ("inspect  python -m x",))

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from groundwork.images import at_model_size, open_image
 from slime.args import Arguments
 from slime.arguments.evaluation import EvalDataset
 from slime.exceptions import ConfigurationError, SampleError
 from slime.rollout import evaluation, sglang_rollout, stored_pictures
 from slime.rollout.eval_metrics import eval_metrics, scores
 from slime.rollout.sample_metrics import pass_at_k
-from slime.utils.images import at_model_size, open_image
 from slime.utils.types import Sample
 from tests.helpers.pictures import picture, png
 from tests.helpers.rollout_engine import RolloutEngine, rollout_args, rollout_engine

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from groundwork.paused import pause
 from openclaw.doctor import capturing, judging, machine, training
 from openclaw.doctor.command import main
 from openclaw.doctor.diagnose import CHECKS, diagnose
@@ -18,7 +19,6 @@ from openclaw.doctor.look import Disk
 from openclaw.ledger.records import Vote
 from openclaw.runs.folder import open_run
 from openclaw.runtime.process import RuntimeSupervisor
-from slime.utils.paused import pause
 from slime.utils.run_logs import begin_logs
 from tests.helpers.made_runs import BATCH, MadeRun
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from groundwork.command_line import new_output_file, output_file
+from groundwork.private_files import OutputError, write_output, writing
 from openclaw import inspect
 from openclaw.ledger.store import Ledger
 from openclaw.report.command import main as report_main
-from slime.utils.command_line import new_output_file, output_file
-from slime.utils.private_files import OutputError, write_output, writing
 from tests.helpers.ledger_records import judged_sample
 
 Command = Callable[[Path, str], int]

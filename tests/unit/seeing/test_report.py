@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from benchmarks.report import write_run
+from groundwork.paused import pause
 from openclaw.ledger.copying import copy_run
 from openclaw.ledger.overview import GateDecision
 from openclaw.ledger.records import Vote
@@ -30,7 +31,6 @@ from openclaw.report.totals import FirstReply
 from openclaw.runs.evidence import FEWEST
 from openclaw.runs.folder import open_run
 from openclaw.runs.reasons import REASONS
-from slime.utils.paused import pause
 from tests.helpers.made_runs import MadeRun
 
 HOSTILE = "</style><script>alert(1)</script><img src=x onerror=alert(1)>\"'><svg onload=alert(1)>{{ 7*7 }}{% raw %}\ud800\u202e&lt;"

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from groundwork import machine
+from groundwork.machine import CudaFacts
 from openclaw.launch import __main__ as launch
 from openclaw.launch import machine as launch_machine
 from slime.args import Arguments
@@ -19,8 +21,6 @@ from slime.arguments.devices import device_problems, gpus_of_machine, missing_de
 from slime.exceptions import ConfigurationError
 from slime.ray import run_start, worker_node
 from slime.ray.run import Run
-from slime.utils import machine
-from slime.utils.machine import CudaFacts
 
 WORKS = CudaFacts("2.14.1", "13.0", "580.65.06", 13000, 0, None, 8)
 OLD = replace(WORKS, driver="570.86.15", supports=12080)

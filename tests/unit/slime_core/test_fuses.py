@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from groundwork import paused
 from openclaw import resume
 from slime.args import Arguments
 from slime.arguments.fuses import check_fuses
-from slime.utils import paused
 from slime.utils.fuses import Fuse, blown, read_fuse
 
 
@@ -72,7 +72,7 @@ def test_what_is_refused(flags: dict[str, Any], wrong: str | None) -> None:
 
 def test_the_note_outlives_the_process_that_wrote_it(tmp_path: Path, repository: Path) -> None:
     assert paused.paused(tmp_path) is None
-    dies = f"import os\nfrom slime.utils.paused import pause\npause({str(tmp_path)!r}, 7, 'a>1 (it is 2)')\nos._exit(9)"
+    dies = f"import os\nfrom groundwork.paused import pause\npause({str(tmp_path)!r}, 7, 'a>1 (it is 2)')\nos._exit(9)"
     found = subprocess.run([sys.executable, "-c", dies], cwd=repository / "slime", check=False)
     assert found.returncode == 9
     note = paused.paused(tmp_path)

@@ -10,7 +10,7 @@ import numpy
 import pytest
 from PIL import Image
 
-from slime.utils import images
+from groundwork import images
 from slime.utils.processing_utils import encode_image_for_rollout_engine, load_processor, process_vision_info
 from tests.helpers import tiny_vision
 from tests.helpers.pictures import picture, png

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slime.utils import janitor
+from groundwork import janitor
 from tests.helpers.live_run import wait_until
 
 SLEEP = (sys.executable, "-I", "-S", "-c", "import time; print(flush=True); time.sleep(600)")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from slime.utils.private_files import private, private_folder, private_run_folder
-from slime.utils.process import spawn
+from groundwork.private_files import private, private_folder, private_run_folder
+from groundwork.process import spawn
 from slime.utils.run_logs import begin_logs
 
 

@@ -1,4 +1,4 @@
-"""`slime.utils.data.read_file`: rows, slices, and what cannot be read."""
+"""`groundwork.data_rows.read_file`: rows, slices, and what cannot be read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slime.utils.data import read_file
+from groundwork.data_rows import read_file
 
 ROWS: list[dict[str, Any]] = [{"q": f"{number}\u2028é", "a": [number]} for number in range(7)]
 bounds = st.none() | st.integers(-9, 9)

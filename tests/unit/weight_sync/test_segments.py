@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slime.utils.machine import this_host
+from groundwork.machine import this_host
 from slime.weight_sync.segments import HUGE_PAGE, Mappings, Segment
 
 

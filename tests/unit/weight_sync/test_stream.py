@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from groundwork.machine import this_host
 from slime.exceptions import ConfigurationError
-from slime.utils.machine import this_host
 from slime.weight_sync import stream
 from slime.weight_sync.engine_calls import EngineCalls
 from slime.weight_sync.engine_stream import TAKEN, load_stream

@@ -26,7 +26,7 @@ from agentrl.tasks.gui.osworld.shapes import (
     complaint,
     placeholders,
 )
-from slime.utils.data import read_json, read_text
+from groundwork.data_rows import read_json, read_text
 
 INFEASIBLE = "infeasible"
 """The metric of a task that cannot be done: right is to end it with the status failure."""

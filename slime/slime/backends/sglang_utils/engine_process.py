@@ -13,6 +13,9 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
+from groundwork.machine import this_host
+from groundwork.private_files import private, private_folder
+from groundwork.process import ChildProcess, group_stopped, spawn
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.arguments.process_environment import engine_variables
@@ -21,9 +24,6 @@ from slime.backends.sglang_utils.server_args import gives_memory_away, server_co
 from slime.backends.sglang_utils.server_hooks import HOLD
 from slime.utils.forwarded_environment import own_of_machine
 from slime.utils.http_utils import find_available_port
-from slime.utils.machine import this_host
-from slime.utils.private_files import private, private_folder
-from slime.utils.process import ChildProcess, group_stopped, spawn
 
 # SIGTERM also ends SGLang's workers, which the server mistakes for a crash: it sleeps five seconds before it ends.
 _STOP_SECONDS = 1.0

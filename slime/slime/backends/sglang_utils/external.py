@@ -14,6 +14,9 @@ from typing import Any
 
 import httpx
 
+from groundwork.cleanup import start_script, tell
+from groundwork.machine import this_host
+from groundwork.private_files import private_folder
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.arguments.weight_sync import STAGES_REFUSED, misses_stages, uses_loader
@@ -21,9 +24,6 @@ from slime.backends.sglang_utils import external_release as external_release
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.weight_calls import PauseMode
 from slime.exceptions import ConfigurationError, EngineError
-from slime.utils.cleanup import start_script, tell
-from slime.utils.machine import this_host
-from slime.utils.private_files import private_folder
 from slime.weight_sync import LOADER
 
 LOCAL_HOSTS = {"127.0.0.1", "localhost", "::1"}

@@ -13,10 +13,10 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
+from groundwork.garbage import collect_rarely
+from groundwork.machine import with_programs
+from groundwork.process import watch_lifeline
 from slime.backends.sglang_utils import server_hooks, server_process
-from slime.utils.garbage import collect_rarely
-from slime.utils.machine import with_programs
-from slime.utils.process import watch_lifeline
 
 CPU_STANDINS = Path(__file__).parent / "cpu_standins"
 

@@ -24,8 +24,8 @@ from multiprocessing.context import ForkContext, ForkProcess, SpawnProcess
 from pathlib import Path
 from typing import Any
 
-from slime.utils.cleanup import entrust_path, start_janitor
-from slime.utils.process import LIFELINE_THREAD
+from groundwork.cleanup import entrust_path, start_janitor
+from groundwork.process import LIFELINE_THREAD
 
 logger = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from groundwork.private_files import private, private_folder
 from slime.args import Arguments
 from slime.utils import streams
 from slime.utils.misc import load_function
-from slime.utils.private_files import private, private_folder
 from slime.utils.streams import Stream, TrainBatch
 from slime.utils.types import EXPERTS, GRID, IMAGES, PIXELS
 

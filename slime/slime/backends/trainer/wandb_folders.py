@@ -11,7 +11,7 @@ import subprocess
 import sys
 from typing import Any
 
-from slime.utils.cleanup import entrust_path, start_janitor
+from groundwork.cleanup import entrust_path, start_janitor
 
 _FOLDERS = (("wandb.sdk.data_types._private", "MEDIA_TMP"), ("wandb.sdk.artifacts.artifact", "Artifact._TMP_DIR"))
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from groundwork.process import spawn
 from slime.arguments.model_shape import SLIME_FOLDER, shape_flags
 from slime.exceptions import ConfigurationError
-from slime.utils.process import spawn
 
 STOP_SECONDS = 600.0
 """Seconds a run may take to stop, including a checkpoint, before it is killed."""

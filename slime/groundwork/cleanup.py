@@ -1,4 +1,4 @@
-"""Start helpers that outlive this process, such as the janitor that cleans up after it (`slime.utils.janitor`)."""
+"""Start helpers that outlive this process, such as the janitor that cleans up after it (`groundwork.janitor`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slime.utils.janitor import start_time
+from groundwork.janitor import start_time
 
 if TYPE_CHECKING:
     import psutil

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from slime.utils.private_files import write_note
+from groundwork.private_files import write_note
 
 NAME = "paused.json"
 

@@ -1,7 +1,7 @@
 """Command lines that answer a mistyped word in one line: what is wrong, and what to type.
 
 Guarantees: no abbreviated flags and no usage block before an error. An unknown flag, choice or path is answered with the
-nearest known one. Imports the standard library and `slime.utils.private_files`, which does the same, so an answer waits
+nearest known one. Imports the standard library and `groundwork.private_files`, which does the same, so an answer waits
 for no other import.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from slime.utils.private_files import OutputError, check_output
+from groundwork.private_files import OutputError, check_output
 
 LARGEST_PORT = 65535
 ALIKE = 0.7

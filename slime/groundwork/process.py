@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-from slime.utils.private_files import private, private_folder
+from groundwork.private_files import private, private_folder
 
 logger = logging.getLogger(__name__)
 
