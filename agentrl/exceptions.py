@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal, Self
 
+from groundwork.exceptions import ConfigError as ConfigError  # for environments, which import it from here
+
 Kind = Literal["invalid", "capacity", "not_found", "timeout", "infra", "internal"]
 
 
@@ -94,7 +96,3 @@ class InternalError(AgentError):
 CLASSES: dict[Kind, type[AgentError]] = {
     each.kind: each for each in (InvalidError, CapacityError, NotFoundError, DeadlineError, InfraError, InternalError)
 }
-
-
-class ConfigError(ValueError):
-    """A command line or variable is unusable; the message says what to type."""

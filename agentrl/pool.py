@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from agentrl.bridges.verifiers import PREFIX, verifiers_environment
 from agentrl.environment import Environment, Weight
-from agentrl.exceptions import AgentError, ConfigError
+from agentrl.exceptions import AgentError
 from agentrl.harness.addresses import GATEWAY_URL
 from agentrl.harness.offer import NAMES as HARNESSES
 from agentrl.harness.offer import offer_harnesses
@@ -34,6 +34,7 @@ from agentrl.web.app import create_app
 from agentrl.web.options import above_zero, add_server_options, count, listen, read_key
 from agentrl.web.serve import leave_soon, serve
 from groundwork.command_line import CommandLine
+from groundwork.exceptions import ConfigError
 from groundwork.machine import usable_cores, usable_memory_mib
 from groundwork.process import watch_lifeline
 

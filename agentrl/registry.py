@@ -10,7 +10,8 @@ import inspect
 from collections.abc import Iterable
 
 from agentrl.environment import Environment, Task
-from agentrl.exceptions import ConfigError, NotFoundError
+from agentrl.exceptions import NotFoundError
+from groundwork.exceptions import ConfigError
 
 
 class Registry:

@@ -17,12 +17,12 @@ from prometheus_client import CollectorRegistry
 
 from agentrl.client.http import HttpLeases
 from agentrl.deadlines import ROUTER_MARGIN_S
-from agentrl.exceptions import ConfigError
 from agentrl.routing import NAME, Router
 from agentrl.web.app import create_app
 from agentrl.web.options import KEY_VARIABLE, add_server_options, listen, read_key
 from agentrl.web.serve import serve
 from groundwork.command_line import CommandLine
+from groundwork.exceptions import ConfigError
 from groundwork.process import watch_lifeline
 
 PROG = "python -m agentrl.router"

@@ -14,8 +14,8 @@ from typing import Any
 import gui_config
 
 from agentrl.rollout.generate import generate_in
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
-from slime.exceptions import ConfigurationError
 from slime.rollout.base_types import RolloutFnEvalOutput
 from slime.rollout.eval_datasets import load_eval_prompts
 from slime.rollout.evaluation import eval_rollout
@@ -29,7 +29,7 @@ async def generate(
     """Play the episode of a sample; return its samples, or the sample itself, aborted.
 
     Raises:
-        ConfigurationError: flags, variables, the custom config or the task are wrong.
+        ConfigError: flags, variables, the custom config or the task are wrong.
     """
     settings = gui_config.settings_of(args, evaluation)
     found = await generate_in(args, sample, sampling_params, evaluation, settings=settings)
@@ -43,14 +43,12 @@ async def reward_func(args: Arguments, sample: Sample | list[Sample], **more: An
     """Return the reward that `generate` gave a sample, or each of a list: ``--custom-rm-path generate_with_gui.reward_func``.
 
     Raises:
-        ConfigurationError: the sample is not of `generate`.
+        ConfigError: the sample is not of `generate`.
     """
     if isinstance(sample, list):
         return [await reward_func(args, each, **more) for each in sample]
     if not isinstance(sample.reward, dict):
-        raise ConfigurationError(
-            "the sample has no episode; set --custom-generate-function-path generate_with_gui.generate"
-        )
+        raise ConfigError("the sample has no episode; set --custom-generate-function-path generate_with_gui.generate")
     return sample.reward
 
 
@@ -72,10 +70,10 @@ def gui_generate_rollout(
     """Evaluate, with the success of each domain as a metric: ``--eval-function-path generate_with_gui.gui_generate_rollout``.
 
     Raises:
-        ConfigurationError: it is asked to train.
+        ConfigError: it is asked to train.
     """
     if not evaluation:
-        raise ConfigurationError("gui_generate_rollout evaluates only; use it as --eval-function-path")
+        raise ConfigError("gui_generate_rollout evaluates only; use it as --eval-function-path")
     output = run(eval_rollout(args, rollout_id))[0]
     metrics: dict[str, float] = {}
     for dataset in args.eval_datasets:

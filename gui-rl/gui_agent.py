@@ -25,21 +25,20 @@ from gui_episode import Played, Player
 from gui_launch import LaunchVariables
 
 from agentrl.client.chat import Endpoint
-from agentrl.exceptions import AgentError, ConfigError, InfraError
+from agentrl.exceptions import AgentError, InfraError
 from agentrl.processes.ledger import ProcessLedger
 from agentrl.processes.owned import Processes
 from agentrl.registry import load_environment
 from agentrl.rollout.settings import Settings
 from agentrl.tasks.gui.source import GuiSource, domain_of
 from groundwork.command_line import CommandLine, server_url
+from groundwork.exceptions import ConfigError
 from groundwork.private_files import OutputError, check_output
-from openclaw.exceptions import ConfigError as VariableError
 from slime.args import Arguments
-from slime.exceptions import ConfigurationError
 
 PROG = "run_gui_agent.sh"
 ANSWER_S = 600.0
-KNOWN = (ConfigError, VariableError, ConfigurationError, AgentError)
+KNOWN = (ConfigError, ConfigError, ConfigError, AgentError)
 """Mistakes and failures that a person can act on; any other exception is a defect of the program, with its traceback."""
 LIMITS = {"--max-steps": "max_steps", "--pictures": "pictures"}
 """Options whose defaults are variables of the launcher, with the fields of these."""
@@ -101,8 +100,8 @@ def settings_of(options: argparse.Namespace) -> Settings:
 
     Raises:
         ConfigError: an option is unusable.
-        VariableError: a variable is.
-        ConfigurationError: a limit is.
+        ConfigError: a variable is.
+        ConfigError: a limit is.
     """
     for flag, name in LIMITS.items():
         if getattr(options, _field(flag)) is None:

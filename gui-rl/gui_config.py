@@ -13,8 +13,8 @@ from typing import Any
 
 from agentrl.rollout.settings import Settings
 from agentrl.tasks.gui.settings import GuiSettings
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
-from slime.exceptions import ConfigurationError
 
 URL_VARIABLE = "GUI_ENV_SERVER_URL"
 AGENT = "agents.qwen3vl_agent.Qwen3VLAgent"
@@ -30,7 +30,7 @@ def settings_of(args: Arguments, evaluation: bool, environment: Mapping[str, str
     """Return the settings of an episode.
 
     Raises:
-        ConfigurationError: a flag or attribute is unusable.
+        ConfigError: a flag or attribute is unusable.
     """
     check(args, environment)
     read = Settings.from_env(environment)
@@ -57,14 +57,14 @@ def check(args: Arguments, environment: Mapping[str, str] = os.environ) -> None:
     """Refuse values that would change nothing.
 
     Raises:
-        ConfigurationError: says what to do.
+        ConfigError: says what to do.
     """
     told = vars(args)
     for name, only in ONE_OF_A_KIND.items():
         if (given := told.get(name)) not in (None, only):
-            raise ConfigurationError(f"--custom-config-path: {name} {given!r} is unknown; remove it, or write {only}")
+            raise ConfigError(f"--custom-config-path: {name} {given!r} is unknown; remove it, or write {only}")
     if (slots := told.get("prm_max_concurrency")) is not None:
-        raise ConfigurationError(f"--custom-config-path: prm_max_concurrency {slots} has no effect; remove it")
+        raise ConfigError(f"--custom-config-path: prm_max_concurrency {slots} has no effect; remove it")
     pool = GuiSettings.from_env(environment)
     for flag, evaluated, variable, waits in (
         (
@@ -77,7 +77,7 @@ def check(args: Arguments, environment: Mapping[str, str] = os.environ) -> None:
     ):
         for name in (flag, evaluated):
             if (seconds := told[name]) is not None and seconds != waits:
-                raise ConfigurationError(
+                raise ConfigError(
                     f"--{name.replace('_', '-')} {seconds:g}: the pool waits, {waits:g} s here; set {variable}={seconds:g} for pool and "
                     "run instead, which holds for training and evaluation alike"
                 )

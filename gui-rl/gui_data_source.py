@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agentrl.exceptions import ConfigError
 from agentrl.tasks.gui.source import GuiSource, write_rows
 from slime.args import Arguments
-from slime.exceptions import ConfigurationError
 from slime.rollout.data_source import RolloutDataSourceWithBuffer
 
 STATE = "gui_meta_state_dict_{}.pt"
@@ -23,14 +21,11 @@ class GuiMetaDataSource(RolloutDataSourceWithBuffer):
         """List the tasks; rows of ``--prompt-data`` win over the variables.
 
         Raises:
-            ConfigurationError: there is no task.
+            ConfigError: there is no task.
         """
         if not args.prompt_data:
             rows = Path(args.run_dir) / "gui_train.jsonl"
-            try:
-                write_rows(GuiSource.from_env().ids("train"), rows)
-            except ConfigError as error:
-                raise ConfigurationError(str(error)) from error
+            write_rows(GuiSource.from_env().ids("train"), rows)
             args = args.changed(prompt_data=str(rows), input_key="prompt", label_key=None, metadata_key="metadata")
         super().__init__(args)
 

@@ -86,7 +86,7 @@ class Player:
 
         Raises:
             ConfigError: the server fails.
-            ConfigurationError: the environment is none that can be played here.
+            ConfigError: the environment is none that can be played here.
             InfraError: the screen failed.
         """
         settings, pictures = self._settings, Seen()

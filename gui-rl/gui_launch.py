@@ -15,19 +15,17 @@ from pathlib import Path
 
 from gui_config import EVAL_REPLY_TOKENS, EVAL_TEMPERATURE
 
-from agentrl.exceptions import ConfigError as TaskError
 from agentrl.exceptions import InfraError
 from agentrl.pool_process import train_beside_pool, trainer_environment
 from agentrl.tasks.gui.osworld.settings import VmSettings
 from agentrl.tasks.gui.settings import GuiSettings
 from agentrl.tasks.gui.source import GuiSource, write_rows
 from groundwork.command_line import CommandLine
+from groundwork.exceptions import ConfigError
 from openclaw.config.environment_config import EnvironmentConfig, variable
-from openclaw.exceptions import ConfigError
 from openclaw.launch.known_names import check_names
 from slime.arguments.model_shape import shape_flags
 from slime.arguments.yaml_files import SCRIPT_WORDS
-from slime.exceptions import ConfigurationError
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -101,7 +99,7 @@ def trainer_words(v: LaunchVariables, model: str, name: str, judge: bool, run_di
     """Return the trainer's flags.
 
     Raises:
-        ConfigurationError: there is no such model shape.
+        ConfigError: there is no such model shape.
     """
     checkpoint = _checkpoint(v, model)
     words: list[object] = [*shape_flags(model), "--hf-checkpoint", checkpoint, "--ref-load", v.ref_load or checkpoint]
@@ -226,7 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"screen   {seen.observation}, {seen.coordinates} coordinates", flush=True)
             return subprocess.call([sys.executable, str(program), *words, "--dry-run"], env=child)
         return run(v, source, program, words, run_dir)
-    except (ConfigError, ConfigurationError, TaskError, InfraError) as error:
+    except (ConfigError, InfraError) as error:
         print(f"{PROG}: {error}", file=sys.stderr)
         return 2
     finally:

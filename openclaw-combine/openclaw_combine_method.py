@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from groundwork.exceptions import ConfigError
 from openclaw.config.method_config import MethodConfig, variable
 from openclaw.config.runtime import RuntimeConfig
-from openclaw.exceptions import ConfigError
 from openclaw.ledger.records import JudgedTurn, Turn, Verdict
 from openclaw.method import JudgePlan, SampleDecision
 from openclaw.training.samples import make_sample

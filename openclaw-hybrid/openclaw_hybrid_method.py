@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from groundwork.exceptions import ConfigError
 from openclaw.config.method_config import MethodConfig, variable
 from openclaw.config.runtime import RuntimeConfig
-from openclaw.exceptions import ConfigError
 from openclaw.ledger.records import JudgedTurn, Turn, Verdict
 from openclaw.method import JudgePlan, SampleDecision
 from openclaw.training.samples import make_sample

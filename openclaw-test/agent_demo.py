@@ -23,11 +23,12 @@ from tiny_agents.lessons import PROGRAMS, LessonError, lessons
 from tiny_demo.launched import REPOSITORY, LaunchedRun, RunFailed, Settings
 from tiny_demo.planned import refuse_bad_plan
 
-from agentrl.exceptions import AgentError, ConfigError
+from agentrl.exceptions import AgentError
 from agentrl.harness.offer import load_harness
 from agentrl.harness.records import EPISODES, lines
 from agentrl.pool_process import STOP_S, start_pool
 from groundwork.command_line import CommandLine, port_number
+from groundwork.exceptions import ConfigError
 from groundwork.process import ChildProcess, spawn
 from openclaw.ledger.store import Ledger
 

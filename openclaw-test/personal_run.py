@@ -41,7 +41,7 @@ from tiny_models.build import BuildError, ensure_built
 from tiny_models.cache import model_path
 
 from groundwork.command_line import CommandLine, new_output_file, port_number, server_url
-from openclaw.exceptions import ConfigError
+from groundwork.exceptions import ConfigError
 from openclaw.ledger.store import Ledger
 from slime.utils.http_utils import find_available_port
 

@@ -31,7 +31,7 @@ from evaluation.suites import build_suites
 from evaluation.talk import Policy
 from rich.console import Console
 
-from openclaw.exceptions import ConfigError
+from groundwork.exceptions import ConfigError
 from openclaw.server.command import main as server_command
 
 RETRIES = 4

@@ -28,8 +28,9 @@ from rich.progress import Progress
 from rich.table import Table
 
 from groundwork.command_line import CommandLine, output_file, server_url
+from groundwork.exceptions import ConfigError
 from openclaw.config.runtime import RuntimeConfig
-from openclaw.exceptions import ConfigError, EngineRefusedError, JudgeError
+from openclaw.exceptions import EngineRefusedError, JudgeError
 from openclaw.judge.client import together
 from openclaw.judge.interface import Judge, Question
 from openclaw.judge.votes import agreement, has_quorum, majority

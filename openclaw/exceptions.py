@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
+from groundwork.exceptions import ConfigError as ConfigError  # for methods and judges, which import it from here
+
 
 class OpenClawError(Exception):
     """Base of the runtime's own errors."""
-
-
-class ConfigError(OpenClawError, ValueError):
-    """An environment variable has an unusable value; the message names it and says what to type."""
 
 
 class NoRunError(OpenClawError):

@@ -18,8 +18,9 @@ from rich.console import Console
 from rich.text import Text
 
 from groundwork.command_line import CommandLine, named_by_beginning
+from groundwork.exceptions import ConfigError
 from groundwork.private_files import OutputError, private_folder
-from openclaw.exceptions import ConfigError, NoRunError
+from openclaw.exceptions import NoRunError
 from openclaw.inspect_episodes import clock, episode_lines, episode_text
 from openclaw.ledger.commands import COMMANDS
 from openclaw.ledger.corrections import CORRECTS

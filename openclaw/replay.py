@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from contextlib import closing
 
 from groundwork.command_line import CommandLine
+from groundwork.exceptions import ConfigError
 from openclaw.config.runtime import RuntimeConfig
-from openclaw.exceptions import ConfigError, OpenClawError
+from openclaw.exceptions import OpenClawError
 from openclaw.launch.method_check import import_paths
 from openclaw.launch.methods import find_method, method_file, methods_of
 from openclaw.launch.profiles import DEFAULT_PROFILE
@@ -65,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         method = method_of(options.method)
         with closing(Ledger(found)) as ledger:
             result = replay(ledger, method)
-    except OpenClawError as error:
+    except (OpenClawError, ConfigError) as error:
         print(f"{PROG}: {error}", file=sys.stderr)
         return 2
     print("\n".join(result.lines()))

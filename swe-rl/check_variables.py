@@ -12,19 +12,18 @@ from os import environ
 
 from swe_config import SweVariables
 
-from agentrl.exceptions import ConfigError
 from agentrl.sandbox.providers import SandboxSettings, provider
 from agentrl.tasks.names import SPLITS
 from agentrl.tasks.swe.source import InstanceSource
-from openclaw.exceptions import ConfigError as VariableError
+from groundwork.exceptions import ConfigError
 
 
 def check(splits: Sequence[str], environment: Mapping[str, str] = environ) -> None:
     """Check the variables of a run that needs the instances of some splits.
 
     Raises:
-        ConfigError: the sandbox's settings do not fit, the benchmark is for evaluation only, or a split has no instance.
-        openclaw.exceptions.ConfigError: a variable is invalid.
+        ConfigError: a variable is invalid, the sandbox's settings do not fit, the benchmark is for evaluation only, or a
+            split has no instance.
     """
     variables, source = SweVariables.from_env(environment), InstanceSource.from_env(environment)
     source.check_trainable()
@@ -44,7 +43,7 @@ def main(splits: Sequence[str]) -> int:
         return 2
     try:
         check(splits)
-    except (ConfigError, VariableError) as error:
+    except ConfigError as error:
         print(f"check_variables: {error}", file=sys.stderr)
         return 2
     return 0

@@ -14,7 +14,6 @@ from typing import Any
 
 from swe_config import SweConfig, SweVariables
 
-from agentrl.exceptions import ConfigError
 from agentrl.rollout.generate import generate_in
 from agentrl.rollout.own_pool import own_pool
 from agentrl.rollout.settings import Settings
@@ -22,8 +21,8 @@ from agentrl.sandbox.providers import SandboxSettings, provider
 from agentrl.service import LeaseService
 from agentrl.tasks.swe.environment import SweEnvironment
 from agentrl.tasks.swe.source import InstanceSource
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
-from slime.exceptions import ConfigurationError
 from slime.utils.types import Sample
 
 __all__ = ["generate", "reward_func"]
@@ -35,7 +34,7 @@ async def generate(
     """Play the episode of a sample; return its samples, or the sample itself, aborted.
 
     Raises:
-        ConfigurationError: flags, variables, the custom config or the row are wrong.
+        ConfigError: flags, variables, the custom config or the row are wrong.
         ConfigError: a variable is invalid.
     """
     variables, steps = SweVariables.from_env(), InstanceSource.from_env().step_limit
@@ -56,12 +55,12 @@ async def reward_func(args: Arguments, sample: Sample | list[Sample], **kwargs: 
     """Return the reward that `generate` gave; a list of them for a list.
 
     Raises:
-        ConfigurationError: another function made the sample, so nothing has graded it.
+        ConfigError: another function made the sample, so nothing has graded it.
     """
     if isinstance(sample, list):
         return [await reward_func(args, each, **kwargs) for each in sample]
     if sample.reward is None:
-        raise ConfigurationError(
+        raise ConfigError(
             "the sample has no reward; set --custom-generate-function-path generate_with_swe_remote.generate, which grades it"
         )
     return sample.reward
@@ -71,14 +70,14 @@ def task_id(sample: Sample) -> str:
     """Return the instance that a sample names, and drop everything else that its row says of it.
 
     Raises:
-        ConfigurationError: it names none.
+        ConfigError: it names none.
     """
     row = sample.metadata.pop("instance", None)
     named = sample.metadata.get("task_id") or sample.metadata.get("instance_id")
     if named is None and isinstance(row, dict):
         named = row.get("instance_id")
     if not isinstance(named, str) or not named:
-        raise ConfigurationError("the row names no instance; give its metadata a task_id, and --metadata-key metadata")
+        raise ConfigError("the row names no instance; give its metadata a task_id, and --metadata-key metadata")
     return named
 
 
@@ -86,12 +85,12 @@ def environment_of(variables: SweVariables) -> type[SweEnvironment]:
     """Return the environment with the provider of the variables.
 
     Raises:
-        ConfigurationError: its settings do not fit.
+        ConfigError: its settings do not fit.
     """
     try:
         made = provider(SandboxSettings(variables.sandbox, variables.sandbox_image))
     except ConfigError as error:
-        raise ConfigurationError(f"SANDBOX={variables.sandbox}: {error}") from error
+        raise ConfigError(f"SANDBOX={variables.sandbox}: {error}") from error
     return type("Provided", (SweEnvironment,), {"provider": made})
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from terminal_config import TerminalConfig
 
 from agentrl.rollout.generate import generate_in
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
-from slime.exceptions import ConfigurationError
 from slime.utils.types import Sample
 
 
@@ -24,7 +24,7 @@ async def generate(
     """Play the episode of a sample; return its samples, or the sample itself, aborted.
 
     Raises:
-        ConfigurationError: flags, variables, the custom config or the task are wrong.
+        ConfigError: flags, variables, the custom config or the task are wrong.
     """
     config = TerminalConfig.of(args)
     settings = config.settings()
@@ -40,12 +40,12 @@ def task_id(sample: Sample) -> str:
     """Return the task that a sample names: its ``task_path``, or the prompt itself.
 
     Raises:
-        ConfigurationError: it names none.
+        ConfigError: it names none.
     """
     prompt: Any = sample.prompt
     named = prompt.get("task_path") or prompt.get("task_name") if isinstance(prompt, dict) else prompt
     if not isinstance(named, str) or not named:
-        raise ConfigurationError("the prompt names no task; give its row a task with a task_path, and --input-key task")
+        raise ConfigError("the prompt names no task; give its row a task with a task_path, and --input-key task")
     return named
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from openclaw.exceptions import ConfigError
+from groundwork.exceptions import ConfigError
 
 AGAIN = "a call whose connection is cut is sent again until its deadline, and runs once"
 FILE = "it is said in the file of --custom-config-path, as"

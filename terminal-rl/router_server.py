@@ -16,7 +16,7 @@ from older_variables import ROUTER, refuse
 
 from agentrl.router import main as router
 from groundwork.command_line import CommandLine
-from openclaw.exceptions import ConfigError
+from groundwork.exceptions import ConfigError
 
 
 def words_of(options: argparse.Namespace) -> list[str]:

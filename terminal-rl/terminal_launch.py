@@ -16,18 +16,16 @@ from pathlib import Path
 
 from older_variables import CLIENT, refuse
 
-from agentrl.exceptions import ConfigError as TaskError
 from agentrl.exceptions import InfraError
 from agentrl.pool_process import train_beside_pool, trainer_environment
 from agentrl.tasks.terminal.prompts import write_rows
 from agentrl.tasks.terminal.source import TaskSource
 from groundwork.command_line import CommandLine
+from groundwork.exceptions import ConfigError
 from openclaw.config.environment_config import EnvironmentConfig, variable
-from openclaw.exceptions import ConfigError
 from openclaw.launch.known_names import check_names
 from slime.arguments.model_shape import shape_flags
 from slime.arguments.yaml_files import SCRIPT_WORDS
-from slime.exceptions import ConfigurationError
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -87,7 +85,7 @@ def trainer_words(v: LaunchVariables, model: str, name: str, judge: bool, run_di
     """Return the trainer's flags.
 
     Raises:
-        ConfigurationError: there is no such model shape.
+        ConfigError: there is no such model shape.
     """
     checkpoint = v.hf_ckpt or str(ROOT / "models" / model.replace("qwen", "Qwen"))
     words: list[object] = [*shape_flags(model), "--hf-checkpoint", checkpoint, "--ref-load", v.ref_load or checkpoint]
@@ -230,7 +228,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"tasks    {source.task_type}, {len(source.ids())}; environments from {pool}", flush=True)
             return subprocess.call([sys.executable, str(TRAINER), *words, "--dry-run"], env=child_environment(v))
         return run(v, words, run_dir)
-    except (ConfigError, ConfigurationError, TaskError, InfraError) as error:
+    except (ConfigError, InfraError) as error:
         print(f"{PROG}: {error}", file=sys.stderr)
         return 2
     finally:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentrl.environment import Task
-from agentrl.exceptions import ConfigError
 from agentrl.rollout.episode import Result
 from agentrl.rollout.generate import agents_of, generate_in, service_of
 from agentrl.rollout.own_pool import OwnPool, own_pool
@@ -25,9 +24,9 @@ from agentrl.service import LeaseService
 from agentrl.tasks.toolcall.environment import ToolCallEnvironment, weight_of
 from agentrl.tasks.toolcall.grading import answer_of
 from agentrl.tasks.toolcall.rows import data_of, draft_of
+from groundwork.exceptions import ConfigError
 from openclaw.config.environment_config import EnvironmentConfig, variable
 from slime.args import Arguments
-from slime.exceptions import ConfigurationError
 from slime.rollout.rm_hub.math_dapo_utils import compute_score
 from slime.utils.types import Sample
 
@@ -57,11 +56,11 @@ async def generate(
     """Play an episode; return its training samples, or the sample itself, aborted.
 
     Raises:
-        ConfigurationError: flags, variables or the row are wrong.
+        ConfigError: flags, variables or the row are wrong.
         ConfigError: a variable is invalid.
     """
     if args.apply_chat_template:
-        raise ConfigurationError("the agent loop renders prompts itself; remove --apply-chat-template")
+        raise ConfigError("the agent loop renders prompts itself; remove --apply-chat-template")
     config = ToolcallConfig.from_env()
     if Settings.from_env().pool_url is None:
         pool = own_pool(args, ToolCallEnvironment, "toolcall", config.slots)
@@ -118,7 +117,7 @@ def _task_of(sample: Sample, pool: OwnPool) -> str:
     try:
         data = data_of(row, f"row of sample {sample.index}")
     except ConfigError as error:
-        raise ConfigurationError(f"{error}; or name a task with a task_id in its metadata") from error
+        raise ConfigError(f"{error}; or name a task with a task_id in its metadata") from error
     name = f"toolcall/rows/{hashlib.sha256(repr(sorted(data.items())).encode()).hexdigest()[:24]}"
     config = ToolCallEnvironment.config()
     pool.registry.add(Task(name, data, weight_of(config, draft_of(data, config.builtin).tools)))

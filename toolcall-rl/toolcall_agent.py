@@ -21,7 +21,7 @@ import httpx
 
 from agentrl.client.chat import Endpoint
 from agentrl.environment import Task
-from agentrl.exceptions import AgentError, ConfigError, InvalidError
+from agentrl.exceptions import AgentError, InvalidError
 from agentrl.processes.ledger import ProcessLedger
 from agentrl.processes.owned import Processes
 from agentrl.protocol import Verdict
@@ -30,6 +30,7 @@ from agentrl.tasks.toolcall.environment import ToolCallEnvironment, needs, offer
 from agentrl.tasks.toolcall.families import FAMILIES
 from agentrl.tasks.toolcall.generate import parse_name
 from groundwork.command_line import CommandLine
+from groundwork.exceptions import ConfigError
 from groundwork.private_files import OutputError, check_output
 
 ANSWER_S = 600.0

@@ -47,7 +47,7 @@ def train_toolcall_agent(model: str | Path, tools_config_path: str | Path, *flag
         ConfigError: the configuration cannot be used.
     """
     config = Path(tools_config_path).absolute()
-    read_config(config, ToolSettings.read().allowed_urls)
+    read_config(config, ToolSettings.from_env().allowed_urls)
     child = {**os.environ, "HF_CKPT": str(model), "TOOLS_CONFIG": str(config)}
     return subprocess.call(["bash", str(SCRIPT), *flags], env=child)
 

@@ -17,9 +17,10 @@ from typing import Any
 
 from agentrl.bridges.lines import MOST_BYTES, Lines
 from agentrl.environment import Environment, Task, Weight
-from agentrl.exceptions import ConfigError, InfraError, InvalidError
+from agentrl.exceptions import InfraError, InvalidError
 from agentrl.processes.owned import Processes
 from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
+from groundwork.exceptions import ConfigError
 
 PREFIX = "verifiers:"
 WORKER = Path(__file__).with_name("verifiers_worker.py")

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from agentrl.exceptions import ConfigError
+from groundwork.exceptions import ConfigError
 
 NO_PARAMETERS: Mapping[str, Any] = {}
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from agentrl.client.http import HttpLeases
-from agentrl.exceptions import AgentError, ConfigError
+from agentrl.exceptions import AgentError
 from agentrl.harness.checks import check_gateway, check_plan, check_pool
 from agentrl.harness.driver import Driver, Plan
 from agentrl.harness.gateway import KEY_VARIABLE as GATEWAY_KEY
@@ -28,6 +28,7 @@ from agentrl.harness.records import Records, schedule_of
 from agentrl.harness.run import Agent, AgentRuns
 from agentrl.harness.screen import Screen
 from agentrl.web.options import KEY_VARIABLE as POOL_KEY
+from groundwork.exceptions import ConfigError
 from groundwork.process import watch_lifeline
 
 FAILED_EXIT = 1

@@ -10,12 +10,13 @@ import asyncio
 from collections.abc import Iterable
 
 from agentrl.client.episode import new_request_id
-from agentrl.exceptions import CapacityError, ConfigError, InvalidError, NotFoundError
+from agentrl.exceptions import CapacityError, InvalidError, NotFoundError
 from agentrl.harness.driver import Plan
 from agentrl.harness.gateway import EpisodeGateway, RefusedError
 from agentrl.harness.run import LONGEST_RUN_S, key_seconds
 from agentrl.protocol import LeaseRequest
 from agentrl.service import LeaseService
+from groundwork.exceptions import ConfigError
 from openclaw.config.bounds import EPISODE_GROUP, EPISODE_SECONDS
 
 AT_A_TIME = 8

@@ -19,12 +19,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 
-from agentrl.exceptions import AgentError, ConfigError, InvalidError
+from agentrl.exceptions import AgentError, InvalidError
 from agentrl.harness.gateway import AWAY_S, AwayError, EpisodeGateway, GroupClosed, RefusedError
 from agentrl.harness.records import BEGUN, FINISHED, GIVEN_UP, Records
 from agentrl.harness.run import LEAVE_S, AgentRuns, Ended, Seat
 from agentrl.harness.screen import Screen
 from agentrl.service import LeaseService
+from groundwork.exceptions import ConfigError
 
 logger = logging.getLogger(__name__)
 FIRST_PAUSE_S = 1.0

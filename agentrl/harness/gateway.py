@@ -18,7 +18,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from agentrl.exceptions import ConfigError
+from groundwork.exceptions import ConfigError
 
 logger = logging.getLogger(__name__)
 KEY_VARIABLE = "OPENCLAW_API_KEY"

@@ -12,9 +12,9 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentrl.exceptions import ConfigError
 from agentrl.harness.interface import Assignment
 from agentrl.sandbox.interface import HOME, ExecResult, Mount, Sandbox
+from groundwork.exceptions import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = ROOT / ".cache" / "mini_swe_agent"

@@ -9,10 +9,10 @@ import importlib
 from collections.abc import Sequence
 
 from agentrl.environment import Environment
-from agentrl.exceptions import ConfigError
 from agentrl.harness.addresses import GATEWAY_URL, server_address
 from agentrl.harness.environment import HarnessEnvironment
 from agentrl.harness.interface import Harness
+from groundwork.exceptions import ConfigError
 
 NAMES = {
     "mini-swe-agent": "agentrl.harness.mini_swe_agent.MiniSweAgent",

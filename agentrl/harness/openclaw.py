@@ -15,9 +15,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from agentrl.exceptions import ConfigError, InfraError
+from agentrl.exceptions import InfraError
 from agentrl.harness.interface import Assignment
 from agentrl.sandbox.interface import HOME, ExecResult, Mount, Sandbox
+from groundwork.exceptions import ConfigError
 
 PACKAGES = Path(__file__).resolve().parents[2] / ".cache" / "node" / "openclaw" / "node_modules"
 INSIDE = "/opt/openclaw/node_modules"

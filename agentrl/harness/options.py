@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import get_args
 
-from agentrl.exceptions import ConfigError
 from agentrl.harness.addresses import GATEWAY_URL, server_address
 from agentrl.harness.gateway import KEY_VARIABLE as GATEWAY_KEY
 from agentrl.harness.run import LONGEST_RUN_S
@@ -19,6 +18,7 @@ from agentrl.rollout.rewards import Mode
 from agentrl.web.options import KEY_VARIABLE as POOL_KEY
 from agentrl.web.options import above_zero, count
 from groundwork.command_line import CommandLine
+from groundwork.exceptions import ConfigError
 
 PROG = "python -m agentrl.harness"
 POOL_URL_VARIABLE = "AGENTRL_POOL_URL"

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.exceptions import ConfigError
+from groundwork.exceptions import ConfigError
 from groundwork.private_files import private, private_folder
 
 EPISODES = "episodes.jsonl"

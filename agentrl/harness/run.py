@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from agentrl.client.episode import episode
-from agentrl.exceptions import AgentError, ConfigError, InvalidError
+from agentrl.exceptions import AgentError, InvalidError
 from agentrl.harness.gateway import AwayError, Closed, Created, EpisodeGateway, RefusedError, Status
 from agentrl.protocol import LONGEST_S, Verdict
 from agentrl.rollout.rewards import Mode, outcome
 from agentrl.service import LeaseService
-from slime.exceptions import ConfigurationError
+from groundwork.exceptions import ConfigError
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -187,7 +187,7 @@ class AgentRuns:
             raise _Lost(f"the verdict is {verdict.status} without a score: {verdict.detail or 'no detail'}")
         try:
             reward = outcome(verdict, self._agent.reward)
-        except ConfigurationError as error:
+        except ConfigError as error:
             raise ConfigError(f"the score is {verdict.score:g}, not from 0 to 1; use --reward binary") from error
         if not -1 <= reward <= 1:
             raise ConfigError(f"the score is {reward:g}, and a reward is from -1 to 1; use --reward binary")

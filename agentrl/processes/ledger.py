@@ -18,8 +18,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agentrl.exceptions import ConfigError, InfraError
+from agentrl.exceptions import InfraError
 from agentrl.processes.marks import Mark
+from groundwork.exceptions import ConfigError
 from groundwork.private_files import private, private_folder
 
 TABLE = "CREATE TABLE IF NOT EXISTS groups (secret TEXT, pid INTEGER, ticks INTEGER, boot TEXT)"

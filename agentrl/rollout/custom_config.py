@@ -9,8 +9,8 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
-from slime.exceptions import ConfigurationError
 
 
 class CustomConfig(BaseModel):
@@ -23,11 +23,11 @@ class CustomConfig(BaseModel):
         """Return what the run's arguments say.
 
         Raises:
-            ConfigurationError: a value is unusable.
+            ConfigError: a value is unusable.
         """
         given = vars(args)
         try:
             return cls.model_validate({name: given[name] for name in cls.model_fields if name in given})
         except ValidationError as error:
             problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-            raise ConfigurationError(f"--custom-config-path {args.custom_config_path}: {problems}") from None
+            raise ConfigError(f"--custom-config-path {args.custom_config_path}: {problems}") from None

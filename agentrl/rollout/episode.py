@@ -34,8 +34,8 @@ from agentrl.rollout.rewards import outcome
 from agentrl.rollout.settings import Settings
 from agentrl.rollout.step_judge import StepJudge, View, step_question
 from agentrl.service import LeaseService
+from groundwork.exceptions import ConfigError
 from openclaw.messages.text import content_text
-from slime.exceptions import ConfigurationError
 from slime.rollout.segments import SampledTurn
 from slime.utils.types import PrefixCacheInfo, Sample
 
@@ -148,7 +148,7 @@ class EpisodeRun:
 
         Raises:
             EpisodeLost: the infrastructure failed.
-            ConfigurationError: another try cannot help: there is no such task, the key or the task's size is wrong, or
+            ConfigError: another try cannot help: there is no such task, the key or the task's size is wrong, or
                 this loop cannot play the environment.
         """
         try:
@@ -423,7 +423,7 @@ class EpisodeRun:
 
     @contextmanager
     def _outside_engine(self) -> Iterator[None]:
-        """Time a call to the pool; its errors are `EpisodeLost` or `ConfigurationError`, except passed deadlines."""
+        """Time a call to the pool; its errors are `EpisodeLost` or `ConfigError`, except passed deadlines."""
         begun = time.monotonic()
         try:
             yield
@@ -431,7 +431,7 @@ class EpisodeRun:
             raise
         except AgentError as error:
             if error.code in NEVER or isinstance(error, InvalidError):
-                raise ConfigurationError(f"task {self._task_id!r}: {error}") from error
+                raise ConfigError(f"task {self._task_id!r}: {error}") from error
             raise EpisodeLost(error.kind, str(error)) from error
         finally:
             self._outside += time.monotonic() - begun

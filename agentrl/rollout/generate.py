@@ -33,10 +33,10 @@ from agentrl.rollout.samples import samples_of
 from agentrl.rollout.settings import Settings
 from agentrl.rollout.step_judge import Fits, StepJudge
 from agentrl.service import LeaseService
+from groundwork.exceptions import ConfigError
 from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling
 from openclaw.judge.interface import Question
 from slime.args import Arguments
-from slime.exceptions import ConfigurationError
 from slime.rollout.generation import GenerateState
 from slime.utils.processing_utils import load_processor, load_tokenizer
 from slime.utils.types import Sample
@@ -64,7 +64,7 @@ class Agents:
         """Return the judge of a new episode's steps, or None.
 
         Raises:
-            ConfigurationError: its answer alone takes all tokens that it may have.
+            ConfigError: its answer alone takes all tokens that it may have.
         """
         if self._judge is None:
             return None
@@ -74,7 +74,7 @@ class Agents:
         if most is None:
             return None
         if (room := most - self._answer_tokens) <= 0:
-            raise ConfigurationError(
+            raise ConfigError(
                 f"{most} tokens of the judge leave no room beside --prm-max-new-tokens {self._answer_tokens}; lower that, or "
                 "raise AGENTRL_JUDGE_TOKENS (prm_max_total_tokens of a terminal run)"
             )
@@ -101,10 +101,10 @@ def service_of(settings: Settings) -> AbstractAsyncContextManager[LeaseService]:
     """Return the pool or router of the settings.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigError: there is none.
     """
     if settings.pool_url is None:
-        raise ConfigurationError("AGENTRL_POOL_URL is not set; set it to a pool's URL, such as http://127.0.0.1:30200")
+        raise ConfigError("AGENTRL_POOL_URL is not set; set it to a pool's URL, such as http://127.0.0.1:30200")
     return HttpLeases(settings.pool_url, settings.key)
 
 
@@ -114,7 +114,7 @@ async def generate(
     """Play the episode of a sample; return its training samples, or the sample itself, aborted.
 
     Raises:
-        ConfigurationError: flags, variables or the task's name are wrong.
+        ConfigError: flags, variables or the task's name are wrong.
         ConfigError: a variable is invalid.
     """
     return await generate_in(args, sample, sampling_params, evaluation)
@@ -142,12 +142,12 @@ async def generate_in(
         settings: of the episode; None: those of the environment's variables.
 
     Raises:
-        ConfigurationError: flags, variables or the task's name are wrong.
+        ConfigError: flags, variables or the task's name are wrong.
         ConfigError: a variable is invalid.
     """
     settings = settings or Settings.from_env()
     if not (args.dynamic_history or evaluation):
-        raise ConfigurationError("an episode can become several samples; add --dynamic-history")
+        raise ConfigError("an episode can become several samples; add --dynamic-history")
     agents = agents_of(args)
     run = agents.parking.take(sample.metadata.pop(TICKET, None))
     resumed = run is not None
@@ -187,7 +187,7 @@ def _new_run(
 ) -> EpisodeRun:
     task_id = sample.metadata.get("task_id") or sample.prompt
     if not isinstance(task_id, str) or not task_id:
-        raise ConfigurationError("the prompt names no task; give its row metadata with a task_id")
+        raise ConfigError("the prompt names no task; give its row metadata with a task_id")
     parameters = dict(sampling_params)
     if settings.max_reply_tokens is not None:
         parameters["max_new_tokens"] = settings.max_reply_tokens
@@ -209,7 +209,7 @@ def _new_run(
 def _seed(sample: Sample) -> int:
     seed = sample.metadata.get("seed", 0)
     if not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise ConfigurationError(f"the prompt's seed is {seed!r}; give its row a whole number from 0 to 2^63 - 1")
+        raise ConfigError(f"the prompt's seed is {seed!r}; give its row a whole number from 0 to 2^63 - 1")
     return seed
 
 
@@ -227,12 +227,12 @@ def _judge(args: Arguments) -> JudgeClient | None:
     """Return the judge of ``--prm-sglang-url``, or else of the run's judge engines; None if it has neither.
 
     Raises:
-        ConfigurationError: the URL is none.
+        ConfigError: the URL is none.
     """
     if args.prm_sglang_url:
         url = args.prm_sglang_url.rstrip("/").removesuffix("/generate")
         if not re.fullmatch(r"https?://[^/\s]+", url):
-            raise ConfigurationError(f"--prm-sglang-url {args.prm_sglang_url} is no URL; write http://HOST:PORT")
+            raise ConfigError(f"--prm-sglang-url {args.prm_sglang_url} is no URL; write http://HOST:PORT")
     elif args.prm_router_ip:
         url = f"http://{args.prm_router_ip}:{args.prm_router_port}"
     else:

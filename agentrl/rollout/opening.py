@@ -4,7 +4,7 @@
 one of `FORMS`: by default ``tool_calls`` with tools, otherwise ``text``. ``messages`` begin the
 conversation in place of ``system`` and the observation's text. ``step_seconds`` is the longest that a step may take.
 
-Guarantee: what this loop cannot play is a ConfigurationError, since another lease would not help. Other fields are the
+Guarantee: what this loop cannot play is a ConfigError, since another lease would not help. Other fields are the
 environment's own. Pure.
 """
 
@@ -23,8 +23,8 @@ from agentrl.rollout.computer_use import ComputerUse
 from agentrl.rollout.pictures import with_pictures
 from agentrl.rollout.prompts import Message, Tools
 from agentrl.rollout.retool import RetoolText
+from groundwork.exceptions import ConfigError
 from openclaw.messages.text import content_text
-from slime.exceptions import ConfigurationError
 
 FORMS: Mapping[str, Form] = {**MESSAGE_FORMS, "retool_text": RetoolText(), "computer_use": ComputerUse()}
 
@@ -92,24 +92,22 @@ def opening(observation: Observation, note: str | None = None, pictures: Sequenc
         pictures: parts for those of the observation; they begin the last message.
 
     Raises:
-        ConfigurationError: the environment asks for what this loop cannot do; it says what.
+        ConfigError: the environment asks for what this loop cannot do; it says what.
     """
     data = observation.data
     try:
         read = _Data.model_validate(data)
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-        raise ConfigurationError(
-            f"the agent loop cannot play this environment: its first data has {problems}"
-        ) from None
+        raise ConfigError(f"the agent loop cannot play this environment: its first data has {problems}") from None
     name = read.actions or ("tool_calls" if read.tools else "text")
     if name not in FORMS:
-        raise ConfigurationError(f"the environment's actions are {name!r}; the agent loop plays {', '.join(FORMS)}")
+        raise ConfigError(f"the environment's actions are {name!r}; the agent loop plays {', '.join(FORMS)}")
     messages = _messages(read, observation.text)
     if note:
         messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']} {note}"}
     if pictures and FORMS[name].appended:
-        raise ConfigurationError(f"the environment's actions are {name}, which have no place for its pictures")
+        raise ConfigError(f"the environment's actions are {name}, which have no place for its pictures")
     messages[-1] = with_pictures(messages[-1], pictures)
     return Opening(
         messages,
@@ -126,9 +124,9 @@ def _messages(read: _Data, text: str) -> list[Message]:
         system: list[Message] = [{"role": "system", "content": read.system}] if read.system else []
         return [*system, {"role": "user", "content": text}]
     if read.system is not None:
-        raise ConfigurationError("the environment's first data has both system and messages; put it into messages")
+        raise ConfigError("the environment's first data has both system and messages; put it into messages")
     if read.messages[-1].role != "user":
-        raise ConfigurationError(
+        raise ConfigError(
             f"the environment's messages end with the {read.messages[-1].role}'s; the last one must be the user's"
         )
     return [

@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from groundwork.exceptions import ConfigError
 from groundwork.images import at_model_size, image_tokens, open_image, picture_tensors, repeat_placeholders
-from slime.exceptions import ConfigurationError
 from slime.utils.processing_utils import encode_image_for_rollout_engine
 
 Message = dict[str, Any]
@@ -34,10 +34,10 @@ class Pictures:
             encoded: base64 of PNG files.
 
         Raises:
-            ConfigurationError: the model has no eyes.
+            ConfigError: the model has no eyes.
         """
         if encoded and self._processor is None:
-            raise ConfigurationError(
+            raise ConfigError(
                 "the observation has pictures, but the checkpoint has no preprocessor_config.json; use a vision-language "
                 "model, or an environment without pictures (GUI_OBSERVATION_TYPE=a11y_tree)"
             )
@@ -66,7 +66,7 @@ class Pictures:
         """Return prompt ids with each picture's placeholder repeated.
 
         Raises:
-            ConfigurationError: the chat template did not write one placeholder for each picture.
+            ConfigError: the chat template did not write one placeholder for each picture.
         """
         if not numbers:
             return list(ids)
@@ -74,7 +74,7 @@ class Pictures:
         try:
             return repeat_placeholders(ids, self._processor.image_token_id, [*map(self._count, numbers)])
         except ValueError as error:
-            raise ConfigurationError(f"{error}; use a vision-language model's template") from error
+            raise ConfigError(f"{error}; use a vision-language model's template") from error
 
     def tensors(self, numbers: Sequence[int]) -> dict[str, Any] | None:
         """Return ``pixel_values`` [patches, D] and ``image_grid_thw`` [pictures, 3]; None without pictures. Takes a while."""

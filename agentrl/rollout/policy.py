@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
-from slime.exceptions import ConfigurationError
 from slime.rollout.generation import GenerateState, generate
 from slime.rollout.segments import SampledTurn
 from slime.utils.types import Sample
@@ -33,10 +33,10 @@ class Policy:
             session_id: of the episode.
 
         Raises:
-            ConfigurationError: the run replays routed experts, which segments do not carry.
+            ConfigError: the run replays routed experts, which segments do not carry.
         """
         if args.use_rollout_routing_replay:
-            raise ConfigurationError("the agent loop keeps no routed experts; remove --use-rollout-routing-replay")
+            raise ConfigError("the agent loop keeps no routed experts; remove --use-rollout-routing-replay")
         self._args = args
         self._parameters = sampling_params
         self._evaluation = evaluation

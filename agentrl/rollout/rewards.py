@@ -15,7 +15,7 @@ from typing import Literal
 
 from agentrl.protocol import Verdict
 from agentrl.rollout.exceptions import EpisodeLost
-from slime.exceptions import ConfigurationError
+from groundwork.exceptions import ConfigError
 
 Mode = Literal["binary", "partial", "raw"]
 VALID_VOTES = (-1, 1)
@@ -26,7 +26,7 @@ def outcome(verdict: Verdict, mode: Mode) -> float:
 
     Raises:
         EpisodeLost: the verdict has no score.
-        ConfigurationError: the mode cannot read the environment's scores.
+        ConfigError: the mode cannot read the environment's scores.
     """
     score = verdict.score
     if score is None:
@@ -36,7 +36,7 @@ def outcome(verdict: Verdict, mode: Mode) -> float:
     if mode == "binary":
         return 1.0 if score >= 1 else -1.0
     if not 0 <= score <= 1:
-        raise ConfigurationError(
+        raise ConfigError(
             f"AGENTRL_REWARD=partial takes scores from 0 to 1, but the environment's is {score:g}; use AGENTRL_REWARD=raw"
         )
     return 2 * score - 1

@@ -1,6 +1,6 @@
 """The variables of the agent loop.
 
-Guarantee: an invalid value is a `openclaw.exceptions.ConfigError` that names the variable and says what to type.
+Guarantee: an invalid value is a `ConfigError` that names the variable and says what to type.
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agentrl.exceptions import ConfigError
 from agentrl.sandbox.bubblewrap import Bubblewrap
 from agentrl.sandbox.container import Container, ContainerSettings
 from agentrl.sandbox.interface import Provider
 from agentrl.sandbox.remote import E2BProvider, E2BSettings
+from groundwork.exceptions import ConfigError
 
 NAMES = ("bubblewrap", "docker", "podman", "e2b")
 

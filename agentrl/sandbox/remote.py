@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentrl.exceptions import AgentError, ConfigError, InfraError, InvalidError
+from agentrl.exceptions import AgentError, InfraError, InvalidError
 from agentrl.processes.owned import Processes
 from agentrl.sandbox.e2b_api import E2BApi, Machine, Patience, gone
 from agentrl.sandbox.inside.relay import GONE
@@ -36,6 +36,7 @@ from agentrl.sandbox.inside.wire import MOST_BODY, Frames, frame
 from agentrl.sandbox.interface import HOME, ExecResult, Limits, SandboxSpec
 from agentrl.sandbox.probe import CHECKED, prove
 from agentrl.sandbox.requests import exec_result, execute_request
+from groundwork.exceptions import ConfigError
 
 logger = logging.getLogger(__name__)
 KEY_VARIABLE = "E2B_API_KEY"

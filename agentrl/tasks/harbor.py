@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from agentrl.exceptions import ConfigError
 from agentrl.sandbox.interface import Limits
 from agentrl.tasks.links import unlinked
+from groundwork.exceptions import ConfigError
 
 if TYPE_CHECKING:
     from agentrl.protocol import Verdict

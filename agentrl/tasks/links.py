@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from agentrl.exceptions import ConfigError
+from groundwork.exceptions import ConfigError
 
 
 def unlinked(folder: Path, path: Path) -> Path:

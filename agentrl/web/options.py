@@ -9,9 +9,9 @@ import argparse
 import socket
 from collections.abc import Mapping
 
-from agentrl.exceptions import ConfigError
 from agentrl.web.app import MOST_BODY_BYTES
 from groundwork.command_line import CommandLine, port_number
+from groundwork.exceptions import ConfigError
 from openclaw.config.runtime import is_loopback
 
 KEY_VARIABLE = "AGENTRL_KEY"

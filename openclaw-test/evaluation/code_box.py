@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.exceptions import ConfigError, InfraError, InvalidError
+from agentrl.exceptions import InfraError, InvalidError
 from agentrl.processes.ledger import ProcessLedger
 from agentrl.processes.owned import Processes
 from agentrl.sandbox.bubblewrap import PYTHON, Bubblewrap
 from agentrl.sandbox.interface import HOME, ExecResult, Limits, Provider, Sandbox, SandboxSpec
 from evaluation.case import SuiteError
+from groundwork.exceptions import ConfigError
 
 SECONDS = 10.0
 LIMITS = Limits(memory_mib=256, cpus=1.0, processes=32, disk_mib=32, open_files=64)

@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from agentrl.exceptions import ConfigError
 from agentrl.tasks.terminal.environment import TerminalEnvironment
 from agentrl.tasks.terminal.source import TaskSource
 from evaluation.case import Case, EvalError
 from evaluation.shell import MOST_REPLIES, Shell
+from groundwork.exceptions import ConfigError
 from openclaw.config.variable import Variable
-from openclaw.exceptions import ConfigError as VariableError
 
 MAX_STEPS = Variable("MAX_STEPS", "max_steps", int, MOST_REPLIES, "most replies to a task", minimum=1)
 LEVEL = 2
@@ -38,7 +37,7 @@ class Terminal(Shell):
             if source.task_type == "bash_commands":
                 return super().cases(seed, count)
             ids = source.ids()
-        except (ConfigError, VariableError) as error:
+        except ConfigError as error:
             raise EvalError(str(error)) from error
         chosen = [ids[(seed * count + number) % len(ids)] for number in range(count)]
         return [Case(self.name, each, LEVEL, seed, number, each) for number, each in enumerate(chosen)]

@@ -15,8 +15,8 @@ from rich.console import Console
 from tiny_models.tastes import TASTES
 
 from groundwork.command_line import CommandLine, new_output_file, port_number
+from groundwork.exceptions import ConfigError
 from openclaw.config.runtime_variables import RuntimeVariables
-from openclaw.exceptions import ConfigError
 from openclaw.launch.method_check import folder_problems
 from openclaw.launch.methods import find_folder, find_method, methods_of, recommended
 from openclaw.launch.variables import LaunchVariables

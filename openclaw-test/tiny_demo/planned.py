@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from openclaw.exceptions import ConfigError
+from groundwork.exceptions import ConfigError
 from openclaw.launch.__main__ import build_parser
 from openclaw.launch.machine import machine_problems
 from openclaw.launch.profiles import PROFILES

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Sequence
 
 from groundwork.command_line import CommandLine, server_url
+from groundwork.exceptions import ConfigError
 from openclaw.chat.screen import Screen
 from openclaw.chat.server import ChatError, Server
 from openclaw.chat.talk import Talk
 from openclaw.chat.watch import Watch
 from openclaw.config.runtime_variables import client_key
-from openclaw.exceptions import ConfigError
 from openclaw.runtime.where import DEFAULT_URL
 
 PROG = "openclaw-rl chat"

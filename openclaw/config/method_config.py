@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import ClassVar
 
+from groundwork.exceptions import ConfigError
 from openclaw.config.environment_config import EnvironmentConfig, variable
 from openclaw.config.variable import Value
-from openclaw.exceptions import ConfigError
 
 __all__ = ["MethodConfig", "config_of", "declared_configs", "variable"]
 

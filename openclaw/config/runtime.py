@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from groundwork.command_line import names_a_user
+from groundwork.exceptions import ConfigError
 from openclaw.config.key_form import key_problem
 from openclaw.config.runtime_variables import VARIABLES, RuntimeVariables
 from openclaw.config.variable import Value, Variable
-from openclaw.exceptions import ConfigError
 
 __all__ = ["VARIABLES", "ConfigError", "RuntimeConfig", "Value", "Variable", "is_loopback", "listed"]
 

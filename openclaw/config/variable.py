@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from openclaw.exceptions import ConfigError
+from groundwork.exceptions import ConfigError
 
 Value = str | int | float | bool | None
 TRUE_WORDS = ("1", "true", "yes", "on")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import closing
 
 from groundwork.command_line import CommandLine
-from openclaw.exceptions import ConfigError
+from groundwork.exceptions import ConfigError
 from openclaw.gate.run_folder import open_run
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.store import Ledger

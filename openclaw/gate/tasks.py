@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from groundwork.data_rows import read_json, read_text
-from openclaw.exceptions import ConfigError
+from groundwork.exceptions import ConfigError
 from openclaw.ledger.records import Message
 
 FORMAT = '{"messages": [{"role": "user", "content": "2 + 3?"}], "number": 5}'

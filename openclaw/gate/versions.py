@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from groundwork.command_line import CommandLine
-from openclaw.exceptions import ConfigError
+from groundwork.exceptions import ConfigError
 from openclaw.gate.run_folder import RunFolder, open_run
 from openclaw.ledger.decisions import DecisionRecord, Kind
 from openclaw.ledger.exceptions import LedgerError

@@ -22,8 +22,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from groundwork.exceptions import ConfigError
 from openclaw.config.key_form import key_problem
-from openclaw.exceptions import ConfigError
 from openclaw.gateway.episode_keys import EPISODE_KEY, EpisodeKeys
 from openclaw.gateway.errors import ApiError
 from openclaw.ledger.kept_ids import kept_id

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from openclaw.exceptions import ConfigError
+from groundwork.exceptions import ConfigError
 from openclaw.gateway.metrics import GatewayMetrics
 
 logger = logging.getLogger(__name__)

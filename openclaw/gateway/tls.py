@@ -8,8 +8,8 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
+from groundwork.exceptions import ConfigError
 from openclaw.config.runtime import RuntimeConfig
-from openclaw.exceptions import ConfigError
 from openclaw.gateway.auth import check_private
 
 NO_CHECK_TIME = ssl.VerifyFlags(0x200000)

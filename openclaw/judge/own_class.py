@@ -18,7 +18,7 @@ import threading
 import time
 from typing import Any
 
-from openclaw.exceptions import ConfigError
+from groundwork.exceptions import ConfigError
 from openclaw.judge.answers import SCORES
 from openclaw.judge.hints import usable_hint
 from openclaw.judge.interface import Question

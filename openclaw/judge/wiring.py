@@ -13,8 +13,8 @@ from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 
+from groundwork.exceptions import ConfigError
 from openclaw.config.runtime import RuntimeConfig, listed
-from openclaw.exceptions import ConfigError
 from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling
 from openclaw.judge.endpoint import EndpointJudge
 from openclaw.judge.hygiene import Limits

@@ -14,7 +14,8 @@ from dataclasses import replace
 from typing import NoReturn
 
 from groundwork.command_line import CommandLine, as_list
-from openclaw.exceptions import ConfigError, OpenClawError
+from groundwork.exceptions import ConfigError
+from openclaw.exceptions import OpenClawError
 from openclaw.launch.known_names import name_warnings
 from openclaw.launch.logs import add_log_options, check_log_options, take_in_logs
 from openclaw.launch.machine import check_gpus, device_warnings, machine_problems, port_of_run
@@ -41,7 +42,7 @@ def read_logs_of(plan: Plan, options: argparse.Namespace) -> None:
     try:
         for line in take_in_logs(plan, options, dry=options.dry_run):
             print(line, flush=True)
-    except OpenClawError as error:
+    except (OpenClawError, ConfigError) as error:
         fail(str(error))
 
 

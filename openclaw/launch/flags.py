@@ -15,13 +15,11 @@ from openclaw.config.gate_variables import GATE_PATH
 from openclaw.config.method_config import MethodConfig
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.config.variable import Value
-from openclaw.exceptions import ConfigError
 from openclaw.launch.logs import CORRECTED
 from openclaw.launch.methods import REPOSITORY
 from openclaw.launch.profiles import Profile
 from slime.arguments.machines import ADDRESS_VARIABLE, named_cluster
 from slime.arguments.model_shape import shape_flags
-from slime.exceptions import ConfigurationError
 
 DEFAULT_VOTES = 1
 DUAL_CLIP = 3.0
@@ -205,12 +203,7 @@ def _model_flags(model: str | None) -> Sequence[str]:
     Raises:
         ConfigError: the shape is unknown; the message lists the known ones.
     """
-    if not model:
-        return ()
-    try:
-        return shape_flags(model)
-    except ConfigurationError as error:
-        raise ConfigError(str(error)) from error
+    return shape_flags(model) if model else ()
 
 
 def _placement_flags(inputs: FlagInputs) -> Words:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from openclaw.exceptions import ConfigError
+from groundwork.exceptions import ConfigError
 from openclaw.launch.methods import REPOSITORY, find_method, recommended
 from openclaw.launch.variables import Resolved, parse_gpus
 from slime.args import Arguments

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from groundwork.command_line import CommandLine
-from openclaw.exceptions import ConfigError
+from groundwork.exceptions import ConfigError
 from openclaw.launch.methods import methods_of, recommended
 from slime.arguments.parser import Parser
 from slime.arguments.yaml_files import CONFIG_FLAG, file_flags, find_action
-from slime.exceptions import ConfigurationError
 from slime.utils.yaml_file import read_yaml_mapping
 
 SECTIONS = ("model", "training", "rollout", "evaluation", "rollout_config")
@@ -116,10 +115,7 @@ def read_guide_file(path: str, method: str) -> GuideFile | None:
     Raises:
         ConfigError: the file cannot be read, or a line per key that cannot be honoured.
     """
-    try:
-        values = read_yaml_mapping(CONFIG_FLAG, path)
-    except ConfigurationError as error:
-        raise ConfigError(str(error)) from None
+    values = read_yaml_mapping(CONFIG_FLAG, path)
     if not any(isinstance(values.get(name), dict) for name in SECTIONS):
         return None
     found, lines = GuideFile(), []
@@ -144,10 +140,7 @@ def flags_of_file(parser: Parser, path: str, typed: Collection[str]) -> dict[str
         ConfigError: the file cannot be used.
     """
     kept = {action.dest for flag in typed if (action := find_action(parser, flag)) is not None}
-    try:
-        return {dest: words for dest, words in file_flags(parser, path).items() if dest not in kept}
-    except ConfigurationError as error:
-        raise ConfigError(str(error)) from None
+    return {dest: words for dest, words in file_flags(parser, path).items() if dest not in kept}
 
 
 def without_flags(parser: Parser, words: Sequence[str], dests: Collection[str]) -> Iterator[str]:

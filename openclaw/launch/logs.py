@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from openclaw.exceptions import ConfigError
+from groundwork.exceptions import ConfigError
 from openclaw.launch.plan import Plan
 from openclaw.launch.profiles import Profile
 from openclaw.launch.variables import LaunchVariables, Resolved

@@ -15,8 +15,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from groundwork.command_line import as_list
+from groundwork.exceptions import ConfigError
 from openclaw.config.runtime_variables import RuntimeVariables
-from openclaw.exceptions import ConfigError
 from openclaw.launch.gpus import what_fits
 from openclaw.launch.plan import Plan
 from openclaw.models.places import broken_model

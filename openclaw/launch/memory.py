@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from groundwork.exceptions import ConfigError
 from openclaw.launch.profiles import Profile
 from slime.args import Arguments
 from slime.arguments.dry_run import of_machine
 from slime.arguments.memory_budget import Budget, budget_of
 from slime.arguments.memory_budget.fixes import Fix, as_flags
 from slime.arguments.memory_budget.machine import gpu_memory
-from slime.exceptions import ConfigurationError
 
 VARIABLES = {
     "max_tokens_per_gpu": "MAX_TOKENS_PER_GPU",
@@ -44,5 +44,5 @@ def plan_budget(profile: Profile, args: Arguments, gpu_ids: Sequence[int] | None
     names = tuple(dict.fromkeys(gpu_ids)) if gpu_ids else None
     try:
         return budget_of(args, memory, names=names, spell=as_variables)
-    except ConfigurationError:
+    except ConfigError:
         return Budget(())

@@ -15,9 +15,9 @@ from pathlib import Path
 from types import ModuleType
 
 from groundwork.command_line import CommandLine
+from groundwork.exceptions import ConfigError
 from openclaw.config.method_config import CONFIG_CLASS, MethodConfig, config_of, declared_configs
 from openclaw.config.runtime import RuntimeConfig
-from openclaw.exceptions import ConfigError
 from openclaw.launch.methods import REPOSITORY, declaration_problems, find_folder, imported, method_file, recommended
 from openclaw.launch.plan import Plan
 from openclaw.launch.profiles import PROFILES

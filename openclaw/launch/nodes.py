@@ -6,8 +6,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from groundwork.exceptions import ConfigError
 from openclaw.config.variable import Value
-from openclaw.exceptions import ConfigError
 from slime.args import Arguments, required
 from slime.arguments.machines import missing_secret
 

@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
+from groundwork.exceptions import ConfigError
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.launch.flags import NOT_TYPED
 from openclaw.launch.limits import limit_lines, short_limits
@@ -13,7 +14,6 @@ from openclaw.launch.plan import Plan
 from openclaw.runtime.where import api_url, inspect_command, shown_path
 from slime.arguments.placement import describe_placement, start_lines
 from slime.arguments.process_environment import environment_lines
-from slime.exceptions import ConfigurationError
 from slime.tracking.redact import without_secrets
 
 TRACKER_SECRETS = ("WANDB_API_KEY", "WANDB_KEY", "HF_TOKEN")
@@ -160,7 +160,7 @@ def start_and_memory_lines(plan: Plan) -> Iterator[str]:
     """Yield the start order and the memory budget with its warnings; nothing without a placement."""
     try:
         placement = describe_placement(plan.args)
-    except ConfigurationError:
+    except ConfigError:
         return
     yield from ("", "start order:", *(f"  {line}" for line in start_lines(placement)))
     if plan.budget.lines:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from groundwork.exceptions import ConfigError
 from openclaw.config.environment_config import EnvironmentConfig, variable
 from openclaw.config.variable import Value, Variable
-from openclaw.exceptions import ConfigError
 
 DEFAULT_FUSES = (
     "train/ppo_kl>0.5 train/ppo_kl<-0.5 rollout/entropy_of_8_steps<0.01 train/entropy_loss>5"

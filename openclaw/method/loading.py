@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from groundwork.exceptions import ConfigError
 from openclaw.config.method_config import MethodConfig, config_of
-from openclaw.exceptions import ConfigError
 from openclaw.method.interface import Method
 from slime.exceptions import PluginError
 from slime.utils.misc import load_function

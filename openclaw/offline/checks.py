@@ -7,7 +7,7 @@ from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
-from openclaw.exceptions import ConfigError
+from groundwork.exceptions import ConfigError
 from openclaw.ledger.store import Ledger
 from openclaw.messages.text import content_text
 from slime.utils.processing_utils import load_tokenizer

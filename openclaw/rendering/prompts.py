@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from openclaw.exceptions import ConfigError
+from groundwork.exceptions import ConfigError
 from openclaw.rendering.controls import Controls, MarkedRole, clean
 from openclaw.rendering.segments import SegmentEncoder
 from slime.utils.chat_messages import TEMPLATE_ERRORS

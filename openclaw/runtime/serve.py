@@ -28,9 +28,9 @@ import uvicorn
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from groundwork.exceptions import ConfigError
 from groundwork.process import watch_lifeline
 from openclaw.config.runtime import RuntimeConfig
-from openclaw.exceptions import ConfigError
 from openclaw.gateway.app import create_app
 from openclaw.gateway.assemble import build_service
 from openclaw.gateway.auth import Keyring

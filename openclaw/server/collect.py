@@ -15,10 +15,11 @@ from typing import Any
 import httpx
 
 from groundwork.command_line import CommandLine
+from groundwork.exceptions import ConfigError
 from groundwork.private_files import OutputError, private_folder
 from groundwork.process import StopRequested
 from openclaw.config.runtime_variables import client_key
-from openclaw.exceptions import ConfigError, OpenClawError
+from openclaw.exceptions import OpenClawError
 from openclaw.ledger.conversations import CONVERSATIONS_NAME, conversations, write_conversations, write_lines
 from openclaw.ledger.counted import counted
 from openclaw.ledger.exceptions import LedgerError

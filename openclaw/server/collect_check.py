@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.progress import track
 
 from groundwork.command_line import CommandLine
+from groundwork.exceptions import ConfigError
 from openclaw.config.runtime_variables import client_key
-from openclaw.exceptions import ConfigError
 from openclaw.server.collect import CollectError, Collector
 from openclaw.server.inspect_sessions import inspect_sessions, session_rows
 

@@ -9,9 +9,10 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 
+from groundwork.exceptions import ConfigError
 from groundwork.process import watch_lifeline
 from openclaw.config.runtime import RuntimeConfig
-from openclaw.exceptions import ConfigError, OpenClawError
+from openclaw.exceptions import OpenClawError
 from openclaw.launch.known_names import check_names, name_warnings
 from openclaw.launch.limits import limit_lines
 from openclaw.models.places import missing_model
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m openclaw.serv
         from openclaw.server.run import serve  # imports the engine's and the gateway's libraries
 
         return serve(options, say)
-    except (OpenClawError, SlimeError, OSError) as error:
+    except (OpenClawError, SlimeError, ConfigError, OSError) as error:
         print(f"openclaw.server: {error}", file=sys.stderr)
         return CONFIG_EXIT
     except KeyboardInterrupt:

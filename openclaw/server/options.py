@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Literal
 
 from groundwork.command_line import CommandLine, port_number
+from groundwork.exceptions import ConfigError
 from openclaw.config.runtime import RuntimeConfig
-from openclaw.exceptions import ConfigError
 from openclaw.launch.variables import LaunchVariables, parse_gpus
 from openclaw.runtime.where import LEDGER_NAME, own_import_paths
 from slime.arguments.derive import visible_gpus

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from groundwork.command_line import CommandLine, existing_folder
+from groundwork.exceptions import ConfigError
 from groundwork.process import ChildProcess, StopRequested, spawn, watch_lifeline
 from openclaw.config.runtime_variables import RuntimeVariables
-from openclaw.exceptions import ConfigError
 from openclaw.launch.logs import add_log_options, log_words
 from openclaw.launch.methods import methods_of, recommended
 from openclaw.launch.profiles import PROFILES

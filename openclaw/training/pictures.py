@@ -11,10 +11,10 @@ import logging
 from functools import cached_property
 from typing import Any
 
+from groundwork.exceptions import ConfigError
 from groundwork.images import open_image, picture_tensors
 from openclaw.ledger.records import SeenPicture
 from openclaw.ledger.store import Ledger
-from slime.exceptions import ConfigurationError
 from slime.utils.processing_utils import load_processor
 from slime.utils.types import Sample
 
@@ -33,7 +33,7 @@ class SamplePictures:
     def _processor(self) -> Any:
         processor = load_processor(self._checkpoint)
         if processor is None:
-            raise ConfigurationError(
+            raise ConfigError(
                 f"the ledger has turns with pictures, but {self._checkpoint} sees none; give the Qwen3-VL checkpoint that "
                 "answered them to --hf-checkpoint"
             )

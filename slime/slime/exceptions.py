@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from groundwork.exceptions import ConfigError
+
+ConfigurationError = ConfigError
+"""The name by which plugins know it."""
+
 
 class SlimeError(Exception):
     """Base of every error the core raises on purpose."""
-
-
-class ConfigurationError(SlimeError, ValueError):
-    """Invalid or contradictory flags or variables; raised before anything starts."""
 
 
 class PluginError(SlimeError, ImportError):

@@ -23,7 +23,7 @@ import httpx
 from swe_eval_episode import Played, Player, lengths_of
 
 from agentrl.client.chat import Endpoint
-from agentrl.exceptions import AgentError, ConfigError
+from agentrl.exceptions import AgentError
 from agentrl.processes.ledger import ProcessLedger
 from agentrl.processes.owned import Processes
 from agentrl.sandbox.providers import NAMES, SandboxSettings, provider
@@ -32,7 +32,7 @@ from agentrl.tasks.swe.source import BENCHMARKS, LOCAL, SIMPLE, InstanceSource
 from agentrl.web.options import count
 from groundwork.command_line import CommandLine
 from groundwork.data_rows import json_objects
-from openclaw.exceptions import ConfigError as VariableError
+from groundwork.exceptions import ConfigError
 
 PROG = "run_swe_agent"
 ANSWER_S = 600.0
@@ -93,8 +93,7 @@ def source_of(options: Any, environment: Mapping[str, str] = os.environ) -> Inst
     """Return where the instances are from, by options and variables.
 
     Raises:
-        ConfigError: there is no such benchmark, or it does not fit the folder.
-        openclaw.exceptions.ConfigError: a variable is invalid.
+        ConfigError: a variable is invalid, there is no such benchmark, or it does not fit the folder.
     """
     given = {"SWE_BENCHMARK": options.benchmark or "", "SWE_BENCH_PATH": options.data or ""}
     source = InstanceSource.from_env({**environment, **given})
@@ -225,7 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         (options.output_dir / "summary.json").write_text(json.dumps(figures, indent=1) + "\n")
         print(json.dumps(figures))
         return int(lost > 0)
-    except (AgentError, ConfigError, VariableError) as error:
+    except (AgentError, ConfigError) as error:
         print(f"{PROG}: {error}", file=sys.stderr)
         return 2
 

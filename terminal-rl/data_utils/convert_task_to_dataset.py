@@ -14,10 +14,9 @@ from random import Random
 
 from load_tasks import sorted_out, source_of
 
-from agentrl.exceptions import ConfigError
 from agentrl.tasks.terminal.prompts import write_rows
 from groundwork.command_line import CommandLine
-from openclaw.exceptions import ConfigError as VariableError
+from groundwork.exceptions import ConfigError
 
 PROG = "convert_task_to_dataset.py"
 
@@ -100,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, (folder, ids) in parts.items():
             file = options.output_dir / f"{name}.jsonl"
             print(f"{file}: {write_rows(source_of(folder), ids, file)} tasks")
-    except (ConfigError, VariableError) as error:
+    except ConfigError as error:
         print(f"{PROG}: {error}", file=sys.stderr)
         return 2
     return 0

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from agentrl.exceptions import ConfigError
 from agentrl.tasks.harbor import TASK_TOML
 from agentrl.tasks.terminal.source import TaskSource
 from agentrl.tasks.terminal.tbench import TASK_YAML
 from groundwork.command_line import CommandLine
-from openclaw.exceptions import ConfigError as VariableError
+from groundwork.exceptions import ConfigError
 
 PROG = "load_tasks.py"
 
@@ -57,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(argv)
     try:
         good, bad = sorted_out(source_of(options.tasks_dir))
-    except (ConfigError, VariableError) as error:
+    except ConfigError as error:
         print(f"{PROG}: {error}", file=sys.stderr)
         return 2
     print(*good, sep="\n")

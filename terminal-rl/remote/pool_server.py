@@ -18,12 +18,11 @@ sys.path[:0] = [path for path in (str(HERE.parent), str(ROOT), str(ROOT / "slime
 
 from older_variables import WORKER, refuse  # noqa: E402 - found by the lines above
 
-from agentrl.exceptions import ConfigError as TaskError  # noqa: E402
 from agentrl.pool import main as pool  # noqa: E402
 from agentrl.tasks.terminal.source import TaskSource  # noqa: E402
 from groundwork.command_line import CommandLine  # noqa: E402
+from groundwork.exceptions import ConfigError  # noqa: E402
 from openclaw.config.environment_config import EnvironmentConfig, variable  # noqa: E402
-from openclaw.exceptions import ConfigError  # noqa: E402
 
 PROG = "pool_server.py"
 ENVIRONMENT = "agentrl.tasks.terminal.environment.TerminalEnvironment"
@@ -79,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = [*pool_words(WorkerVariables.from_env()), *extra]
         source = TaskSource.from_env()
         count = len(source.tasks())
-    except (ConfigError, TaskError) as error:
+    except ConfigError as error:
         print(f"{PROG}: {error}", file=sys.stderr)
         return 2
     if options.dry_run:

@@ -19,7 +19,7 @@ from agentrl.environment import Task
 from agentrl.exceptions import InfraError, InvalidError
 from agentrl.protocol import JsonObject, Observation, StepResult
 from agentrl.rollout.settings import Settings
-from slime.exceptions import ConfigurationError
+from groundwork.exceptions import ConfigError
 from tests.helpers.agent_rollouts import Talk, talk
 
 TOOL: JsonObject = {"type": "function", "function": {"name": "computer_use", "parameters": {"type": "object"}}}
@@ -283,7 +283,7 @@ def test_a_server_that_fails_is_one_line(program: Any, capsys: pytest.CaptureFix
     assert "the environment's actions are 'fly'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("beside", [None, InfraError("gone", code="gone"), ConfigurationError("wrong")])
+@pytest.mark.parametrize("beside", [None, InfraError("gone", code="gone"), ConfigError("wrong")])
 def test_a_defect_keeps_its_traceback(beside: Exception | None, program: Any) -> None:
     """Also if a failure that is no defect happens beside it."""
 

@@ -24,7 +24,7 @@ from agentrl.pool import build_parser as pool_parser
 from agentrl.registry import load_environment
 from agentrl.rollout import generate as loop
 from agentrl.tasks.gui.source import GuiSource, domain_of, write_rows
-from openclaw.exceptions import ConfigError
+from groundwork.exceptions import ConfigError
 from openclaw.ledger.records import Vote
 from slime.args import Arguments
 from slime.arguments.dry_run import of_machine
@@ -32,7 +32,6 @@ from slime.arguments.evaluation import EvalDataset
 from slime.arguments.model_shape import check_trainable
 from slime.arguments.parser import parser_for, read_arguments
 from slime.arguments.plugin_names import missing_plugins
-from slime.exceptions import ConfigurationError
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.data_source import DataSource
 from slime.rollout.rm_hub import batched_async_rm
@@ -289,7 +288,7 @@ async def test_generate_and_reward_func(
         sample.reward
     ]
     assert await batched_async_rm(Arguments(custom_rm_path="generate_with_gui.reward_func"), []) == []
-    with pytest.raises(ConfigurationError, match="the sample has no episode"):
+    with pytest.raises(ConfigError, match="the sample has no episode"):
         await generate_with_gui.reward_func(Arguments(), Sample())
 
 
@@ -352,7 +351,7 @@ def test_a_value_that_would_change_nothing_is_refused(attributes: dict[str, Any]
     args = Arguments()
     for name, value in attributes.items():
         setattr(args, name, value)
-    with pytest.raises(ConfigurationError, match=why):
+    with pytest.raises(ConfigError, match=why):
         gui_config.check(args, {})
     waits = {"GUI_SLEEP_AFTER_EXECUTION": "0.5", "GUI_WAIT_AFTER_RESET": "60"}
     gui_config.check(Arguments(gui_sleep_after_execution=0.5, gui_wait_after_reset=60.0), waits)
@@ -385,5 +384,5 @@ def test_the_evaluation_reports_each_domain() -> None:
     result = {"rewards": [1.0, 0.0, 1.0, 1.0], "aborted": [False, False, True, False], "groups": [0, 1, 1, 2]}
     found = generate_with_gui.by_domain("gui", result, ["a", "b", "a"])
     assert found == {"eval/gui/a": 1.0, "eval/gui/b": 0.0}
-    with pytest.raises(ConfigurationError, match="evaluates only"):
+    with pytest.raises(ConfigError, match="evaluates only"):
         generate_with_gui.gui_generate_rollout(Arguments(), 0, None, evaluation=False)

@@ -13,8 +13,8 @@ import demo
 import pytest
 from tiny_demo.options import method_of
 
+from groundwork.exceptions import ConfigError
 from openclaw.config.runtime import RuntimeConfig
-from openclaw.exceptions import ConfigError
 from openclaw.launch.__main__ import main as launch
 from openclaw.launch.method_check import folder_problems, main
 from openclaw.launch.profiles import TINY_CPU

@@ -17,14 +17,13 @@ import pytest
 from swe_config import SweConfig, SweVariables
 
 from agentrl.environment import Task
-from agentrl.exceptions import ConfigError
 from agentrl.rollout import generate as loop
 from agentrl.tasks.swe.generate import generate as instance
 from agentrl.tasks.swe.source import InstanceSource
+from groundwork.exceptions import ConfigError
 from openclaw.ledger.records import Vote
 from slime.args import Arguments
 from slime.arguments.plugin_names import missing_plugins
-from slime.exceptions import ConfigurationError
 from slime.rollout.sglang_rollout import GenerateState
 from slime.utils import http_utils
 from slime.utils.http_utils import post
@@ -254,9 +253,9 @@ async def test_generate_returns_rewards_in_parts_and_drops_the_solution(
     assert row["patch"] not in told
     assert "patch" not in found.metadata
     assert len(judge.asked) == 1, "the step that submits is not judged"
-    with pytest.raises(ConfigurationError, match="the sample has no reward"):
+    with pytest.raises(ConfigError, match="the sample has no reward"):
         await swe.reward_func(Arguments(), Sample())
-    with pytest.raises(ConfigurationError, match="names no instance"):
+    with pytest.raises(ConfigError, match="names no instance"):
         swe.task_id(Sample(metadata={}))
 
 
@@ -281,5 +280,5 @@ def test_the_custom_config_reaches_the_episode() -> None:
     assert (changed.judge_steps, changed.judge_goal, changed.judge_output, changed.judge_past) == (2, 500, 600, 700)
     assert (changed.judge_last, changed.context, changed.context_oldest, changed.max_turns) == (True, "none", 0.5, 15)
     setattr(args, "prm_max_concurrency", 4)  # noqa: B010
-    with pytest.raises(ConfigurationError, match="prm_max_concurrency has no effect"):
+    with pytest.raises(ConfigError, match="prm_max_concurrency has no effect"):
         SweConfig.of(args)

@@ -35,9 +35,9 @@ from agentrl.router import build_parser as router_parser
 from agentrl.tasks.harbor import write_task
 from agentrl.tasks.shell.generate import generate, task_toml
 from agentrl.tasks.terminal.source import TaskSource
+from groundwork.exceptions import ConfigError
 from openclaw.ledger.records import Vote
 from slime.args import Arguments
-from slime.exceptions import ConfigurationError
 from slime.rollout.train_data import convert
 from slime.utils import logging_utils
 from slime.utils.types import Sample
@@ -323,13 +323,13 @@ def test_older_variables_without_a_meaning_are_refused_by_name(
     ],
 )
 def test_a_value_that_would_change_nothing_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
         TerminalConfig.of(configured(Arguments(), **wrong))
 
 
 def test_a_prompt_without_a_task_is_an_error() -> None:
     for prompt in ({}, "", None):
-        with pytest.raises(ConfigurationError, match="give its row a task with a task_path"):
+        with pytest.raises(ConfigError, match="give its row a task with a task_path"):
             terminal.task_id(Sample(prompt=prompt))  # pyright: ignore[reportArgumentType]
     assert terminal.task_id(Sample(prompt="shell/write_word/train/1")) == "shell/write_word/train/1"
 

@@ -17,10 +17,11 @@ import torch
 from tool_sandbox import PythonSandbox, ToolRegistry
 from toolcall_agent import Endpoint
 
-from agentrl.exceptions import ConfigError, InvalidError
+from agentrl.exceptions import InvalidError
 from agentrl.sandbox.bubblewrap import Bubblewrap
 from agentrl.tasks.toolcall.config import read_config
 from agentrl.tasks.toolcall.generate import generate
+from groundwork.exceptions import ConfigError
 from slime.algorithms.losses.custom import reads_response_rows
 from slime.algorithms.losses.reduce import make_reducer
 from slime.utils.misc import load_function

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import httpx
 
-from agentrl.exceptions import ConfigError
 from agentrl.harness.interface import Assignment
 from agentrl.sandbox.interface import ExecResult, Mount, Sandbox, SandboxSpec
+from groundwork.exceptions import ConfigError
 
 PATIENT_S = 60.0
 Play = Callable[[Sandbox, Assignment], Awaitable[ExecResult]]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from torch import nn
 
+from groundwork.exceptions import ConfigError
 from slime.backends.megatron_utils.lora import add_adapters
-from slime.exceptions import ConfigurationError
 from slime.utils.vocab_parallel import tensor_parallel_group
 from tests.contract.test_import_map import IMPORT_MAP, mismatch
 from tests.helpers.trainer import trainer_args
@@ -36,5 +36,5 @@ def test_adapters_go_beside_megatrons_own_linears_only() -> None:
     model: Any = nn.Module()
     model.decoder = SimpleNamespace(layers=[layer])
     shape: Any = SimpleNamespace()
-    with pytest.raises(ConfigurationError, match=r"self_attention\.linear_qkv of this model is a Linear"):
+    with pytest.raises(ConfigError, match=r"self_attention\.linear_qkv of this model is a Linear"):
         add_adapters(trainer_args("", use_lora=True), model, shape)

@@ -16,13 +16,14 @@ import pytest
 from tool_sandbox import PythonSandbox, ToolRegistry
 
 from agentrl.environment import Task
-from agentrl.exceptions import ConfigError, InfraError, InvalidError
+from agentrl.exceptions import InfraError, InvalidError
 from agentrl.protocol import JsonObject
 from agentrl.sandbox.bubblewrap import Bubblewrap
 from agentrl.tasks.toolcall.config import BUILTIN
 from agentrl.tasks.toolcall.environment import ToolCallEnvironment
 from agentrl.tasks.toolcall.families import FAMILIES, HELD_OUT
 from agentrl.tasks.toolcall.generate import generate
+from groundwork.exceptions import ConfigError
 from tests.helpers.long import long_but
 from tests.helpers.tool_agents import calls, judged, oracle, tool_environment
 

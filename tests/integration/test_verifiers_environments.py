@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.bridges import verifiers
 from agentrl.bridges.verifiers import PATH_VARIABLE, PYTHON_VARIABLE, verifiers_environment
-from agentrl.exceptions import ConfigError
+from groundwork.exceptions import ConfigError
 from tests.helpers.lone_environments import lent
 
 PYTHON = Path(os.environ.get(PYTHON_VARIABLE) or verifiers.PYTHON)

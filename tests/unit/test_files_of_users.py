@@ -14,7 +14,6 @@ import pytest
 from simulated_users.reading import UserFileError, find_user
 from simulated_users.rules import Rule, word_count
 
-from agentrl.exceptions import ConfigError as AgentConfigError
 from agentrl.harness.records import lines as harness_lines
 from agentrl.tasks.gui.osworld.task_file import read_meta, read_task
 from agentrl.tasks.swe.contamination import changed
@@ -24,13 +23,12 @@ from agentrl.tasks.swe.source import read_rows as swe_rows
 from agentrl.tasks.terminal.source import TaskSource
 from agentrl.tasks.toolcall.rows import read_rows as toolcall_rows
 from groundwork.data_rows import json_objects
-from openclaw.exceptions import ConfigError
+from groundwork.exceptions import ConfigError
 from openclaw.gate.tasks import read_tasks
 from openclaw.ledger.importing import ImportFormatError, import_conversations
 from openclaw.ledger.store import Ledger
 from openclaw.offline.reading import read_logs
 from openclaw.server.collect import main as collect_main
-from slime.exceptions import ConfigurationError
 from slime.rollout.data_source import read_rows
 
 SEPARATORS = "\x0b\x0c\x1c\x1d\x1e\u0085\u2028\u2029"
@@ -67,10 +65,10 @@ def results_in(file: Path) -> list[Any]:
 
 READERS: dict[str, tuple[Callable[[Path], Any], dict[str, Any], type[Exception]]] = {
     "json_objects": (lambda file: [row for _, row in json_objects(file)], {"text": TEXT}, ValueError),
-    "--prompt-data": (lambda file: read_rows(str(file)), {"text": TEXT}, ConfigurationError),
-    "toolcall rows": (lambda file: [row for _, row in toolcall_rows(file)], {"prompt": TEXT}, AgentConfigError),
-    "swe rows": (swe_rows, SWE, AgentConfigError),
-    "swe import": (lambda file: imported("swe-bench-lite", file)[0], SWE, AgentConfigError),
+    "--prompt-data": (lambda file: read_rows(str(file)), {"text": TEXT}, ConfigError),
+    "toolcall rows": (lambda file: [row for _, row in toolcall_rows(file)], {"prompt": TEXT}, ConfigError),
+    "swe rows": (swe_rows, SWE, ConfigError),
+    "swe import": (lambda file: imported("swe-bench-lite", file)[0], SWE, ConfigError),
     "judge set": (judge_set.load, CASE, ValueError),
     "results of an evaluation": (results_in, {"instance_id": "a", "said": TEXT}, eval_swe.ConfigError),
     "gate tasks": (read_tasks, {"messages": [HI], "text": "a"}, ConfigError),
@@ -180,7 +178,7 @@ WHOLE: dict[str, Callable[[Path], Any]] = {
 def test_a_broken_whole_file_is_one_line(tmp_path: Path, reader: str, broken: str) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_bytes(BROKEN[broken])
-    with pytest.raises(AgentConfigError) as raised:
+    with pytest.raises(ConfigError) as raised:
         WHOLE[reader](file)
     assert str(raised.value).count("\n") == 0
     assert str(tmp_path) in str(raised.value)

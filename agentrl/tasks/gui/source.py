@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from agentrl.exceptions import ConfigError
 from agentrl.tasks.gui.miniwob.pages import TASKS_PER_FAMILY, families, families_of, task_name
 from agentrl.tasks.gui.osworld.settings import VmSettings
 from agentrl.tasks.gui.osworld.source import ids as osworld_ids
 from agentrl.tasks.names import Split
+from groundwork.exceptions import ConfigError
 from openclaw.config.environment_config import EnvironmentConfig, variable
 
 ENVIRONMENTS = {

@@ -9,11 +9,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentrl.exceptions import ConfigError
 from agentrl.tasks.harbor import write_task
 from agentrl.tasks.shell.families import FAMILIES
 from agentrl.tasks.shell.generate import SPLITS, generate, parse_name, task_name, task_toml
 from groundwork.command_line import CommandLine
+from groundwork.exceptions import ConfigError
 
 PROG = "python -m agentrl.tasks.shell"
 

@@ -11,11 +11,11 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
-from agentrl.exceptions import ConfigError
 from agentrl.tasks.harbor import SOLUTION, TEST, File, HarborTask, Machine, Settings, Stage, VerifierStage
 from agentrl.tasks.names import SEEDS_PER_SPLIT, SPLITS, Split, parts_of, random_of
 from agentrl.tasks.shell.draft import Content
 from agentrl.tasks.shell.families import FAMILIES
+from groundwork.exceptions import ConfigError
 
 TRIAL = "trial.sh"
 SETTINGS = Settings(

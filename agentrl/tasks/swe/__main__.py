@@ -12,7 +12,7 @@ from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentrl.exceptions import ConfigError, InfraError
+from agentrl.exceptions import InfraError
 from agentrl.sandbox.providers import NAMES
 from agentrl.tasks.harbor import write_task
 from agentrl.tasks.names import SPLITS
@@ -24,7 +24,7 @@ from agentrl.tasks.swe.importers import IMPORTERS, imported
 from agentrl.tasks.swe.rows import write_instances, write_prompts
 from agentrl.tasks.swe.source import REFUSED, WHY_REFUSED, InstanceSource, read_rows
 from groundwork.command_line import CommandLine
-from openclaw.exceptions import ConfigError as VariableError
+from groundwork.exceptions import ConfigError
 
 PROG = "python -m agentrl.tasks.swe"
 
@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return asyncio.run(
             checked(source, options.names or source.ids(), options.parallel, options.sandbox, options.sandbox_image)
         )
-    except (ConfigError, InfraError, VariableError) as error:
+    except (ConfigError, InfraError) as error:
         print(f"{PROG}: {error}", file=sys.stderr)
         return 2
 

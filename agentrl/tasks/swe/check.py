@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from agentrl.exceptions import AgentError, ConfigError, InfraError
+from agentrl.exceptions import AgentError, InfraError
 from agentrl.processes.ledger import ProcessLedger
 from agentrl.processes.owned import Processes
 from agentrl.sandbox.interface import HOME, Mount, Provider, Sandbox, SandboxSpec
@@ -26,6 +26,7 @@ from agentrl.tasks.swe.instance import Instance
 from agentrl.tasks.swe.repository import visible_tree, whole_tree
 from agentrl.tasks.swe.source import InstanceSource
 from agentrl.tasks.swe.tree import Changes
+from groundwork.exceptions import ConfigError
 
 FOLDER = "/tmp/solution"
 """Where a task folder's solution lies."""

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from agentrl.exceptions import ConfigError, InfraError
+from agentrl.exceptions import InfraError
 from agentrl.tasks.swe.logs import BEGIN, END, Status, Statuses
+from groundwork.exceptions import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
 INSTALLED = ROOT / ".cache" / "swebench"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from functools import cache
 
-from agentrl.exceptions import ConfigError
 from agentrl.tasks.harbor import File, Files
 from agentrl.tasks.names import SEEDS_PER_SPLIT, SPLITS, Split, parts_of, random_of
 from agentrl.tasks.swe.contamination import changed
@@ -17,6 +16,7 @@ from agentrl.tasks.swe.diffs import diff_of
 from agentrl.tasks.swe.draft import HIDDEN, Draft
 from agentrl.tasks.swe.families import EASY, FAMILIES
 from agentrl.tasks.swe.instance import Grading, Instance
+from groundwork.exceptions import ConfigError
 
 KIND = "swe"
 TASKS_PER_FAMILY = {"train": 20, "heldout": 5}

@@ -12,11 +12,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from agentrl.exceptions import ConfigError
 from agentrl.tasks.links import unlinked
 from agentrl.tasks.swe.diffs import reversed_diff
 from agentrl.tasks.swe.instance import FRAMEWORKS, PYTEST_PARSERS, Instance, instance_of
 from groundwork.data_rows import json_objects, read_json, read_text
+from groundwork.exceptions import ConfigError
 
 Raw = Mapping[str, Any]
 TEST_COMMAND = re.compile(

@@ -14,9 +14,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from agentrl.exceptions import ConfigError
 from agentrl.tasks.harbor import HarborTask, ImageName
 from agentrl.tasks.swe.diffs import paths_of
+from groundwork.exceptions import ConfigError
 
 FRAMEWORKS = ("unittest", "pytest")
 """That this project runs and reads itself."""

@@ -16,7 +16,7 @@ import zlib
 from functools import lru_cache
 from pathlib import Path
 
-from agentrl.exceptions import ConfigError, InfraError
+from agentrl.exceptions import InfraError
 from agentrl.tasks.links import unlinked
 from agentrl.tasks.shell.snapshot import UnusableError, clean, put, take
 from agentrl.tasks.shell.verify import Start
@@ -25,6 +25,7 @@ from agentrl.tasks.swe.grade import apply
 from agentrl.tasks.swe.instance import Instance
 from agentrl.tasks.swe.traps import path_of
 from agentrl.tasks.swe.tree import MOST_TREE, UNTAKEN, Entries, entries_of, tree_of, tree_of_files
+from groundwork.exceptions import ConfigError
 
 REPOS = "repos"
 IN_IMAGE = "/testbed"

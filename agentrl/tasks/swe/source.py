@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Self
 
 from agentrl.environment import Task, Weight
-from agentrl.exceptions import ConfigError
 from agentrl.sandbox.interface import Limits
 from agentrl.tasks.harbor import TASK_TOML, read_task
 from agentrl.tasks.links import unlinked
@@ -29,6 +28,7 @@ from agentrl.tasks.swe.folders import FRAMEWORK, instance_of_folder
 from agentrl.tasks.swe.generate import EASY_PER_FAMILY, TASKS_PER_FAMILY, generate, is_generated, task_name
 from agentrl.tasks.swe.instance import Instance, instance_of
 from groundwork.data_rows import json_objects
+from groundwork.exceptions import ConfigError
 from openclaw.config.environment_config import EnvironmentConfig, variable
 
 LOCAL, SIMPLE = "local", "easy"
@@ -67,8 +67,7 @@ class InstanceSource(EnvironmentConfig):
         """Return the configuration of this environment.
 
         Raises:
-            ConfigError: the benchmark is known and cannot be played, or does not fit the path.
-            openclaw.exceptions.ConfigError: a variable is invalid.
+            ConfigError: a variable is invalid; the benchmark is known and cannot be played, or does not fit the path.
         """
         if environment.get("SWE_BENCHMARK") == REFUSED:
             raise ConfigError(WHY_REFUSED)

@@ -14,7 +14,6 @@ from typing import Annotated
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from agentrl.exceptions import ConfigError
 from agentrl.tasks.harbor import (
     OF_AN_IMAGE,
     SOLUTION,
@@ -30,6 +29,7 @@ from agentrl.tasks.harbor import (
     services_of,
 )
 from agentrl.tasks.terminal.tbench_reward import judge
+from groundwork.exceptions import ConfigError
 
 TASK_YAML = "task.yaml"
 RUN_TESTS = "run-tests.sh"

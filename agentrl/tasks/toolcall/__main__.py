@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from agentrl.environment import Task
-from agentrl.exceptions import AgentError, ConfigError
+from agentrl.exceptions import AgentError
 from agentrl.processes.ledger import ProcessLedger
 from agentrl.processes.owned import Processes
 from agentrl.tasks.toolcall.conversations import solved
@@ -23,6 +23,7 @@ from agentrl.tasks.toolcall.environment import TASKS_PER_FAMILY, ToolCallEnviron
 from agentrl.tasks.toolcall.families import FAMILIES
 from agentrl.tasks.toolcall.generate import SPLITS, parse_name, task_name
 from groundwork.command_line import CommandLine
+from groundwork.exceptions import ConfigError
 
 PROG = "python -m agentrl.tasks.toolcall"
 PROGRESS = 100

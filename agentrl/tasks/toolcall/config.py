@@ -18,7 +18,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from agentrl.exceptions import ConfigError
 from agentrl.protocol import JsonObject
 from agentrl.sandbox.interface import Mount
 from agentrl.tasks.toolcall.schemas import check_schema
@@ -29,6 +28,7 @@ from agentrl.tasks.toolcall.tools.http import HttpTool
 from agentrl.tasks.toolcall.tools.interface import Tool
 from agentrl.tasks.toolcall.tools.python import PythonTool
 from agentrl.tasks.toolcall.tools.sql import Sql
+from groundwork.exceptions import ConfigError
 
 BUILTIN: Mapping[str, Tool] = MappingProxyType({**PURE, "sql": Sql(), "code_interpreter": CodeInterpreter()})
 INSIDE = "/opt/tools"

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from agentrl.exceptions import ConfigError
 from agentrl.tasks.toolcall.datasets import conversation_row, question_row, read_table
 from agentrl.tasks.toolcall.draft import GraderName
 from groundwork.command_line import CommandLine
+from groundwork.exceptions import ConfigError
 
 PROGRESS = 10_000
 Row = Callable[[Mapping[str, Any], str], dict[str, Any]]

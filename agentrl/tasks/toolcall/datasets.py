@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from agentrl.exceptions import ConfigError
 from agentrl.tasks.toolcall.rows import data_of, is_missing, question_of, read_rows
+from groundwork.exceptions import ConfigError
 
 QUESTION_COLUMNS = ("prompt", "problem", "question", "Problem")
 LABEL_COLUMNS = ("label", "answer", "solution", "Answer")

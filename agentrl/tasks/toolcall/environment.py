@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from agentrl.environment import Environment, Task, Weight
-from agentrl.exceptions import ConfigError, InfraError, InvalidError
+from agentrl.exceptions import InfraError, InvalidError
 from agentrl.processes.owned import Processes
 from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
 from agentrl.sandbox.bubblewrap import Bubblewrap
@@ -29,6 +29,7 @@ from agentrl.tasks.toolcall.toolbox import LIMITS, Toolbox
 from agentrl.tasks.toolcall.tools.code import LONGEST_S
 from agentrl.tasks.toolcall.tools.interface import Room, World, shown
 from agentrl.tasks.toolcall.tools.sql import tables_of
+from groundwork.exceptions import ConfigError
 
 TASKS_PER_FAMILY = {"train": 1000, "heldout": 50}
 PURE_WEIGHT = Weight(16, 0.05)
@@ -75,7 +76,7 @@ class ToolCallEnvironment(Environment):
     @classmethod
     def settings(cls) -> ToolSettings:
         """Return the variables of this process."""
-        return ToolSettings.read()
+        return ToolSettings.from_env()
 
     @classmethod
     def config(cls) -> ToolConfig:

@@ -5,10 +5,10 @@ Guarantees: a name always gives the same task, byte for byte; see `agentrl.tasks
 
 from __future__ import annotations
 
-from agentrl.exceptions import ConfigError
 from agentrl.tasks.names import SEEDS_PER_SPLIT, SPLITS, Split, parts_of, random_of
 from agentrl.tasks.toolcall.draft import Draft
 from agentrl.tasks.toolcall.families import FAMILIES, HELD_OUT
+from groundwork.exceptions import ConfigError
 
 
 def task_name(family: str, split: Split, number: int) -> str:

@@ -14,8 +14,8 @@ import importlib.util
 import re
 from fractions import Fraction
 
-from agentrl.exceptions import ConfigError
 from agentrl.tasks.toolcall.draft import Expected, GraderName
+from groundwork.exceptions import ConfigError
 from slime.rollout.rm_hub.extraction import after_thinking, answer_line, last_boxed
 from slime.rollout.rm_hub.workers import GraderTimeout, pool
 

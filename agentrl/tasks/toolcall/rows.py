@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 from agentrl.environment import Task
-from agentrl.exceptions import ConfigError
 from agentrl.protocol import JsonObject
 from agentrl.tasks.toolcall.draft import Draft, Expected, GraderName
 from agentrl.tasks.toolcall.grading import check_grader, number_of
 from groundwork.data_rows import json_objects
+from groundwork.exceptions import ConfigError
 
 PREFIX = "toolcall/rows"
 GRADERS: tuple[GraderName, ...] = get_args(GraderName)

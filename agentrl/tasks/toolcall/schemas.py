@@ -17,7 +17,8 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
-from agentrl.exceptions import ConfigError, InvalidError
+from agentrl.exceptions import InvalidError
+from groundwork.exceptions import ConfigError
 from slime.rollout.rm_hub.workers import GraderPool, GraderTimeout
 
 CHECK_S = 2.0

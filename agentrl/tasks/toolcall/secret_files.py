@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 
-from agentrl.exceptions import ConfigError
 from agentrl.sandbox.interface import Mount
+from groundwork.exceptions import ConfigError
 
 SECRET = (
     ".env",

@@ -5,14 +5,11 @@ Guarantee: an invalid value is a `ConfigError` that names the variable and says 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal
 
-from agentrl.exceptions import ConfigError
+from groundwork.exceptions import ConfigError
 from openclaw.config.environment_config import EnvironmentConfig, variable
-from openclaw.exceptions import ConfigError as VariableError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,18 +29,6 @@ class ToolSettings(EnvironmentConfig):
     allowed_urls: str = variable(
         "TOOLCALL_ALLOWED_URLS", "", "beginnings of the URLs that tools may reach, separated by spaces"
     )
-
-    @classmethod
-    def read(cls, environment: Mapping[str, str] = os.environ) -> Self:
-        """Return the settings of an environment.
-
-        Raises:
-            ConfigError: a variable is invalid.
-        """
-        try:
-            return cls.from_env(environment)
-        except VariableError as error:
-            raise ConfigError(str(error)) from error
 
     def require_tool_calls(self) -> None:
         """Refuse calls in text where messages carry the calls.

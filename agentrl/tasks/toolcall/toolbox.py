@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
-from agentrl.exceptions import ConfigError, InvalidError
+from agentrl.exceptions import InvalidError
 from agentrl.protocol import JsonObject
 from agentrl.sandbox.interface import Door, Limits, SandboxSpec
 from agentrl.sandbox.streams import SandboxStream
@@ -19,6 +19,7 @@ from agentrl.tasks.toolcall.schemas import check_foreign_schema, problems_of
 from agentrl.tasks.toolcall.secret_files import covers
 from agentrl.tasks.toolcall.tools.interface import Room, Tool, World, described
 from agentrl.tasks.toolcall.tools.mcp import McpConnection, lines_transport
+from groundwork.exceptions import ConfigError
 
 LIMITS: Mapping[Room, Limits] = {
     "code": Limits(memory_mib=512, cpus=1.0, processes=64, disk_mib=64),

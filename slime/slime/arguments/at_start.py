@@ -8,12 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from groundwork.command_line import nearest_path
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments.checkpoint import LATEST, taken_folder
 from slime.arguments.critic import check_critic
 from slime.arguments.devices import missing_devices
 from slime.arguments.plugin_names import missing_plugins
-from slime.exceptions import ConfigurationError
 
 _CORE_SOURCES = "slime.rollout.data_source."
 
@@ -24,10 +24,10 @@ def missing_at_start(args: Arguments) -> list[str]:
 
 
 def check_still_free(args: Arguments) -> None:
-    """Raise ConfigurationError if another run wrote to the save folder while this one waited for GPUs."""
+    """Raise ConfigError if another run wrote to the save folder while this one waited for GPUs."""
     critic = check_critic(args, LATEST) if args.use_critic else []
     if taken := [*taken_folder(args), *critic]:
-        raise ConfigurationError("; ".join(taken))
+        raise ConfigError("; ".join(taken))
 
 
 def no_prompts(args: Arguments) -> list[str]:

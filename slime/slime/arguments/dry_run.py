@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments.algorithm import algorithm_warnings
 from slime.arguments.at_start import missing_prompt_file, no_prompts
@@ -20,7 +21,6 @@ from slime.arguments.placement import describe_placement, start_lines
 from slime.arguments.plugin_names import missing_plugins
 from slime.arguments.process_environment import environment_lines
 from slime.arguments.written import CANNOT_WRITE
-from slime.exceptions import ConfigurationError
 from slime.tracking.redact import without_secrets
 
 MISSING_PATH = "no such folder"
@@ -44,7 +44,7 @@ def show_plan(args: Arguments, argv: Sequence[str], problems: Sequence[str]) -> 
     try:
         lines = _layout_lines(args) if not wrong else []
         variables = environment_lines(args, os.environ) if not wrong else []
-    except ConfigurationError as error:
+    except ConfigError as error:
         lines, variables, wrong = [], [], [str(error)]
     lines += ["run:", f"  model    {args.hf_checkpoint}"]
     lines += [f"  folder   {args.run_dir}"] if args.run_dir else []

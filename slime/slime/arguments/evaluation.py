@@ -14,10 +14,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from groundwork.command_line import nearest
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments.option import flag_of
 from slime.arguments.rewards import check_grader
-from slime.exceptions import ConfigurationError
 from slime.utils.yaml_file import read_yaml_mapping
 
 _ONLY_NAME = "eval"
@@ -73,10 +73,10 @@ def read_eval_datasets(args: Arguments) -> list[EvalDataset]:
     """Return the evaluation sets; empty when none is named.
 
     Raises:
-        ConfigurationError: the file or a pair is malformed.
+        ConfigError: the file or a pair is malformed.
     """
     if args.eval_config and args.eval_prompt_data:
-        raise ConfigurationError("--eval-config and --eval-prompt-data both name evaluation sets; remove one of them")
+        raise ConfigError("--eval-config and --eval-prompt-data both name evaluation sets; remove one of them")
     entries = _file_entries(args.eval_config) if args.eval_config else _pair_entries(args.eval_prompt_data or [])
     shared = {
         name: getattr(args, f"eval_{name}")
@@ -90,7 +90,7 @@ def read_eval_datasets(args: Arguments) -> list[EvalDataset]:
     names = [dataset.name for dataset in datasets]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ConfigurationError(f"evaluation sets have the same name: {', '.join(twice)}")
+        raise ConfigError(f"evaluation sets have the same name: {', '.join(twice)}")
     return datasets
 
 
@@ -115,7 +115,7 @@ def _pair_entries(words: list[str]) -> list[dict[str, Any]]:
     if len(words) == 1:
         words = [_ONLY_NAME, *words]
     if len(words) % 2:
-        raise ConfigurationError("--eval-prompt-data needs pairs: NAME PATH NAME PATH ...")
+        raise ConfigError("--eval-prompt-data needs pairs: NAME PATH NAME PATH ...")
     return [{"name": name, "path": path} for name, path in zip(words[::2], words[1::2], strict=True)]
 
 
@@ -124,16 +124,16 @@ def _file_entries(path: str) -> list[dict[str, Any]]:
     content = read_yaml_mapping("--eval-config", path)
     tree = content.get("eval")
     if not isinstance(tree, Mapping) or not isinstance(tree.get("datasets"), list) or not tree["datasets"]:
-        raise ConfigurationError(f"{where} needs `eval:` with `datasets:`, a list of `name` and `path`")
+        raise ConfigError(f"{where} needs `eval:` with `datasets:`, a list of `name` and `path`")
     surplus = set(tree) - {"defaults", "datasets"}
     if surplus:
-        raise ConfigurationError(f"{where}: eval has defaults and datasets, not {', '.join(map(str, surplus))}")
+        raise ConfigError(f"{where}: eval has defaults and datasets, not {', '.join(map(str, surplus))}")
     defaults = _entry(f"{where}: defaults", tree.get("defaults") or {})
     entries = []
     for number, dataset in enumerate(tree["datasets"]):
         entry = _entry(f"{where}: dataset {number}", dataset)
         if not entry.get("name") or not entry.get("path"):
-            raise ConfigurationError(f"{where}: dataset {number} needs name and path")
+            raise ConfigError(f"{where}: dataset {number} needs name and path")
         own = {"rm_type", "custom_rm_path"} & entry.keys()
         inherited = {
             name: value for name, value in defaults.items() if not own or name not in ("rm_type", "custom_rm_path")
@@ -144,13 +144,13 @@ def _file_entries(path: str) -> list[dict[str, Any]]:
 
 def _entry(where: str, values: Any) -> dict[str, Any]:
     if not isinstance(values, Mapping):
-        raise ConfigurationError(f"{where} needs `key: value` lines")
+        raise ConfigError(f"{where} needs `key: value` lines")
     entry: dict[str, Any] = {}
     for key, value in values.items():
         name = _ALIASES.get(key, key)
         if name not in _NAMES:
             hint = nearest(str(key), _NAMES) or f"; there are {', '.join(_NAMES)}"
-            raise ConfigurationError(f"{where} has no key {key!r}{hint}")
+            raise ConfigError(f"{where} has no key {key!r}{hint}")
         entry[name] = _checked(f"{where}: {key}", name, value)
     return entry
 
@@ -162,7 +162,7 @@ def _checked(where: str, name: str, value: Any) -> Any:
     elif name in _NUMBERS:
         kinds, words = (int, float), "a number"
     if isinstance(value, bool) or not isinstance(value, kinds):
-        raise ConfigurationError(f"{where} must be {words}, not {value!r}")
+        raise ConfigError(f"{where} must be {words}, not {value!r}")
     return value
 
 

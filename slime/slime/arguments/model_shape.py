@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from groundwork.command_line import nearest
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments.option import Group, Option
-from slime.exceptions import ConfigurationError
 from slime.utils.model_config import number_of_experts, text_config
 
 SLIME_FOLDER = Path(__file__).resolve().parents[2]
@@ -57,7 +57,7 @@ def shape_flags(model: str | None, environment: Mapping[str, str] | None = None)
     """Return ``MODEL_ARGS`` of ``slime/scripts/models/<model>.sh``, sourced with ``environment``; empty without a model.
 
     Raises:
-        ConfigurationError: there is no such file; the message names the nearest one and lists them.
+        ConfigError: there is no such file; the message names the nearest one and lists them.
     """
     if model is None:
         return ()
@@ -66,7 +66,7 @@ def shape_flags(model: str | None, environment: Mapping[str, str] | None = None)
         known = sorted(path.stem for path in MODEL_FOLDER.glob("*.sh"))
         near = nearest(model, known)
         there = f"{near} There are" if near else "; there are"
-        raise ConfigurationError(f"no model shape {model!r} in slime/scripts/models{there}: {', '.join(known)}")
+        raise ConfigError(f"no model shape {model!r} in slime/scripts/models{there}: {', '.join(known)}")
     script = 'set -euo pipefail; source "$1"; printf "%s\\0" "${MODEL_ARGS[@]}"'
     words = ["bash", "-c", script, "bash", str(file)]
     output = subprocess.run(words, capture_output=True, text=True, check=True, env=environment).stdout

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from groundwork.command_line import CommandLine, as_list
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments.algorithm import ALGORITHM, algorithm_warnings
 from slime.arguments.checkpoint import CHECKPOINT
@@ -36,7 +37,6 @@ from slime.arguments.trainer import LORA, OPTIMIZER, TRAINER
 from slime.arguments.validate import validate
 from slime.arguments.weight_sync import WEIGHT_SYNC
 from slime.arguments.yaml_files import ARGUMENTS_FLAG, apply_custom_config, with_config_file
-from slime.exceptions import ConfigurationError
 
 LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
 GROUPS = (
@@ -120,7 +120,7 @@ def parser_for(words: Sequence[str], add_custom_arguments: AddArguments | None =
         parser = build_parser(add_custom_arguments)
         if of_method is not None:
             of_method(parser)
-    except ConfigurationError as error:
+    except ConfigError as error:
         build_parser().error(str(error))
     return parser
 
@@ -138,7 +138,7 @@ def read_arguments(parser: Parser, argv: Sequence[str]) -> tuple[Arguments, list
             parser.unknown(unknown)
         problems = [*refusals(args), *apply_custom_config(parser, args)]
         return args, [*problems, *resolve_plugin_files(args), *validate(args, words)]
-    except ConfigurationError as error:
+    except ConfigError as error:
         parser.error(str(error))
 
 

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments.critic import critic_gpus
-from slime.exceptions import ConfigurationError
 
 Role = Literal["policy", "prm"]
 GpuId = int | str
@@ -100,13 +100,13 @@ class Placement:
 
 
 def describe_placement(args: Arguments) -> Placement:
-    """Return the placement of a run, or raise :class:`ConfigurationError` with the flag to change."""
+    """Return the placement of a run, or raise :class:`ConfigError` with the flag to change."""
     actor_count = 0 if args.debug_rollout_only else args.actor_num_nodes * args.actor_num_gpus_per_node
     trainer_count = actor_count + (0 if args.debug_rollout_only else critic_gpus(args))
     external_policy = bool(args.sglang_router_ip)
     external_judge = bool(args.prm_router_ip)
     if external_policy and actor_count:
-        raise ConfigurationError(
+        raise ConfigError(
             "engines at --sglang-router-ip cannot take new weights; remove it, or only collect with --debug-rollout-only"
         )
     no_engines = args.debug_train_only or external_policy or args.rollout_external_engine_addrs
@@ -115,11 +115,11 @@ def describe_placement(args: Arguments) -> Placement:
     judge_count = args.prm_num_gpus if args.prm_enable and not no_judge else 0
     per_engine, judge_per_engine = args.rollout_num_gpus_per_engine, args.prm_num_gpus_per_engine
     if rollout_count and rollout_count % per_engine:
-        raise ConfigurationError(
+        raise ConfigError(
             f"--rollout-num-gpus {rollout_count} is not a multiple of --rollout-num-gpus-per-engine {per_engine}"
         )
     if judge_count and judge_count % judge_per_engine:
-        raise ConfigurationError(
+        raise ConfigError(
             f"--prm-num-gpus {judge_count} is not a multiple of --prm-num-gpus-per-engine {judge_per_engine}"
         )
     rollout_start = 0 if args.colocate else trainer_count
@@ -139,19 +139,19 @@ def describe_placement(args: Arguments) -> Placement:
         _check_whole_machines(placement, args.num_gpus_per_node)
     available = args.num_gpus
     if available is not None and placement.total > nodes * available:
-        raise ConfigurationError(f"{placement.roles()} GPUs need {placement.total}, --num-gpus is {nodes * available}")
+        raise ConfigError(f"{placement.roles()} GPUs need {placement.total}, --num-gpus is {nodes * available}")
     return placement
 
 
 def _check_whole_machines(placement: Placement, gpus_per_node: int) -> None:
-    """Raise ConfigurationError if an engine that spans machines would start in the middle of one."""
+    """Raise ConfigError if an engine that spans machines would start in the middle of one."""
     roles = (
         ("rollout", placement.rollout, placement.rollout_gpus_per_engine),
         ("prm", placement.judge, placement.judge_gpus_per_engine),
     )
     for role, gpus, size in roles:
         if gpus and size > gpus_per_node and gpus[0] % gpus_per_node:
-            raise ConfigurationError(
+            raise ConfigError(
                 f"--{role}-num-gpus-per-engine {size}: an engine that spans machines takes whole ones, but the roles before it "
                 f"({placement.roles()}) have {gpus[0]} GPUs, not a multiple of --num-gpus-per-node {gpus_per_node}"
             )
@@ -196,11 +196,11 @@ def tensor_parallel_size(args: Arguments, num_gpus: int) -> int:
     """Return the GPUs per pipeline stage of an engine.
 
     Raises:
-        ConfigurationError: the stages do not divide the GPUs.
+        ConfigError: the stages do not divide the GPUs.
     """
     stages = pipeline_stages(args)
     if num_gpus % stages:
-        raise ConfigurationError(
+        raise ConfigError(
             f"an engine of {num_gpus} GPUs cannot be split into {stages} pipeline stages; change --sglang-pp-size"
         )
     return num_gpus // stages

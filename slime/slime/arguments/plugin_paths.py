@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from groundwork.command_line import nearest_path
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments.yaml_files import ARGUMENTS_FLAG, method_path_of
-from slime.exceptions import ConfigurationError, PluginError
+from slime.exceptions import PluginError
 from slime.utils.misc import load_function
 
 # Default names to look for in a file given without ``:name``, by option.
@@ -41,26 +42,26 @@ def name_of_file(option: str, value: str) -> str:
     """Return ``/absolute/file.py:name`` for a plugin file of ``option``.
 
     Raises:
-        ConfigurationError: the file or name does not exist; the message says what to write.
+        ConfigError: the file or name does not exist; the message says what to write.
     """
     file_name, _, name = value.partition(":")
     file = Path(file_name).expanduser().resolve()
     flag = "--" + option.replace("_", "-")
     if not file.is_file():
-        raise ConfigurationError(f"{flag} {value}: no such file{nearest_path(file_name)}")
+        raise ConfigError(f"{flag} {value}: no such file{nearest_path(file_name)}")
     if name:
         return f"{file}:{name}"
     try:
         tree = ast.parse(file.read_text())
     except SyntaxError as error:
-        raise ConfigurationError(f"{flag} {value}: {error}") from error
+        raise ConfigError(f"{flag} {value}: {error}") from error
     defined = defined_names(tree)
     known = DEFAULT_NAMES.get(option, ())
     for candidate in known:
         if candidate in defined:
             return f"{file}:{candidate}"
     expected = f" has no {' or '.join(known)};" if known else ":"
-    raise ConfigurationError(f"{flag} {value}{expected} say which name to use: {file_name}:NAME")
+    raise ConfigError(f"{flag} {value}{expected} say which name to use: {file_name}:NAME")
 
 
 def defined_names(tree: ast.AST) -> set[str]:
@@ -90,7 +91,7 @@ def resolve_plugin_files(args: Arguments) -> list[str]:
             elif isinstance(value, list):
                 found = [name_of_file(option, one) if is_plugin_file(one) else one for one in value]
                 setattr(args, option, found)
-        except ConfigurationError as error:
+        except ConfigError as error:
             problems.append(str(error))
     return problems
 
@@ -99,7 +100,7 @@ def method_arguments(words: Sequence[str]) -> AddArguments | None:
     """Return ``add_custom_arguments`` of the method named in ``words`` or their ``--config`` file, or None.
 
     Raises:
-        ConfigurationError: the function cannot be loaded.
+        ConfigError: the function cannot be loaded.
     """
     path = method_path_of(words)
     if not path:
@@ -108,13 +109,13 @@ def method_arguments(words: Sequence[str]) -> AddArguments | None:
     try:
         function = load_function(path)
     except PluginError as error:
-        raise ConfigurationError(f"{ARGUMENTS_FLAG}: {error}") from error
+        raise ConfigError(f"{ARGUMENTS_FLAG}: {error}") from error
 
     def add(target: argparse.ArgumentParser) -> None:
         try:
             function(target)
         except argparse.ArgumentError as error:
-            raise ConfigurationError(
+            raise ConfigError(
                 f"{ARGUMENTS_FLAG} {path}: {error}; the core or another method already has that flag; rename yours"
             ) from error
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
-from slime.exceptions import ConfigurationError
 
 GRADER_NAMES = ("dapo", "deepscaler", "f1", "gpqa", "ifbench", "math", "random", "remote_rm")
 REMOTE = "remote_rm"
@@ -17,12 +17,12 @@ def grader_name(name: str) -> str:
     """Return ``name`` without the prefix ``boxed_``.
 
     Raises:
-        ConfigurationError: there is no such grader; the message lists all.
+        ConfigError: there is no such grader; the message lists all.
     """
     bare = name.removeprefix(BOXED)
     if bare not in GRADER_NAMES:
         known = ", ".join(GRADER_NAMES)
-        raise ConfigurationError(f"no grader {name!r}; there are {known}, each also as {BOXED}NAME")
+        raise ConfigError(f"no grader {name!r}; there are {known}, each also as {BOXED}NAME")
     return bare
 
 
@@ -45,7 +45,7 @@ def check_grader(
         return []
     try:
         grader = grader_name(name)
-    except ConfigurationError as error:
+    except ConfigError as error:
         return [f"{where}: {error}"]
     problems = []
     if grader == REMOTE and not rm_url:

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from groundwork.command_line import nearest_flag
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments.option import comma_list, json_object
 from slime.arguments.refused import REFUSED_PREFIX, refusals
-from slime.exceptions import ConfigurationError
 from slime.utils.yaml_file import read_yaml_mapping
 
 CONFIG_FLAG = "--config"
@@ -36,7 +36,7 @@ def method_path_of(words: Sequence[str]) -> str | None:
     """Return ``--custom-arguments-path`` from a command line, else from its ``--config`` file, else None.
 
     Raises:
-        ConfigurationError: the file cannot be read or the value is not a path.
+        ConfigError: the file cannot be read or the value is not a path.
     """
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument(ARGUMENTS_FLAG)
@@ -56,7 +56,7 @@ def with_config_file(parser: argparse.ArgumentParser, argv: Sequence[str]) -> li
     """Return ``argv`` preceded by the flags of its ``--config`` file, so that the command line wins.
 
     Raises:
-        ConfigurationError: the file cannot be used, or it sets a flag of the script, which would win over it in silence.
+        ConfigError: the file cannot be used, or it sets a flag of the script, which would win over it in silence.
     """
     path = config_file_of(argv)
     if path is None:
@@ -65,7 +65,7 @@ def with_config_file(parser: argparse.ArgumentParser, argv: Sequence[str]) -> li
     own = argv[: int(os.environ.get(SCRIPT_WORDS) or 0)]
     by_script = {action.dest for word in own if word.startswith("--") and (action := find_action(parser, word))}
     if hidden := [" ".join(words) or "no such flag" for dest, words in found.items() if dest in by_script]:
-        raise ConfigurationError(
+        raise ConfigError(
             f"{CONFIG_FLAG} {path} sets what this script sets, too; type it after the script's name instead: {' '.join(hidden)}"
         )
     return [*(word for words in found.values() for word in words), *argv]
@@ -75,7 +75,7 @@ def file_flags(parser: argparse.ArgumentParser, path: str) -> dict[str, list[str
     """Return the words of each flag that a ``--config`` file sets, by the flag's attribute; a switch turned off may have none.
 
     Raises:
-        ConfigurationError: the file cannot be read, names a flag twice or an unknown one, or a flag refuses its value.
+        ConfigError: the file cannot be read, names a flag twice or an unknown one, or a flag refuses its value.
     """
     found: dict[str, list[str]] = {}
     spelled: dict[str, str] = {}
@@ -84,12 +84,12 @@ def file_flags(parser: argparse.ArgumentParser, path: str) -> dict[str, list[str
         if action is None:
             flag = "--" + key.lstrip("-").replace("_", "-")
             hint = nearest_flag(flag, list(parser._option_string_actions))
-            raise ConfigurationError(f"{CONFIG_FLAG} {path}: there is no flag {key!r}{hint}")
+            raise ConfigError(f"{CONFIG_FLAG} {path}: there is no flag {key!r}{hint}")
         if CONFIG_FLAG in action.option_strings:
-            raise ConfigurationError(f"{CONFIG_FLAG} {path}: a file cannot include another one; put its flags here")
+            raise ConfigError(f"{CONFIG_FLAG} {path}: a file cannot include another one; put its flags here")
         if action.dest in spelled:
             both = f"{spelled[action.dest]} and {key}"
-            raise ConfigurationError(f"{CONFIG_FLAG} {path}: {both} set the same; keep one of them")
+            raise ConfigError(f"{CONFIG_FLAG} {path}: {both} set the same; keep one of them")
         spelled[action.dest] = key
         if value is not None:
             found[action.dest] = words_of(action, value)
@@ -105,7 +105,7 @@ def apply_custom_config(parser: argparse.ArgumentParser, args: Arguments) -> lis
     for action in known.values():
         early = {CONFIG_FLAG, ARGUMENTS_FLAG} & set(action.option_strings)
         if early:
-            raise ConfigurationError(
+            raise ConfigError(
                 f"--custom-config-path {args.custom_config_path}: {early.pop()} is needed before this file is read; "
                 "give it on the command line"
             )
@@ -117,9 +117,7 @@ def apply_custom_config(parser: argparse.ArgumentParser, args: Arguments) -> lis
             if hasattr(parsed, known[key].dest):
                 setattr(args, known[key].dest, None if value is None else getattr(parsed, known[key].dest))
         elif not key.isidentifier():
-            raise ConfigurationError(
-                f"--custom-config-path: {key!r} cannot be an attribute; write {key.replace('-', '_')}"
-            )
+            raise ConfigError(f"--custom-config-path: {key!r} cannot be an attribute; write {key.replace('-', '_')}")
         else:
             setattr(args, key, value)
     return problems
@@ -138,32 +136,32 @@ def words_of(action: argparse.Action, value: Any) -> list[str]:
     Null leaves the flag out, and so does false for a refused flag.
 
     Raises:
-        ConfigurationError: the flag does not accept this value.
+        ConfigError: the flag does not accept this value.
     """
     flag = next(name for name in action.option_strings if name.startswith("--"))
     if value is None:
         return []
     if action.nargs == 0:
         if not isinstance(value, bool):
-            raise ConfigurationError(f"{flag} is a switch; write true or false, not {value!r}")
+            raise ConfigError(f"{flag} is a switch; write true or false, not {value!r}")
         if value:
             return [flag]
         off = [name for name in action.option_strings if name.startswith("--no-")]
         if action.default is True and action.const is True and not off:
-            raise ConfigurationError(f"{flag} is always on here and cannot be false: {action.help}; remove it")
+            raise ConfigError(f"{flag} is always on here and cannot be false: {action.help}; remove it")
         return off[:1]
     if value is False and action.dest.startswith(REFUSED_PREFIX):
         return []
     if isinstance(value, bool) and action.nargs != "*":
-        raise ConfigurationError(f"{flag} needs a value, not {str(value).lower()}")
+        raise ConfigError(f"{flag} needs a value, not {str(value).lower()}")
     if isinstance(value, dict):
         if action.type is not json_object:
-            raise ConfigurationError(f"{flag} needs a plain value, not nested names")
+            raise ConfigError(f"{flag} needs a plain value, not nested names")
         return [f"{flag}={json.dumps(value)}"]
     if isinstance(value, list):
         if action.type is comma_list:
             return [f"{flag}={','.join(map(str, value))}"]
         if action.nargs not in ("+", "*"):
-            raise ConfigurationError(f"{flag} takes one value, not a list")
+            raise ConfigError(f"{flag} takes one value, not a list")
         return [flag, *map(str, value)]
     return [flag, str(value)] if action.nargs in ("+", "*") else [f"{flag}={value}"]

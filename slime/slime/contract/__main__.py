@@ -6,11 +6,12 @@ import sys
 from collections.abc import Sequence
 from textwrap import indent
 
+from groundwork.exceptions import ConfigError
 from slime.arguments.parser import parser_for
 from slime.arguments.yaml_files import with_config_file
 from slime.contract.check import check, checked_by, named_plugins
 from slime.contract.clauses import CLAUSES, KINDS, ContractViolation
-from slime.exceptions import ConfigurationError, PluginError
+from slime.exceptions import PluginError
 
 USAGE = """usage: python -m slime.contract FLAGS | --clauses
 
@@ -27,7 +28,7 @@ def main(words: Sequence[str]) -> int:
         return 0
     try:
         plugins = named_plugins(words)
-    except ConfigurationError as error:
+    except ConfigError as error:
         print(error)
         return 2
     if not words or "--help" in words or "-h" in words:
@@ -48,7 +49,7 @@ def main(words: Sequence[str]) -> int:
                 print(f"live     {KINDS[kind].flag} {path}: it learns from conversations; check its method: {command}")
                 continue
             check(kind, path, words)
-        except (ContractViolation, PluginError, ConfigurationError) as error:
+        except (ContractViolation, PluginError, ConfigError) as error:
             broken += 1
             print(f"rejected {KINDS[kind].flag} {path}\n{indent(str(error), '  ')}")
         else:

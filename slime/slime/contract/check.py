@@ -131,7 +131,7 @@ def named_plugins(words: Sequence[str]) -> list[tuple[str, str]]:
     A ``--config`` file among them counts too.
 
     Raises:
-        ConfigurationError: the file cannot be read.
+        ConfigError: the file cannot be read.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     for kind in KINDS.values():

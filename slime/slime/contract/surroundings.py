@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments.parser import parser_for
 from slime.arguments.plugin_paths import resolve_plugin_files
 from slime.arguments.validate import validate
 from slime.arguments.yaml_files import apply_custom_config, with_config_file
 from slime.contract.engine import StandInEngine
-from slime.exceptions import ConfigurationError
 from slime.utils import http_utils
 from slime.utils.misc import SingletonMeta
 from slime.utils.types import Sample
@@ -103,7 +103,7 @@ def make_args(words: Sequence[str], folder: Path) -> Arguments:
     """Return the trainer's arguments for ``words``, with stand-ins for missing flags.
 
     Raises:
-        ConfigurationError: a plugin file or a file of arguments does not exist or cannot be read.
+        ConfigError: a plugin file or a file of arguments does not exist or cannot be read.
         SystemExit: ``words`` are not valid flags.
     """
     prompts = folder / "prompts.jsonl"
@@ -117,7 +117,7 @@ def make_args(words: Sequence[str], folder: Path) -> Arguments:
     args, _ = parser.parse_known_args([*base, *with_config_file(parser, words)])
     problems = [*apply_custom_config(parser, args), *resolve_plugin_files(args)]
     if problems:
-        raise ConfigurationError("\n".join(problems))
+        raise ConfigError("\n".join(problems))
     validate(args)  # for the values it derives; its problems do not matter without GPUs and checkpoints
     args.load = args.save
     return args

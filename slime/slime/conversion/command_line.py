@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from groundwork.command_line import CommandLine, existing_folder
+from groundwork.exceptions import ConfigError
 from slime.exceptions import SlimeError
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -47,7 +48,7 @@ def run(prog: str, work: Callable[[], str]) -> int:
     """Do ``work`` and print its result; an error becomes one line and exit status 2."""
     try:
         print(work())
-    except (SlimeError, OSError) as error:
+    except (SlimeError, ConfigError, OSError) as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return 2
     return 0

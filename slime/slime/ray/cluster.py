@@ -21,13 +21,14 @@ from pathlib import Path
 import httpx
 
 from groundwork.cleanup import entrust, start_janitor
+from groundwork.exceptions import ConfigError
 from groundwork.private_files import private, private_folder
 from groundwork.process import StopRequested
 from slime.args import Arguments, required
 from slime.arguments.machines import TOKEN_VARIABLE, missing_machines
 from slime.arguments.process_environment import NOSET, THREADS, of_user, shared_settings, variables_of_job
 from slime.backends.sglang_utils.external import LOCAL_HOSTS, external_url
-from slime.exceptions import ConfigurationError, NodeError
+from slime.exceptions import NodeError
 from slime.ray.actor_output import take_over
 from slime.ray.ray_start import (
     CPU_OBJECT_STORE_BYTES,
@@ -53,7 +54,7 @@ def ray_cluster(args: Arguments, *, num_gpus: int, stop: StopRequested | None = 
     ``stop`` ends the wait for other machines. In an existing cluster ``args.num_nodes`` becomes the cluster's size.
 
     Raises:
-        ConfigurationError: the run needs machines that it was not given.
+        ConfigError: the run needs machines that it was not given.
         NodeError: a cluster or its machines are missing.
     """
     import psutil
@@ -65,7 +66,7 @@ def ray_cluster(args: Arguments, *, num_gpus: int, stop: StopRequested | None = 
             yield
         return
     if missing := missing_machines(args):
-        raise ConfigurationError(missing)
+        raise ConfigError(missing)
     if os.environ.pop(NOSET, None) not in (None, "", "0"):
         print(f"{NOSET} is ignored, because every rank must see only its own GPU", flush=True)
     if args.num_nodes > 1:
@@ -177,7 +178,7 @@ def _existing_cluster(args: Arguments) -> Iterator[None]:
     try:
         args.num_nodes = len(live_nodes())
         if args.num_nodes > 1 and args.http_proxy:
-            raise ConfigurationError(
+            raise ConfigError(
                 f"--http-proxy works on one machine only, but the cluster has {args.num_nodes}; remove it"
             )
         yield

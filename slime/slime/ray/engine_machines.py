@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import groupby
 
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
-from slime.exceptions import ConfigurationError
 from slime.ray.placement import ReservedPlacement
 
 LOOPBACK = "127.0.0.1"
@@ -25,18 +25,18 @@ def by_machine(args: Arguments, reserved: ReservedPlacement, spec: EngineSpec) -
         Per machine: its first GPU in the cluster's numbering, and a spec with the machine's own GPU numbers.
 
     Raises:
-        ConfigurationError: the engine spans machines unevenly, or although one could hold it.
+        ConfigError: the engine spans machines unevenly, or although one could hold it.
     """
     places = groupby(map(int, spec.gpu_ids), key=lambda gpu: reserved.bundles[gpu].node_id)
     parts = [list(gpus) for _, gpus in places]
     if len(parts) > 1 and spec.num_gpus <= args.num_gpus_per_node:
-        raise ConfigurationError(
+        raise ConfigError(
             f"{spec.name} would span {len(parts)} machines, although one of --num-gpus-per-node {args.num_gpus_per_node} can hold it; "
             "change the GPUs of the roles so that each engine is on one machine"
         )
     counts = [len(part) for part in parts]
     if len(set(counts)) > 1:
-        raise ConfigurationError(
+        raise ConfigError(
             f"{spec.name} would have {', '.join(map(str, counts))} GPUs on its machines, but an engine that spans machines needs the "
             "same number on each: change the GPUs of the roles"
         )

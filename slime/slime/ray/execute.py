@@ -9,10 +9,11 @@ from collections.abc import Callable
 
 from ray.exceptions import RayTaskError
 
+from groundwork.exceptions import ConfigError
 from groundwork.garbage import collect_rarely
 from groundwork.process import Stopped
 from slime.args import Arguments
-from slime.exceptions import ConfigurationError, SlimeError
+from slime.exceptions import SlimeError
 from slime.ray.report import continue_line, say
 from slime.ray.restarts import first_line
 from slime.ray.run import Run
@@ -35,8 +36,8 @@ def execute(args: Arguments, loop: Callable[[Run], None], *, collects: bool = Tr
     except Stopped:
         say("stopped")
         _say_the_end(run, unfinished=True)
-    except (SlimeError, RayTaskError) as error:
-        if not isinstance(error, ConfigurationError):
+    except (SlimeError, ConfigError, RayTaskError) as error:
+        if not isinstance(error, ConfigError):
             logger.exception("the run failed")
         _say_the_end(run, unfinished=True)
         cause = getattr(error, "cause", None) or error

@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from groundwork.exceptions import ConfigError
 from groundwork.machine import cuda_facts, usable_cores
 from slime.args import Arguments
 from slime.arguments.devices import device_problems
 from slime.arguments.placement import GpuId, Placement, describe_placement
 from slime.arguments.process_environment import NOSET
-from slime.exceptions import ConfigurationError, NodeError, NodeLostError
+from slime.exceptions import NodeError, NodeLostError
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
@@ -154,7 +155,7 @@ class Seen(NamedTuple):
 
 
 def _probe_bundles(group: PlacementGroup, count: int, *, check: bool = False) -> list[Bundle]:
-    """Locate every bundle with a short-lived actor; ``check`` raises ConfigurationError if CUDA does not work there."""
+    """Locate every bundle with a short-lived actor; ``check`` raises ConfigError if CUDA does not work there."""
     import ray
     from ray.exceptions import RayActorError
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -196,10 +197,10 @@ def sorted_bundles(seen: Sequence[Seen], addresses: Mapping[str, str]) -> list[B
         addresses: machine addresses, ``{node id: address}``.
 
     Raises:
-        ConfigurationError: a machine has problems; the message lists them.
+        ConfigError: a machine has problems; the message lists them.
     """
     if problems := {f"{addresses[look.node_id]}: {problem}" for look in seen for problem in look.problems}:
-        raise ConfigurationError("; ".join(sorted(problems)))
+        raise ConfigError("; ".join(sorted(problems)))
 
     def place(bundle: Bundle) -> tuple[tuple[int, int, str], str, int]:
         visible = (seen[bundle.bundle_index].visible or "").split(",")

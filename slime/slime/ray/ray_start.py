@@ -21,10 +21,11 @@ from pathlib import Path
 import psutil
 
 from groundwork.cleanup import entrust, start_janitor
+from groundwork.exceptions import ConfigError
 from groundwork.private_files import private, private_folder
 from slime.arguments.machines import missing_secret
 from slime.arguments.process_environment import NOSET
-from slime.exceptions import ConfigurationError, NodeError
+from slime.exceptions import NodeError
 
 RAY_VARIABLES = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DISABLE_DOCKER_CPU_WARNING": "1", NOSET: "0"}
 """Ray's settings on a machine, whatever its shell says."""
@@ -57,10 +58,10 @@ class Part:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of ``host:port``; raise ConfigurationError for anything else."""
+    """Return host and port of ``host:port``; raise ConfigError for anything else."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        raise ConfigurationError(f"{address!r} is not an address of a head; write host:port")
+        raise ConfigError(f"{address!r} is not an address of a head; write host:port")
     return host, int(port)
 
 
@@ -102,9 +103,9 @@ def answers(head: str, seconds: float = 2.0) -> bool:
 
 
 def check_token(environment: Mapping[str, str]) -> None:
-    """Raise ConfigurationError unless the cluster's secret is set; Ray reads the mode on import."""
+    """Raise ConfigError unless the cluster's secret is set; Ray reads the mode on import."""
     if problem := missing_secret(environment):
-        raise ConfigurationError(problem)
+        raise ConfigError(problem)
 
 
 def start_command(part: Part, folder: Path) -> list[str]:

@@ -13,8 +13,9 @@ from typing import Any
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
+from groundwork.exceptions import ConfigError
 from groundwork.process import Stopped, StopRequested
-from slime.exceptions import ConfigurationError, NodeError
+from slime.exceptions import NodeError
 from slime.ray.nodes import live_nodes
 
 SAY_SECONDS = 10.0
@@ -35,11 +36,11 @@ def usable_gpus(nodes: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def check_fits(wanted: int, roles: str, machines: Mapping[str, int]) -> None:
-    """Raise ConfigurationError if ``machines`` (from :func:`usable_gpus`) have fewer than ``wanted`` GPUs in total."""
+    """Raise ConfigError if ``machines`` (from :func:`usable_gpus`) have fewer than ``wanted`` GPUs in total."""
     there = sum(machines.values())
     if wanted > there:
         each = ", ".join(f"{address} has {count}" for address, count in sorted(machines.items()))
-        raise ConfigurationError(
+        raise ConfigError(
             f"the run needs {wanted} GPUs ({roles}), each with a CPU core, but the cluster has {there} ({each}); "
             "start more nodes, or give the roles fewer GPUs"
         )
@@ -55,7 +56,7 @@ def reserve(wanted: int, roles: str, seconds: float, stop: StopRequested | None 
         stop: a signal that ends the wait.
 
     Raises:
-        ConfigurationError: the cluster does not have that many.
+        ConfigError: the cluster does not have that many.
         NodeError: they are not free after ``seconds``.
         Stopped: a signal arrives.
     """

@@ -17,10 +17,11 @@ from typing import Any, TypedDict
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from groundwork.exceptions import ConfigError
 from groundwork.private_files import private, private_folder
 from slime.args import Arguments, required
 from slime.arguments.placement import ENGINE_ROLES, Placement, data_parallel_size, stage_of
-from slime.exceptions import ConfigurationError, PluginError
+from slime.exceptions import PluginError
 from slime.observability.metric_utils import compute_rollout_step
 from slime.ray.canary_engine import CanaryEngine
 from slime.ray.decisions import Decisions
@@ -200,10 +201,10 @@ class RolloutManager(Decisions, CanaryEngine):
     # Rollouts
 
     def rollouts_per_epoch(self) -> int:
-        """Return the rollouts per epoch, for ``--num-epoch``; raise ConfigurationError if there is not even one."""
+        """Return the rollouts per epoch, for ``--num-epoch``; raise ConfigError if there is not even one."""
         prompts, batch = number_of_prompts(self._data_source), self.args.rollout_batch_size
         if prompts < batch:
-            raise ConfigurationError(
+            raise ConfigError(
                 f"--num-epoch: {prompts} prompts do not fill a rollout of --rollout-batch-size {batch}; lower it, "
                 "or use --num-rollout N"
             )

@@ -13,13 +13,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from groundwork.exceptions import ConfigError
 from groundwork.private_files import private_run_folder
 from groundwork.process import Stopped
 from slime.args import Arguments, required
 from slime.arguments.at_start import missing_at_start
 from slime.arguments.backend import backend_line
 from slime.arguments.placement import describe_placement, start_lines, trainer_waits
-from slime.exceptions import ConfigurationError, LostError, NodeLostError, RankLostError
+from slime.exceptions import LostError, NodeLostError, RankLostError
 from slime.observability.metric_utils import rollout_part
 from slime.ray.cluster import ray_cluster
 from slime.ray.placement import create_placement, release_placement, with_replacements
@@ -49,7 +50,7 @@ class RunStart(RunWeights):
     def _start(self) -> None:
         self._life.to(Phase.STARTING)
         if missing := missing_at_start(args := self.args):
-            raise ConfigurationError("; ".join(missing))
+            raise ConfigError("; ".join(missing))
         placement = describe_placement(args)
         for line in placement.lines():
             say(line)

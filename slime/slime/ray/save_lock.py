@@ -21,10 +21,10 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments.at_start import check_still_free
 from slime.arguments.process_environment import JOB_VARIABLE
-from slime.exceptions import ConfigurationError
 from slime.ray.report import say
 
 LOCK = "save.lock"
@@ -36,7 +36,7 @@ def own_save_folders(args: Arguments) -> Iterator[None]:
     """Lock the given folders of ``--save`` and ``--critic-save`` for the length of the block.
 
     Raises:
-        ConfigurationError: another run has one of them, or wrote checkpoints there since the arguments were checked.
+        ConfigError: another run has one of them, or wrote checkpoints there since the arguments were checked.
     """
     with ExitStack() as held:
         for flag, folder in (("--save", args.save), ("--critic-save", args.critic_save)):
@@ -60,13 +60,13 @@ def _lock(flag: str, folder: Path, owner: str) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise ConfigurationError(f"{flag} {folder} cannot be written to ({error}); name another folder") from error
+        raise ConfigError(f"{flag} {folder} cannot be written to ({error}); name another folder") from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             other = os.pread(descriptor, 4096, 0).decode(errors="replace").strip() or "a run that has just started"
-            raise ConfigurationError(
+            raise ConfigError(
                 f"{flag} {folder} is in use by another run ({other}); name another folder, or end that run first"
             ) from None
         except OSError as error:

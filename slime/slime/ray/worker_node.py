@@ -13,10 +13,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from groundwork.exceptions import ConfigError
 from groundwork.machine import cuda_facts
 from groundwork.process import StopRequested, watch_lifeline
 from slime.arguments.devices import device_problems
-from slime.exceptions import ConfigurationError, SlimeError
+from slime.exceptions import SlimeError
 from slime.ray.ray_start import Part, answers, check_token, is_known, node_of_cluster, own_address, resolved
 from slime.utils.forwarded_environment import of_node
 
@@ -37,9 +38,9 @@ def wait_for_head(head: str, seconds: float, stop: StopRequested) -> bool:
 
 
 def check_devices(num_gpus: int) -> None:
-    """Raise ConfigurationError if processes on this machine cannot use ``num_gpus`` GPUs."""
+    """Raise ConfigError if processes on this machine cannot use ``num_gpus`` GPUs."""
     if problems := device_problems(cuda_facts(), os.environ, num_gpus):
-        raise ConfigurationError("; ".join(problems))
+        raise ConfigError("; ".join(problems))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if child.poll() is not None and answers(head):
                 print(f"Ray ended on this machine with status {child.returncode}; see {options.log}", flush=True)
                 return 1
-    except SlimeError as error:
+    except (SlimeError, ConfigError) as error:
         print(f"this machine cannot join: {error}", flush=True)
         return 1
     print("left" if stop else "the head is gone; the run is over", flush=True)

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from groundwork.data_rows import read_file, read_json, read_text, split_slice
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
-from slime.exceptions import CheckpointError, ConfigurationError
+from slime.exceptions import CheckpointError
 from slime.rollout.before_push import Decision
 from slime.rollout.multimodal_prompts import (
     StoredPicture,
@@ -107,11 +108,11 @@ def number_of_prompts(source: Any) -> int:
     """Return the prompts per epoch of ``source``: its length, or that of its ``dataset``.
 
     Raises:
-        ConfigurationError: it has neither.
+        ConfigError: it has neither.
     """
     sized = source if hasattr(source, "__len__") else getattr(source, "dataset", None)
     if sized is None:
-        raise ConfigurationError(
+        raise ConfigError(
             f"--num-epoch needs the number of prompts, but {type(source).__name__} has neither a length nor a "
             "dataset; use --num-rollout N"
         )
@@ -122,22 +123,20 @@ def read_rows(path: str) -> list[dict[str, Any]]:
     """Return the rows of a ``.jsonl``, ``.json`` (a list) or ``.parquet`` file; ``path@[a:b]`` takes a slice.
 
     Raises:
-        ConfigurationError: the file does not exist or has another format.
+        ConfigError: the file does not exist or has another format.
     """
     name, start, end = split_slice(path)
     file = Path(name)
     if not file.is_file():
-        raise ConfigurationError(f"--prompt-data {name}: no such file")
+        raise ConfigError(f"--prompt-data {name}: no such file")
     if file.suffix not in (".jsonl", ".json", ".parquet"):
-        raise ConfigurationError(f"--prompt-data {name}: use a .jsonl, .json or .parquet file")
+        raise ConfigError(f"--prompt-data {name}: use a .jsonl, .json or .parquet file")
     try:
         rows = read_json(read_text(file)) if file.suffix == ".json" else list(read_file(path))
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"--prompt-data {name}: {error}") from error
+        raise ConfigError(f"--prompt-data {name}: {error}") from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ConfigurationError(
-            f"--prompt-data {name}: every row must be an object with columns, in .json inside a list"
-        )
+        raise ConfigError(f"--prompt-data {name}: every row must be an object with columns, in .json inside a list")
     return rows[start:end] if file.suffix == ".json" else rows
 
 
@@ -164,7 +163,7 @@ def rows_to_samples(
         name: of the file, for errors.
 
     Raises:
-        ConfigurationError: a column is missing, or a row's messages, tools, pictures or metadata are unusable; the message
+        ConfigError: a column is missing, or a row's messages, tools, pictures or metadata are unusable; the message
             names file and row.
     """
     tokenizer = None
@@ -177,7 +176,7 @@ def rows_to_samples(
     for number, row in enumerate(rows, 1):
         for key in (input_key, label_key):
             if key is not None and key not in row:
-                raise ConfigurationError(f"{name}, row {number}: no column {key!r}; it has {', '.join(sorted(row))}")
+                raise ConfigError(f"{name}, row {number}: no column {key!r}; it has {', '.join(sorted(row))}")
         prompt, pictures = row[input_key], []
         if args.multimodal_keys:
             prompt, pictures = with_pictures(args, row, prompt, number)
@@ -185,14 +184,14 @@ def rows_to_samples(
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
             try:
                 prompt = _rendered(args, renderer, messages, row.get(tool_key or args.tool_key))
-            except ConfigurationError as error:
-                raise ConfigurationError(f"{name}, row {number}: {error}") from error
+            except ConfigError as error:
+                raise ConfigError(f"{name}, row {number}: {error}") from error
             if pictures:
                 check_places(f"row {number} of the prompt data", prompt.count(renderer.image_token), pictures)
         label = row[label_key] if label_key else None
         metadata = row.get(args.metadata_key) or {}
         if not isinstance(metadata, dict):
-            raise ConfigurationError(
+            raise ConfigError(
                 f"{name}, row {number}: {args.metadata_key} holds {type(metadata).__name__}, not an object; "
                 "name the column of metadata with --metadata-key"
             )
@@ -215,10 +214,10 @@ def _rendered(args: Arguments, renderer: Any, messages: Any, tools: Any) -> str:
                 plain, tools=offered, tokenize=False, add_generation_prompt=True, **args.apply_chat_template_kwargs
             ),
         )
-    except ConfigurationError:
+    except ConfigError:
         raise
     except TEMPLATE_ERRORS as error:
-        raise ConfigurationError(f"the chat template refuses the messages: {error}") from error
+        raise ConfigError(f"the chat template refuses the messages: {error}") from error
 
 
 class RolloutDataSource(DataSource):
@@ -236,16 +235,16 @@ class RolloutDataSource(DataSource):
         self.dataset: list[Sample] | None = None
         if args.rollout_global_dataset:
             if not args.prompt_data:
-                raise ConfigurationError("no prompts: add --prompt-data FILE, or --disable-rollout-global-dataset")
+                raise ConfigError("no prompts: add --prompt-data FILE, or --disable-rollout-global-dataset")
             rows = read_rows(args.prompt_data)
             if not rows:
-                raise ConfigurationError(f"--prompt-data {args.prompt_data} has no rows")
+                raise ConfigError(f"--prompt-data {args.prompt_data} has no rows")
             longest = args.rollout_max_prompt_len
             name = f"--prompt-data {args.prompt_data}"
             self.dataset = rows_to_samples(args, rows, args.input_key, args.label_key, longest=longest, name=name)
             check_samples(args, self.dataset)
             if not self.dataset:
-                raise ConfigurationError(
+                raise ConfigError(
                     f"--prompt-data {args.prompt_data}: no prompt fits --rollout-max-prompt-len {longest}"
                 )
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments.evaluation import EvalDataset
-from slime.exceptions import ConfigurationError
 from slime.rollout.data_source import read_rows, rows_to_samples
 from slime.rollout.multimodal_prompts import fresh_copies
 from slime.rollout.rm_hub import BY_TYPE, check_samples
@@ -22,7 +22,7 @@ def load_eval_prompts(args: Arguments, dataset: EvalDataset) -> list[Sample]:
     """Return the prompts of a set, shared and read-only, with pictures as stored in the file.
 
     Raises:
-        ConfigurationError: there are no prompts, or the set's grader does not exist.
+        ConfigError: there are no prompts, or the set's grader does not exist.
         SampleError: a row lacks what its grader needs.
     """
     if dataset not in _prompts:
@@ -65,7 +65,7 @@ def _read_prompts(args: Arguments, dataset: EvalDataset) -> list[Sample]:
         name=f"evaluation set {dataset.name}, {dataset.path}",
     )
     if not prompts:
-        raise ConfigurationError(f"evaluation set {dataset.name}: {dataset.path} has no prompt; name another file")
+        raise ConfigError(f"evaluation set {dataset.name}: {dataset.path} has no prompt; name another file")
     for prompt in prompts:
         prompt.generate_function_path = dataset.custom_generate_function_path
         prompt.custom_rm_path = dataset.custom_rm_path

@@ -13,9 +13,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments.evaluation import EvalDataset
-from slime.exceptions import ConfigurationError
 from slime.rollout.base_types import RolloutFnEvalOutput
 from slime.rollout.eval_datasets import eval_group, eval_sampling_params, load_eval_prompts
 from slime.rollout.generation import GenerateState, generate_and_rm_group
@@ -102,5 +102,5 @@ def _reward(args: Arguments, pieces: list[Sample]) -> float:
         return float(reward)
     key = args.eval_reward_key or args.reward_key
     if key not in reward:
-        raise ConfigurationError(f"a reward has {', '.join(map(str, reward))}; choose one with --eval-reward-key KEY")
+        raise ConfigError(f"a reward has {', '.join(map(str, reward))}; choose one with --eval-reward-key KEY")
     return float(reward[key])

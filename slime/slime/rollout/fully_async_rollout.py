@@ -19,8 +19,8 @@ import threading
 from collections import deque
 from typing import Any
 
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
-from slime.exceptions import ConfigurationError
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.collection import Collection, first_index, is_whole, to_go_on
 from slime.rollout.data_source import undecoded
@@ -212,7 +212,7 @@ def generate_rollout_fully_async(
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
     """Return the worker's next batch; the first call starts the worker, which continues after the return."""
     if not args.rollout_global_dataset:
-        raise ConfigurationError(
+        raise ConfigError(
             "the asynchronous rollout needs prompts: add --prompt-data and remove --disable-rollout-global-dataset"
         )
     if evaluation:

@@ -13,9 +13,10 @@ import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from groundwork.exceptions import ConfigError
 from groundwork.images import placeholder_ids
 from slime.args import Arguments
-from slime.exceptions import ConfigurationError, EngineError
+from slime.exceptions import EngineError
 from slime.rollout.engine_pool import router_url, routing_headers
 from slime.rollout.multimodal_prompts import copy_sharing_media
 from slime.rollout.multimodal_requests import (
@@ -123,7 +124,7 @@ async def generate(
     With ``--mask-offpolicy-in-partial-rollout`` only the tokens of the newest weights carry loss.
 
     Raises:
-        ConfigurationError: the prompt is not text.
+        ConfigError: the prompt is not text.
         EngineError: the engine keeps ending a request that was not aborted.
     """
     state = GenerateState(args)
@@ -152,11 +153,11 @@ async def request_of(
     Prompt and response stay within ``--rollout-max-context-len``, or in evaluation ``--eval-max-context-len``.
 
     Raises:
-        ConfigurationError: the prompt is not text.
+        ConfigError: the prompt is not text.
     """
     if not sample.tokens:
         if not isinstance(sample.prompt, str):
-            raise ConfigurationError("the prompt is a list of messages; use --apply-chat-template to render it")
+            raise ConfigError("the prompt is a list of messages; use --apply-chat-template to render it")
         if images_of(sample):
             await state.prepared.take(sample)
         else:

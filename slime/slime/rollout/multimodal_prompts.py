@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from groundwork.exceptions import ConfigError
 from groundwork.images import image_tokens, model_size, open_image
 from slime.args import Arguments, required
-from slime.exceptions import ConfigurationError
 from slime.utils.processing_utils import load_processor
 from slime.utils.types import MultimodalTypes, Sample
 
@@ -41,11 +41,11 @@ def image_processor_of(checkpoint: str) -> Any:
     """Return the processor of a vision-language checkpoint.
 
     Raises:
-        ConfigurationError: the checkpoint has no processor.
+        ConfigError: the checkpoint has no processor.
     """
     processor = load_processor(checkpoint)
     if processor is None:
-        raise ConfigurationError(
+        raise ConfigError(
             f"--multimodal-keys needs a vision-language model, but {checkpoint} has no processor; give a folder with "
             "preprocessor_config.json to --hf-checkpoint, or remove the flag"
         )
@@ -65,11 +65,11 @@ def with_pictures(
         number: number of the row, from 1, for errors.
 
     Raises:
-        ConfigurationError: placeholders and pictures differ in number, or a picture cannot be read.
+        ConfigError: placeholders and pictures differ in number, or a picture cannot be read.
     """
     column = required("--multimodal-keys", args.multimodal_keys)[IMAGE.name]
     if column not in row:
-        raise ConfigurationError(f"prompt data has no column {column!r}; it has {', '.join(sorted(row))}")
+        raise ConfigError(f"prompt data has no column {column!r}; it has {', '.join(sorted(row))}")
     cell = row[column]
     given = [] if cell is None else cell if isinstance(cell, list) else [cell]
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
@@ -78,7 +78,7 @@ def with_pictures(
     pictures = [part for part in parts if part.get("type") == IMAGE.name]
     empty = [part for part in pictures if "image" not in part]
     if len(empty) != len(given):
-        raise ConfigurationError(
+        raise ConfigError(
             f"row {number} of the prompt data: {len(empty)} {IMAGE.placeholder} in the prompt and {len(given)} pictures in "
             f"column {column!r}; write {IMAGE.placeholder} once per picture, where it belongs"
         )
@@ -88,7 +88,7 @@ def with_pictures(
         try:
             model_size(image_processor_of(args.hf_checkpoint), *open_image(part["image"]).size)
         except (OSError, ValueError) as error:
-            raise ConfigurationError(f"row {number} of the prompt data, column {column!r}: {error}") from error
+            raise ConfigError(f"row {number} of the prompt data, column {column!r}: {error}") from error
     return messages, [part["image"] for part in pictures]
 
 
@@ -96,10 +96,10 @@ def check_places(name: str, found: int, pictures: Sequence[Any]) -> None:
     """Check that a rendered conversation has one placeholder per picture.
 
     Raises:
-        ConfigurationError: the numbers differ; the message gives both and ``name``.
+        ConfigError: the numbers differ; the message gives both and ``name``.
     """
     if pictures and found != len(pictures):
-        raise ConfigurationError(
+        raise ConfigError(
             f"{name}: the chat template rendered {found} placeholders for {len(pictures)} pictures; use the template of a "
             "vision-language model, and no message that spells out the model's own placeholder"
         )

@@ -12,8 +12,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
+from groundwork.exceptions import ConfigError
 from groundwork.images import one_per_image, placeholder_ids
-from slime.exceptions import ConfigurationError, EngineError
+from slime.exceptions import EngineError
 from slime.rollout.multimodal_prompts import check_places
 from slime.utils.processing_utils import encode_image_for_rollout_engine
 from slime.utils.types import Sample
@@ -27,11 +28,11 @@ def images_of(sample: Sample) -> list[Any]:
     """Return the pictures of a sample.
 
     Raises:
-        ConfigurationError: the sample has videos.
+        ConfigError: the sample has videos.
     """
     media = sample.multimodal_inputs or {}
     if media.get("videos"):
-        raise ConfigurationError(
+        raise ConfigError(
             "the built-in generate function takes only images; use --custom-generate-function-path for videos"
         )
     return media.get("images") or []
@@ -55,10 +56,10 @@ class PreparedPrompts:
         Outputs with one entry per prompt token are left out: they exclude the response and follow from the ids.
 
         Raises:
-            ConfigurationError: the model has no processor, or placeholders and pictures differ in number.
+            ConfigError: the model has no processor, or placeholders and pictures differ in number.
         """
         if self.processor is None:
-            raise ConfigurationError("a sample has images, but the model of --hf-checkpoint has no processor for them")
+            raise ConfigError("a sample has images, but the model of --hf-checkpoint has no processor for them")
         images = images_of(sample)
         # The processor raises StopIteration for a superfluous placeholder, which a future cannot carry.
         check_places(f"sample {sample.index}", sample.prompt.count(self.processor.image_token), images)
@@ -91,7 +92,7 @@ def expand_images(processor: Any, sample: Sample, tokens: list[int], mask: list[
         mask: mask of ``tokens``; all parts of a placeholder inherit its entry.
 
     Raises:
-        ConfigurationError: placeholders and images differ in number.
+        ConfigError: placeholders and images differ in number.
     """
     check_places(f"sample {sample.index}", tokens.count(processor.image_token_id), images_of(sample))
     sample.multimodal_train_inputs = dict(processor.image_processor(images=images_of(sample), return_tensors="pt"))

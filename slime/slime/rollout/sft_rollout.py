@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
-from slime.exceptions import ConfigurationError
 from slime.rollout.multimodal_requests import expand_images, images_of
 from slime.utils.chat_messages import check_messages
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator
@@ -39,24 +39,24 @@ def generate_rollout(
     its JSON text. A conversation without a message to train on is kept with an empty response and logged.
 
     Raises:
-        ConfigurationError: a group has several samples, a prompt is not a list of messages that the model's template
+        ConfigError: a group has several samples, a prompt is not a list of messages that the model's template
             takes, or an evaluation is requested.
     """
     if evaluation:
-        raise ConfigurationError("supervised fine-tuning cannot evaluate; use --eval-function-path")
+        raise ConfigError("supervised fine-tuning cannot evaluate; use --eval-function-path")
     if not args.rollout_global_dataset:
-        raise ConfigurationError("supervised fine-tuning needs --prompt-data; remove --disable-rollout-global-dataset")
+        raise ConfigError("supervised fine-tuning needs --prompt-data; remove --disable-rollout-global-dataset")
     groups = data_source.get_samples(args.rollout_batch_size)
     for group in groups:
         if len(group) != 1:
-            raise ConfigurationError(
+            raise ConfigError(
                 f"supervised fine-tuning uses each conversation once; replace --n-samples-per-prompt {len(group)} with 1"
             )
         state = MaskState(args)
         try:
             fill(group[0], state)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{place_of(group[0], data_source)}: {error}") from error
+        except ConfigError as error:
+            raise ConfigError(f"{place_of(group[0], data_source)}: {error}") from error
     untrained = sum(not group[0].response_length for group in groups)
     if untrained:
         logger.warning(
@@ -77,11 +77,11 @@ def fill(sample: Sample, state: MaskState) -> None:
     """Set tokens, response, mask, reward and status of a sample whose prompt is a conversation.
 
     Raises:
-        ConfigurationError: the prompt is none that the model's template takes.
+        ConfigError: the prompt is none that the model's template takes.
     """
     messages = sample.prompt
     if not isinstance(messages, list):
-        raise ConfigurationError(
+        raise ConfigError(
             "the prompt is not a list of messages; name their column with --input-key and remove --apply-chat-template"
         )
     if not images_of(sample):

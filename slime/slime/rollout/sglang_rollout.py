@@ -12,8 +12,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
-from slime.exceptions import ConfigurationError
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.collection import Collection, is_whole, to_go_on
 from slime.rollout.data_source import undecoded
@@ -119,7 +119,7 @@ def generate_rollout(
     if evaluation:
         return run(eval_rollout(args, rollout_id))[0]
     if not args.rollout_global_dataset:
-        raise ConfigurationError(
+        raise ConfigError(
             "the default rollout needs prompts: add --prompt-data and remove --disable-rollout-global-dataset"
         )
     output, aborted = run(generate_rollout_async(args, rollout_id, data_source.get_samples))

@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
+from groundwork.exceptions import ConfigError
 from groundwork.images import at_model_size, open_image
 from slime.args import Arguments
-from slime.exceptions import ConfigurationError
 from slime.rollout.metrics import flatten
 from slime.rollout.multimodal_prompts import StoredPicture, image_processor_of
 from slime.utils.types import Sample
@@ -30,7 +30,7 @@ def decode(args: Arguments, group: list[Any]) -> None:
     """Decode the pictures of a group's samples; shared pictures stay shared and are read-only.
 
     Raises:
-        ConfigurationError: a picture with a valid header cannot be decoded.
+        ConfigError: a picture with a valid header cannot be decoded.
     """
     found: dict[int, Any] = {}
     for sample in flatten(group):
@@ -59,7 +59,7 @@ def _decoded(args: Arguments, sample: Sample, picture: Any, found: dict[int, Any
             image = at_model_size(open_image(picture.source), image_processor_of(args.hf_checkpoint))
         except (OSError, ValueError, SyntaxError) as error:  # PIL raises SyntaxError for a broken PNG
             start = str(sample.prompt)[:SHOWN_CHARACTERS]
-            raise ConfigurationError(f"a picture of the prompt that starts with {start!r}: {error}") from error
+            raise ConfigError(f"a picture of the prompt that starts with {start!r}: {error}") from error
         if image is not picture.source:
             image.stored_picture = picture
         found[id(picture.source)] = image

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from jinja2 import TemplateError
 
 from groundwork.call_arguments import DEEPEST_ARGUMENTS, nesting, read_arguments
-from slime.exceptions import ConfigurationError
+from groundwork.exceptions import ConfigError
 
 Message = dict[str, Any]
 Done = TypeVar("Done")
@@ -40,7 +40,7 @@ WRITE_TOOLS = 'write a list of {"type": "function", "function": {"name": "...", 
 WRITE_CONTENT = 'write a text, a list of {"type": "text", "text": "..."}, or null'
 
 
-class MessageError(ConfigurationError):
+class MessageError(ConfigError):
     """Something is no list of messages or tools; the text names the message, and says what to write."""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from slime.exceptions import ConfigurationError
+from groundwork.exceptions import ConfigError
 from slime.tracking.redact import is_secret
 
 # Variables of the run, read by plugins, libraries and the training runtime on every machine.
@@ -52,12 +52,12 @@ def forwarded(environment: Mapping[str, str], more: Iterable[str] = ()) -> dict[
         more: further names to forward (``--forward-env``).
 
     Raises:
-        ConfigurationError: a name in ``more`` is not set.
+        ConfigError: a name in ``more`` is not set.
     """
     wanted = list(more)
     missing = [name for name in wanted if name not in environment]
     if missing:
-        raise ConfigurationError(f"--forward-env {' '.join(missing)}: not set here; export it, or remove it")
+        raise ConfigError(f"--forward-env {' '.join(missing)}: not set here; export it, or remove it")
     wanted += environment.get(FORWARD_VARIABLE, "").split()
     return {name: value for name, value in environment.items() if travels(name) or name in wanted}
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slime.exceptions import ConfigurationError
+from groundwork.exceptions import ConfigError
 from slime.utils.chat_messages import (
     TEMPLATE_ERRORS,
     check_messages,
@@ -55,14 +55,14 @@ class MultiTurnLossMaskGenerator:
             opens the reasoning; ``distill_qwen`` is the DeepSeek-R1 template, where only the last message is trained.
 
     Raises:
-        ConfigurationError: the tokenizer's template is of another type.
+        ConfigError: the tokenizer's template is of another type.
     """
 
     def __init__(self, tokenizer: Any, tokenizer_type: str = "qwen") -> None:
         if tokenizer_type not in MASK_TYPES:
-            raise ConfigurationError(f"--loss-mask-type {tokenizer_type}: use one of {', '.join(MASK_TYPES)}")
+            raise ConfigError(f"--loss-mask-type {tokenizer_type}: use one of {', '.join(MASK_TYPES)}")
         if not getattr(tokenizer, "chat_template", None):
-            raise ConfigurationError("the tokenizer has no chat template; use a chat model as --hf-checkpoint")
+            raise ConfigError("the tokenizer has no chat template; use a chat model as --hf-checkpoint")
         self.tokenizer = tokenizer
         self.tokenizer_type = tokenizer_type
         question = [{"role": "user", "content": "a"}]
@@ -70,7 +70,7 @@ class MultiTurnLossMaskGenerator:
         self._opening = prompt.removeprefix(plain) if prompt.startswith(plain) else prompt
         header = _DISTILL_ASSISTANT if tokenizer_type == "distill_qwen" else _ASSISTANT
         if not self._opening.startswith(header):
-            raise ConfigurationError(
+            raise ConfigError(
                 f"--loss-mask-type {tokenizer_type} does not fit this model: its chat template starts a reply with "
                 f"{self._opening[-60:]!r}, not {header!r}; use another of {', '.join(MASK_TYPES)}"
             )
@@ -83,16 +83,16 @@ class MultiTurnLossMaskGenerator:
         A message with ``"step_loss_mask": 0`` or ``"weight": 0`` has mask 0. Tools may be their JSON text.
 
         Raises:
-            ConfigurationError: these are no messages or tools, the template refuses them, or they cannot be found in the
+            ConfigError: these are no messages or tools, the template refuses them, or they cannot be found in the
                 rendered text.
         """
         write = self._distill if self.tokenizer_type == "distill_qwen" else self._chatml
         try:
             text, spans = write(check_messages(list(messages), parts=("text", "image")), read_tools(tools))
-        except ConfigurationError:
+        except ConfigError:
             raise
         except TEMPLATE_ERRORS as error:
-            raise ConfigurationError(f"the chat template refuses the messages: {error}") from error
+            raise ConfigError(f"the chat template refuses the messages: {error}") from error
         ids: list[int] = []
         mask: list[int] = []
         position = 0
@@ -111,12 +111,12 @@ class MultiTurnLossMaskGenerator:
         """Return ``input_ids``, which include media tokens, and the text's mask, left-padded with zeros.
 
         Raises:
-            ConfigurationError: the text alone has more tokens.
+            ConfigError: the text alone has more tokens.
         """
         _, mask = self.get_loss_mask(messages, tools)
         missing = len(input_ids) - len(mask)
         if missing < 0:
-            raise ConfigurationError(f"the text has {len(mask)} tokens, more than the {len(input_ids)} input ids")
+            raise ConfigError(f"the text has {len(mask)} tokens, more than the {len(input_ids)} input ids")
         return list(input_ids), [0] * missing + mask
 
     def get_response_lengths(self, loss_masks: Sequence[Sequence[int]]) -> list[int]:
@@ -148,7 +148,7 @@ class MultiTurnLossMaskGenerator:
         replies = [message for message in messages if message["role"] == "assistant"]
         headers = [match.start() for match in re.finditer(re.escape(_ASSISTANT), text)]
         if len(headers) != len(replies) or text.count(_IM_START) != text.count(_IM_END):
-            raise ConfigurationError(
+            raise ConfigError(
                 f"the template rendered {len(headers)} replies for {len(replies)} assistant messages: does a message contain "
                 f"{_IM_START} or {_IM_END}?"
             )
@@ -173,13 +173,11 @@ class MultiTurnLossMaskGenerator:
     def _distill(self, messages: Sequence[Message], tools: list[Any] | None) -> tuple[str, list[_Span]]:
         *before, last = messages
         if last["role"] != "assistant":
-            raise ConfigurationError(
-                "--loss-mask-type distill_qwen trains the last message, which must be the assistant's"
-            )
+            raise ConfigError("--loss-mask-type distill_qwen trains the last message, which must be the assistant's")
         prompt = self._render(before, tools, generate=True)
         content = content_text(last.get("content"))
         if last.get("tool_calls"):
-            raise ConfigurationError("--loss-mask-type distill_qwen trains texts; the last message has tool_calls")
+            raise ConfigError("--loss-mask-type distill_qwen trains texts; the last message has tool_calls")
         reasoning = last.get("reasoning_content")
         if reasoning:
             content = f"{_THINK}\n{reasoning}\n{_END_THINK}\n\n{content}"

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from slime.exceptions import CheckpointError, ConfigurationError
+from groundwork.exceptions import ConfigError
+from slime.exceptions import CheckpointError
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -44,14 +45,14 @@ def without_own_code(folder: str | Path) -> Iterator[dict[str, bool]]:
     """Yield the keyword argument with which transformers loads ``folder`` without running Python code that it brings.
 
     Raises:
-        ConfigurationError: the folder cannot be loaded without such code.
+        ConfigError: the folder cannot be loaded without such code.
     """
     try:
         yield {"trust_remote_code": False}
     except ValueError as error:
         if "trust_remote_code" not in str(error):
             raise
-        raise ConfigurationError(
+        raise ConfigError(
             f"{folder} needs Python code of its own (auto_map in its JSON files), which is never run; use a model that the "
             "installed transformers and SGLang know"
         ) from error

@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from groundwork.exceptions import ConfigError
 from groundwork.images import DEFAULT_PATCH_SIZE, at_model_size, open_image, png_bytes, png_url
-from slime.exceptions import ConfigurationError
 from slime.utils.image_processor import images_only, lacks_video_part, processor_class_of
 from slime.utils.model_config import without_own_code
 
@@ -24,7 +24,7 @@ def load_tokenizer(name_or_path: str, **kwargs: Any) -> Any:
     ``kwargs`` are those of ``from_pretrained``; ``trust_remote_code`` among them changes nothing.
 
     Raises:
-        ConfigurationError: it needs code of its own.
+        ConfigError: it needs code of its own.
     """
     from transformers import AutoTokenizer
 
@@ -38,7 +38,7 @@ def load_processor(name_or_path: str, **kwargs: Any) -> Any | None:
     Without torchvision it handles only images (``image_processor``). ``kwargs`` are as those of `load_tokenizer`.
 
     Raises:
-        ConfigurationError: it needs code of its own.
+        ConfigError: it needs code of its own.
     """
     from transformers import AutoProcessor, PreTrainedTokenizerBase
 
@@ -48,7 +48,7 @@ def load_processor(name_or_path: str, **kwargs: Any) -> Any | None:
             loader = processor_class_of(name_or_path, **options)
             loader = images_only(loader) if loader and lacks_video_part(loader) else AutoProcessor
             processor = loader.from_pretrained(name_or_path, **options)
-    except ConfigurationError:
+    except ConfigError:
         raise
     except (OSError, ValueError, ImportError) as error:
         logger.info("no processor in %s (%s); treating it as a text model", name_or_path, error)

@@ -1,6 +1,6 @@
 """Read a YAML file of settings that a person wrote.
 
-Guarantees: whatever the file holds, the answer is its mapping or one `ConfigurationError` of one line that names file and
+Guarantees: whatever the file holds, the answer is its mapping or one `ConfigError` of one line that names file and
 line. A key that stands twice is an error, because YAML would drop the first in silence. Tags are errors, so nothing is
 ever constructed but plain values, and anchors cannot multiply into more than a few thousand of them.
 """
@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import yaml
 
 from groundwork.command_line import nearest_path
-from slime.exceptions import ConfigurationError
+from groundwork.exceptions import ConfigError
 
 LARGEST_BYTES = 1 << 20
 DEEPEST = 20
@@ -56,7 +56,7 @@ def read_yaml_mapping(flag: str, path: str) -> dict[str, Any]:
         path: of the file; a leading ``~`` is the home folder.
 
     Raises:
-        ConfigurationError: the file cannot be read, is not YAML, or holds something else than ``name: value`` lines.
+        ConfigError: the file cannot be read, is not YAML, or holds something else than ``name: value`` lines.
     """
     where = f"{flag} {path}"
     text = _text_of(where, Path(path).expanduser())
@@ -70,32 +70,32 @@ def read_yaml_mapping(flag: str, path: str) -> dict[str, Any]:
         _check(node, 0, [0])
         return loader.construct_document(node)
     except _Refused as error:
-        raise ConfigurationError(f"{where} line {error.line}: {error.said}") from None
+        raise ConfigError(f"{where} line {error.line}: {error.said}") from None
     except yaml.YAMLError as error:
         _refuse(where, error)
     except ValueError as error:  # a date such as 2020-13-45
-        raise ConfigurationError(f"{where} holds a value that cannot be read ({error}); put it in quotes") from None
+        raise ConfigError(f"{where} holds a value that cannot be read ({error}); put it in quotes") from None
 
 
 def _text_of(where: str, file: Path) -> str:
     """Return a file's text; a byte order mark is no part of it."""
     if file.is_dir():
-        raise ConfigurationError(f"{where} is a folder; name a file in it")
+        raise ConfigError(f"{where} is a folder; name a file in it")
     try:
         if not file.is_file():
             what = "no plain file" if file.exists() else f"no such file{nearest_path(file)}"
-            raise ConfigurationError(f"{where}: {what}")
+            raise ConfigError(f"{where}: {what}")
         with file.open("rb") as opened:
             content = opened.read(LARGEST_BYTES + 1)
     except OSError as error:
-        raise ConfigurationError(f"{where} cannot be read ({error.strerror}); make it readable") from None
+        raise ConfigError(f"{where} cannot be read ({error.strerror}); make it readable") from None
     if len(content) > LARGEST_BYTES:
-        raise ConfigurationError(f"{where} has more than {LARGEST_BYTES} bytes; a file of settings is smaller")
+        raise ConfigError(f"{where} has more than {LARGEST_BYTES} bytes; a file of settings is smaller")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise ConfigurationError(
+        raise ConfigError(
             f"{where} line {line}: the byte {content[error.start]:#04x} is no UTF-8; save the file as UTF-8"
         ) from None
 
@@ -128,10 +128,10 @@ def _line(node: yaml.Node) -> int:
 
 
 def _refuse(where: str, error: yaml.YAMLError) -> NoReturn:
-    """Raise ConfigurationError with the place and reason of a YAML error."""
+    """Raise ConfigError with the place and reason of a YAML error."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     place = f" line {mark.line + 1}" if mark else ""
     if "single document" in str(getattr(error, "context", "")):
-        raise ConfigurationError(f"{where}{place}: a second document begins; keep one, without a line ---") from None
+        raise ConfigError(f"{where}{place}: a second document begins; keep one, without a line ---") from None
     said = getattr(error, "problem", None) or getattr(error, "reason", None) or error
-    raise ConfigurationError(f"{where}{place} is not YAML: {' '.join(str(said).split())}; {EXAMPLE}") from None
+    raise ConfigError(f"{where}{place} is not YAML: {' '.join(str(said).split())}; {EXAMPLE}") from None

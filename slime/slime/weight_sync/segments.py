@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from groundwork.exceptions import ConfigError
 from groundwork.machine import this_host
-from slime.exceptions import ConfigurationError
 
 HUGE_PAGE = 2 << 20
 
@@ -103,11 +103,11 @@ def check_same_host(hosts: Sequence[Sequence[str]]) -> None:
     """Compare the machines of each policy engine, in order, with this process's.
 
     Raises:
-        ConfigurationError: an engine cannot share memory with this process.
+        ConfigError: an engine cannot share memory with this process.
     """
     here = this_host()
     for position, machines in enumerate(hosts):
         if set(machines) != {here}:
-            raise ConfigurationError(
+            raise ConfigError(
                 f"policy engine {position} is not on the machine of training rank 0; use --update-weight-transport nccl"
             )

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments.weight_sync import on_one_gpu
-from slime.exceptions import ConfigurationError
 from slime.weight_sync import LOADER
 from slime.weight_sync.buckets import Bucket, BucketBuffer
 from slime.weight_sync.engine_calls import EngineCalls
@@ -42,7 +42,7 @@ class SharedMemoryWeightSync(EngineWeightSync):
     def _join(self) -> None:
         check_same_host(self._call("hosts"))
         if self._on_gpu and sum(self._call("num_weight_ranks")) != 1:
-            raise ConfigurationError(
+            raise ConfigError(
                 "--update-weight-transport shared with --share-gpu is for one engine on one GPU; use nccl"
             )
 

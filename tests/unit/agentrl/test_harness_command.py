@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from agentrl.exceptions import AgentError, ConfigError, InfraError
+from agentrl.exceptions import AgentError, InfraError
 from agentrl.harness import __main__ as command
 from agentrl.harness.__main__ import drive, main
 from agentrl.harness.checks import check_plan
 from agentrl.harness.driver import Plan
 from agentrl.harness.gateway import AwayError
 from agentrl.harness.options import PROG, build_parser, read_tasks
+from groundwork.exceptions import ConfigError
 from tests.helpers.agent_pools import PATIENT_S, asked, until
 from tests.helpers.agent_runs import FAILED, SOLVED, AgentPool, Runs, start_pool
 from tests.helpers.mock_engine import serve

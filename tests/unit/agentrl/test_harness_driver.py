@@ -13,11 +13,12 @@ from typing import Any
 import httpx
 import pytest
 
-from agentrl.exceptions import ConfigError, InfraError
+from agentrl.exceptions import InfraError
 from agentrl.harness.driver import Plan
 from agentrl.harness.gateway import AwayError, EpisodeGateway
 from agentrl.harness.records import EPISODES, GROUPS, lines
 from agentrl.protocol import Verdict
+from groundwork.exceptions import ConfigError
 from openclaw.ledger.episode_records import Episode
 from tests.helpers.agent_pools import ADDRESS, PATIENT_S, CutTransport, until
 from tests.helpers.agent_runs import AGENT, FAILED, SOLVED, AgentPool, Drive, Elsewhere, Runs, start_pool

@@ -31,7 +31,7 @@ from agentrl.sandbox.streams import sweep_doors
 from agentrl.tasks.harbor import HarborTask
 from agentrl.tasks.shell.environment import ShellEnvironment
 from agentrl.tasks.shell.generate import SETTINGS, generate
-from slime.exceptions import ConfigurationError
+from groundwork.exceptions import ConfigError
 from tests.helpers.agent_pools import QUICK, Clock, asked, judging, renewing, resetting, until
 from tests.helpers.plain_sandboxes import PlainProvider
 from tests.helpers.scripted_chat import refused, said, scripted_chat, streamed
@@ -109,7 +109,7 @@ async def test_a_reset_starts_nothing(make: Callable[..., Made]) -> None:
     seen = await environment.reset(Task(WORD), 0)
     assert seen.text == generate(WORD).instruction
     assert seen.data == {"timeout_s": 600.0, "actions": "run_agent"}
-    with pytest.raises(ConfigurationError, match="actions are 'run_agent'; the agent loop plays"):
+    with pytest.raises(ConfigError, match="actions are 'run_agent'; the agent loop plays"):
         opening(seen)
     assert made.provider.started == []
 

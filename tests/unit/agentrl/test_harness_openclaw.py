@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.exceptions import ConfigError, InfraError
+from agentrl.exceptions import InfraError
 from agentrl.harness import openclaw
 from agentrl.harness.interface import Assignment
 from agentrl.harness.offer import load_harness
 from agentrl.harness.openclaw import MOST_REPLY, PLACE, OpenClaw, configuration
 from agentrl.sandbox.interface import HOME, ExecResult, Mount
+from groundwork.exceptions import ConfigError
 
 KEY = "sk-episode-0123456789"
 ASSIGNMENT = Assignment("Write “hello”.", "http://127.0.0.1:30000/v1", KEY, "org/policy", 50.0)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.exceptions import ConfigError
 from agentrl.harness import mini_swe_agent
 from agentrl.harness.interface import Assignment
 from agentrl.harness.mini_swe_agent import MiniSweAgent
 from agentrl.processes.ledger import ProcessLedger
 from agentrl.processes.owned import Processes
 from agentrl.sandbox.interface import SandboxSpec
+from groundwork.exceptions import ConfigError
 from tests.helpers.plain_sandboxes import PlainProvider
 
 ASSIGNMENT = Assignment("Do: {{it}} 'now'.\n\N{SNOWMAN}", "http://127.0.0.1:30000/v1", "sk-key", "claude-like", 9.0)

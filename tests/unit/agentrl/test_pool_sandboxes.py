@@ -6,9 +6,10 @@ import pytest
 
 from agentrl import pool
 from agentrl.environment import Environment
-from agentrl.exceptions import ConfigError, InfraError
+from agentrl.exceptions import InfraError
 from agentrl.sandbox.interface import Provider, Sandbox, SandboxSpec
 from agentrl.sandbox.providers import SandboxSettings
+from groundwork.exceptions import ConfigError
 from tests.helpers.agent_environments import Script
 
 

@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from agentrl.exceptions import ConfigError, InfraError
+from agentrl.exceptions import InfraError
 from agentrl.processes import marks
 from agentrl.processes.ledger import Group, ProcessLedger
 from agentrl.processes.marks import OWNER_VARIABLE, Mark, mark_of
 from agentrl.processes.owned import Processes, end_leftovers
+from groundwork.exceptions import ConfigError
 from tests.helpers.agent_environments import MINIMAL
 from tests.helpers.agent_pools import until
 

@@ -11,9 +11,10 @@ from pydantic import ValidationError
 from agentrl import deadlines
 from agentrl.client.in_process import copied
 from agentrl.environment import Task
-from agentrl.exceptions import CLASSES, CapacityError, ConfigError, InvalidError, NotFoundError
+from agentrl.exceptions import CLASSES, CapacityError, InvalidError, NotFoundError
 from agentrl.protocol import ErrorBody, LeaseRequest, StepRequest, StepResult, Verdict
 from agentrl.registry import Registry, load_environment
+from groundwork.exceptions import ConfigError
 from tests.helpers.agent_environments import Script
 
 ID = "a" * 32

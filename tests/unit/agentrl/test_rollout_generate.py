@@ -17,8 +17,8 @@ from agentrl.exceptions import DeadlineError
 from agentrl.protocol import LeaseRequest, ResetRequest, StepRequest, StepResult
 from agentrl.rollout import episode as episodes
 from agentrl.rollout import generate as loop
+from groundwork.exceptions import ConfigError
 from openclaw.ledger.records import Vote
-from slime.exceptions import ConfigurationError
 from slime.rollout.engine_pool import abort_until_idle
 from slime.rollout.generation import GenerateState, generate_and_rm_group
 from slime.rollout.rewards import rollout_ids
@@ -437,7 +437,7 @@ def test_a_judge_that_runs_already_is_asked_at_its_url(monkeypatch: pytest.Monke
         assert (engine, tokenizer) == ("http://judge:1", "tokenizer of judge")
     both = {"prm_sglang_url": "http://judge:1", "prm_router_ip": "h", "prm_router_port": 1}
     assert cast(Any, loop._judge(args.changed(**both)))[0] == "http://judge:1", "what the user named wins"
-    with pytest.raises(ConfigurationError, match="is no URL"):
+    with pytest.raises(ConfigError, match="is no URL"):
         loop._judge(args.changed(prm_sglang_url="judge:1"))
 
 
@@ -464,7 +464,7 @@ async def test_a_question_is_shortened_until_the_judge_has_room(stage: Raise, mo
         assert sample.metadata["agent"]["judge_skipped"] == 1
     monkeypatch.setenv("AGENTRL_JUDGE_TOKENS", "100")
     async with stage([f"one{END}"], task) as on:
-        with pytest.raises(ConfigurationError, match="leave no room beside --prm-max-new-tokens 100"):
+        with pytest.raises(ConfigError, match="leave no room beside --prm-max-new-tokens 100"):
             await on.play(prm_max_new_tokens=100)
 
 
@@ -494,7 +494,7 @@ async def test_the_judges_scores_are_in_rewards_and_steps(stage: Raise, monkeypa
 async def test_what_no_retry_helps_is_an_error(stage: Raise, task_id: str, changes: Any, words: str) -> None:
     tasks = (Task("guess", {"steps": 3}), Task("strange", {"steps": 3, "actions": "telepathy"}))
     async with stage([f"one{END}"], *tasks) as on:
-        with pytest.raises(ConfigurationError, match=words):
+        with pytest.raises(ConfigError, match=words):
             await on.play(on.sample(task_id), **changes)
 
 
@@ -512,14 +512,14 @@ async def test_a_lease_that_is_not_to_be_had_is_an_infrastructure_failure(
 
 
 def test_without_a_url_the_error_says_what_to_set() -> None:
-    with pytest.raises(ConfigurationError, match="set it to a pool's URL"):
+    with pytest.raises(ConfigError, match="set it to a pool's URL"):
         loop.service_of(loop.Settings.from_env({}))
 
 
 @pytest.mark.parametrize("seed", ["1", -1, None, 0.5])
 async def test_a_seed_that_is_none_is_an_error(stage: Raise, seed: Any) -> None:
     async with stage([f"one{END}"]) as on:
-        with pytest.raises(ConfigurationError, match="give its row a whole number"):
+        with pytest.raises(ConfigError, match="give its row a whole number"):
             await on.play(on.sample(metadata={"task_id": "guess", "seed": seed}))
 
 

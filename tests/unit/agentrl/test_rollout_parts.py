@@ -14,8 +14,7 @@ from agentrl.rollout.opening import opening
 from agentrl.rollout.prompts import Message, Reply
 from agentrl.rollout.rewards import outcome, step_rewards, step_score
 from agentrl.rollout.settings import Settings
-from openclaw.exceptions import ConfigError
-from slime.exceptions import ConfigurationError
+from groundwork.exceptions import ConfigError
 from slime.rollout.rewards import trajectory_reward
 from tests.helpers.agent_rollouts import GUESS
 
@@ -70,7 +69,7 @@ def test_an_environment_chooses_how_the_episode_begins() -> None:
     assert opening(Observation(text="Guess.")).form is FORMS["text"]
     assert opening(Observation(text="x", data={"actions": "code_block"})).form is FORMS["code_block"]
     retool = Observation(text="x", data={"actions": "retool_text"})
-    with pytest.raises(ConfigurationError, match="pictures"):
+    with pytest.raises(ConfigError, match="pictures"):
         opening(retool, pictures=[{"type": "image", "number": 0}])
 
 
@@ -108,7 +107,7 @@ ASKS = {"role": "user", "content": "x"}
     ],
 )
 def test_what_the_loop_cannot_play_is_an_error_of_the_configuration(data: Any, words: str) -> None:
-    with pytest.raises(ConfigurationError, match=words):
+    with pytest.raises(ConfigError, match=words):
         opening(Observation(text="x", data=data))
 
 
@@ -186,7 +185,7 @@ def test_what_is_no_outcome_is_never_rewarded(mode: Any, verdict: Verdict) -> No
 
 
 def test_a_score_that_the_mode_cannot_read_stops_the_run() -> None:
-    with pytest.raises(ConfigurationError, match=r"the environment's is 1.5; use AGENTRL_REWARD=raw"):
+    with pytest.raises(ConfigError, match=r"the environment's is 1.5; use AGENTRL_REWARD=raw"):
         outcome(Verdict(status="ok", score=1.5), "partial")
 
 

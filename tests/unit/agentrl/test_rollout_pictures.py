@@ -19,8 +19,8 @@ from agentrl.rollout import generate as loop
 from agentrl.rollout.context import NO_PICTURE, without_old_pictures
 from agentrl.rollout.pictures import numbers_of, picture_tokens_of
 from agentrl.rollout.step_judge import step_question
+from groundwork.exceptions import ConfigError
 from openclaw.judge.client import JudgeClient, JudgeSampling
-from slime.exceptions import ConfigurationError
 from slime.rollout.train_data import convert
 from slime.utils.processing_utils import encode_image_for_rollout_engine, load_processor
 from slime.utils.types import Sample
@@ -139,7 +139,7 @@ async def test_a_model_without_eyes_is_told(
     tmp_path: Path, tiny_random_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with gallery([f"one{END}"], tmp_path, tiny_random_model, monkeypatch) as on:
-        with pytest.raises(ConfigurationError, match=r"no preprocessor_config\.json.*GUI_OBSERVATION_TYPE=a11y_tree"):
+        with pytest.raises(ConfigError, match=r"no preprocessor_config\.json.*GUI_OBSERVATION_TYPE=a11y_tree"):
             await on.play()
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.exceptions import ConfigError
 from agentrl.sandbox.providers import NAMES, SandboxSettings, provider
+from groundwork.exceptions import ConfigError
 
 VARIABLES = {"E2B_API_KEY": "key", "PATH": "/usr/bin:/bin"}
 

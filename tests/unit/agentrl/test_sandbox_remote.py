@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.exceptions import ConfigError, InfraError, InvalidError
+from agentrl.exceptions import InfraError, InvalidError
 from agentrl.processes.ledger import ProcessLedger
 from agentrl.processes.owned import Processes
 from agentrl.sandbox import probe
 from agentrl.sandbox.interface import HOME, Door, Limits, Mount, SandboxSpec
 from agentrl.sandbox.remote import E2BProvider, E2BSettings
+from groundwork.exceptions import ConfigError
 from tests.helpers.fake_e2b import FakeE2B, Fault, fake_e2b
 from tests.helpers.sandbox_cases import LONG_S, SPEC
 from tests.helpers.sandbox_findings import GOOD, saying

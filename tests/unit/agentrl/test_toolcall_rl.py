@@ -12,15 +12,14 @@ import httpx
 import pytest
 import torch
 
-from agentrl.exceptions import ConfigError
 from agentrl.rollout import generate as loop
 from agentrl.rollout.generate import agents_of
 from agentrl.rollout.own_pool import OWN
 from agentrl.rollout.records import names, read
 from agentrl.tasks.toolcall.environment import ToolCallEnvironment
 from agentrl.tasks.toolcall.generate import generate
+from groundwork.exceptions import ConfigError
 from openclaw.ledger.records import Vote
-from slime.exceptions import ConfigurationError
 from slime.rollout.generation import GenerateState
 from slime.utils import http_utils
 from slime.utils.misc import SingletonMeta
@@ -163,9 +162,9 @@ def test_the_shaping_is_named_and_bounded() -> None:
 
 async def test_what_stops_a_run(stage: Any) -> None:
     async with stage([]) as on:
-        with pytest.raises(ConfigurationError, match="no label; give the right answer; or name a task"):
+        with pytest.raises(ConfigError, match="no label; give the right answer; or name a task"):
             await on.play(Sample(index=1, prompt="x"))
-        with pytest.raises(ConfigurationError, match="remove --apply-chat-template"):
+        with pytest.raises(ConfigError, match="remove --apply-chat-template"):
             await on.play(row(), apply_chat_template=True)
 
 

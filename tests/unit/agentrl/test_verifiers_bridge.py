@@ -10,8 +10,9 @@ import pytest
 
 from agentrl.bridges import verifiers
 from agentrl.bridges.verifiers import PYTHON_VARIABLE, VerifiersEnvironment, verifiers_environment
-from agentrl.exceptions import ConfigError, InfraError, InvalidError
+from agentrl.exceptions import InfraError, InvalidError
 from agentrl.processes.marks import mark_of
+from groundwork.exceptions import ConfigError
 from tests.helpers.lone_environments import lent
 
 WORKER = """#!/bin/bash

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from groundwork.exceptions import ConfigError
 from openclaw.config.runtime import RuntimeConfig
-from openclaw.exceptions import ConfigError
 from openclaw.ledger.logs import ReplyScores
 from openclaw.ledger.records import Feedback, Verdict
 from openclaw.ledger.store import Ledger

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from openclaw.exceptions import ConfigError
+from groundwork.exceptions import ConfigError
 from openclaw.runtime import start
 from openclaw.runtime.process import RuntimeFailedError, RuntimeSupervisor, answers
 from slime.args import Arguments

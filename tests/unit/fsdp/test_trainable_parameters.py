@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
+from groundwork.exceptions import ConfigError
 from slime.backends.trainer.trainable import choose_trainable
-from slime.exceptions import ConfigurationError
 from tests.helpers.trainer import trainer_args
 
 
@@ -31,5 +31,5 @@ def test_patterns_choose_parameters() -> None:
     ],
 )
 def test_patterns_that_mean_nothing(flags: dict[str, list[str]], says: str) -> None:
-    with pytest.raises(ConfigurationError, match=says):
+    with pytest.raises(ConfigError, match=says):
         trained(**flags)

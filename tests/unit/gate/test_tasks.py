@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from openclaw.exceptions import ConfigError
+from groundwork.exceptions import ConfigError
 from openclaw.gate.tasks import Task, read_tasks
 
 ASK = [{"role": "user", "content": "2 + 3?"}]

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from openclaw.exceptions import ConfigError
+from groundwork.exceptions import ConfigError
 from openclaw.gateway.auth import Keyring, read_keys
 from openclaw.ledger.redact import Redactor
 from tests.unit.gateway.conftest import Stack, Starter

@@ -9,8 +9,8 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, AuthenticationError
 
+from groundwork.exceptions import ConfigError
 from openclaw.config.runtime import RuntimeConfig
-from openclaw.exceptions import ConfigError
 from openclaw.gateway import reload
 from openclaw.gateway.auth import Client, Keyring
 from openclaw.gateway.errors import ApiError

@@ -7,9 +7,9 @@ import os
 
 import pytest
 
+from groundwork.exceptions import ConfigError
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.config.runtime_variables import VARIABLES, client_key
-from openclaw.exceptions import ConfigError
 from openclaw.runtime import serve as runtime
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import trustme
 
+from groundwork.exceptions import ConfigError
 from openclaw.config.runtime import RuntimeConfig
-from openclaw.exceptions import ConfigError
 from openclaw.gateway.tls import check_certificate, load_certificate, own_certificate_context
 
 

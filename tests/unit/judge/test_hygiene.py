@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from groundwork.exceptions import ConfigError
 from openclaw.config.runtime import HYGIENE_RULES, RuntimeConfig
-from openclaw.exceptions import ConfigError
 from openclaw.judge.hygiene import Limits, asks_back, defect, is_repetitive, other_script, unpraised
 from tests.helpers.ledger_records import USER_NEXT, make_turn
 

@@ -10,8 +10,9 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
+from groundwork.exceptions import ConfigError
 from openclaw.config.runtime import RuntimeConfig
-from openclaw.exceptions import ConfigError, EngineRefusedError, EngineUnavailableError
+from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
 from openclaw.judge.client import JudgeSampling
 from openclaw.judge.endpoint import EndpointJudge
 from openclaw.judge.interface import Question

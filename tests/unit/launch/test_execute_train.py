@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from groundwork.exceptions import ConfigError
 from groundwork.process import ChildProcess
-from slime.exceptions import ConfigurationError
 from slime.utils.external_utils.command_utils import ExecuteTrainConfig, execute_train
 
 SHAPE = ["--num-layers", "36"]
@@ -48,7 +48,7 @@ def test_the_shape_of_a_model(script: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert words[words.index(SHAPE[0]) : words.index(SHAPE[0]) + 2] == SHAPE
     assert words[words.index("--rotary-base") + 1] == "5000000"
     assert words[-4:] == ["--num-gpus-per-node", "8", "--num-rollout", "1"]
-    with pytest.raises(ConfigurationError, match=r"no model shape 'qwen9-4B'.*here are: .*qwen3-4B"):
+    with pytest.raises(ConfigError, match=r"no model shape 'qwen9-4B'.*here are: .*qwen3-4B"):
         execute_train("", 8, "qwen9-4B", str(script))
 
 
@@ -76,9 +76,9 @@ def test_the_hook_comes_after_the_checks_and_before_the_run(script: Path) -> Non
     def hook() -> None:
         seen.append(script.with_suffix(".json").exists())
 
-    with pytest.raises(ConfigurationError, match=r"no train script .*missing\.py; use train.py"):
+    with pytest.raises(ConfigError, match=r"no train script .*missing\.py; use train.py"):
         execute_train("", 1, None, "missing.py", before_ray_job_submit=hook)
-    with pytest.raises(ConfigurationError, match="extra_env_vars: 'A' is not an assignment; write NAME=VALUE"):
+    with pytest.raises(ConfigError, match="extra_env_vars: 'A' is not an assignment; write NAME=VALUE"):
         execute_train("", 1, None, str(script), hook, config=ExecuteTrainConfig(extra_env_vars="A"))
     assert seen == []
     execute_train("", 1, None, str(script), before_ray_job_submit=hook)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from openclaw_combine_method import Config
 
+from groundwork.exceptions import ConfigError
 from openclaw.config.runtime_variables import VARIABLES
-from openclaw.exceptions import ConfigError
 from openclaw.launch.guide_files import known_keys, read_guide_file
 from openclaw.launch.plan import Plan
 from openclaw.launch.profiles import GPU8

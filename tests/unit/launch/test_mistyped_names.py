@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from groundwork.exceptions import ConfigError
 from openclaw.config.names import SHORTEST, near_misses, one_error, unknown_prefixed
-from openclaw.exceptions import ConfigError
 from openclaw.launch.__main__ import main as launch
 from openclaw.launch.known_names import check_names, known_names, name_warnings
 from openclaw.launch.methods import find_method

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw.exceptions import ConfigError
+from groundwork.exceptions import ConfigError
 from openclaw.inspect import main
 from openclaw.ledger.opinion import as_next_state
 from openclaw.ledger.quota import BATCHES, Candidate, Quota, choose, most

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from openclaw.exceptions import ConfigError
+from groundwork.exceptions import ConfigError
 from openclaw.ledger.records import Feedback, TopK
 from openclaw.ledger.redact import Redactor
 from openclaw.ledger.secret_finder import looks_random

@@ -11,8 +11,8 @@ import pytest
 from openclaw_hybrid_method import Config, Hybrid
 from prometheus_client import CollectorRegistry
 
+from groundwork.exceptions import ConfigError
 from openclaw.config.runtime import RuntimeConfig
-from openclaw.exceptions import ConfigError
 from openclaw.judge import wiring
 from openclaw.judge.hygiene import Limits
 from openclaw.judge.interface import Question

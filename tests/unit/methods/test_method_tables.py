@@ -11,8 +11,8 @@ from openclaw_combine_method import Combine, Config
 from openclaw_opd_method import OnPolicyDistillation
 from openclaw_rl_method import BinaryRL
 
+from groundwork.exceptions import ConfigError
 from openclaw.config.runtime import RuntimeConfig
-from openclaw.exceptions import ConfigError
 from openclaw.ledger.records import JudgedTurn, Verdict
 from openclaw.method import JudgePlan, Method, SampleDecision, SessionPlan, load_method
 from tests.helpers.ledger_records import USER_NEXT, make_turn

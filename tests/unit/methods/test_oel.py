@@ -14,8 +14,8 @@ import torch
 from openclaw_oel_method import LESSON_SYSTEM, Config, ExperientialLearning, last_complaint, whole_session
 from prometheus_client import CollectorRegistry
 
+from groundwork.exceptions import ConfigError
 from openclaw.config.runtime import RuntimeConfig
-from openclaw.exceptions import ConfigError
 from openclaw.judge.answers import read_vote
 from openclaw.judge.client import JudgeClient, JudgeSampling
 from openclaw.judge.hygiene import Limits

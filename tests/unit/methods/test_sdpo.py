@@ -13,8 +13,8 @@ import torch
 from openclaw_sdpo_method import HEADING, MOST_CHARACTERS, Config, SelfDistillation, follow_up, in_hindsight
 from prometheus_client import CollectorRegistry
 
+from groundwork.exceptions import ConfigError
 from openclaw.config.runtime import RuntimeConfig
-from openclaw.exceptions import ConfigError
 from openclaw.judge.hygiene import Limits
 from openclaw.judge.interface import NoJudge, Question
 from openclaw.judge.metrics import JudgeMetrics

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from openclaw.exceptions import ConfigError
+from groundwork.exceptions import ConfigError
 from openclaw.ledger.conversations import write_conversations
 from openclaw.ledger.logs import ReplyScores
 from openclaw.ledger.records import Feedback, Verdict, Vote

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from groundwork.exceptions import ConfigError
 from groundwork.machine import this_host
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec, describe_placement
@@ -18,7 +19,7 @@ from slime.backends.sglang_utils import engine_process, other_nodes
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.engine_process import EngineProcess
 from slime.backends.sglang_utils.server_args import server_command
-from slime.exceptions import ConfigurationError, EngineError, EngineNodeLostError
+from slime.exceptions import EngineError, EngineNodeLostError
 from slime.ray import engines as engines_module
 from slime.ray.engine_machines import by_machine
 from slime.ray.engines import EngineGroup
@@ -56,12 +57,12 @@ def test_an_engine_of_several_machines_has_consecutive_ones(role: Any) -> None:
 
 
 def test_an_engine_that_one_machine_can_hold_stays_on_it() -> None:
-    with pytest.raises(ConfigurationError, match="engine-policy-0 would span 2 machines, although one of"):
+    with pytest.raises(ConfigError, match="engine-policy-0 would span 2 machines, although one of"):
         machines_of(reserved("1", "2"), "policy", 2)
 
 
 def test_machines_of_an_engine_have_the_same_number_of_its_gpus() -> None:
-    with pytest.raises(ConfigurationError, match="engine-policy-0 would have 1, 2, 1 GPUs on its machines"):
+    with pytest.raises(ConfigError, match="engine-policy-0 would have 1, 2, 1 GPUs on its machines"):
         machines_of(reserved("1", "2", "2", "3", per_engine=4), "policy", 2)
 
 
@@ -75,9 +76,7 @@ def test_an_engine_of_several_machines_begins_with_a_whole_one(role: Any, flag: 
 
     judges = role == "prm"
     assert placed(2, judges).gpus(role) == ((6, 7, 8, 9) if judges else (2, 3, 4, 5))
-    with pytest.raises(
-        ConfigurationError, match=f"--{flag}-num-gpus-per-engine 4: an engine that spans machines takes"
-    ):
+    with pytest.raises(ConfigError, match=f"--{flag}-num-gpus-per-engine 4: an engine that spans machines takes"):
         placed(1, judges)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec, describe_placement, tensor_parallel_size
 from slime.arguments.sglang_flags import recorded_flags
@@ -16,7 +17,7 @@ from slime.backends.sglang_utils import engine as engine_module
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.external import ExternalEngine, external_url
 from slime.backends.sglang_utils.server_args import server_command
-from slime.exceptions import ConfigurationError, EngineError
+from slime.exceptions import EngineError
 from slime.ray.engines import ExternalEngineGroup, engine_groups
 from slime.ray.placement import ReservedPlacement
 
@@ -102,7 +103,7 @@ def test_a_server_that_is_no_engine_is_refused_with_its_address(tmp_path: Path, 
 def test_addresses_have_a_port() -> None:
     assert external_url("host:30000") == "http://host:30000"
     assert external_url("http://[::1]:30000/") == "http://[::1]:30000"
-    with pytest.raises(ConfigurationError, match="write host:port"):
+    with pytest.raises(ConfigError, match="write host:port"):
         external_url("host")
 
 
@@ -193,5 +194,5 @@ def test_an_engine_has_its_gpus_as_tensor_times_pipeline_parallelism(
 
 
 def test_stages_that_do_not_divide_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="3 pipeline stages"):
+    with pytest.raises(ConfigError, match="3 pipeline stages"):
         tensor_parallel_size(arguments(tmp_path, sglang_pipeline_parallel_size=3), 4)

@@ -11,10 +11,11 @@ import pytest
 import train
 import train_async
 
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments.checkpoint import LATEST
 from slime.arguments.placement import Placement
-from slime.exceptions import ConfigurationError, DataUsedError
+from slime.exceptions import DataUsedError
 from slime.ray import run_start
 from slime.ray.placement import ReservedPlacement
 from slime.ray.run import Run
@@ -163,5 +164,5 @@ def test_checkpoints_that_another_run_wrote_while_this_one_waited_for_gpus_are_k
     monkeypatch.setattr(run_start, "create_rollout_manager", lambda *_: pytest.fail("it started"))
     run = Run(Arguments(save=str(tmp_path), rollout_global_dataset=False, rollout_num_gpus=1))
     monkeypatch.setattr(run.stop, "install", lambda: None)
-    with pytest.raises(ConfigurationError, match="holds checkpoints of an earlier run; add --resume"), run:
+    with pytest.raises(ConfigError, match="holds checkpoints of an earlier run; add --resume"), run:
         pytest.fail("it started")

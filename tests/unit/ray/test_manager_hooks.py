@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
-from slime.exceptions import ConfigurationError, PluginError
+from slime.exceptions import PluginError
 from slime.ray import rollout
 from slime.ray.rollout import RolloutManager
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
@@ -201,10 +202,10 @@ def test_an_epoch_is_as_long_as_the_source_or_its_dataset(manager: RolloutManage
     manager._data_source = SimpleNamespace(dataset=[1, 2, 3, 4, 5])
     assert manager.rollouts_per_epoch() == 2
     manager.args.rollout_batch_size = 6
-    with pytest.raises(ConfigurationError, match="5 prompts do not fill a rollout of --rollout-batch-size 6"):
+    with pytest.raises(ConfigError, match="5 prompts do not fill a rollout of --rollout-batch-size 6"):
         manager.rollouts_per_epoch()
     assert number_of_prompts([1, 2, 3]) == 3
-    with pytest.raises(ConfigurationError, match="use --num-rollout N"):
+    with pytest.raises(ConfigError, match="use --num-rollout N"):
         number_of_prompts(object())
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from groundwork.exceptions import ConfigError
 from groundwork.images import one_per_image, open_image
 from slime.args import Arguments
-from slime.exceptions import ConfigurationError, EngineError
+from slime.exceptions import EngineError
 from slime.rollout.generation import GenerateState, generate
 from slime.rollout.media import image_fields
 from slime.rollout.metrics import rollout_metrics
@@ -124,11 +125,11 @@ async def test_an_engine_that_sees_another_picture_is_an_error(
 
 
 async def test_what_cannot_be_read_is_refused(args: Arguments, engine: RolloutEngine, tiny_random_model: Path) -> None:
-    with pytest.raises(ConfigurationError, match="takes only images"):
+    with pytest.raises(ConfigError, match="takes only images"):
         await generate(args, Sample(prompt="a", multimodal_inputs={"videos": ["v"]}), dict(PARAMETERS))
     SingletonMeta.clear(GenerateState)
     blind = rollout_args(tiny_random_model)
-    with pytest.raises(ConfigurationError, match="has no processor for them"):
+    with pytest.raises(ConfigError, match="has no processor for them"):
         await generate(blind, sample_of(), dict(PARAMETERS))
 
 
@@ -195,9 +196,7 @@ async def test_a_prompt_with_another_number_of_places_is_refused(
     sample = sample_of()
     sample.prompt = prompt
     places = prompt.count("<|image_pad|>")
-    with pytest.raises(
-        ConfigurationError, match=f"sample 7: the chat template rendered {places} placeholders for 2 pictures"
-    ):
+    with pytest.raises(ConfigError, match=f"sample 7: the chat template rendered {places} placeholders for 2 pictures"):
         await asyncio.wait_for(generate(args, sample, dict(PARAMETERS)), 30)
 
 
@@ -206,7 +205,7 @@ def test_a_conversation_with_another_number_of_places_is_refused(args: Arguments
     args.multimodal_keys, args.loss_mask_type = {"image": "images"}, "qwen3"
     messages = [{"role": "user", "content": PAD + PAD}, {"role": "assistant", "content": "a cat"}]
     sample = Sample(index=7, prompt=messages, multimodal_inputs={"images": [picture(32, 24)], "videos": None})
-    with pytest.raises(ConfigurationError, match="sample 7: the chat template rendered 2 placeholders for 1 pictures"):
+    with pytest.raises(ConfigError, match="sample 7: the chat template rendered 2 placeholders for 1 pictures"):
         fill(sample, MaskState(args))
     SingletonMeta.clear(MaskState)
 

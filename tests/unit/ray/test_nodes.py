@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
+from groundwork.exceptions import ConfigError
 from groundwork.process import Stopped, StopRequested
 from slime.args import Arguments
 from slime.arguments import build_parser
 from slime.arguments.process_environment import JOB_VARIABLE, NOSET
-from slime.exceptions import ConfigurationError, NodeError, NodeLostError
+from slime.exceptions import NodeError, NodeLostError
 from slime.ray import cluster as cluster_module
 from slime.ray import nodes, ray_start, worker_node
 from slime.ray.actor_group import TrainGroup
@@ -138,13 +139,13 @@ def test_only_named_variables_travel() -> None:
     assert forwarded(shell) == {"PYTHONPATH": "/code", "NCCL_DEBUG": "INFO"}
     assert forwarded(shell, ["MY_METHOD"]) == {"PYTHONPATH": "/code", "NCCL_DEBUG": "INFO", "MY_METHOD": "1"}
     assert set(of_node(shell)) == {"PATH", "HOME", "PYTHONPATH", "NCCL_DEBUG", "RAY_AUTH_TOKEN"}
-    with pytest.raises(ConfigurationError, match="--forward-env NOT_THERE: not set"):
+    with pytest.raises(ConfigError, match="--forward-env NOT_THERE: not set"):
         forwarded(shell, ["NOT_THERE"])
 
 
 @pytest.mark.parametrize("environment", [{}, {"RAY_AUTH_TOKEN": "0" * 32}, {"RAY_AUTH_MODE": "token"}])
 def test_a_cluster_without_a_secret_is_refused(environment: dict[str, str]) -> None:
-    with pytest.raises(ConfigurationError, match="openssl rand -hex 32"):
+    with pytest.raises(ConfigError, match="openssl rand -hex 32"):
         check_token(environment)
     check_token(TOKEN)
 
@@ -152,7 +153,7 @@ def test_a_cluster_without_a_secret_is_refused(environment: dict[str, str]) -> N
 def test_addresses() -> None:
     assert split_address("head:6379") == ("head", 6379)
     for wrong in ("head", ":6379", "head:port"):
-        with pytest.raises(ConfigurationError, match="write host:port"):
+        with pytest.raises(ConfigError, match="write host:port"):
             split_address(wrong)
     with socket.create_server(("127.0.0.1", 0)) as server:
         head = f"127.0.0.1:{server.getsockname()[1]}"
@@ -300,7 +301,7 @@ def test_what_a_job_was_given_is_not_given_twice(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_proxy_is_for_a_cluster_of_one_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="--http-proxy works on one machine only, but the cluster has 3"):
+    with pytest.raises(ConfigError, match="--http-proxy works on one machine only, but the cluster has 3"):
         joined(monkeypatch, tmp_path, "--http-proxy", "http://proxy:1")
 
 
@@ -316,6 +317,6 @@ def test_a_cluster_that_is_not_there_is_told_at_once() -> None:
 def test_a_run_that_is_given_no_machines_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     args = build_parser().parse_args(["--num-nodes", "2"])
-    with pytest.raises(ConfigurationError, match="needs 2 machines of 8 GPUs but is in no Ray cluster"):
+    with pytest.raises(ConfigError, match="needs 2 machines of 8 GPUs but is in no Ray cluster"):
         with cluster_module.ray_cluster(args, num_gpus=1):
             pass

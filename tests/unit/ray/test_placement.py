@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments.placement import Placement, describe_placement
 from slime.backends.sglang_utils.engine_process import process_environment
-from slime.exceptions import ConfigurationError
 from slime.ray.engine_machines import by_machine
 from slime.ray.placement import ACTOR_GPU_SHARE, ENGINE_GPU_SHARE, ReservedPlacement, Seen, sorted_bundles
 
@@ -38,7 +38,7 @@ def test_one_gpu_is_shared_by_all_roles() -> None:
     assert (placement.actor, placement.rollout, placement.judge) == ((0,), (0,), (0,))
     assert placement.total == 1
     assert ACTOR_GPU_SHARE + 2 * ENGINE_GPU_SHARE <= 1
-    with pytest.raises(ConfigurationError, match="need 3"):
+    with pytest.raises(ConfigError, match="need 3"):
         describe_placement(arguments(**one, **per_engine))
 
 
@@ -83,7 +83,7 @@ def test_the_critic_stands_between_actor_and_rollout() -> None:
     alone = describe_placement(arguments(**critic, debug_train_only=True))
     assert (alone.critic, alone.rollout, alone.total) == ((4, 5), (), 6)
     assert describe_placement(arguments(**critic, debug_rollout_only=True)).critic == ()
-    with pytest.raises(ConfigurationError, match=r"actor 4 [+] critic 2 [+] rollout 2 [+] judge 2 GPUs need 10"):
+    with pytest.raises(ConfigError, match=r"actor 4 [+] critic 2 [+] rollout 2 [+] judge 2 GPUs need 10"):
         describe_placement(arguments(**{**critic, "num_gpus": 9}))
 
 
@@ -96,7 +96,7 @@ def test_the_critic_stands_between_actor_and_rollout() -> None:
     ],
 )
 def test_an_impossible_split_names_the_flag(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
+    with pytest.raises(ConfigError, match=message):
         describe_placement(arguments(**changes))
 
 
@@ -141,5 +141,5 @@ def test_ranks_of_actor_and_critic_share_a_machine() -> None:
 
 def test_a_machine_of_a_cluster_that_cannot_use_cuda_is_named_once() -> None:
     broken = [seen("b", "0", None, "no driver"), seen("b", "1", None, "no driver"), seen("a", "0")]
-    with pytest.raises(ConfigurationError, match=r"^10\.0\.0\.10: no driver$"):
+    with pytest.raises(ConfigError, match=r"^10\.0\.0\.10: no driver$"):
         sorted_bundles(broken, ADDRESSES)

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from groundwork.exceptions import ConfigError
 from groundwork.process import Stopped, StopRequested
 from slime.arguments.placement import Placement
-from slime.exceptions import ConfigurationError, NodeError
+from slime.exceptions import NodeError
 from slime.ray import reserve as module
 from slime.ray.placement import ReservedPlacement, with_replacements
 from slime.ray.reserve import reserve, usable_gpus
@@ -56,7 +57,7 @@ def test_only_gpus_with_a_core_on_a_machine_that_is_up_can_be_used() -> None:
 def test_what_the_cluster_does_not_have_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(monkeypatch, ready=1)
     says = r"needs 5 GPUs \(actor 3 \+ rollout 2\), .* the cluster has 4 \(10.0.0.1 has 2, 10.0.0.2 has 2\); start"
-    with pytest.raises(ConfigurationError, match=says):
+    with pytest.raises(ConfigError, match=says):
         reserve(5, "actor 3 + rollout 2", 60.0)
     assert cluster.looks == 0
 

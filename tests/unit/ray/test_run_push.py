@@ -9,8 +9,9 @@ import pytest
 import ray
 from ray.exceptions import RayTaskError
 
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
-from slime.exceptions import ConfigurationError, TrainerError
+from slime.exceptions import TrainerError
 from slime.ray.execute import execute
 from slime.ray.gpu_alternation import push_is_due
 from slime.ray.pushes import PUSH_ATTEMPTS
@@ -122,7 +123,7 @@ def test_engines_that_came_back_get_the_weights(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (ConfigurationError("the cluster did not give 4 GPUs"), "the run failed: the cluster did not give 4 GPUs."),
+        (ConfigError("the cluster did not give 4 GPUs"), "the run failed: the cluster did not give 4 GPUs."),
         (RayTaskError("generate", "Traceback", AssertionError()), "the run failed: AssertionError."),
     ],
 )
@@ -136,7 +137,7 @@ def test_every_error_of_the_run_ends_it_with_its_line(
     assert execute(Arguments(save=None), loop) == 1
     assert capsys.readouterr().out.splitlines()[-1] == line
     traceback = any(record.exc_info for record in caplog.records)
-    assert traceback != isinstance(error, ConfigurationError)
+    assert traceback != isinstance(error, ConfigError)
 
 
 def test_a_failed_run_ends_with_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

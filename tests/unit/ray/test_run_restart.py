@@ -12,9 +12,10 @@ import pytest
 import ray
 from ray.exceptions import ActorDiedError, RayTaskError
 
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments.placement import Placement
-from slime.exceptions import ConfigurationError, LostError, ManagerLostError, NodeLostError, RankLostError, TrainerError
+from slime.exceptions import LostError, ManagerLostError, NodeLostError, RankLostError, TrainerError
 from slime.ray import execute as execute_module
 from slime.ray import run_start
 from slime.ray.execute import execute
@@ -242,11 +243,11 @@ def test_death_of_the_manager_is_told_from_an_error_inside_it(world: World) -> N
 
 
 def test_an_actor_that_raises_while_it_is_made_is_told_with_its_error() -> None:
-    inner = ConfigurationError("--prompt-data x.jsonl: no such file")
-    told = "Traceback (most recent call last)\n  File\nslime.exceptions.ConfigurationError: --prompt-data x.jsonl: no such file"
+    inner = ConfigError("--prompt-data x.jsonl: no such file")
+    told = "Traceback (most recent call last)\n  File\ngroundwork.exceptions.ConfigError: --prompt-data x.jsonl: no such file"
     error = ActorDiedError(RayTaskError("RolloutManager.__init__", told, inner))
     assert death_line("the manager died", error) == (
-        "the manager died at its start: slime.exceptions.ConfigurationError: --prompt-data x.jsonl: no such file"
+        "the manager died at its start: groundwork.exceptions.ConfigError: --prompt-data x.jsonl: no such file"
     )
     assert death_line("the manager died", ActorDiedError()).startswith("the manager died: The actor died unexpectedly")
 
@@ -409,8 +410,8 @@ def test_a_manager_that_dies_while_the_run_starts_is_started_again(
 def test_a_manager_that_raises_while_it_is_made_is_not_made_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inner = ConfigurationError("--prompt-data x.jsonl: no such file")
-    error = ActorDiedError(RayTaskError("RolloutManager.__init__", f"x.ConfigurationError: {inner}", inner))
+    inner = ConfigError("--prompt-data x.jsonl: no such file")
+    error = ActorDiedError(RayTaskError("RolloutManager.__init__", f"x.ConfigError: {inner}", inner))
 
     def raises(args: Arguments, reserved: ReservedPlacement) -> Arguments:
         world.made["manager"] += 1

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments.checkpoint import LATEST
 from slime.arguments.placement import Placement
 from slime.arguments.process_environment import JOB_VARIABLE
-from slime.exceptions import ConfigurationError
 from slime.ray import run_start
 from slime.ray.placement import ReservedPlacement
 from slime.ray.run import Run
@@ -46,7 +46,7 @@ def test_a_folder_has_one_run_however_it_is_named(tmp_path: Path, monkeypatch: p
     (tmp_path / "link").symlink_to(tmp_path / "save")
     with own_save_folders(run_of(tmp_path / "save")):
         words = rf"^--save .*link is in use by another run \(job raysubmit_7, process {os.getpid()} on .*/runs/save, since .* UTC\)"
-        with pytest.raises(ConfigurationError, match=words), own_save_folders(run_of(tmp_path / "link")):
+        with pytest.raises(ConfigError, match=words), own_save_folders(run_of(tmp_path / "link")):
             pytest.fail("it has the folder too")
         with own_save_folders(run_of(tmp_path / "other")):
             pass
@@ -57,7 +57,7 @@ def test_a_folder_has_one_run_however_it_is_named(tmp_path: Path, monkeypatch: p
 def test_two_critics_do_not_share_a_folder_and_the_one_refused_lets_go_of_its_own(tmp_path: Path) -> None:
     with own_save_folders(run_of(tmp_path / "one", tmp_path / "critic")):
         second = own_save_folders(run_of(tmp_path / "two", tmp_path / "critic"))
-        with pytest.raises(ConfigurationError, match=r"^--critic-save .*critic is in use by another run"), second:
+        with pytest.raises(ConfigError, match=r"^--critic-save .*critic is in use by another run"), second:
             pytest.fail("it has the folder too")
         with own_save_folders(run_of(tmp_path / "two")):
             pass
@@ -73,7 +73,7 @@ def test_a_killed_driver_leaves_its_folder_to_the_one_that_resumes(tmp_path: Pat
         assert first.stdout is not None
         assert first.stdout.readline() == "held\n"
         (tmp_path / LATEST).write_text("2")
-        with pytest.raises(ConfigurationError, match=f"process {first.pid} on .*/runs/first"):
+        with pytest.raises(ConfigError, match=f"process {first.pid} on .*/runs/first"):
             own_save_folders(run_of(tmp_path, resume=True)).__enter__()
         first.send_signal(signal.SIGKILL)
         first.wait(30)
@@ -94,7 +94,7 @@ def test_a_file_system_without_locks_is_named_aloud(
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match=r"^--save .* cannot be written to"):
+    with pytest.raises(ConfigError, match=r"^--save .* cannot be written to"):
         own_save_folders(run_of(tmp_path / "file")).__enter__()
 
 
@@ -106,5 +106,5 @@ def test_a_run_that_has_its_gpus_waits_for_no_folder(tmp_path: Path, monkeypatch
     monkeypatch.setattr(run_start, "create_rollout_manager", lambda *_: pytest.fail("it started"))
     second = Run(Arguments(save=str(tmp_path), rollout_global_dataset=False, rollout_num_gpus=1))
     monkeypatch.setattr(second.stop, "install", lambda: None)
-    with own_save_folders(run_of(tmp_path)), pytest.raises(ConfigurationError, match="in use by another run"), second:
+    with own_save_folders(run_of(tmp_path)), pytest.raises(ConfigError, match="in use by another run"), second:
         pytest.fail("it started")

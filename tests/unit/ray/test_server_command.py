@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec, Placement
 from slime.backends.sglang_utils import router
 from slime.backends.sglang_utils.server import CPU_STANDINS, engine_environment
 from slime.backends.sglang_utils.server_args import command_line, server_command
-from slime.exceptions import ConfigurationError
 from slime.ray.engines import EngineGroup
 from slime.ray.placement import ReservedPlacement
 from slime.utils.http_utils import find_available_port
@@ -110,10 +110,10 @@ def test_only_cpu_engines_see_the_standins() -> None:
 def test_router_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not router.check_router("auto", 1)
     assert router.check_router("auto", 2)
-    with pytest.raises(ConfigurationError, match="--router direct needs a single engine"):
+    with pytest.raises(ConfigError, match="--router direct needs a single engine"):
         router.check_router("direct", 2)
     monkeypatch.setattr(router, "ROUTER_PACKAGE", "no_such_package")
-    with pytest.raises(ConfigurationError, match="pip install sglang-router"):
+    with pytest.raises(ConfigError, match="pip install sglang-router"):
         router.check_router("auto", 2)
 
 
@@ -178,5 +178,5 @@ def test_a_router_port_alone_is_that_of_the_only_engine() -> None:
 def test_a_router_port_in_use_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(ConfigurationError, match=f"--sglang-router-port {port}: the port is in use"):
+        with pytest.raises(ConfigError, match=f"--sglang-router-port {port}: the port is in use"):
             router.requested_port(arguments(sglang_router_port=port), "policy")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
-from slime.exceptions import ConfigurationError
 from slime.rollout.data_source import RolloutDataSourceWithBuffer
 from slime.rollout.sft_rollout import MaskState, generate_rollout
 from slime.rollout.train_data import convert, split_by_dp
@@ -92,13 +92,13 @@ def test_the_mask_is_that_of_the_flag(args: Arguments, kind: str) -> None:
 
 def test_what_does_not_fit_says_what_to_change(args: Arguments) -> None:
     args.n_samples_per_prompt = 2
-    with pytest.raises(ConfigurationError, match="--n-samples-per-prompt 2 with 1"):
+    with pytest.raises(ConfigError, match="--n-samples-per-prompt 2 with 1"):
         generate_rollout(args, 0, RolloutDataSourceWithBuffer(args))
     args.n_samples_per_prompt = 1
     source = RolloutDataSourceWithBuffer(args)
     assert source.dataset is not None
     source.dataset[0].prompt = "text"
-    with pytest.raises(ConfigurationError, match="--input-key"):
+    with pytest.raises(ConfigError, match="--input-key"):
         generate_rollout(args, 0, source)
-    with pytest.raises(ConfigurationError, match="--eval-function-path"):
+    with pytest.raises(ConfigError, match="--eval-function-path"):
         generate_rollout(args, 0, source, evaluation=True)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
-from slime.exceptions import ConfigurationError, EngineError, PluginError
+from slime.exceptions import EngineError, PluginError
 from slime.rollout import sglang_rollout
 from slime.rollout.metrics import flatten
 from slime.rollout.sglang_rollout import GenerateState
@@ -103,7 +104,7 @@ async def test_deterministic_engines_get_a_seed_per_member(
 
 async def test_nothing_to_score_with_names_the_flag(engine: RolloutEngine, args: Arguments) -> None:
     args.custom_rm_path = None
-    with pytest.raises(ConfigurationError, match="--custom-rm-path"):
+    with pytest.raises(ConfigError, match="--custom-rm-path"):
         await sglang_rollout.generate_and_rm(args, prompt(), {"max_new_tokens": 2})
 
 
@@ -242,5 +243,5 @@ async def test_the_surplus_is_aborted_until_the_engine_is_idle(engine: RolloutEn
 
 def test_the_default_rollout_needs_prompts(args: Arguments) -> None:
     args.rollout_global_dataset = False
-    with pytest.raises(ConfigurationError, match="--prompt-data"):
+    with pytest.raises(ConfigError, match="--prompt-data"):
         sglang_rollout.generate_rollout(args, 0, None)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models.tokenizer import build_tokenizer as build_tiny
 
-from openclaw.exceptions import ConfigError
+from groundwork.exceptions import ConfigError
 from openclaw.gateway.render import Renderer, RenderError
 from openclaw.rendering.controls import MARK, PLACE, THOUGHT
 from tests.helpers import tiny_random

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from groundwork.exceptions import ConfigError
 from openclaw.gateway.render import Renderer
 from slime.args import Arguments
-from slime.exceptions import ConfigurationError
 from slime.rollout.data_source import RolloutDataSource
 from slime.rollout.sft_rollout import generate_rollout
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator
@@ -151,7 +151,7 @@ def test_an_unusable_row_is_named(both: Any, monkeypatch: pytest.MonkeyPatch, tm
     args = arguments(tmp_path, row)
     state = SimpleNamespace(generator=masks, processor=None)
     monkeypatch.setattr("slime.rollout.sft_rollout.MaskState", lambda args: state)
-    with pytest.raises(ConfigurationError, match=rf"^--prompt-data {args.prompt_data}, row 2: .*{says}"):
+    with pytest.raises(ConfigError, match=rf"^--prompt-data {args.prompt_data}, row 2: .*{says}"):
         generate_rollout(args, 0, RolloutDataSource(args))
 
 
@@ -163,7 +163,7 @@ def test_an_unusable_row_of_prompts_is_named(both: Any, monkeypatch: pytest.Monk
     _, masks = both["as items"]
     monkeypatch.setattr("slime.utils.processing_utils.load_tokenizer", lambda path: masks.tokenizer)
     args = arguments(tmp_path, {"messages": messages, "tools": tools}, apply_chat_template=True)
-    with pytest.raises(ConfigurationError, match=rf"^--prompt-data {args.prompt_data}, row 2: .*{says}"):
+    with pytest.raises(ConfigError, match=rf"^--prompt-data {args.prompt_data}, row 2: .*{says}"):
         RolloutDataSource(args)
 
 

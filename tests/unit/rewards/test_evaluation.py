@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from groundwork.exceptions import ConfigError
 from groundwork.images import at_model_size, open_image
 from slime.args import Arguments
 from slime.arguments.evaluation import EvalDataset
-from slime.exceptions import ConfigurationError, SampleError
+from slime.exceptions import SampleError
 from slime.rollout import evaluation, sglang_rollout, stored_pictures
 from slime.rollout.eval_metrics import eval_metrics, scores
 from slime.rollout.sample_metrics import pass_at_k
@@ -159,7 +160,7 @@ async def test_a_file_is_checked_before_the_first_answer(
     bad = dataset(tmp_path, "bad", [{"q": "x", "a": "1"}, {"q": "y", "a": None}])
     with pytest.raises(SampleError, match=r"row 1: .* no label"):
         await evaluated(args, dataset(tmp_path, "fine"), bad)
-    with pytest.raises(ConfigurationError, match=r"set empty: .* no prompt"):
+    with pytest.raises(ConfigError, match=r"set empty: .* no prompt"):
         await evaluated(args, dataset(tmp_path, "empty", []))
     assert engine.requests == []
 
@@ -167,7 +168,7 @@ async def test_a_file_is_checked_before_the_first_answer(
 async def test_a_dict_reward_without_the_key_names_the_flag(
     engine: RolloutEngine, args: Arguments, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigurationError, match="score, acc, pred; choose one with --eval-reward-key"):
+    with pytest.raises(ConfigError, match="score, acc, pred; choose one with --eval-reward-key"):
         await evaluated(args, dataset(tmp_path, "dict", rm_type="dapo"))
     args.eval_reward_key = "acc"
     data = await evaluated(args, dataset(tmp_path, "dict", rm_type="dapo"))

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments.rewards import GRADER_NAMES
-from slime.exceptions import ConfigurationError, SampleError
+from slime.exceptions import SampleError
 from slime.rollout.rm_hub import async_rm, batched_async_rm, check_samples, extraction
 from slime.rollout.rm_hub.f1 import f1_score
 from slime.rollout.rm_hub.math_dapo_utils import compute_score
@@ -287,9 +288,9 @@ async def test_metadata_names_the_grader_of_a_sample() -> None:
 
 
 async def test_unknown_and_missing_graders_are_named() -> None:
-    with pytest.raises(ConfigurationError, match=r"no grader 'maths'; there are dapo, deepscaler.*boxed_NAME"):
+    with pytest.raises(ConfigError, match=r"no grader 'maths'; there are dapo, deepscaler.*boxed_NAME"):
         await graded("maths", "1", "1")
-    with pytest.raises(ConfigurationError, match=r"--rm-type NAME or --custom-rm-path"):
+    with pytest.raises(ConfigError, match=r"--rm-type NAME or --custom-rm-path"):
         await async_rm(options(), Sample())
     with pytest.raises(SampleError, match=r"sample 3 has no label.*--label-key"):
         await graded("math", "1", None)
@@ -300,7 +301,7 @@ def test_samples_are_checked_before_anything_is_generated() -> None:
     check_samples(options(custom_rm_path="x.y"), [Sample()])
     with pytest.raises(SampleError, match=r"row 1: .* no label"):
         check_samples(options("math"), [Sample(label="1"), Sample(label=" ")])
-    with pytest.raises(ConfigurationError, match="no grader 'other'"):
+    with pytest.raises(ConfigError, match="no grader 'other'"):
         check_samples(options(), [Sample(metadata={"rm_type": "other"})])
 
 
@@ -323,5 +324,5 @@ async def test_the_most_specific_reward_function_wins() -> None:
     assert await batched_async_rm(options("math"), samples) == [4.0, 1.0, 2.0]
     assert await async_rm(options(custom_rm_path=own), samples[1]) == 1.0
     assert await batched_async_rm(options(custom_rm_path=own), []) == []
-    with pytest.raises(ConfigurationError, match="returned 2 rewards for 1 samples"):
+    with pytest.raises(ConfigError, match="returned 2 rewards for 1 samples"):
         await batched_async_rm(options(custom_rm_path=own), samples[:1], surplus=[1.0])

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from groundwork.exceptions import ConfigError
 from openclaw.config.runtime import RuntimeConfig
-from openclaw.exceptions import ConfigError
 from openclaw.ledger.conversations import CONVERSATIONS_NAME
 from openclaw.ledger.store import Ledger
 from openclaw.server import options

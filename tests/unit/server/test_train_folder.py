@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from openclaw.exceptions import ConfigError
+from groundwork.exceptions import ConfigError
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.resolve import make_plan
 from openclaw.ledger.records import Verdict

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments import parse_args
 from slime.arguments.at_start import missing_at_start
 from slime.arguments.plugin_names import PLUGIN_OPTIONS, missing_plugins
 from slime.contract import KINDS
-from slime.exceptions import ConfigurationError
 from slime.ray.run import Run
 
 SOURCE = """
@@ -111,7 +111,7 @@ def test_prompts_are_there_before_a_run_starts(tmp_path: Path, capsys: pytest.Ca
     assert missing_at_start(Arguments(prompt_data="gone.jsonl@[:3]")) == ["--prompt-data gone.jsonl@[:3]: no such file"]
     for own in ({"rollout_global_dataset": False}, {"data_source_path": "slime.utils.types.Sample"}):
         assert missing_at_start(Arguments(**own)) == []
-    with pytest.raises(ConfigurationError, match="no prompts: add --prompt-data FILE"):
+    with pytest.raises(ConfigError, match="no prompts: add --prompt-data FILE"):
         Run(Arguments())._start()
     words = "--num-rollout 1 --rollout-batch-size 1 --device cpu --actor-num-gpus-per-node 1 --dry-run"
     for prompts, code, says in (
@@ -128,7 +128,7 @@ def test_prompts_are_there_before_a_run_starts(tmp_path: Path, capsys: pytest.Ca
 def test_neither_a_run_nor_a_dry_run_starts_with_it(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(ConfigurationError, match=r"--custom-loss-function-path audited\.loss: .* has no 'loss'"):
+    with pytest.raises(ConfigError, match=r"--custom-loss-function-path audited\.loss: .* has no 'loss'"):
         Run(Arguments(custom_loss_function_path="audited.loss", rollout_global_dataset=False))._start()
     words = "--num-rollout 1 --rollout-batch-size 1 --disable-rollout-global-dataset --device cpu --actor-num-gpus-per-node 1"
     with pytest.raises(SystemExit) as ended:

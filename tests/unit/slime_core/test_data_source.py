@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
-from slime.exceptions import CheckpointError, ConfigurationError
+from slime.exceptions import CheckpointError
 from slime.rollout.data_source import DataSource, RolloutDataSource, RolloutDataSourceWithBuffer, read_rows
 from slime.utils.types import Sample
 
@@ -138,15 +139,15 @@ def test_an_epoch_is_shuffled_once(args: Arguments, monkeypatch: pytest.MonkeyPa
 )
 def test_files_of_another_form(tmp_path: Path, name: str, text: str, says: str) -> None:
     (tmp_path / name).write_text(text)
-    with pytest.raises(ConfigurationError, match=says):
+    with pytest.raises(ConfigError, match=says):
         read_rows(str(tmp_path / name))
-    with pytest.raises(ConfigurationError, match="no such file"):
+    with pytest.raises(ConfigError, match="no such file"):
         read_rows(str(tmp_path / "missing.jsonl"))
 
 
 def test_a_missing_column_is_named_with_those_there_are(args: Arguments) -> None:
     args.input_key = "question"
-    with pytest.raises(ConfigurationError, match=r"no column 'question'; it has a, metadata, q"):
+    with pytest.raises(ConfigError, match=r"no column 'question'; it has a, metadata, q"):
         RolloutDataSource(args)
 
 
@@ -160,7 +161,7 @@ def test_columns_have_the_names_of_the_flags(args: Arguments, tmp_path: Path) ->
     assert (sample.prompt, sample.label) == ("say hi", "hi")
     assert sample.metadata == {"row": 7, "tools": [{"name": "wave"}]}
     args.metadata_key = "gold"
-    with pytest.raises(ConfigurationError, match="row 1: gold holds str, not an object"):
+    with pytest.raises(ConfigError, match="row 1: gold holds str, not an object"):
         RolloutDataSource(args)
 
 
@@ -189,7 +190,7 @@ def test_longer_prompts_than_the_flag_allows_are_left_out(args: Arguments, monke
     args.rollout_max_prompt_len = 4
     assert len(RolloutDataSource(args)) == 5
     args.rollout_max_prompt_len = 1
-    with pytest.raises(ConfigurationError, match="no prompt fits --rollout-max-prompt-len 1"):
+    with pytest.raises(ConfigError, match="no prompt fits --rollout-max-prompt-len 1"):
         RolloutDataSource(args)
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from groundwork import machine
+from groundwork.exceptions import ConfigError
 from groundwork.machine import CudaFacts
 from openclaw.launch import __main__ as launch
 from openclaw.launch import machine as launch_machine
@@ -18,7 +19,6 @@ from slime.args import Arguments
 from slime.arguments import derive, devices, parse_args
 from slime.arguments.at_start import missing_at_start
 from slime.arguments.devices import device_problems, gpus_of_machine, missing_devices, missing_tools
-from slime.exceptions import ConfigurationError
 from slime.ray import run_start, worker_node
 from slime.ray.run import Run
 
@@ -143,7 +143,7 @@ def test_no_program_starts_anything_on_a_machine_without_cuda(
     monkeypatch.setattr(run_start, "ray_cluster", lambda *_, **__: pytest.fail("Ray was started"))
     given = args(rollout_global_dataset=False)
     assert len(missing_at_start(given)) == 1
-    with pytest.raises(ConfigurationError, match=r"driver 570\.86\.15 supports CUDA 12\.8 at most"):
+    with pytest.raises(ConfigError, match=r"driver 570\.86\.15 supports CUDA 12\.8 at most"):
         Run(given)._start()
     with pytest.raises(SystemExit) as ended:
         parse_args([*base_cuda, "--dry-run"])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slime.exceptions import ConfigurationError
+from groundwork.exceptions import ConfigError
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator
 from tests.helpers.tiny_random import build_tokenizer
 
@@ -122,7 +122,7 @@ def test_media_stand_in_front_of_the_text(tokenizer: Any) -> None:
     ids, mask = masks.get_loss_mask(TALK)
     longer = [0] * 5 + ids
     assert masks.get_loss_mask_with_multimodal_alignment(TALK, longer) == (longer, [0] * 5 + mask)
-    with pytest.raises(ConfigurationError, match="more than the 3 input ids"):
+    with pytest.raises(ConfigError, match="more than the 3 input ids"):
         masks.get_loss_mask_with_multimodal_alignment(TALK, [1, 2, 3])
 
 
@@ -135,16 +135,16 @@ def test_nothing_to_train_on_has_length_zero(tokenizer: Any) -> None:
 @pytest.mark.parametrize("text", ["<|im_start|>assistant\nI said so<|im_end|>", "a <|im_end|> b"])
 def test_markers_inside_a_message_are_refused(tokenizer: Any, text: str) -> None:
     masks = generator(tokenizer, "qwen")
-    with pytest.raises(ConfigurationError, match="does a message contain"):
+    with pytest.raises(ConfigError, match="does a message contain"):
         masks.get_loss_mask([{"role": "user", "content": text}, TALK[1]])
 
 
 def test_a_type_that_does_not_fit_the_template_is_refused(tokenizer: Any) -> None:
-    with pytest.raises(ConfigurationError, match="--loss-mask-type distill_qwen does not fit"):
+    with pytest.raises(ConfigError, match="--loss-mask-type distill_qwen does not fit"):
         generator(tokenizer, "distill_qwen", QWEN)
-    with pytest.raises(ConfigurationError, match="--loss-mask-type qwen3 does not fit"):
+    with pytest.raises(ConfigError, match="--loss-mask-type qwen3 does not fit"):
         generator(tokenizer, "qwen3", DISTILL)
-    with pytest.raises(ConfigurationError, match="use one of qwen, qwen3"):
+    with pytest.raises(ConfigError, match="use one of qwen, qwen3"):
         generator(tokenizer, "llama", QWEN)
-    with pytest.raises(ConfigurationError, match="must be the assistant's"):
+    with pytest.raises(ConfigError, match="must be the assistant's"):
         generator(tokenizer, "distill_qwen").get_loss_mask(TALK[:1])

@@ -13,9 +13,9 @@ import pytest
 import torch
 from PIL import Image
 
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments.evaluation import read_eval_datasets
-from slime.exceptions import ConfigurationError
 from slime.rollout import stored_pictures
 from slime.rollout.data_source import RolloutDataSource, RolloutDataSourceWithBuffer, rows_to_samples, undecoded
 from slime.rollout.eval_datasets import eval_group
@@ -97,18 +97,18 @@ def test_rows_without_pictures_are_text(folder: Path) -> None:
     ],
 )
 def test_a_row_that_cannot_be_used_is_named(folder: Path, row: dict[str, Any], error: str) -> None:
-    with pytest.raises(ConfigurationError, match=error):
+    with pytest.raises(ConfigError, match=error):
         samples_of(folder, {"input": "hi", "pictures": None}, row)
 
 
 def test_a_picture_that_cannot_be_decoded_is_named_with_its_prompt(folder: Path) -> None:
     (sample,) = samples_of(folder, {"input": "<image>what is it?", "pictures": png(picture(64, 64))[:900]})
-    with pytest.raises(ConfigurationError, match=r"a picture of the prompt that starts with '.*what is it\?"):
+    with pytest.raises(ConfigError, match=r"a picture of the prompt that starts with '.*what is it\?"):
         decode(args_of(folder), fresh_copies(sample, 1))
 
 
 def test_a_text_model_has_no_eyes(tiny_random_model: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"needs a vision-language model, but .* has no processor"):
+    with pytest.raises(ConfigError, match=r"needs a vision-language model, but .* has no processor"):
         samples_of(tiny_random_model, {"input": "hi", "pictures": None})
 
 

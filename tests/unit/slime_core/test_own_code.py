@@ -11,11 +11,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.fsdp_utils.model import load_hf
 from slime.backends.sglang_utils.server_args import server_command
-from slime.exceptions import ConfigurationError
 from slime.utils.processing_utils import load_processor, load_tokenizer
 
 CODE = """
@@ -43,9 +43,7 @@ def load_model(path: str) -> Any:
 
 @pytest.mark.parametrize("load", [load_tokenizer, load_processor, load_model])
 def test_a_folder_that_needs_its_own_code_is_refused(folder: Path, load: Callable[[str], Any]) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"needs Python code of its own .*, which is never run; use a model that"
-    ):
+    with pytest.raises(ConfigError, match=r"needs Python code of its own .*, which is never run; use a model that"):
         load(str(folder))
     assert not (folder / "ran").exists()
 

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments import parse_args
 from slime.arguments.plugin_paths import name_of_file, resolve_plugin_files
-from slime.exceptions import ConfigurationError, PluginError
+from slime.exceptions import PluginError
 from slime.rollout.reward_plugin import load_reward_function
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
@@ -88,7 +89,7 @@ def test_each_option_has_its_default_name(plugin: Path) -> None:
     ],
 )
 def test_what_a_file_lacks_is_named(plugin: Path, option: str, value: str, says: str) -> None:
-    with pytest.raises(ConfigurationError, match=says):
+    with pytest.raises(ConfigError, match=says):
         name_of_file(option, value)
     assert resolve_plugin_files(Arguments(**{option: value}))
 

@@ -17,7 +17,7 @@ from personal.talking import Speaker, Talk
 from simulated_users.reading import find_user
 from student import Refused, Student
 
-from openclaw.exceptions import ConfigError
+from groundwork.exceptions import ConfigError
 
 GOOD, BAD = "Okay captain, you start with 3 and add 4, so 3 + 4 = 7.", "Sure!\n\n\\boxed{7}"
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from groundwork.exceptions import ConfigError
 from groundwork.machine import this_host
-from slime.exceptions import ConfigurationError
 from slime.weight_sync import stream
 from slime.weight_sync.engine_calls import EngineCalls
 from slime.weight_sync.engine_stream import TAKEN, load_stream
@@ -264,5 +264,5 @@ def test_an_engine_of_another_machine_is_named() -> None:
     here = this_host()
     check_same_host([[here], [here, here]])
     for machines in (["elsewhere"], [here, "elsewhere"]):
-        with pytest.raises(ConfigurationError, match="policy engine 1 is not on the machine"):
+        with pytest.raises(ConfigError, match="policy engine 1 is not on the machine"):
             check_same_host([[here], machines])

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
-from agentrl.exceptions import ConfigError, InfraError
+from agentrl.exceptions import InfraError
 from agentrl.processes.owned import Processes
 from agentrl.sandbox.interface import Mount, Provider
 from agentrl.tasks.gui.browser.interface import SEND_S, Page
 from agentrl.tasks.gui.browser.playwright_driver import shared
 from agentrl.tasks.gui.browser.walled import FLAGS, PROFILE, WalledProgram, find_chromium
+from groundwork.exceptions import ConfigError
 
 ACTIVE_PORT = f"{PROFILE}/DevToolsActivePort"
 

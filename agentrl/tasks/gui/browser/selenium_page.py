@@ -8,11 +8,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-from agentrl.exceptions import ConfigError, InfraError
+from agentrl.exceptions import InfraError
 from agentrl.processes.owned import Processes
 from agentrl.sandbox.interface import Mount, Provider
 from agentrl.tasks.gui.browser.interface import SEND_S, Page
 from agentrl.tasks.gui.browser.walled import FLAGS, WalledProgram, find_chromium
+from groundwork.exceptions import ConfigError
 
 DRIVER = "chromedriver"
 PORT = 9515

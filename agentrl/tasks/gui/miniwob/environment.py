@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from agentrl.environment import Task, Weight
-from agentrl.exceptions import ConfigError, InfraError
+from agentrl.exceptions import InfraError
 from agentrl.processes.owned import Processes
 from agentrl.protocol import Verdict
 from agentrl.sandbox.interface import Mount
@@ -27,6 +27,7 @@ from agentrl.tasks.gui.miniwob.pages import (
     task_name,
 )
 from agentrl.tasks.names import SPLITS
+from groundwork.exceptions import ConfigError
 
 WEIGHT = Weight(LIMITS.memory_mib, LIMITS.cpus / 2)
 

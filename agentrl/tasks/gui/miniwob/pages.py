@@ -10,8 +10,8 @@ import importlib.util
 from functools import cache
 from pathlib import Path
 
-from agentrl.exceptions import ConfigError
 from agentrl.tasks.names import SEEDS_PER_SPLIT, SPLITS, Split, parts_of
+from groundwork.exceptions import ConfigError
 
 INSIDE = "/pages"
 """Where the sandbox has the package's pages."""

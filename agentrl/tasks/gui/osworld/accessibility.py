@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from agentrl.exceptions import ConfigError
 from agentrl.tasks.gui.osworld.shapes import Shape, Text
+from groundwork.exceptions import ConfigError
 
 System = Literal["ubuntu", "windows", "macos"]
 SHARED = {

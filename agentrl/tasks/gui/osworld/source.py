@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
-from agentrl.exceptions import ConfigError
 from agentrl.tasks.gui.osworld.settings import VmSettings
 from agentrl.tasks.gui.osworld.task_file import TaskFile, UnsupportedTask, read_meta, read_task
 from agentrl.tasks.links import unlinked
 from agentrl.tasks.names import Split
+from groundwork.exceptions import ConfigError
 
 logger = logging.getLogger(__name__)
 EXAMPLES = "examples"

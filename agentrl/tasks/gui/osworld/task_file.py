@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from agentrl.exceptions import ConfigError
 from agentrl.tasks.gui.osworld.metrics import METRICS
 from agentrl.tasks.gui.osworld.shapes import (
     GETTER_SHAPES,
@@ -27,6 +26,7 @@ from agentrl.tasks.gui.osworld.shapes import (
     placeholders,
 )
 from groundwork.data_rows import read_json, read_text
+from groundwork.exceptions import ConfigError
 
 INFEASIBLE = "infeasible"
 """The metric of a task that cannot be done: right is to end it with the status failure."""

@@ -15,9 +15,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from agentrl.exceptions import ConfigError, InfraError, InvalidError
+from agentrl.exceptions import InfraError, InvalidError
 from agentrl.protocol import JsonObject
 from agentrl.tasks.toolcall.tools.interface import Room, World, clipped
+from groundwork.exceptions import ConfigError
 
 if TYPE_CHECKING:
     from mcp import Client

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments.memory_budget.disk import checkpoint_lines, host_line
 from slime.arguments.memory_budget.fixes import Fix, as_flags, fitting
@@ -18,7 +19,6 @@ from slime.arguments.memory_budget.machine import GpuMemory, gpu_memory
 from slime.arguments.memory_budget.parts import GIB
 from slime.arguments.memory_budget.shape import policy_shape
 from slime.arguments.memory_budget.trainer import step_tokens
-from slime.exceptions import ConfigurationError
 
 Spell = Callable[[Fix], str]
 
@@ -83,7 +83,7 @@ def memory_problems(args: Arguments) -> tuple[list[str], Budget]:
     """Return the memory problems on this machine's GPUs, and the budget; pass ``args`` without other problems."""
     try:
         budget = budget_of(args, gpu_memory(args))
-    except ConfigurationError as error:
+    except ConfigError as error:
         return [str(error)], Budget(())
     return list(budget.problems), budget
 
@@ -114,7 +114,7 @@ def _verdict(plan: Layout, memory: GpuMemory, names: Sequence[int] | None) -> tu
 def _fits(args: Arguments, memory: GpuMemory) -> bool:
     try:
         plan = layout(args, memory.size)
-    except ConfigurationError:
+    except ConfigError:
         return False
     if plan is None:
         return False

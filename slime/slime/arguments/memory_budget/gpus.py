@@ -69,7 +69,7 @@ def layout(args: Arguments, capacity: float) -> Layout | None:
     """Return what each role needs on GPUs of ``capacity`` bytes; None if the policy's shape is unknown.
 
     Raises:
-        ConfigurationError: the roles have no valid placement.
+        ConfigError: the roles have no valid placement.
     """
     policy = policy_shape(args)
     if policy is None:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments.model_shape import number_of_experts
-from slime.exceptions import ConfigurationError
 from slime.utils.hf_checkpoint import DTYPES
 
 if TYPE_CHECKING:
@@ -52,21 +52,21 @@ def read_config(path: str | Path) -> dict[str, Any]:
     """Return ``config.json`` of a checkpoint that Megatron can train.
 
     Raises:
-        ConfigurationError: Megatron cannot train this kind of model here.
+        ConfigError: Megatron cannot train this kind of model here.
     """
     config = json.loads((Path(path) / "config.json").read_text())
     kind = config.get("model_type")
     if kind not in MODEL_TYPES:
-        raise ConfigurationError(
+        raise ConfigError(
             f"{path}: --train-backend megatron trains {', '.join(MODEL_TYPES)}, not {kind}; use --train-backend fsdp"
         )
     if config.get("use_sliding_window"):
-        raise ConfigurationError(f"{path}: sliding windows are not supported with megatron; use --train-backend fsdp")
+        raise ConfigError(f"{path}: sliding windows are not supported with megatron; use --train-backend fsdp")
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if rope.get("rope_type", rope.get("type", "default")) != "default":
-        raise ConfigurationError(f"{path}: scaled RoPE is not supported with megatron; use --train-backend fsdp")
+        raise ConfigError(f"{path}: scaled RoPE is not supported with megatron; use --train-backend fsdp")
     if kind == "qwen3_moe" and (config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1):
-        raise ConfigurationError(
+        raise ConfigError(
             f"{path}: mixed dense and expert layers are not supported with --train-backend megatron; use a model whose layers are all alike"
         )
     return config

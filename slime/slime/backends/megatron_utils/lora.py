@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.backends.megatron_utils.config import Shape
 from slime.backends.megatron_utils.load_hf import first_layer
 from slime.backends.megatron_utils.parallel import groups
 from slime.backends.trainer.lora import target_modules
-from slime.exceptions import ConfigurationError
 
 # The Hugging Face modules that make up a linear, in output order.
 _COLUMN = {
@@ -163,7 +163,7 @@ def add_adapters(args: Arguments, model: Any, shape: Shape) -> None:
     """Freeze the unwrapped stage ``model`` and give it ``adapters`` that add to its linears' outputs.
 
     Raises:
-        ConfigurationError: the model's linears are not Megatron's own.
+        ConfigError: the model's linears are not Megatron's own.
     """
     model.requires_grad_(False)
     adapters = Adapters()
@@ -185,7 +185,7 @@ def _own_linear(layer: nn.Module, name: str) -> Any:
 
     linear = layer.get_submodule(name)
     if not isinstance(linear, ColumnParallelLinear | RowParallelLinear):
-        raise ConfigurationError(
+        raise ConfigError(
             f"--use-lora: {name} of this model is a {type(linear).__name__}, not one of Megatron's own linears; "
             "remove --spec and --custom-model-provider-path, or use --transformer-impl local layers in them"
         )

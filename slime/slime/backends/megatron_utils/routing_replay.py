@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from groundwork.exceptions import ConfigError
 from slime.backends.megatron_utils.expert_choice import ExpertChoice, Mode
 from slime.backends.megatron_utils.parallel import groups
 from slime.backends.megatron_utils.schedule import Around
 from slime.backends.trainer.packing import MicroBatch
 from slime.backends.trainer.rollout_data import RolloutShard
-from slime.exceptions import ConfigurationError
 from slime.logprobs.context_parallel import held_sources, own_place
 from slime.utils.types import EXPERTS, OWN_CHOICE
 
@@ -33,7 +33,7 @@ class RoutingReplay:
         """Hook the routers of ``model``.
 
         Raises:
-            ConfigurationError: there is no router, or one whose choice cannot be replaced.
+            ConfigError: there is no router, or one whose choice cannot be replaced.
         """
         from megatron.core.transformer.moe.router import TopKRouter
 
@@ -46,7 +46,7 @@ class RoutingReplay:
         for module in model.modules():
             if isinstance(module, TopKRouter):
                 if module.config.moe_router_fusion or module.routing_type == "sinkhorn":
-                    raise ConfigurationError(
+                    raise ConfigError(
                         "routing replay needs routers without moe_router_fusion and sinkhorn; remove --use-routing-replay or "
                         "change --custom-model-provider-path"
                     )
@@ -55,7 +55,7 @@ class RoutingReplay:
                 self._choices.append(choice)
                 self._layers.append(module.layer_number - 1)  # pyright: ignore[reportOptionalOperand]
         if not self._choices:
-            raise ConfigurationError(
+            raise ConfigError(
                 "routing replay needs a mixture of experts, but this model has no router; remove --use-routing-replay"
             )
 

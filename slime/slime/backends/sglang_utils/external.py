@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 
 from groundwork.cleanup import start_script, tell
+from groundwork.exceptions import ConfigError
 from groundwork.machine import this_host
 from groundwork.private_files import private_folder
 from slime.args import Arguments
@@ -23,7 +24,7 @@ from slime.arguments.weight_sync import STAGES_REFUSED, misses_stages, uses_load
 from slime.backends.sglang_utils import external_release as external_release
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.weight_calls import PauseMode
-from slime.exceptions import ConfigurationError, EngineError
+from slime.exceptions import EngineError
 from slime.weight_sync import LOADER
 
 LOCAL_HOSTS = {"127.0.0.1", "localhost", "::1"}
@@ -39,11 +40,11 @@ def external_url(address: str) -> str:
     """Return the base URL of ``host:port``; return a URL unchanged.
 
     Raises:
-        ConfigurationError: the address has no port.
+        ConfigError: the address has no port.
     """
     url = httpx.URL(address if "://" in address else f"http://{address}")
     if not url.host or not url.port:
-        raise ConfigurationError(f"--rollout-external-engine-addrs {address}: write host:port")
+        raise ConfigError(f"--rollout-external-engine-addrs {address}: write host:port")
     return str(url).rstrip("/")
 
 

@@ -18,12 +18,13 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from groundwork.exceptions import ConfigError
 from groundwork.process import ChildProcess, spawn, watch_lifeline
 from slime.args import Arguments
 from slime.arguments.placement import Role
 from slime.backends.sglang_utils.server import engine_environment
 from slime.backends.sglang_utils.server_args import command_line
-from slime.exceptions import ConfigurationError, EngineError
+from slime.exceptions import EngineError
 from slime.utils.http_utils import find_available_port, is_port_available
 
 ROUTER_PACKAGE = "sglang_router"
@@ -47,15 +48,15 @@ class Address:
 
 
 def check_router(choice: str, num_engines: int) -> bool:
-    """Return whether a router is needed; raise :class:`ConfigurationError` if ``--router`` cannot work."""
+    """Return whether a router is needed; raise :class:`ConfigError` if ``--router`` cannot work."""
     if choice == "direct" and num_engines > 1:
-        raise ConfigurationError(
+        raise ConfigError(
             f"--router direct needs a single engine, but there are {num_engines}; use --router sglang, or one engine: "
             "--rollout-num-gpus-per-engine equal to --rollout-num-gpus"
         )
     needed = choice == "sglang" or (choice == "auto" and num_engines > 1)
     if needed and importlib.util.find_spec(ROUTER_PACKAGE) is None:
-        raise ConfigurationError(
+        raise ConfigError(
             f"{num_engines} engines need a router, but the package sglang-router is not installed: "
             "pip install sglang-router, or use one engine"
         )
@@ -66,13 +67,13 @@ def requested_port(args: Arguments, role: Role) -> int | None:
     """Return the port to serve the policy on: ``--sglang-router-port`` without an ip.
 
     Raises:
-        ConfigurationError: something else listens there.
+        ConfigError: something else listens there.
     """
     port = args.sglang_router_port
     if role != "policy" or not port or args.sglang_router_ip:
         return None
     if not is_port_available(port):
-        raise ConfigurationError(
+        raise ConfigError(
             f"--sglang-router-port {port}: the port is in use on this machine; give another one, or remove the flag for any free port"
         )
     return port

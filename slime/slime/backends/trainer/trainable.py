@@ -11,8 +11,9 @@ from typing import Any
 
 from torch import nn
 
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
-from slime.exceptions import CheckpointError, ConfigurationError
+from slime.exceptions import CheckpointError
 
 PATTERNS = ("only_train_params_name_list", "freeze_params_name_list")
 
@@ -29,7 +30,7 @@ def choose_trainable(args: Arguments, model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         parameter.requires_grad_((name in matched) == bool(only))
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ConfigurationError(f"{flag} {' '.join(patterns)} leaves nothing to train")
+        raise ConfigError(f"{flag} {' '.join(patterns)} leaves nothing to train")
 
 
 def check_same_parameters(args: Arguments, meta: dict[str, Any]) -> None:
@@ -50,8 +51,8 @@ def _matches(flag: str, patterns: Sequence[str], names: Sequence[str]) -> set[st
         try:
             matching = {name for name in names if re.search(pattern, name)}
         except re.error as error:
-            raise ConfigurationError(f"{flag} {pattern}: not a regular expression: {error}") from error
+            raise ConfigError(f"{flag} {pattern}: not a regular expression: {error}") from error
         if not matching:
-            raise ConfigurationError(f"{flag} {pattern} matches no parameter; names look like {names[0]}")
+            raise ConfigError(f"{flag} {pattern} matches no parameter; names look like {names[0]}")
         found |= matching
     return found

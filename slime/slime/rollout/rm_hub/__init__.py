@@ -13,8 +13,9 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments
-from slime.exceptions import ConfigurationError, SampleError
+from slime.exceptions import SampleError
 from slime.rollout.reward_plugin import load_reward_function
 from slime.rollout.rm_hub.math_utils import grade_answer_verl
 from slime.rollout.rm_hub.registry import find_grader
@@ -58,7 +59,7 @@ async def batched_async_rm(args: Arguments, samples: list[Sample], **kwargs: Any
         function = load_reward_function(path, args) if path else reward_by_type
         scored = await function(args, mine, **(kwargs if path else {}))
         if len(scored) != len(mine):
-            raise ConfigurationError(f"{path} returned {len(scored)} rewards for {len(mine)} samples")
+            raise ConfigError(f"{path} returned {len(scored)} rewards for {len(mine)} samples")
         for position, reward in zip(positions, scored, strict=True):
             rewards[position] = reward
     return rewards
@@ -85,7 +86,7 @@ async def reward_by_type(args: Arguments, sample: Sample | list[Sample], **kwarg
 def _grader_name(args: Arguments, sample: Sample) -> str:
     name = sample.metadata.get("rm_type") or args.rm_type
     if not name:
-        raise ConfigurationError(
+        raise ConfigError(
             f"nothing scores sample {sample.index}; use --rm-type NAME or --custom-rm-path module.function"
         )
     return str(name)
@@ -95,7 +96,7 @@ def check_samples(args: Arguments, samples: Iterable[Sample]) -> None:
     """Check that a grader can score each sample without its own reward function.
 
     Raises:
-        ConfigurationError: there is no such grader.
+        ConfigError: there is no such grader.
         SampleError: a sample lacks what its grader needs; the message gives the first one's position.
     """
     run_path, run_type = args.custom_rm_path, args.rm_type

@@ -34,7 +34,7 @@ def find_grader(name: str) -> Grader:
     """Return the grader ``name``; with the prefix ``boxed_`` it grades only the last ``\\boxed{}``.
 
     Raises:
-        ConfigurationError: there is no such grader; the message lists all.
+        ConfigError: there is no such grader; the message lists all.
     """
     grader = GRADERS[grader_name(name)]
     return dataclasses.replace(grader, extract=last_boxed) if name.startswith(BOXED) else grader

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from groundwork.exceptions import ConfigError
 from groundwork.process import spawn
 from slime.arguments.model_shape import SLIME_FOLDER, shape_flags
-from slime.exceptions import ConfigurationError
 
 STOP_SECONDS = 600.0
 """Seconds a run may take to stop, including a checkpoint, before it is killed."""
@@ -57,7 +57,7 @@ def execute_train(
         config: settings of the machine.
 
     Raises:
-        ConfigurationError: the script, the model shape or the variables are invalid.
+        ConfigError: the script, the model shape or the variables are invalid.
         subprocess.CalledProcessError: the run failed.
     """
     config = config or ExecuteTrainConfig()
@@ -67,7 +67,7 @@ def execute_train(
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(SLIME_FOLDER), *inherited]))
     script = SLIME_FOLDER / train_script
     if not script.is_file():
-        raise ConfigurationError(f"there is no train script {script}; use train.py, train_async.py or an absolute path")
+        raise ConfigError(f"there is no train script {script}; use train.py, train_async.py or an absolute path")
     flags = [*shape_flags(megatron_model_type, environment), "--num-gpus-per-node", str(num_gpus_per_node)]
     if config.num_nodes > 1:
         flags += ["--num-nodes", str(config.num_nodes)]
@@ -86,11 +86,11 @@ def execute_train(
 
 
 def _variables(given: Mapping[str, Any] | str) -> dict[str, str]:
-    """Return the variables as a dict of text; raise ConfigurationError for text that is not ``A=1 B=2``."""
+    """Return the variables as a dict of text; raise ConfigError for text that is not ``A=1 B=2``."""
     if not isinstance(given, str):
         return {name: str(value) for name, value in given.items()}
     pairs = [word.partition("=") for word in shlex.split(given)]
     wrong = [name for name, sign, _ in pairs if not (name and sign)]
     if wrong:
-        raise ConfigurationError(f"extra_env_vars: {wrong[0]!r} is not an assignment; write NAME=VALUE")
+        raise ConfigError(f"extra_env_vars: {wrong[0]!r} is not an assignment; write NAME=VALUE")
     return {name: value for name, _, value in pairs}

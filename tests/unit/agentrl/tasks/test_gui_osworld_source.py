@@ -11,11 +11,11 @@ from typing import Any
 import gui_launch
 import pytest
 
-from agentrl.exceptions import ConfigError
 from agentrl.tasks.gui.osworld.environment import OsWorldEnvironment
 from agentrl.tasks.gui.osworld.settings import VmSettings
 from agentrl.tasks.gui.osworld.source import ids
 from agentrl.tasks.names import Split
+from groundwork.exceptions import ConfigError
 
 CHECK = {
     "func": "exact_match",

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.exceptions import ConfigError
 from agentrl.tasks.gui.osworld.settings import VmSettings
 from agentrl.tasks.gui.osworld.source import pool_files
 from agentrl.tasks.harbor import MOST_BYTES, File, HarborTask, read_task, write_task
@@ -17,6 +16,7 @@ from agentrl.tasks.swe.importers import read_raw
 from agentrl.tasks.swe.repository import from_folder
 from agentrl.tasks.swe.source import InstanceSource
 from agentrl.tasks.terminal.source import TaskSource
+from groundwork.exceptions import ConfigError
 
 TOML = """
 version = "1.0"

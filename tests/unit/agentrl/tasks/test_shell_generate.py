@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.exceptions import ConfigError
 from agentrl.tasks.harbor import read_task
 from agentrl.tasks.shell.__main__ import main
 from agentrl.tasks.shell.families import EASY, FAMILIES, NEEDS
 from agentrl.tasks.shell.generate import SEEDS_PER_SPLIT, generate, task_name
+from groundwork.exceptions import ConfigError
 
 REPOSITORY = Path(__file__).parents[4]
 PROGRAM = """

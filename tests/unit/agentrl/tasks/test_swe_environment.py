@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agentrl.environment import Task
-from agentrl.exceptions import ConfigError, InfraError, InvalidError
+from agentrl.exceptions import InfraError, InvalidError
 from agentrl.processes.ledger import ProcessLedger
 from agentrl.processes.owned import Processes
 from agentrl.rollout.opening import opening
@@ -30,6 +30,7 @@ from agentrl.tasks.swe.instance import Grading, Instance
 from agentrl.tasks.swe.repository import IN_IMAGE, from_folder, visible_tree
 from agentrl.tasks.swe.source import ROW_LIMITS, InstanceSource
 from agentrl.tasks.swe.tree import entries_of, tree_of_files
+from groundwork.exceptions import ConfigError
 from tests.helpers.plain_sandboxes import PlainProvider
 from tests.helpers.swe_agents import judged, oracle
 

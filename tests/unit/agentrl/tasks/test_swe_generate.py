@@ -7,7 +7,6 @@ import json
 
 import pytest
 
-from agentrl.exceptions import ConfigError
 from agentrl.tasks.names import random_of
 from agentrl.tasks.swe.contamination import traits
 from agentrl.tasks.swe.diffs import paths_of
@@ -16,6 +15,7 @@ from agentrl.tasks.swe.families import EASY, FAMILIES
 from agentrl.tasks.swe.generate import draft_of, files_of, generate, is_generated, task_name
 from agentrl.tasks.swe.instance import instance_of
 from agentrl.tasks.swe.source import LOCAL, SIMPLE, InstanceSource
+from groundwork.exceptions import ConfigError
 from tests.helpers.swe_instances import names, of_each_mistake
 
 

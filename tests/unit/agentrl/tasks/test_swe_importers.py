@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from agentrl.exceptions import ConfigError
 from agentrl.tasks.swe import external
 from agentrl.tasks.swe.__main__ import main
 from agentrl.tasks.swe.contamination import overlaps
@@ -19,6 +18,7 @@ from agentrl.tasks.swe.generate import generate
 from agentrl.tasks.swe.importers import imported
 from agentrl.tasks.swe.instance import Instance, instance_of
 from agentrl.tasks.swe.source import InstanceSource, read_rows
+from groundwork.exceptions import ConfigError
 
 FIX = "diff --git a/m.py b/m.py\n--- a/m.py\n+++ b/m.py\n@@ -1 +1 @@\n-a = 1\n+a = 2\n"
 TEST = "diff --git a/tests/test_m.py b/tests/test_m.py\nnew file mode 100644\n--- /dev/null\n+++ b/tests/test_m.py\n@@ -0,0 +1 @@\n+x\n"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agentrl.environment import Task
-from agentrl.exceptions import ConfigError, InvalidError
+from agentrl.exceptions import InvalidError
 from agentrl.processes.ledger import ProcessLedger
 from agentrl.processes.owned import Processes
 from agentrl.protocol import JsonObject, StepResult
@@ -23,6 +23,7 @@ from agentrl.tasks.terminal.environment import TerminalEnvironment
 from agentrl.tasks.terminal.source import TaskSource
 from agentrl.tasks.terminal.tbench import read_tbench
 from agentrl.tasks.terminal.tbench_reward import share
+from groundwork.exceptions import ConfigError
 from tests.helpers.plain_sandboxes import PlainProvider
 from tests.helpers.shell_agents import ATTACKS, judged, oracle
 

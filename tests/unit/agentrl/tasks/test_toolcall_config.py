@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.exceptions import ConfigError, InfraError, InvalidError
+from agentrl.exceptions import InfraError, InvalidError
 from agentrl.tasks.toolcall import secret_files
 from agentrl.tasks.toolcall.config import BUILTIN, ToolConfig, read_config
 from agentrl.tasks.toolcall.environment import ToolCallEnvironment, weight_of
@@ -25,6 +25,7 @@ from agentrl.tasks.toolcall.tools.http import HttpTool
 from agentrl.tasks.toolcall.tools.interface import World, clipped
 from agentrl.tasks.toolcall.tools.mcp import McpConnection
 from agentrl.tasks.toolcall.tools.python import PythonTool
+from groundwork.exceptions import ConfigError
 
 Write = Callable[[Any], Path]
 OPEN = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.environment import Task
-from agentrl.exceptions import ConfigError, InfraError, InvalidError
+from agentrl.exceptions import InfraError, InvalidError
 from agentrl.protocol import JsonObject
 from agentrl.rollout.opening import FORMS, opening
 from agentrl.tasks.toolcall import environment as module
@@ -18,6 +18,7 @@ from agentrl.tasks.toolcall.draft import Draft
 from agentrl.tasks.toolcall.environment import ToolCallEnvironment
 from agentrl.tasks.toolcall.families import EASY, FAMILIES, HELD_OUT
 from agentrl.tasks.toolcall.generate import SEEDS_PER_SPLIT, generate, task_name
+from groundwork.exceptions import ConfigError
 from tests.helpers.tool_agents import calls, judged, oracle, tool_environment
 
 PURE = [

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.exceptions import ConfigError, InvalidError
+from agentrl.exceptions import InvalidError
 from agentrl.tasks.toolcall import grading
 from agentrl.tasks.toolcall.draft import Expected
 from agentrl.tasks.toolcall.grading import answer_of, check_grader, is_right
 from agentrl.tasks.toolcall.tools.calculator import calculate
+from groundwork.exceptions import ConfigError
 
 
 @pytest.mark.parametrize(

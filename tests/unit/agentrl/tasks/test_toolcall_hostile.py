@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from agentrl.exceptions import ConfigError, InvalidError
+from agentrl.exceptions import InvalidError
 from agentrl.sandbox.interface import Sandbox
 from agentrl.tasks.toolcall import schemas
 from agentrl.tasks.toolcall.tools.http import HttpTool
 from agentrl.tasks.toolcall.tools.interface import Room, World
+from groundwork.exceptions import ConfigError
 
 
 async def _no_room(room: Room) -> Sandbox:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from agentrl.exceptions import ConfigError, InvalidError
+from agentrl.exceptions import InvalidError
 from agentrl.tasks.toolcall import schemas
 from agentrl.tasks.toolcall.schemas import check_foreign_schema, problems_of
+from groundwork.exceptions import ConfigError
 from slime.rollout.rm_hub.workers import GraderPool
 
 pytestmark = pytest.mark.slow
