@@ -25,10 +25,10 @@ from typing import Any
 
 from benchmarks.machine import REPOSITORY, describe_machine
 from groundwork.command_line import output_file
+from groundwork.ports import find_available_port
 from groundwork.process import ChildProcess, spawn
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.where import find_ledger
-from slime.utils.http_utils import find_available_port
 
 sys.path.append(str(REPOSITORY / "openclaw-test"))
 from asking import server_client

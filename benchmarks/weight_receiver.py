@@ -30,11 +30,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.machine import REPOSITORY
+from groundwork.ports import find_available_port
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.external import ExternalEngine
 from slime.backends.sglang_utils.server import engine_environment
-from slime.utils.http_utils import find_available_port
 from slime.utils.misc import load_function
 from slime.weight_sync import LOADER
 from slime.weight_sync.buckets import unpack

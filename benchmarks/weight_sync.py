@@ -34,8 +34,8 @@ from benchmarks.machine import describe_machine
 from benchmarks.push_comparison import compare
 from benchmarks.weight_receiver import LocalHandle, ReceiverProcess
 from groundwork.command_line import output_file
+from groundwork.ports import find_available_port
 from slime.args import Arguments
-from slime.utils.http_utils import find_available_port
 from slime.weight_sync import WeightSync
 from slime.weight_sync.segments import Mappings, Segment
 from slime.weight_sync.transports import make_weight_sync

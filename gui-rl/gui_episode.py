@@ -25,9 +25,8 @@ from agentrl.rollout.opening import Opening, opening
 from agentrl.rollout.pictures import IMAGE, parts_of, with_pictures
 from agentrl.rollout.prompts import Reply
 from agentrl.rollout.settings import Settings
+from groundwork.chat_messages import Message
 from openclaw.messages.text import content_text
-
-Message = dict[str, Any]
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from groundwork.chat_messages import Message
 from openclaw.config.method_config import MethodConfig, variable
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.judge.interface import MAX_JUDGED_CHARACTERS, Question
 from openclaw.judge.prompts import defuse, new_nonce
-from openclaw.ledger.records import JudgedTurn, Message, Turn, Verdict
+from openclaw.ledger.records import JudgedTurn, Turn, Verdict
 from openclaw.messages.text import clip_middle, response_text
 from openclaw.method import JudgePlan, SampleDecision, SessionPlan
 from openclaw.training.samples import make_sample

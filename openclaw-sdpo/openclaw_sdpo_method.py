@@ -15,9 +15,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from groundwork.chat_messages import Message
 from openclaw.config.method_config import MethodConfig, variable
 from openclaw.config.runtime import RuntimeConfig
-from openclaw.ledger.records import JudgedTurn, Message, Turn, Verdict
+from openclaw.ledger.records import JudgedTurn, Turn, Verdict
 from openclaw.messages.classify import user_words
 from openclaw.messages.text import clip_middle
 from openclaw.method import JudgePlan, SampleDecision

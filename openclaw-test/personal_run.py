@@ -42,8 +42,8 @@ from tiny_models.cache import model_path
 
 from groundwork.command_line import CommandLine, new_output_file, port_number, server_url
 from groundwork.exceptions import ConfigError
+from groundwork.ports import find_available_port
 from openclaw.ledger.store import Ledger
-from slime.utils.http_utils import find_available_port
 
 BASE_RUNS_AS = "rl"
 """The method of the run that serves the base model; its trainer gets no sample."""

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agentrl.protocol import JsonObject
-from agentrl.rollout.prompts import Message, Reply
+from agentrl.rollout.prompts import Reply
 from groundwork.call_arguments import read_arguments
+from groundwork.chat_messages import Message
 from openclaw.messages.text import content_text
 
 BLOCK = re.compile(r"^```[^\n`]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)

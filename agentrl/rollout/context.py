@@ -18,12 +18,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from agentrl.rollout.pictures import IMAGE, numbers_of, parts_of
+from groundwork.chat_messages import Message
 from openclaw.messages.text import clip_middle, content_text
 
-Message = dict[str, Any]
 Kept = list[tuple[int | None, Message]]
 """The messages that stay, each with its old position; None if it is new or changed."""
 Policy = Literal["none", "drop_middle", "elide"]

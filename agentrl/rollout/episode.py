@@ -27,13 +27,14 @@ from agentrl.rollout.exceptions import EpisodeLost
 from agentrl.rollout.opening import Opening, opening
 from agentrl.rollout.pictures import Pictures, numbers_of, with_pictures
 from agentrl.rollout.policy import Policy, turn_of
-from agentrl.rollout.prompts import Conversation, Message, Reply, Speech
+from agentrl.rollout.prompts import Conversation, Reply, Speech
 from agentrl.rollout.records import EpisodeRecord
 from agentrl.rollout.retool import AppendedConversation
 from agentrl.rollout.rewards import outcome
 from agentrl.rollout.settings import Settings
 from agentrl.rollout.step_judge import StepJudge, View, step_question
 from agentrl.service import LeaseService
+from groundwork.chat_messages import Message
 from groundwork.exceptions import ConfigError
 from openclaw.messages.text import content_text
 from slime.rollout.segments import SampledTurn

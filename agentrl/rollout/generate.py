@@ -34,11 +34,11 @@ from agentrl.rollout.settings import Settings
 from agentrl.rollout.step_judge import Fits, StepJudge
 from agentrl.service import LeaseService
 from groundwork.exceptions import ConfigError
+from groundwork.processors import load_processor, load_tokenizer
 from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling
 from openclaw.judge.interface import Question
 from slime.args import Arguments
 from slime.rollout.generation import GenerateState
-from slime.utils.processing_utils import load_processor, load_tokenizer
 from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)

@@ -21,8 +21,9 @@ from agentrl.rollout.actions import FORMS as MESSAGE_FORMS
 from agentrl.rollout.actions import Form
 from agentrl.rollout.computer_use import ComputerUse
 from agentrl.rollout.pictures import with_pictures
-from agentrl.rollout.prompts import Message, Tools
+from agentrl.rollout.prompts import Tools
 from agentrl.rollout.retool import RetoolText
+from groundwork.chat_messages import Message
 from groundwork.exceptions import ConfigError
 from openclaw.messages.text import content_text
 

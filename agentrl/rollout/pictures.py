@@ -11,11 +11,11 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from groundwork.chat_messages import Message
 from groundwork.exceptions import ConfigError
 from groundwork.images import at_model_size, image_tokens, open_image, picture_tensors, repeat_placeholders
-from slime.utils.processing_utils import encode_image_for_rollout_engine
+from groundwork.processors import encode_image_for_rollout_engine
 
-Message = dict[str, Any]
 IMAGE = "image"
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from groundwork.chat_messages import Message
 from openclaw.gateway.detokenize import Vocabulary
 from openclaw.gateway.parsers.deltas import MessageBuilder
 from openclaw.gateway.parsers.formats import REASONING_FORMATS, TOOL_FORMATS, ReplyFormat, tool_format_of
@@ -21,7 +22,6 @@ from openclaw.gateway.parsers.reply import ReplyParser
 from openclaw.gateway.render import Renderer
 from openclaw.gateway.served import PROMPT_END_TOKENS, Served, ServedReply
 
-Message = dict[str, Any]
 Tools = Sequence[Mapping[str, Any]]
 
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.rollout.actions import Action, Malformed
-from agentrl.rollout.prompts import Message, Reply, Speech, Tools
+from agentrl.rollout.prompts import Reply, Speech, Tools
+from groundwork.chat_messages import Message
 
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>|<code>(.*?)</code>", re.DOTALL)
 FENCE = re.compile(r"\A\s*```[a-z]*\n(.*?)```\s*\Z", re.DOTALL)

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from agentrl.rollout.rewards import step_score
+from groundwork.chat_messages import Message
 from openclaw.exceptions import JudgeError
 from openclaw.judge.answers import with_plain_boxes
 from openclaw.judge.interface import Judge, Question
 from openclaw.judge.prompts import defuse, new_nonce
-from openclaw.ledger.records import Message
 from openclaw.messages.text import clip_middle, next_state_text, response_text
 
 logger = logging.getLogger(__name__)

@@ -21,8 +21,8 @@ from benchmarks.fault_parts.checks import Checker, say_at_once
 from benchmarks.fault_parts.clients import Clients, Words
 from benchmarks.fault_parts.trainer import Weights
 from benchmarks.machine import REPOSITORY
+from groundwork.ports import find_available_port
 from openclaw.ledger.store import Ledger
-from slime.utils.http_utils import find_available_port
 from tests.helpers.live_run import LiveRun, wait_until
 from tests.helpers.processes import alive
 

@@ -17,9 +17,9 @@ import httpx
 import psutil
 
 from benchmarks.machine import REPOSITORY
+from groundwork.ports import find_available_port
 from groundwork.process import ChildProcess, group_alive, spawn
 from openclaw.runtime.process import RuntimeSupervisor
-from slime.utils.http_utils import find_available_port
 
 METHOD = "openclaw_combine_method.Combine"
 VICTIMS = ("runtime", "trainer", "policy", "judge", "writer")

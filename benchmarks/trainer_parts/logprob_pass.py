@@ -19,12 +19,12 @@ from benchmarks.own_process import in_own_process
 from benchmarks.trainer_parts.our_step import arguments
 from benchmarks.trainer_parts.samples import samples
 from benchmarks.trainer_parts.shapes import Shape, build
+from groundwork.ports import find_available_port
 from slime.args import Arguments
 from slime.backends.fsdp_utils.model import build_policy
 from slime.backends.fsdp_utils.train_step import log_prob_pass
 from slime.backends.trainer.rollout_data import RolloutShard
 from slime.rollout.train_data import split_by_dp
-from slime.utils.http_utils import find_available_port
 
 # Bytes per token and entry of the vocabulary under which nothing grows with the product.
 NO_GROWTH = 0.1

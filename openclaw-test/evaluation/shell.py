@@ -21,8 +21,9 @@ from agentrl.tasks.shell.families import EASY, FAMILIES, NEEDS
 from agentrl.tasks.shell.generate import SEEDS_PER_SPLIT, task_name
 from evaluation.case import Case, Grade, SuiteError
 from evaluation.code_box import CodeBox
-from evaluation.talk import Message, Talk
+from evaluation.talk import Talk
 from evaluation.tool_turns import MalformedCall, converse
+from groundwork.chat_messages import Message
 
 MOST_REPLIES = 20
 COMMAND_S = 30

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from evaluation.degenerate import defect
+from groundwork.chat_messages import Message
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
-Message = dict[str, Any]
 THOUGHT_ENDS = "</think>"
 TOO_LONG = ("context_length_exceeded", "context length", "maximum context", "context window")
 UNREAD_CALL = "<tool_call"

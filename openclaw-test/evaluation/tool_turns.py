@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evaluation.talk import Message, Said, Talk
+from evaluation.talk import Said, Talk
+from groundwork.chat_messages import Message
 
 MOST_CALLS = 32
 

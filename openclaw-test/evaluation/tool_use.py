@@ -20,9 +20,10 @@ from tiny_models.words import NAMES
 
 from evaluation.answers import last_number
 from evaluation.case import PASSED, Case, Family, Grade, Plain
-from evaluation.talk import Message, Talk
+from evaluation.talk import Talk
 from evaluation.tool_turns import Ended, converse
 from evaluation.tool_worlds import Name, World, calculate
+from groundwork.chat_messages import Message
 
 MOST_REPLIES = 8
 ITEMS = ("lamp", "teapot", "blanket", "kettle", "mirror", "basket", "clock", "drum", "ladder", "pillow")

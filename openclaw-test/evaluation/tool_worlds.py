@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrl.protocol import JsonObject
 from agentrl.tasks.shell.tools import openai_tool
-from evaluation.talk import Message
 from evaluation.tool_turns import MalformedCall
+from groundwork.chat_messages import Message
 
 MOST_DIGITS = 40
 OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {

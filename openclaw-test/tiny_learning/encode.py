@@ -14,8 +14,9 @@ from tiny_models.tokenizer import END, SPECIAL_TOKENS
 from torch.nn.utils.rnn import pad_sequence
 
 from agentrl.rollout.actions import FORMS
-from agentrl.rollout.prompts import Conversation, Message, Speech
+from agentrl.rollout.prompts import Conversation, Speech
 from agentrl.rollout.step_judge import step_question
+from groundwork.chat_messages import Message
 from openclaw.rendering.prompts import Prompts
 from tiny_learning.traces import Step, Trace
 from tiny_learning.vocabulary import CONTROL_TOKENS

@@ -15,8 +15,9 @@ from typing import Any
 
 from agentrl.protocol import JsonObject, Observation
 from agentrl.rollout.opening import opening
-from agentrl.rollout.prompts import Message, Tools
+from agentrl.rollout.prompts import Tools
 from agentrl.tasks.names import Split
+from groundwork.chat_messages import Message
 
 FIRST_NUMBER, LAST_NUMBER = 1000, 900_000
 """Of the tasks of the warm start: GRPO has smaller numbers."""

@@ -12,6 +12,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from groundwork.chat_messages import Message
 from openclaw.judge.prompts import NONCE_LENGTH, NONCE_LETTERS, append_hint, judge_messages
 from openclaw.messages.text import response_text
 from tiny_models.everyday import careless, draw_everyday
@@ -57,7 +58,6 @@ VERDICTS = {
 }
 # Replies that take few tokens from the copying.
 ECHOED = ["It is 7.", "That makes 12.", "5", "**9**"]
-Message = dict[str, Any]
 
 
 @dataclass(frozen=True)

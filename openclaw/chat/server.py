@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 import httpx
 
+from groundwork.chat_messages import Message
 from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.exceptions import OpenClawError
 from openclaw.runtime.where import DEFAULT_URL
@@ -31,8 +32,6 @@ NO_PROXY = {f"all://{host}": None for host in ("127.0.0.1", "localhost", "[::1]"
 DONE = "[DONE]"
 AGAIN = "send the message again"
 FINGERPRINT = "weights-"
-
-Message = dict[str, str]
 
 
 class ChatError(OpenClawError):

@@ -11,8 +11,9 @@ import uuid
 from contextlib import closing
 from difflib import get_close_matches
 
+from groundwork.chat_messages import Message
 from openclaw.chat.screen import Screen
-from openclaw.chat.server import ChatError, Message, Reply, Server
+from openclaw.chat.server import ChatError, Reply, Server
 from openclaw.chat.watch import Watch
 from openclaw.messages.thumbs import thumb_of
 

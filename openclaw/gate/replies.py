@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from groundwork.chat_messages import Message
+from groundwork.processors import load_tokenizer
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gate.decision import Paired
 from openclaw.gateway.parsers.deltas import Content
@@ -18,9 +20,7 @@ from openclaw.gateway.parsers.formats import reply_format
 from openclaw.gateway.parsers.reply import ReplyParser
 from openclaw.gateway.render import Renderer
 from openclaw.judge.hygiene import is_repetitive
-from openclaw.ledger.records import Message
 from slime.rollout.before_push import Answer
-from slime.utils.processing_utils import load_tokenizer
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from groundwork.chat_messages import Message
 from groundwork.data_rows import read_json, read_text
 from groundwork.exceptions import ConfigError
-from openclaw.ledger.records import Message
 
 FORMAT = '{"messages": [{"role": "user", "content": "2 + 3?"}], "number": 5}'
 MOST_WEIGHT = 100

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from groundwork.chat_messages import Message
 from openclaw.engine.client import EnginePictures, TokenChunk
 from openclaw.exceptions import EngineProtocolError
 from openclaw.gateway.detokenize import Detokenizer
@@ -18,7 +19,7 @@ from openclaw.gateway.parsers.deltas import Delta, MessageBuilder, ToolCallStart
 from openclaw.gateway.parsers.reply import ReplyParser
 from openclaw.gateway.sampling import SamplingPlan, exclusion
 from openclaw.gateway.schema import ChatRequest
-from openclaw.ledger.records import Message, SeenPicture, TopK, Turn, VersionSpan
+from openclaw.ledger.records import SeenPicture, TopK, Turn, VersionSpan
 from openclaw.messages.issued import turn_id
 from openclaw.sessions import TurnContext
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from groundwork.chat_messages import Message
 from openclaw.config.bounds import FEEDBACK_CHARACTERS, SESSION_ID
 from openclaw.gateway.auth import Client
 from openclaw.gateway.errors import ApiError, bad_request
@@ -22,7 +23,7 @@ from openclaw.gateway.outcomes import TurnOwners, require_own_turn, unknown_repl
 from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
 from openclaw.ledger.feedback import FeedbackReceipt
 from openclaw.ledger.opinion import as_next_state, stated_score
-from openclaw.ledger.records import Feedback, Message
+from openclaw.ledger.records import Feedback
 
 logger = logging.getLogger(__name__)
 

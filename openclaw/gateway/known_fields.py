@@ -14,15 +14,15 @@ from typing import Any
 
 import orjson
 
-from openclaw.config.bounds import MESSAGE_ITEMS, MESSAGES, PROMPT_CHARACTERS, TOOLS
-from openclaw.gateway.errors import bad_request
-from slime.utils.chat_messages import (
+from groundwork.chat_messages import (
     CALL_FIELDS,
     CALLED_FIELDS,
     FUNCTION_FIELDS,
     MESSAGE_FIELDS,
     TOOL_FIELDS,
 )
+from openclaw.config.bounds import MESSAGE_ITEMS, MESSAGES, PROMPT_CHARACTERS, TOOLS
+from openclaw.gateway.errors import bad_request
 
 PART_FIELDS = frozenset({"type", "text", "image_url"})
 IMAGE_FIELDS = frozenset({"url", "detail"})

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from hashlib import blake2b, sha256
 from typing import Any
 
+from groundwork.chat_messages import Message
 from groundwork.images import (
     at_model_size,
     image_tokens,
@@ -32,7 +33,7 @@ from openclaw.config.bounds import PICTURE_PIXELS
 from openclaw.engine.client import EnginePictures
 from openclaw.gateway.errors import ApiError, bad_request
 from openclaw.gateway.picture_urls import file_of
-from openclaw.ledger.records import Message, SeenPicture
+from openclaw.ledger.records import SeenPicture
 from openclaw.messages.pictures import picture_part
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")

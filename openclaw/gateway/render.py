@@ -14,15 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, TypeVar
 
+from groundwork.chat_messages import TEMPLATE_ERRORS, Message, content_text, in_template_form
 from openclaw.gateway.parsers.reasoning import ReasoningFormat
 from openclaw.gateway.served import Served
 from openclaw.gateway.splice import Splicer
-from openclaw.ledger.records import Message
 from openclaw.rendering.controls import clean, unmarked
 from openclaw.rendering.extension import ids_after
 from openclaw.rendering.prompts import Prompts
 from openclaw.rendering.replies import reply_ids
-from slime.utils.chat_messages import TEMPLATE_ERRORS, content_text, in_template_form
 
 Done = TypeVar("Done")
 TAIL_TOKENS = 16

@@ -15,10 +15,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from groundwork.chat_messages import Message
 from openclaw.gateway.parsers.formats import ReplyFormat
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.graph import RecordedReply
-from openclaw.ledger.records import Message, Turn
+from openclaw.ledger.records import Turn
 from openclaw.messages.fingerprint import History, read_history
 from openclaw.owners import LOCAL
 

@@ -17,11 +17,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from groundwork.chat_messages import Message
 from openclaw.gateway.detokenize import MARKERS
 from openclaw.gateway.parsers.deltas import MessageBuilder
 from openclaw.gateway.parsers.reply import ReplyParser
 from openclaw.gateway.served import Served, ServedReply
-from openclaw.ledger.records import Message
 from openclaw.rendering.controls import MARK, PLACE, THOUGHT, clean, unmarked
 from openclaw.rendering.prompts import TEMPLATE_ERRORS, Prompts
 

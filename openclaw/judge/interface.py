@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from groundwork.chat_messages import Message
 from openclaw.judge.answers import with_plain_boxes
 from openclaw.judge.prompts import Variant, judge_messages
-from openclaw.ledger.records import JudgeKind, Message, Vote
+from openclaw.ledger.records import JudgeKind, Vote
 from openclaw.messages.text import clip_middle, response_text
 
 MAX_JUDGED_CHARACTERS = 30_000

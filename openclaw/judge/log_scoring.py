@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from groundwork.chat_messages import Message
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError, TeacherMismatchError
 from openclaw.judge.client import Engine, together
 from openclaw.judge.support import next_token_log_probs
@@ -27,7 +28,7 @@ from openclaw.judge.teacher import VERSION_TRIES, score
 from openclaw.judge.tempered import log_normaliser
 from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.logs import ReplyScores
-from openclaw.ledger.records import Message, TopK, Turn
+from openclaw.ledger.records import TopK, Turn
 from openclaw.ledger.store import Ledger
 from openclaw.owners import owner_of
 

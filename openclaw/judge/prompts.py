@@ -13,8 +13,9 @@ import secrets
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from groundwork.chat_messages import Message
+
 Variant = Literal["full", "brief"]
-Message = dict[str, str]
 
 _BOX = re.compile(r"\\+boxed\s*\{([^{}]*)\}")
 _BOXED = re.compile(r"\\+boxed")

@@ -11,10 +11,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
+from groundwork.chat_messages import Message
 from openclaw.judge.hints import longest_hint
 from openclaw.judge.interface import Question
 from openclaw.ledger.opinion import judged_messages, opinion
-from openclaw.ledger.records import Message, Turn, Vote
+from openclaw.ledger.records import Turn, Vote
 from openclaw.ledger.store import Ledger
 from openclaw.method import SessionPlan
 

@@ -21,12 +21,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from groundwork.chat_messages import Message
 from openclaw.exceptions import EngineUnavailableError, TeacherMismatchError
 from openclaw.judge.client import Engine, together
 from openclaw.judge.overlap import choose, overlaps
 from openclaw.judge.teacher import VERSION_TRIES, Render, Scores, score
 from openclaw.judge.tempered import at_temperature
-from openclaw.ledger.records import Message, TopK, Turn
+from openclaw.ledger.records import TopK, Turn
 from openclaw.method import HintChoice
 from openclaw.owners import owner_of
 

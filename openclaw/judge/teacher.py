@@ -26,10 +26,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from groundwork.chat_messages import Message
 from openclaw.exceptions import EngineUnavailableError, TeacherMismatchError
 from openclaw.judge.client import Engine, together
 from openclaw.judge.prompts import append_hint
-from openclaw.ledger.records import Message, TopK, Turn, Verdict
+from openclaw.ledger.records import TopK, Turn, Verdict
 from openclaw.method import TeacherContext
 from openclaw.owners import owner_of
 

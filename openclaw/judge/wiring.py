@@ -14,6 +14,7 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry
 
 from groundwork.exceptions import ConfigError
+from groundwork.processors import load_tokenizer
 from openclaw.config.runtime import RuntimeConfig, listed
 from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling
 from openclaw.judge.endpoint import EndpointJudge
@@ -28,7 +29,6 @@ from openclaw.judge.teacher import Render, TeacherScorer
 from openclaw.judge.worker import JudgeWorker, WorkerSettings
 from openclaw.ledger.store import Ledger
 from openclaw.method import JudgePlan, load_method, maker
-from slime.utils.processing_utils import load_tokenizer
 
 SCORES_PER_TURN = 2
 REQUESTS_IN_TIME = 3

@@ -12,10 +12,10 @@ from typing import Any
 
 from groundwork.command_line import CommandLine
 from groundwork.exceptions import ConfigError
+from groundwork.yaml_file import read_yaml_mapping
 from openclaw.launch.methods import methods_of, recommended
 from slime.arguments.parser import Parser
 from slime.arguments.yaml_files import CONFIG_FLAG, file_flags, find_action
-from slime.utils.yaml_file import read_yaml_mapping
 
 SECTIONS = ("model", "training", "rollout", "evaluation", "rollout_config")
 _NO_CRITIC = "no method here has a critic; remove it"

@@ -22,8 +22,9 @@ import copy
 import sqlite3
 from typing import Literal
 
+from groundwork.chat_messages import Message
 from openclaw.ledger.opinion import WEIGHT
-from openclaw.ledger.records import Message, Verdict
+from openclaw.ledger.records import Verdict
 from openclaw.messages.text import next_state_role
 from slime.utils.types import Sample
 

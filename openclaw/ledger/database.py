@@ -18,10 +18,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from groundwork.chat_messages import Message
 from groundwork.private_files import make_private, private, private_folder
 from openclaw.ledger.damage import Log, check_file, lost_transactions, read_log
 from openclaw.ledger.exceptions import TransitionError, UnknownRecordError, ledger_error
-from openclaw.ledger.records import Feedback, Message, Turn
+from openclaw.ledger.records import Feedback, Turn
 from openclaw.ledger.schema import migrate
 
 logger = logging.getLogger(__name__)

@@ -13,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from groundwork.chat_messages import Message
 from openclaw.ledger.corrections import correct
 from openclaw.ledger.exceptions import TransitionError, UnknownRecordError
 from openclaw.ledger.opinion import stated_score
 from openclaw.ledger.probes import PROBE
-from openclaw.ledger.records import Feedback, Message, TurnState
+from openclaw.ledger.records import Feedback, TurnState
 from openclaw.ledger.turns import FIRST_NEXT_STATE, TurnQueries
 
 SUPERSEDED = "superseded"

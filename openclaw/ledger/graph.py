@@ -11,9 +11,10 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from groundwork.chat_messages import Message
 from openclaw.ledger.codec import pack_ids, unpack_ids
 from openclaw.ledger.database import Database
-from openclaw.ledger.records import Message, Signal, TurnKind, TurnState
+from openclaw.ledger.records import Signal, TurnKind, TurnState
 
 REGENERATED = "regenerated"
 _LOOK_BACK = 1000

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from groundwork.chat_messages import Message, MessageError, check_messages
 from groundwork.data_rows import read_json, read_text
 from openclaw.ledger.conversations import CUT_OFF, IMPORTED, IMPORTED_NOT_TRAINABLE
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.kept_ids import kept_id
-from openclaw.ledger.records import Message, Turn, TurnKind, Verdict
+from openclaw.ledger.records import Turn, TurnKind, Verdict
 from openclaw.ledger.store import Ledger
-from slime.utils.chat_messages import MessageError, check_messages
 
 FORMAT = '{"session_id", "turns": [{"type", "prompt", "response", "next_state", "trainable"}]}'
 KINDS = ("main", "side")

@@ -13,7 +13,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from openclaw.ledger.records import Feedback, Message, Thumbs, Turn, Verdict
+from groundwork.chat_messages import Message
+from openclaw.ledger.records import Feedback, Thumbs, Turn, Verdict
 from openclaw.messages.thumbs import thumb_of, without_thumbs
 from slime.utils.types import Sample
 

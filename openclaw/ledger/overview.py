@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from groundwork.chat_messages import Message
 from openclaw.ledger.database import Database
-from openclaw.ledger.records import Message, SampleState, ScoreSource, TurnKind, TurnState
+from openclaw.ledger.records import SampleState, ScoreSource, TurnKind, TurnState
 from openclaw.owners import owner_of, owns
 
 _PAGE = 2000

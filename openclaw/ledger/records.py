@@ -10,6 +10,8 @@ import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from groundwork.chat_messages import Message
+
 TurnKind = Literal["main", "side"]
 TurnState = Literal["waiting", "unscored", "pending", "judged", "ended", "excluded"]
 SampleState = Literal["ready", "leased", "trained", "dropped"]
@@ -18,7 +20,6 @@ ScoreSource = Literal["judge", "feedback", "rule"]
 InvalidVote = Literal["no_box", "other_box", "cut_off", "endless_thought"]
 Signal = Literal["next_state", "regenerated", "feedback"]
 Thumbs = Literal["up", "down"]
-Message = dict[str, Any]
 TEMPERATURE_TOLERANCE = 1e-6
 BLAMED = "blamed"
 """Key in a sample's metadata: the rule of hygiene that kept its reply from praise (`openclaw.judge.hygiene`)."""

@@ -13,6 +13,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
+from groundwork.chat_messages import Message
 from openclaw.ledger.baseline import compared
 from openclaw.ledger.codec import decode_feedback, decode_turn, decode_verdict, encode_sample, encode_turn, pack_floats
 from openclaw.ledger.database import Database
@@ -21,7 +22,7 @@ from openclaw.ledger.episodes import turn_reason
 from openclaw.ledger.exceptions import FeedbackArrivedError, TransitionError, UnknownRecordError
 from openclaw.ledger.opinion import choice_of
 from openclaw.ledger.pictures import store_pictures
-from openclaw.ledger.records import Feedback, JudgedTurn, Message, PendingTurn, Signal, Turn, Verdict
+from openclaw.ledger.records import Feedback, JudgedTurn, PendingTurn, Signal, Turn, Verdict
 from openclaw.owners import episode_of, owner_of, root
 from slime.utils.types import Sample
 

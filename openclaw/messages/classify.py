@@ -11,13 +11,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
+from groundwork.chat_messages import Message
 from openclaw.messages.own_requests import own_request
 from openclaw.messages.side_calls import Asked, ClientCall, client_call
 from openclaw.messages.text import content_text
 
-Message = dict[str, Any]
 SideKind = Literal["heartbeat", "cron", "memory_flush", "compaction", "subagent", "internal"] | ClientCall
 
 INTERNAL_CONTEXT = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"

@@ -15,11 +15,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
+from groundwork.chat_messages import Message
 from openclaw.messages.text import content_text
 
-Message = dict[str, Any]
 ClientCall = Literal["title", "suggestion", "compaction", "memory", "search", "subagent"]
 
 

@@ -10,9 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from slime.utils.chat_messages import content_text
-
-Message = dict[str, Any]
+from groundwork.chat_messages import Message, content_text
 
 
 def tool_call_text(call: dict[str, Any]) -> str:

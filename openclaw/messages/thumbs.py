@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
+from groundwork.chat_messages import Message
 from openclaw.messages.classify import is_internal, user_words
 from openclaw.messages.text import content_text
 
-Message = dict[str, Any]
 Thumbs = Literal["up", "down"]
 
 

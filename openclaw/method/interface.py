@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
-from openclaw.ledger.records import JudgedTurn, Message, Turn, Verdict
+from groundwork.chat_messages import Message
+from openclaw.ledger.records import JudgedTurn, Turn, Verdict
 from slime.utils.types import Sample
 
 TeacherContext = Callable[[Turn, Verdict], Sequence[Message] | None]

@@ -8,9 +8,9 @@ from itertools import islice
 from pathlib import Path
 
 from groundwork.exceptions import ConfigError
+from groundwork.processors import load_tokenizer
 from openclaw.ledger.store import Ledger
 from openclaw.messages.text import content_text
-from slime.utils.processing_utils import load_tokenizer
 
 LOOKED_AT = 32
 

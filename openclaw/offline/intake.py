@@ -17,12 +17,13 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
+from groundwork.chat_messages import Message
 from openclaw.ledger.conversations import IMPORTED
 from openclaw.ledger.copying import COPIED, copy_run
 from openclaw.ledger.counted import counted
 from openclaw.ledger.importing import ImportedTurn, described_turn, identity_of, redacted_verdict
 from openclaw.ledger.passes import OF_LOG, PASS, suffixed
-from openclaw.ledger.records import Message, Turn, Verdict
+from openclaw.ledger.records import Turn, Verdict
 from openclaw.ledger.redact import REDACTED
 from openclaw.ledger.reports import TurnRecord
 from openclaw.ledger.store import Ledger

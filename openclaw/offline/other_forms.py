@@ -14,12 +14,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from groundwork.chat_messages import Message, MessageError, check_messages, is_trained, known_fields
 from openclaw.ledger.conversations import CUT_OFF
 from openclaw.ledger.importing import ImportFormatError
 from openclaw.messages.preview import harmless, preview
-from slime.utils.chat_messages import MessageError, check_messages, is_trained, known_fields
-
-Message = dict[str, Any]
 
 TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Types of text parts, and the key of their text."""

@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from groundwork.chat_messages import Message
 from openclaw.rendering.controls import MARK, PLACE, THOUGHT
-from openclaw.rendering.prompts import Message, Prompts
+from openclaw.rendering.prompts import Prompts
 
 
 def ids_after(

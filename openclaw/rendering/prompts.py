@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from groundwork.chat_messages import TEMPLATE_ERRORS, Message
 from groundwork.exceptions import ConfigError
 from openclaw.rendering.controls import Controls, MarkedRole, clean
 from openclaw.rendering.segments import SegmentEncoder
-from slime.utils.chat_messages import TEMPLATE_ERRORS
 
-Message = dict[str, Any]
 _ASKED: list[Message] = [{"role": "user", "content": "Hi."}]
 _CALL = {"id": "call1", "type": "function", "function": {"name": "look", "arguments": {"at": "it"}}}
 _TALKS: tuple[list[Message], ...] = (

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from groundwork.chat_messages import Message
 from openclaw.rendering.controls import MARK, PLACE
-from openclaw.rendering.prompts import Message, Prompts
+from openclaw.rendering.prompts import Prompts
 
 
 class ReplyRenderError(ValueError):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from groundwork.processors import load_tokenizer
 from slime.args import Arguments
-from slime.utils.processing_utils import load_tokenizer
 
 
 def run_tokenizer(args: Arguments) -> Any | None:

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from groundwork.ports import find_available_port
 from openclaw.exceptions import OpenClawError
 from openclaw.gateway import under_way
 from openclaw.runtime.silence import MOST_NAMED, Silence, is_stopped, write_stack
@@ -99,8 +100,6 @@ def free_port(host: str, port: int, patience: float = 0.0, setting: str = "PORT"
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     if not port and family == socket.AF_INET:
-        from slime.utils.http_utils import find_available_port  # imports an HTTP client
-
         return find_available_port(host=host)
     deadline = time.monotonic() + patience
     while True:

@@ -30,6 +30,7 @@ from prometheus_client import CollectorRegistry
 
 from groundwork.exceptions import ConfigError
 from groundwork.process import watch_lifeline
+from groundwork.processors import load_processor, load_tokenizer
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
 from openclaw.gateway.assemble import build_service
@@ -46,7 +47,6 @@ from openclaw.method import trains_rewards
 from openclaw.runtime.garbage_collection import collect_when_quiet, settle
 from openclaw.runtime.listen import GatewayServer
 from openclaw.runtime.where import requests_path
-from slime.utils.processing_utils import load_processor, load_tokenizer
 
 logger = logging.getLogger("openclaw.runtime")
 

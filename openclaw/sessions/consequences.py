@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from groundwork.chat_messages import Message
 from openclaw.ledger.exceptions import TransitionError, UnknownRecordError
 from openclaw.ledger.group_commit import GroupCommit
-from openclaw.ledger.records import Message
 from openclaw.messages.fingerprint import messages_digest
 from openclaw.sessions.nodes import Node
 from openclaw.sessions.store import TurnStore

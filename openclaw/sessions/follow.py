@@ -16,10 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from groundwork.chat_messages import Message
 from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.forget import Forgotten
 from openclaw.ledger.group_commit import GroupCommit
-from openclaw.ledger.records import Message, Turn, TurnKind
+from openclaw.ledger.records import Turn, TurnKind
 from openclaw.messages.classify import side_kind
 from openclaw.messages.fingerprint import History, read_history
 from openclaw.messages.side_calls import Asked

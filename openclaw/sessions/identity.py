@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from groundwork.chat_messages import Message
 from openclaw.config.bounds import SESSION_ID
 from openclaw.ledger.kept_ids import kept_id
-from openclaw.ledger.records import Message
 from openclaw.messages.classify import runtime_session
 from openclaw.owners import LOCAL, stored_id
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from groundwork.chat_messages import Message
 from openclaw.ledger.forget import Forgotten
 from openclaw.ledger.graph import TurnNode
-from openclaw.ledger.records import Message, Signal, Turn
+from openclaw.ledger.records import Signal, Turn
 
 
 class TurnStore(Protocol):

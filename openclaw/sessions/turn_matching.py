@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from openclaw.ledger.records import Message
+from groundwork.chat_messages import Message
 from openclaw.messages.classify import answers_own_text, following, reads_like_own_request
 from openclaw.messages.fingerprint import CarriedReply, History, messages_digest
 from openclaw.sessions.nodes import Node

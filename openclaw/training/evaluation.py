@@ -9,13 +9,13 @@ from __future__ import annotations
 from functools import cache, lru_cache
 from typing import Any
 
+from groundwork.processors import load_tokenizer
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling, together
 from openclaw.judge.interface import Question
 from openclaw.judge.votes import has_quorum, majority
 from slime.args import Arguments
 from slime.rollout import sglang_rollout
-from slime.utils.processing_utils import load_tokenizer
 from slime.utils.types import Sample
 
 NEXT_STATE = "next_state"

@@ -13,9 +13,9 @@ from typing import Any
 
 from groundwork.exceptions import ConfigError
 from groundwork.images import open_image, picture_tensors
+from groundwork.processors import load_processor
 from openclaw.ledger.records import SeenPicture
 from openclaw.ledger.store import Ledger
-from slime.utils.processing_utils import load_processor
 from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)

@@ -20,14 +20,14 @@ from agentrl.rollout.episode import LEAST_REPLY_SHARE
 from agentrl.rollout.opening import opening
 from agentrl.rollout.prompts import Reply
 from agentrl.tasks.swe.environment import SweEnvironment
+from groundwork.chat_messages import Message
+from groundwork.processors import load_tokenizer
 from openclaw.messages.text import content_text
-from slime.utils.processing_utils import load_tokenizer
 
 MOST_MALFORMED = 10
 """Replies that cannot be read, after which the episode ends: as many as in training are spare."""
 FIRST_RATIO = 0.5
 """Tokens of a character, before the server has counted any."""
-Message = dict[str, Any]
 
 
 class Lengths:

@@ -25,6 +25,12 @@ from agentrl.registry import load_environment
 from agentrl.rollout import generate as loop
 from agentrl.tasks.gui.source import GuiSource, domain_of, write_rows
 from groundwork.exceptions import ConfigError
+from groundwork.processors import (
+    encode_image_for_rollout_engine,
+    load_processor,
+    load_tokenizer,
+    process_vision_info,
+)
 from openclaw.ledger.records import Vote
 from slime.args import Arguments
 from slime.arguments.dry_run import of_machine
@@ -41,12 +47,6 @@ from slime.utils.async_utils import run
 from slime.utils.http_utils import post
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator
 from slime.utils.misc import SingletonMeta, load_function
-from slime.utils.processing_utils import (
-    encode_image_for_rollout_engine,
-    load_processor,
-    load_tokenizer,
-    process_vision_info,
-)
 from slime.utils.types import Sample
 from tests.helpers import tiny_vision
 from tests.helpers.agent_rollouts import talk

@@ -21,13 +21,13 @@ from agentrl.rollout import generate as loop
 from agentrl.tasks.swe.generate import generate as instance
 from agentrl.tasks.swe.source import InstanceSource
 from groundwork.exceptions import ConfigError
+from groundwork.processors import load_tokenizer
 from openclaw.ledger.records import Vote
 from slime.args import Arguments
 from slime.arguments.plugin_names import missing_plugins
 from slime.rollout.sglang_rollout import GenerateState
 from slime.utils import http_utils
 from slime.utils.http_utils import post
-from slime.utils.processing_utils import load_tokenizer
 from slime.utils.types import Sample
 from tests.helpers.agent_rollouts import talk
 from tests.helpers.agent_stages import END, PARAMETERS, staged

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from benchmarks.weight_receiver import LocalHandle
+from groundwork.ports import find_available_port
 from slime.args import Arguments
 from slime.backends.fsdp_utils.actor import FSDPTrainActor
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.trainer.rollout_data import RolloutShard
-from slime.utils.http_utils import find_available_port
 from tests.helpers.engine_streams import Stream, Tolerance, errors, prompts, stream, wait_for_some, within
 from tests.helpers.trainer import shards
 

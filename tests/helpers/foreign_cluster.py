@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from groundwork.cleanup import entrust, start_janitor
-from slime.utils.http_utils import find_available_port
+from groundwork.ports import find_available_port
 from tests.helpers.processes import assert_all_gone, title_of
 
 ADDRESSES = ("127.0.0.4", "127.0.0.5")

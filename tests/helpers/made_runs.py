@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from openclaw.ledger.records import Message, Verdict, VersionSpan, Vote
+from groundwork.chat_messages import Message
+from openclaw.ledger.records import Verdict, VersionSpan, Vote
 from openclaw.ledger.store import Ledger
 from openclaw.training.samples import make_sample
 from slime.args import Arguments

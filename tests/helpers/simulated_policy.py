@@ -18,13 +18,14 @@ import torch
 from openclaw_rl_method import BinaryRL
 from prometheus_client import CollectorRegistry
 
+from groundwork.chat_messages import Message
 from openclaw.config.runtime import HYGIENE_RULES
 from openclaw.judge.answers import read_vote
 from openclaw.judge.hygiene import Limits
 from openclaw.judge.interface import Question
 from openclaw.judge.metrics import JudgeMetrics
 from openclaw.judge.worker import JudgeWorker, WorkerSettings
-from openclaw.ledger.records import JudgeKind, Message, Turn, VersionSpan, Vote
+from openclaw.ledger.records import JudgeKind, Turn, VersionSpan, Vote
 from openclaw.ledger.store import Ledger
 from openclaw.training.rollout import prepare
 from slime.algorithms.advantages import compute_advantages

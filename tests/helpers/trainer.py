@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
+from groundwork.ports import find_available_port
 from slime.args import Arguments
 from slime.rollout.train_data import split_by_dp
-from slime.utils.http_utils import find_available_port
 from tests.helpers.new_process import ready_to_fork
 
 PORT_SECONDS = 120.0

@@ -16,8 +16,8 @@ from torch.distributed.distributed_c10d import (
     rendezvous,
 )
 
+from groundwork.ports import find_available_port
 from slime.backends.sglang_utils.engine import SGLangEngine
-from slime.utils.http_utils import find_available_port
 
 
 class WeightSender:

@@ -16,10 +16,10 @@ import httpx
 import pytest
 from transformers import AutoTokenizer
 
+from groundwork.ports import find_available_port, is_port_available
 from openclaw.ledger.baseline import mean_of
 from openclaw.training.rollout import LedgerDataSource, LiveRollout
 from slime.args import Arguments
-from slime.utils.http_utils import find_available_port, is_port_available
 from tests.helpers.mock_engine import logprob_of, serve
 from tests.helpers.policy_and_judge import REPLY, PolicyAndJudge
 from tests.helpers.rollout_args import rollout_args

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from groundwork.ports import find_available_port
 from slime.arguments import parse_args
 from slime.rollout.train_data import convert, split_by_dp
-from slime.utils.http_utils import find_available_port
 from slime.utils.types import Sample
 from tests.helpers.driver import COMMON
 from tests.helpers.shared_loop import ROLLOUTS, run_shared

@@ -20,8 +20,8 @@ import pytest
 from asking import server_client
 from student import Student, Tally
 
+from groundwork.ports import find_available_port
 from slime.arguments.checkpoint import LATEST
-from slime.utils.http_utils import find_available_port
 from tests.helpers.processes import GONE_SECONDS
 
 pytestmark = pytest.mark.timeout(1500)

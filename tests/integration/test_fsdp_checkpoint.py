@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from groundwork.ports import find_available_port
 from slime.backends.fsdp_utils import checkpoint
 from slime.checkpoints.versions import superseded
 from slime.exceptions import CheckpointError
-from slime.utils.http_utils import find_available_port
 from tests.helpers import trainer, trainer_ranks
 from tests.helpers.tolerance import LOGITS, MODEL, assert_near
 

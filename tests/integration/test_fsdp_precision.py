@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from groundwork.ports import find_available_port
 from slime.backends.fsdp_utils.train_step import log_prob_pass
 from slime.backends.trainer.rollout_data import RolloutShard
 from slime.logprobs.response_rows import log_probs_of_head
-from slime.utils.http_utils import find_available_port
 from tests.helpers import trainer, trainer_ranks
 from tests.helpers.reference_steps import sft_steps
 from tests.helpers.resume_run import moments

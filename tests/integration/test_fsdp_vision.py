@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText
 
+from groundwork.ports import find_available_port
+from groundwork.processors import load_processor
 from slime.backends.trainer.rollout_data import RolloutShard
 from slime.utils.hf_checkpoint import files_of_weights
-from slime.utils.http_utils import find_available_port
-from slime.utils.processing_utils import load_processor
 from tests.helpers import tiny_vision, trainer, trainer_ranks, vision_ranks, vision_samples
 from tests.helpers.tolerance import LOGITS, MODEL, assert_near
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from groundwork.ports import find_available_port
 from slime.backends.fsdp_utils.weights import export_adapter
-from slime.utils.http_utils import find_available_port
 from slime.weight_sync import adapter_version, broadcast
 from tests.helpers import trainer, trainer_ranks
 from tests.helpers.fake_weight_engine import FakeWeightEngine

@@ -14,9 +14,9 @@ from PIL import Image
 from transformers import Qwen3VLForConditionalGeneration
 
 from groundwork.images import picture_tensors
+from groundwork.processors import encode_image_for_rollout_engine, load_processor
 from openclaw.ledger.records import SeenPicture, Turn
 from openclaw.ledger.store import Ledger
-from slime.utils.processing_utils import encode_image_for_rollout_engine, load_processor
 from tests.helpers import tiny_vision
 from tests.helpers.live_run import LiveRun, wait_until
 from tests.helpers.pictures import picture

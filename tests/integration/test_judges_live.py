@@ -13,11 +13,11 @@ import httpx
 import pytest
 from transformers import AutoTokenizer
 
+from groundwork.ports import find_available_port
 from openclaw.exceptions import EngineUnavailableError
 from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling
 from openclaw.judge.endpoint import EndpointJudge
 from openclaw.judge.interface import Question
-from slime.utils.http_utils import find_available_port
 from tests.helpers.fake_engine import FakeEngine
 from tests.helpers.live_engine import engine_arguments, live_engine
 from tests.helpers.taught_model import teach

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from groundwork.ports import find_available_port
 from slime.backends.fsdp_utils import train_step
 from slime.backends.fsdp_utils.actor import FSDPTrainActor
 from slime.rollout.segments import SampledTurn, Segment, alone, merge
 from slime.rollout.train_data import convert, split_by_dp
-from slime.utils.http_utils import find_available_port
 from slime.utils.types import Sample
 from tests.helpers import trainer, trainer_ranks
 

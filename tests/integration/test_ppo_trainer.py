@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from groundwork.ports import find_available_port
 from slime.exceptions import CheckpointError
-from slime.utils.http_utils import find_available_port
 from tests.helpers import trainer, trainer_ranks
 from tests.helpers.ppo_ranks import close, equal, ppo_rollout
 from tests.helpers.reference_loss import reference, reference_critic

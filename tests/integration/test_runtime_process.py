@@ -10,8 +10,8 @@ from pathlib import Path
 
 import httpx
 
+from groundwork.ports import find_available_port
 from openclaw.ledger.store import Ledger
-from slime.utils.http_utils import find_available_port
 from tests.helpers.mock_engine import mock_engine
 from tests.helpers.waiting import eventually
 

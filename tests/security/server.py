@@ -21,10 +21,10 @@ from typing import Any, Protocol
 import httpx
 import psutil
 
+from groundwork.ports import find_available_port
 from groundwork.process import ChildProcess, spawn
 from openclaw.ledger.reports import TurnRecord
 from openclaw.ledger.store import Ledger
-from slime.utils.http_utils import find_available_port
 from tests.helpers.waiting import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -6,14 +6,12 @@ Guarantee: what the tools answer in a conversation is what they answered, in thi
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from agentrl.environment import Task
 from agentrl.protocol import JsonObject, Verdict
 from agentrl.tasks.toolcall.draft import Draft
 from agentrl.tasks.toolcall.environment import ToolCallEnvironment
-
-Message = dict[str, Any]
+from groundwork.chat_messages import Message
 
 
 def last_words(draft: Draft) -> str:

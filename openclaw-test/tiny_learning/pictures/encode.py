@@ -16,8 +16,9 @@ from tiny_models.tokenizer import END
 from agentrl.rollout.actions import Malformed
 from agentrl.rollout.opening import FORMS
 from agentrl.rollout.pictures import with_pictures
-from agentrl.rollout.prompts import Conversation, Message
+from agentrl.rollout.prompts import Conversation
 from agentrl.tasks.gui.actions import Action, read_call
+from groundwork.chat_messages import Message
 from groundwork.images import image_tokens, repeat_placeholders
 from tiny_learning import encode
 from tiny_learning.pictures.model import COLUMNS, IMAGES, ROWS

@@ -15,10 +15,10 @@ from typing import Any
 
 from groundwork.command_line import nearest
 from groundwork.exceptions import ConfigError
+from groundwork.yaml_file import read_yaml_mapping
 from slime.args import Arguments
 from slime.arguments.option import flag_of
 from slime.arguments.rewards import check_grader
-from slime.utils.yaml_file import read_yaml_mapping
 
 _ONLY_NAME = "eval"
 DEFAULT_ROLLOUT = "slime.rollout.sglang_rollout.generate_rollout"

@@ -14,10 +14,10 @@ from typing import Any
 
 from groundwork.command_line import nearest_flag
 from groundwork.exceptions import ConfigError
+from groundwork.yaml_file import read_yaml_mapping
 from slime.args import Arguments
 from slime.arguments.option import comma_list, json_object
 from slime.arguments.refused import REFUSED_PREFIX, refusals
-from slime.utils.yaml_file import read_yaml_mapping
 
 CONFIG_FLAG = "--config"
 ARGUMENTS_FLAG = "--custom-arguments-path"

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from groundwork.chat_messages import TEMPLATE_ERRORS, check_messages, in_template_form, read_tools
 from groundwork.data_rows import read_file, read_json, read_text, split_slice
 from groundwork.exceptions import ConfigError
 from slime.args import Arguments
@@ -30,7 +31,6 @@ from slime.rollout.multimodal_prompts import (
 )
 from slime.rollout.rm_hub import check_samples
 from slime.rollout.stored_pictures import decode, record_of
-from slime.utils.chat_messages import TEMPLATE_ERRORS, check_messages, in_template_form, read_tools
 from slime.utils.data_files import load_data, save_data
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
@@ -168,7 +168,7 @@ def rows_to_samples(
     """
     tokenizer = None
     if args.apply_chat_template or longest is not None:
-        from slime.utils.processing_utils import load_tokenizer
+        from groundwork.processors import load_tokenizer
 
         tokenizer = load_tokenizer(args.hf_checkpoint)
     renderer = image_processor_of(args.hf_checkpoint) if args.multimodal_keys else tokenizer

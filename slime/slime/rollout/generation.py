@@ -15,6 +15,7 @@ from typing import Any
 
 from groundwork.exceptions import ConfigError
 from groundwork.images import placeholder_ids
+from groundwork.processors import load_processor, load_tokenizer
 from slime.args import Arguments
 from slime.exceptions import EngineError
 from slime.rollout.engine_pool import router_url, routing_headers
@@ -34,7 +35,6 @@ from slime.rollout.stored_pictures import decode_pictures
 from slime.utils.async_utils import gather_or_cancel
 from slime.utils.http_utils import post
 from slime.utils.misc import SingletonMeta, load_function
-from slime.utils.processing_utils import load_processor, load_tokenizer
 from slime.utils.routed_experts import take_experts
 from slime.utils.types import Sample
 

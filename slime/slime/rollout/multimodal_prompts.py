@@ -16,8 +16,8 @@ from typing import Any
 
 from groundwork.exceptions import ConfigError
 from groundwork.images import image_tokens, model_size, open_image
+from groundwork.processors import load_processor
 from slime.args import Arguments, required
-from slime.utils.processing_utils import load_processor
 from slime.utils.types import MultimodalTypes, Sample
 
 logger = logging.getLogger(__name__)

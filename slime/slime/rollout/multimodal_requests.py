@@ -14,9 +14,9 @@ from typing import Any
 
 from groundwork.exceptions import ConfigError
 from groundwork.images import one_per_image, placeholder_ids
+from groundwork.processors import encode_image_for_rollout_engine
 from slime.exceptions import EngineError
 from slime.rollout.multimodal_prompts import check_places
-from slime.utils.processing_utils import encode_image_for_rollout_engine
 from slime.utils.types import Sample
 
 CUT = "cut_at_placeholder"

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from groundwork.chat_messages import check_messages
 from groundwork.exceptions import ConfigError
+from groundwork.processors import load_processor, load_tokenizer
 from slime.args import Arguments
 from slime.rollout.multimodal_requests import expand_images, images_of
-from slime.utils.chat_messages import check_messages
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator
 from slime.utils.misc import SingletonMeta
-from slime.utils.processing_utils import load_processor, load_tokenizer
 from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)

@@ -1,8 +1,7 @@
 """HTTP calls of the core and its plugins.
 
 Guarantees: only transport errors and 5xx answers are retried. A 4xx answer is the caller's mistake and raises at once.
-Owns the process-wide client that plugins share (``_http_client``) and the reservations of ports that this process
-returned.
+Owns the process-wide client that plugins share (``_http_client``).
 """
 
 from __future__ import annotations
@@ -13,11 +12,12 @@ import os
 import random
 import socket
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 
+from groundwork.ports import find_available_port as find_available_port  # plugins import both from here
+from groundwork.ports import is_port_available as is_port_available
 from slime.args import Arguments
 from slime.exceptions import HttpStatusError
 
@@ -31,11 +31,6 @@ _proxy: str | None = None
 _DIRECT_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 FIRST_DELAY_SECONDS = 0.2
 LONGEST_DELAY_SECONDS = 5.0
-QUIET_PORT = 30001
-"""First port to hand out. Ray's workers use 10002 to 19999. SGLang takes rendezvous ports from 22000 to 29999 itself,
-without a look at reservations (log/sglang.md#sglang-rendezvous-port). 30000 is the gateway's."""
-PORT_TRIES = 200
-_claims: list[socket.socket] = []
 
 
 def init_http_client(args: Arguments) -> None:
@@ -140,60 +135,6 @@ async def stream_lines(response: httpx.Response) -> AsyncIterator[str]:
             yield line.removesuffix(b"\r").decode()
     if rest:
         yield rest.decode()
-
-
-def find_available_port(base_port: int = 0, host: str = "127.0.0.1") -> int:
-    """Return a free port outside the kernel's ephemeral range, reserved for this process's lifetime.
-
-    With ``base_port``, return the first free port from there on, without a reservation. A reserved port stays available
-    to a program that starts to listen much later. The system picks the port if the ephemeral range leaves none or if
-    there are no abstract Unix sockets.
-
-    Raises:
-        OSError: no port is free.
-    """
-    if base_port:
-        for port in range(base_port, 1 << 16):
-            if is_port_available(port, host):
-                return port
-        raise OSError(f"no port from {base_port} upwards is free on {host}")
-    quiet = range(QUIET_PORT, _first_port_of_connections())
-    for port in random.SystemRandom().sample(quiet, min(PORT_TRIES, len(quiet))):
-        if is_port_available(port, host) and _claim(port):
-            return port
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind((host, 0))
-        return probe.getsockname()[1]
-
-
-def _first_port_of_connections() -> int:
-    try:
-        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    except FileNotFoundError:
-        return 32768
-
-
-def _claim(port: int) -> bool:
-    """Reserve the port with an abstract Unix socket, which the kernel releases when the process exits."""
-    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    try:
-        claim.bind(f"\0slime-port-{port}")
-    except OSError:
-        claim.close()
-        return False
-    _claims.append(claim)
-    return True
-
-
-def is_port_available(port: int, host: str = "127.0.0.1") -> bool:
-    """Return whether ``port`` can be bound on ``host``."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-        return True
 
 
 def get_host_info() -> tuple[str, str]:

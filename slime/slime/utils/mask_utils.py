@@ -1,7 +1,7 @@
 """Token ids of a conversation, and a mask of those that the assistant wrote.
 
 Guarantees: the ids come from one rendering of the tokenizer's chat template, of messages in the form in which serving
-renders them (`slime.utils.chat_messages`). A masked-in token is one that the policy would sample when serving this
+renders them (`groundwork.chat_messages`). A masked-in token is one that the policy would sample when serving this
 conversation: from the start of generation to the end marker of an assistant message. Prompt and message are tokenised
 separately, so no token crosses the border. A conversation whose text is indistinguishable from the template's markers is
 refused.
@@ -14,15 +14,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from groundwork.exceptions import ConfigError
-from slime.utils.chat_messages import (
+from groundwork.chat_messages import (
     TEMPLATE_ERRORS,
+    Message,
     check_messages,
     content_text,
     in_template_form,
     is_trained,
     read_tools,
 )
+from groundwork.exceptions import ConfigError
 
 MASK_TYPES = ("qwen", "qwen3", "distill_qwen", "qwen3_5")
 
@@ -32,8 +33,6 @@ _DISTILL_ASSISTANT = "<｜Assistant｜>"
 _DISTILL_END = "<｜end▁of▁sentence｜>"
 _THINK, _END_THINK = "<think>", "</think>"
 _THOUGHT = re.compile(r"<think>\s*(.*?)\s*</think>", re.DOTALL)
-
-Message = dict[str, Any]
 
 
 @dataclass(frozen=True)

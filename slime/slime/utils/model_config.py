@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from groundwork.exceptions import ConfigError
 from slime.exceptions import CheckpointError
 
 
@@ -38,24 +35,6 @@ def config_or_none(folder: str | None) -> dict[str, Any] | None:
         return read_config(Path(folder)) if folder else None
     except CheckpointError:
         return None
-
-
-@contextmanager
-def without_own_code(folder: str | Path) -> Iterator[dict[str, bool]]:
-    """Yield the keyword argument with which transformers loads ``folder`` without running Python code that it brings.
-
-    Raises:
-        ConfigError: the folder cannot be loaded without such code.
-    """
-    try:
-        yield {"trust_remote_code": False}
-    except ValueError as error:
-        if "trust_remote_code" not in str(error):
-            raise
-        raise ConfigError(
-            f"{folder} needs Python code of its own (auto_map in its JSON files), which is never run; use a model that the "
-            "installed transformers and SGLang know"
-        ) from error
 
 
 def text_config(config: dict) -> dict:

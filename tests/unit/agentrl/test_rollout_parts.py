@@ -11,9 +11,10 @@ from agentrl.rollout.actions import FORMS, Malformed
 from agentrl.rollout.context import Kept, cut, exchanges
 from agentrl.rollout.exceptions import EpisodeLost
 from agentrl.rollout.opening import opening
-from agentrl.rollout.prompts import Message, Reply
+from agentrl.rollout.prompts import Reply
 from agentrl.rollout.rewards import outcome, step_rewards, step_score
 from agentrl.rollout.settings import Settings
+from groundwork.chat_messages import Message
 from groundwork.exceptions import ConfigError
 from slime.rollout.rewards import trajectory_reward
 from tests.helpers.agent_rollouts import GUESS

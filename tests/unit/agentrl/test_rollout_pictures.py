@@ -20,9 +20,9 @@ from agentrl.rollout.context import NO_PICTURE, without_old_pictures
 from agentrl.rollout.pictures import numbers_of, picture_tokens_of
 from agentrl.rollout.step_judge import step_question
 from groundwork.exceptions import ConfigError
+from groundwork.processors import encode_image_for_rollout_engine, load_processor
 from openclaw.judge.client import JudgeClient, JudgeSampling
 from slime.rollout.train_data import convert
-from slime.utils.processing_utils import encode_image_for_rollout_engine, load_processor
 from slime.utils.types import Sample
 from tests.helpers import tiny_vision
 from tests.helpers.agent_rollouts import Talk, talk

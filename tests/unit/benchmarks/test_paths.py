@@ -31,7 +31,7 @@ def test_a_function_is_recorded_once_and_only_while_recording() -> None:
     finally:
         recorder.remove()
     [entry] = recorder.entries
-    assert (entry.caller, entry.module, entry.function) == (EVENT_LOOP, "slime.utils.chat_messages", "content_text")
+    assert (entry.caller, entry.module, entry.function) == (EVENT_LOOP, "groundwork.chat_messages", "content_text")
 
 
 def test_only_files_of_the_product_have_a_module(repository: Path) -> None:

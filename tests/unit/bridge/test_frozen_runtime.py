@@ -16,10 +16,10 @@ from urllib.request import urlopen
 
 import pytest
 
+from groundwork.ports import find_available_port
 from groundwork.process import ChildProcess, spawn
 from openclaw.runtime.process import RuntimeSupervisor, responds
 from openclaw.runtime.silence import LEAST_MISSES, Silence
-from slime.utils.http_utils import find_available_port
 from tests.helpers.waiting import wait_until
 
 SERVER = Path(__file__).parents[2] / "helpers" / "freezing_server.py"

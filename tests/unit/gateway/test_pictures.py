@@ -14,12 +14,12 @@ from PIL import Image
 
 from agentrl.rollout.pictures import Pictures
 from groundwork.images import image_tokens, one_per_image
+from groundwork.processors import load_processor
 from openclaw.config.bounds import PICTURE_BYTES, PICTURE_PIXELS, PICTURES
 from openclaw.judge.interface import Question
 from openclaw.ledger.redact import Redactor
 from openclaw.training.pictures import SamplePictures
 from openclaw.training.samples import make_sample
-from slime.utils.processing_utils import load_processor
 from tests.helpers import tiny_vision
 from tests.helpers.pictures import picture, png
 from tests.unit.gateway.conftest import Stack, Starter

@@ -11,10 +11,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from groundwork.chat_messages import Message
 from openclaw.exceptions import EngineUnavailableError, TeacherMismatchError
 from openclaw.judge.prompts import append_hint
 from openclaw.judge.teacher import TeacherScorer, context_of, score, under_hint
-from openclaw.ledger.records import Message, Turn, Verdict, VersionSpan
+from openclaw.ledger.records import Turn, Verdict, VersionSpan
 from openclaw.owners import LOCAL
 from tests.helpers.fake_engine import FakeEngine
 from tests.helpers.ledger_records import make_turn

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from groundwork.yaml_file import LARGEST_BYTES, read_yaml_mapping
 from openclaw.launch.__main__ import main
 from openclaw.launch.flags import VARIABLE_OF_FLAG
 from openclaw.launch.plan import Plan
@@ -20,7 +21,6 @@ from slime.args import Arguments
 from slime.arguments import parse_args
 from slime.arguments.parser import Parser, parser_for
 from slime.arguments.yaml_files import find_action
-from slime.utils.yaml_file import LARGEST_BYTES, read_yaml_mapping
 from tests.helpers.checkpoints import config_only
 
 CLEAN = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}

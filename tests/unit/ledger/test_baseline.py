@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from groundwork.chat_messages import Message
 from openclaw.ledger.baseline import BASELINE, OF_ALL, OF_OWNER, PRIOR, WINDOW, mean_of
 from openclaw.ledger.opinion import WEIGHT, as_next_state
-from openclaw.ledger.records import Feedback, Message, Verdict
+from openclaw.ledger.records import Feedback, Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.owners import stored_id
 from openclaw.training.samples import make_sample

@@ -14,6 +14,7 @@ import torch
 from openclaw_oel_method import LESSON_SYSTEM, Config, ExperientialLearning, last_complaint, whole_session
 from prometheus_client import CollectorRegistry
 
+from groundwork.chat_messages import Message
 from groundwork.exceptions import ConfigError
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.judge.answers import read_vote
@@ -26,7 +27,7 @@ from openclaw.judge.teacher import TeacherScorer
 from openclaw.judge.worker import JudgeWorker, WorkerSettings
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.resolve import make_plan
-from openclaw.ledger.records import Message, Turn, Verdict
+from openclaw.ledger.records import Turn, Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.messages.text import content_text
 from openclaw.rendering.prompts import Prompts

@@ -13,6 +13,7 @@ import torch
 from openclaw_sdpo_method import HEADING, MOST_CHARACTERS, Config, SelfDistillation, follow_up, in_hindsight
 from prometheus_client import CollectorRegistry
 
+from groundwork.chat_messages import Message
 from groundwork.exceptions import ConfigError
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.judge.hygiene import Limits
@@ -24,7 +25,7 @@ from openclaw.judge.worker import JudgeWorker, WorkerSettings
 from openclaw.launch.method_check import method_problems
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.resolve import make_plan
-from openclaw.ledger.records import Feedback, Message, Turn, Verdict
+from openclaw.ledger.records import Feedback, Turn, Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.messages.text import content_text
 from openclaw.rendering.prompts import Prompts

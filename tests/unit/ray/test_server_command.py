@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from groundwork.exceptions import ConfigError
+from groundwork.ports import find_available_port
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec, Placement
 from slime.backends.sglang_utils import router
@@ -16,7 +17,6 @@ from slime.backends.sglang_utils.server import CPU_STANDINS, engine_environment
 from slime.backends.sglang_utils.server_args import command_line, server_command
 from slime.ray.engines import EngineGroup
 from slime.ray.placement import ReservedPlacement
-from slime.utils.http_utils import find_available_port
 from slime.weight_sync import LOADER
 
 

@@ -161,7 +161,7 @@ def test_an_unusable_row_is_named(both: Any, monkeypatch: pytest.MonkeyPatch, tm
 )
 def test_an_unusable_row_of_prompts_is_named(both: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, messages: Any, tools: Any, says: str) -> None:  # fmt: skip
     _, masks = both["as items"]
-    monkeypatch.setattr("slime.utils.processing_utils.load_tokenizer", lambda path: masks.tokenizer)
+    monkeypatch.setattr("groundwork.processors.load_tokenizer", lambda path: masks.tokenizer)
     args = arguments(tmp_path, {"messages": messages, "tools": tools}, apply_chat_template=True)
     with pytest.raises(ConfigError, match=rf"^--prompt-data {args.prompt_data}, row 2: .*{says}"):
         RolloutDataSource(args)
@@ -170,7 +170,7 @@ def test_an_unusable_row_of_prompts_is_named(both: Any, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("talk", TALKS)
 def test_prompt_data_has_the_text_of_serving(both: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, talk: str) -> None:  # fmt: skip
     renderer, masks = both["as JSON"]
-    monkeypatch.setattr("slime.utils.processing_utils.load_tokenizer", lambda path: masks.tokenizer)
+    monkeypatch.setattr("groundwork.processors.load_tokenizer", lambda path: masks.tokenizer)
     row = {"messages": TALKS[talk], "tools": json.dumps([TOOL])}
     dataset = RolloutDataSource(arguments(tmp_path, row, apply_chat_template=True)).dataset
     assert dataset is not None

@@ -170,7 +170,7 @@ def test_a_prompt_is_rendered_with_the_templates_arguments(args: Arguments, monk
         def apply_chat_template(self, messages: list, **given: object) -> str:
             return f"{messages[0]['content']} {given['enable_thinking']}"
 
-    monkeypatch.setattr("slime.utils.processing_utils.load_tokenizer", lambda _: Template())
+    monkeypatch.setattr("groundwork.processors.load_tokenizer", lambda _: Template())
     args.apply_chat_template, args.apply_chat_template_kwargs = True, {"enable_thinking": False}
     assert RolloutDataSource(args).get_samples(1)[0][0].prompt == "question 0 False"
 
@@ -183,7 +183,7 @@ def test_longer_prompts_than_the_flag_allows_are_left_out(args: Arguments, monke
         def encode(self, text: str, **_: object) -> list[str]:
             return text.split()
 
-    monkeypatch.setattr("slime.utils.processing_utils.load_tokenizer", lambda _: Words())
+    monkeypatch.setattr("groundwork.processors.load_tokenizer", lambda _: Words())
     rows = Path(args.prompt_data).read_text()
     Path(args.prompt_data).write_text(rows + json.dumps({"q": "a question of five words", "a": "5"}) + "\n")
     assert len(RolloutDataSource(args)) == 6

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from groundwork import images
-from slime.utils.processing_utils import encode_image_for_rollout_engine, load_processor, process_vision_info
+from groundwork.processors import encode_image_for_rollout_engine, load_processor, process_vision_info
 from tests.helpers import tiny_vision
 from tests.helpers.pictures import picture, png
 

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from groundwork.exceptions import ConfigError
+from groundwork.processors import load_tokenizer
 from slime.args import Arguments
 from slime.arguments.evaluation import read_eval_datasets
 from slime.rollout import stored_pictures
@@ -24,7 +25,6 @@ from slime.rollout.multimodal_prompts import StoredPicture, copy_sharing_media, 
 from slime.rollout.sglang_rollout import generate_rollout_async
 from slime.rollout.stored_pictures import decode, put_pictures_away
 from slime.utils.misc import SingletonMeta
-from slime.utils.processing_utils import load_tokenizer
 from slime.utils.types import Sample
 from tests.helpers.arguments import refusal
 from tests.helpers.pictures import picture, png

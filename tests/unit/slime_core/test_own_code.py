@@ -12,11 +12,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from groundwork.exceptions import ConfigError
+from groundwork.processors import load_processor, load_tokenizer
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.fsdp_utils.model import load_hf
 from slime.backends.sglang_utils.server_args import server_command
-from slime.utils.processing_utils import load_processor, load_tokenizer
 
 CODE = """
 from pathlib import Path

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from slime.utils.processing_utils import build_processor_kwargs, load_processor
+from groundwork.processors import build_processor_kwargs, load_processor
 from tests.helpers import tiny_random, tiny_vision
 
 torch = pytest.importorskip("torch")

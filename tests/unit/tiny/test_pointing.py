@@ -34,7 +34,7 @@ from agentrl.protocol import JsonObject, Observation, StepResult
 from agentrl.tasks.gui.actions import read_call
 from agentrl.tasks.gui.dom import Element
 from agentrl.tasks.gui.miniwob.episode import SCREEN
-from slime.utils.processing_utils import load_processor
+from groundwork.processors import load_processor
 from tests.helpers.agent_rollouts import Talk, talk
 from tests.helpers.agent_stages import staged
 

@@ -24,6 +24,7 @@ from torch.distributed.fsdp import (
     register_fsdp_forward_method,
 )
 
+from groundwork.processors import without_own_code
 from slime.args import Arguments
 from slime.arguments.model_shape import VISION_LANGUAGE_TYPES
 from slime.backends.fsdp_utils import lora, packed_attention, vision
@@ -31,7 +32,6 @@ from slime.backends.trainer.packing import MicroBatch
 from slime.backends.trainer.trainable import choose_trainable
 from slime.logprobs.response_rows import HeadPairs, ResponseRows
 from slime.utils.hf_checkpoint import DTYPES
-from slime.utils.model_config import without_own_code
 
 
 def head_pairs(lm_head: Any, hidden: Tensor) -> HeadPairs:

@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 
+from groundwork.ports import find_available_port
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine_process import EngineProcess
@@ -24,7 +25,6 @@ from slime.backends.sglang_utils.memory_calls import MemoryCalls
 from slime.backends.sglang_utils.other_nodes import ANSWER_SECONDS, OtherNodes
 from slime.backends.sglang_utils.weight_calls import WeightCalls
 from slime.exceptions import EngineError, EngineNodeLostError
-from slime.utils.http_utils import find_available_port
 
 logger = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from groundwork.machine import this_host
+from groundwork.ports import find_available_port
 from groundwork.private_files import private, private_folder
 from groundwork.process import ChildProcess, group_stopped, spawn
 from slime.args import Arguments
@@ -23,7 +24,6 @@ from slime.backends.sglang_utils.server import engine_environment
 from slime.backends.sglang_utils.server_args import gives_memory_away, server_command
 from slime.backends.sglang_utils.server_hooks import HOLD
 from slime.utils.forwarded_environment import own_of_machine
-from slime.utils.http_utils import find_available_port
 
 # SIGTERM also ends SGLang's workers, which the server mistakes for a crash: it sleeps five seconds before it ends.
 _STOP_SECONDS = 1.0

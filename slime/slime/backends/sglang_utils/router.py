@@ -19,13 +19,13 @@ from urllib.parse import urlsplit
 import httpx
 
 from groundwork.exceptions import ConfigError
+from groundwork.ports import find_available_port, is_port_available
 from groundwork.process import ChildProcess, spawn, watch_lifeline
 from slime.args import Arguments
 from slime.arguments.placement import Role
 from slime.backends.sglang_utils.server import engine_environment
 from slime.backends.sglang_utils.server_args import command_line
 from slime.exceptions import EngineError
-from slime.utils.http_utils import find_available_port, is_port_available
 
 ROUTER_PACKAGE = "sglang_router"
 # The router cannot read prompts given as ids, so requests name their conversation: a request with the header
