@@ -36,7 +36,7 @@ from benchmarks.fault_parts.checks import write_json
 from benchmarks.gate_parts.told import Told, summarise
 from benchmarks.machine import REPOSITORY, describe_machine
 from groundwork.command_line import output_file
-from groundwork.ports import find_available_port
+from groundwork.network import find_available_port
 from openclaw.ledger.decisions import DecisionRecord
 from openclaw.ledger.store import Ledger
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks.machine import REPOSITORY, describe_machine
 from groundwork.command_line import output_file
-from groundwork.ports import find_available_port
+from groundwork.network import find_available_port
 from groundwork.process import ChildProcess, spawn
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.where import find_ledger

@@ -30,7 +30,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.machine import REPOSITORY
-from groundwork.ports import find_available_port
+from groundwork.network import find_available_port
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.external import ExternalEngine

@@ -34,7 +34,7 @@ from benchmarks.machine import describe_machine
 from benchmarks.push_comparison import compare
 from benchmarks.weight_receiver import LocalHandle, ReceiverProcess
 from groundwork.command_line import output_file
-from groundwork.ports import find_available_port
+from groundwork.network import find_available_port
 from slime.args import Arguments
 from slime.weight_sync import WeightSync
 from slime.weight_sync.segments import Mappings, Segment

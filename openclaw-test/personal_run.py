@@ -42,7 +42,7 @@ from tiny_models.cache import model_path
 
 from groundwork.command_line import CommandLine, new_output_file, port_number, server_url
 from groundwork.exceptions import ConfigError
-from groundwork.ports import find_available_port
+from groundwork.network import find_available_port
 from openclaw.ledger.store import Ledger
 
 BASE_RUNS_AS = "rl"

@@ -13,10 +13,10 @@ from pathlib import Path
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
+from groundwork.variables import Variable
 from openclaw.config.bounds import rows
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.config.runtime_variables import VARIABLES
-from openclaw.config.variable import Variable
 from openclaw.gateway.auth import Keyring
 from openclaw.gateway.episode_routes import add_episode_routes
 from openclaw.gateway.metrics import GatewayMetrics

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from agentrl.rollout.custom_config import CustomConfig
 from agentrl.rollout.settings import Settings
-from openclaw.config.environment_config import EnvironmentConfig, variable
+from groundwork.variables import EnvironmentConfig, variable
 
 SPARE_REPLIES = 10
 """Replies beyond the commands of an episode: those that cannot be read, and the last one."""

@@ -22,7 +22,7 @@ from agentrl.tasks.terminal.prompts import write_rows
 from agentrl.tasks.terminal.source import TaskSource
 from groundwork.command_line import CommandLine
 from groundwork.exceptions import ConfigError
-from openclaw.config.environment_config import EnvironmentConfig, variable
+from groundwork.variables import EnvironmentConfig, variable
 from openclaw.launch.known_names import check_names
 from slime.arguments.model_shape import shape_flags
 from slime.arguments.yaml_files import SCRIPT_WORDS

@@ -25,7 +25,7 @@ from agentrl.tasks.toolcall.environment import ToolCallEnvironment, weight_of
 from agentrl.tasks.toolcall.grading import answer_of
 from agentrl.tasks.toolcall.rows import data_of, draft_of
 from groundwork.exceptions import ConfigError
-from openclaw.config.environment_config import EnvironmentConfig, variable
+from groundwork.variables import EnvironmentConfig, variable
 from slime.args import Arguments
 from slime.rollout.rm_hub.math_dapo_utils import compute_score
 from slime.utils.types import Sample

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrl.exceptions import AgentError, InvalidError
 from agentrl.web.errors import JSON, response
-from openclaw.config.runtime import is_loopback
+from groundwork.network import is_loopback
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from agentrl.web.app import MOST_BODY_BYTES
 from groundwork.command_line import CommandLine, port_number
 from groundwork.exceptions import ConfigError
-from openclaw.config.runtime import is_loopback
+from groundwork.network import is_loopback
 
 KEY_VARIABLE = "AGENTRL_KEY"
 

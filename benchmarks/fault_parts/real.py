@@ -21,7 +21,7 @@ from benchmarks.fault_parts.checks import Checker, say_at_once
 from benchmarks.fault_parts.clients import Clients, Words
 from benchmarks.fault_parts.trainer import Weights
 from benchmarks.machine import REPOSITORY
-from groundwork.ports import find_available_port
+from groundwork.network import find_available_port
 from openclaw.ledger.store import Ledger
 from tests.helpers.live_run import LiveRun, wait_until
 from tests.helpers.processes import alive

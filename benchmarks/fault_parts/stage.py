@@ -17,7 +17,7 @@ import httpx
 import psutil
 
 from benchmarks.machine import REPOSITORY
-from groundwork.ports import find_available_port
+from groundwork.network import find_available_port
 from groundwork.process import ChildProcess, group_alive, spawn
 from openclaw.runtime.process import RuntimeSupervisor
 

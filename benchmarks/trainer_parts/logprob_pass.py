@@ -19,7 +19,7 @@ from benchmarks.own_process import in_own_process
 from benchmarks.trainer_parts.our_step import arguments
 from benchmarks.trainer_parts.samples import samples
 from benchmarks.trainer_parts.shapes import Shape, build
-from groundwork.ports import find_available_port
+from groundwork.network import find_available_port
 from slime.args import Arguments
 from slime.backends.fsdp_utils.model import build_policy
 from slime.backends.fsdp_utils.train_step import log_prob_pass

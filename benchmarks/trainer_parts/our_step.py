@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.losses import settings
 from benchmarks.trainer_parts.meter import Meter
-from groundwork.ports import find_available_port
+from groundwork.network import find_available_port
 from slime.args import Arguments
 from slime.backends.fsdp_utils.actor import FSDPTrainActor
 from slime.rollout.train_data import split_by_dp

@@ -36,7 +36,7 @@ async def served(model_path: str, options: Sequence[str], log: Path) -> AsyncIte
     Raises:
         EvalError: it does not start.
     """
-    from groundwork.ports import find_available_port
+    from groundwork.network import find_available_port
 
     port = find_available_port()
     command = [sys.executable, "-m", "openclaw.server", "--model-path", model_path, "--port", str(port), *options]

@@ -14,7 +14,7 @@ from agentrl.tasks.terminal.source import TaskSource
 from evaluation.case import Case, EvalError
 from evaluation.shell import MOST_REPLIES, Shell
 from groundwork.exceptions import ConfigError
-from openclaw.config.variable import Variable
+from groundwork.variables import Variable
 
 MAX_STEPS = Variable("MAX_STEPS", "max_steps", int, MOST_REPLIES, "most replies to a task", minimum=1)
 LEVEL = 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from openclaw.config.environment_config import EnvironmentConfig, variable
+from groundwork.variables import EnvironmentConfig, variable
 
 GATE_PATH = "openclaw.gate.plugin.decide"
 """The value of ``--before-push-path`` that switches the gate on."""

@@ -14,8 +14,7 @@ from types import ModuleType
 from typing import ClassVar
 
 from groundwork.exceptions import ConfigError
-from openclaw.config.environment_config import EnvironmentConfig, variable
-from openclaw.config.variable import Value
+from groundwork.variables import EnvironmentConfig, Value, variable
 
 __all__ = ["MethodConfig", "config_of", "declared_configs", "variable"]
 

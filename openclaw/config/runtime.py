@@ -11,7 +11,6 @@ Imports only the standard library and this package's declarations.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 from collections.abc import Mapping
@@ -21,11 +20,12 @@ from typing import Any, Self
 
 from groundwork.command_line import names_a_user
 from groundwork.exceptions import ConfigError
+from groundwork.network import is_loopback
+from groundwork.variables import Value, Variable
 from openclaw.config.key_form import key_problem
 from openclaw.config.runtime_variables import VARIABLES, RuntimeVariables
-from openclaw.config.variable import Value, Variable
 
-__all__ = ["VARIABLES", "ConfigError", "RuntimeConfig", "Value", "Variable", "is_loopback", "listed"]
+__all__ = ["VARIABLES", "ConfigError", "RuntimeConfig", "Value", "Variable", "listed"]
 
 SHARE_OF_A_KEY = 4
 """With a keys file, one key may have this part of the server's concurrent requests, unless its variable is set."""
@@ -189,13 +189,3 @@ class RuntimeConfig(RuntimeVariables):
 def listed(value: str | None) -> tuple[str, ...]:
     """Return the entries of a comma-separated value, in lower case."""
     return tuple(entry.strip().lower() for entry in (value or "").split(",") if entry.strip())
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether ``host`` is reachable only from this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from openclaw.config.environment_config import variable
+from groundwork.variables import variable
 from openclaw.config.gate_variables import GateVariables
 
 

@@ -20,7 +20,8 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from openclaw.config.runtime import RuntimeConfig, is_loopback, listed
+from groundwork.network import is_loopback
+from openclaw.config.runtime import RuntimeConfig, listed
 from openclaw.gateway.errors import LIMIT_HEADER, ApiError, bad_request
 
 logger = logging.getLogger(__name__)

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from groundwork.variables import Value
 from openclaw.config.gate_variables import GATE_PATH
 from openclaw.config.method_config import MethodConfig
 from openclaw.config.runtime import RuntimeConfig
-from openclaw.config.variable import Value
 from openclaw.launch.logs import CORRECTED
 from openclaw.launch.methods import REPOSITORY
 from openclaw.launch.profiles import Profile

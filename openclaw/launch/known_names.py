@@ -8,9 +8,9 @@ from collections.abc import Collection, Mapping
 
 from groundwork.command_line import as_list
 from groundwork.exceptions import ConfigError
+from groundwork.variables import Variable
 from openclaw.config.names import near_misses, unknown_prefixed
 from openclaw.config.runtime_variables import VARIABLES
-from openclaw.config.variable import Variable
 from openclaw.launch.methods import FoundMethod, find_method, methods_of
 from openclaw.launch.variables import LAUNCH_VARIABLES, OF_ENVIRONMENTS, REPLACED, UNREAD
 

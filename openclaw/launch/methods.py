@@ -18,9 +18,9 @@ from types import ModuleType
 
 from groundwork.command_line import nearest, nearest_path
 from groundwork.exceptions import ConfigError
+from groundwork.variables import Value
 from openclaw.config.method_config import MethodConfig, declared_configs
 from openclaw.config.runtime_variables import VARIABLES
-from openclaw.config.variable import Value
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.variables import LAUNCH_VARIABLES
 from openclaw.method.loading import raised

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from groundwork.exceptions import ConfigError
-from openclaw.config.variable import Value
+from groundwork.variables import Value
 from slime.args import Arguments, required
 from slime.arguments.machines import missing_secret
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from openclaw.config.variable import Value
+from groundwork.variables import Value
 
 
 @dataclass(frozen=True)

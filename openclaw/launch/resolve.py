@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from groundwork.exceptions import ConfigError
+from groundwork.variables import Value
 from openclaw.config.method_config import MethodConfig
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.config.runtime_variables import VARIABLES
-from openclaw.config.variable import Value
 from openclaw.gate.tasks import read_tasks
 from openclaw.launch.flags import CUSTOM, NOT_TYPED, VARIABLE_OF_FLAG, FlagInputs, flag_sections, flags_of_typed
 from openclaw.launch.gpus import check_listed, gpus_of_roles, split_for

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from groundwork.exceptions import ConfigError
-from openclaw.config.environment_config import EnvironmentConfig, variable
-from openclaw.config.variable import Value, Variable
+from groundwork.variables import EnvironmentConfig, Value, Variable, variable
 
 DEFAULT_FUSES = (
     "train/ppo_kl>0.5 train/ppo_kl<-0.5 rollout/entropy_of_8_steps<0.01 train/entropy_loss>5"

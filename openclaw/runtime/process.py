@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from groundwork.ports import find_available_port
+from groundwork.network import find_available_port
 from openclaw.exceptions import OpenClawError
 from openclaw.gateway import under_way
 from openclaw.runtime.silence import MOST_NAMED, Silence, is_stopped, write_stack

@@ -22,7 +22,7 @@ from agentrl.pool import main as pool  # noqa: E402
 from agentrl.tasks.terminal.source import TaskSource  # noqa: E402
 from groundwork.command_line import CommandLine  # noqa: E402
 from groundwork.exceptions import ConfigError  # noqa: E402
-from openclaw.config.environment_config import EnvironmentConfig, variable  # noqa: E402
+from groundwork.variables import EnvironmentConfig, variable  # noqa: E402
 
 PROG = "pool_server.py"
 ENVIRONMENT = "agentrl.tasks.terminal.environment.TerminalEnvironment"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from benchmarks.weight_receiver import LocalHandle
-from groundwork.ports import find_available_port
+from groundwork.network import find_available_port
 from slime.args import Arguments
 from slime.backends.fsdp_utils.actor import FSDPTrainActor
 from slime.backends.sglang_utils.engine import SGLangEngine

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from groundwork.cleanup import entrust, start_janitor
-from groundwork.ports import find_available_port
+from groundwork.network import find_available_port
 from tests.helpers.processes import assert_all_gone, title_of
 
 ADDRESSES = ("127.0.0.4", "127.0.0.5")

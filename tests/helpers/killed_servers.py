@@ -16,7 +16,7 @@ import httpx
 import psutil
 
 from agentrl.harness.records import BEGUN, EPISODES, GROUPS, lines
-from groundwork.ports import find_available_port
+from groundwork.network import find_available_port
 from tests.helpers.killable_agent import FOLDER_VARIABLE, TASK, KillableAgent
 from tests.helpers.waiting import eventually
 

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 from openai import AsyncOpenAI
 
-from groundwork.ports import find_available_port
+from groundwork.network import find_available_port
 from tests.helpers.probing import answers
 from tests.helpers.waiting import wait_until
 

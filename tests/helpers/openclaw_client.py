@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import psutil
 
-from groundwork.ports import find_available_port
+from groundwork.network import find_available_port
 from tests.helpers.live_run import wait_until
 from tests.helpers.probing import answers
 from tests.helpers.processes import end

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
-from groundwork.ports import find_available_port
+from groundwork.network import find_available_port
 from slime.args import Arguments
 from slime.rollout.train_data import split_by_dp
 from tests.helpers.new_process import ready_to_fork

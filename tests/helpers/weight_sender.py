@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import (
     rendezvous,
 )
 
-from groundwork.ports import find_available_port
+from groundwork.network import find_available_port
 from slime.backends.sglang_utils.engine import SGLangEngine
 
 

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from transformers import AutoTokenizer
 
-from groundwork.ports import find_available_port, is_port_available
+from groundwork.network import find_available_port, is_port_available
 from openclaw.ledger.baseline import mean_of
 from openclaw.training.rollout import LedgerDataSource, LiveRollout
 from slime.args import Arguments

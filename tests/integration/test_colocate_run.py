@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from groundwork.ports import find_available_port
+from groundwork.network import find_available_port
 from slime.arguments import parse_args
 from slime.rollout.train_data import convert, split_by_dp
 from slime.utils.types import Sample

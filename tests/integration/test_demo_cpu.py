@@ -20,7 +20,7 @@ import pytest
 from asking import server_client
 from student import Student, Tally
 
-from groundwork.ports import find_available_port
+from groundwork.network import find_available_port
 from slime.arguments.checkpoint import LATEST
 from tests.helpers.processes import GONE_SECONDS
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from groundwork.ports import find_available_port
+from groundwork.network import find_available_port
 from slime.backends.fsdp_utils import checkpoint
 from slime.checkpoints.versions import superseded
 from slime.exceptions import CheckpointError

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from groundwork.ports import find_available_port
+from groundwork.network import find_available_port
 from slime.backends.fsdp_utils.train_step import log_prob_pass
 from slime.backends.trainer.rollout_data import RolloutShard
 from slime.logprobs.response_rows import log_probs_of_head

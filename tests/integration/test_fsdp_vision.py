@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText
 
-from groundwork.ports import find_available_port
+from groundwork.network import find_available_port
 from groundwork.processors import load_processor
 from slime.backends.trainer.rollout_data import RolloutShard
 from slime.utils.hf_checkpoint import files_of_weights

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from groundwork.ports import find_available_port
+from groundwork.network import find_available_port
 from slime.backends.fsdp_utils.weights import export_adapter
 from slime.weight_sync import adapter_version, broadcast
 from tests.helpers import trainer, trainer_ranks

@@ -23,7 +23,7 @@ from agentrl.rollout import generate as loop
 from agentrl.sandbox.bubblewrap import Bubblewrap
 from agentrl.tasks.gui.browser import playwright_page
 from agentrl.tasks.gui.miniwob.environment import MiniWobEnvironment
-from groundwork.ports import find_available_port
+from groundwork.network import find_available_port
 from slime.utils.types import Sample
 from tests.helpers.agent_stages import END, staged
 from tests.helpers.gui_agents import needs_browser

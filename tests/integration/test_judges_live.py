@@ -13,7 +13,7 @@ import httpx
 import pytest
 from transformers import AutoTokenizer
 
-from groundwork.ports import find_available_port
+from groundwork.network import find_available_port
 from openclaw.exceptions import EngineUnavailableError
 from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling
 from openclaw.judge.endpoint import EndpointJudge

@@ -19,7 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from groundwork.ports import find_available_port
+from groundwork.network import find_available_port
 from tests.helpers.driver import Driver
 from tests.helpers.foreign_cluster import ForeignCluster, foreign_cluster
 from tests.helpers.live_run import wait_until

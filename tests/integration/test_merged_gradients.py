@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from groundwork.ports import find_available_port
+from groundwork.network import find_available_port
 from slime.backends.fsdp_utils import train_step
 from slime.backends.fsdp_utils.actor import FSDPTrainActor
 from slime.rollout.segments import SampledTurn, Segment, alone, merge

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from groundwork.ports import find_available_port
+from groundwork.network import find_available_port
 from slime.exceptions import CheckpointError
 from tests.helpers import trainer, trainer_ranks
 from tests.helpers.ppo_ranks import close, equal, ppo_rollout

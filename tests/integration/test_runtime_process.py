@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 
-from groundwork.ports import find_available_port
+from groundwork.network import find_available_port
 from openclaw.ledger.store import Ledger
 from tests.helpers.mock_engine import mock_engine
 from tests.helpers.waiting import eventually

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from groundwork.ports import find_available_port
+from groundwork.network import find_available_port
 from tests.helpers.trainer import on_ranks
 from tests.helpers.vocab_ranks import check_split_vocabulary
 

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import httpx
 import psutil
 
-from groundwork.ports import find_available_port
+from groundwork.network import find_available_port
 from groundwork.process import ChildProcess, spawn
 from openclaw.ledger.reports import TurnRecord
 from openclaw.ledger.store import Ledger

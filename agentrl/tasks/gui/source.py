@@ -18,7 +18,7 @@ from agentrl.tasks.gui.osworld.settings import VmSettings
 from agentrl.tasks.gui.osworld.source import ids as osworld_ids
 from agentrl.tasks.names import Split
 from groundwork.exceptions import ConfigError
-from openclaw.config.environment_config import EnvironmentConfig, variable
+from groundwork.variables import EnvironmentConfig, variable
 
 ENVIRONMENTS = {
     "miniwob": "agentrl.tasks.gui.miniwob.environment.MiniWobEnvironment",

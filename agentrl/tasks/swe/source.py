@@ -29,7 +29,7 @@ from agentrl.tasks.swe.generate import EASY_PER_FAMILY, TASKS_PER_FAMILY, genera
 from agentrl.tasks.swe.instance import Instance, instance_of
 from groundwork.data_rows import json_objects
 from groundwork.exceptions import ConfigError
-from openclaw.config.environment_config import EnvironmentConfig, variable
+from groundwork.variables import EnvironmentConfig, variable
 
 LOCAL, SIMPLE = "local", "easy"
 FOR_EVALUATION = ("swe-bench-lite", "swe-bench-verified")

@@ -27,7 +27,7 @@ from agentrl.tasks.shell.generate import SPLITS, generate, task_name
 from agentrl.tasks.terminal.tbench import PREFIX_VARIABLE, is_tbench, read_tbench
 from groundwork.data_rows import json_objects
 from groundwork.exceptions import ConfigError
-from openclaw.config.environment_config import EnvironmentConfig, variable
+from groundwork.variables import EnvironmentConfig, variable
 
 
 @dataclass(frozen=True, kw_only=True)

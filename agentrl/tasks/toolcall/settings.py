@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from groundwork.exceptions import ConfigError
-from openclaw.config.environment_config import EnvironmentConfig, variable
+from groundwork.variables import EnvironmentConfig, variable
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from groundwork.ports import find_available_port as find_available_port  # plugins import both from here
-from groundwork.ports import is_port_available as is_port_available
+from groundwork.network import find_available_port as find_available_port  # plugins import both from here
+from groundwork.network import is_port_available as is_port_available
 from slime.args import Arguments
 from slime.exceptions import HttpStatusError
 

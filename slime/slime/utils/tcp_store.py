@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import functools
 import importlib
-import ipaddress
 import logging
 import os
 import socket
@@ -18,6 +17,8 @@ from datetime import timedelta
 from typing import Any
 
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from groundwork.network import is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -71,14 +72,6 @@ def _listener(address: str, port: int) -> socket.socket:
         listener.close()
         raise
     return listener
-
-
-def is_loopback(address: str) -> bool:
-    """Return whether ``address`` (a name or an IP address) is this machine's loopback."""
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"
 
 
 def meet_on_loopback(address: str) -> None:

@@ -16,7 +16,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from groundwork.ports import find_available_port
+from groundwork.network import find_available_port
 from groundwork.process import ChildProcess, spawn
 from openclaw.runtime.process import RuntimeSupervisor, responds
 from openclaw.runtime.silence import LEAST_MISSES, Silence

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from groundwork.exceptions import ConfigError
-from groundwork.ports import find_available_port
+from groundwork.network import find_available_port
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec, Placement
 from slime.backends.sglang_utils import router

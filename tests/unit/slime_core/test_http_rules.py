@@ -10,8 +10,8 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from groundwork import ports
-from groundwork.ports import find_available_port, is_port_available
+from groundwork import network
+from groundwork.network import find_available_port, is_port_available
 from slime.args import Arguments
 from slime.exceptions import HttpStatusError
 from slime.utils import http_utils
@@ -85,11 +85,11 @@ def test_a_found_port_is_free() -> None:
 
 
 def test_a_found_port_is_no_connections_and_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
-    end = ports._first_port_of_connections()
-    assert find_available_port() in range(ports.QUIET_PORT, end) or end <= ports.QUIET_PORT
-    monkeypatch.setattr(ports, "QUIET_PORT", 20000)  # ten ports
-    monkeypatch.setattr(ports, "_first_port_of_connections", lambda: 20010)
-    monkeypatch.setattr(ports, "_claims", claims := [])
+    end = network._first_port_of_connections()
+    assert find_available_port() in range(network.QUIET_PORT, end) or end <= network.QUIET_PORT
+    monkeypatch.setattr(network, "QUIET_PORT", 20000)  # ten ports
+    monkeypatch.setattr(network, "_first_port_of_connections", lambda: 20010)
+    monkeypatch.setattr(network, "_claims", claims := [])
     with contextlib.ExitStack() as stack:
         # As another process has it; if one really does, that is as good.
         another = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from openclaw.config.environment_config import EnvironmentConfig, variable
+from groundwork.variables import EnvironmentConfig, variable
 
 
 @dataclass(frozen=True, kw_only=True)

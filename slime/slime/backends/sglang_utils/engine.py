@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from groundwork.ports import find_available_port
+from groundwork.network import find_available_port
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine_process import EngineProcess

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from groundwork.machine import this_host
-from groundwork.ports import find_available_port
+from groundwork.network import find_available_port
 from groundwork.private_files import private, private_folder
 from groundwork.process import ChildProcess, group_stopped, spawn
 from slime.args import Arguments

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from groundwork.exceptions import ConfigError
-from groundwork.ports import find_available_port, is_port_available
+from groundwork.network import find_available_port, is_port_available
 from groundwork.process import ChildProcess, spawn, watch_lifeline
 from slime.args import Arguments
 from slime.arguments.placement import Role

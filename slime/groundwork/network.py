@@ -1,7 +1,8 @@
-"""Free ports of this machine. Owns the reservations of those that this process gave away."""
+"""Ports and addresses of this machine. Owns the reservations of the ports that this process gave away."""
 
 from __future__ import annotations
 
+import ipaddress
 import random
 import socket
 from pathlib import Path
@@ -65,3 +66,13 @@ def is_port_available(port: int, host: str = "127.0.0.1") -> bool:
         except OSError:
             return False
         return True
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether ``host`` is reachable only from this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
