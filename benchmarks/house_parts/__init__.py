@@ -1,0 +1,1 @@
+"""The parts of `benchmarks.house`: the source tree, and one module per family of counters."""
