@@ -12,6 +12,7 @@ call belongs to a relay if it calls a function of the relay's name (``self._ask`
 relay is its ``__init__``; if both are in the same top folder; and if the string is the name of a method in that folder.
 So other functions of that name do not count: ``talk.ask("hello")``. What a call should look like does not count either:
 ``handle.method.remote()``. A string that only names a call in messages, as in ``gather("init", references)``, is no call.
+Not seen: a call outside any function, and a relay that is called through ``partial`` or another variable.
 """
 
 from __future__ import annotations
