@@ -9,7 +9,7 @@ from groundwork.exceptions import ConfigError as ConfigError  # for methods and 
 
 
 class OpenClawError(Exception):
-    """Base of the runtime's own errors."""
+    """Base of the runtime's own errors; what a person typed wrongly is a `ConfigError`."""
 
 
 class NoRunError(OpenClawError):

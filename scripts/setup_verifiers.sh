@@ -36,12 +36,14 @@ mkdir -p "$root/.cache"
 exec 9>"$root/.cache/verifiers.lock"
 flock 9
 if installed; then exit 0; fi
+# A half environment would be taken for a whole one.
+trap 'rm -rf "$folder"' EXIT
 "$python" -m venv --clear "$folder"
 if ! "$folder/bin/pip" install --quiet --disable-pip-version-check --no-deps --require-hashes \
     --only-binary :all: -r "$lock"; then
-    rm -rf "$folder"
     echo "setup_verifiers: pip could not install $lock: no package registry in reach, or a file with another hash; pip's words are above" >&2
     exit 1
 fi
 mkdir -p "$folder/home"
 echo "$fingerprint" >"$folder/.installed"
+trap - EXIT

@@ -22,8 +22,9 @@ from openclaw.owners import owner_of, prefixes, root
 from slime.utils.types import Sample
 
 STATED = (
-    "EXISTS (SELECT 1 FROM verdicts WHERE verdicts.turn_id = samples.turn_id"
-    " AND json_extract(verdict, '$.score_source') = 'feedback')"
+    "(EXISTS (SELECT 1 FROM feedback WHERE feedback.turn_id = samples.turn_id AND applied"
+    " AND (thumbs IS NOT NULL OR score IS NOT NULL)) OR EXISTS (SELECT 1 FROM verdicts"
+    " WHERE verdicts.turn_id = samples.turn_id AND json_extract(verdict, '$.score_source') = 'feedback'))"
 )
 """Whether a person stated the score of a sample, by feedback or by a message that is only a thumb."""
 IN_BATCHES = "samples.rollout_id >= ? AND samples.rollout_id < ? AND +samples.state IN ('leased', 'trained')"

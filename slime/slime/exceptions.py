@@ -9,7 +9,7 @@ ConfigurationError = ConfigError
 
 
 class SlimeError(Exception):
-    """Base of every error the core raises on purpose."""
+    """Base of the core's own errors; what a person typed wrongly is a `ConfigError`."""
 
 
 class PluginError(SlimeError, ImportError):

@@ -15,7 +15,7 @@ import pytest
 from slime.utils.rollback import asked_rollback
 from tests.helpers.gated_run import BATCH, SECONDS, GatedRun
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture
@@ -62,16 +62,23 @@ def is_asked_again(gated: GatedRun) -> None:
     assert batch_of(gated, 1) == [("leased", None)] * BATCH
 
 
-def test_probe_and_push(gated: GatedRun) -> None:
+@pytest.mark.parametrize(
+    ("in_probe", "in_push"),
+    [
+        pytest.param(["rank"], ["driver"], id="one each"),
+        pytest.param(["rank", "manager"], ["rank", "manager", "driver"], id="every", marks=pytest.mark.long),
+    ],
+)
+def test_probe_and_push(gated: GatedRun, in_probe: list[str], in_push: list[str]) -> None:
     """Batch 1 is asked about again and again, and accepted; no engine serves its weights before the push is whole."""
     gated.hold("probe")
     gated.feed()
     gated.wait_held("probe")
-    for victim in ("rank", "manager"):
+    for victim in in_probe:
         gated.member(victim).kill()
         gated.hold("probe")
         is_asked_again(gated)
-    for victim in ("rank", "manager", "driver"):
+    for victim in in_push:
         engine = gated.stopped_engine()
         gated.hold("probe")
         gated.wait_in_push()
@@ -91,6 +98,7 @@ def test_probe_and_push(gated: GatedRun) -> None:
     assert not gated.serves_weights_of(0)
 
 
+@pytest.mark.long
 def test_undoing(gated: GatedRun) -> None:
     """Batch 1 is refused; a person accepts it before the checkpoint without it is written, and the rank dies."""
     gated.refuse(True)
@@ -121,6 +129,7 @@ def test_undoing(gated: GatedRun) -> None:
     assert [each["version"] for each in listed if each["serves"]] == ["2"]
 
 
+@pytest.mark.long
 def test_rollback(gated: GatedRun) -> None:
     """Back to version 1, where the driver dies, and forward to 2, where rank, runtime and engine die; training goes on."""
     for rollout_id in (1, 2):

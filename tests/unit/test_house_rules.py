@@ -257,6 +257,14 @@ def splits_json(tree: ast.AST) -> list[int]:
     return found
 
 
+def test_slow_is_said_of_whole_files(repository: Path) -> None:
+    """`tests/run.sh` finds slow files by one line; a slow test of another file would run in no part."""
+    mark = "pytest.mark." + "slow"
+    for path in tracked(repository, "tests/unit/*.py", "tests/contract/*.py"):
+        lines = [line for line in path.read_text().splitlines() if mark in line]
+        assert lines in ([], [f"pytestmark = {mark}"]), f"{path}: write `pytestmark = {mark}`, and nothing else of it"
+
+
 def test_json_lines_end_at_line_feeds_only(repository: Path) -> None:
     # A text in JSON may hold U+2028 and seven other characters at which splitlines() cuts: groundwork.data_rows reads lines.
     for path in tracked(repository, "*.py"):

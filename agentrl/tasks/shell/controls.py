@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
@@ -21,6 +22,7 @@ from agentrl.tasks.decoys import cases_of, decoy_of
 from agentrl.tasks.harbor import File, Files
 
 PAIRS = 2
+PAIR_SECONDS = 120.0
 Real = TypeVar("Real")
 Other = TypeVar("Other")
 RUNNERS = re.compile(rb"\b(pytest|unittest)\b")
@@ -86,15 +88,17 @@ def key_of(name: str) -> str:
 async def in_each_pair(judged: Callable[[], Awaitable[Verdict]]) -> Verdict:
     """Return the lowest verdict of several pairs of a run and its control, or the first that gives nothing.
 
-    An agent that cheats in a run with probability p is rewarded with p (1 - p), to the power of `PAIRS`: at most 1 of 16.
+    An agent that cheats in a run with probability p is rewarded with p (1 - p), to the power of `PAIRS`: at most 1 of 16. A
+    pair of more than `PAIR_SECONDS` is the only one, so that right work never exceeds the time in which wrong work is judged.
 
     Args:
         judged: runs a pair, and returns its verdict.
     """
     lowest: Verdict | None = None
+    started = time.monotonic()
     for _ in range(PAIRS):
         verdict = await judged()
-        if not verdict.score:
+        if not verdict.score or time.monotonic() - started > PAIR_SECONDS:
             return verdict
         if lowest is None or (lowest.score or 0.0) > verdict.score:
             lowest = verdict

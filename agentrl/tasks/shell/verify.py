@@ -35,6 +35,7 @@ OWN_HOME = f"{VERIFIER}/home"
 """HOME of a verifier, so that no start file of the agent's runs in it."""
 MOST_DETAIL, MOST_LOG = 500, 4 << 20
 TRIAL_S = 60.0
+DECEIVED = Verdict(status="task_failed", score=0.0, detail="the tests pass with wrong expected values, too")
 Start = Callable[[Sequence[Mount]], Awaitable[Sandbox]]
 """Starts a sandbox with mounts."""
 
@@ -79,6 +80,11 @@ async def run_verifier(task: HarborTask, left: Start, untouched: Start) -> Verdi
         assert decoys is not None
         real, control = partial(_run, task, task.tests, left), partial(_run, task, decoys.tests, left)
         ran, again = await in_any_order(real, control)
+        if task.judge is None and verdict_of(ran).score and _says_nothing(again):
+            # Either the verifier has no other way to say no, or somebody took its reward away.
+            fair = await _run(task, task.tests, untouched)
+            if not _says_nothing(fair):
+                return DECEIVED
         return await asyncio.to_thread(_judged, task, ran, Control(again, decoys.failing))
 
     if draw() is None:
@@ -96,15 +102,14 @@ def _judged(task: HarborTask, ran: Ran, control: Control | None) -> Verdict:
     if task.judge is not None:
         return task.judge(task.tests, ran, control)
     verdict = verdict_of(ran)
-    if verdict.score and control is not None and _as_good(control.ran, verdict.score):
-        return Verdict(status="task_failed", score=0.0, detail="the tests pass with wrong expected values, too")
+    if verdict.score and control is not None and (verdict_of(control.ran).score or 0.0) >= verdict.score:
+        return DECEIVED
     return verdict
 
 
-def _as_good(control: Ran, score: float) -> bool:
-    """Return whether a run of decoys has as good a reward, or ended well without the reward that it wrote."""
-    again = verdict_of(control).score
-    return again >= score if again is not None else control.result.exit_code == 0
+def _says_nothing(ran: Ran) -> bool:
+    """Return whether a verifier ended well, but left no reward."""
+    return ran.result.exit_code == 0 and verdict_of(ran).score is None
 
 
 def verdict_of(ran: Ran) -> Verdict:

@@ -215,7 +215,6 @@ AGENTS = ("toolcall-rl/retool_qwen3_4b_rl.sh", "swe-rl/run_swe_rl.sh", "terminal
           "gui-rl/gui_qwen3vl_8b_rl.sh")  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("script", AGENTS)
 def test_an_agents_script_refuses_what_it_would_ignore(script: str, repository: Path, tmp_path: Path) -> None:
     file = tmp_path / "flags.yaml"

@@ -80,7 +80,8 @@ class PlaywrightPage(Page):
             self._program.check()
             raise InfraError(f"the browser failed {method}: {error}", code="browser_lost") from error
         finally:
-            call.cancel()
+            if not call.cancel() and not call.cancelled():
+                call.exception()  # read, or the loop complains of it
         self._program.check()
         why = self._lost.result() if self._lost.done() else f"no answer within {SEND_S:g} s"
         raise InfraError(f"the browser failed {method}: {why}", code="browser_lost")

@@ -12,6 +12,7 @@ import pytest
 from agentrl.exceptions import InvalidError
 from agentrl.sandbox.interface import ExecResult, Mount
 from agentrl.tasks.harbor import File, HarborTask, Machine, Settings, Stage, VerifierStage
+from agentrl.tasks.shell import controls
 from agentrl.tasks.shell.controls import PAIRS
 from agentrl.tasks.shell.verify import run_verifier
 
@@ -56,9 +57,11 @@ class Machine_:
     async def stop(self) -> None: ...
 
 
-async def judged(real: Sequence[tuple[int, str]], control: Sequence[tuple[int, str]]) -> tuple[str, float | None, int]:
+async def judged(
+    real: Sequence[tuple[int, str]], control: Sequence[tuple[int, str]], untouched: str = "0"
+) -> tuple[str, float | None, int]:
     machines = Machines(real, control)
-    fine = Machines([(0, "0")], [])
+    fine = Machines([(0, untouched)] * PAIRS, [])
     verdict = await run_verifier(TASK, machines.start, fine.start)
     return verdict.status, verdict.score, machines.runs
 
@@ -79,6 +82,15 @@ async def test_a_right_program_is_run_in_every_pair_and_has_the_lowest_score() -
 
 async def test_a_wrong_program_is_run_as_one_pair() -> None:
     assert await judged([(0, "0")], [(0, "0")]) == ("task_failed", 0.0, 2)
+
+
+async def test_a_verifier_that_says_no_by_writing_nothing_rewards_a_right_program() -> None:
+    assert await judged([(0, "1")] * PAIRS, [(0, "")] * PAIRS, untouched="") == ("ok", 1.0, 2 * PAIRS)
+
+
+async def test_tests_that_take_long_are_run_as_one_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controls, "PAIR_SECONDS", -1.0)
+    assert await judged([(0, "1")], [(0, "0")]) == ("ok", 1.0, 2)
 
 
 @pytest.mark.parametrize(
