@@ -94,16 +94,14 @@ async def in_each_pair(judged: Callable[[], Awaitable[Verdict]]) -> Verdict:
     Args:
         judged: runs a pair, and returns its verdict.
     """
-    lowest: Verdict | None = None
-    started = time.monotonic()
-    for _ in range(PAIRS):
+    verdicts: list[Verdict] = []
+    until = time.monotonic() + PAIR_SECONDS
+    while len(verdicts) < PAIRS and (not verdicts or time.monotonic() < until):
         verdict = await judged()
-        if not verdict.score or time.monotonic() - started > PAIR_SECONDS:
+        if not verdict.score:
             return verdict
-        if lowest is None or (lowest.score or 0.0) > verdict.score:
-            lowest = verdict
-    assert lowest is not None
-    return lowest
+        verdicts.append(verdict)
+    return min(verdicts, key=lambda verdict: verdict.score or 0.0)
 
 
 async def in_any_order(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,6 +86,12 @@ async def test_a_wrong_program_is_run_as_one_pair() -> None:
 
 async def test_a_verifier_that_says_no_by_writing_nothing_rewards_a_right_program() -> None:
     assert await judged([(0, "1")] * PAIRS, [(0, "")] * PAIRS, untouched="") == ("ok", 1.0, 2 * PAIRS)
+
+
+async def test_a_second_pair_that_takes_long_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 60.0, 200.0])
+    monkeypatch.setattr(controls, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    assert await judged([(0, "0.5"), (0, "1")], [(0, "0")] * PAIRS) == ("ok", 0.5, 2 * PAIRS)
 
 
 async def test_tests_that_take_long_are_run_as_one_pair(monkeypatch: pytest.MonkeyPatch) -> None:
