@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,9 +21,8 @@ from benchmarks.house_parts.imports import Imports
 from benchmarks.house_parts.remote_calls import calls_by_string
 from benchmarks.house_parts.slices import Slices
 from benchmarks.house_parts.tree import Tree
+from benchmarks.machine import REPOSITORY, git
 from groundwork.command_line import existing_folder, output_file
-
-REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 class Counter(NamedTuple):
@@ -103,15 +101,8 @@ def report(root: Path, recorded: dict[str, Any]) -> dict[str, Any]:
 
 def commit_of(root: Path) -> str | None:
     """Return the short commit of a checkout, with ``+`` if files differ from it; None without git."""
-    head = subprocess.run(
-        ["git", "-C", str(root), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
-    if head.returncode:
-        return None
-    changed = subprocess.run(
-        ["git", "-C", str(root), "status", "--porcelain"], capture_output=True, text=True, check=False
-    )
-    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
+    head = git(root, "rev-parse", "--short", "HEAD")
+    return None if head is None else head + ("+" if git(root, "status", "--porcelain") else "")
 
 
 def table(found: dict[str, Any]) -> str:

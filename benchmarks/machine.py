@@ -12,9 +12,9 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
-def _git(*arguments: str) -> str | None:
-    """Return what git says, None where there is no git or no repository."""
-    command = ["git", "-C", str(REPOSITORY), *arguments]
+def git(root: Path, *arguments: str) -> str | None:
+    """Return what git says of a checkout, None where there is no git or no repository."""
+    command = ["git", "-C", str(root), *arguments]
     try:
         result = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
@@ -48,7 +48,7 @@ def describe_machine() -> dict:
         "memory_gib": round(memory, 1),
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in ("torch", "sglang", "ray", "transformers", "peft")},
-        "commit": _git("rev-parse", "--short", "HEAD"),
-        "tree_clean": _git("status", "--porcelain") == "",
+        "commit": git(REPOSITORY, "rev-parse", "--short", "HEAD"),
+        "tree_clean": git(REPOSITORY, "status", "--porcelain") == "",
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
     }

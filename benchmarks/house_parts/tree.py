@@ -8,13 +8,14 @@ benchmarks and evaluation included. A line is a newline character, as ``wc -l`` 
 from __future__ import annotations
 
 import ast
-import subprocess
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+from benchmarks.machine import git
 
 TESTS = "tests"
 
@@ -82,10 +83,9 @@ def _is_test(path: str) -> bool:
 
 
 def _paths(root: Path) -> Iterator[str]:
-    listing = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    asked = subprocess.run(listing, capture_output=True, check=False)
-    if asked.returncode == 0:
-        names = set(asked.stdout.decode().split("\0")) - {""}
+    listed = git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    if listed is not None:
+        names = set(listed.split("\0")) - {""}
     else:
         names = {path.relative_to(root).as_posix() for path in root.rglob("*")}
         names = {name for name in names if not any(part.startswith(".") for part in name.split("/")[:-1])}

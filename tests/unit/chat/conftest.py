@@ -16,6 +16,7 @@ import pytest
 
 from openclaw.chat.command import main
 from tests.helpers.stand_in_server import StandInServer, stand_in_server
+from tests.helpers.threaded_server import running_server
 
 DEADLINE_SECONDS = 30.0
 Typed = Callable[["Chat"], Iterator[str]]
@@ -115,11 +116,6 @@ class _Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def scripted() -> Iterator[Scripted]:
     """A server of scripted answers."""
-    with Scripted() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    server = Scripted()
+    with running_server(server):
+        yield server
