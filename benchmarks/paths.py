@@ -1,8 +1,8 @@
-"""Which modules does a request pass on its way into the ledger, and a sample on its way to the loss?
+"""Which modules does a request pass on its way into the ledger, a sample on its way to the loss, an episode to its samples?
 
-`python -m benchmarks.paths [--path request|sample] [--functions] [--json FILE]` runs the real code on the CPU, with a
-stand-in for the engine and one FSDP rank with a tiny random model, and records each function of the repository that is
-entered, in order. The traced request and sample follow a warm-up of each, so nothing of the start is in the figures.
+`python -m benchmarks.paths [--path request|sample|episode] [--functions] [--json FILE]` runs the real code on the CPU, with
+stand-ins for the engines and one FSDP rank with a tiny random model, and records each function of the repository that is
+entered, in order. What is traced follows a warm-up of the same, so nothing of the start is in the figures.
 `instructions/path_of_a_request.md` and `path_of_a_sample.md` explain the same hops; a test compares them with the recording.
 """
 
@@ -22,7 +22,9 @@ from typing import Any
 from benchmarks.path_parts.recorder import REPOSITORY, Entry
 from groundwork.command_line import output_file
 
-PATHS = ("request", "sample")
+PATHS = ("request", "sample", "episode")
+EXPLAINED = ("request", "sample")
+"""Those with a page."""
 METHOD_FOLDER = REPOSITORY / "openclaw-combine"
 PAGE_ROW = re.compile(r"^\| `([\w.]+)` \|", re.MULTILINE)
 PAGE_TABLE = re.compile(r"<!-- path:begin -->\n(.*?)<!-- path:end -->", re.DOTALL)
@@ -37,13 +39,17 @@ def trace(path: str) -> list[Entry]:
             from benchmarks.path_parts.request import trace_request
 
             return trace_request(Path(folder))
-        from benchmarks.path_parts.sample import trace_sample
+        if path == "sample":
+            from benchmarks.path_parts.sample import trace_sample
 
-        return trace_sample(Path(folder))
+            return trace_sample(Path(folder))
+        from benchmarks.path_parts.episode import trace_episode
+
+        return trace_episode(Path(folder))
 
 
 def modules_of_page(path: str) -> list[str]:
-    """Return the modules that the page of one of `PATHS` explains, in its order."""
+    """Return the modules that the page of one of `EXPLAINED` explains, in its order."""
     text = (REPOSITORY / "instructions" / f"path_of_a_{path}.md").read_text()
     return [module for rows in PAGE_TABLE.findall(text) for module in PAGE_ROW.findall(rows)]
 
@@ -75,7 +81,7 @@ def table(name: str, found: dict[str, Any], *, functions: bool) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.paths", description=__doc__)
-    parser.add_argument("--path", choices=PATHS, help="trace this one only (default: both)")
+    parser.add_argument("--path", choices=PATHS, help="trace this one only (default: all)")
     parser.add_argument("--functions", action="store_true", help="list the functions of each module too")
     parser.add_argument("--json", type=output_file, help="write counts, modules and functions to this file")
     asked = parser.parse_args(argv)

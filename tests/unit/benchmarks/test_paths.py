@@ -1,7 +1,8 @@
-"""The pages that explain the path of a request and of a sample name the modules that these really pass."""
+"""The pages that explain a path name the modules that are really passed; the way of an episode is traced, too."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,20 @@ from benchmarks.path_parts.recorder import EVENT_LOOP, Recorder, module_of
 from openclaw.messages.text import content_text
 
 
-@pytest.mark.parametrize("path", paths.PATHS)
+@pytest.mark.parametrize("path", paths.EXPLAINED)
 def test_the_page_of_a_path_has_the_modules_that_are_passed(path: str) -> None:
     passed, explained = {entry.module for entry in paths.trace(path)}, paths.modules_of_page(path)
     assert len(explained) == len(set(explained)), "a module is on the page twice"
     page = f"instructions/path_of_a_{path}.md"
     assert passed - set(explained) == set(), f"{page} lacks these; add what each decides"
     assert set(explained) - passed == set(), f"{page} names these, which the {path} no longer passes"
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap: run scripts/setup_bubblewrap.sh")
+def test_an_episode_is_traced_from_its_task_over_pool_and_sandbox_to_its_rewards() -> None:
+    ways = ["terminal_config", "agentrl.leases.pool", "agentrl.sandbox.bubblewrap", "slime.rollout.rewards"]
+    passed = [entry.module for entry in paths.trace("episode")]
+    assert sorted(ways, key=passed.index) == ways
 
 
 def test_a_function_is_recorded_once_and_only_while_recording() -> None:
