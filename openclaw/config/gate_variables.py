@@ -94,7 +94,7 @@ class GateVariables(EnvironmentConfig):
     gate_canary: float | None = variable(
         "GATE_CANARY",
         None,
-        "share of conversations that one engine serves with an update before the others get it, see canary.md; 0: none, the gate only "
+        "share of conversations that one engine serves with an update before the others get it, see gate.md; 0: none, the gate only "
         "asks that engine; unset: all engines get an update at once",
         minimum=0.0,
         maximum=0.5,
