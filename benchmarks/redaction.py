@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.machine import describe_machine
 from groundwork.command_line import output_file
-from openclaw.ledger.secret_finder import SecretFinder
+from openclaw.privacy.secret_finder import SecretFinder
 
 CHARACTERS = 40_000
 RUNS = 20

@@ -27,7 +27,7 @@ from openclaw.launch.limits import shown_value
 from openclaw.launch.methods import methods_of
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.variables import LAUNCH_VARIABLES
-from openclaw.ledger.redact import build_redactor
+from openclaw.privacy.redactor import build_redactor
 from slime.arguments.parser import build_parser
 from slime.contract import KINDS
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from groundwork.images import png_bytes
 from groundwork.private_files import private, private_folder
-from openclaw.ledger.redact import Redactor
+from openclaw.privacy.redactor import Redactor
 
 VERSION = 1
 FOLDER = "episodes"

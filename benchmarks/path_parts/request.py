@@ -14,8 +14,8 @@ from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
 from openclaw.gateway.assemble import build_service
 from openclaw.gateway.render import Renderer
-from openclaw.ledger.redact import build_redactor
 from openclaw.ledger.store import Ledger
+from openclaw.privacy.redactor import build_redactor
 from tests.helpers.mock_engine import mock_engine, serve
 from tests.helpers.tiny_random import build_tokenizer
 

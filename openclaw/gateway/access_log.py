@@ -20,7 +20,7 @@ from typing import Any
 
 from openclaw.gateway.auth import Client, sent_key
 from openclaw.gateway.reply import Reply
-from openclaw.ledger.secret_finder import looks_random, secret_finder
+from openclaw.privacy.secret_finder import looks_random, secret_finder
 from openclaw.sessions.identity import logged_name
 
 logger = logging.getLogger("openclaw.access")

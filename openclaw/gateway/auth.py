@@ -26,8 +26,8 @@ from groundwork.exceptions import ConfigError
 from openclaw.config.key_form import key_problem
 from openclaw.gateway.episode_keys import EPISODE_KEY, EpisodeKeys
 from openclaw.gateway.errors import ApiError
-from openclaw.ledger.kept_ids import kept_id
 from openclaw.owners import CHILD, EPISODE, LOCAL, MARK, owns, split_id, stored_id
+from openclaw.privacy.secret_finder import kept_id
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}(?:/[A-Za-z0-9._-]{1,64})*")
 ADMIN = re.compile(r"(.+?)\s*\(admin\)")

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 EPISODE_KEY = "sk-episode-"
-"""How such a key begins, so that redaction finds it in a text (`openclaw.ledger.secret_patterns`)."""
+"""How such a key begins, so that redaction finds it in a text (`openclaw.privacy.secret_finder`)."""
 KEY_LENGTH = 32
 
 

@@ -23,7 +23,7 @@ from openclaw.gateway.limits import RateLimitError, RateLimits
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.origin import Doorway
 from openclaw.gateway.under_way import Slots
-from openclaw.ledger.secret_finder import secret_finder
+from openclaw.privacy.secret_finder import secret_finder
 
 OPEN_PATHS = frozenset({"/", "/healthz"})
 MODELS_PATH = "/v1/models"

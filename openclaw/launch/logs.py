@@ -21,7 +21,7 @@ from openclaw.launch.profiles import Profile
 from openclaw.launch.variables import LaunchVariables, Resolved
 
 if TYPE_CHECKING:
-    from openclaw.ledger.redact import Redactor
+    from openclaw.privacy.redactor import Redactor
 
 STALENESS = 4
 """Updates after which the scores of a log are renewed; a batch is scored about two updates before its step."""
@@ -128,8 +128,8 @@ def take_in_logs(plan: Plan, options: argparse.Namespace, *, dry: bool) -> Itera
 
 
 def _redactor(plan: Plan) -> Redactor | None:
-    from openclaw.ledger.own_keys import OwnKeyFinder, secret_values
-    from openclaw.ledger.redact import Redactor
+    from openclaw.privacy.redactor import Redactor
+    from openclaw.privacy.secret_finder import OwnKeyFinder, secret_values
 
     mode = plan.runtime.redact
     return None if mode == "off" else Redactor(mode, own_keys=OwnKeyFinder(secret_values(os.environ)))

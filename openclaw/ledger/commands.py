@@ -21,9 +21,9 @@ from openclaw.ledger.counted import counted
 from openclaw.ledger.damage import check_file
 from openclaw.ledger.exceptions import UnknownRecordError
 from openclaw.ledger.importing import import_conversations
-from openclaw.ledger.redact import Redactor
 from openclaw.ledger.salvage import TABLES, salvage
 from openclaw.ledger.store import Ledger
+from openclaw.privacy.redactor import Redactor
 
 
 @contextmanager

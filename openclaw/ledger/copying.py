@@ -20,7 +20,7 @@ from openclaw.ledger.episode_records import EPISODE
 from openclaw.ledger.importing import redacted_verdict
 from openclaw.ledger.passes import suffixed, turn_of_pass
 from openclaw.ledger.pictures import copy_pictures
-from openclaw.ledger.redact import REDACTED
+from openclaw.ledger.records import REDACTED
 from openclaw.ledger.store import Ledger
 
 ORDER = "CASE WHEN state IN ('leased', 'trained') THEN rollout_id ELSE 9223372036854775807 END"
@@ -125,7 +125,7 @@ def _copy_turn(
     del values["number"]
     if target.redaction is not None:
         turn = decode_turn(row)
-        redacted = target.redaction.turn(turn)
+        redacted = turn.redacted(target.redaction)
         if redacted != turn:
             values |= {**encode_turn(redacted), "id": turn_id, "session_id": session_id}
             if redacted.reason == REDACTED:

@@ -13,17 +13,18 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from groundwork.chat_messages import Message
 from groundwork.private_files import make_private, private, private_folder
 from openclaw.ledger.damage import Log, check_file, lost_transactions, read_log
 from openclaw.ledger.exceptions import TransitionError, UnknownRecordError, ledger_error
-from openclaw.ledger.records import Feedback, Turn
 from openclaw.ledger.schema import migrate
+
+if TYPE_CHECKING:
+    from openclaw.privacy.redactor import Redactor
 
 logger = logging.getLogger(__name__)
 
@@ -32,20 +33,11 @@ WHOLE = ("BEGIN IMMEDIATE", "COMMIT", ("ROLLBACK",))
 PART = ("SAVEPOINT part", "RELEASE part", ("ROLLBACK TO part", "RELEASE part"))
 
 
-class Redaction(Protocol):
-    """Replaces what must not be stored, like `openclaw.ledger.redact.Redactor`."""
-
-    def turn(self, turn: Turn) -> Turn: ...
-    def messages(self, messages: Sequence[Message]) -> list[Message]: ...
-    def feedback(self, feedback: Feedback) -> Feedback: ...
-    def text(self, text: str) -> str: ...
-
-
 class Database:
     """Owns the connection; the queries live in the classes that extend it."""
 
     def __init__(
-        self, path: str | Path, clock: Callable[[], float] = time.time, redaction: Redaction | None = None
+        self, path: str | Path, clock: Callable[[], float] = time.time, redaction: Redactor | None = None
     ) -> None:
         """Open the ledger at ``path``; create the file and folder if missing, for their owner only.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from groundwork.chat_messages import Message
@@ -58,8 +58,8 @@ class FeedbackQueries(TurnQueries):
         Raises:
             UnknownRecordError: if the ledger has no such turn.
         """
-        if self.redaction is not None:
-            feedback = self.redaction.feedback(feedback)
+        if self.redaction is not None and feedback.text is not None:
+            feedback = replace(feedback, text=self.redaction.text(feedback.text))
         with self.transaction() as connection:
             row = connection.execute("SELECT state, reason FROM turns WHERE id = ?", (feedback.turn_id,)).fetchone()
             found: Mapping[str, Any] | None = row and dict(row)

@@ -20,9 +20,9 @@ from groundwork.chat_messages import Message, MessageError, check_messages
 from groundwork.data_rows import read_json, read_text
 from openclaw.ledger.conversations import CUT_OFF, IMPORTED, IMPORTED_NOT_TRAINABLE
 from openclaw.ledger.exceptions import LedgerError
-from openclaw.ledger.kept_ids import kept_id
 from openclaw.ledger.records import Turn, TurnKind, Verdict
 from openclaw.ledger.store import Ledger
+from openclaw.privacy.secret_finder import kept_id
 
 FORMAT = '{"session_id", "turns": [{"type", "prompt", "response", "next_state", "trainable"}]}'
 KINDS = ("main", "side")
@@ -227,7 +227,7 @@ def described_turn(turn_id: str, session_id: str, position: int, described: Impo
         next_state=described.next_state,
         next_state_at=None if described.next_state is None else now,
     )
-    return turn if ledger.redaction is None else ledger.redaction.turn(turn)
+    return turn.redacted(ledger.redaction)
 
 
 def redacted_verdict(verdict: Verdict | None, ledger: Ledger) -> Verdict | None:

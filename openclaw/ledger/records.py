@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from groundwork.chat_messages import Message
+
+if TYPE_CHECKING:
+    from openclaw.privacy.redactor import Redactor
 
 TurnKind = Literal["main", "side"]
 TurnState = Literal["waiting", "unscored", "pending", "judged", "ended", "excluded"]
@@ -21,6 +24,8 @@ InvalidVote = Literal["no_box", "other_box", "cut_off", "endless_thought"]
 Signal = Literal["next_state", "regenerated", "feedback"]
 Thumbs = Literal["up", "down"]
 TEMPERATURE_TOLERANCE = 1e-6
+REDACTED = "redacted"
+"""Reason of a turn whose request or reply contained a secret."""
 BLAMED = "blamed"
 """Key in a sample's metadata: the rule of hygiene that kept its reply from praise (`openclaw.judge.hygiene`)."""
 SCORED = "scored"
@@ -139,6 +144,36 @@ class Turn:
             "no_weight_version": not self.weight_versions,
         }
         return checks
+
+    def redacted(self, redaction: Redactor | None) -> Turn:
+        """Return the turn without secrets.
+
+        If its request or reply had one, the turn also loses its token ids, which spell the same secret, and its pictures,
+        and is excluded with the reason ``redacted``. A next state alone is only replaced: its turn is trained.
+        """
+        if redaction is None:
+            return self
+        following = None if self.next_state is None else redaction.messages(self.next_state)
+        changed = replace(
+            self,
+            messages=redaction.messages(self.messages),
+            tools=None if self.tools is None else redaction.messages(self.tools),
+            response_message=redaction.messages([self.response_message])[0],
+            next_state=following,
+            chat_template_kwargs=redaction.object(self.chat_template_kwargs),
+        )
+        if replace(self, next_state=following) == changed:
+            return changed
+        return replace(
+            changed,
+            prompt_ids=[],
+            response_ids=[],
+            response_logprobs=[],
+            weight_versions=[],
+            response_topk=None,
+            pictures=(),
+            reason=self.reason or (REDACTED if self.kind == "main" else None),
+        )
 
     def validate(self) -> None:
         """Raise ValueError naming the first inconsistent length or value."""

@@ -58,8 +58,7 @@ class TurnQueries(Database):
         """
         turn.validate()
         episode = episode_of(owner_of(turn.session_id))
-        if self.redaction is not None:
-            turn = self.redaction.turn(turn)
+        turn = turn.redacted(self.redaction)
         with self.transaction() as connection:
             reason = turn.never_trained if turn.reason is None else turn.reason
             if episode is not None:

@@ -23,8 +23,7 @@ from openclaw.ledger.copying import COPIED, copy_run
 from openclaw.ledger.counted import counted
 from openclaw.ledger.importing import ImportedTurn, described_turn, identity_of, redacted_verdict
 from openclaw.ledger.passes import OF_LOG, PASS, suffixed
-from openclaw.ledger.records import Turn, Verdict
-from openclaw.ledger.redact import REDACTED
+from openclaw.ledger.records import REDACTED, Turn, Verdict
 from openclaw.ledger.reports import TurnRecord
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.turns import NO_NEXT_STATE

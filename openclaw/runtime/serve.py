@@ -40,10 +40,10 @@ from openclaw.gateway.tls import check_certificate, load_certificate
 from openclaw.gateway.under_way import Slots
 from openclaw.judge.wiring import JudgeLoop, build_judge_loop
 from openclaw.ledger.exceptions import LedgerError
-from openclaw.ledger.own_keys import OwnKeyFinder, secret_values
-from openclaw.ledger.redact import build_redactor
 from openclaw.ledger.store import Ledger
 from openclaw.method import trains_rewards
+from openclaw.privacy.redactor import build_redactor
+from openclaw.privacy.secret_finder import OwnKeyFinder, secret_values
 from openclaw.runtime.garbage_collection import collect_when_quiet, settle
 from openclaw.runtime.listen import GatewayServer
 from openclaw.runtime.where import requests_path

@@ -10,9 +10,9 @@ from typing import Literal
 
 from groundwork.chat_messages import Message
 from openclaw.config.bounds import SESSION_ID
-from openclaw.ledger.kept_ids import kept_id
 from openclaw.messages.classify import runtime_session
 from openclaw.owners import LOCAL, stored_id
+from openclaw.privacy.secret_finder import kept_id
 
 SESSION_DIGITS = 12
 AFFINITY_SUFFIX = re.compile(r":\d+$")

@@ -6,8 +6,7 @@ import importlib
 import re
 from collections.abc import Iterator
 
-from openclaw.ledger.secret_finder import BEFORE_SECRET, CONTEXT, is_placeholder, looks_random
-from openclaw.ledger.secret_patterns import DETECT_SECRETS, WORD
+from openclaw.privacy.secret_finder import BEFORE_SECRET, CONTEXT, DETECT_SECRETS, WORD, is_placeholder, looks_random
 
 PATTERNS: dict[str, list[re.Pattern[str]]] = {
     module: list(getattr(importlib.import_module(f"detect_secrets.plugins.{module}"), name)().denylist)

@@ -11,7 +11,7 @@ import pytest
 
 from groundwork.exceptions import ConfigError
 from openclaw.gateway.auth import Keyring, read_keys
-from openclaw.ledger.redact import Redactor
+from openclaw.privacy.redactor import Redactor
 from tests.unit.gateway.conftest import Stack, Starter
 
 HELLO: list[Any] = [{"role": "user", "content": "hi there"}]

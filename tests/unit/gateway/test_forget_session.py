@@ -12,8 +12,8 @@ import pytest
 from openclaw.gateway import app
 from openclaw.gateway.steady_clock import SteadyClock
 from openclaw.ledger.exceptions import LedgerFullError
-from openclaw.ledger.kept_ids import kept_id
-from openclaw.ledger.redact import Redactor
+from openclaw.privacy.redactor import Redactor
+from openclaw.privacy.secret_finder import kept_id
 from tests.unit.gateway.conftest import Stack, Starter
 
 USER = [{"role": "user", "content": "Hello?"}]

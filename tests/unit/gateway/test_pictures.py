@@ -17,7 +17,7 @@ from groundwork.images import image_tokens, one_per_image
 from groundwork.processors import load_processor
 from openclaw.config.bounds import PICTURE_BYTES, PICTURE_PIXELS, PICTURES
 from openclaw.judge.interface import Question
-from openclaw.ledger.redact import Redactor
+from openclaw.privacy.redactor import Redactor
 from openclaw.training.pictures import SamplePictures
 from openclaw.training.samples import make_sample
 from tests.helpers import tiny_vision

@@ -14,11 +14,11 @@ from openclaw.inspect import main as inspect
 from openclaw.ledger.baseline import BASELINE, WINDOW
 from openclaw.ledger.episode_records import Episode, EpisodeRules, Settled
 from openclaw.ledger.exceptions import EpisodeConflictError, UnknownRecordError
-from openclaw.ledger.redact import Redactor
 from openclaw.ledger.salvage import salvage
 from openclaw.ledger.samples import rollout_of
 from openclaw.ledger.store import Ledger
 from openclaw.owners import stored_id
+from openclaw.privacy.redactor import Redactor
 from slime.utils.types import Sample
 from tests.helpers.episodes import MOST, RULES, create, say, three_turns
 from tests.helpers.ledger_records import judged_sample

@@ -10,8 +10,8 @@ import pytest
 from openclaw.inspect import main
 from openclaw.ledger.conversations import write_conversations
 from openclaw.ledger.importing import ImportFormatError, import_conversations
-from openclaw.ledger.redact import Redactor
 from openclaw.ledger.store import Ledger
+from openclaw.privacy.redactor import Redactor
 from tests.helpers.ledger_records import judged_sample, make_turn
 
 SECRET = "ghp_" + "a1B2" * 9

@@ -11,9 +11,9 @@ import pytest
 
 from groundwork.exceptions import ConfigError
 from openclaw.ledger.records import Feedback, TopK
-from openclaw.ledger.redact import Redactor
-from openclaw.ledger.secret_finder import looks_random
 from openclaw.ledger.store import Ledger
+from openclaw.privacy.redactor import Redactor
+from openclaw.privacy.secret_finder import looks_random
 from tests.helpers.ledger_records import make_turn
 
 GITHUB = "ghp_" + "a1B2" * 9

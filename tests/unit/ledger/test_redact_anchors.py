@@ -9,8 +9,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from openclaw.ledger.secret_finder import BEFORE_SECRET, CONTEXT, SecretFinder, looks_random
-from openclaw.ledger.secret_patterns import WORD
+from openclaw.privacy.secret_finder import BEFORE_SECRET, CONTEXT, WORD, SecretFinder, looks_random
 from tests.helpers.backtracking_secrets import PATTERNS, find
 
 FINDER = SecretFinder()

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from openclaw.ledger.kept_ids import kept_id
-from openclaw.ledger.own_keys import OwnKeyFinder, secret_values
-from openclaw.ledger.redact import Redactor
 from openclaw.ledger.store import Ledger
+from openclaw.privacy.redactor import Redactor
+from openclaw.privacy.secret_finder import OwnKeyFinder, kept_id, secret_values
 from openclaw.sessions.identity import stated_identity
 from tests.helpers.ledger_records import make_turn
 

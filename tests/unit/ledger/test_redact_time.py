@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from openclaw.ledger.personal_finder import OVERLAP, WINDOW, windows
-from openclaw.ledger.redact import Redactor
-from openclaw.ledger.secret_patterns import ANCHORS
+from openclaw.privacy.personal_finder import OVERLAP, WINDOW, windows
+from openclaw.privacy.redactor import Redactor
+from openclaw.privacy.secret_finder import ANCHORS
 
 MEGABYTE = 1_000_000
 REPEATED = (

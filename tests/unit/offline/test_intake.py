@@ -13,11 +13,11 @@ from groundwork.exceptions import ConfigError
 from openclaw.ledger.conversations import write_conversations
 from openclaw.ledger.logs import ReplyScores
 from openclaw.ledger.records import Feedback, Verdict, Vote
-from openclaw.ledger.redact import Redactor
 from openclaw.ledger.store import Ledger
 from openclaw.offline.checks import check_tokens, same_batches
 from openclaw.offline.intake import Report, Wishes, take_in
 from openclaw.offline.reading import read_logs
+from openclaw.privacy.redactor import Redactor
 from openclaw.training.rollout import by_rollout
 from openclaw.training.samples import make_sample
 from tests.helpers.episodes import RULES, create, say, three_turns

@@ -1,16 +1,12 @@
-"""Replaces secrets and personal data before a turn is stored.
+"""Replaces secrets and personal data in messages and texts before they are stored.
 
-Guarantees: text that matches a pattern never reaches the ledger; ``[REDACTED:kind]`` replaces it, also in names of
-object fields and in template keywords. If a request or reply contains a secret, the turn also loses its token ids,
-which spell the same secret, and is excluded with reason ``redacted``. A next state or feedback is stored and judged in
-redacted form, and its turn is trained. Sessions take their digests of a conversation before redaction. Ordinary text,
-code, hashes and numbers stay unchanged. Secrets without a pattern, such as a password in plain words, are not found,
-nor are those that a picture shows; a turn with a secret in its text loses its pictures, too.
-Time grows linearly with the text.
+Guarantees: text that matches a pattern is replaced by ``[REDACTED:kind]``, also in names of object fields and in template
+keywords. Ordinary text, code, hashes and numbers stay unchanged. Secrets without a pattern, such as a password in plain
+words, are not found, nor are those that a picture shows. Time grows linearly with the text.
 
-Modes: ``secrets`` (keys, tokens, private keys, passwords in URLs: `openclaw.ledger.secret_patterns`; the server's own
-keys), ``personal`` (also e-mail addresses, phone and card numbers, IBANs and IP addresses, by Presidio), ``off``.
-Messages that were seen before are not scanned again. Owned by one ledger; used from one thread at a time.
+Modes: ``secrets`` (keys, tokens, private keys, passwords in URLs, the server's own keys), ``personal`` (also e-mail
+addresses, phone and card numbers, IBANs and IP addresses, by Presidio), ``off``. Messages that were seen before are not
+scanned again. A redactor belongs to one ledger; its lock serialises scans of messages.
 """
 
 from __future__ import annotations
@@ -18,7 +14,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Literal
 
@@ -26,15 +21,11 @@ import orjson
 from prometheus_client import CollectorRegistry
 from prometheus_client import Counter as PrometheusCounter
 
-from openclaw.ledger.linear_pattern import LinearPattern
-from openclaw.ledger.own_keys import OwnKeyFinder
-from openclaw.ledger.personal_finder import PersonalFinder
-from openclaw.ledger.records import Feedback, Turn
-from openclaw.ledger.secret_finder import SHORTEST, Span, secret_finder
+from openclaw.privacy.personal_finder import PersonalFinder
+from openclaw.privacy.secret_finder import SHORTEST, LinearPattern, OwnKeyFinder, Span, secret_finder
 
 Mode = Literal["secrets", "personal"]
 Json = Mapping[str, "Json"] | list["Json"] | str | float | bool | None
-REDACTED = "redacted"
 REMEMBERED = 8192
 DIGEST_BYTES = 16
 MEDIA_TYPES = frozenset(
@@ -73,34 +64,6 @@ class Redactor:
         self._seen: OrderedDict[bytes, Any] = OrderedDict()
         self._lock = threading.Lock()
 
-    def turn(self, turn: Turn) -> Turn:
-        """Return the turn unchanged, or redacted, without ids and excluded."""
-        following = None if turn.next_state is None else self.messages(turn.next_state)
-        changed = replace(
-            turn,
-            messages=self.messages(turn.messages),
-            tools=None if turn.tools is None else self.messages(turn.tools),
-            response_message=self.messages([turn.response_message])[0],
-            next_state=following,
-            chat_template_kwargs=self._object(turn.chat_template_kwargs),
-        )
-        if replace(turn, next_state=following) == changed:
-            return changed
-        return replace(
-            changed,
-            prompt_ids=[],
-            response_ids=[],
-            response_logprobs=[],
-            weight_versions=[],
-            response_topk=None,
-            pictures=(),
-            reason=turn.reason or (REDACTED if turn.kind == "main" else None),
-        )
-
-    def feedback(self, feedback: Feedback) -> Feedback:
-        """Return feedback with its words redacted."""
-        return replace(feedback, text=None if feedback.text is None else self.text(feedback.text))
-
     def messages(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return messages, or tools, redacted."""
         with self._lock:
@@ -126,18 +89,19 @@ class Redactor:
         try:
             key = blake2b(orjson.dumps(message), digest_size=DIGEST_BYTES).digest()
         except orjson.JSONEncodeError:  # lone surrogates
-            return self._object(message)
+            return self.object(message)
         if key in self._seen:
             self._seen.move_to_end(key)
             known = self._seen[key]
             return message if known is None else known
-        redacted = self._object(message)
+        redacted = self.object(message)
         self._seen[key] = None if redacted == message else redacted
         if len(self._seen) > REMEMBERED:
             self._seen.popitem(last=False)
         return redacted
 
-    def _object(self, value: Mapping[str, Any], media: bool = False) -> dict[str, Any]:
+    def object(self, value: Mapping[str, Any], media: bool = False) -> dict[str, Any]:
+        """Return an object redacted, names of fields included; ``media``: whether it is part of a file's content part."""
         kind = value.get("type")
         media = media or (isinstance(kind, str) and kind in MEDIA_TYPES)
         redacted: dict[str, Any] = {}
@@ -152,7 +116,7 @@ class Redactor:
         if isinstance(value, str):
             return value if media and is_media(value) else self.text(value)
         if isinstance(value, Mapping):
-            return self._object(value, media)
+            return self.object(value, media)
         if isinstance(value, list):
             return [self._value(item) for item in value]
         return value

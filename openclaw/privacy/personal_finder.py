@@ -11,7 +11,7 @@ import importlib
 from collections.abc import Iterator
 
 from groundwork.exceptions import ConfigError
-from openclaw.ledger.secret_finder import Span
+from openclaw.privacy.secret_finder import Span
 
 PRESIDIO = ("EmailRecognizer", "CreditCardRecognizer", "IbanRecognizer", "IpRecognizer", "PhoneRecognizer")
 INSTALL_PRIVACY = "pip install 'presidio-analyzer>=2.2.360'"
