@@ -2,7 +2,7 @@
 
 `python -m tiny_learning toolcall` makes it and prints its folder. Guarantees: a folder under its final name is complete and
 has passed the gate on tasks of the held-out split: as policy it solves `LEAST` to `MOST` of them, as judge it is right about
-`JUDGED` of the steps. The folder's name has a hash of what shapes it: the code here, and what the traces say.
+`JUDGED` of the steps. The folder's name has a hash of what the model is trained on and for how long; see `key`.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from typing import Any
 import torch
 from tiny_models.batches import Encoded
 from tiny_models.sampling import Sampler
-from tiny_models.train import Settings, new_model, train
+from tiny_models.cache import Settings
+from tiny_models.train import new_model, train
 
 from agentrl.rollout.step_judge import step_question
 from openclaw.judge.answers import read_vote
 from tiny_learning.encode import Coder, padded
 from tiny_learning.traces import TaskSet, Trace
-from tiny_learning.vocabulary import build_tokenizer
+from tiny_learning.vocabulary import VOCABULARY, build_tokenizer
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CACHE = REPOSITORY / ".cache" / "tiny_learning"
 SHIPPED = Path(__file__).with_name("shipped")
 NOTE = "warm_start.json"
-SOURCES = ("encode.py", "vocabulary.py", "warm_start.py", "chat_template.jinja")
-KEYED = 64
-"""Traces in the hash. Each has its words, and the judge's question about a step of it."""
+KEYED, KEYED_WORDS = 64, 200
+"""Traces in the hash, and traces of its small tokenizer."""
 ECHO_SHARE, JUDGED_SHARE = 0.1, 0.2
 """Shares of the conversations that repeat random tokens, and that ask the judge."""
 POOL = 600
@@ -79,15 +79,19 @@ def warm_start(tasks: TaskSet, say: Callable[[str], None]) -> Path:
 
 
 def key(tasks: TaskSet) -> str:
-    """Return the hash of what shapes a warm start."""
-    digest = hashlib.sha256()
-    here = Path(__file__).parent
-    for file in (*(here / name for name in SOURCES), here.parent / "tiny_models" / "train.py"):
-        digest.update(file.name.encode() + file.read_bytes())
-    rng = random.Random(0)
+    """Return the hash of what shapes a warm start: settings, traces, the judge's questions, and how all is encoded.
+
+    It encodes with a tokenizer of a few traces, which is made in the same way as the whole one in a tenth of the time.
+    """
+    schedule = (ECHO_SHARE, JUDGED_SHARE, POOL, ECHO_POOLS, BATCH_TOKENS, STEPS, RATE, EXTRA_STEPS, EXTRA_RATE)
+    digest = hashlib.sha256(repr((VOCABULARY, Settings(), schedule)).encode())
+    tokenizer, rng = build_tokenizer([tasks], KEYED_WORDS), random.Random(0)
+    coder = Coder(tokenizer)
     for _ in range(KEYED):
         drawn = tasks.drawn(rng)
         digest.update(repr(drawn).encode() + _question(drawn[1], rng).encode())
+        answer = coder.judge(drawn[1], rng.randrange(len(drawn[1].steps)))[1]
+        digest.update(repr((coder.policy(drawn[1]), coder.echo(rng), answer)).encode())
     return digest.hexdigest()[:16]
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from tiny_models.cache import SHIPPED, cache_key, is_built, model_path
+from tiny_models.cache import SHIPPED, Settings, cache_key, is_built, model_path
 from tiny_models.tastes import TASTES
 
 
@@ -62,7 +62,7 @@ def _build(path: Path, seed: int, console: Console) -> None:
     from tiny_models.gate import failures, measure_judge, measure_policy, measure_tastes
     from tiny_models.sampling import Sampler
     from tiny_models.tokenizer import build_tokenizer
-    from tiny_models.train import Settings, new_model, train
+    from tiny_models.train import new_model, train
 
     settings, started = Settings(), time.monotonic()
     threads = torch.get_num_threads()

@@ -8,35 +8,16 @@ are written here. Muon moves the matrices (https://kellerjordan.github.io/posts/
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from tiny_models.cache import Settings
 from tiny_models.tokenizer import END
 
 REST_RATE = 0.6  # of the rate of the matrices
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Shape and schedule; part of the cache key."""
-
-    vocabulary: int = 1280
-    tokenizer_conversations: int = 6000
-    hidden: int = 128
-    layers: int = 4
-    heads: int = 4
-    kv_heads: int = 2
-    intermediate: int = 384
-    steps: int = 4500
-    batch_tokens: int = 3072
-    learning_rate: float = 5e-3
-    extra_rounds: int = 3
-    extra_steps: int = 250
-    extra_learning_rate: float = 1e-3
 
 
 def new_model(tokenizer: Any, settings: Settings, seed: int) -> Qwen3ForCausalLM:

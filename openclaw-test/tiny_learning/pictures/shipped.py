@@ -11,12 +11,14 @@ import json
 from pathlib import Path
 from random import Random
 
+from tiny_learning.pictures.encode import Coder
+from tiny_learning.pictures.model import GRID, IMAGES, new_model
 from tiny_learning.pictures.pages import Page
 from tiny_learning.pictures.pointing import trace
+from tiny_learning.pictures.words import NUMBERS, build_tokenizer, chat_template, phrases
 from tiny_learning.traces import AgentTasks
 from tiny_learning.warm_start import LEAST, MOST, NOTE, SHIPPED, WarmStartError
 
-SOURCES = ("encode.py", "model.py", "words.py", "../chat_template.jinja")
 PAGE = Page("miniwob/click_test_2/train/1000", "Click button ONE.", (135, 179), (115, 159, 40, 40), [])
 KEYED = 32
 """Episodes in the hash."""
@@ -38,13 +40,14 @@ def shipped(tasks: AgentTasks) -> Path:
 
 
 def key() -> str:
-    """Return the hash of the code that shapes prompts, pictures and replies, and of episodes of the careless agent."""
-    digest = hashlib.sha256()
-    for name in SOURCES:
-        digest.update((Path(__file__).parent / name).read_bytes())
-    rng = Random(0)
+    """Return the hash of what the model reads and writes: its shape, its pictures, and episodes as it is given them."""
+    tokenizer = build_tokenizer([PAGE.instruction])
+    coder, rng = Coder(tokenizer), Random(0)
+    shape = {name: tuple(weight.shape) for name, weight in new_model(tokenizer, 0).named_parameters()}
+    digest = hashlib.sha256(repr((shape, IMAGES, GRID, chat_template(), phrases(), NUMBERS)).encode())
     for _ in range(KEYED):
-        digest.update(repr(trace(rng, PAGE, careless=True)).encode())
+        episode = trace(rng, PAGE, careless=True)
+        digest.update(repr((episode, coder.policy(episode))).encode())
     return digest.hexdigest()[:16]
 
 
