@@ -1,6 +1,6 @@
 r"""Do tiny agents learn on a CPU, and what does a process reward add? All cells of set of tasks, reward and seed.
 
-`python -m benchmarks.agents --json r.json` holds one run of `openclaw-test/agent_learning.py` for each cell, and compares held-out success
+`python -m benchmarks.agents --json r.json` holds one run of `lab/agent_learning.py` for each cell, and compares held-out success
 before and after training, with the outcome as reward and with a judge's votes beside it, at equal numbers of updates.
 
 Guarantees: a finished run is a JSON file in ``--runs``, so the same command continues an interrupted benchmark and runs nothing
@@ -26,9 +26,9 @@ from benchmarks.personal_parts.records import write
 from groundwork.command_line import new_output_file
 
 sys.path.append(str(REPOSITORY / "openclaw-test"))
-from tiny_learning.sets import TASK_SETS, UPDATES, judges
+from lab.tiny_learning.sets import TASK_SETS, UPDATES, judges
 
-PROGRAM = REPOSITORY / "openclaw-test" / "agent_learning.py"
+PROGRAM = REPOSITORY / "lab" / "agent_learning.py"
 RUNS = REPOSITORY / "benchmarks" / "baselines" / "agents"
 FIELDS = ("success_before", "success_after")
 Record = dict[str, Any]

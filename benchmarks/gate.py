@@ -27,7 +27,7 @@ from benchmarks.machine import REPOSITORY, describe_machine
 from groundwork.command_line import output_file
 from groundwork.data_rows import json_objects
 
-MODEL = REPOSITORY / "openclaw-test" / "tiny_models" / "shipped"
+MODEL = REPOSITORY / "lab" / "tiny_models" / "shipped"
 SECONDS = ("perf/snapshot_time", "perf/probe_time", "perf/update_weights_time")
 MAX_TOKENS, START_SECONDS = 200, 300.0
 

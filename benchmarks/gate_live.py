@@ -46,8 +46,9 @@ from asking import server_client
 from measure import heldout_items, measure
 from simulated_users.reaction import PhraseVoice
 from student import STUDENT, Student
-from tiny_demo.launched import MODEL_NAME, LaunchedRun, Settings
-from tiny_models.build import ensure_built
+
+from lab.tiny_demo.launched import MODEL_NAME, LaunchedRun, Settings
+from lab.tiny_models.build import ensure_built
 
 BATCH, PARALLEL, RATE = 16, 8, 5e-4
 POLL_SECONDS, STUCK_SECONDS = 0.2, 300.0

@@ -33,7 +33,8 @@ from openclaw.runtime.where import find_ledger
 sys.path.append(str(REPOSITORY / "openclaw-test"))
 from asking import server_client
 from measure import heldout_items, measure
-from tiny_models.build import ensure_built
+
+from lab.tiny_models.build import ensure_built
 
 FORMS = ("ledger", "text", "judged")
 DONE = "serving until"

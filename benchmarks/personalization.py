@@ -34,9 +34,10 @@ from groundwork.command_line import new_output_file
 from openclaw.launch.methods import methods_of
 
 sys.path.append(str(REPOSITORY / "openclaw-test"))
-from personal.sizes import Sizes
 from simulated_users.reading import UserFileError, find_users
 from simulated_users.workspace import CHAT, SIMULATED
+
+from lab.personal.sizes import Sizes
 
 RUNS = REPOSITORY / "benchmarks" / "baselines" / "personalization"
 USERS = "student,captain"

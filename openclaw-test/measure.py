@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asking import server_client
-from tiny_models.problems import draw_short, heldout
-from tiny_models.replies import follows_rule, gives_number, is_degenerate
+from word_problems.problems import draw_short, heldout
+from word_problems.replies import follows_rule, gives_number, is_degenerate
 
 from groundwork.command_line import server_url
 from groundwork.data_rows import json_objects, read_json, read_text

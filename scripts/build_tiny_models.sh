@@ -5,4 +5,4 @@ set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 bash "$root/scripts/setup.sh" cpu
 PYTHONPATH="$root:$root/slime:$root/openclaw-test${PYTHONPATH:+:$PYTHONPATH}" \
-    exec "$root/.venv/bin/python" -m tiny_models.build "$@"
+    exec "$root/.venv/bin/python" -m lab.tiny_models.build "$@"

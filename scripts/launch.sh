@@ -81,7 +81,7 @@ demo() {
         *" --dry-run "*) ;;
         *) bash "$openclaw_root/scripts/setup.sh" cpu ;;
     esac
-    LAUNCHED_AS="$(started_as)" program "$openclaw_root/openclaw-test/demo.py" "$@"
+    LAUNCHED_AS="$(started_as)" program "$openclaw_root/lab/demo.py" "$@"
 }
 
 # Whether the words ask for --dry-run or --help only.
@@ -108,7 +108,7 @@ agent_demo() {
             mini-swe-agent) bash "$openclaw_root/scripts/setup_mini_swe_agent.sh" ;;
         esac
     fi
-    program "$openclaw_root/openclaw-test/agent_demo.py" "$@"
+    program "$openclaw_root/lab/agent_demo.py" "$@"
 }
 
 # Sets up what is missing, and becomes the program in which a tiny agent learns; its first two words are --task and what it learns.
@@ -118,5 +118,5 @@ agent_learning() {
         set_up_sandboxes
         if [ "$2" = gui ]; then bash "$openclaw_root/scripts/setup_chromium.sh"; fi
     fi
-    LAUNCHED_AS="$(started_as)" program "$openclaw_root/openclaw-test/agent_learning.py" "$@"
+    LAUNCHED_AS="$(started_as)" program "$openclaw_root/lab/agent_learning.py" "$@"
 }

@@ -62,7 +62,7 @@ compiled() { python -m pytest --collect-only -q tests/unit tests/contract >/dev/
 real() {
     local marker="$1"
     shift
-    PYTHONPATH=openclaw-test python -m tiny_models.build
+    PYTHONPATH=openclaw-test python -m lab.tiny_models.build
     mapfile -t slow < <(slow_files)
     "${PYTEST[@]}" faulthandler_timeout=1500 --numprocesses 2 tests/integration tests/gpu tests/security "${slow[@]}" \
         --no-loadscope-reorder --durations 25 -m "$marker" "$@"

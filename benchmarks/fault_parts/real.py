@@ -141,7 +141,7 @@ def run_real(folder: Path, kills: int, seed: int, say: Callable[[str], None] = s
         say: gets a line per kill.
     """
     sys.path.append(str(REPOSITORY / "openclaw-test"))
-    from tiny_models.build import ensure_built
+    from lab.tiny_models.build import ensure_built
 
     rng, started = random.Random(seed), time.monotonic()
     real = RealRun(folder, ensure_built(0))
@@ -189,9 +189,9 @@ def run_real(folder: Path, kills: int, seed: int, say: Callable[[str], None] = s
 
 def student_words() -> Words:
     """What the simulated student asks and says; it dislikes bold text and numbered lists."""
-    from tiny_models.feedback import approval, complaint
-    from tiny_models.problems import draw_short
-    from tiny_models.replies import follows_rule
+    from word_problems.feedback import approval, complaint
+    from word_problems.problems import draw_short
+    from word_problems.replies import follows_rule
 
     def reaction(rng: random.Random, reply: str) -> str:
         if follows_rule(reply):

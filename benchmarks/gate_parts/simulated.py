@@ -33,10 +33,11 @@ from slime.utils.types import Sample
 
 sys.path.insert(0, str(REPOSITORY / "openclaw-test"))
 
-from tiny_models.build import ensure_built
-from tiny_models.problems import draw_short, heldout
-from tiny_models.replies import follows_rule
-from tiny_models.sampling import TEMPERATURE, Sampler
+from word_problems.problems import draw_short, heldout
+from word_problems.replies import follows_rule
+
+from lab.tiny_models.build import ensure_built
+from lab.tiny_models.sampling import TEMPERATURE, Sampler
 
 CLIP, DUAL_CLIP = 0.2, 3.0
 LONGEST_REPLY = 120

@@ -37,7 +37,9 @@ def module_of(path: str) -> str | None:
         return None
     if parts[0] == "slime":
         parts = parts[1:]
-    elif parts[0] in ("openclaw-test", "benchmarks", "tests", "scripts", "extensions") or parts[0].startswith("."):
+    elif parts[0] in ("openclaw-test", "lab", "benchmarks", "tests", "scripts", "extensions") or parts[0].startswith(
+        "."
+    ):
         return None
     elif "-" in parts[0]:  # a method folder is on the import path itself
         parts = parts[1:]

@@ -15,9 +15,9 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" PYTHONPATH="$here:$root/slime:$ro
 if [ -z "${HF_CKPT:-}" ]; then
     export PYTHONPATH="$PYTHONPATH:$root/openclaw-test"
     if [ "$dry_run" = yes ]; then
-        HF_CKPT="$("$python" -c "from tiny_models.cache import model_path; print(model_path())")"
+        HF_CKPT="$("$python" -c "from lab.tiny_models.cache import model_path; print(model_path())")"
     else
-        HF_CKPT="$("$python" -m tiny_models.build)"
+        HF_CKPT="$("$python" -m lab.tiny_models.build)"
     fi
 fi
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from tiny_models.feedback import approval, complaint
-from tiny_models.problems import draw_short
-from tiny_models.replies import follows_rule
-from tiny_models.words import NAMES
+from word_problems.feedback import approval, complaint
+from word_problems.problems import draw_short
+from word_problems.replies import follows_rule
+from word_problems.words import NAMES
 
 from evaluation.answers import last_number
 from evaluation.case import Case, Family, Grade, Plain

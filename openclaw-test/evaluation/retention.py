@@ -17,7 +17,7 @@ from pathlib import Path
 from random import Random
 
 from measure import Item, MeasureError, gsm8k_items
-from tiny_models.problems import draw_short
+from word_problems.problems import draw_short
 
 from evaluation.answers import last_number, number
 from evaluation.case import Case, EvalError, Family, Grade, draw_cases

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from tiny_models.replies import follows_rule
+from word_problems.replies import follows_rule
 
 WORDS = ("lantern", "harbor", "velvet", "cobalt", "meadow", "orchid", "saffron", "timber", "willow", "marble")
 BULLET = re.compile(r"^\s*[-*•]\s+\S", re.MULTILINE)

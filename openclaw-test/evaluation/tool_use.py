@@ -16,7 +16,7 @@ import copy
 from dataclasses import dataclass
 from random import Random
 
-from tiny_models.words import NAMES
+from word_problems.words import NAMES
 
 from evaluation.answers import last_number
 from evaluation.case import PASSED, Case, Family, Grade, Plain

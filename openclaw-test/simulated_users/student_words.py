@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from tiny_models.feedback import approval
-from tiny_models.feedback import complaint as any_complaint
+from word_problems.feedback import approval
+from word_problems.feedback import complaint as any_complaint
 
 
 def complaint(rng: random.Random) -> str:

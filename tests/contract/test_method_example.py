@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import demo
 import pytest
-from tiny_demo.options import method_of
 
 from groundwork.exceptions import ConfigError
+from lab import demo
+from lab.tiny_demo.options import method_of
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.launch.__main__ import main as launch
 from openclaw.launch.method_check import folder_problems, main

@@ -117,9 +117,9 @@ async def talk(
     client: AsyncOpenAI, rng: random.Random, session: str, *, thinking: bool = False, stream: bool = False
 ) -> list[str]:
     """Have one conversation of three messages with the student's taste and return the ids of the replies."""
-    from tiny_models.feedback import approval, complaint
-    from tiny_models.problems import draw_short
-    from tiny_models.replies import follows_rule
+    from word_problems.feedback import approval, complaint
+    from word_problems.problems import draw_short
+    from word_problems.replies import follows_rule
 
     ids, messages = [], [{"role": "user", "content": draw_short(rng, "held").question}]
     extra: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}} if thinking else {}
@@ -144,8 +144,9 @@ async def talk(
 
 async def call_tool(client: AsyncOpenAI, rng: random.Random, session: str) -> list[str]:
     """Offer a calculator, answer the call if one comes, and return the ids of the replies."""
-    from tiny_models.episodes import CALCULATOR
-    from tiny_models.problems import draw_short
+    from word_problems.problems import draw_short
+
+    from lab.tiny_models.episodes import CALCULATOR
 
     problem = draw_short(rng, "held")
     messages: list[Any] = [{"role": "user", "content": problem.question}]

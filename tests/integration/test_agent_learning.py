@@ -10,8 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_learning.sets import TASK_SETS
-from tiny_learning.traces import TaskSet
 
 from agentrl.environment import Task
 from agentrl.exceptions import InvalidError
@@ -22,6 +20,8 @@ from agentrl.registry import load_environment
 from agentrl.rollout.actions import error_text
 from agentrl.rollout.opening import opening
 from agentrl.rollout.records import names, read
+from lab.tiny_learning.sets import TASK_SETS
+from lab.tiny_learning.traces import TaskSet
 from tests.helpers.gui_agents import needs_browser
 
 EPISODES = 24
@@ -84,7 +84,7 @@ def test_a_short_run_reports_what_its_records_hold(name: str, judged: bool, repo
     words += ["--heldout", HELDOUT, "--slots", "4", "--seed", "5", "--run-dir", run_dir, "--report", report]
     paths = (repository, repository / "slime", repository / "openclaw-test")
     done = subprocess.run(
-        [sys.executable, repository / "openclaw-test" / "agent_learning.py", *map(str, words)],
+        [sys.executable, repository / "lab" / "agent_learning.py", *map(str, words)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
         capture_output=True,
         text=True,

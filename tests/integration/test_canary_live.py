@@ -109,7 +109,7 @@ def in_order(wanted: list[str], seen: list[str]) -> bool:
 
 @pytest.mark.timeout(1200)
 def test_one_engine_is_first(repository: Path, tmp_path: Path) -> None:
-    from tiny_models.build import ensure_built
+    from lab.tiny_models.build import ensure_built
 
     hook = ("--rollout-data-postprocess-path", "tests.helpers.broken_canary.install")
     run = LiveRun(repository, tmp_path, ensure_built(0), "combine", *hook, **SETTINGS)

@@ -123,7 +123,7 @@ def demo(repository: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.
     def start(*arguments: str) -> subprocess.Popen[str]:
         paths = [repository, repository / "slime", repository / "openclaw-test"]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
-        command = [sys.executable, str(repository / "openclaw-test" / "demo.py"), "--run-dir", str(tmp_path / "run")]
+        command = [sys.executable, str(repository / "lab" / "demo.py"), "--run-dir", str(tmp_path / "run")]
         with (tmp_path / "demo.log").open("w") as log:
             process = subprocess.Popen(
                 [*command, *arguments], env=environment, stdout=log, stderr=subprocess.STDOUT, text=True

@@ -13,8 +13,8 @@ import pytest
 from evaluation.code_box import CodeBox
 from evaluation.coding import Coding
 from evaluation.shell import Shell
-from tiny_models.cache import model_path
 
+from lab.tiny_models.cache import model_path
 from tests.helpers.sandboxes import REASON, installed, running
 from tests.helpers.scripted_model import oracle, talk_of
 

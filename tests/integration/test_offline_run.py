@@ -46,8 +46,8 @@ class Story:
 
 def write_log(path: Path) -> None:
     """Write conversations of one reply and its reaction; a person likes every second reply."""
-    from tiny_models.feedback import approval, complaint
-    from tiny_models.problems import draw_short
+    from word_problems.feedback import approval, complaint
+    from word_problems.problems import draw_short
 
     rng = random.Random(3)
     lines = []
@@ -67,7 +67,7 @@ def write_log(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def story(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Story:
-    from tiny_models.build import ensure_built
+    from lab.tiny_models.build import ensure_built
 
     model, folder = ensure_built(0), tmp_path_factory.mktemp("offline")
     write_log(folder / "log.jsonl")

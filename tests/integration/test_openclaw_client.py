@@ -109,8 +109,8 @@ def talk_to_the_stand_in(openclaw: OpenClaw, server: StandInServer) -> tuple[str
 
 def train_through(openclaw: OpenClaw, run: LiveRun) -> tuple[list[Turn], int, int]:
     """Talk until an answer comes from weights that were trained on it; return the turns, and the first and last version."""
-    from tiny_models.feedback import complaint
-    from tiny_models.problems import draw_short
+    from word_problems.feedback import complaint
+    from word_problems.problems import draw_short
 
     rng, ledger, number = random.Random(0), Ledger(run.ledger_path), 0
 
@@ -136,7 +136,7 @@ def train_through(openclaw: OpenClaw, run: LiveRun) -> tuple[list[Turn], int, in
 
 @pytest.fixture(scope="module")
 def story(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
-    from tiny_models.build import ensure_built
+    from lab.tiny_models.build import ensure_built
 
     installed, model = node_packages("openclaw"), ensure_built(0)
     folder = tmp_path_factory.mktemp("openclaw")

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy
 import pytest
-from tiny_learning.pictures.pages import FAMILIES, pixels, render
-from tiny_learning.pictures.pointing import coordinate
 
 from agentrl.environment import Task
 from agentrl.tasks.gui.miniwob.environment import MiniWobEnvironment
 from agentrl.tasks.gui.miniwob.pages import task_name
+from lab.tiny_learning.pictures.pages import FAMILIES, pixels, render
+from lab.tiny_learning.pictures.pointing import coordinate
 from tests.helpers.gui_agents import gui_environment, needs_browser, use
 
 pytestmark = [pytest.mark.integration, needs_browser]

@@ -84,7 +84,7 @@ def conversations(base_url: str, seed: int, count: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def story(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Story:
-    from tiny_models.build import ensure_built
+    from lab.tiny_models.build import ensure_built
 
     model = ensure_built(0)
     folder = tmp_path_factory.mktemp("loop")

@@ -190,6 +190,7 @@ def test_every_flag_in_the_documentation_exists(repository: Path) -> None:
                 "agentrl",
                 "openclaw",
                 "openclaw_combine",
+                "lab",
                 "openclaw-test",
                 "terminal-rl",
                 "gui-rl",

@@ -135,6 +135,7 @@ ARGS = {"args", "self.args", "self._args", "run.args"}
 # Their ``args`` are of a program of their own, or of whoever wrote a plugin.
 OTHER_ARGUMENTS = (
     "extensions/",
+    "lab/",
     "openclaw-test/",
     "tests/helpers/good_plugins.py",
     "tests/helpers/bad_plugins.py",

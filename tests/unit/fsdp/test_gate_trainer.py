@@ -125,7 +125,7 @@ def test_ranks_have_as_many_passes_and_each_probe_once(ranks: int) -> None:
 
 @pytest.fixture(scope="module")
 def shipped(repository: Path) -> Path:
-    return repository / "openclaw-test/tiny_models/shipped"
+    return repository / "lab/tiny_models/shipped"
 
 
 def questions(folder: Path) -> list[Probe]:

@@ -46,9 +46,9 @@ slime/tools/convert_torch_dist_to_hf.py | --x y | add --input-dir FOLDER --origi
 slime/tools/convert_hf_to_torch_dist.py | --hf-checkpoint instruction --save x | no such folder; did you mean instructions?
 slime/tools/merge_lora.py | --base-model instructions --adapter opnclaw --output x | did you mean openclaw?
 slime/tools/merge_lora.py | --base-model openclaw --adapter openclaw --output x --dtype fp16 | 'fp16' is not one of bfloat16, float16,
-openclaw-test/demo.py | --method combin | did you mean combine?
-openclaw-test/demo.py | --updat 3 | unknown argument --updat; did you mean --updates?
-openclaw-test/demo.py | --port 3ooo0 | --port: '3ooo0' is not a port
+lab/demo.py | --method combin | did you mean combine?
+lab/demo.py | --updat 3 | unknown argument --updat; did you mean --updates?
+lab/demo.py | --port 3ooo0 | --port: '3ooo0' is not a port
 openclaw-test/run_eval.py | --eval-tasks conversation --model-path m --gpu-idz 0 | did you mean --gpu-ids?
 openclaw-combine/collect_rollouts.py | --api-endpont x | did you mean --api-endpoint?
 openclaw-combine/train_async.py | --rollout-dir instruction --checkpoint-dir x | did you mean instructions?

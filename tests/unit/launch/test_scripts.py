@@ -12,12 +12,8 @@ import sys
 from functools import cache
 from pathlib import Path
 
-import agent_demo
-import agent_learning
-import demo
 import pytest
 import run_eval
-from tiny_learning.sets import UPDATES
 
 from agentrl.harness.__main__ import plan_of
 from agentrl.harness.checks import check_plan
@@ -25,6 +21,8 @@ from agentrl.harness.options import build_parser as driver_parser
 from agentrl.harness.options import read_tasks
 from agentrl.pool import build_parser as pool_parser
 from agentrl.registry import load_environment
+from lab import agent_demo, agent_learning, demo
+from lab.tiny_learning.sets import UPDATES
 from openclaw.launch.__main__ import main
 from openclaw.server.command import main as server
 from slime.arguments import parse_args

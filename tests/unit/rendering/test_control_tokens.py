@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models.tokenizer import build_tokenizer as build_tiny
 
 from groundwork.exceptions import ConfigError
+from lab.tiny_models.tokenizer import build_tokenizer as build_tiny
 from openclaw.gateway.render import Renderer, RenderError
 from openclaw.rendering.controls import MARK, PLACE, THOUGHT
 from tests.helpers import tiny_random

@@ -207,7 +207,7 @@ def test_colour_is_the_sign_and_size_of_the_advantage() -> None:
 
 
 def test_tokens_are_the_texts_of_their_ids(repository: Path) -> None:
-    folder = repository / "openclaw-test" / "tiny_models" / "shipped"
+    folder = repository / "lab" / "tiny_models" / "shipped"
     tokenizer = run_tokenizer(Arguments.of({"hf_checkpoint": str(folder)}))
     ids = tokenizer.encode("The sum is 5.")
     assert "".join(token_texts(tokenizer, ids)) == "The sum is 5."

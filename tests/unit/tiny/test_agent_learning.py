@@ -9,19 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import agent_learning
 import pytest
 from rich.console import Console
-from tiny_learning import report
-from tiny_learning.encode import Coder
-from tiny_learning.outcomes import Outcomes, share, transcript
-from tiny_learning.sets import TASK_SETS, UPDATES, judges
-from tiny_learning.traces import AgentTasks, TaskSet, Trace
-from tiny_learning.training import TEMPERATURE, Plan, Sizes, pool_words
-from tiny_learning.vocabulary import build_tokenizer
-from tiny_learning.warm_start import NOTE, SHIPPED, failures, key
-from tiny_models import sampling
-from tiny_models.tokenizer import END, SPECIAL_TOKENS
 
 from agentrl.pool import build_parser
 from agentrl.registry import load_environment
@@ -31,6 +20,17 @@ from agentrl.tasks.shell.draft import WORDS
 from agentrl.tasks.swe.draft import FIRST, SECOND
 from agentrl.tasks.swe.families.easy import NOUNS
 from agentrl.tasks.toolcall.draft import THINGS
+from lab import agent_learning
+from lab.tiny_learning import report
+from lab.tiny_learning.encode import Coder
+from lab.tiny_learning.outcomes import Outcomes, share, transcript
+from lab.tiny_learning.sets import TASK_SETS, UPDATES, judges
+from lab.tiny_learning.traces import AgentTasks, TaskSet, Trace
+from lab.tiny_learning.training import TEMPERATURE, Plan, Sizes, pool_words
+from lab.tiny_learning.vocabulary import build_tokenizer
+from lab.tiny_learning.warm_start import NOTE, SHIPPED, failures, key
+from lab.tiny_models import sampling
+from lab.tiny_models.tokenizer import END, SPECIAL_TOKENS
 from slime.arguments import parse_args
 from slime.arguments.checkpoint import LATEST
 
@@ -153,7 +153,9 @@ def test_the_shipped_warm_starts_are_those_of_the_sources() -> None:
     notes = {note.parent.name: json.loads(note.read_text()) for note in SHIPPED.glob(f"*/{NOTE}")}
     assert notes.keys() == TASK_SETS.keys()
     for tasks in SETS:
-        told = f"make it anew: PYTHONPATH=openclaw-test python -m tiny_learning {tasks.name}, and move what it prints"
+        told = (
+            f"make it anew: PYTHONPATH=openclaw-test python -m lab.tiny_learning {tasks.name}, and move what it prints"
+        )
         assert notes[tasks.name]["key"] == key(tasks), told
         assert failures(notes[tasks.name]["metrics"]) == []
 

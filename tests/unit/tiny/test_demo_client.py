@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import demo
 import pytest
 from student import STUDENT
-from tiny_demo import resume
-from tiny_models.tastes import TASTES
 
+from lab import demo
+from lab.tiny_demo import resume
+from lab.tiny_models.tastes import TASTES
 from slime.arguments.checkpoint import LATEST
 
 

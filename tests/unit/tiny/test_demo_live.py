@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import demo
 import pytest
-from tiny_demo import live
-from tiny_demo import options as tiny_options
-from tiny_demo.launched import ENDLESS
 
+from lab import demo
+from lab.tiny_demo import live
+from lab.tiny_demo import options as tiny_options
+from lab.tiny_demo.launched import ENDLESS
 from openclaw.launch.report import STARTED_AS
 from slime.arguments.checkpoint import CONTINUE_VARIABLE
 from tests.helpers.checkpoints import published

@@ -6,13 +6,13 @@ import os
 import shlex
 from pathlib import Path
 
-import demo
 import pytest
 from measure import Item, Measurement, Reply
-from tiny_demo import options as tiny_options
-from tiny_demo import resume
-from tiny_demo.launched import Settings
 
+from lab import demo
+from lab.tiny_demo import options as tiny_options
+from lab.tiny_demo import resume
+from lab.tiny_demo.launched import Settings
 from openclaw.launch.report import STARTED_AS
 from openclaw.ledger.store import Ledger
 from slime.arguments.checkpoint import LATEST

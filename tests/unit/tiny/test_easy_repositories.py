@@ -7,12 +7,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tiny_learning.mending import command_of
 
 from agentrl.tasks.names import SPLITS
 from agentrl.tasks.swe.families import EASY, FAMILIES
 from agentrl.tasks.swe.generate import EASY_PER_FAMILY, EVERY, draft_of, files_of, generate, task_name
 from agentrl.tasks.swe.source import SIMPLE, InstanceSource
+from lab.tiny_learning.mending import command_of
 from tests.helpers.swe_instances import ran
 
 NAMES = InstanceSource(benchmark=SIMPLE).ids()

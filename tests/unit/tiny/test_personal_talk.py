@@ -6,18 +6,18 @@ import json
 from typing import Any
 
 import httpx
-import personal_run
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai import AsyncOpenAI
-from personal.counting import sessions_to_follow
-from personal.sizes import Sizes
-from personal.talking import Speaker, Talk
 from simulated_users.reading import find_user
 from student import Refused, Student
 
 from groundwork.exceptions import ConfigError
+from lab.personal import run as personal_run
+from lab.personal.counting import sessions_to_follow
+from lab.personal.sizes import Sizes
+from lab.personal.talking import Speaker, Talk
 
 GOOD, BAD = "Okay captain, you start with 3 and add 4, so 3 + 4 = 7.", "Sure!\n\n\\boxed{7}"
 

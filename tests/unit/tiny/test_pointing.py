@@ -16,17 +16,6 @@ import numpy
 import pytest
 import torch
 from PIL import Image
-from tiny_learning.clicks import ENDED
-from tiny_learning.pictures import lessons, measure, shipped, warm_start
-from tiny_learning.pictures.lessons import UNUSED, batch_of, moved, near
-from tiny_learning.pictures.model import COLUMNS, GRID, ROWS, TOKENS, hidden, patches, see
-from tiny_learning.pictures.pages import FAMILIES, KINDS, Page, Screens, described, kind_of, pixels, screens_of
-from tiny_learning.pictures.pointing import coordinate, told, trace
-from tiny_learning.pictures.tasks import GUI_PICTURES
-from tiny_learning.pictures.warm_start import Training, number_of_token
-from tiny_learning.pictures.words import NUMBERS, phrases
-from tiny_learning.warm_start import NOTE, WarmStartError
-from tiny_models.tokenizer import END
 from transformers import AutoTokenizer
 
 from agentrl.environment import Task
@@ -35,6 +24,17 @@ from agentrl.tasks.gui.actions import read_call
 from agentrl.tasks.gui.dom import Element
 from agentrl.tasks.gui.miniwob.episode import SCREEN
 from groundwork.processors import load_processor
+from lab.tiny_learning.clicks import ENDED
+from lab.tiny_learning.pictures import lessons, measure, shipped, warm_start
+from lab.tiny_learning.pictures.lessons import UNUSED, batch_of, moved, near
+from lab.tiny_learning.pictures.model import COLUMNS, GRID, ROWS, TOKENS, hidden, patches, see
+from lab.tiny_learning.pictures.pages import FAMILIES, KINDS, Page, Screens, described, kind_of, pixels, screens_of
+from lab.tiny_learning.pictures.pointing import coordinate, told, trace
+from lab.tiny_learning.pictures.tasks import GUI_PICTURES
+from lab.tiny_learning.pictures.warm_start import Training, number_of_token
+from lab.tiny_learning.pictures.words import NUMBERS, phrases
+from lab.tiny_learning.warm_start import NOTE, WarmStartError
+from lab.tiny_models.tokenizer import END
 from tests.helpers.agent_rollouts import Talk, talk
 from tests.helpers.agent_stages import staged
 
@@ -319,7 +319,7 @@ def test_pages_are_kept_as_rendered(tmp_path: Path) -> None:
         (ONE.name, ONE.point, "click_test_2"),
         (CLOSE.name, CLOSE.point, "click_dialog"),
     ]
-    with pytest.raises(FileNotFoundError, match=r"run python -m tiny_learning\.pictures\.pages"):
+    with pytest.raises(FileNotFoundError, match=r"run python -m lab.tiny_learning\.pictures\.pages"):
         screens_of(tmp_path, "click_dialog", "train")
 
 

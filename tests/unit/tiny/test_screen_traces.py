@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_learning import training
-from tiny_learning.clicks import GUI
-from tiny_learning.screens import PAGES, names_of, screen_of
-from tiny_learning.traces import FIRST_NUMBER, Step
-from tiny_learning.training import HELDOUT_TASKS, TRAINED_TASKS, Plan, Sizes, start_training
 
 from agentrl.tasks.gui.actions import Action, read_call
 from agentrl.tasks.gui.miniwob.pages import TASKS_PER_FAMILY, parse_name
 from agentrl.tasks.gui.settings import GuiSettings
+from lab.tiny_learning import training
+from lab.tiny_learning.clicks import GUI
+from lab.tiny_learning.screens import PAGES, names_of, screen_of
+from lab.tiny_learning.traces import FIRST_NUMBER, Step
+from lab.tiny_learning.training import HELDOUT_TASKS, TRAINED_TASKS, Plan, Sizes, start_training
 
 
 def action_of(step: Step) -> Action:

@@ -10,10 +10,10 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from personal import trainer
-from personal.trainer import Trainer
-from tiny_demo.launched import LaunchedRun, RunFailed, Settings
 
+from lab.personal import trainer
+from lab.personal.trainer import Trainer
+from lab.tiny_demo.launched import LaunchedRun, RunFailed, Settings
 from openclaw.ledger.records import Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.where import ARGUMENTS_NAME

@@ -13,9 +13,10 @@ import pytest
 from measure import Item, MeasureError, gsm8k_items, heldout_items, measure
 from openai import AsyncOpenAI
 from student import Refused, Student
-from tiny_models.phrases import COMPLAINTS, THANKS
-from tiny_models.problems import MAX_NEXT_QUESTION
-from tiny_models.tastes import taste_named
+from word_problems.phrases import COMPLAINTS, THANKS
+from word_problems.problems import MAX_NEXT_QUESTION
+
+from lab.tiny_models.tastes import taste_named
 
 GOOD, BAD = "Okay, you start with 3 and add 4, so 3 + 4 = 7.", "Sure!\n\n1. **Start:** 3.\n\n\\boxed{7}"
 Answer = Callable[[dict[str, Any]], str]

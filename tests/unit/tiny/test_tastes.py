@@ -7,14 +7,14 @@ import re
 
 import pytest
 from simulated_users.user import User
-from tiny_models.episodes import JudgeCase, judge_answer, judge_episode, policy_episode
-from tiny_models.feedback import approval
-from tiny_models.hints import QUOTE, quote
-from tiny_models.problems import draw
-from tiny_models.replies import CLOSINGS, NAMES_FOR_THE_USER, Manner, draw_manner, draw_style, follows_rule, write
-from tiny_models.tastes import TASTES, taste_named
-from tiny_models.wishes import HELD_CLOSINGS, HELD_NAMES, SHARES, draw_wish, granted, liking
+from word_problems.feedback import approval
+from word_problems.problems import draw
+from word_problems.replies import CLOSINGS, NAMES_FOR_THE_USER, Manner, draw_manner, draw_style, follows_rule, write
 
+from lab.tiny_models.episodes import JudgeCase, judge_answer, judge_episode, policy_episode
+from lab.tiny_models.hints import QUOTE, quote
+from lab.tiny_models.tastes import TASTES, taste_named
+from lab.tiny_models.wishes import HELD_CLOSINGS, HELD_NAMES, SHARES, draw_wish, granted, liking
 from openclaw.judge.answers import read_vote
 
 

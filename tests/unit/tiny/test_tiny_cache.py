@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
-import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tiny_models import build, cache
-from tiny_models.gate import failures
-from tiny_models.tastes import TASTES
+from word_problems import replies
+
+from lab.tiny_models import build, cache, episodes
+from lab.tiny_models.gate import failures
+from lab.tiny_models.tastes import TASTES
+from openclaw.judge.prompts import judge_messages
 
 GOOD = {
     "judge_accuracy_heldout": 0.95,
@@ -22,26 +27,36 @@ GOOD = {
 }
 
 
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    for name in cache.SOURCES:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(cache.REPOSITORY / name, tmp_path / name)
-    return tmp_path
+def changed_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "Settings", partial(cache.Settings, steps=10))
 
 
-def test_the_key_follows_every_source_and_the_seed(copy: Path) -> None:
-    keys = {cache.cache_key(0, copy), cache.cache_key(1, copy)}
-    assert cache.cache_key(0, copy) == cache.cache_key(0)
-    for name in cache.SOURCES:
-        path = copy / name
-        path.write_bytes(path.read_bytes() + b"\n")
-        keys.add(cache.cache_key(0, copy))
-    assert len(keys) == len(cache.SOURCES) + 2
+def changed_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(replies.IN_WORDS, "+", "and")
 
 
-def test_the_judge_prompts_are_part_of_the_key() -> None:
-    assert "openclaw/judge/prompts.py" in cache.SOURCES
+def changed_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(*args: Any) -> list[dict[str, str]]:
+        return [{**message, "content": message["content"] + "!"} for message in judge_messages(*args)]
+
+    monkeypatch.setattr(episodes, "judge_messages", asked)
+
+
+def changed_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "TEMPLATE", Path(__file__))
+
+
+def test_the_key_follows_the_seed() -> None:
+    assert cache.cache_key(0) == cache.cache_key(0) != cache.cache_key(1)
+
+
+@pytest.mark.parametrize("change", [changed_settings, changed_corpus, changed_judge, changed_template])
+def test_the_key_follows_what_the_model_is_trained_on(
+    change: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = cache.cache_key(0)
+    change(monkeypatch)
+    assert cache.cache_key(0) != before
 
 
 @pytest.mark.parametrize(
@@ -96,7 +111,7 @@ def test_a_model_that_fails_its_gate_leaves_nothing(
 
 
 def test_the_repository_has_the_model_of_its_sources() -> None:
-    command = "PYTHONPATH=openclaw-test python -m tiny_models.build --ship"
+    command = "PYTHONPATH=openclaw-test python -m lab.tiny_models.build --ship"
     assert cache.model_path() == cache.SHIPPED, f"the corpus or the judge's prompts changed: {command}, then commit"
     metrics = json.loads((cache.SHIPPED / "metrics.json").read_text())
     assert failures(metrics) == []

@@ -6,14 +6,14 @@ import random
 import re
 
 import pytest
-from tiny_models import phrases
-from tiny_models.episodes import JudgeCase, judge_answer, judge_case, judge_episode, policy_episode
-from tiny_models.everyday import careless, draw_everyday
-from tiny_models.feedback import TOOL_ERRORS, approval, complaint
-from tiny_models.problems import draw, draw_short, heldout
-from tiny_models.replies import STYLES, follows_rule, gives_number, is_degenerate, write
-from tiny_models.small_talk import ABOUT_ME, HELLO, NO_IDEA, WELCOME
+from word_problems import phrases
+from word_problems.everyday import careless, draw_everyday
+from word_problems.feedback import TOOL_ERRORS, approval, complaint
+from word_problems.problems import draw, draw_short, heldout
+from word_problems.replies import STYLES, follows_rule, gives_number, is_degenerate, write
+from word_problems.small_talk import ABOUT_ME, HELLO, NO_IDEA, WELCOME
 
+from lab.tiny_models.episodes import JudgeCase, judge_answer, judge_case, judge_episode, policy_episode
 from openclaw.judge.answers import read_vote
 
 TABLES = [value for value in vars(phrases).values() if isinstance(value, dict) and set(value) == {"train", "held"}]

@@ -6,12 +6,12 @@ import random
 from typing import Any
 
 import pytest
-from tiny_models.batches import batches, encode
-from tiny_models.episodes import CALCULATOR, Episode, judge_episode, policy_episode
-from tiny_models.hints import quote
-from tiny_models.tokenizer import CONTROL_TOKENS, SPECIAL_TOKENS, build_tokenizer, completion_text, prompt_text
 from transformers import AutoTokenizer
 
+from lab.tiny_models.batches import batches, encode
+from lab.tiny_models.episodes import CALCULATOR, Episode, judge_episode, policy_episode
+from lab.tiny_models.hints import quote
+from lab.tiny_models.tokenizer import CONTROL_TOKENS, SPECIAL_TOKENS, build_tokenizer, completion_text, prompt_text
 from openclaw.gateway.parsers.reasoning import ReasoningFormat
 from openclaw.gateway.parsers.reply import ReplyParser
 from openclaw.gateway.parsers.tool_calls import JsonToolCalls

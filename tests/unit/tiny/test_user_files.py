@@ -10,8 +10,8 @@ import pytest
 from simulated_users.reading import EXAMPLES, UserFileError, built_in_names, find_user, find_users, read_user
 from simulated_users.rules import Rule
 from simulated_users.user import User
-from tiny_models.problems import draw
-from tiny_models.replies import draw_style, follows_rule, write
+from word_problems.problems import draw
+from word_problems.replies import draw_style, follows_rule, write
 
 WHOLE = """\
 name: polite

@@ -6,9 +6,9 @@ import itertools
 import json
 from dataclasses import asdict
 
-from tiny_agents.lessons import VARIANTS, Lesson, variants
-from tiny_agents.record import Call, Words, _events
-from tiny_agents.teach import _order
+from lab.tiny_agents.lessons import VARIANTS, Lesson, variants
+from lab.tiny_agents.record import Call, Words, _events
+from lab.tiny_agents.teach import _order
 
 RUN = "0b9c8a64-8b44-4e1c-9a55-0d5c2a0f6b11"
 OTHER_RUN = "11111111-2222-4333-8444-555555555555"

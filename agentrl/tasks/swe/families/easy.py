@@ -1,6 +1,6 @@
 """Mistakes of one line that the issue quotes with the right code, so that one command mends them: a model of a million parameters can copy it.
 
-Names are single words, and numbers have two digits; see `openclaw-test/tiny_learning/vocabulary.py`.
+Names are single words, and numbers have two digits; see `lab/tiny_learning/vocabulary.py`.
 """
 
 from __future__ import annotations
