@@ -39,6 +39,7 @@ from slime.utils.misc import load_function
 from slime.weight_sync import LOADER
 from slime.weight_sync.buckets import unpack
 from slime.weight_sync.group import join_group
+from slime.weight_sync.remote_engine import RemoteEngine
 
 GROUP_TIMEOUT = timedelta(seconds=60)
 START_SECONDS = 120.0
@@ -203,8 +204,8 @@ class _Call:
         return self._result
 
 
-class LocalHandle:
-    """An engine object of this process behind the interface of a Ray actor handle."""
+class _LocalActor:
+    """An object of this process behind the interface of a Ray actor handle."""
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
@@ -212,6 +213,11 @@ class LocalHandle:
 
     def __getattr__(self, name: str) -> _Call:
         return _Call(self._pool, getattr(self.engine, name))
+
+
+def local_handle(engine: Any) -> RemoteEngine:
+    """Return a handle of an engine in this process; its calls run in threads."""
+    return RemoteEngine(_LocalActor(engine))
 
 
 def numbered(device: str) -> torch.device:
@@ -234,7 +240,7 @@ class ReceiverProcess:
         environment = engine_environment(os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, cpu=device == "cpu")
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
         self.engine = ExternalEngine(args, EngineSpec("policy", 0, 1), f"127.0.0.1:{port}")
-        self.handle = LocalHandle(self.engine)
+        self.handle = local_handle(self.engine)
         deadline = time.monotonic() + START_SECONDS
         while not self.engine.health():
             if self.process.poll() is not None or time.monotonic() > deadline:

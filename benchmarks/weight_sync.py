@@ -32,7 +32,7 @@ from torch import Tensor
 from benchmarks.figures import record_figure
 from benchmarks.machine import describe_machine
 from benchmarks.push_comparison import compare
-from benchmarks.weight_receiver import LocalHandle, ReceiverProcess
+from benchmarks.weight_receiver import ReceiverProcess, local_handle
 from groundwork.command_line import output_file
 from groundwork.network import find_available_port
 from slime.args import Arguments
@@ -217,7 +217,7 @@ def run_engine(folder: Path, repeats: int) -> list[dict[str, Any]]:
             args = Arguments(**own | flags)
             sync = make_weight_sync(args, device=torch.device("cpu"), address="127.0.0.1")
             try:
-                sync.connect([LocalHandle(engine)])
+                sync.connect([local_handle(engine)])
                 times = [push_seconds(sync, weights, number) for number in range(repeats + 1)]
             finally:
                 sync.close()

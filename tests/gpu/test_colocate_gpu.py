@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.weight_receiver import LocalHandle
+from benchmarks.weight_receiver import local_handle
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine import SGLangEngine
@@ -132,7 +132,7 @@ def test_an_engine_gives_its_memory_and_answers_as_before(larger_model: Path, tm
         weights = {name: value.cuda() for name, value in load_file(larger_model / "model.safetensors").items()}
         sync = make_weight_sync(args, device=GPU, address="127.0.0.1")
         with rank_zero():
-            sync.connect([LocalHandle(engine)])
+            sync.connect([local_handle(engine)])
             for version in ("1", "2"):
                 engine.sleep()
                 asleep, _ = torch.cuda.mem_get_info()

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from benchmarks.figures import record_figure
-from benchmarks.weight_receiver import LocalHandle
+from benchmarks.weight_receiver import local_handle
 from slime.args import Arguments
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.weight_sync.transports import make_weight_sync
@@ -64,7 +64,7 @@ def test_tokens_are_those_of_the_version_they_name(
         seconds.append(start.elapsed_time(end) / 1000.0)
 
     with rank_zero():
-        sync.connect([LocalHandle(engine)])
+        sync.connect([local_handle(engine)])
         found = check_streams_through_updates(engine, update, references, BFLOAT16, new_tokens=3000)
         sync.close()
     record_figure(

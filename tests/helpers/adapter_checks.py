@@ -13,7 +13,7 @@ import httpx
 import torch
 from torch import Tensor
 
-from benchmarks.weight_receiver import LocalHandle
+from benchmarks.weight_receiver import local_handle
 from slime.args import Arguments
 from slime.backends.sglang_utils.engine import SGLangEngine
 from tests.helpers.engine_streams import (
@@ -92,7 +92,7 @@ def check_requests_keep_their_adapter(
     def error(result: Stream, version: int) -> Tensor:
         return error_of(result, str(version), merged(base, pushed[version]), tolerance)
 
-    with rank_zero(), connected(args, [LocalHandle(engine)], device) as sync, ThreadPoolExecutor(2) as pool:
+    with rank_zero(), connected(args, [local_handle(engine)], device) as sync, ThreadPoolExecutor(2) as pool:
         in_flight = {}
         for version, adapter in pushed.items():
             sync.push(iter(adapter.items()), str(version))

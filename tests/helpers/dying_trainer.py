@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from benchmarks.weight_receiver import LocalHandle
+from benchmarks.weight_receiver import local_handle
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.external import ExternalEngine
 from slime.weight_sync.transports import make_weight_sync
@@ -36,7 +36,7 @@ def main() -> None:
     engine.start()
     with rank_zero():
         sync = make_weight_sync(args, device=CPU, address="127.0.0.1")
-        sync.connect([LocalHandle(engine)])
+        sync.connect([local_handle(engine)])
         sync.push(iter(weights(1).items()), "1")
         sync.push(half(2), "2")
 

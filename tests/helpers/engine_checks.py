@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.weight_receiver import LocalHandle
+from benchmarks.weight_receiver import local_handle
 from groundwork.network import find_available_port
 from slime.args import Arguments
 from slime.backends.fsdp_utils.actor import FSDPTrainActor
@@ -75,7 +75,7 @@ def check_the_trainer_agrees(engine: SGLangEngine, args: Arguments, tolerance: T
     actor = FSDPTrainActor(1, 0, "127.0.0.1", find_available_port())
     actor.init(args)
     try:
-        actor.connect_rollout_engines([LocalHandle(engine)])
+        actor.connect_rollout_engines([local_handle(engine)])
         assert actor.update_weights() == "0"
         first = sampled(engine)
         old = scored(actor, args, first)

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.weight_receiver import LocalHandle
+from benchmarks.weight_receiver import local_handle
 from slime.args import Arguments
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.weight_sync.adapter import adapter_config
@@ -38,7 +38,7 @@ def test_each_request_has_the_adapter_it_began_with(
     args: Arguments, engine: SGLangEngine, references: list[Any]
 ) -> None:
     pushed, _ = check_requests_keep_their_adapter(args, engine, references[0], FLOAT32)
-    with rank_zero(), connected(args, [LocalHandle(engine)]) as sync:  # as a trainer that is started again
+    with rank_zero(), connected(args, [local_handle(engine)]) as sync:  # as a trainer that is started again
         sync.push(iter(pushed[3].items()), "3")
         sync.push(iter(pushed[4].items()), "4")
         sync.push(iter(pushed[4].items()), "4")
@@ -49,7 +49,7 @@ def test_each_request_has_the_adapter_it_began_with(
     others = "weights-9-ffffffff-1"
     engine.load_lora_adapter_from_tensors(others, adapter_config(args), pickle.dumps(pushed[0]), None)
     left = set(loaded(engine)) - {others}
-    with rank_zero(), connected(args, [LocalHandle(engine)]) as sync:
+    with rank_zero(), connected(args, [local_handle(engine)]) as sync:
         sync.push(iter(pushed[2].items()), "2")
         sync.push(iter(pushed[3].items()), "3")
         error_of(stream(engine.url(), prompts(3)[2], 20), "3", merged(references[0], pushed[3]), FLOAT32)

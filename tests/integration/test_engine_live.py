@@ -12,7 +12,7 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
-from benchmarks.weight_receiver import LocalHandle
+from benchmarks.weight_receiver import local_handle
 from groundwork.process import group_alive
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
@@ -63,7 +63,7 @@ def test_the_trainer_agrees_before_and_after_a_push(
     args = run_on_gpu(random_models[0], tmp_path, device="cpu", train_dtype="float32")
     agreement = check_the_trainer_agrees(engine, args, FLOAT32)
     assert float(agreement.moved.mean()) > 10 * FLOAT32.worst, "the step changed nothing that one can see"
-    with rank_zero(), connected(args, [LocalHandle(engine)]) as sync:
+    with rank_zero(), connected(args, [local_handle(engine)]) as sync:
         sync.push(iter(load_file(random_models[0] / "model.safetensors").items()), "2")
 
 
@@ -82,7 +82,7 @@ def test_a_push_by_each_transport_is_exact(
         **TRANSPORTS[transport],
     )
     result = Stream(prompts(1)[0])
-    with rank_zero(), connected(args, [LocalHandle(engine)]) as sync, ThreadPoolExecutor(1) as pool:
+    with rank_zero(), connected(args, [local_handle(engine)]) as sync, ThreadPoolExecutor(1) as pool:
         running = pool.submit(stream, engine.url(), result.prompt, 300, result)
         wait_for_some(result, running)
         for version in ("1", "2"):
@@ -106,7 +106,7 @@ def test_a_sleeping_engine_holds_requests_through_a_push(
         **TRANSPORTS["shared"],
     )
     before, during = (Stream(prompt) for prompt in prompts(2))
-    with rank_zero(), connected(args, [LocalHandle(engine)]) as sync, ThreadPoolExecutor(2) as pool:
+    with rank_zero(), connected(args, [local_handle(engine)]) as sync, ThreadPoolExecutor(2) as pool:
         running = [pool.submit(stream, engine.url(), before.prompt, 300, before)]
         wait_for_some(before, running[0])
         for version in ("1", "2"):

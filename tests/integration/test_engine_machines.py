@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.weight_receiver import LocalHandle
+from benchmarks.weight_receiver import local_handle
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine import SGLangEngine
@@ -48,7 +48,7 @@ class Machines:
         self.args = Arguments(**push, **given, seed=1)
         specs = [EngineSpec("policy", 0, 2, (0,), host, nodes=2, node_rank=rank) for rank, host in enumerate(HOSTS)]
         self.other = EngineProcess(self.args, specs[1])
-        self.engine = SGLangEngine(self.args, specs[0], others=[LocalHandle(self.other)])
+        self.engine = SGLangEngine(self.args, specs[0], others=[local_handle(self.other)])
         self.family: set[psutil.Process] = set()
 
     def roots(self) -> list[psutil.Process]:
@@ -65,7 +65,7 @@ class Machines:
 
     def push(self, model: Path, version: str) -> None:
         """Join the engine's ranks, and give them the weights of a checkpoint."""
-        with connected(self.args, [LocalHandle(self.engine)]) as sync:
+        with connected(self.args, [local_handle(self.engine)]) as sync:
             sync.push(iter(load_file(model / "model.safetensors").items()), version)
 
     def error(self, model: Any, version: str) -> float:

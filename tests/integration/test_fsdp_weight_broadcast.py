@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from groundwork.network import find_available_port
 from slime.backends.fsdp_utils.weights import export_adapter
 from slime.weight_sync import adapter_version, broadcast
+from slime.weight_sync.remote_engine import RemoteEngine
 from tests.helpers import trainer, trainer_ranks
 from tests.helpers.fake_weight_engine import FakeWeightEngine
 from tests.helpers.tolerance import assert_near
@@ -42,7 +43,7 @@ def test_engines_get_the_checkpoint_by_its_names(tiny_random_model: Path, engine
     args = trainer.trainer_args(tiny_random_model, update_weight_buffer_size=1 << 15)
     actor, _ = trainer_ranks.start_actor(args, 0, 1, find_available_port())
     try:
-        actor.connect_rollout_engines(engines)
+        actor.connect_rollout_engines([RemoteEngine(engine) for engine in engines])
         assert actor.update_weights() == "0"
         expected = load_file(tiny_random_model / "model.safetensors")
         for engine in engines:
@@ -98,11 +99,13 @@ def test_an_engine_that_fails_ends_the_update_at_once(
     try:
         joins = method == "init_weights_update_group"
         if not joins:
-            actor.connect_rollout_engines(engines)
+            actor.connect_rollout_engines([RemoteEngine(engine) for engine in engines])
         getattr(engines[0], fault).add(method)
         started = time.monotonic()
         with pytest.raises((RuntimeError, EOFError, OSError)):
-            actor.connect_rollout_engines(engines) if joins else actor.update_weights()
+            actor.connect_rollout_engines(
+                [RemoteEngine(engine) for engine in engines]
+            ) if joins else actor.update_weights()
         assert time.monotonic() - started < 60 * args.distributed_timeout_minutes / 2
         assert [engine.alive for engine in engines] == [False, True]
         assert "hold_after_failed_update" in engines[1].call("calls")
@@ -110,7 +113,7 @@ def test_an_engine_that_fails_ends_the_update_at_once(
             actor.update_weights()
         engines[0].stop()
         engines[0] = FakeWeightEngine()
-        actor.connect_rollout_engines(engines)
+        actor.connect_rollout_engines([RemoteEngine(engine) for engine in engines])
         actor.update_weights()
         expected = load_file(tiny_random_model / "model.safetensors")
         for engine in engines:
@@ -129,7 +132,7 @@ def test_lora_is_merged_into_a_copy(tiny_random_tied_model: Path, engines: list[
     try:
         trainer_ranks.randomise_lora(actor)
         adapters = trainer_ranks.full_parameters(actor)
-        actor.connect_rollout_engines(engines[:1])
+        actor.connect_rollout_engines([RemoteEngine(engines[0])])
         actor.update_weights()
         expected = load_file(tiny_random_tied_model / "model.safetensors")
         found = received(engines[0])
@@ -155,7 +158,7 @@ def test_a_lora_run_sends_nothing_but_its_adapter(
     actor, _ = trainer_ranks.start_actor(args, 0, 1, find_available_port())
     try:
         trainer_ranks.randomise_lora(actor)
-        actor.connect_rollout_engines(engines)
+        actor.connect_rollout_engines([RemoteEngine(engine) for engine in engines])
         assert [actor.update_weights(), actor.update_weights()] == ["0", "0"]
         export_adapter(args, actor.policy, tmp_path / "adapter", device=CPU)
         expected = load_file(tmp_path / "adapter" / "adapter_model.safetensors")

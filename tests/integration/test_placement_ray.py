@@ -46,11 +46,11 @@ def answers_of_an_engine_on_two_machines(reserved):
     bundles = tuple(replace(bundle, node_id=str(bundle.gpu_id)) for bundle in reserved.bundles)
     group = EngineGroup(args, replace(reserved, bundles=bundles), "policy")
     engine = group._create(0)
-    said = [len(ray.get(engine.hosts.remote(), timeout=300))]
-    ray.kill(group._others[0][0])
+    said = [len(ray.get(engine.hosts(), timeout=300))]
+    ray.kill(group._others[0][0].actor)
     while len(said) < 2:  # until the actor is gone, it may still answer
         try:
-            ray.get(engine.hosts.remote(), timeout=300)
+            ray.get(engine.hosts(), timeout=300)
         except EngineNodeLostError as error:
             said.append(str(error))
     group.handles = [engine]

@@ -12,6 +12,7 @@ import pytest
 import ray
 
 from slime.args import Arguments
+from slime.backends.trainer.remote_rank import RemotePolicy
 from slime.exceptions import RankLostError, TrainerError
 from slime.ray import actor_group
 from slime.ray.actor_group import TrainGroup
@@ -83,29 +84,33 @@ def reserved(args: Arguments, repository: Path) -> Iterator[ReservedPlacement]:
             yield create_placement(args)
 
 
-def group(args: Arguments, reserved: ReservedPlacement) -> TrainGroup:
-    return TrainGroup(args, reserved, f"{__name__}.StandInActor")
+def group(args: Arguments, reserved: ReservedPlacement) -> TrainGroup[RemotePolicy]:
+    return TrainGroup(args, reserved, RemotePolicy, f"{__name__}.StandInActor")
+
+
+def train(ranks: TrainGroup[RemotePolicy], rollout_id: int, shards: list[Any]) -> list[Any]:
+    return ranks.gather(ranks.send(RemotePolicy.train, rollout_id, shards))
 
 
 def test_every_rank_gets_its_shard(args: Arguments, reserved: ReservedPlacement) -> None:
     ranks = group(args, reserved)
     assert ranks.init() == 3
-    assert ranks.train(5, [ray.put("first"), ray.put("second")]) == {
+    assert train(ranks, 5, [ray.put("first"), ray.put("second")])[0] == {
         "facts": (2, 0, "0"),
         "shard": "first",
         "rollout": 5,
     }
     with pytest.raises(TrainerError, match="1 shards for 2 copies of the model"):
-        ranks.train(5, ["first"])
+        train(ranks, 5, ["first"])
     with pytest.raises(TrainerError, match=r"rank 1 failed in train: .*"):
-        ranks.train(6, ["first", "raise"])
+        train(ranks, 6, ["first", "raise"])
     ranks.shutdown()
 
 
 def test_a_dead_rank_is_named_while_the_others_wait(args: Arguments, reserved: ReservedPlacement) -> None:
     ranks = group(args, reserved)
     with pytest.raises(RankLostError, match="training rank 1 died in train"):
-        ranks.train(0, ["wait", "die"])
+        train(ranks, 0, ["wait", "die"])
     ranks.kill()
 
 
@@ -115,7 +120,7 @@ def test_an_error_that_comes_with_a_death_is_told_as_the_death(
     monkeypatch.setattr(actor_group, "DEATH_SECONDS", 120.0)  # the one that dies may start much later than the other
     ranks = group(args, reserved)
     with pytest.raises(RankLostError, match="training rank 1 died in train"):
-        ranks.train(0, ["cut", "die"])
+        train(ranks, 0, ["cut", "die"])
     ranks.kill()
 
 

@@ -15,9 +15,10 @@ import httpx
 import pytest
 import torch
 
-from benchmarks.weight_receiver import LocalHandle, ReceiverProcess
+from benchmarks.weight_receiver import ReceiverProcess
 from slime.exceptions import EngineError, WeightsDifferError
 from slime.weight_sync.buckets import Bucket
+from slime.weight_sync.remote_engine import RemoteEngine
 from slime.weight_sync.shared_memory import SharedMemoryWeightSync
 from tests.helpers.waiting import wait_until
 from tests.helpers.weight_receivers import CPU, SPEC, TRANSPORTS, connected, holds, rank_zero, sync_args, weights
@@ -61,7 +62,7 @@ def pair(start: Callable[[], ReceiverProcess]) -> list[ReceiverProcess]:
         return list(pool.map(lambda _: start(), range(2)))
 
 
-def handles(receivers: list[ReceiverProcess]) -> list[LocalHandle]:
+def handles(receivers: list[ReceiverProcess]) -> list[RemoteEngine]:
     return [receiver.handle for receiver in receivers]
 
 

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import ray
+from ray import ObjectRef
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
 from groundwork.process import Stopped, StopRequested
 from slime.args import Arguments
 from slime.arguments.placement import data_parallel_size, shard_of_rank
 from slime.arguments.process_environment import rank_environment
+from slime.backends.trainer.remote_rank import RemoteCritic, RemoteRank
 from slime.exceptions import CheckpointError, RankLostError, TrainerError
 from slime.ray.nodes import POLL_SECONDS, check_nodes
 from slime.ray.placement import ACTOR_GPU_SHARE, ReservedPlacement
@@ -57,15 +61,28 @@ OWN_ERRORS = (
 _OUT_OF_MEMORY = "OutOfMemoryError"  # by name, so that the driver need not import torch
 
 
-class TrainGroup:
+R = TypeVar("R", bound=RemoteRank)
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True)
+class Asked(Generic[T]):
+    """The running calls of one method, by rank."""
+
+    method: str
+    references: list[ObjectRef[T]]
+
+
+class TrainGroup(Generic[R]):
     """Owns one actor per rank, on the role's GPUs in placement order."""
 
     def __init__(
         self,
         args: Arguments,
         reserved: ReservedPlacement,
+        handle: type[R],
         actor_path: str | None = None,
-        role: str = "actor",
         stop: StopRequested | None = None,
     ) -> None:
         """Create the actors.
@@ -73,20 +90,21 @@ class TrainGroup:
         Args:
             args: of the run.
             reserved: where they go.
+            handle: of the role.
             actor_path: overrides the role's class.
-            role: ``actor`` or ``critic``.
             stop: signals that end the waits of `INTERRUPTIBLE`.
         """
         self._args = args
         self._stop = stop
         self._nodes = reserved.other_nodes
+        role = "critic" if issubclass(handle, RemoteCritic) else "actor"
         self._noun = "training rank" if role == "actor" else "critic rank"
         actor_path = actor_path or ACTORS[args.train_backend, role]
         gpus = reserved.placement.actor if role == "actor" else reserved.placement.critic
         master = reserved.bundles[gpus[0]]
         per_node = args.actor_num_gpus_per_node if role == "actor" else args.critic_num_gpus_per_node
         actor_class = ray.remote(load_function(actor_path))
-        self._ranks: list[Any] = []
+        self._ranks: list[R] = []
         for rank, gpu in enumerate(gpus):
             variables = rank_environment(
                 args,
@@ -99,74 +117,66 @@ class TrainGroup:
             )
             options = reserved.options(gpu, ACTOR_GPU_SHARE)
             actor = actor_class.options(runtime_env={"env_vars": variables}, **options)
-            self._ranks.append(actor.remote(len(gpus), rank, master.node_ip))
+            self._ranks.append(handle(actor.remote(len(gpus), rank, master.node_ip)))
 
     def init(self) -> int:
         """Build model and optimizer on every rank, load a checkpoint, and return the first rollout to train on."""
-        starts = self.gather("init", self.send_init())
+        starts = self.gather(self.send_init())
         if len(set(starts)) != 1:
             raise TrainerError(f"ranks disagree on the first rollout: {starts}; use one --load for all nodes")
         return starts[0]
 
-    def send_init(self) -> list[Any]:
-        """Start ``init`` on every rank once rank 0 listens; return the references for :meth:`gather`."""
-        (port,) = self.gather("open_rendezvous", [self._ranks[0].open_rendezvous.remote()])
+    def send_init(self) -> Asked[Any]:
+        """Start ``init`` on every rank once rank 0 listens, for :meth:`gather`."""
+        (port,) = self.gather(Asked("open_rendezvous", [self._ranks[0].open_rendezvous()]))
         for rank in self._ranks[1:]:
-            rank.meet_at.remote(port)
-        return [rank.init.remote(self._args) for rank in self._ranks]
+            rank.meet_at(port)
+        return self.ask(RemoteRank.init, self._args)
 
-    def connect_rollout_engines(self, engines: list[Any]) -> None:
-        """Build the weight update group of rank 0 and the engines; call again after an engine restart."""
-        self._call("connect_rollout_engines", engines)
+    def call(
+        self, method: Callable[Concatenate[R, P], ObjectRef[T]], *arguments: P.args, **keywords: P.kwargs
+    ) -> list[T]:
+        """Call ``method`` on every rank and return the results."""
+        return self.gather(self.ask(method, *arguments, **keywords))
 
-    def train(self, rollout_id: int, shards: list[Any]) -> dict[str, Any]:
-        """Train on one shard per copy of the model and return rank 0's metrics."""
-        return self.gather("train", self.send("train", rollout_id, shards))[0] or {}
+    def ask(
+        self, method: Callable[Concatenate[R, P], ObjectRef[T]], *arguments: P.args, **keywords: P.kwargs
+    ) -> Asked[T]:
+        """Call ``method`` on every rank without waiting, for :meth:`gather`."""
+        return Asked(method.__name__, [method(rank, *arguments, **keywords) for rank in self._ranks])
 
-    def update_weights(self) -> str:
-        """Push the weights to the engines and return their new version."""
-        return self._call("update_weights")[0]
-
-    def save(self, rollout_id: int) -> str:
-        """Write a checkpoint that contains the step of ``rollout_id`` and return its folder."""
-        return self._call("save", rollout_id)[0]
-
-    def publish(self, rollout_id: int) -> None:
-        """Mark the checkpoint of ``rollout_id`` as the latest."""
-        self._call("publish", rollout_id)
-
-    def ask(self, method: str, *arguments: Any) -> list[Any]:
-        """Call ``method(*arguments)`` on each rank without waiting; return the references for :meth:`gather`."""
-        return [getattr(rank, method).remote(*arguments) for rank in self._ranks]
-
-    def send(self, method: str, rollout_id: int, shards: list[Any] | None = None, *more: Any) -> list[Any]:
-        """Call ``method(rollout_id, shard, *more)`` on each rank without waiting; return the references for :meth:`gather`."""
-        if shards is None:
-            return self.ask(method, rollout_id, *more)
+    def send(
+        self,
+        method: Callable[Concatenate[R, int, Any, P], ObjectRef[T]],
+        rollout_id: int,
+        shards: list[Any],
+        *arguments: P.args,
+        **keywords: P.kwargs,
+    ) -> Asked[T]:
+        """Call ``method(rollout_id, shard, ...)`` on every rank without waiting, with one shard per copy of the model."""
         copies = data_parallel_size(self._args, len(self._ranks))
         if len(shards) != copies:
             raise TrainerError(f"got {len(shards)} shards for {copies} copies of the model; pass one per copy")
         pairs = zip(self._ranks, shard_of_rank(self._args, shards, len(self._ranks)), strict=True)
-        return [getattr(rank, method).remote(rollout_id, shard, *more) for rank, shard in pairs]
+        references = [method(rank, rollout_id, shard, *arguments, **keywords) for rank, shard in pairs]
+        return Asked(method.__name__, references)
 
     def shutdown(self) -> None:
         """Leave the process groups and end the actors."""
-        if references := [rank.shutdown.remote() for rank in self._ranks]:
+        if references := [rank.shutdown() for rank in self._ranks]:
             ray.wait(references, num_returns=len(references), timeout=_SHUTDOWN_TIMEOUT_SECONDS)
         self.kill()
 
     def kill(self) -> None:
         """Kill the actors immediately."""
         for rank in self._ranks:
-            ray.kill(rank)
+            ray.kill(rank.actor)
         self._ranks = []
 
-    def _call(self, method: str, *arguments: Any) -> list[Any]:
-        return self.gather(method, self.ask(method, *arguments))
-
-    def gather(self, method: str, references: list[Any]) -> list[Any]:
-        """Wait for every rank and return the results of ``method``; the module describes failures."""
-        waiting: dict[Any, int] = {reference: rank for rank, reference in enumerate(references)}
+    def gather(self, asked: Asked[T]) -> list[T]:
+        """Wait for every rank and return the results; the module describes failures."""
+        method = asked.method
+        waiting: dict[Any, int] = {reference: rank for rank, reference in enumerate(asked.references)}
         while waiting:
             answered, _ = ray.wait(list(waiting), num_returns=1, timeout=POLL_SECONDS)
             if not answered:
@@ -188,7 +198,7 @@ class TrainGroup:
                 if isinstance(cause, ObjectLostError):
                     raise RankLostError(said, method) from error
                 raise TrainerError(said) from error
-        return ray.get(references)
+        return ray.get(asked.references)
 
     def _lost(self, rank: int, method: str, error: RayActorError) -> RankLostError:
         return RankLostError(death_line(f"{self._noun} {rank} died in {method}", error), method)

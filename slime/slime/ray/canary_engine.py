@@ -50,7 +50,7 @@ class CanaryEngine:
             return False
         engine = group.handles[last]
         try:
-            self._canary = canary = Canary(ray.get(engine.url.remote()), partial(_lives, engine, _starts(engine)))
+            self._canary = canary = Canary(ray.get(engine.url()), partial(_lives, engine, _starts(engine)))
         except (RayActorError, EngineNodeLostError):
             return False  # it died; `revive` restarts it
         self._apart = last
@@ -93,13 +93,13 @@ class CanaryEngine:
 
 
 def _starts(engine: Any) -> int:
-    return ray.get(engine.starts.remote())
+    return ray.get(engine.starts())
 
 
 def _lives(engine: Any, starts: int) -> bool:
     """Return whether an engine's process runs and is the one of so many starts; waits for a restart under way."""
     try:
-        return not ray.get(engine.is_dead.remote()) and _starts(engine) == starts
+        return not ray.get(engine.is_dead()) and _starts(engine) == starts
     except (RayActorError, EngineNodeLostError):
         return False
 

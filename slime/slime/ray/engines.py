@@ -13,6 +13,7 @@ from collections.abc import Collection
 from typing import Any
 
 import ray
+from ray import ObjectRef
 from ray.exceptions import RayActorError, RayError
 
 from slime.args import Arguments, required
@@ -26,7 +27,7 @@ from slime.ray.engine_machines import by_machine
 from slime.ray.placement import ENGINE_GPU_SHARE, ReservedPlacement
 from slime.ray.restarts import first_line
 from slime.ray.router_workers import RouterWorkers
-from slime.weight_sync.engine_calls import EngineCalls
+from slime.weight_sync.remote_engine import EngineCalls, RemoteEngine, RemoteProcess
 
 logger = logging.getLogger(__name__)
 
@@ -52,18 +53,18 @@ class EngineGroup:
         port = requested_port(args, role)
         if not check_router(args.router, len(self.specs)) and port:
             self._ports = [port] * len(self.specs)
-        self.handles: list[Any] = []
-        self._others: dict[int, list[Any]] = {}
+        self.handles: list[RemoteEngine] = []
+        self._others: dict[int, list[RemoteProcess]] = {}
         self.address: Address | None = None
         self._workers: RouterWorkers | None = None
 
     def _describe(self) -> list[EngineSpec]:
         return self._reserved.placement.engines(self.role)
 
-    def start(self) -> list[Any]:
+    def start(self) -> list[ObjectRef[str]]:
         """Create the actors and return references to their starts, for :meth:`finish_start`."""
         self.handles = [self._create(index) for index in range(len(self.specs))]
-        return [handle.start.remote() for handle in self.handles]
+        return [handle.start() for handle in self.handles]
 
     def finish_start(self, urls: list[str]) -> Address:
         """Record the engines' URLs, start a router if they need one, and return the address to call."""
@@ -73,11 +74,14 @@ class EngineGroup:
             self._workers = RouterWorkers(f"http://{address.host}:{address.port}", urls)
         return address
 
-    def _create(self, index: int) -> Any:
+    def _create(self, index: int) -> RemoteEngine:
         first, *others = by_machine(self._args, self._reserved, self.specs[index])
-        self._others[index] = [self._actor(EngineProcess, gpu).remote(self._args, spec) for gpu, spec in others]
+        self._others[index] = [
+            RemoteProcess(self._actor(EngineProcess, gpu).remote(self._args, spec)) for gpu, spec in others
+        ]
         gpu, spec = first
-        return self._actor(SGLangEngine, gpu).remote(self._args, spec, self._ports[index], self._others[index])
+        actor = self._actor(SGLangEngine, gpu)
+        return RemoteEngine(actor.remote(self._args, spec, self._ports[index], self._others[index]))
 
     def _actor(self, kind: type, gpu: int) -> Any:
         return ray.remote(kind).options(max_concurrency=_ACTOR_THREADS, **self._reserved.options(gpu, ENGINE_GPU_SHARE))
@@ -112,7 +116,7 @@ class EngineGroup:
         dead = self._dead()
         if self._workers is not None:
             self._workers.lost(dead)
-        pending = {index: self.handles[index].restart_if_dead.remote(hold) for index in dead}
+        pending = {index: self.handles[index].restart_if_dead(hold) for index in dead}
         failures = []
         for index, reference in pending.items():
             try:
@@ -124,23 +128,23 @@ class EngineGroup:
             raise failures[0]
         revived = sorted(self._untold)
         if hold:
-            ray.get([self.handles[index].pause_generation.remote("retract") for index in revived])
+            ray.get([self.handles[index].pause_generation("retract") for index in revived])
         self._untold = frozenset()
         self.answers([index for index in sorted({*dead, *revived}) if not hold or index not in revived])
         return revived
 
-    def _restarted(self, index: int, reference: Any, hold: bool) -> bool:
+    def _restarted(self, index: int, reference: ObjectRef[bool], hold: bool) -> bool:
         try:
             return ray.get(reference)
         except (RayActorError, EngineNodeLostError) as error:
             logger.warning("an actor of %s is gone; recreating it (%s)", self.specs[index].name, error)
             self._discard(index)
             self.handles[index] = self._create(index)
-            ray.get(self.handles[index].start.remote(hold))
+            ray.get(self.handles[index].start(hold))
             return True
 
     def _dead(self) -> list[int]:
-        looks = {index: handle.is_dead.remote() for index, handle in enumerate(self.handles)}
+        looks = {index: handle.is_dead() for index, handle in enumerate(self.handles)}
         dead = []
         for index, look in looks.items():
             try:
@@ -161,20 +165,20 @@ class EngineGroup:
 
     def _discard(self, index: int) -> None:
         """End what is left of an engine, so that its port and GPUs are free."""
-        actors = [self.handles[index], *self._others.pop(index, [])]
-        EngineCalls(actors, "kill").unanswered(_STOP_TIMEOUT_SECONDS)
-        for actor in actors:
-            ray.kill(actor)
+        actors: list[RemoteProcess] = [self.handles[index], *self._others.pop(index, [])]
+        EngineCalls.to_all(actors, RemoteProcess.kill).unanswered(_STOP_TIMEOUT_SECONDS)
+        for handle in actors:
+            ray.kill(handle.actor)
 
     def stop(self) -> None:
         """Stop router and engines; kill actors that do not answer, together with their processes."""
         if self.address is not None and self.address.router is not None:
             self.address.router.stop()
-        for index in EngineCalls(self.handles, "stop").unanswered(_STOP_TIMEOUT_SECONDS):
+        for index in EngineCalls.to_all(self.handles, RemoteEngine.stop).unanswered(_STOP_TIMEOUT_SECONDS):
             logger.warning("%s did not stop cleanly and was killed", self.specs[index].name)
-            EngineCalls(self._others.get(index, ()), "kill").unanswered(_STOP_TIMEOUT_SECONDS)
-        for actor in (*self.handles, *itertools.chain.from_iterable(self._others.values())):
-            ray.kill(actor)
+            EngineCalls.to_all(self._others.get(index, ()), RemoteProcess.kill).unanswered(_STOP_TIMEOUT_SECONDS)
+        for handle in (*self.handles, *itertools.chain.from_iterable(self._others.values())):
+            ray.kill(handle.actor)
         self.handles, self._others = [], {}
 
 
@@ -193,10 +197,10 @@ class ExternalEngineGroup(EngineGroup):
         self.address = serve_behind_one_address(self._args, self.role, urls)
         return self.address
 
-    def _create(self, index: int) -> Any:
+    def _create(self, index: int) -> RemoteEngine:
         address = external_url(self._addresses()[index])
         remote = ray.remote(ExternalEngine).options(max_concurrency=_ACTOR_THREADS, num_cpus=0)
-        return remote.remote(self._args, self.specs[index], address)
+        return RemoteEngine(remote.remote(self._args, self.specs[index], address))
 
     def revive(self) -> list[int]:
         """Return nothing: the owner of external engines restarts them."""

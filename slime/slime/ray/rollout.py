@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -39,7 +40,7 @@ from slime.utils.data_files import load_data, save_data
 from slime.utils.http_utils import init_http_client
 from slime.utils.misc import group_by, load_function
 from slime.utils.types import Sample
-from slime.weight_sync.engine_calls import EngineCalls
+from slime.weight_sync.remote_engine import EngineCalls, RemoteEngine
 
 __all__ = ["RolloutBatch", "RolloutManager", "compute_rollout_step", "create_rollout_manager"]
 
@@ -147,8 +148,8 @@ class RolloutManager(Decisions, CanaryEngine):
             if group.role == "policy":
                 group.answers(engines)
 
-    def engine_handles(self) -> list[Any]:
-        """Return the actors of the policy engines, by index."""
+    def engine_handles(self) -> list[RemoteEngine]:
+        """Return the handles of the policy engines, by index."""
         return next((list(group.handles) for group in self._groups if group.role == "policy"), [])
 
     def hold_engines(self, only_last: bool = False) -> None:
@@ -157,8 +158,8 @@ class RolloutManager(Decisions, CanaryEngine):
         With ``only_last`` the update went to the last engine alone, and the others go on.
         """
         handles = self.engine_handles()[-1:] if only_last else self.engine_handles()
-        for position in EngineCalls(handles, "hold_after_failed_update").unanswered(HOLD_SECONDS):
-            EngineCalls([handles[position]], "kill").unanswered(HOLD_SECONDS)
+        for position in EngineCalls.to_all(handles, RemoteEngine.hold_after_failed_update).unanswered(HOLD_SECONDS):
+            EngineCalls.to_all([handles[position]], RemoteEngine.kill).unanswered(HOLD_SECONDS)
 
     def sleep_engines(self) -> None:
         """Make the policy engines release their memory, and restart none until they wake.
@@ -167,31 +168,31 @@ class RolloutManager(Decisions, CanaryEngine):
         """
         with self._engines_lock:
             self._asleep = True
-            self._change_memory("sleep")
+            self._change_memory(lambda engines: EngineCalls.to_all(engines, RemoteEngine.sleep))
 
     def wake_engines(self, parts: tuple[str, ...]) -> None:
         """Restore ``parts`` of the policy engines' memory, and restart engines that died or do not wake."""
         with self._engines_lock:
             self._asleep = False
-            self._change_memory("wake", parts)
+            self._change_memory(lambda engines: EngineCalls.to_all(engines, RemoteEngine.wake, parts))
         self._revive_engines()
 
     def end_engines(self) -> None:
         """Kill the policy engines immediately, for a run that is about to end."""
         self._closing.set()
-        EngineCalls(self.engine_handles(), "kill").unanswered(HOLD_SECONDS)
+        EngineCalls.to_all(self.engine_handles(), RemoteEngine.kill).unanswered(HOLD_SECONDS)
 
-    def _change_memory(self, method: str, *arguments: Any) -> None:
+    def _change_memory(self, send: Callable[[list[RemoteEngine]], EngineCalls[None]]) -> None:
         handles = self.engine_handles()
         self._changing = True
-        calls = EngineCalls(handles, method, *arguments)
+        calls = send(handles)
         lost = calls.unanswered(MEMORY_SECONDS)
         self._changing = False
         if lost and not self.args.use_fault_tolerance:
             calls.values()
         for position in lost:
-            logger.error("policy engine %d did not %s; ending it", position, method)
-            EngineCalls([handles[position]], "kill").unanswered(HOLD_SECONDS)
+            logger.error("policy engine %d did not %s; ending it", position, calls.method)
+            EngineCalls.to_all([handles[position]], RemoteEngine.kill).unanswered(HOLD_SECONDS)
 
     def addresses(self) -> dict[str, str]:
         """Return the URL of each role."""

@@ -6,12 +6,14 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from slime.args import Arguments
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from slime.weight_sync.remote_engine import RemoteEngine
 
 LOADER = "slime.weight_sync.engine_loader.load"
 """What runs in an engine: value of SGLang's ``--custom-weight-loader``, and ``load_format`` of a request to it."""
@@ -35,8 +37,8 @@ def adapter_version(name: str | None) -> str | None:
 class WeightSync(Protocol):
     """A transport. Every training rank has one, and all ranks call its methods together."""
 
-    def connect(self, engines: list[Any]) -> None:
-        """Reach ``engines`` (actor handles) from now on; again after one was started again."""
+    def connect(self, engines: list[RemoteEngine]) -> None:
+        """Reach ``engines`` from now on; again after one was started again."""
         ...
 
     def push(self, weights: Iterator[tuple[str, Tensor]], version: str) -> None:

@@ -27,6 +27,7 @@ from slime.args import Arguments
 from slime.utils.hf_checkpoint import DTYPES
 from slime.weight_sync import ADAPTER_NAME, maker
 from slime.weight_sync.engine_sync import EngineWeightSync
+from slime.weight_sync.remote_engine import RemoteEngine
 
 KEPT = 2
 PUSHES = itertools.count(time.time_ns())
@@ -63,7 +64,7 @@ class AdapterWeightSync(EngineWeightSync):
         There is no group to join, because requests carry the adapter.
         """
         left = set()
-        for name in itertools.chain.from_iterable(self._call("lora_adapters")):
+        for name in itertools.chain.from_iterable(self._call(RemoteEngine.lora_adapters)):
             match = ADAPTER_NAME.fullmatch(name)
             if match and match[2] == maker(self._args) and name not in self._names:
                 left.add((int(match[3]), name))
@@ -80,11 +81,13 @@ class AdapterWeightSync(EngineWeightSync):
         self.moved_bytes = len(message)
         name = f"weights-{version}-{maker(self._args)}-{next(PUSHES)}"
         self._names.append(name)
-        self._call("load_lora_adapter_from_tensors", name, adapter_config(self._args), message, checksums)
-        self._call("set_weight_version", version)
-        self._call("continue_generation")  # an engine that restarted, or failed in a push, holds its requests
+        self._call(RemoteEngine.load_lora_adapter_from_tensors, name, adapter_config(self._args), message, checksums)
+        self._call(RemoteEngine.set_weight_version, version)
+        self._call(
+            RemoteEngine.continue_generation
+        )  # an engine that restarted, or failed in a push, holds its requests
         for old in self._names[:-KEPT]:
-            if all(self._call("unload_lora_adapter", old)):
+            if all(self._call(RemoteEngine.unload_lora_adapter, old)):
                 self._names.remove(old)
 
 

@@ -15,7 +15,7 @@ Guarantees:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from datetime import timedelta
 from typing import Any
@@ -27,9 +27,9 @@ from slime.args import Arguments
 from slime.arguments.weight_sync import shares_gpus
 from slime.weight_sync.broadcaster import Broadcaster
 from slime.weight_sync.buckets import Bucket, BucketBuffer
-from slime.weight_sync.engine_calls import EngineCalls
 from slime.weight_sync.engine_sync import CLEANUP_SECONDS, EngineWeightSync
 from slime.weight_sync.group import HostedGroup
+from slime.weight_sync.remote_engine import EngineCalls, RemoteEngine
 
 JOIN_SECONDS = 20.0
 """After joining failed: how long the other engines may take to reach the group's store; they serve meanwhile.
@@ -60,7 +60,7 @@ class BroadcastWeightSync(EngineWeightSync):
         self._patience = 60.0 * args.distributed_timeout_minutes / 2
 
     def _join(self) -> None:
-        ranks = self._call("num_weight_ranks")
+        ranks = self._call(RemoteEngine.num_weight_ranks)
         offsets = [1 + sum(ranks[:index]) for index in range(len(ranks))]
         world_size = 1 + sum(ranks)
         name = f"slime-weights-{next(GROUP_NUMBERS)}"
@@ -72,7 +72,7 @@ class BroadcastWeightSync(EngineWeightSync):
             timeout=timedelta(minutes=self._args.distributed_timeout_minutes),
         )
         own = [(self._address, self._group.port, offset, world_size, name, self._backend) for offset in offsets]
-        joining = self._calls = EngineCalls.each(self._engines, "init_weights_update_group", own)
+        joining = self._calls = EngineCalls.to_each(self._engines, RemoteEngine.init_weights_update_group, own)
         try:
             joining.finish(self._patience)
         except Exception:
@@ -87,9 +87,9 @@ class BroadcastWeightSync(EngineWeightSync):
         name = self._group.name
         self._begin(
             bucket.data,
-            lambda: EngineCalls(
+            lambda: EngineCalls.to_all(
                 self._engines,
-                "update_weights_from_distributed",
+                RemoteEngine.update_weights_from_distributed,
                 bucket.names,
                 bucket.dtypes,
                 bucket.shapes,
@@ -99,7 +99,7 @@ class BroadcastWeightSync(EngineWeightSync):
             ),
         )
 
-    def _begin(self, data: Tensor, call: Callable[[], EngineCalls]) -> None:
+    def _begin(self, data: Tensor, call: Callable[[], EngineCalls[None]]) -> None:
         """Start the engines' ``call`` and the broadcast of ``data``, once the engines have the previous bucket."""
         assert self._broadcaster is not None
         self._sent()
@@ -111,16 +111,19 @@ class BroadcastWeightSync(EngineWeightSync):
             self._calls.finish(self._patience, self._sending)
         self._sending = None
 
-    def _farewell(self) -> list[tuple[str, tuple[Any, ...]]]:
-        return [] if self._group is None else [("destroy_weights_update_group", (self._group.name,))]
+    def _farewell(self) -> Callable[[Sequence[RemoteEngine]], EngineCalls[None]] | None:
+        if self._group is None:
+            return None
+        name = self._group.name
+        return lambda engines: EngineCalls.to_all(engines, RemoteEngine.destroy_weights_update_group, name)
 
-    def _abandon(self, calls: EngineCalls, failed: list[int]) -> list[int]:
+    def _abandon(self, calls: EngineCalls[Any], failed: list[int]) -> list[int]:
         """Abort the broadcast and return the engines stuck in it; see `EngineWeightSync._abandon`."""
         sending = [self._sending] if self._sending is not None else []
         if self._backend == "gloo":
             # Gloo has no abort. An external engine that refused frees rank 0 by leaving the group.
-            for method, arguments in self._farewell():
-                EngineCalls([self._engines[index] for index in failed], method, *arguments).unanswered(CLEANUP_SECONDS)
+            if farewell := self._farewell():
+                farewell([self._engines[index] for index in failed]).unanswered(CLEANUP_SECONDS)
             wait(sending, timeout=RELEASE_SECONDS)
         self._leave(broken=True)
         if not sending:  # no engine is stuck in a broadcast; a slow one is asked to hold its requests

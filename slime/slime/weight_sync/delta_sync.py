@@ -12,7 +12,7 @@ from slime.args import Arguments
 from slime.weight_sync import LOADER
 from slime.weight_sync.broadcast import BroadcastWeightSync
 from slime.weight_sync.delta import Change, Sender
-from slime.weight_sync.engine_calls import EngineCalls
+from slime.weight_sync.remote_engine import EngineCalls, RemoteEngine
 from slime.weight_sync.requests import serialized
 
 
@@ -39,7 +39,7 @@ class DeltaWeightSync(BroadcastWeightSync):
         parts = self._sender.changes(weights, self._args.update_weight_buffer_size)
         part, last = next(parts)
         self._pause()
-        self._call("begin_weight_update")
+        self._call(RemoteEngine.begin_weight_update)
         self._send_change(part, version if last else None)
         for part, last in parts:
             self._send_change(part, version if last else None)
@@ -64,9 +64,9 @@ class DeltaWeightSync(BroadcastWeightSync):
         self.moved_bytes += change.nbytes
         self._begin(
             torch.cat(change.data).to(self._device) if change.nbytes else torch.empty(0, dtype=torch.uint8),
-            lambda: EngineCalls(
+            lambda: EngineCalls.to_all(
                 self._engines,
-                "update_weights_from_tensor",
+                RemoteEngine.update_weights_from_tensor,
                 serialized(request),
                 LOADER,
                 flush_cache=version is not None and self._flushes(),

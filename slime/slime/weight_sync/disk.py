@@ -20,6 +20,7 @@ from slime.checkpoints.checkpoint_folder import unfinished
 from slime.checkpoints.hf_folder import write_hf
 from slime.utils.hf_checkpoint import DTYPES
 from slime.weight_sync.engine_sync import EngineWeightSync
+from slime.weight_sync.remote_engine import RemoteEngine
 
 KEPT = 2
 
@@ -37,17 +38,17 @@ class DiskWeightSync(EngineWeightSync):
         self._folder.mkdir(parents=True, exist_ok=True)
         if not self._written and self._list.exists():
             self._written = [Path(line) for line in self._list.read_text().split("\n") if line]
-        self._call("close_left_session")  # this transport opens no session that would notice one
+        self._call(RemoteEngine.close_left_session)  # this transport opens no session that would notice one
 
     def _transfer(self, weights: Iterator[tuple[str, Tensor]], version: str) -> None:
         folder = self._folder / f"weight_v{version}"
         self._note([*(path for path in self._written if path != folder), folder])
         write_hf(weights, Path(self._args.hf_checkpoint), folder, dtype=DTYPES[self._args.train_dtype])
         self._pause()
-        self._call("update_weights_from_disk", str(folder), self._flushes(), version)
+        self._call(RemoteEngine.update_weights_from_disk, str(folder), self._flushes(), version)
         self._remove(keep=KEPT)
         if self._check is not None:
-            self._call("begin_weight_update")  # an empty session, for the comparison
+            self._call(RemoteEngine.begin_weight_update)  # an empty session, for the comparison
 
     def _finish(self) -> None:
         if self._check is not None:

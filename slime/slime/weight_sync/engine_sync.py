@@ -13,8 +13,8 @@ import collections
 import itertools
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,8 +24,14 @@ from slime.args import Arguments
 from slime.weight_sync import LOADER
 from slime.weight_sync.buckets import Bucket, BucketBuffer
 from slime.weight_sync.checksums import Checksums
-from slime.weight_sync.engine_calls import EngineCalls
 from slime.weight_sync.equality import EqualityCheck
+from slime.weight_sync.remote_engine import EngineCalls, RemoteEngine
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +47,9 @@ class EngineWeightSync(ABC):
         self._args = args
         self._device = device
         self._address = address
-        self._engines: list[Any] = []
+        self._engines: list[RemoteEngine] = []
         self._starts: list[int] = []
-        self._calls: EngineCalls | None = None
+        self._calls: EngineCalls[Any] | None = None
         self._joined = False
         self._buffer = BucketBuffer(args.update_weight_buffer_size, device)
         self._check = EqualityCheck(args, address) if args.check_weight_update_equal else None
@@ -63,22 +69,22 @@ class EngineWeightSync(ABC):
         if self._calls is not None:
             self._calls.values()
 
-    def _farewell(self) -> list[tuple[str, tuple[Any, ...]]]:
-        """Return the calls (method, arguments) with which an engine leaves."""
-        return []
+    def _farewell(self) -> Callable[[Sequence[RemoteEngine]], EngineCalls[None]] | None:
+        """Return what sends engines the call with which they leave the transport as it is now, if they have to."""
+        return None
 
     @abstractmethod
     def _leave(self, *, broken: bool) -> None:
         """Release the engines; ``broken``: one may be gone, or an operation may never end by itself."""
 
-    def _abandon(self, calls: EngineCalls, failed: list[int]) -> list[int]:
+    def _abandon(self, calls: EngineCalls[Any], failed: list[int]) -> list[int]:
         """Abandon running ``calls``; return engines stuck in them, other than those that ``failed``."""
         self._leave(broken=True)
         return []
 
     # Called by a trainer rank
 
-    def connect(self, engines: list[Any]) -> None:
+    def connect(self, engines: list[RemoteEngine]) -> None:
         """Leave the previous engines and connect to ``engines``."""
         if dist.get_rank() != 0:
             return
@@ -87,7 +93,7 @@ class EngineWeightSync(ABC):
         self._engines = list(engines)
         if not engines:
             return
-        self._starts = self._call("starts")
+        self._starts = self._call(RemoteEngine.starts)
         try:
             self._join()
         except Exception:
@@ -128,16 +134,16 @@ class EngineWeightSync(ABC):
             weights = expected.of_all(weights)
         self._transfer(weights, version)
         if self._check is not None:
-            self._check.compare(expected, self._call("num_weight_ranks"), self._ask)
+            self._check.compare(expected, self._call(RemoteEngine.num_weight_ranks), self._ask)
         self._finish()
-        self._call("continue_generation")
+        self._call(RemoteEngine.continue_generation)
 
     def _transfer(self, weights: Iterator[tuple[str, Tensor]], version: str) -> None:
         """Pause the engines and send the weights; leaves an update session open."""
         buckets = self._buffer.fill(weights)
         first = next(buckets)
         self._pause()
-        self._call("begin_weight_update")
+        self._call(RemoteEngine.begin_weight_update)
         for bucket in itertools.chain([first], buckets):
             # The last bucket sets the version and, if requests were retracted, empties the prefix cache.
             self._send(
@@ -149,31 +155,32 @@ class EngineWeightSync(ABC):
 
     def _finish(self) -> None:
         """Close the update session."""
-        self._call("end_weight_update")
+        self._call(RemoteEngine.end_weight_update)
 
     def _pause(self) -> None:
-        self._call("pause_generation", self._args.weight_update_mode)
+        self._call(RemoteEngine.pause_generation, self._args.weight_update_mode)
 
     def _flushes(self) -> bool:
         return self._args.weight_update_mode == "retract"
 
-    def _call(self, method: str, *arguments: Any, **keywords: Any) -> list[Any]:
-        self._calls = EngineCalls(self._engines, method, *arguments, **keywords)
-        return self._calls.values()
-
-    def _call_each(self, method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
-        self._calls = EngineCalls.each(self._engines, method, arguments)
-        return self._calls.values()
+    def _call(
+        self, method: Callable[Concatenate[RemoteEngine, P], ObjectRef[T]], *arguments: P.args, **keywords: P.kwargs
+    ) -> list[T]:
+        """Call ``method`` on all engines and return their answers."""
+        self._calls = calls = EngineCalls.to_all(self._engines, method, *arguments, **keywords)
+        return calls.values()
 
     def _ask(self, requests: list[bytes]) -> None:
         """Send each engine a request for `slime.weight_sync.engine_loader`."""
-        self._call_each("update_weights_from_tensor", [(request, LOADER) for request in requests])
+        messages = [(request, LOADER) for request in requests]
+        self._calls = EngineCalls.to_each(self._engines, RemoteEngine.update_weights_from_tensor, messages)
+        self._calls.values()
 
     # Failure
 
     def _give_up(self) -> None:
         """Kill the failed engines and disconnect; the others keep holding requests with mixed weights."""
-        calls, self._calls = self._calls or EngineCalls([], "nothing"), None
+        calls, self._calls = self._calls or EngineCalls("nothing", [], []), None
         failed = calls.failed()
         self._end(failed)
         self._joined = False
@@ -181,8 +188,8 @@ class EngineWeightSync(ABC):
         stuck = self._abandon(calls, failed)
         self._end(stuck)
         kept = [index for index in range(len(self._engines)) if index not in (*failed, *stuck)]
-        for method, arguments in (("hold_after_failed_update", ()), *farewell):
-            calls = EngineCalls([self._engines[index] for index in kept], method, *arguments)
+        for send in filter(None, (_hold, farewell)):
+            calls = send([self._engines[index] for index in kept])
             lost = [kept[position] for position in calls.unanswered(CLEANUP_SECONDS)]
             self._end(lost)
             kept = [index for index in kept if index not in lost]
@@ -192,15 +199,22 @@ class EngineWeightSync(ABC):
         for position in positions:
             logger.error("policy engine %d failed in a weight update; ending it", position)
             starts = self._starts[position] if position < len(self._starts) else 0
-            EngineCalls([self._engines[position]], "end_failed_update", starts).unanswered(CLEANUP_SECONDS)
+            EngineCalls.to_all([self._engines[position]], RemoteEngine.end_failed_update, starts).unanswered(
+                CLEANUP_SECONDS
+            )
 
-    def _part(self, engines: list[Any]) -> None:
+    def _part(self, engines: list[RemoteEngine]) -> None:
         """Leave the previous engines while they leave too, because NCCL members wait for each other."""
-        starts = EngineCalls(engines, "starts")
+        starts = EngineCalls.to_all(engines, RemoteEngine.starts)
         same = not starts.unanswered(CLEANUP_SECONDS) and starts.values() == self._starts and engines == self._engines
-        farewells = [EngineCalls(engines, method, *arguments) for method, arguments in self._farewell()]
+        farewell = self._farewell()
+        leaving = farewell(engines) if farewell else None
         self._leave(broken=not same)
         self._joined = False
-        for calls in farewells:
-            for position in calls.unanswered(CLEANUP_SECONDS):
-                logger.warning("policy engine %d did not answer %s", position, calls.method)
+        if leaving is not None:
+            for position in leaving.unanswered(CLEANUP_SECONDS):
+                logger.warning("policy engine %d did not answer %s", position, leaving.method)
+
+
+def _hold(engines: Sequence[RemoteEngine]) -> EngineCalls[None]:
+    return EngineCalls.to_all(engines, RemoteEngine.hold_after_failed_update)

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from slime.args import Arguments
 from slime.weight_sync import WeightSync
+from slime.weight_sync.remote_engine import RemoteEngine
 from slime.weight_sync.transports import make_weight_sync
 
 Weights = Callable[[], Iterator[tuple[str, Tensor]]]
@@ -32,7 +32,7 @@ class Pushes:
         self._last = make_weight_sync(args, device=device, address=address) if args.canary_engine else None
         self._ahead: str | None = None
 
-    def connect(self, engines: list[Any]) -> None:
+    def connect(self, engines: list[RemoteEngine]) -> None:
         """Reach ``engines`` from now on."""
         self._ahead = None
         if self._last is None:

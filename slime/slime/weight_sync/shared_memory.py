@@ -20,8 +20,8 @@ from slime.args import Arguments
 from slime.arguments.weight_sync import on_one_gpu
 from slime.weight_sync import LOADER
 from slime.weight_sync.buckets import Bucket, BucketBuffer
-from slime.weight_sync.engine_calls import EngineCalls
 from slime.weight_sync.engine_sync import EngineWeightSync
+from slime.weight_sync.remote_engine import EngineCalls, RemoteEngine
 from slime.weight_sync.requests import DATA, REQUEST, request_tensor, serialized
 from slime.weight_sync.segments import Segment, check_same_host
 
@@ -40,8 +40,8 @@ class SharedMemoryWeightSync(EngineWeightSync):
         self._turn = 0
 
     def _join(self) -> None:
-        check_same_host(self._call("hosts"))
-        if self._on_gpu and sum(self._call("num_weight_ranks")) != 1:
+        check_same_host(self._call(RemoteEngine.hosts))
+        if self._on_gpu and sum(self._call(RemoteEngine.num_weight_ranks)) != 1:
             raise ConfigError(
                 "--update-weight-transport shared with --share-gpu is for one engine on one GPU; use nccl"
             )
@@ -75,7 +75,9 @@ class SharedMemoryWeightSync(EngineWeightSync):
             message = serialized(request | {"source": slot.source(bucket.data.numel())})
         else:
             message = _with_ipc_handles(request, bucket.data)
-        self._calls = EngineCalls(self._engines, "update_weights_from_tensor", message, LOADER, **keywords)
+        self._calls = EngineCalls.to_all(
+            self._engines, RemoteEngine.update_weights_from_tensor, message, LOADER, **keywords
+        )
 
     def _leave(self, *, broken: bool) -> None:
         for slot in self._slots:

@@ -14,8 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from slime.weight_sync import LOADER
-from slime.weight_sync.engine_calls import EngineCalls
 from slime.weight_sync.engine_sync import EngineWeightSync
+from slime.weight_sync.remote_engine import EngineCalls, RemoteEngine
 from slime.weight_sync.requests import serialized
 from slime.weight_sync.segments import check_same_host
 from slime.weight_sync.stream import StreamWriter
@@ -28,8 +28,8 @@ class StreamWeightSync(EngineWeightSync):
     _requests: list[dict[str, Any]]
 
     def _join(self) -> None:
-        check_same_host(self._call("hosts"))
-        ranks = self._call("num_weight_ranks")
+        check_same_host(self._call(RemoteEngine.hosts))
+        ranks = self._call(RemoteEngine.num_weight_ranks)
         self._writer = StreamWriter(sum(ranks))
         sources = iter(self._writer.sources())
         self._requests = [{"operation": "stream", "sources": list(itertools.islice(sources, count))} for count in ranks]
@@ -38,15 +38,15 @@ class StreamWeightSync(EngineWeightSync):
         assert self._writer is not None
         gathered = self._gathered(weights)
         self._pause()
-        self._call("begin_weight_update")
+        self._call(RemoteEngine.begin_weight_update)
         messages = [(serialized(request), LOADER) for request in self._requests]
-        self._calls = EngineCalls.each(self._engines, "update_weights_from_tensor", messages)
+        self._calls = EngineCalls.to_each(self._engines, RemoteEngine.update_weights_from_tensor, messages)
         for name, tensor in itertools.chain(gathered, weights):
             self._writer.send(name, tensor, self._calls.check_none_ended)
         self._writer.end(self._calls.check_none_ended)
         self._calls.values()
         self._call(
-            "update_weights_from_tensor",
+            RemoteEngine.update_weights_from_tensor,
             serialized({"operation": "nothing"}),
             LOADER,
             flush_cache=self._flushes(),

@@ -30,6 +30,7 @@ from slime.ray.run_state import Phase, RunLife
 from slime.rollout.foreign_data_source import ForeignDataSource
 from slime.utils import logging_utils
 from slime.utils.rollback import ask_rollback, asked_rollback
+from slime.weight_sync.remote_engine import RemoteEngine
 
 BOTH = {"colocate": True, "offload_train": True, "offload_rollout": True}
 ROUND = """sleep_engines; onload; train {0}; save {0}; saved {0}; offload; wake_engines weights; push;
@@ -345,7 +346,7 @@ class Handles:
 
             return SimpleNamespace(remote=call)
 
-        return SimpleNamespace(**{name: method(name) for name in ("sleep", "wake", "kill")})
+        return RemoteEngine(SimpleNamespace(**{name: method(name) for name in ("sleep", "wake", "kill")}))
 
 
 def manager_with(handles: Handles, revived: list[str], fault_tolerant: bool = True) -> RolloutManager:
@@ -456,8 +457,8 @@ def test_a_manager_that_ends_ends_the_engines_that_do_not_fall_asleep() -> None:
         done.set_result(None)
         return SimpleNamespace(future=lambda: done)
 
-    handles.handles[0].sleep.remote = sleep
-    handles.handles[0].kill.remote = kill
+    handles.handles[0].actor.sleep.remote = sleep
+    handles.handles[0].actor.kill.remote = kill
     manager = manager_with(handles, revived, fault_tolerant=False)
     for group in manager._groups:
         group.stop = lambda: None

@@ -24,6 +24,7 @@ from slime.ray import engines as engines_module
 from slime.ray.engine_machines import by_machine
 from slime.ray.engines import EngineGroup
 from slime.ray.placement import ReservedPlacement
+from slime.weight_sync.remote_engine import RemoteProcess
 from tests.helpers.machines import reserved
 
 FOUR = ("1", "1", "2", "2", "3", "3", "4", "4")
@@ -167,7 +168,7 @@ def engine_on_two(run_dir: Path, device: str = "cpu") -> tuple[SGLangEngine, Han
     args = arguments(run_dir, device=device)
     specs = [EngineSpec("policy", 0, 4, (0, 1), "127.0.0.1", 2, rank) for rank in range(2)]
     other = Handle(EngineProcess(args, specs[1]))
-    return SGLangEngine(args, specs[0], others=[other]), other
+    return SGLangEngine(args, specs[0], others=[RemoteProcess(other)]), other
 
 
 def value(command: list[str], flag: str) -> str:
@@ -273,7 +274,7 @@ def test_a_machine_that_is_gone_is_named(tmp_path: Path, spawned: list[Any], mon
     monkeypatch.setattr(other_nodes, "ANSWER_SECONDS", 0.0)
     silent = SimpleNamespace(alive=SimpleNamespace(remote=lambda: SimpleNamespace(future=Future)))
     with pytest.raises(EngineNodeLostError, match=r"does not answer alive \(for 0 s\)"):
-        other_nodes.OtherNodes("engine-prm-1", [silent]).alive()
+        other_nodes.OtherNodes("engine-prm-1", [RemoteProcess(silent)]).alive()
 
 
 class Made:
@@ -329,12 +330,12 @@ def test_a_group_has_an_actor_on_each_machine_and_makes_an_engine_anew_when_one_
     assert made.gpus == [2, 0, 6, 4]
     assert [url.partition(":4")[0] for url in urls] == ["http://10.0.0.1", "http://10.0.0.3"], "one address an engine"
     assert group.revive() == []
-    second = group.handles[1]
+    second = group.handles[1].actor
     made.handles[2].lost = True  # an actor of the second engine
     assert group.revive() == [1]
     assert set(made.killed) == {second, made.handles[2]}
     assert made.gpus == [2, 0, 6, 4, 6, 4]
-    assert second.actor.url() == group.handles[1].actor.url()
+    assert second.actor.url() == group.handles[1].actor.actor.url()
     assert group.revive() == []
     everyone = {*made.handles} - {*made.killed}
     group.stop()
@@ -348,7 +349,7 @@ def test_a_group_ends_the_other_machines_of_an_engine_whose_first_is_gone(
 ) -> None:
     made = Made(monkeypatch)
     group, _ = started_group(tmp_path, monkeypatch, spawned)
-    group.handles[0].lost = True
+    group.handles[0].actor.lost = True
     group.stop()
     assert set(made.killed) == {*made.handles}
     alive = [command for command, _, process in spawned if process.alive()]

@@ -10,6 +10,7 @@ import pytest
 from slime.args import Arguments
 from slime.arguments.placement import Placement
 from slime.backends.fsdp_utils.actor import FSDPTrainActor
+from slime.backends.trainer.remote_rank import RemoteCritic, RemotePolicy
 from slime.ray import actor_group, rollout
 from slime.ray.actor_group import TrainGroup
 from slime.ray.rollout import RolloutManager
@@ -49,7 +50,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch, role: str = "actor", **changes: Any) 
     )
     sizes = {"actor_num_gpus_per_node": 2, "critic_num_gpus_per_node": 2}
     values = {"device": "cpu", "train_backend": "fsdp", **sizes, **changes}
-    TrainGroup(Arguments(**values), reserved, role=role)
+    TrainGroup(Arguments(**values), reserved, RemoteCritic if role == "critic" else RemotePolicy)
     return Remote.started
 
 
@@ -87,14 +88,18 @@ def test_only_the_critic_learns_in_the_first_rollouts(monkeypatch: pytest.Monkey
     learned = []
 
     class Group:
-        def __init__(self, *_: Any, role: str = "actor", stop: Any) -> None:
-            self.role = role
+        def __init__(self, *_: Any, stop: Any) -> None:
+            """Every argument will do."""
 
-        def send(self, method: str, rollout_id: int, shards: Any = None, *more: Any) -> None:
-            if self.role == "actor" and method == "step":
-                learned.append(more[0])
+        def send(self, *_: Any) -> Any:
+            return SimpleNamespace(references=[])
 
-        def gather(self, method: str, references: Any) -> list[dict[str, Any]]:
+        def ask(self, method: Any, rollout_id: int, learn: Any) -> Any:
+            if method is RemotePolicy.step:
+                learned.append(learn)
+            return self.send()
+
+        def gather(self, asked: Any) -> list[dict[str, Any]]:
             return [{"steps": []}]
 
     monkeypatch.setattr("slime.ray.trainer.TrainGroup", Group)

@@ -12,6 +12,7 @@ from slime.args import Arguments
 from slime.backends.sglang_utils import server, server_hooks
 from slime.ray import engines as engines_module
 from slime.ray.engines import EngineGroup
+from slime.weight_sync.remote_engine import RemoteEngine
 
 
 class Manager:
@@ -70,6 +71,6 @@ def test_who_is_held(monkeypatch: pytest.MonkeyPatch, role: str, rollout_only: b
     monkeypatch.setattr(engines_module.ray, "get", lambda reference: reference)
     group = EngineGroup.__new__(EngineGroup)
     group._workers = None
-    group.role, group.handles, group._args = role, [Handle()], Arguments(debug_rollout_only=rollout_only)  # type: ignore[assignment]
+    group.role, group.handles, group._args = role, [RemoteEngine(Handle())], Arguments(debug_rollout_only=rollout_only)  # type: ignore[assignment]
     assert group.revive() == [0]
     assert asked == [("is_dead",), ("restart_if_dead", hold)] + ([("pause_generation", "retract")] if hold else [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from groundwork.exceptions import ConfigError
 from slime.args import Arguments
-from slime.exceptions import PluginError
+from slime.exceptions import EngineError, PluginError
 from slime.ray import rollout
 from slime.ray.rollout import RolloutManager
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
@@ -17,6 +18,7 @@ from slime.rollout.data_source import DataSource, number_of_prompts
 from slime.rollout.foreign_data_source import ForeignDataSource, marks, with_optional_methods
 from slime.rollout.rm_hub import async_rm, batched_async_rm
 from slime.utils.types import Sample
+from slime.weight_sync.remote_engine import RemoteEngine
 from tests.helpers import recording_plugins
 from tests.helpers.recording_plugins import CALLS
 from tests.unit.ray.test_trajectories import arguments
@@ -80,22 +82,30 @@ def test_an_evaluation_log_function_does_too(manager: RolloutManager) -> None:
 def test_after_a_broken_push_to_one_engine_only_that_one_is_held(
     manager: RolloutManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls: list[tuple[list[str], str]] = []
+    calls: list[tuple[int, str]] = []
 
-    class Calls:
-        def __init__(self, engines: list[str], method: str) -> None:
-            calls.append((engines, method))
+    def handle(index: int) -> RemoteEngine:
+        def refused() -> Any:
+            calls.append((index, "hold"))
+            future: Future[None] = Future()
+            future.set_exception(EngineError("refused"))
+            return SimpleNamespace(future=lambda: future)
 
-        def unanswered(self, seconds: float) -> list[int]:
-            return [0] if calls[-1][1] == "hold_after_failed_update" else []
+        def killed() -> Any:
+            calls.append((index, "kill"))
+            future: Future[None] = Future()
+            future.set_result(None)
+            return SimpleNamespace(future=lambda: future)
 
-    monkeypatch.setattr(rollout, "EngineCalls", Calls)
-    monkeypatch.setattr(manager, "engine_handles", lambda: ["engine 0", "engine 1"])
+        hold, kill = SimpleNamespace(remote=refused), SimpleNamespace(remote=killed)
+        return RemoteEngine(SimpleNamespace(hold_after_failed_update=hold, kill=kill))
+
+    monkeypatch.setattr(manager, "engine_handles", lambda: [handle(0), handle(1)])
     manager.hold_engines()
+    assert calls == [(0, "hold"), (1, "hold"), (0, "kill"), (1, "kill")]
+    calls.clear()
     manager.hold_engines(True)
-    hold, kill = "hold_after_failed_update", "kill"
-    every, last = ["engine 0", "engine 1"], ["engine 1"]
-    assert calls == [(every, hold), (["engine 0"], kill), (last, hold), (last, kill)]
+    assert calls == [(1, "hold"), (1, "kill")]
 
 
 def test_rewards_are_post_processed(manager: RolloutManager) -> None:

@@ -20,7 +20,7 @@ from slime.arguments.process_environment import JOB_VARIABLE, NOSET
 from slime.exceptions import NodeError, NodeLostError
 from slime.ray import cluster as cluster_module
 from slime.ray import nodes, ray_start, worker_node
-from slime.ray.actor_group import TrainGroup
+from slime.ray.actor_group import Asked, TrainGroup
 from slime.ray.ray_start import Part, answers, check_token, node_of_cluster, own_address, split_address, start_command
 from slime.utils.forwarded_environment import forwarded, of_node
 from tests.helpers.machines import reserved
@@ -102,7 +102,7 @@ def test_ranks_that_wait_for_a_lost_machine_are_given_up(monkeypatch: pytest.Mon
     group = TrainGroup.__new__(TrainGroup)
     group._nodes, group._stop = {"n1": "10.0.0.1"}, None
     with pytest.raises(NodeLostError, match=r"10\.0\.0\.1"):
-        group.gather("init", ["never"])
+        group.gather(Asked("init", ["never"]))
 
 
 @pytest.mark.parametrize(
@@ -124,10 +124,10 @@ def test_a_signal_ends_the_wait_for_a_start_a_push_and_answers_but_not_for_steps
     group._nodes, group._stop = {}, StopRequested()
     group._stop._handle(15, None)
     if method in ("train", "save", "undo_steps"):
-        assert group.gather(method, ["done"]) == ["done"]
+        assert group.gather(Asked(method, ["done"])) == ["done"]
     else:
         with pytest.raises(Stopped):
-            group.gather(method, ["late"])
+            group.gather(Asked(method, ["late"]))
         assert len(looks) == 1
 
 

@@ -10,7 +10,9 @@ from ray.exceptions import ActorDiedError, RayTaskError
 
 from slime.exceptions import CheckpointError, LostError, RankLostError, TrainerError
 from slime.ray import actor_group
-from slime.ray.actor_group import TrainGroup
+from slime.ray.actor_group import Asked, TrainGroup
+
+TRAINING: Asked[Any] = Asked("train", ["first", "second"])  # type: ignore[list-item]
 
 
 class OutOfMemoryError(RuntimeError):
@@ -44,7 +46,7 @@ def test_an_error_of_its_own_is_told_at_once(
 ) -> None:
     ranks, looks = group(monkeypatch, error, dies=True)
     with pytest.raises(TrainerError, match=f"training rank 0 failed in train: {type(error).__name__}: ") as caught:
-        ranks.gather("train", ["first", "second"])
+        ranks.gather(TRAINING)
     assert not isinstance(caught.value, LostError)
     assert (looks, capsys.readouterr().out) == ([["first", "second"]], "")
 
@@ -57,7 +59,7 @@ def test_a_lost_connection_is_told_as_the_death_behind_it(
 ) -> None:
     ranks, _ = group(monkeypatch, error, dies=True)
     with pytest.raises(RankLostError, match="training rank 1 died in train"):
-        ranks.gather("train", ["first", "second"])
+        ranks.gather(TRAINING)
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith(f"training rank 0 failed in train: {type(error).__name__}: ")
     assert "whether another one has died" in line
@@ -68,5 +70,5 @@ def test_where_nobody_died_the_error_stands(monkeypatch: pytest.MonkeyPatch) -> 
     clock = iter(range(0, 1000, 10))
     monkeypatch.setattr(actor_group, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     with pytest.raises(TrainerError, match="RuntimeError: device-side assert"):
-        ranks.gather("train", ["first", "second"])
+        ranks.gather(TRAINING)
     assert len(looks) == 3

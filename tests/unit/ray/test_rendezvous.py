@@ -18,9 +18,10 @@ import torch.distributed as dist
 
 from slime.args import Arguments
 from slime.backends.trainer.rank import TrainRank
+from slime.backends.trainer.remote_rank import RemoteRank
 from slime.backends.trainer.snapshot import Changing
 from slime.exceptions import RankLostError
-from slime.ray.actor_group import TrainGroup
+from slime.ray.actor_group import Asked, TrainGroup
 from slime.utils import tcp_store
 from slime.utils.forwarded_environment import of_node
 from slime.utils.tcp_store import GLOO_INTERFACE, hosted_store
@@ -69,19 +70,19 @@ def test_a_rank_uses_the_interface_of_its_machine(monkeypatch: pytest.MonkeyPatc
 def test_every_rank_hears_of_the_port_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
     group = TrainGroup.__new__(TrainGroup)
-    group._args, group._ranks = Arguments(), [Actor(rank, log) for rank in range(3)]
-    monkeypatch.setattr(group, "gather", lambda method, references: references)
-    assert group.send_init() == ["init"] * 3
+    group._args, group._ranks = Arguments(), [RemoteRank(Actor(rank, log)) for rank in range(3)]
+    monkeypatch.setattr(group, "gather", lambda asked: asked.references)
+    assert group.send_init().references == ["init"] * 3
     assert log[:3] == ["0 open_rendezvous", "1 meet_at 4000", "2 meet_at 4000"]
     assert [line.split()[:2] for line in log[3:]] == [[str(rank), "init"] for rank in range(3)]
 
 
 def test_the_death_of_rank_0_before_it_listens_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     group = TrainGroup.__new__(TrainGroup)
-    group._ranks = [Actor(rank, []) for rank in range(2)]
+    group._ranks = [RemoteRank(Actor(rank, [])) for rank in range(2)]
 
-    def dies(method: str, references: list[Any]) -> Any:
-        raise RankLostError(f"training rank 0 died in {method}", method)
+    def dies(asked: Asked[Any]) -> Any:
+        raise RankLostError(f"training rank 0 died in {asked.method}", asked.method)
 
     monkeypatch.setattr(group, "gather", dies)
     with pytest.raises(RankLostError, match="died in open_rendezvous"):

@@ -20,6 +20,7 @@ from slime.ray.engines import RESTART_ATTEMPTS, EngineGroup
 from slime.ray.rollout import RolloutManager
 from slime.ray.router_workers import RouterWorkers
 from slime.rollout.foreign_data_source import ForeignDataSource
+from slime.weight_sync.remote_engine import RemoteEngine
 
 URLS = ["http://10.0.0.1:1", "http://10.0.0.1:2", "http://10.0.0.2:1"]
 
@@ -129,8 +130,10 @@ def test_an_engine_leaves_the_router_before_it_is_started(
     group = EngineGroup.__new__(EngineGroup)
     group.role, group._args = role, Arguments(debug_rollout_only=False)
     group.specs = [SimpleNamespace(name=f"engine {index}") for index in range(3)]  # type: ignore[assignment]
-    group.handles = [Handle(index, dead, asked) for index, dead in enumerate((False, True, ActorDiedError()))]
-    group._create = lambda index: Handle(index, True, asked)  # type: ignore[method-assign]
+    group.handles = [
+        RemoteEngine(Handle(index, dead, asked)) for index, dead in enumerate((False, True, ActorDiedError()))
+    ]
+    group._create = lambda index: RemoteEngine(Handle(index, True, asked))  # type: ignore[method-assign]
     group._discard = lambda index: asked.append(f"discard {index}")  # type: ignore[method-assign]
     group._workers = SimpleNamespace(  # type: ignore[assignment]
         lost=lambda dead: asked.append(f"lost {dead}"), answers=lambda indices: asked.append(f"answers {indices}")
@@ -158,15 +161,16 @@ class Dying:
         group._create, group._discard = self.handle, lambda index: None  # type: ignore[method-assign]
         monkeypatch.setattr(engines_module.ray, "get", self.get)
 
-    def handle(self, index: int) -> Any:
+    def handle(self, index: int) -> RemoteEngine:
         if index == 1:
             self.gone = False
-        return SimpleNamespace(
+        actor = SimpleNamespace(
             is_dead=SimpleNamespace(remote=lambda: ActorDiedError() if self.is_gone(index) else not self.alive[index]),
             restart_if_dead=SimpleNamespace(remote=lambda hold: self.start(index)),
             start=SimpleNamespace(remote=lambda hold: self.start(index)),
             pause_generation=SimpleNamespace(remote=lambda mode: self.pause(index)),
         )
+        return RemoteEngine(actor)
 
     def is_gone(self, index: int) -> bool:
         return index == 1 and self.gone

@@ -20,6 +20,7 @@ from slime.ray.decisions import Decisions
 from slime.rollout.before_push import Answer, Probe
 from slime.rollout.canary import Canary, CanaryEndedError
 from slime.rollout.questions import Question, Questions
+from slime.weight_sync.remote_engine import RemoteEngine
 from tests.unit.ray.test_run_restart import Remote
 
 LAST = 2
@@ -34,10 +35,12 @@ class Group:
         self.log, self.routes = log, True
         self.starts, self.dead = 1, False
         self.handles = [
-            SimpleNamespace(
-                url=Remote(lambda n=n: f"http://engine-{n}"),
-                starts=Remote(lambda: self.starts),
-                is_dead=Remote(lambda: self.dead),
+            RemoteEngine(
+                SimpleNamespace(
+                    url=Remote(lambda n=n: f"http://engine-{n}"),
+                    starts=Remote(lambda: self.starts),
+                    is_dead=Remote(lambda: self.dead),
+                )
             )
             for n in range(LAST + 1)
         ]
@@ -187,12 +190,12 @@ def test_an_engine_that_dies_as_it_is_set_apart_is_restarted_before_it_gets_the_
         return value
 
     def restart() -> None:
-        setattr(world.manager.group.handles[LAST], call, well)
+        setattr(world.manager.group.handles[LAST].actor, call, well)
         world.engines_restarted(LAST)
 
     monkeypatch.setattr(canary_engine_module.ray, "get", get)
-    well = getattr(world.manager.group.handles[LAST], call)
-    setattr(world.manager.group.handles[LAST], call, Remote(ActorDiedError))
+    well = getattr(world.manager.group.handles[LAST].actor, call)
+    setattr(world.manager.group.handles[LAST].actor, call, Remote(ActorDiedError))
     world.restart = restart
     world.begin().wait(0.0)
     assert world.log == ["apart 2", "restarted [2]", "routed [2]", "apart 2", "candidate to the first"]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from slime.weight_sync import engine_sync
 from slime.weight_sync.adapter import AdapterWeightSync
+from slime.weight_sync.remote_engine import RemoteEngine
 from tests.helpers.weight_receivers import CPU, sync_args
 from tests.unit.weight_sync.test_failed_pushes import Server
 
@@ -54,7 +55,7 @@ def test_an_adapter_travels_in_the_type_of_the_push(
     lora = {"lora_rank": RANK, "lora_alpha": RANK, "lora_target_modules": ["q_proj"]}
     args = sync_args(tmp_path, update_weight_mode="adapter", train_dtype=train_dtype, **lora)
     sync, engine, pushed = AdapterWeightSync(args, device=CPU, address="127.0.0.1"), Keeping(), adapter()
-    sync.connect([engine])
+    sync.connect([RemoteEngine(engine)])
     sync.push(iter(pushed.items()), "1")
     assert ELEMENTS == 917_504
     assert ELEMENTS * width < sync.moved_bytes < ELEMENTS * width + BYTES_OF_A_NAME * len(pushed)

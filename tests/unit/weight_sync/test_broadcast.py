@@ -7,15 +7,17 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from slime.weight_sync import broadcast, engine_calls, engine_sync, group
+from slime.weight_sync import broadcast, engine_sync, group, remote_engine
 from slime.weight_sync.broadcast import BroadcastWeightSync
 from slime.weight_sync.broadcaster import Broadcaster
+from slime.weight_sync.remote_engine import EngineCalls, RemoteEngine
 from tests.helpers.lazy_communicator import FAIL_SECONDS, LazyEngine, LazyNetwork
 from tests.helpers.weight_receivers import CPU, SPEC, sync_args, weights
 
@@ -26,13 +28,17 @@ DETECTION_SECONDS = 30.0
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 of a group like NCCL's, that looks at silent engines soon."""
     monkeypatch.setattr(engine_sync.dist, "get_rank", lambda: 0)
-    monkeypatch.setattr(engine_calls, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(remote_engine, "LOOK_SECONDS", 0.02)
+
+
+def remote(engines: list[LazyEngine]) -> list[RemoteEngine]:
+    return [RemoteEngine(engine) for engine in engines]
 
 
 def connected(folder: Path, engines: list[LazyEngine], **changes: Any) -> BroadcastWeightSync:
     sync = BroadcastWeightSync(sync_args(folder, **changes), device=CPU, address="127.0.0.1")
     sync._backend = "nccl"  # what is different without gloo: nothing frees rank 0 but an abort
-    sync.connect(engines)
+    sync.connect(remote(engines))
     return sync
 
 
@@ -77,7 +83,7 @@ def test_a_fault_is_noticed_and_the_others_get_whole_weights(
 
     engines[0] = LazyEngine(network, 0)
     sync._patience = FAIL_SECONDS
-    sync.connect(engines)
+    sync.connect(remote(engines))
     sync.push(iter(weights(3).items()), "3")
     assert all(whole(engine, weights(3)) for engine in engines)
     assert all(engine.asked[-1] == "continue_generation" for engine in engines)
@@ -97,7 +103,7 @@ def test_an_engine_that_no_abort_frees_is_ended(tmp_path: Path, monkeypatch: pyt
     assert [engine.alive for engine in engines] == [False, False]
     assert "hold_after_failed_update" not in engines[1].asked
     engines = [LazyEngine(network, 0), LazyEngine(network, 1)]
-    sync.connect(engines)
+    sync.connect(remote(engines))
     sync.push(iter(weights(2).items()), "2")
     assert all(whole(engine, weights(2)) for engine in engines), "a thread left behind in the old group disturbs nobody"
     sync.close()
@@ -134,7 +140,7 @@ def test_an_engine_that_was_started_again_since_is_not_waited_for(
     sync = connected(tmp_path, engines)
     sync.push(iter(weights(1).items()), "1")
     engines[0] = LazyEngine(network, 0)
-    sync.connect(engines)
+    sync.connect(remote(engines))
     assert (network.made[0].aborts, network.made[0].destroys) == (1, 0)
     sync.push(iter(weights(2).items()), "2")
     assert all(whole(engine, weights(2)) for engine in engines)
@@ -201,8 +207,9 @@ def test_an_engine_that_is_slow_in_another_call_is_not_ended(tmp_path: Path, mon
     network = LazyNetwork(monkeypatch)
     engines = [LazyEngine(network, 0), LazyEngine(network, 1)]
     sync = connected(tmp_path, engines)
-    calls = engine_calls.EngineCalls([], "pause_generation")
-    calls._engines, calls._futures = list(engines), [Future(), Future()]
-    calls._futures[0].set_exception(RuntimeError("refused"))
+    refused, slow = Future[None](), Future[None]()
+    refused.set_exception(RuntimeError("refused"))
+    references: list[Any] = [SimpleNamespace(future=lambda: refused), SimpleNamespace(future=lambda: slow)]
+    calls = EngineCalls[None]("pause_generation", remote(engines), references)
     assert sync._abandon(calls, [0]) == []
     assert (network.made[0].aborts, network.made[0].destroys) == (1, 0)

@@ -16,6 +16,7 @@ from slime.checkpoints import hf_folder
 from slime.weight_sync import adapter_version, engine_sync
 from slime.weight_sync.adapter import AdapterWeightSync
 from slime.weight_sync.disk import DiskWeightSync
+from slime.weight_sync.remote_engine import RemoteEngine
 from tests.helpers.weight_receivers import CPU, SPEC, sync_args, weights
 
 
@@ -52,7 +53,7 @@ def rank_zero(monkeypatch: pytest.MonkeyPatch) -> None:
 def disk_sync(run_dir: Path, engine: Willing, **changes: Any) -> DiskWeightSync:
     args = sync_args(run_dir, update_weight_transport="disk", **changes)
     sync = DiskWeightSync(args, device=CPU, address="127.0.0.1")
-    sync.connect([engine])
+    sync.connect([RemoteEngine(engine)])
     return sync
 
 
@@ -99,7 +100,7 @@ def test_weights_of_another_run_in_the_same_folder_stay(tmp_path: Path) -> None:
     for version in ("7", "8", "8", "9"):
         sync.push(iter(weights(1).items()), version)
     assert folders(shared) == ["weight_v8", "weight_v9", "weight_v90"]
-    sync.connect([Willing()])
+    sync.connect([RemoteEngine(Willing())])
     assert folders(shared) == ["weight_v8", "weight_v9", "weight_v90"]
     sync.close()
     assert folders(shared) == ["weight_v90"]
@@ -170,7 +171,7 @@ class Server(Willing):
 def adapter_sync(run_dir: Path, engines: list[Any]) -> AdapterWeightSync:
     args = sync_args(run_dir, update_weight_mode="adapter", lora_rank=1, lora_alpha=1, lora_target_modules=["q_proj"])
     sync = AdapterWeightSync(args, device=CPU, address="127.0.0.1")
-    sync.connect(engines)
+    sync.connect([RemoteEngine(engine) for engine in engines])
     return sync
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +15,8 @@ from torch import Tensor
 from groundwork.exceptions import ConfigError
 from groundwork.machine import this_host
 from slime.weight_sync import stream
-from slime.weight_sync.engine_calls import EngineCalls
 from slime.weight_sync.engine_stream import TAKEN, load_stream
+from slime.weight_sync.remote_engine import EngineCalls
 from slime.weight_sync.segments import Mappings, check_same_host
 from slime.weight_sync.stream import StreamReader, StreamWriter, WriterGoneError
 
@@ -95,9 +96,9 @@ def test_another_pipe_under_the_same_number_is_not_read() -> None:
 
 def test_a_writer_does_not_wait_for_readers_that_ended() -> None:
     writer = StreamWriter(1)
-    calls = EngineCalls([], "update")
     ended: Future[Any] = Future()
-    calls._futures = [ended]
+    reference: Any = SimpleNamespace(future=lambda: ended)
+    calls = EngineCalls[None]("update", [], [reference])
     calls.check_none_ended()
     ended.set_result(None)
     with pytest.raises(RuntimeError, match="engine 0 ended update before it had everything"):

@@ -25,6 +25,7 @@ from slime.backends.sglang_utils.memory_calls import MemoryCalls
 from slime.backends.sglang_utils.other_nodes import ANSWER_SECONDS, OtherNodes
 from slime.backends.sglang_utils.weight_calls import WeightCalls
 from slime.exceptions import EngineError, EngineNodeLostError
+from slime.weight_sync.remote_engine import RemoteProcess
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +39,8 @@ _HEALTH_SECONDS = 5.0
 class SGLangEngine(WeightCalls, MemoryCalls, EngineProcess):
     """Owns one server process. Methods block until the server answers; thread-safe."""
 
-    def __init__(self, args: Arguments, spec: EngineSpec, port: int = 0, others: Sequence[Any] = ()) -> None:
-        """``others``: actors of `EngineProcess` on the engine's other machines, in order."""
+    def __init__(self, args: Arguments, spec: EngineSpec, port: int = 0, others: Sequence[RemoteProcess] = ()) -> None:
+        """``others``: the processes on the engine's other machines, in order."""
         super().__init__(args, spec)
         self._port = port
         self._others = OtherNodes(spec.name, others)
@@ -133,14 +134,14 @@ class SGLangEngine(WeightCalls, MemoryCalls, EngineProcess):
     def stop(self) -> None:
         """End the server and everything it started, on all machines at once; a no-op if it is not running."""
         with self._lock:
-            others = self._others.ending("stop")
+            others = self._others.stop()
             super().stop()
             others.unanswered(ANSWER_SECONDS)
 
     def kill(self) -> None:
         """Kill the server with SIGKILL on all machines, like a crash; it can be restarted."""
         with self._lock:
-            others = self._others.ending("kill")
+            others = self._others.kill()
             super().kill()
             others.unanswered(ANSWER_SECONDS)
 

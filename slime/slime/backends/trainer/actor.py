@@ -39,6 +39,7 @@ from slime.utils.hf_checkpoint import DTYPES, read_config
 from slime.utils.misc import load_function
 from slime.utils.probes import Answer, Probe
 from slime.weight_sync.pushes import Pushes
+from slime.weight_sync.remote_engine import RemoteEngine
 
 logger = logging.getLogger(__name__)
 
@@ -294,10 +295,10 @@ class TrainActor(TrainRank):
 
     # Weights
 
-    def connect_rollout_engines(self, engine_handles: list[Any]) -> None:
+    def connect_rollout_engines(self, engines: list[RemoteEngine]) -> None:
         """Build the weight update group of rank 0 and the engines; call again after an engine restart."""
         assert self._sync is not None
-        self._sync.connect(engine_handles)
+        self._sync.connect(engines)
 
     def push_candidate(self) -> None:
         """Push the current weights to the canary engine alone, under the version that they get if they are accepted.
