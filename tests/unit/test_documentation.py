@@ -64,6 +64,7 @@ WORDS_OF_OTHER_PROGRAMS = {
 }
 
 
+CHANGES = "changes_for_users.md"
 MOST_WORDS = 1200
 LONGEST_SENTENCE = 30
 LONGEST_LINE = 100
@@ -74,12 +75,13 @@ def pages(repository: Path) -> list[Path]:
     """Return every page that is written by hand and says how things are now."""
     methods = (folder.name for folder in repository.glob("openclaw-*"))
     folders = ["", "instructions", "toolcall-rl", "terminal-rl", "swe-rl", "gui-rl", *methods]
-    return [page for folder in folders for page in (repository / folder).glob("*.md")]
+    every = [page for folder in folders for page in (repository / folder).glob("*.md")]
+    return [page for page in every if page.name != CHANGES]
 
 
 def log_pages(repository: Path) -> list[Path]:
-    """Return the pages of the log. They name flags, variables and scripts of their day."""
-    return sorted((repository / "log").glob("*.md"))
+    """Return the pages of the log, and that of changes. They name flags, variables and scripts of their day."""
+    return [*sorted((repository / "log").glob("*.md")), repository / "instructions" / CHANGES]
 
 
 def linked_pages(repository: Path) -> list[Path]:
@@ -155,7 +157,7 @@ def test_the_index_has_every_page(repository: Path) -> None:
 
 def test_an_entry_of_the_log_has_an_anchor_and_a_date(repository: Path) -> None:
     named: Counter[str] = Counter()
-    for page in log_pages(repository):
+    for page in (repository / "log").glob("*.md"):
         _, *entries = re.split(r"^## ", without_code(page.read_text()), flags=re.MULTILINE)
         for entry in entries if page.name != "README.md" else ():
             heading, _, text = entry.partition("\n\n")
