@@ -11,8 +11,8 @@
 * ``gateway``, ``judge``: answer requests; judge turns.
 * ``engine``, ``method``, ``sessions``: the policy engine's stream; a learning method's interface; conversations.
 * ``ledger``: the durable record.
-* ``config``, ``messages``, ``models``, ``privacy``, ``rendering``: environment variables; chat messages as data;
-  checkpoints and their download; secrets and personal data; from messages to prompt ids.
+* ``config``, ``messages``, ``models``, ``privacy``: environment variables; chat messages as data; checkpoints and their
+  download; secrets and personal data.
 * ``exceptions``, ``owners``: errors that a person can act on; whose a session is.
 """
 

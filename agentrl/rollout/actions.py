@@ -14,8 +14,7 @@ from typing import Any, Protocol
 
 from agentrl.protocol import JsonObject
 from agentrl.rollout.prompts import Reply
-from groundwork.call_arguments import read_arguments
-from groundwork.chat_messages import Message
+from groundwork.chat_messages import Message, read_arguments
 from openclaw.messages.text import content_text
 
 BLOCK = re.compile(r"^```[^\n`]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)

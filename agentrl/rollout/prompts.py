@@ -1,8 +1,8 @@
 """The prompts of one conversation, token-exact.
 
 The next prompt is the last one, the ids that were sampled, and the ids of the new messages, if the template can be shown to
-extend it (`openclaw.rendering.extension`). Otherwise all messages are rendered, in which our own replies keep their ids
-where the template left their text unchanged (`openclaw.gateway.splice`); such a prompt begins a new segment.
+extend it (`chat_codec.prompts`). Otherwise all messages are rendered, in which our own replies keep their ids
+where the template left their text unchanged (`chat_codec.renderer`); such a prompt begins a new segment.
 
 Guarantees: sampled text is never tokenised. Prompts depend on messages and replies only.
 """
@@ -14,13 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from chat_codec.detokenize import Vocabulary
+from chat_codec.formats import REASONING_FORMATS, TOOL_FORMATS, ReplyFormat, tool_format_of
+from chat_codec.renderer import PROMPT_END_TOKENS, Renderer, Served, ServedReply
+from chat_codec.reply_parser import MessageBuilder, ReplyParser
 from groundwork.chat_messages import Message
-from openclaw.gateway.detokenize import Vocabulary
-from openclaw.gateway.parsers.deltas import MessageBuilder
-from openclaw.gateway.parsers.formats import REASONING_FORMATS, TOOL_FORMATS, ReplyFormat, tool_format_of
-from openclaw.gateway.parsers.reply import ReplyParser
-from openclaw.gateway.render import Renderer
-from openclaw.gateway.served import PROMPT_END_TOKENS, Served, ServedReply
 
 Tools = Sequence[Mapping[str, Any]]
 

@@ -10,10 +10,10 @@ import httpx
 from prometheus_client import CollectorRegistry
 
 from benchmarks.path_parts.recorder import Entry, Recorder
+from chat_codec.renderer import Renderer
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
 from openclaw.gateway.assemble import build_service
-from openclaw.gateway.render import Renderer
 from openclaw.ledger.store import Ledger
 from openclaw.privacy.redactor import build_redactor
 from tests.helpers.mock_engine import mock_engine, serve

@@ -14,12 +14,12 @@ from torch.nn.utils.rnn import pad_sequence
 from agentrl.rollout.actions import FORMS
 from agentrl.rollout.prompts import Conversation, Speech
 from agentrl.rollout.step_judge import step_question
+from chat_codec.prompts import Prompts
 from groundwork.chat_messages import Message
 from lab.tiny_learning.traces import Step, Trace
 from lab.tiny_learning.vocabulary import CONTROL_TOKENS
 from lab.tiny_models.batches import Encoded
 from lab.tiny_models.tokenizer import END, SPECIAL_TOKENS
-from openclaw.rendering.prompts import Prompts
 
 DECISION_WEIGHT = 3.0
 """Of the first tokens of a judge's answer, which carry the decision."""

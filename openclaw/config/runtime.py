@@ -148,12 +148,6 @@ class RuntimeConfig(RuntimeVariables):
         return "https" if self.tls_cert else "http"
 
     @property
-    def reasoning_tag_pair(self) -> tuple[str, str]:
-        """Return the opening and closing tag of a thought, for ``REASONING_PARSER=generic``."""
-        opening, closing = (self.reasoning_tags or "").split()
-        return opening, closing
-
-    @property
     def model_name(self) -> str:
         """Return the served model's name: ``SERVED_MODEL_NAME``, else the last part of the tokenizer's path."""
         return self.served_model_name or Path(self.tokenizer or "policy").name

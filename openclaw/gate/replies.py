@@ -11,14 +11,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from chat_codec.formats import reply_format
+from chat_codec.renderer import Renderer
+from chat_codec.reply_parser import Content, ReplyParser
 from groundwork.chat_messages import Message
 from groundwork.processors import load_tokenizer
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gate.decision import Paired
-from openclaw.gateway.parsers.deltas import Content
-from openclaw.gateway.parsers.formats import reply_format
-from openclaw.gateway.parsers.reply import ReplyParser
-from openclaw.gateway.render import Renderer
 from openclaw.judge.hygiene import is_repetitive
 from slime.rollout.before_push import Answer
 
@@ -57,7 +56,12 @@ class ReplyReader:
     def __init__(self, tokenizer: Any, config: RuntimeConfig) -> None:
         self._tokenizer = tokenizer
         self._renderer = Renderer(tokenizer)
-        self._form = reply_format(config, getattr(tokenizer, "chat_template", None) or "")
+        self._form = reply_format(
+            getattr(tokenizer, "chat_template", None) or "",
+            reasoning_parser=config.reasoning_parser,
+            tool_call_parser=config.tool_call_parser,
+            reasoning_tags=config.reasoning_tags,
+        )
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """Return the prompt ids of a request without tools."""

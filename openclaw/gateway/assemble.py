@@ -8,18 +8,18 @@ from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry
 
+from chat_codec.detokenize import MARKERS, Vocabulary
+from chat_codec.formats import reply_format
+from chat_codec.renderer import Renderer
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.engine.canary import ShareReader
 from openclaw.engine.client import EngineClient
 from openclaw.gateway.chat import ChatService
-from openclaw.gateway.detokenize import MARKERS, Vocabulary
 from openclaw.gateway.episodes import EpisodeDesk, EpisodeStore
 from openclaw.gateway.feedback import FeedbackDesk, FeedbackStore
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.outcomes import OutcomeDesk, OutcomeStore
-from openclaw.gateway.parsers.formats import reply_format
 from openclaw.gateway.pictures import PictureReader
-from openclaw.gateway.render import Renderer
 from openclaw.gateway.rollouts import RolloutDesk, RolloutStore
 from openclaw.gateway.served import ReplyStore, ServedReplies
 from openclaw.ledger.episode_records import EpisodeRules
@@ -60,7 +60,12 @@ def build_service(
     """
     config.require("policy_url")
     metrics = GatewayMetrics(registry)
-    form = reply_format(config, getattr(tokenizer, "chat_template", None) or "")
+    form = reply_format(
+        getattr(tokenizer, "chat_template", None) or "",
+        reasoning_parser=config.reasoning_parser,
+        tool_call_parser=config.tool_call_parser,
+        reasoning_tags=config.reasoning_tags,
+    )
     own_renderer, large_renderer = renderer or Renderer(tokenizer), Renderer(tokenizer)
     pictures = PictureReader(processor)
     served = ServedReplies(ledger, form, pictures.placeholders)

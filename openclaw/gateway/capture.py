@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from chat_codec.detokenize import Detokenizer
+from chat_codec.reply_parser import Delta, MessageBuilder, ReplyParser, ToolCallStart, merged
 from groundwork.chat_messages import Message
 from openclaw.engine.client import EnginePictures, TokenChunk
 from openclaw.exceptions import EngineProtocolError
-from openclaw.gateway.detokenize import Detokenizer
 from openclaw.gateway.logprobs import LogprobEntries
-from openclaw.gateway.parsers.deltas import Delta, MessageBuilder, ToolCallStart, merged
-from openclaw.gateway.parsers.reply import ReplyParser
 from openclaw.gateway.sampling import SamplingPlan, exclusion
 from openclaw.gateway.schema import ChatRequest
 from openclaw.ledger.records import SeenPicture, TopK, Turn, VersionSpan

@@ -13,11 +13,14 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
+from chat_codec.detokenize import Vocabulary
+from chat_codec.formats import ReplyFormat
+from chat_codec.renderer import Renderer, RenderError
+from chat_codec.reply_parser import ReplyParser
 from openclaw.config.bounds import SESSION_ID
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.engine.client import EngineClient
 from openclaw.gateway.capture import Capture, Prompt, usage
-from openclaw.gateway.detokenize import Vocabulary
 from openclaw.gateway.episodes import EpisodeDesk
 from openclaw.gateway.errors import ApiError, bad_request
 from openclaw.gateway.feedback import FeedbackDesk
@@ -27,10 +30,7 @@ from openclaw.gateway.large_bodies import LargeBodies
 from openclaw.gateway.logprobs import LogprobEntries
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.outcomes import OutcomeDesk
-from openclaw.gateway.parsers.formats import ReplyFormat
-from openclaw.gateway.parsers.reply import ReplyParser
 from openclaw.gateway.pictures import Picture, PictureReader, engine_pictures
-from openclaw.gateway.render import Renderer, RenderError
 from openclaw.gateway.reply import Opening, Replies, Reply
 from openclaw.gateway.rollouts import RolloutDesk
 from openclaw.gateway.sampling import plan_sampling
@@ -113,7 +113,7 @@ class ChatService:
         async def prepare() -> Opening:
             stated_kind, done = read_headers(headers, request)
             messages, pictures = await self._pictures.read(raw["messages"], owner)
-            served = await self._served.find(messages, request.tool_schemas, owner)
+            served, history = await self._served.find(messages, request.tool_schemas, owner)
             prompt = await self._prompt(request, {**raw, "messages": messages}, served, pictures)
             begin = partial(
                 self.sessions.begin,
@@ -124,7 +124,7 @@ class ChatService:
                 stated_kind=stated_kind,
                 done=done,
                 tools=bool(request.tools),
-                history=served.history,
+                history=history,
             )
             return Opening([self._capture(prompt, index) for index in range(request.choices)], begin)
 

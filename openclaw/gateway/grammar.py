@@ -13,8 +13,8 @@ from typing import Any
 
 import orjson
 
+from chat_codec.formats import ReasoningFormat, ToolFormat
 from openclaw.gateway.errors import unsupported
-from openclaw.gateway.parsers.formats import ReasoningFormat, ToolFormat
 from openclaw.gateway.schema import ChatRequest, Tool
 
 Format = dict[str, Any]

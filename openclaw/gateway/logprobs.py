@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from openclaw.gateway.detokenize import Vocabulary
+from chat_codec.detokenize import Vocabulary
 
 IMPOSSIBLE = -1e30
 """A grammar gives excluded tokens the lowest float, or null, as log-probability."""

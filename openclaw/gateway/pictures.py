@@ -4,7 +4,7 @@ Guarantees: nothing is fetched, and no path is opened: a picture is in the reque
 bounded before it is decoded, which happens in threads, one picture of a request at a time, so that a request with many
 delays no other. A picture is sized once, to the processor's grid, so engine and trainer compute the same pixel values;
 `groundwork.images` does this for agents' screens as well. In the messages a part that names the file takes its place
-(`openclaw.messages.pictures`). Owns the threads and a cache of the newest pictures, which is cleared when a session is forgotten.
+(`groundwork.chat_messages`). Owns the threads and a cache of the newest pictures, which is cleared when a session is forgotten.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from hashlib import blake2b, sha256
 from typing import Any
 
-from groundwork.chat_messages import Message
+from groundwork.chat_messages import Message, picture_part
 from groundwork.images import (
     at_model_size,
     image_tokens,
@@ -34,7 +34,6 @@ from openclaw.engine.client import EnginePictures
 from openclaw.gateway.errors import ApiError, bad_request
 from openclaw.gateway.picture_urls import file_of
 from openclaw.ledger.records import SeenPicture
-from openclaw.messages.pictures import picture_part
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 DECODING_ERRORS = (

@@ -33,9 +33,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from chat_codec.detokenize import Vocabulary
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.engine.client import GRAMMAR_PARAMETER, MIN_NEW_TOKENS
-from openclaw.gateway.detokenize import Vocabulary
 from openclaw.gateway.errors import bad_request, unsupported
 from openclaw.gateway.schema import ChatRequest
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from groundwork.call_arguments import nesting
+from groundwork.chat_messages import nesting
 from openclaw.config.bounds import (
     BIASED_TOKENS,
     CHOICES,

@@ -12,11 +12,11 @@ import logging
 from array import array
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from chat_codec.formats import ReplyFormat
+from chat_codec.renderer import PROMPT_END_TOKENS, Served, ServedReply
 from groundwork.chat_messages import Message
-from openclaw.gateway.parsers.formats import ReplyFormat
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.graph import RecordedReply
 from openclaw.ledger.records import Turn
@@ -30,48 +30,6 @@ TOKENS_PER_REPLY = 64
 """What a reply counts in addition to its ids."""
 MOST_UNKNOWN = 65_536
 LOOKED_UP_REPLIES = 64
-PROMPT_END_TOKENS = 16
-
-
-@dataclass(slots=True)
-class ServedReply:
-    """A reply of ours.
-
-    Attributes:
-        ids: as sampled, end token included.
-        prompt_end: the last ids of its prompt.
-        ordinary: whether rendering its message gives the same ids; None until the renderer finds out.
-    """
-
-    ids: array[int]
-    prompt_end: array[int]
-    ordinary: bool | None = None
-
-    @property
-    def size(self) -> int:
-        """What it counts in memory, in tokens."""
-        return len(self.ids) + TOKENS_PER_REPLY
-
-
-@dataclass
-class Served:
-    """Our replies in one request.
-
-    Attributes:
-        replies: by position of their messages.
-        form: the format of replies.
-        schemas: of the tools that the request offers.
-        sampled: number of replies that got their recorded ids, because rendering gives others.
-        rendered: number of such replies that were rendered nevertheless, because the template changed their text.
-        history: the digests of the request, or None if it has no assistant message.
-    """
-
-    replies: Mapping[int, ServedReply]
-    form: ReplyFormat
-    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
-    history: History | None = None
-    sampled: int = 0
-    rendered: int = 0
 
 
 class ReplyStore(Protocol):
@@ -110,10 +68,13 @@ class ServedReplies:
 
     async def find(
         self, messages: Sequence[Message], schemas: Mapping[str, Mapping[str, Any]], owner: str = LOCAL
-    ) -> Served:
-        """Return our replies to ``owner`` among a request's messages; without the ledger, those in memory."""
+    ) -> tuple[Served, History | None]:
+        """Return our replies to ``owner`` among a request's messages, and its digests if it has assistant messages.
+
+        Without the ledger, only replies in memory are found.
+        """
         if not any(message.get("role") == "assistant" for message in messages):
-            return Served({}, self._form)
+            return Served({}, self._form), None
         history = read_history(messages, owner)
         carried = history.replies
         missing = [
@@ -128,7 +89,7 @@ class ServedReplies:
             if (found := self._known.get(reply.conversation)) is not None:
                 self._known.move_to_end(reply.conversation)
                 replies[reply.position] = found
-        return Served(replies, self._form, schemas, history)
+        return Served(replies, self._form, schemas), history
 
     async def _look_up(self, digests: Sequence[bytes]) -> None:
         before = self._forgotten
@@ -154,8 +115,13 @@ class ServedReplies:
             return
         self._unknown.pop(conversation, None)
         if (old := self._known.pop(conversation, None)) is not None:
-            self._tokens -= old.size
+            self._tokens -= _size(old)
         reply = self._known[conversation] = ServedReply(array("i", ids), array("i", prompt_end))
-        self._tokens += reply.size
+        self._tokens += _size(reply)
         while self._tokens > MOST_REMEMBERED_TOKENS:
-            self._tokens -= self._known.popitem(last=False)[1].size
+            self._tokens -= _size(self._known.popitem(last=False)[1])
+
+
+def _size(reply: ServedReply) -> int:
+    """Return what a reply counts in memory, in tokens."""
+    return len(reply.ids) + TOKENS_PER_REPLY

@@ -18,10 +18,10 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from chat_codec.reply_parser import Content, Delta, Reasoning, ToolCallArguments, ToolCallStart
 from openclaw.gateway.capture import Step
 from openclaw.gateway.client_connection import Comments, Connected
 from openclaw.gateway.errors import CLIENT_GONE, ClientGoneError, stopping
-from openclaw.gateway.parsers.deltas import Content, Delta, Reasoning, ToolCallArguments, ToolCallStart
 
 DONE = b"data: [DONE]\n\n"
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import httpx
 
+from chat_codec.prompts import Prompts
 from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.engine.cache_keys import CACHE_KEY, CacheKeys
 from openclaw.engine.client import GRAMMAR_PARAMETER
@@ -26,7 +27,6 @@ from openclaw.judge.grammar import answer_grammar
 from openclaw.judge.interface import Question
 from openclaw.judge.prompts import Variant
 from openclaw.ledger.records import JudgeKind, Vote
-from openclaw.rendering.prompts import Prompts
 
 TAIL_TOKENS = 16
 PROBE: dict[str, Any] = {"input_ids": [0], "sampling_params": {"temperature": 0.0, "max_new_tokens": 1}}

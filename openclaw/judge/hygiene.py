@@ -31,11 +31,10 @@ import unicodedata
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from groundwork.chat_messages import Message
+from groundwork.chat_messages import PICTURE_TEXT, Message
 from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.ledger.records import Turn
 from openclaw.messages.classify import user_words
-from openclaw.messages.pictures import PICTURE_TEXT
 from openclaw.messages.text import content_text, next_state_role
 
 TOO_SHORT, TRUNCATED, REPETITION, DUPLICATE = "too_short", "truncated", "repetition", "duplicate"

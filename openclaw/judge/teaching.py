@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
+from groundwork.chat_messages import pictures_in
 from openclaw.exceptions import EngineUnavailableError, JudgeError, TeacherMismatchError
 from openclaw.judge.metrics import JudgeMetrics
 from openclaw.judge.overlap import candidates
 from openclaw.judge.support import SupportScorer
 from openclaw.judge.teacher import TeacherScorer, context_of, under_hint
 from openclaw.ledger.records import Turn, Verdict
-from openclaw.messages.pictures import pictures_in
 from openclaw.method import JudgePlan
 
 logger = logging.getLogger(__name__)

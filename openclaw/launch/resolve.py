@@ -256,8 +256,8 @@ def task_problems(path: str, checkpoint: Path) -> list[str]:
         return [str(error)]
     if not (checkpoint / TOKENIZER_CONFIG).exists():
         return []  # a missing checkpoint is another problem
+    from chat_codec.renderer import RenderError
     from openclaw.gate.replies import reply_reader
-    from openclaw.gateway.render import RenderError
 
     for number, task in enumerate(tasks, start=1):
         try:

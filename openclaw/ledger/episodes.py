@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
+from groundwork.chat_messages import pictures_in
 from openclaw.ledger.codec import decode_turn
 from openclaw.ledger.episode_records import (
     ABORTED,
@@ -31,7 +32,6 @@ from openclaw.ledger.episode_records import (
 from openclaw.ledger.exceptions import EpisodeConflictError, UnknownRecordError, UnknownTurnError
 from openclaw.ledger.pictures import PictureQueries
 from openclaw.ledger.records import Turn
-from openclaw.messages.pictures import pictures_in
 
 
 class EpisodeQueries(PictureQueries):

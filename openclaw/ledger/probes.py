@@ -21,11 +21,11 @@ from hashlib import blake2b
 from itertools import islice
 from typing import TypeVar
 
+from groundwork.chat_messages import pictures_in
 from openclaw.ledger.codec import decode_turn, pack_ids
 from openclaw.ledger.database import Database
 from openclaw.ledger.passes import PASS, first_pass
 from openclaw.ledger.records import Turn
-from openclaw.messages.pictures import pictures_in
 from openclaw.owners import owner_of, root
 
 PROBE = "probe"

@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from groundwork.chat_messages import pictures_in
 from openclaw.ledger.codec import decode_feedback, decode_turn
 from openclaw.ledger.database import BUSY_TIMEOUT_SECONDS
 from openclaw.ledger.feedback import FeedbackQueries
@@ -19,7 +20,6 @@ from openclaw.ledger.opinion import as_next_state
 from openclaw.ledger.pictures import NO_PICTURE
 from openclaw.ledger.records import Feedback, TopK, Turn, VersionSpan
 from openclaw.ledger.turns import FEEDBACK_OF_TURN
-from openclaw.messages.pictures import pictures_in
 from openclaw.owners import prefixes
 
 _CHANGED = (

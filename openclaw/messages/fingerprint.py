@@ -22,11 +22,9 @@ from typing import Any
 
 import orjson
 
-from groundwork.call_arguments import read_arguments
-from groundwork.chat_messages import Message
+from groundwork.chat_messages import Message, pictures_of, read_arguments
 from openclaw.messages.classify import is_internal, message_side_kind, user_words
 from openclaw.messages.issued import issued_turn
-from openclaw.messages.pictures import pictures_of
 from openclaw.messages.text import content_text
 from openclaw.owners import LOCAL
 

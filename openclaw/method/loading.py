@@ -30,7 +30,14 @@ PARTS = {
 """The parts of a method, each with the line that declares it."""
 PACKAGE = Path(__file__).resolve().parents[1]
 SLIME = PACKAGE.parent / "slime"
-NOT_THE_METHOD = (PACKAGE, SLIME / "slime", SLIME / "groundwork", Path(sys.prefix), Path(sys.base_prefix))
+NOT_THE_METHOD = (
+    PACKAGE,
+    SLIME / "slime",
+    SLIME / "groundwork",
+    SLIME / "chat_codec",
+    Path(sys.prefix),
+    Path(sys.base_prefix),
+)
 
 
 def trains_rewards(path: str) -> bool:

@@ -28,6 +28,7 @@ import uvicorn
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from chat_codec.renderer import Renderer
 from groundwork.exceptions import ConfigError
 from groundwork.process import watch_lifeline
 from groundwork.processors import load_processor, load_tokenizer
@@ -35,7 +36,6 @@ from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
 from openclaw.gateway.assemble import build_service
 from openclaw.gateway.auth import Keyring
-from openclaw.gateway.render import Renderer
 from openclaw.gateway.tls import check_certificate, load_certificate
 from openclaw.gateway.under_way import Slots
 from openclaw.judge.wiring import JudgeLoop, build_judge_loop

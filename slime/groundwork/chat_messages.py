@@ -1,7 +1,8 @@
-"""Chat messages: what is one, and the form in which chat templates take it.
+"""Chat messages: what is one, its text, pictures and calls, and the form in which chat templates take it.
 
 Guarantees: serving, fine-tuning and prompt data render equal messages equally, because all of them pass through
-`in_template_form` and `read_tools`. Messages that serving refuses are refused here, too. Pure functions.
+`in_template_form` and `read_tools`. Messages that serving refuses are refused here, too. Whatever the text of a call's
+arguments, no reader raises or recurses deeply. Pure functions.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from typing import Any, TypeVar
 
 from jinja2 import TemplateError
 
-from groundwork.call_arguments import DEEPEST_ARGUMENTS, nesting, read_arguments
 from groundwork.exceptions import ConfigError
 
 Message = dict[str, Any]
@@ -39,6 +39,15 @@ WRITE_CALLS = 'write [{"type": "function", "function": {"name": "...", "argument
 WRITE_TOOLS = 'write a list of {"type": "function", "function": {"name": "...", "parameters": {...}}}'
 WRITE_CONTENT = 'write a text, a list of {"type": "text", "text": "..."}, or null'
 
+IMAGE = "image"
+PICTURE_TEXT = f"[{IMAGE}]"
+"""What stands for a picture where only text is read: for a judge, in reports (`content_text`)."""
+DEEPEST_ARGUMENTS = 100
+SQUARE = bytes.maketrans(b"{}", b"[]")
+NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
+HALF_CHARACTER = "\\ud"
+"""Begins the escape of a surrogate; one without its other half is no text that can be tokenised."""
+
 
 class MessageError(ConfigError):
     """Something is no list of messages or tools; the text names the message, and says what to write."""
@@ -53,6 +62,27 @@ def content_text(content: object) -> str:
     if isinstance(content, list):
         return "".join(part["text"] if part.get("type", "text") == "text" else f"[{part['type']}]" for part in content)
     raise ValueError(f"message content must be a string, a list of parts or null, got {type(content).__name__}")
+
+
+def picture_part(sha256: str) -> dict[str, Any]:
+    """Return the part of a picture that the gateway has read: it names the file and holds none of it.
+
+    No client can send it: the schema takes pictures as ``image_url`` only.
+    """
+    return {"type": IMAGE, "sha256": sha256}
+
+
+def pictures_of(message: Mapping[str, Any]) -> list[str]:
+    """Return the digests of a message's pictures, in order."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return []
+    return [part["sha256"] for part in content if part.get("type") == IMAGE and "sha256" in part]
+
+
+def pictures_in(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the digests of the pictures in messages, in order."""
+    return [digest for message in messages for digest in pictures_of(message)]
 
 
 def in_template_form(messages: Sequence[Message], work: Callable[[list[Message]], Done]) -> Done:
@@ -102,10 +132,10 @@ def template_message(message: Message) -> Message:
 
 
 def _template_content(content: Any) -> Any:
-    if not isinstance(content, list) or not any(part.get("type") == "image" for part in content):
+    if not isinstance(content, list) or not any(part.get("type") == IMAGE for part in content):
         return content_text(content)
     return [
-        {"type": "image"} if part.get("type") == "image" else {"type": "text", "text": content_text([part])}
+        {"type": IMAGE} if part.get("type") == IMAGE else {"type": "text", "text": content_text([part])}
         for part in content
     ]
 
@@ -230,3 +260,26 @@ def _is_tool(tool: object) -> bool:
     if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("function"), dict):
         return False
     return isinstance(tool["function"].get("name"), str) and _shallow(tool)
+
+
+def nesting(text: bytes, most: int) -> int:
+    """Return how deep valid JSON nests, or ``most + 1`` if it nests deeper; without a visit of each value."""
+    outside = text.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2]  # every other piece is a string
+    brackets = b"".join(outside).translate(SQUARE, NO_BRACKETS)
+    levels = 0
+    while brackets and levels <= most:
+        brackets = brackets.replace(b"[]", b"")
+        levels += 1
+    return levels
+
+
+def read_arguments(text: str) -> Any:
+    """Return the value of a tool call's arguments; text that is no JSON, or cannot be rendered as such, stays text."""
+    try:
+        value = json.loads(text)
+        if HALF_CHARACTER in text.lower():
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return text
+    deepest = nesting(text.encode("utf-8", "surrogatepass"), DEEPEST_ARGUMENTS)
+    return text if deepest > DEEPEST_ARGUMENTS else value

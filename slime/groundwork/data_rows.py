@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from groundwork.call_arguments import nesting
+from groundwork.chat_messages import nesting
 
 Row = dict[str, Any]
 DEEPEST = 200

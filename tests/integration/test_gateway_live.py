@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from benchmarks.update_load import swap_under_load
+from chat_codec.detokenize import Vocabulary
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
 from openclaw.gateway.assemble import build_service
-from openclaw.gateway.detokenize import Vocabulary
 from openclaw.ledger.records import Turn
 from openclaw.ledger.store import Ledger
 from slime.backends.sglang_utils.engine import SGLangEngine

@@ -12,10 +12,10 @@ from openai import AsyncOpenAI
 from prometheus_client import CollectorRegistry
 from transformers import AutoTokenizer
 
+from chat_codec.renderer import Renderer
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
 from openclaw.gateway.assemble import build_service
-from openclaw.gateway.render import Renderer
 from openclaw.judge.client import EngineHttp
 from openclaw.judge.prompts import append_hint
 from openclaw.judge.support import SupportScorer

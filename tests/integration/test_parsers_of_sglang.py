@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from openclaw.gateway.parsers.deltas import MessageBuilder
-from openclaw.gateway.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
-from openclaw.gateway.parsers.reply import ReplyParser
+from chat_codec.formats import REASONING_FORMATS, TOOL_FORMATS
+from chat_codec.reply_parser import MessageBuilder, ReplyParser
 from slime.backends.sglang_utils.server import engine_environment
 
 SCHEMAS = {

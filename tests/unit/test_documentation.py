@@ -200,6 +200,7 @@ def test_every_flag_in_the_documentation_exists(repository: Path) -> None:
                 "benchmarks",
                 "slime/tools",
                 "slime/groundwork",
+                "slime/chat_codec",
                 "slime/slime/utils",
             ),
             *(

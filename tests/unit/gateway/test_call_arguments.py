@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from openclaw.gateway.render import Renderer, RenderError
+from chat_codec.renderer import Renderer, RenderError
 from tests.helpers import tiny_random
 from tests.helpers.conversations import assistant, tool, user
 from tests.unit.gateway.conftest import Starter

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from openclaw.gateway.detokenize import ByteDetokenizer, Vocabulary, WindowDetokenizer
+from chat_codec.detokenize import ByteDetokenizer, Vocabulary, WindowDetokenizer
 from tests.helpers.tiny_random import build_tokenizer
 
 

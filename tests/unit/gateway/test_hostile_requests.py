@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groundwork.call_arguments import DEEPEST_ARGUMENTS, nesting, read_arguments
+from groundwork.chat_messages import DEEPEST_ARGUMENTS, nesting, read_arguments
 from openclaw.config.bounds import (
     FEEDBACK_BODY,
     LARGE_BODY,

@@ -12,10 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw.config.runtime import RuntimeConfig
-from openclaw.config.runtime_variables import VARIABLES
-from openclaw.gateway.parsers.deltas import Delta, MessageBuilder, ToolCallStart
-from openclaw.gateway.parsers.formats import (
+from chat_codec.formats import (
     JSON_IN_TAGS,
     PLAIN_JSON,
     REASONING_FORMATS,
@@ -23,11 +20,9 @@ from openclaw.gateway.parsers.formats import (
     XML_IN_TAGS,
     reply_format,
 )
-from openclaw.gateway.parsers.plain_calls import PlainToolCalls
-from openclaw.gateway.parsers.reasoning import ReasoningFormat
-from openclaw.gateway.parsers.reply import ReplyParser, ToolParser
-from openclaw.gateway.parsers.tool_calls import JsonToolCalls
-from openclaw.gateway.parsers.xml_calls import XmlToolCalls
+from chat_codec.reply_parser import Delta, MessageBuilder, ReasoningFormat, ReplyParser, ToolCallStart, ToolParser
+from chat_codec.tool_calls import JsonToolCalls, PlainToolCalls, XmlToolCalls
+from openclaw.config.runtime_variables import VARIABLES
 from openclaw.messages.issued import tool_call_id
 
 FRAGMENTS = st.sampled_from(
@@ -382,13 +377,17 @@ def test_names_leave_before_arguments() -> None:
     ],
 )
 def test_formats_are_read_from_the_chat_template(template: str, reasoning: Any, tools: Any) -> None:
-    found = reply_format(RuntimeConfig(), template)
+    found = reply_format(template)
     assert (found.reasoning, found.tools) == (reasoning, tools)
 
 
 def test_stated_formats_come_first() -> None:
-    config = RuntimeConfig(reasoning_parser="generic", reasoning_tags="[THINK] [/THINK]", tool_call_parser="generic")
-    found = reply_format(config, "</think><tool_call>")
+    found = reply_format(
+        "</think><tool_call>",
+        reasoning_parser="generic",
+        reasoning_tags="[THINK] [/THINK]",
+        tool_call_parser="generic",
+    )
     assert found.reasoning == ReasoningFormat("[THINK]", "[/THINK]")
     assert found.tools is PLAIN_JSON
     names = {variable.field: set(variable.choices) for variable in VARIABLES}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import openclaw.gateway.served as served_module
-from openclaw.gateway.parsers.formats import ReplyFormat
+from chat_codec.formats import ReplyFormat
 from openclaw.gateway.served import ServedReplies
 from openclaw.ledger.graph import RecordedReply
 from openclaw.messages.fingerprint import read_history
@@ -248,9 +248,9 @@ def turns(count: int) -> list[Any]:
 async def test_the_ledger_is_asked_once_about_a_conversation() -> None:
     store = Store()
     memory = ServedReplies(store, ReplyFormat(None, None))
-    assert not (await memory.find([USER], {})).replies
-    for count in (20, 20, 21):
-        assert not (await memory.find(turns(count), {})).replies
+    for messages in ([USER], turns(20), turns(20), turns(21)):
+        served, _ = await memory.find(messages, {})
+        assert not served.replies
     assert store.asked == [20, 1]
 
 
@@ -263,14 +263,16 @@ async def test_what_was_read_before_forgetting_is_not_remembered() -> None:
         return [RecordedReply(carried.conversation, [1, 2], [])]
 
     memory._store.recorded_replies = forget_meanwhile  # type: ignore[method-assign]
-    assert not (await memory.find(turns(1), {})).replies
+    served, _ = await memory.find(turns(1), {})
+    assert not served.replies
 
 
 async def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served_module, "MOST_REMEMBERED_TOKENS", 1000)
     memory = ServedReplies(Store(), ReplyFormat(None, None))
+    own = served_module.TOKENS_PER_REPLY
     for number in range(200):
         memory._add(str(number).encode(), [1] * (number % 50), [])
         memory._add(b"again", [1, 2], [])
-        assert memory._tokens == sum(reply.size for reply in memory._known.values()) <= 1000
+        assert memory._tokens == sum(len(reply.ids) + own for reply in memory._known.values()) <= 1000
     assert memory._known[b"again"].ids == array("i", [1, 2])

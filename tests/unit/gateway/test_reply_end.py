@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chat_codec.detokenize import Vocabulary
 from openclaw.config.bounds import STOP_TOKENS
 from openclaw.config.runtime import RuntimeConfig
-from openclaw.gateway.detokenize import Vocabulary
 from openclaw.gateway.errors import ApiError
 from openclaw.gateway.sampling import exclusion, plan_sampling
 from openclaw.gateway.schema import parse_request

@@ -10,9 +10,9 @@ import torch
 from hypothesis import event, given
 from hypothesis import strategies as st
 
+from chat_codec.detokenize import Vocabulary
 from openclaw.config.bounds import BIASED_TOKENS, STOP_CHARACTERS, STOP_STRINGS
 from openclaw.config.runtime import RuntimeConfig
-from openclaw.gateway.detokenize import Vocabulary
 from openclaw.gateway.errors import ApiError
 from openclaw.gateway.sampling import plan_sampling
 from openclaw.gateway.schema import parse_request

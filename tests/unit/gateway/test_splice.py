@@ -11,12 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw.gateway.parsers.deltas import MessageBuilder
-from openclaw.gateway.parsers.formats import TOOL_FORMATS, ReplyFormat
-from openclaw.gateway.parsers.reasoning import ReasoningFormat
-from openclaw.gateway.parsers.reply import ReplyParser
-from openclaw.gateway.render import Renderer
-from openclaw.gateway.served import Served, ServedReply
+from chat_codec.formats import TOOL_FORMATS, ReplyFormat
+from chat_codec.renderer import Renderer, Served, ServedReply
+from chat_codec.reply_parser import MessageBuilder, ReasoningFormat, ReplyParser
 from tests.helpers.qwen_tokenizers import qwen3, qwen3_5
 
 THOUGHT = ReasoningFormat()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from groundwork.chat_messages import picture_part
 from openclaw.inspect import main
 from openclaw.ledger.copying import copy_run
 from openclaw.ledger.episode_records import EPISODE, Episode, EpisodeRules
@@ -16,7 +17,6 @@ from openclaw.ledger.records import SeenPicture, Turn, Verdict
 from openclaw.ledger.salvage import salvage
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.transfer import ChangedTurn
-from openclaw.messages.pictures import picture_part
 from openclaw.training.samples import make_sample
 from tests.helpers.ledger_records import USER_NEXT, make_turn
 

@@ -14,6 +14,7 @@ import torch
 from openclaw_oel_method import LESSON_SYSTEM, Config, ExperientialLearning, last_complaint, whole_session
 from prometheus_client import CollectorRegistry
 
+from chat_codec.prompts import Prompts
 from groundwork.chat_messages import Message
 from groundwork.exceptions import ConfigError
 from openclaw.config.runtime import RuntimeConfig
@@ -30,7 +31,6 @@ from openclaw.launch.resolve import make_plan
 from openclaw.ledger.records import Turn, Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.messages.text import content_text
-from openclaw.rendering.prompts import Prompts
 from slime.algorithms.advantages import compute_advantages
 from tests.helpers.fake_engine import FakeEngine
 from tests.helpers.ledger_records import make_turn

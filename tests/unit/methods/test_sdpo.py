@@ -13,6 +13,7 @@ import torch
 from openclaw_sdpo_method import HEADING, MOST_CHARACTERS, Config, SelfDistillation, follow_up, in_hindsight
 from prometheus_client import CollectorRegistry
 
+from chat_codec.prompts import Prompts
 from groundwork.chat_messages import Message
 from groundwork.exceptions import ConfigError
 from openclaw.config.runtime import RuntimeConfig
@@ -28,7 +29,6 @@ from openclaw.launch.resolve import make_plan
 from openclaw.ledger.records import Feedback, Turn, Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.messages.text import content_text
-from openclaw.rendering.prompts import Prompts
 from openclaw.runtime.start import runtime_environment
 from slime.algorithms.advantages import compute_advantages
 from tests.helpers.fake_engine import FakeEngine

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from chat_codec.renderer import Renderer, RenderError
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
-from openclaw.gateway.render import Renderer, RenderError
 from openclaw.judge.log_scoring import LogScorer, ScorerSettings
 from openclaw.ledger.records import Turn, Verdict
 from openclaw.ledger.store import Ledger

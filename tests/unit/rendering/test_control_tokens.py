@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chat_codec.control_tokens import MARK, PLACE, THOUGHT
+from chat_codec.renderer import Renderer, RenderError
 from groundwork.exceptions import ConfigError
 from lab.tiny_models.tokenizer import build_tokenizer as build_tiny
-from openclaw.gateway.render import Renderer, RenderError
-from openclaw.rendering.controls import MARK, PLACE, THOUGHT
 from tests.helpers import tiny_random
 from tests.helpers.qwen_tokenizers import qwen3, qwen3_5
 

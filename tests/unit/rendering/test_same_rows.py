@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from chat_codec.renderer import Renderer
 from groundwork.exceptions import ConfigError
-from openclaw.gateway.render import Renderer
 from slime.args import Arguments
 from slime.rollout.data_source import RolloutDataSource
 from slime.rollout.sft_rollout import generate_rollout

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-import openclaw.rendering.segments as segments
-from openclaw.rendering.controls import RESERVED, Controls
-from openclaw.rendering.segments import SegmentEncoder
+import chat_codec.control_tokens as segments
+from chat_codec.control_tokens import RESERVED, Controls, SegmentEncoder
 from tests.helpers.tiny_random import build_tokenizer
 
 PIECES = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>", "</think>", "<tool_call>", "<|im_", "|>", "\n", " "]

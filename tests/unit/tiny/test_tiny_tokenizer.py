@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from chat_codec.reply_parser import ReasoningFormat, ReplyParser
+from chat_codec.tool_calls import JsonToolCalls
 from lab.tiny_models.batches import batches, encode
 from lab.tiny_models.episodes import CALCULATOR, Episode, judge_episode, policy_episode
 from lab.tiny_models.hints import quote
 from lab.tiny_models.tokenizer import CONTROL_TOKENS, SPECIAL_TOKENS, build_tokenizer, completion_text, prompt_text
-from openclaw.gateway.parsers.reasoning import ReasoningFormat
-from openclaw.gateway.parsers.reply import ReplyParser
-from openclaw.gateway.parsers.tool_calls import JsonToolCalls
 from openclaw.judge.prompts import append_hint, judge_messages
 
 NO_THINKING = "<|im_start|>assistant\n<think>\n\n</think>\n\n"

@@ -12,13 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from openclaw.config.runtime import RuntimeConfig
-from openclaw.gateway.parsers.deltas import CallId
-from openclaw.gateway.parsers.plain_calls import PlainToolCalls
-from openclaw.gateway.parsers.reasoning import ReasoningFormat
-from openclaw.gateway.parsers.reply import ToolParser
-from openclaw.gateway.parsers.tool_calls import JsonToolCalls
-from openclaw.gateway.parsers.xml_calls import XmlToolCalls
+from chat_codec.reply_parser import CallId, ReasoningFormat, ToolParser
+from chat_codec.tool_calls import JsonToolCalls, PlainToolCalls, XmlToolCalls
 
 logger = logging.getLogger(__name__)
 Schemas = Mapping[str, Mapping[str, Any]]
@@ -91,19 +86,28 @@ class ReplyFormat:
     thought: ReasoningFormat | None = None
 
 
-def reply_format(config: RuntimeConfig, chat_template: str) -> ReplyFormat:
-    """Return the configured formats, or those detected in the chat template, and log them."""
-    tool_name = config.tool_call_parser or tool_format_of(chat_template)
-    reasoning_name = config.reasoning_parser or ("qwen3" if "</think>" in chat_template else "none")
-    stated = (config.reasoning_parser, config.tool_call_parser)
+def reply_format(
+    chat_template: str,
+    *,
+    reasoning_parser: str | None = None,
+    tool_call_parser: str | None = None,
+    reasoning_tags: str | None = None,
+) -> ReplyFormat:
+    """Return the configured formats, or those detected in the chat template, and log them.
+
+    ``reasoning_tags`` has the opening and closing tag of the reasoning parser ``generic``, with a space between them.
+    """
+    tool_name = tool_call_parser or tool_format_of(chat_template)
+    reasoning_name = reasoning_parser or ("qwen3" if "</think>" in chat_template else "none")
+    detected = not (reasoning_parser and tool_call_parser)
     logger.info(
         "reasoning parser %s, tool-call parser %s%s",
         reasoning_name,
         tool_name,
-        "" if all(stated) else " (unset ones detected in the chat template)",
+        " (unset ones detected in the chat template)" if detected else "",
     )
     if reasoning_name == "generic":
-        opening, closing = config.reasoning_tag_pair
+        opening, closing = (reasoning_tags or "").split()
         reasoning = ReasoningFormat(opening, closing)
     else:
         reasoning = REASONING_FORMATS[reasoning_name]
