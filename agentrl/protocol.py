@@ -7,6 +7,7 @@ number is finite. An infrastructure error has no score, so it can never be rewar
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
@@ -146,6 +147,33 @@ class Verdict(Answer):
         if self.status in ("ok", "task_failed") and self.score is None:
             raise ValueError(f"{self.status} needs a score; add one")
         return self
+
+
+class Ending(StrEnum):
+    """Why an episode ended; the value is what records, metadata and reports say."""
+
+    DONE = "done"
+    """The environment says that it is over."""
+    ENVIRONMENT = "environment"
+    """A limit of the environment, such as its number of commands."""
+    TURNS = "turns"
+    """The number of replies."""
+    SAMPLED_TOKENS = "sampled_tokens"
+    """The tokens of all replies together."""
+    REPLY_TOKENS = "reply_tokens"
+    """The tokens of one reply, which was cut off."""
+    CONTEXT = "context"
+    """The model's context, also after something was left out."""
+    SECONDS = "seconds"
+    """The time of play."""
+    STEP_SECONDS = "step_seconds"
+    """The time of one action, which the environment had not finished; it cannot judge then."""
+    MALFORMED = "malformed"
+    """The number of replies that could not be read."""
+    PROGRAM_SECONDS = "program_seconds"
+    """The time of an agent program (`agentrl.harness`)."""
+    LOST = "lost"
+    """The infrastructure failed, so there is no score."""
 
 
 class PoolStatus(Answer):

@@ -1,6 +1,6 @@
 """``run_gui_agent.sh``: a model behind any OpenAI endpoint plays held-out screen tasks; success is told for each domain.
 
-Screens, tool and limits are those of training (`gui_episode`). Guarantees: an episode that the infrastructure lost is played
+Screens, tool, loop and limits are those of training (`agentrl.rollout.play`). Guarantees: an episode that the infrastructure lost is played
 again, ``AGENTRL_TRIES`` times in all, and then left out, never counted as a failure. The key comes from ``OPENAI_API_KEY``
 and is not printed.
 """
@@ -13,22 +13,25 @@ import json
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import gui_config
 import httpx
-from gui_episode import Played, Player
 from gui_launch import LaunchVariables
 
-from agentrl.client.chat import Endpoint
-from agentrl.exceptions import AgentError, InfraError
+from agentrl.environment import Environment, Task
+from agentrl.exceptions import AgentError, DeadlineError, InfraError
 from agentrl.processes.ledger import ProcessLedger
 from agentrl.processes.owned import Processes
+from agentrl.protocol import Ending
 from agentrl.registry import load_environment
+from agentrl.rollout.chat_policy import ChatPolicy, Endpoint, Model, Unpooled
+from agentrl.rollout.play import Play
 from agentrl.rollout.settings import Settings
 from agentrl.tasks.gui.source import GuiSource, domain_of
 from groundwork.command_line import CommandLine, server_url
@@ -38,10 +41,38 @@ from slime.args import Arguments
 
 PROG = "run_gui_agent.sh"
 ANSWER_S = 600.0
-KNOWN = (ConfigError, ConfigError, ConfigError, AgentError)
+KNOWN = (ConfigError, AgentError)
 """Mistakes and failures that a person can act on; any other exception is a defect of the program, with its traceback."""
 LIMITS = {"--max-steps": "max_steps", "--pictures": "pictures"}
 """Options whose defaults are variables of the launcher, with the fields of these."""
+
+
+@dataclass(frozen=True)
+class Played:
+    """One episode; ``score`` is None if the infrastructure lost it."""
+
+    task: str
+    score: float | None
+    turns: int
+    format_errors: int
+    ending: Ending
+    detail: str
+
+
+async def play(
+    model: Model, settings: Settings, parameters: Mapping[str, Any], environment: Environment, task: Task
+) -> Played:
+    """Play one episode to its verdict; the caller closes the environment.
+
+    Raises:
+        ConfigError: the server fails, or the environment is none that can be played here.
+        AgentError: the screen failed.
+    """
+    policy = ChatPolicy(model, parameters)
+    played = await Play(policy, Unpooled(environment, task), settings, task_id=task.id).play()
+    assert played is not None, "no chat is suspended"
+    detail = played.verdict.detail if played.verdict else ""
+    return Played(task.id, played.score, played.turns, played.malformed, played.ending, detail)
 
 
 def table(played: Sequence[Played]) -> dict[str, dict[str, float]]:
@@ -142,7 +173,6 @@ async def play_all(
         try:
             async with httpx.AsyncClient(timeout=ANSWER_S) as client:
                 model = Endpoint(options.base_url, options.model, os.environ.get("OPENAI_API_KEY"), client)
-                player = Player(model, settings, parameters)
 
                 async def one(task_id: str) -> Played:
                     async with slots:
@@ -151,10 +181,10 @@ async def play_all(
                             environment = kind(processes)
                             environment.lend_threads(threads)
                             try:
-                                return await player.play(environment, offered[task_id])
-                            except InfraError as error:
+                                return await play(model, settings, parameters, environment, offered[task_id])
+                            except (InfraError, DeadlineError) as error:
                                 if not left:
-                                    return Played(task_id, None, 0, 0, "lost", error.message)
+                                    return Played(task_id, None, 0, 0, Ending.LOST, error.message)
                             finally:
                                 await environment.close()
                                 await processes.end()

@@ -12,19 +12,21 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
 
-from agentrl.client.chat import Endpoint
 from agentrl.environment import Task
 from agentrl.exceptions import AgentError, InvalidError
 from agentrl.processes.ledger import ProcessLedger
 from agentrl.processes.owned import Processes
-from agentrl.protocol import Verdict
+from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
+from agentrl.rollout.chat_policy import ChatPolicy, Endpoint, Model, Unpooled
+from agentrl.rollout.play import Observer, Play
+from agentrl.rollout.settings import Settings
 from agentrl.tasks.toolcall.config import ToolConfig, read_config
 from agentrl.tasks.toolcall.environment import ToolCallEnvironment, needs, offered
 from agentrl.tasks.toolcall.families import FAMILIES
@@ -34,6 +36,7 @@ from groundwork.exceptions import ConfigError
 from groundwork.private_files import OutputError, check_output
 
 ANSWER_S = 600.0
+NO_REPLY = Verdict(status="task_failed", score=0.0, detail="no reply")
 EXAMPLE = "toolcall/order_total/heldout/0"
 
 
@@ -59,7 +62,7 @@ class Trajectory:
 
 
 async def collect_toolcall_trajectory(
-    model: Endpoint, task: str, available_tools: ToolConfig | Path | None = None, max_turns: int = 16
+    model: Model, task: str, available_tools: ToolConfig | Path | None = None, max_turns: int | None = None
 ) -> Trajectory:
     """Play an episode and return it.
 
@@ -67,7 +70,7 @@ async def collect_toolcall_trajectory(
         model: that replies.
         task: its name, such as ``toolcall/chain/heldout/0``.
         available_tools: a file of tools, or what `agentrl.tasks.toolcall.config.read_config` made of one; None: ``TOOLS_CONFIG``.
-        max_turns: most replies.
+        max_turns: most replies; None: ``AGENTRL_MAX_TURNS``, as in training.
 
     Raises:
         ConfigError: the endpoint fails, or the tools cannot be used.
@@ -100,39 +103,54 @@ def _with_tools(tools: ToolConfig) -> type[ToolCallEnvironment]:
     return WithTools
 
 
-async def _play(model: Endpoint, task: str, environment: ToolCallEnvironment, max_turns: int) -> Trajectory:
-    begin = await environment.reset(Task(task), 0)
-    messages: list[dict[str, Any]] = [
-        {"role": "system", "content": begin.data["system"]},
-        {"role": "user", "content": begin.text},
-    ]
-    steps: list[Step] = []
-    said = ""
-    for _ in range(max_turns):
-        reply = await model.reply(messages, begin.data.get("tools"))
-        messages.append(reply)
-        said = reply.get("content") or ""
-        if not reply.get("tool_calls"):
-            await environment.step({"text": said})
-            break
-        for call in reply["tool_calls"]:
-            steps.append(await _called(environment, call["function"]))
-            print(f"{steps[-1].tool} {json.dumps(steps[-1].arguments)} -> {steps[-1].observation}", flush=True)
-            messages.append({"role": "tool", "tool_call_id": call["id"], "content": steps[-1].observation})
-    return Trajectory(task, begin.text, steps, said, await environment.evaluate())
+class _Watched(Unpooled, Observer):
+    """Keeps and prints each call: what was asked, and what came back."""
+
+    def __init__(self, environment: ToolCallEnvironment, task: Task, policy: ChatPolicy) -> None:
+        super().__init__(environment, task)
+        self._policy = policy
+        self.question = ""
+        self.steps: list[Step] = []
+
+    async def reset(self, seed: int = 0, *, timeout_s: float) -> Observation:
+        """See `Unpooled.reset`."""
+        begin = await super().reset(seed, timeout_s=timeout_s)
+        self.question = begin.text
+        return begin
+
+    async def step(self, action: JsonObject, *, timeout_s: float) -> StepResult:
+        """See `Unpooled.step`."""
+        name, arguments = action.get("tool"), action.get("arguments")
+        try:
+            result = await super().step(action, timeout_s=timeout_s)
+        except InvalidError as error:
+            self._keep(Step(str(name), arguments, error.message, error.code))
+            raise
+        if name is not None:
+            self._keep(Step(str(name), arguments, result.observation.text))
+        return result
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Keep the calls of a reply that could not be read."""
+        if kind == "malformed":
+            for call in self._policy.messages[-1].get("tool_calls", ()):
+                function = call["function"]
+                self._keep(Step(function["name"], function["arguments"], fields["message"], "malformed_action"))
+
+    def _keep(self, step: Step) -> None:
+        self.steps.append(step)
+        print(f"{step.tool} {json.dumps(step.arguments)} -> {step.observation}", flush=True)
 
 
-async def _called(environment: ToolCallEnvironment, function: dict[str, Any]) -> Step:
-    name, given = function["name"], function.get("arguments") or "{}"
-    try:
-        arguments = json.loads(given) if isinstance(given, str) else given
-    except json.JSONDecodeError:
-        return Step(name, given, "the arguments are no JSON; write an object", "malformed_action")
-    try:
-        seen = await environment.step({"tool": name, "arguments": arguments})
-    except InvalidError as error:
-        return Step(name, arguments, error.message, error.code)
-    return Step(name, arguments, seen.observation.text)
+async def _play(model: Model, task: str, environment: ToolCallEnvironment, max_turns: int | None) -> Trajectory:
+    limits = Settings.from_env()
+    policy = ChatPolicy(model)
+    watched = _Watched(environment, Task(task), policy)
+    limits = replace(limits, max_turns=max_turns or limits.max_turns)
+    played = await Play(policy, watched, limits, task_id=task, observer=watched).play()
+    assert played is not None, "no chat is suspended"
+    said = next((each["content"] for each in reversed(played.messages) if each["role"] == "assistant"), "")
+    return Trajectory(task, watched.question, watched.steps, said, played.verdict or NO_REPLY)
 
 
 def build_parser() -> CommandLine:
@@ -149,7 +167,7 @@ def build_parser() -> CommandLine:
         default=EXAMPLE,
         help="name of the task (%(default)s); python -m agentrl.tasks.toolcall ids lists more",
     )
-    add("--max-turns", type=int, default=16, metavar="N", help="most replies (%(default)s)")
+    add("--max-turns", type=int, metavar="N", help="most replies (default: AGENTRL_MAX_TURNS, 30)")
     add("--output", type=Path, metavar="FILE", help="write the trajectory there as JSON")
     add("--dry-run", action="store_true", help="check task and tools, ask nobody")
     return parser
@@ -162,7 +180,7 @@ async def run(options: argparse.Namespace) -> Trajectory | None:
     if family not in offered(config, split):
         raise ConfigError(f"TOOLS_CONFIG lacks a tool of {family}; add it, or choose another --task")
     ToolCallEnvironment.settings().require_tool_calls()
-    if options.max_turns < 1:
+    if options.max_turns is not None and options.max_turns < 1:
         raise ConfigError(f"--max-turns {options.max_turns} is no number of replies; write 1 or more")
     if options.output is not None:
         try:

@@ -14,7 +14,7 @@ from typing import get_args
 from agentrl.harness.addresses import GATEWAY_URL, server_address
 from agentrl.harness.gateway import KEY_VARIABLE as GATEWAY_KEY
 from agentrl.harness.run import LONGEST_RUN_S
-from agentrl.rollout.rewards import Mode
+from agentrl.rollout.play import Mode
 from agentrl.web.options import KEY_VARIABLE as POOL_KEY
 from agentrl.web.options import above_zero, count
 from groundwork.command_line import CommandLine

@@ -17,17 +17,16 @@ from typing import Any, TypeVar
 from agentrl.client.episode import episode
 from agentrl.exceptions import AgentError, InvalidError
 from agentrl.harness.gateway import AwayError, Closed, Created, EpisodeGateway, RefusedError, Status
-from agentrl.protocol import LONGEST_S, Verdict
-from agentrl.rollout.rewards import Mode, outcome
+from agentrl.protocol import LONGEST_S, Ending, Verdict
+from agentrl.rollout.play import Mode, outcome
+from agentrl.rollout.settings import Settings
 from agentrl.service import LeaseService
 from groundwork.exceptions import ConfigError
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-RESET_S = 120.0
-EVALUATE_S = 600.0
-WAIT_S = 600.0
-"""Most seconds in the pool's queue."""
+LIMITS = Settings()
+"""Those of the agent loop by default: seconds of a reset, of an evaluation, and in the pool's queue."""
 STEP_MARGIN_S = 60.0
 """Seconds of a step beyond those of the program: to start and end it."""
 TTL_MARGIN_S = 300.0
@@ -44,7 +43,7 @@ class Agent:
         harness: name of the program at the pool.
         model: name that it sends.
         timeout_s: most seconds of a run, or None for what each task says.
-        reward: how a score becomes a reward, see `agentrl.rollout.rewards`.
+        reward: how a score becomes a reward, see `agentrl.rollout.play`.
     """
 
     harness: str
@@ -84,7 +83,7 @@ class Ended:
         score: of the verdict.
         reward: that the gateway has; None: the run is lost.
         turns: replies, None if the run is lost.
-        truncated: whether the program's time was over.
+        ending: why the run ended: the program was done, its time was over, or the run is lost.
         seconds: from the request for a lease on.
         problem: why the run is lost.
     """
@@ -94,7 +93,7 @@ class Ended:
     score: float | None = None
     reward: float | None = None
     turns: int | None = None
-    truncated: bool = False
+    ending: Ending = Ending.LOST
     seconds: float
     problem: str = ""
 
@@ -110,7 +109,7 @@ class _Progress:
     created: Created | None = None
     over: bool = False
     """Whether the gateway knows how the episode ended."""
-    truncated: bool = False
+    ending: Ending = Ending.LOST
 
 
 class AgentRuns:
@@ -153,14 +152,14 @@ class AgentRuns:
             score=verdict.score,
             reward=reward,
             turns=closed.counts.turns,
-            truncated=so_far.truncated,
+            ending=so_far.ending,
             seconds=time.monotonic() - began,
         )
 
     async def _verdict(self, seat: Seat, so_far: _Progress) -> Verdict:
         """Return the verdict on what the program did; the lease is given back, so the program has ended."""
-        async with episode(self._service, seat.task, wait_s=WAIT_S) as lent:
-            told = (await lent.reset(timeout_s=RESET_S)).data.get("timeout_s")
+        async with episode(self._service, seat.task, wait_s=LIMITS.wait_seconds) as lent:
+            told = (await lent.reset(timeout_s=LIMITS.step_seconds)).data.get("timeout_s")
             limits = [each for each in (told, self._agent.timeout_s) if isinstance(each, (int, float))]
             timeout_s = min([*limits, LONGEST_RUN_S])
             created = await self._uncut(self._create(seat, key_seconds(seat.waves, timeout_s), so_far))
@@ -168,8 +167,8 @@ class AgentRuns:
             result = await lent.step(
                 {"run_agent": {**asked, "timeout_s": timeout_s}}, timeout_s=timeout_s + STEP_MARGIN_S
             )
-            so_far.truncated = result.truncated
-            return await lent.evaluate(timeout_s=EVALUATE_S)
+            so_far.ending = Ending.PROGRAM_SECONDS if result.truncated else Ending.DONE
+            return await lent.evaluate(timeout_s=LIMITS.evaluate_seconds)
 
     async def _create(self, seat: Seat, ttl_s: float, so_far: _Progress) -> Created:
         made = await self._gateway.create(seat.task, seat.group, seat.group_size, ttl_s, seat.metadata)
@@ -243,7 +242,8 @@ class AgentRuns:
 
 def key_seconds(waves: int, timeout_s: float) -> float:
     """Return how long the key of an episode lives whose group takes ``waves`` runs of ``timeout_s`` one after another."""
-    return waves * (WAIT_S + RESET_S + timeout_s + EVALUATE_S) + TTL_MARGIN_S
+    around = LIMITS.wait_seconds + LIMITS.step_seconds + LIMITS.evaluate_seconds
+    return waves * (around + timeout_s) + TTL_MARGIN_S
 
 
 def _refusal(error: Exception) -> str:

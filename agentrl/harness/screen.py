@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from agentrl.harness.run import Ended
+from agentrl.protocol import Ending
 
 
 @dataclass
@@ -87,7 +88,7 @@ class Screen:
         if ended.reward is None:
             self.say(f"{group}, {place}: lost after {ended.seconds:.1f} s: {ended.problem}")
         else:
-            late = ", its time was over" if ended.truncated else ""
+            late = ", its time was over" if ended.ending is Ending.PROGRAM_SECONDS else ""
             told = f"{ended.status}, score {ended.score:g}, reward {ended.reward:g}, {ended.turns} turns"
             self.say(f"{group}, {place}: {told}, {ended.seconds:.1f} s{late}")
         self._progress.update(self._bar, solved=self.tally.solved, runs=len(self.tally.scores))

@@ -1,11 +1,11 @@
-"""The project's own agent loop, for environments without a harness: leases at one end, slime's samples at the other.
+"""The project's own agent loop, for training and evaluation: an environment at one end, a policy at the other.
 
-* ``generate``: slime's custom generate function; runs episodes, resumes aborted ones, gives up broken ones.
-* ``parking``: aborted episodes that keep their leases until slime asks for them again.
-* ``episode``: one episode from lease to verdict; ``policy``: its replies; ``prompts``: its prompts, token-exact.
-* ``opening``: how an episode begins; ``actions``: how a reply becomes an action.
-* ``context``: what is left out of a long conversation.
-* ``samples``: turns and rewards as training samples; ``rewards``: the arithmetic; ``step_judge``: scores of steps.
+* ``play``: the one loop: limits, endings, verdict. ``actions``: how an episode begins, and how a reply becomes an action.
+* ``context``: what is left out of a long conversation; ``pictures``: what the policy sees.
+* ``token_policy``: a policy of ids and log-probabilities, for training; ``chat_policy``: any OpenAI endpoint, for evaluation.
+* ``episode``: an episode of training, from lease to samples; ``step_judge``: scores of its steps.
+* ``generate``: slime's custom generate function; runs episodes, keeps aborted ones for later, gives up broken ones.
+* ``own_pool``: environments in the trainer's process.
 * ``records``: what happened, on disk; ``inspect``: shows it.
-* ``settings``: the variables; ``exceptions``: why an episode has no result.
+* ``settings``: the variables; ``custom_config``: what a run's file says.
 """

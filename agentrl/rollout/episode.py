@@ -1,63 +1,45 @@
-"""One episode: lease, reset, replies and steps, verdict.
+"""An episode of training: a lease, the play in it, the judge's scores, and the samples that they make.
+
+With the outcome ``o``, the scores ``s_t`` of the scored steps and the coefficient ``c``: a trajectory's reward is
+``R = o + c * mean(s_t)`` (`slime.rollout.rewards.trajectory_reward`), a step's ``r_t = o * gamma^(T-1-t) + c * s_t``.
 
 Guarantees: the lease is given back however the episode ends, cancellation included. An episode that the rollout aborts keeps
-its lease and its half reply; `EpisodeRun.play` then goes on exactly there. A failure that is not the agent's is an
-`EpisodeLost`, so it has no reward. Every limit ends the episode as truncated, and its state is still judged. An action that
-outlasts its time in the environment is one of these limits; it cannot be judged, so it counts as failed. A pool that does
-not answer is infrastructure. The wait for a lease and the time between an abort and the next `play` count as no time of it.
+its lease and its half reply; `EpisodeRun.play` then goes on exactly there. A step without a valid vote has no score, and its
+term is missing rather than 0. Group, index and rollout id of the samples are those of the sample that the episode answers, so a
+trajectory has one loss denominator. Each reply is in exactly one sample. An episode without a reply is one sample that is not
+trained.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from agentrl.client.episode import Episode, episode
-from agentrl.deadlines import PASSED
-from agentrl.exceptions import AgentError, DeadlineError, InvalidError
-from agentrl.protocol import StepResult, Verdict
-from agentrl.rollout.actions import Action, Malformed, error_text
-from agentrl.rollout.context import Kept, cut, without_old_pictures
-from agentrl.rollout.exceptions import EpisodeLost
-from agentrl.rollout.opening import Opening, opening
-from agentrl.rollout.pictures import Pictures, numbers_of, with_pictures
-from agentrl.rollout.policy import Policy, turn_of
-from agentrl.rollout.prompts import Conversation, Reply, Speech
+from agentrl.client.episode import episode
+from agentrl.exceptions import AgentError, InvalidError
+from agentrl.protocol import Ending
+from agentrl.rollout.pictures import Pictures, numbers_of
+from agentrl.rollout.play import EpisodeLost, Observer, Play, Played, outcome
 from agentrl.rollout.records import EpisodeRecord
-from agentrl.rollout.retool import AppendedConversation
-from agentrl.rollout.rewards import outcome
 from agentrl.rollout.settings import Settings
 from agentrl.rollout.step_judge import StepJudge, View, step_question
+from agentrl.rollout.token_policy import TokenPolicy, Turn
 from agentrl.service import LeaseService
 from groundwork.chat_messages import Message
 from groundwork.exceptions import ConfigError
 from openclaw.messages.text import content_text
-from slime.rollout.segments import SampledTurn
+from slime.args import Arguments
+from slime.rollout.generation import mask_older_weights
+from slime.rollout.rewards import trajectory_reward
+from slime.rollout.segments import Segment, merge
 from slime.utils.types import PrefixCacheInfo, Sample
 
-DONE = "done"
-LATE = "step_seconds"
-FAILED = Verdict(status="timeout", score=0.0, detail="an action of the agent took longer than a step may")
-"""Of an episode that ends `LATE`: its environment was cut off in the middle, and cannot judge."""
 NEVER = ("unknown_task", "larger_than_pool")
 """Codes of errors that no other lease would avoid."""
-LEAST_REPLY_SHARE = 4
-"""At most one part in so many of the context is kept free for the next reply."""
-
-
-@dataclass(frozen=True)
-class Turn:
-    """A reply, its id for the judge, the numbers of its prompt's pictures, and its score."""
-
-    sampled: SampledTurn
-    step_id: str
-    pictures: tuple[int, ...] = ()
-    score: float | None = None
 
 
 @dataclass(frozen=True)
@@ -67,7 +49,7 @@ class Result:
     Attributes:
         turns: in order; none if the task alone is too long.
         first_prompt: ids of the first prompt.
-        ending: `DONE`, or the limit that ended it.
+        ending: why it ended.
         outcome: of the verdict; None without turns.
         counts: numbers for metrics, by name.
         prefix_cache: cached tokens of all requests.
@@ -77,7 +59,7 @@ class Result:
 
     turns: list[Turn]
     first_prompt: list[int]
-    ending: str
+    ending: Ending
     outcome: float | None
     counts: dict[str, int]
     prefix_cache: PrefixCacheInfo
@@ -85,59 +67,37 @@ class Result:
     pictures: Pictures
 
 
-class EpisodeRun:
+class EpisodeRun(Observer):
     """Runs one episode; owns its lease, record and judge until it ends or `close` is called."""
 
     def __init__(
         self,
         service: AbstractAsyncContextManager[LeaseService],
-        policy: Policy,
-        speech: Speech,
+        policy: TokenPolicy,
         settings: Settings,
         record: EpisodeRecord,
         *,
         task_id: str,
         seed: int,
-        keywords: Mapping[str, Any] | None = None,
         judge: StepJudge | None = None,
-        processor: Any | None = None,
     ) -> None:
         """Prepare; nothing is leased before `play`.
 
         Args:
             service: lends the environment; entered and left with the episode.
             policy: samples.
-            speech: of the model.
             settings: limits.
             record: of the episode.
             task_id: of the pool's registry.
             seed: of the environment's start.
-            keywords: for the chat template; those of the environment win.
             judge: of the steps.
-            processor: of the policy's pictures; None: it has no eyes.
         """
-        self._service = service
-        self._policy = policy
-        self._speech = speech
-        self._settings = settings
-        self._record = record
-        self._task_id = task_id
-        self._seed = seed
-        self._keywords = keywords or {}
-        self._judge = judge
+        self._service, self._policy, self._settings, self._record = service, policy, settings, record
+        self._task_id, self._seed, self._judge = task_id, seed, judge
         self._stack = AsyncExitStack()
-        self._lent: Episode | None = None
-        self._opening: Opening
-        self._conversation: Conversation | AppendedConversation
-        self._first_prompt: list[int] = []
-        self._turns: list[Turn] = []
-        self._reply: Sample | None = None
-        self._asked: list[int] = []
-        self._pictures = Pictures(processor)
-        self._ending: str | None = None
-        self._malformed = self._cuts = self._aborts = self._calls = 0
-        self._prefix_cache = PrefixCacheInfo()
-        self._since = self._played = self._outside = 0.0
+        self._play: Play | None = None
+        self._goal = ""
+        self._waited = 0.0
 
     @property
     def name(self) -> str:
@@ -153,15 +113,10 @@ class EpisodeRun:
                 this loop cannot play the environment.
         """
         try:
-            lent = self._lent or await self._begin()
-            self._since = time.monotonic()
-            while self._ending is None:
-                if self._policy.stopping or not await self._turn(lent):
-                    self._played = self._seconds()
-                    self._aborts += 1
-                    self._record.write("aborted", t=len(self._turns))
-                    return None
-            return await self._end(lent)
+            with self._infrastructure():
+                self._play = self._play or await self._leased()
+                played = await self._play.play()
+            return None if played is None else await self._ended(played)
         except EpisodeLost as lost:
             self._record.write("lost", reason=lost.reason, message=str(lost))
             await self.close()
@@ -177,75 +132,46 @@ class EpisodeRun:
         await self._stack.aclose()
         self._record.close()
 
-    async def _begin(self) -> Episode:
-        settings = self._settings
-        with self._outside_engine(), _no_deadline():
-            service = await self._stack.enter_async_context(self._service)
-            lending = episode(
-                *(service, self._task_id),
-                ttl_s=settings.ttl_seconds,
-                wait_s=settings.wait_seconds,
-                close_s=settings.close_seconds,
-            )
-            self._lent = lent = await self._stack.enter_async_context(lending)
-            seen = await lent.reset(self._seed, timeout_s=settings.reset_seconds or settings.step_seconds)
-        pictures = await self._shown(seen.images)
-        self._opening = begin = opening(seen, settings.prompt_note, pictures)
-        keywords = {**self._keywords, **begin.keywords}
-        if begin.form.appended:
-            self._conversation = AppendedConversation(self._speech, list(begin.messages), keywords)
-        else:
-            self._conversation = Conversation(self._speech, list(begin.messages), begin.tools, keywords)
-        self._policy.stop_after(begin.form.stops)
-        self._record.write("reset", task_id=self._task_id, seed=self._seed, messages=begin.messages, tools=begin.tools)
-        return lent
+    @contextmanager
+    def _infrastructure(self) -> Iterator[None]:
+        """Turn errors of pool, environment and engine into `EpisodeLost`, or into `ConfigError` if no retry helps."""
+        try:
+            yield
+        except AgentError as error:
+            if error.code in NEVER or isinstance(error, InvalidError):
+                raise ConfigError(f"task {self._task_id!r}: {error}") from error
+            raise EpisodeLost(error.kind, str(error)) from error
 
-    async def _turn(self, lent: Episode) -> bool:
-        """Sample a reply and carry it out, or set the ending; return False if the rollout is being aborted."""
-        if self._reply is None:
-            prompt_ids = self._next_prompt()
-            if prompt_ids is None:
-                return True
-            self._asked = prompt_ids
-            numbers = numbers_of(self._conversation.messages)
-            whole = self._pictures.expanded(prompt_ids, numbers)
-            self._reply = self._policy.ask(whole, self._pictures.images(numbers))
-        if not await self._went_on(self._reply):
-            return False
-        sample, self._reply = self._reply, None
-        self._prefix_cache.cached_tokens += sample.prefix_cache_info.cached_tokens
-        self._prefix_cache.total_prompt_tokens += sample.prefix_cache_info.total_prompt_tokens
-        if not sample.response_length:
-            self._ending = "context"
-            return True
-        before = list(self._conversation.messages)
-        turn = Turn(turn_of(sample), f"{self.name}:{len(self._turns)}", tuple(numbers_of(before)))
-        ids = list(turn.sampled.response_ids)
-        reply = self._conversation.read(self._asked, ids, len(self._turns))
-        self._conversation.said(self._asked, ids, reply)
-        self._turns.append(turn)
-        self._record.policy(
-            turn.sampled.prompt_ids,
-            ids,
-            turn.sampled.log_probs,
-            t=len(self._turns) - 1,
-            message=reply.message,
-            weight_spans=[list(span) for span in turn.sampled.weight_spans],
-            finish=sample.status.value,
+    async def _leased(self) -> Play:
+        settings, begun = self._settings, time.monotonic()
+        service = await self._stack.enter_async_context(self._service)
+        lending = episode(
+            *(service, self._task_id),
+            ttl_s=settings.ttl_seconds,
+            wait_s=settings.wait_seconds,
+            close_s=settings.close_seconds,
         )
-        if sample.status == Sample.Status.TRUNCATED:
-            self._ending = "reply_tokens"
-            return True
-        heard = await self._acted(lent, reply)
-        self._conversation.heard(heard)
+        lent = await self._stack.enter_async_context(lending)
+        self._waited = time.monotonic() - begun
+        return Play(self._policy, lent, settings, task_id=self._task_id, seed=self._seed, observer=self)
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """See `Observer.write`."""
+        if kind == "reset":
+            self._goal = "\n\n".join(content_text(message["content"]) for message in fields["messages"])
+        self._record.write(kind, **fields)
+
+    async def stepped(
+        self, turn: int, before: Sequence[Message], reply: Message, heard: Sequence[Message], ending: Ending | None
+    ) -> None:
+        """Ask the judge about a step, if there is one."""
         settings = self._settings
-        if self._judge is not None and (settings.judge_last or self._ending != DONE):
-            view = View(settings.judge_steps, settings.judge_goal, settings.judge_output, settings.judge_past)
-            goal = "\n\n".join(content_text(message["content"]) for message in self._opening.messages)
-            seen, after = await self._for_judge(before, heard)
-            ask = partial(step_question, goal, before, reply.message, heard, settings.judge_history, view=view)
-            self._judge.ask(turn.step_id, partial(ask, before=seen, after=after))
-        return True
+        if self._judge is None or (ending is Ending.DONE and not settings.judge_last):
+            return
+        view = View(settings.judge_steps, settings.judge_goal, settings.judge_output, settings.judge_past)
+        seen, after = await self._for_judge(before, heard)
+        ask = partial(step_question, self._goal, before, reply, heard, settings.judge_history, view=view)
+        self._judge.ask(self._policy.turns[turn].step_id, partial(ask, before=seen, after=after))
 
     async def _for_judge(self, before: Sequence[Message], heard: Sequence[Message]) -> tuple[list[str], list[str]]:
         """Return the newest pictures before and after a step, as the judge gets them."""
@@ -254,194 +180,127 @@ class EpisodeRun:
             return [], []
         after = numbers_of(heard)[-most:]
         seen = numbers_of(before)[max(0, len(numbers_of(before)) - most + len(after)) :]
-        return await self._pictures.encoded(seen), await self._pictures.encoded(after)
+        pictures = self._policy.pictures
+        return await pictures.encoded(seen), await pictures.encoded(after)
 
-    async def _went_on(self, reply: Sample) -> bool:
-        """Sample the rest of a reply, unless that takes too long; return False if the rollout is being aborted."""
-        limit = asyncio.timeout(self._settings.reply_seconds)
-        try:
-            async with limit:
-                return await self._policy.go_on(reply, self._tokens_left())
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            seconds = self._settings.reply_seconds
-            raise EpisodeLost("timeout", f"the engine gave no whole reply within {seconds:g} s") from error
-
-    def _next_prompt(self) -> list[int] | None:
-        """Return the next prompt, or None after setting the ending."""
-        settings, talk = self._settings, self._conversation
-        if len(self._turns) >= settings.max_turns:
-            self._ending = "turns"
-        elif self._tokens_left() <= 0:
-            self._ending = "sampled_tokens"
-        elif self._seconds() >= settings.episode_seconds:
-            self._ending = "seconds"
-        elif settings.max_malformed is not None and self._malformed >= settings.max_malformed:
-            self._ending = "malformed"
-        if self._ending is not None:
-            return None
-        if (fewer := without_old_pictures(talk.messages, settings.keep_pictures)) is not None:
-            talk.replace(fewer.kept)
-        ids = talk.prompt()
-        more = self._pictures.more_tokens(talk.messages)
-        if not self._first_prompt:
-            self._first_prompt = self._pictures.expanded(ids, numbers_of(talk.messages))
-        context = self._policy.context
-        if context is None:
-            return ids
-        budget = context - min(self._policy.reply_tokens, context // LEAST_REPLY_SHARE)
-        if len(ids) + more <= budget:
-            return ids
-        keep = settings.keep_observations
-        first = len(self._opening.messages)
-        found = cut(
-            settings.context,
-            talk.messages,
-            budget,
-            self._length_of,
-            first=first,
-            keep_observations=keep,
-            oldest_share=settings.context_oldest,
-        )
-        if found is None:
-            self._ending = "context"
-            return None
-        self._cuts += 1
-        talk.replace(found.kept)
-        after = talk.prompt()
-        self._record.write(
-            "context",
-            t=len(self._turns),
-            policy=settings.context,
-            dropped=found.dropped,
-            shortened=found.shortened,
-            tokens=[len(ids) + more, len(after) + self._pictures.more_tokens(talk.messages)],
-        )
-        return after
-
-    def _length_of(self, kept: Kept) -> int:
-        more = self._pictures.more_tokens([message for _, message in kept])
-        return self._conversation.length_of(kept) + more
-
-    async def _shown(self, encoded: Sequence[str]) -> list[Message]:
-        """Return the parts of new pictures, which the record gets as well."""
-        parts = await self._pictures.add(encoded)
-        for part in parts:
-            await asyncio.to_thread(self._record.picture, part["number"], self._pictures.image(part["number"]))
-        return parts
-
-    def _seconds(self) -> float:
-        """Return how long the episode was played: neither in the pool's queue nor parked."""
-        return self._played + time.monotonic() - self._since
-
-    def _tokens_left(self) -> int:
-        return self._settings.max_sampled_tokens - sum(len(turn.sampled.response_ids) for turn in self._turns)
-
-    async def _acted(self, lent: Episode, reply: Reply) -> list[Message]:
-        """Carry out a reply's actions; return the messages that follow, and set the ending if the episode is over."""
-        t = len(self._turns) - 1
-        try:
-            actions = self._opening.form.actions(reply)
-        except Malformed as error:
-            self._malformed += 1
-            self._record.write("malformed", t=t, message=str(error))
-            return [self._opening.form.answer(error_text("malformed_action", str(error)), None)]
-        heard: list[Message] = []
-        for action in actions:
-            self._record.write("action", t=t, action=action.content)
-            self._calls += "tool" in action.content
-            text, pictures = await self._step(lent, action, t)
-            heard.append(with_pictures(self._opening.form.answer(text, action.call_id), pictures))
-            if self._ending is not None:
-                break
-        return heard
-
-    async def _step(self, lent: Episode, action: Action, t: int) -> tuple[str, list[Message]]:
-        """Return what the policy sees of one action: a text, and parts of pictures."""
-        pictures: list[Message] = []
-        try:
-            with self._outside_engine():
-                result = await self._stepped(lent, action)
-        except DeadlineError as error:
-            if error.code != PASSED:
-                raise EpisodeLost(error.kind, str(error)) from error
-            self._ending, text = LATE, error_text(error.code, error.message)
-        else:
-            if isinstance(result, InvalidError):
-                text = error_text(result.code, result.message)
-            else:
-                text = result.observation.text
-                pictures = await self._shown(result.observation.images)
-                self._ending = DONE if result.done else "environment" if result.truncated else None
-        seen = {"pictures": [part["number"] for part in pictures]} if pictures else {}
-        self._record.write("observation", t=t, text=text, ending=self._ending, **seen)
-        return text, pictures
-
-    async def _stepped(self, lent: Episode, action: Action) -> StepResult | InvalidError:
-        try:
-            seconds = self._opening.step_seconds or self._settings.step_seconds
-            return await lent.step(action.content, timeout_s=seconds)
-        except InvalidError as error:
-            return error
-
-    async def _end(self, lent: Episode) -> Result:
-        assert self._ending is not None
-        verdict = await self._judged(lent) if self._turns else None
-        if verdict is not None:
-            self._record.write("verdict", **verdict.model_dump())
+    async def _ended(self, played: Played) -> Result:
+        policy, verdict = self._policy, played.verdict
         reached = None if verdict is None else outcome(verdict, self._settings.reward)
         await self._stack.aclose()  # the judge needs no environment
-        turns = await self._scored()
-        self._record.write("end", ending=self._ending, outcome=reached, turns=len(turns))
+        turns = await self._scored(policy.turns)
+        self._record.write("end", ending=played.ending, outcome=reached, turns=len(turns))
         counts = {
-            "malformed": self._malformed,
-            "calls": self._calls,
-            "context_cuts": self._cuts,
-            "aborts": self._aborts,
-            "rendered": self._conversation.rendered,
+            "malformed": played.malformed,
+            "calls": played.calls,
+            "context_cuts": played.cuts,
+            "aborts": played.suspensions,
+            "rendered": policy.rendered,
             "judge_skipped": self._judge.skipped.total() if self._judge else 0,
         }
         await self.close()
-        seen = self._pictures
-        return Result(turns, self._first_prompt, self._ending, reached, counts, self._prefix_cache, self._outside, seen)
+        return Result(
+            *(turns, policy.first_prompt, played.ending, reached, counts, policy.prefix_cache),
+            outside_seconds=self._waited + played.outside_seconds,
+            pictures=policy.pictures,
+        )
 
-    async def _judged(self, lent: Episode) -> Verdict:
-        if self._ending == LATE:
-            return FAILED
-        with self._outside_engine(), _no_deadline():
-            return await lent.evaluate(timeout_s=self._settings.evaluate_seconds)
-
-    async def _scored(self) -> list[Turn]:
+    async def _scored(self, turns: list[Turn]) -> list[Turn]:
         if self._judge is None:
-            return self._turns
+            return turns
         scores = await self._judge.scores(self._settings.step_seconds)
         for step_id, judged in scores.items():
             self._record.write("judge", step=step_id, score=judged.score, votes=judged.votes)
-        return [
-            replace(turn, score=scores[turn.step_id].score if turn.step_id in scores else None) for turn in self._turns
-        ]
-
-    @contextmanager
-    def _outside_engine(self) -> Iterator[None]:
-        """Time a call to the pool; its errors are `EpisodeLost` or `ConfigError`, except passed deadlines."""
-        begun = time.monotonic()
-        try:
-            yield
-        except DeadlineError:
-            raise
-        except AgentError as error:
-            if error.code in NEVER or isinstance(error, InvalidError):
-                raise ConfigError(f"task {self._task_id!r}: {error}") from error
-            raise EpisodeLost(error.kind, str(error)) from error
-        finally:
-            self._outside += time.monotonic() - begun
+        return [replace(turn, score=scores[turn.step_id].score if turn.step_id in scores else None) for turn in turns]
 
 
-@contextmanager
-def _no_deadline() -> Iterator[None]:
-    """Turn a passed deadline, which the agent did not cause, into an `EpisodeLost`."""
-    try:
-        yield
-    except DeadlineError as error:
-        raise EpisodeLost(error.kind, str(error)) from error
+def samples_of(
+    args: Arguments,
+    origin: Sample,
+    result: Result,
+    tokenizer: Any,
+    *,
+    gamma: float,
+    notes: dict[str, Any],
+    trained: bool = True,
+) -> list[Sample]:
+    """Return the samples of an episode, at least one.
+
+    Args:
+        args: of the run; ``prm_step_coef`` weighs the judge's scores.
+        origin: the sample that the episode answers.
+        result: of the episode.
+        tokenizer: decodes responses, for people only.
+        gamma: discount of the outcome per step before the last.
+        notes: for ``metadata["agent"]``, beside the episode's counts.
+        trained: whether the samples need the pixel values of their pictures.
+    """
+    fields: dict[str, Any] = {
+        "group_index": origin.group_index,
+        "index": origin.index,
+        "prompt": origin.prompt,
+        "label": origin.label,
+        "rollout_id": origin.rollout_id,
+        "generate_function_path": origin.generate_function_path,
+        "custom_rm_path": origin.custom_rm_path,
+        "non_generation_time": result.outside_seconds,
+        "status": Sample.Status.COMPLETED if result.ending is Ending.DONE else Sample.Status.TRUNCATED,
+    }
+    agent = {
+        **notes,
+        **result.counts,
+        "ending": result.ending.value,
+        "turns": len(result.turns),
+        "outcome": result.outcome,
+    }
+    metadata = {**origin.metadata, "round_number": len(result.turns), "agent": agent}
+    if result.outcome is None:
+        empty = Segment(result.first_prompt, len(result.first_prompt))
+        return [empty.sample(**fields, metadata=metadata, reward=0.0, remove_sample=True)]
+    scores = [turn.score for turn in result.turns]
+    coefficient = args.prm_step_coef
+    reward = trajectory_reward(result.outcome, scores, coefficient)
+    steps = step_rewards(result.outcome, scores, coefficient, gamma)
+    samples: list[Sample] = []
+    for segment in merge([turn.sampled for turn in result.turns]):
+        wise = {
+            "step_scores": [scores[turn] for turn in segment.turns],
+            "step_scores_with_outcome": [steps[turn] for turn in segment.turns],
+            "step_token_spans": [list(span) for span in segment.turn_spans],
+            "step_indices": list(segment.turns),
+        }
+        sample = segment.sample(**fields, metadata={**metadata, "step_wise": wise}, reward=reward)
+        numbers = pictures_of(segment, result)
+        if trained and numbers:
+            sample.multimodal_train_inputs = result.pictures.tensors(numbers)
+        sample.response = tokenizer.decode(sample.tokens[segment.prompt_length :])
+        if args.mask_offpolicy_in_partial_rollout:
+            mask_older_weights(sample)
+        samples.append(sample)
+    samples[0].prefix_cache_info = result.prefix_cache
+    return samples
+
+
+def pictures_of(segment: Segment, result: Result) -> tuple[int, ...]:
+    """Return the numbers of the pictures in a segment's tokens: those of its last prompt, which extends the others.
+
+    Raises:
+        RuntimeError: the pictures of a prompt do not extend those before, although its tokens do.
+    """
+    numbers: tuple[int, ...] = ()
+    for turn in segment.turns:
+        longer = result.turns[turn].pictures
+        if longer[: len(numbers)] != numbers:
+            raise RuntimeError(
+                f"a prompt's tokens extend those before, but its pictures {longer} do not extend {numbers}"
+            )
+        numbers = longer
+    return numbers
+
+
+def step_rewards(result: float, scores: Sequence[float | None], coefficient: float, gamma: float) -> list[float]:
+    """Return the reward of each step from the outcome and the scores of all steps, in order."""
+    last = len(scores) - 1
+    return [
+        result * gamma ** (last - step) + (0.0 if score is None else coefficient * score)
+        for step, score in enumerate(scores)
+    ]

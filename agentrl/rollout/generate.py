@@ -22,16 +22,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from agentrl.client.http import HttpLeases
-from agentrl.rollout.episode import EpisodeRun, Result
-from agentrl.rollout.exceptions import EpisodeLost
-from agentrl.rollout.parking import Parking
+from agentrl.rollout.episode import EpisodeRun, Result, samples_of
 from agentrl.rollout.pictures import picture_tokens_of
-from agentrl.rollout.policy import Policy
-from agentrl.rollout.prompts import Speech
+from agentrl.rollout.play import EpisodeLost
 from agentrl.rollout.records import EpisodeRecord
-from agentrl.rollout.samples import samples_of
 from agentrl.rollout.settings import Settings
 from agentrl.rollout.step_judge import Fits, StepJudge
+from agentrl.rollout.token_policy import Speech, TokenPolicy
 from agentrl.service import LeaseService
 from groundwork.exceptions import ConfigError
 from groundwork.processors import load_processor, load_tokenizer
@@ -49,13 +46,52 @@ Lend = Callable[[Settings], AbstractAsyncContextManager[LeaseService]]
 JUDGE_SECONDS = 120.0
 
 
+class Parking:
+    """Aborted episodes that wait, with their leases, until slime asks for their samples again, by ticket.
+
+    Guarantees: an episode is taken by one caller only. One that nobody takes within its time is closed, so its lease is given
+    back. Used from one event loop.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, tuple[EpisodeRun, asyncio.Task[None]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, run: EpisodeRun, seconds: float) -> str:
+        """Keep an episode for ``seconds``; return its ticket."""
+        ticket = secrets.token_hex(8)
+        self._waiting[ticket] = run, asyncio.create_task(self._expire(ticket, seconds), name=f"parking {run.name}")
+        return ticket
+
+    def take(self, ticket: str | None) -> EpisodeRun | None:
+        """Return the episode of a ticket; None if there is none, or it was closed."""
+        run, expiring = self._waiting.pop(ticket or "", (None, None))
+        if expiring is not None:
+            expiring.cancel()
+        return run
+
+    async def close(self) -> None:
+        """Close all waiting episodes."""
+        for ticket in list(self._waiting):
+            if (run := self.take(ticket)) is not None:
+                await run.close()
+
+    async def _expire(self, ticket: str, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        run, _ = self._waiting.pop(ticket)
+        logger.warning("episode %s was not taken up within %g s; its task starts over", run.name, seconds)
+        await run.close()
+
+
 class Agents:
     """What the episodes of a process share."""
 
     def __init__(self, args: Arguments, tokenizer: Any) -> None:
         """Read the tokenizer's chat template, and prepare the judge if the run has one."""
         self.speech = Speech(tokenizer)
-        self.parking = Parking[EpisodeRun]()
+        self.parking = Parking()
         self._judge = _judge(args)
         self._votes, self._answer_tokens = args.prm_m, args.prm_max_new_tokens
         self._slots = asyncio.Semaphore(JUDGED_AT_A_TIME)
@@ -192,17 +228,18 @@ def _new_run(
     if settings.max_reply_tokens is not None:
         parameters["max_new_tokens"] = settings.max_reply_tokens
     name = f"{'eval' if evaluation else 'train'}-{sample.group_index}-{sample.index}-{secrets.token_hex(4)}"
+    record = EpisodeRecord(Path(args.run_dir), name)
+    policy = TokenPolicy(
+        *(args, sample, parameters, agents.speech, record),
+        evaluation=evaluation,
+        keywords={**args.apply_chat_template_kwargs, **(sample.apply_chat_template_kwargs or {})},
+        processor=GenerateState(args).processor,
+    )
     return EpisodeRun(
-        lend(settings),
-        Policy(args, sample, parameters, evaluation=evaluation, session_id=name),
-        agents.speech,
-        settings,
-        EpisodeRecord(Path(args.run_dir), name),
+        *(lend(settings), policy, settings, record),
         task_id=task_id,
         seed=_seed(sample),
-        keywords={**args.apply_chat_template_kwargs, **(sample.apply_chat_template_kwargs or {})},
         judge=agents.step_judge(settings),
-        processor=GenerateState(args).processor,
     )
 
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import statistics
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from agentrl.rollout.rewards import step_score
 from groundwork.chat_messages import Message
 from openclaw.exceptions import JudgeError
 from openclaw.judge.answers import with_plain_boxes
@@ -29,6 +29,7 @@ MOST_WAITING = 64
 END_MESSAGES = 4
 """Of ``head_tail``: messages of the history at each end, two steps with one call each."""
 History = Literal["last_k", "head_tail"]
+VALID_VOTES = (-1, 1)
 SHORT, LONG = 2_000, 10_000
 """Most characters of a message of the history, and of goal, action and next state."""
 SHARES = (1.0, 0.5, 0.25, 0.125)
@@ -209,3 +210,9 @@ class StepJudge:
             votes = await self._judge.votes("prm", asked, self._votes)
         values = tuple(vote.value for vote in votes)
         return JudgedStep(step_score(values), values)
+
+
+def step_score(votes: Sequence[int | None]) -> float | None:
+    """Return the mean of the valid votes, -1 and 1; None without one."""
+    valid = [vote for vote in votes if vote in VALID_VOTES]
+    return statistics.fmean(vote for vote in valid if vote is not None) if valid else None

@@ -12,8 +12,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from agentrl.rollout.actions import FORMS
-from agentrl.rollout.prompts import Conversation, Speech
 from agentrl.rollout.step_judge import step_question
+from agentrl.rollout.token_policy import Conversation, Speech
 from chat_codec.prompts import Prompts
 from groundwork.chat_messages import Message
 from lab.tiny_learning.traces import Step, Trace

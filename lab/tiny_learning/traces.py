@@ -14,8 +14,7 @@ from random import Random
 from typing import Any
 
 from agentrl.protocol import JsonObject, Observation
-from agentrl.rollout.opening import opening
-from agentrl.rollout.prompts import Tools
+from agentrl.rollout.actions import Tools, opening
 from agentrl.tasks.names import Split
 from groundwork.chat_messages import Message
 

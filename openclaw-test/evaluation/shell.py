@@ -7,29 +7,27 @@ was in. Tasks are of the split ``heldout``, which nothing here trains on.
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 from collections.abc import Sequence
 from random import Random
-from typing import ClassVar, cast
+from typing import ClassVar
 
 from agentrl.environment import Task
-from agentrl.exceptions import InfraError, InvalidError
-from agentrl.protocol import JsonObject
+from agentrl.exceptions import AgentError
+from agentrl.protocol import JsonObject, StepResult
+from agentrl.rollout.chat_policy import Unpooled
 from agentrl.tasks.shell.environment import ShellEnvironment
 from agentrl.tasks.shell.families import EASY, FAMILIES, NEEDS
 from agentrl.tasks.shell.generate import SEEDS_PER_SPLIT, task_name
 from evaluation.case import Case, Grade, SuiteError
 from evaluation.code_box import CodeBox
 from evaluation.talk import Talk
-from evaluation.tool_turns import MalformedCall, converse
-from groundwork.chat_messages import Message
+from evaluation.tool_turns import converse
 
 MOST_REPLIES = 20
 COMMAND_S = 30
 """Longest time limit of a command; a model may ask for less."""
 PARALLEL = 4
-MALFORMED = ("invalid_action", "unknown_tool", "invalid_arguments")
 
 
 class Shell:
@@ -69,7 +67,7 @@ class Shell:
             environment = self._environment()
             try:
                 return await self._episode(environment, case, talk)
-            except InfraError as error:
+            except AgentError as error:
                 raise SuiteError(f"a sandbox failed: {error}") from error
             finally:
                 await environment.close()
@@ -79,30 +77,25 @@ class Shell:
         await self.box.close()
 
     def _environment(self) -> ShellEnvironment:
-        boxed = type("Boxed", (self.environment,), {"provider": self.box.provider})
-        return boxed(self.box.processes)
+        base, chosen = self.environment, self.box.provider
+
+        class Boxed(base):
+            provider = chosen
+
+            async def step(self, action: JsonObject) -> StepResult:
+                return await super().step(_bounded(action))
+
+        return Boxed(self.box.processes)
 
     def most_replies(self) -> int:
         """Return the bound on a case's replies after the first."""
         return MOST_REPLIES
 
     async def _episode(self, environment: ShellEnvironment, case: Case, talk: Talk) -> Grade:
-        opening = await environment.reset(Task(case.problem), case.seed)
-
-        async def carry_out(call: Message) -> str:
-            try:
-                return (await environment.step(_action(call))).observation.text
-            except InvalidError as error:
-                if error.code in MALFORMED:
-                    raise MalformedCall(str(error)) from None
-                return f"error: {error}"
-
-        system, offered = str(opening.data["system"]), cast(list[JsonObject], opening.data["tools"])
-        said = await talk.ask(opening.text, system=system, tools=offered)
-        ended = await converse(talk, said, offered, carry_out, self.most_replies())
-        verdict = await environment.evaluate()
-        if verdict.status == "infra_error":
-            raise SuiteError(f"the verifier of {case.problem} failed: {verdict.detail}")
+        ended = await converse(talk, Unpooled(environment, Task(case.problem)), self.most_replies())
+        verdict = ended.verdict
+        if verdict is None or verdict.status == "infra_error":
+            raise SuiteError(f"the verifier of {case.problem} failed: {verdict.detail if verdict else 'no reply'}")
         if verdict.score == 1.0:
             return Grade(malformed_calls=ended.malformed)
         never_called = all(message["role"] != "tool" for message in talk.messages)
@@ -110,19 +103,10 @@ class Shell:
         return Grade(reason, verdict.detail, ended.malformed)
 
 
-def _action(call: Message) -> JsonObject:
-    """Return a call as an action of the environment, with its time limit bounded.
-
-    Raises:
-        MalformedCall: the arguments are no JSON object.
-    """
-    try:
-        arguments = json.loads(call["function"]["arguments"])
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise MalformedCall("the arguments are no JSON object")
-    limit = arguments.get("timeout_s")
-    if isinstance(limit, int | float) and limit > COMMAND_S:
-        arguments["timeout_s"] = float(COMMAND_S)
-    return {"tool": call["function"]["name"], "arguments": arguments}
+def _bounded(action: JsonObject) -> JsonObject:
+    """Return a call with its time limit bounded."""
+    arguments = action.get("arguments")
+    limit = arguments.get("timeout_s") if isinstance(arguments, dict) else None
+    if isinstance(arguments, dict) and isinstance(limit, int | float) and limit > COMMAND_S:
+        return {**action, "arguments": {**arguments, "timeout_s": float(COMMAND_S)}}
+    return action

@@ -7,7 +7,7 @@
 * ``restraint``: tools are there and nothing needs them; a call fails
 
 Guarantees: tools run here (`evaluation.tool_worlds`). A malformed call is counted, answered with what to write, and does not
-fail the case by itself. An answer without the call that it needs fails.
+fail the case by itself; none of its reply is carried out. An answer without the call that it needs fails.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from random import Random
 
 from word_problems.words import NAMES
 
+from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
 from evaluation.answers import last_number
 from evaluation.case import PASSED, Case, Family, Grade, Plain
 from evaluation.talk import Talk
 from evaluation.tool_turns import Ended, converse
 from evaluation.tool_worlds import Name, World, calculate
-from groundwork.chat_messages import Message
 
 MOST_REPLIES = 8
 ITEMS = ("lamp", "teapot", "blanket", "kettle", "mirror", "basket", "clock", "drum", "ladder", "pillow")
@@ -121,17 +121,37 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+class Desk:
+    """A job as an environment (`agentrl.rollout.play.Playable`), graded by its suite."""
+
+    def __init__(self, job: Job) -> None:
+        self._text, self.world = job.text, copy.deepcopy(job.world)
+
+    async def reset(self, seed: int = 0, *, timeout_s: float) -> Observation:
+        """Return what the user asks, and the tools."""
+        return Observation(text=self._text, data={"tools": [*self.world.tools()]})
+
+    async def step(self, action: JsonObject, *, timeout_s: float) -> StepResult:
+        """Carry out a call, or end with a message.
+
+        Raises:
+            MalformedCall: the call makes no sense.
+        """
+        if "text" in action:
+            return StepResult(observation=Observation(), done=True)
+        return StepResult(observation=Observation(text=self.world.call(str(action["tool"]), action["arguments"])))
+
+    async def evaluate(self, *, timeout_s: float) -> Verdict:
+        """Return no grade: the suite looks at the last reply, too."""
+        return Verdict(status="ok", score=0.0)
+
+
 async def play(case: Case, talk: Talk) -> Grade:
     """Hold the conversation of a case and grade it."""
     job: Job = case.problem
-    world = copy.deepcopy(job.world)
-
-    async def carry_out(call: Message) -> str:
-        return world.call(call)
-
-    tools = world.tools()
-    ended = await converse(talk, await talk.ask(job.text, tools=tools), tools, carry_out, MOST_REPLIES)
-    reason, detail = (ended.bound, "") if ended.bound else _verdict(job, world, ended)
+    desk = Desk(job)
+    ended = await converse(talk, desk, MOST_REPLIES)
+    reason, detail = (ended.bound, "") if ended.bound else _verdict(job, desk.world, ended)
     return Grade(reason or PASSED, detail, ended.malformed)
 
 

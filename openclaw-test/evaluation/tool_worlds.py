@@ -1,8 +1,7 @@
 """The tools of the suite ``tool-use``: a calculator, a price list, two registers and a store of values.
 
 Guarantees: a tool runs here, is deterministic in its world, and changes nothing but the world. Arguments are checked strictly:
-an unknown tool, text that is no JSON, a missing, further or wrongly typed argument is a `MalformedCall`, whose text tells the
-model what to write. A call that makes sense and fails, such as an unknown item, is a result.
+an unknown tool, a missing, further or wrongly typed argument is a `MalformedCall`, whose text tells the model what to write. A call that makes sense and fails, such as an unknown item, is a result.
 """
 
 from __future__ import annotations
@@ -13,12 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from agentrl.protocol import JsonObject
 from agentrl.tasks.shell.tools import openai_tool
 from evaluation.tool_turns import MalformedCall
-from groundwork.chat_messages import Message
 
 MOST_DIGITS = 40
 OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
@@ -109,21 +107,20 @@ class World:
         """Return the offered tools in OpenAI's format."""
         return [openai_tool(name, TOOLS[name]) for name in self.offered]
 
-    def call(self, call: Message) -> str:
+    def call(self, name: str, arguments: JsonValue) -> str:
         """Carry out a call and return what the model reads.
 
         Raises:
             MalformedCall: it makes no sense; says what to write.
         """
-        name, arguments = call["function"]["name"], call["function"]["arguments"]
         if name not in self.offered:
             raise MalformedCall(f"there is no tool {name!r}; use one of {', '.join(self.offered)}")
         try:
-            given = TOOLS[name].model_validate_json(arguments)
-        except (ValidationError, RecursionError) as error:
-            problems = error.errors(include_input=False) if isinstance(error, ValidationError) else []
+            given = TOOLS[name].model_validate(arguments)
+        except ValidationError as error:
+            problems = error.errors(include_input=False)
             said = "; ".join(f"{'.'.join(map(str, each['loc'])) or 'arguments'}: {each['msg']}" for each in problems)
-            raise MalformedCall(f"the arguments of {name} are wrong: {said or 'nested too deeply'}") from None
+            raise MalformedCall(f"the arguments of {name} are wrong: {said}") from None
         result = calculate(given.expression) if isinstance(given, Calculator) else None
         self.used.append(name)
         if self.busy:
@@ -154,9 +151,7 @@ def calculate(expression: str) -> int:
     """
     try:
         return _value(ast.parse(expression.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        if isinstance(error, MalformedCall):
-            raise
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise MalformedCall(f"{expression!r} is no expression of whole numbers with + - * and parentheses") from None
 
 

@@ -1,7 +1,7 @@
 """Leased samples whose turns saw pictures get the pixel values that the trainer reads.
 
 Guarantees: the pixel values are the processor's of the stored files, which are at the model's size: the same computation
-as for agents' screens (`agentrl.rollout.samples`). A sample whose tokens do not have its pictures where the ledger says
+as for agents' screens (`agentrl.rollout.episode`). A sample whose tokens do not have its pictures where the ledger says
 is not trained. Owns the processor, which the first picture loads.
 """
 

@@ -1,6 +1,6 @@
 """``run_swe_agent.sh``: a model behind any OpenAI-compatible server mends the repositories of a benchmark, and hidden tests judge.
 
-Format, commands, sandboxes, grader and context policy are those of training. Guarantees: finished instances are kept, and a second start with the same
+Loop, limits, commands, sandboxes, grader and context policy are those of training. Guarantees: finished instances are kept, and a second start with the same
 folder plays the others only. An instance that the infrastructure spoiled has no score, and is played again then. The key comes from OPENAI_API_KEY
 and is written nowhere. No file has the solution in it.
 """
@@ -14,28 +14,96 @@ import random
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
-from swe_eval_episode import Played, Player, lengths_of
+from swe_config import SweConfig, SweVariables
 
-from agentrl.client.chat import Endpoint
+from agentrl.environment import Task
 from agentrl.exceptions import AgentError
 from agentrl.processes.ledger import ProcessLedger
 from agentrl.processes.owned import Processes
+from agentrl.protocol import Ending, Verdict
+from agentrl.rollout.chat_policy import ChatPolicy, Endpoint, Lengths, Unpooled
+from agentrl.rollout.play import Play
+from agentrl.rollout.settings import Settings
 from agentrl.sandbox.providers import NAMES, SandboxSettings, provider
 from agentrl.tasks.swe.environment import SweEnvironment
 from agentrl.tasks.swe.source import BENCHMARKS, LOCAL, SIMPLE, InstanceSource
 from agentrl.web.options import count
+from groundwork.chat_messages import Message
 from groundwork.command_line import CommandLine
 from groundwork.data_rows import json_objects
 from groundwork.exceptions import ConfigError
+from groundwork.processors import load_tokenizer
 
 PROG = "run_swe_agent"
 ANSWER_S = 600.0
+NO_REPLY = Verdict(status="task_failed", score=0.0, detail="no reply")
+
+
+@dataclass(frozen=True)
+class Played:
+    """A finished episode."""
+
+    instance_id: str
+    verdict: Verdict
+    patch: str
+    ending: Ending
+    steps: int
+    cuts: int
+    malformed: int
+    messages: list[Message] = field(repr=False)
+    seconds: float = 0.0
+
+    @property
+    def resolved(self) -> bool:
+        """Whether the issue is resolved."""
+        return self.verdict.score == 1.0
+
+    def result(self) -> dict[str, Any]:
+        """Return the line of results."""
+        return {
+            "instance_id": self.instance_id,
+            "resolved": self.resolved,
+            "ending": self.ending,
+            "steps": self.steps,
+            "context_cuts": self.cuts,
+            "malformed": self.malformed,
+            "patch_characters": len(self.patch),
+            "seconds": round(self.seconds, 2),
+            "detail": self.verdict.detail,
+        }
+
+
+async def play(policy: ChatPolicy, settings: Settings, environment: SweEnvironment, name: str) -> Played:
+    """Play an instance to its verdict, and close the environment.
+
+    Raises:
+        ConfigError: the server fails, or the instance has no repository here.
+        AgentError: a sandbox failed.
+    """
+    try:
+        played = await Play(policy, Unpooled(environment, Task(name)), settings, task_id=name).play()
+        assert played is not None, "no chat is suspended"
+        verdict = played.verdict or NO_REPLY
+        counts = played.actions, played.cuts, played.malformed
+        return Played(name, verdict, environment.patch, played.ending, *counts, played.messages)
+    finally:
+        await environment.close()
+
+
+def lengths_of(tokenizer: str | None) -> Lengths:
+    """Return how prompts are counted; by the chat template of a tokenizer's folder, if there is one."""
+    if tokenizer is None:
+        return Lengths(None)
+    loaded = load_tokenizer(tokenizer)
+    return Lengths(
+        lambda messages: len(loaded.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False))
+    )
 
 
 def build_parser() -> CommandLine:
@@ -160,6 +228,7 @@ async def evaluate(options: Any, source: InstanceSource, ids: Sequence[str]) -> 
         ConfigError: the server or a repository fails.
         AgentError: there is no sandbox on this machine.
     """
+    settings = SweConfig().settings(SweVariables.from_env(), source.step_limit)
     made = provider(SandboxSettings(options.sandbox, options.sandbox_image))
     await made.check()
     folder, lost = options.output_dir, 0
@@ -175,15 +244,17 @@ async def evaluate(options: Any, source: InstanceSource, ids: Sequence[str]) -> 
             nonlocal lost
             async with places:
                 key = os.environ.get("OPENAI_API_KEY") or None
-                player = Player(
+                policy = ChatPolicy(
                     Endpoint(options.api_base, options.model, key, client),
-                    lengths_of(options.tokenizer),
-                    options.context_length,
                     {"max_tokens": options.max_tokens, "temperature": options.temperature},
+                    context=options.context_length,
+                    lengths=lengths_of(options.tokenizer),
                 )
                 began = time.monotonic()
                 try:
-                    played = replace(await player.play(kind(processes), name), seconds=time.monotonic() - began)
+                    played = replace(
+                        await play(policy, settings, kind(processes), name), seconds=time.monotonic() - began
+                    )
                 except AgentError as error:
                     lost += 1
                     print(f"{name}: lost: {error}", flush=True)

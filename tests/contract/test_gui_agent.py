@@ -12,12 +12,12 @@ from typing import Any
 import gui_agent
 import httpx
 import pytest
-from gui_episode import Played, Player, said_in
+from gui_agent import Played
 
-from agentrl.client.chat import Endpoint
 from agentrl.environment import Task
 from agentrl.exceptions import InfraError, InvalidError
-from agentrl.protocol import JsonObject, Observation, StepResult
+from agentrl.protocol import Ending, JsonObject, Observation, StepResult
+from agentrl.rollout.chat_policy import Endpoint, message_of
 from agentrl.rollout.settings import Settings
 from groundwork.exceptions import ConfigError
 from tests.helpers.agent_rollouts import Talk, talk
@@ -73,9 +73,9 @@ def says(*calls: dict[str, Any]) -> dict[str, Any]:
 
 async def played(server: Server, kind: type[Talk], task: Task, settings: Settings, **parameters: Any) -> Played:
     async with httpx.AsyncClient(transport=httpx.MockTransport(server)) as client:
-        player = Player(Endpoint("http://host", "m", None, client), settings, parameters)
         processes: Any = None
-        return await player.play(kind(processes), task)
+        endpoint = Endpoint("http://host", "m", None, client)
+        return await gui_agent.play(endpoint, settings, parameters, kind(processes), task)
 
 
 @pytest.fixture
@@ -205,7 +205,7 @@ async def test_every_limit_ends_an_episode_which_is_judged() -> None:
         (Settings(), "length", "reply_tokens", 1),
     ):
         found = await played(Server(click, finish=finish), Talk, task, settings, max_tokens=64)
-        assert (found.ending, found.turns, found.score) == (ending, turns, 0.5)
+        assert (found.ending, found.turns, found.score) == (ending, turns, 0.5 if turns else 0.0)
     over = await played(Server(click), Talk, Task("t", SCREEN), Settings(), temperature=0.5)
     assert (over.ending, over.turns, over.score) == ("done", 2, 1.0)
 
@@ -239,10 +239,10 @@ async def test_the_model_sees_its_newest_pictures_only() -> None:
 
 def test_a_reply_is_repeated_with_its_thought_and_its_arguments_as_text() -> None:
     given = {"content": None, "reasoning_content": "hm", "refusal": None, "tool_calls": [call()]}
-    assert said_in(given) == {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [call()]}
+    assert message_of(given) == {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [call()]}
     loose = {"tool_calls": [{**call(), "function": {"name": "computer_use", "arguments": CLICK}}]}
-    assert said_in(loose)["tool_calls"] == [call()]
-    assert said_in({"content": "hello"}) == {"role": "assistant", "content": "hello"}
+    assert message_of(loose)["tool_calls"] == [call()]
+    assert message_of({"content": "hello"}) == {"role": "assistant", "content": "hello"}
 
 
 def test_the_program_plays_and_writes_what_came_of_it(
@@ -302,9 +302,9 @@ def test_a_defect_keeps_its_traceback(beside: Exception | None, program: Any) ->
 def test_the_table_counts_solved_episodes_of_each_domain() -> None:
     table = gui_agent.table(
         [
-            Played("miniwob/a/heldout/0", 1.0, 1, 0, "done", ""),
-            Played("miniwob/a/heldout/1", 0.5, 2, 1, "turns", ""),
-            Played("miniwob/b/heldout/0", None, 0, 0, "lost", "gone"),
+            Played("miniwob/a/heldout/0", 1.0, 1, 0, Ending.DONE, ""),
+            Played("miniwob/a/heldout/1", 0.5, 2, 1, Ending.TURNS, ""),
+            Played("miniwob/b/heldout/0", None, 0, 0, Ending.LOST, "gone"),
         ]
     )
     assert table["a"] == {"episodes": 2, "lost": 0, "success": 0.5, "format_errors": 1}

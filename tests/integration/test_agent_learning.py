@@ -17,8 +17,7 @@ from agentrl.processes.ledger import ProcessLedger
 from agentrl.processes.owned import Processes
 from agentrl.protocol import JsonObject
 from agentrl.registry import load_environment
-from agentrl.rollout.actions import error_text
-from agentrl.rollout.opening import opening
+from agentrl.rollout.actions import error_text, opening
 from agentrl.rollout.records import names, read
 from lab.tiny_learning.sets import TASK_SETS
 from lab.tiny_learning.traces import TaskSet

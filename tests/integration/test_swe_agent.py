@@ -9,8 +9,8 @@ from typing import Any
 
 import eval_swe
 import pytest
-from swe_eval_episode import FIRST_RATIO, Lengths
 
+from agentrl.rollout.chat_policy import FIRST_RATIO, Lengths
 from agentrl.tasks.swe.generate import draft_of
 from agentrl.tasks.swe.prompts import SUBMIT
 from tests.helpers.scripted_chat import said, scripted_chat

@@ -37,7 +37,7 @@ def text_system_of(draft: Draft, tools: Sequence[JsonObject]) -> str:
 def opening_data(
     draft: Draft, tools: list[JsonObject], form: Literal["tool_calls", "retool_text"], seconds: float
 ) -> JsonObject:
-    """Return the data of the first observation; see `agentrl.rollout.opening`.
+    """Return the data of the first observation; see `agentrl.rollout.actions`.
 
     Args:
         draft: the task.

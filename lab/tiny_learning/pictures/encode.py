@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from agentrl.rollout.actions import Malformed
-from agentrl.rollout.opening import FORMS
+from agentrl.rollout.actions import FORMS, Malformed
 from agentrl.rollout.pictures import with_pictures
-from agentrl.rollout.prompts import Conversation
+from agentrl.rollout.token_policy import Conversation
 from agentrl.tasks.gui.actions import Action, read_call
 from groundwork.chat_messages import Message
 from groundwork.images import image_tokens, repeat_placeholders

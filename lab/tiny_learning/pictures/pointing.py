@@ -9,7 +9,7 @@ from __future__ import annotations
 from random import Random
 
 from agentrl.protocol import JsonObject, Observation
-from agentrl.rollout.opening import opening
+from agentrl.rollout.actions import opening
 from agentrl.tasks.gui.coordinates import from_screen
 from agentrl.tasks.gui.environment import STEP_S
 from agentrl.tasks.gui.miniwob.episode import SCREEN

@@ -24,7 +24,7 @@ from agentrl.processes.ledger import ProcessLedger
 from agentrl.processes.owned import Processes
 from agentrl.protocol import StepRequest
 from agentrl.registry import Registry
-from agentrl.rollout.opening import opening
+from agentrl.rollout.actions import opening
 from agentrl.sandbox import gateway_health
 from agentrl.sandbox.interface import ExecResult, Mount, Sandbox
 from agentrl.sandbox.streams import sweep_doors

@@ -15,8 +15,8 @@ import pytest
 from agentrl.environment import Task
 from agentrl.exceptions import DeadlineError
 from agentrl.protocol import LeaseRequest, ResetRequest, StepRequest, StepResult
-from agentrl.rollout import episode as episodes
 from agentrl.rollout import generate as loop
+from agentrl.rollout import play as playing
 from groundwork.exceptions import ConfigError
 from openclaw.ledger.records import Vote
 from slime.rollout.engine_pool import abort_until_idle
@@ -159,7 +159,7 @@ async def test_only_the_time_in_which_an_episode_is_played_counts(
     monkeypatch.setenv("AGENTRL_EPISODE_SECONDS", "1000")
     async with stage([f"one{END}", f"two and more{END}", f"three{END}"]) as on:
         clock = Clock()
-        monkeypatch.setattr(episodes, "time", clock)
+        monkeypatch.setattr(playing, "time", clock)
         lease, step = on.pool.lease, on.pool.step
 
         async def queued(request: LeaseRequest) -> Any:

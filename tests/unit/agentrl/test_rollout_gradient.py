@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentrl.rollout.prompts import Conversation, Speech
+from agentrl.rollout.token_policy import Conversation, Speech
 from slime.rollout.rewards import mask_sums, rollout_ids
 from slime.rollout.segments import SampledTurn, Segment, alone, merge
 from slime.utils.types import Sample

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from agentrl.protocol import Observation, Verdict
-from agentrl.rollout.actions import FORMS, Malformed
+from agentrl.rollout.actions import FORMS, Malformed, Reply, opening
 from agentrl.rollout.context import Kept, cut, exchanges
-from agentrl.rollout.exceptions import EpisodeLost
-from agentrl.rollout.opening import opening
-from agentrl.rollout.prompts import Reply
-from agentrl.rollout.rewards import outcome, step_rewards, step_score
+from agentrl.rollout.episode import step_rewards
+from agentrl.rollout.play import EpisodeLost, outcome
 from agentrl.rollout.settings import Settings
+from agentrl.rollout.step_judge import step_score
 from groundwork.chat_messages import Message
 from groundwork.exceptions import ConfigError
 from slime.rollout.rewards import trajectory_reward

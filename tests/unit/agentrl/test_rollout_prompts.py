@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.rollout.prompts import Conversation, Reply, Speech
+from agentrl.rollout.actions import Reply
+from agentrl.rollout.token_policy import Conversation, Speech
 from groundwork.chat_messages import Message
 from slime.rollout.segments import SampledTurn, merge
 from tests.helpers.agent_rollouts import GUESS

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from agentrl.rollout.actions import Malformed
-from agentrl.rollout.prompts import Reply, Speech
-from agentrl.rollout.retool import AppendedConversation, RetoolText
+from agentrl.rollout.actions import Malformed, Reply, RetoolText
+from agentrl.rollout.token_policy import AppendedConversation, Speech
 from slime.rollout.segments import SampledTurn, merge
 from tests.helpers.qwen_tokenizers import qwen3
 

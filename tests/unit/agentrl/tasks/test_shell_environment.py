@@ -15,8 +15,7 @@ from agentrl.exceptions import InfraError, InvalidError
 from agentrl.processes.ledger import ProcessLedger
 from agentrl.processes.owned import Processes
 from agentrl.protocol import JsonObject
-from agentrl.rollout.actions import FORMS
-from agentrl.rollout.opening import opening
+from agentrl.rollout.actions import FORMS, opening
 from agentrl.tasks.harbor import File, HarborTask, VerifierStage
 from agentrl.tasks.shell import snapshot
 from agentrl.tasks.shell.environment import MOST_OUTPUT, STEP_S, ShellEnvironment

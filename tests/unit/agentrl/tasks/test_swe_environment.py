@@ -17,7 +17,7 @@ from agentrl.environment import Task
 from agentrl.exceptions import InfraError, InvalidError
 from agentrl.processes.ledger import ProcessLedger
 from agentrl.processes.owned import Processes
-from agentrl.rollout.opening import opening
+from agentrl.rollout.actions import opening
 from agentrl.sandbox.interface import ExecResult, Limits, SandboxSpec
 from agentrl.tasks.harbor import File
 from agentrl.tasks.swe import prompts

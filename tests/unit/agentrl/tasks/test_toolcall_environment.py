@@ -11,7 +11,7 @@ import pytest
 from agentrl.environment import Task
 from agentrl.exceptions import InfraError, InvalidError
 from agentrl.protocol import JsonObject
-from agentrl.rollout.opening import FORMS, opening
+from agentrl.rollout.actions import FORMS, opening
 from agentrl.tasks.toolcall import environment as module
 from agentrl.tasks.toolcall.config import BUILTIN
 from agentrl.tasks.toolcall.draft import Draft

@@ -1,0 +1,102 @@
+"""Training and evaluation play alike: the same replies lead to the same actions, limits and ending with either policy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.environment import Task
+from agentrl.protocol import Ending
+from agentrl.rollout.chat_policy import ChatPolicy, Unpooled
+from agentrl.rollout.play import Play, Played
+from agentrl.rollout.settings import Settings
+from tests.helpers.agent_rollouts import GUESS, talk
+from tests.helpers.agent_stages import END, staged
+
+CALL = '<tool_call>\n{"name": "guess", "arguments": {"number": 7}}\n</tool_call>'
+UNREADABLE = '<tool_call>\n{"name": "guess", "arguments": [7]}\n</tool_call>'
+READ = re.compile(r'"name": "(\w+)", "arguments": ([^\n]*)\}\n')
+
+
+class Scripted:
+    """A chat model that says ``replies`` by the number of those before; the last one goes on."""
+
+    def __init__(self, replies: Sequence[str]) -> None:
+        self._replies = replies
+
+    async def ask(
+        self, messages: Sequence[Mapping[str, Any]], tools: Any, parameters: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        before = sum(message["role"] == "assistant" for message in messages)
+        text = self._replies[min(before, len(self._replies) - 1)]
+        calls = [
+            {"id": f"call_{before}_{number}", "type": "function", "function": {"name": found[1], "arguments": found[2]}}
+            for number, found in enumerate(READ.finditer(text))
+        ]
+        message = {"role": "assistant", "content": text.partition("<tool_call>")[0], "tool_calls": calls}
+        return {"choices": [{"message": message, "finish_reason": "stop"}], "usage": {"completion_tokens": 2}}
+
+
+async def chatted(replies: Sequence[str], task: Task, limits: Settings) -> tuple[Played, list[Any]]:
+    """Return the episode of a chat policy, and the actions that reached the environment."""
+    kind = talk(task)
+    processes: Any = None
+    played = await Play(ChatPolicy(Scripted(replies)), Unpooled(kind(processes), task), limits, task_id=task.id).play()
+    assert played is not None
+    return played, kind.seen
+
+
+@pytest.mark.parametrize(
+    ("replies", "data", "variables", "ending"),
+    [
+        (["one", "two"], {"steps": 2}, {}, Ending.DONE),
+        (["nonsense", "one"], {"steps": 2}, {}, Ending.DONE),
+        ([CALL, UNREADABLE, f"{CALL}\n{CALL}", CALL], {"steps": 4, "tools": [GUESS]}, {}, Ending.DONE),
+        ([UNREADABLE], {"steps": 4, "tools": [GUESS]}, {"AGENTRL_MAX_MALFORMED": "3"}, Ending.MALFORMED),
+        ([f"{CALL}\n{UNREADABLE}"], {"steps": 4, "tools": [GUESS]}, {"AGENTRL_MAX_TURNS": "2"}, Ending.TURNS),
+        (["none", "```\na\n```"], {"steps": 1, "actions": "code_block"}, {}, Ending.DONE),
+        (["on"], {"steps": 40}, {"AGENTRL_MAX_TURNS": "2"}, Ending.TURNS),
+        (["on"], {"steps": 40}, {"AGENTRL_MAX_SAMPLED_TOKENS": "4"}, Ending.SAMPLED_TOKENS),
+        (["on"], {"steps": 40}, {"AGENTRL_EPISODE_SECONDS": "1e-9"}, Ending.SECONDS),
+        (["on", "hang"], {"steps": 40}, {"AGENTRL_STEP_SECONDS": "0.1"}, Ending.STEP_SECONDS),
+    ],
+)
+async def test_an_episode_ends_alike_in_training_and_evaluation(
+    replies: list[str],
+    data: dict[str, Any],
+    variables: dict[str, str],
+    ending: Ending,
+    tmp_path: Path,
+    tiny_random_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    task = Task("guess", data)
+    chat, seen = await chatted(replies, task, Settings.from_env())
+    async with staged(talk(task), [f"{each}{END}" for each in replies], tmp_path, tiny_random_model, monkeypatch) as on:
+        trained = (await on.play())[0].metadata["agent"]
+        assert on.environment.seen == seen
+    assert chat.ending is ending
+    told = (trained["ending"], trained["turns"], trained["malformed"], trained["calls"])
+    assert told == (ending.value, chat.turns, chat.malformed, chat.calls)
+    assert (chat.verdict is None) == (trained["outcome"] is None)
+
+
+async def test_an_evaluation_leaves_out_what_training_leaves_out() -> None:
+    """The oldest exchanges go first, and the whole conversation stays in what is returned."""
+    limits = Settings(context="drop_middle", max_turns=12)
+    policy = ChatPolicy(Scripted(["a reply"]), {"max_tokens": 50}, context=400)
+    task = Task("guess", {"steps": 12, "more": "x1 y2 " * 20})
+    kind = talk(task)
+    processes: Any = None
+    played = await Play(policy, Unpooled(kind(processes), task), limits, task_id="guess").play()
+    assert played is not None
+    assert (played.ending, played.turns) == (Ending.DONE, 12)
+    assert played.cuts > 0
+    assert any("earlier exchanges are left out" in str(message["content"]) for message in policy.messages)
+    assert sum(message["role"] == "assistant" for message in played.messages) == 12
