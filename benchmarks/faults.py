@@ -20,7 +20,7 @@ from benchmarks.fault_parts.fast import run_fast
 from benchmarks.fault_parts.real import run_real
 from benchmarks.machine import describe_machine
 from groundwork.command_line import output_file
-from tests.helpers import tiny_random
+from lab.testkit import tiny_random
 
 MUST_BE_ZERO = (
     "judged_lost",

@@ -73,7 +73,7 @@ def start(run_dir: Path, rollouts: int, *flags: str) -> subprocess.Popen[bytes]:
     words = f"""--hf-checkpoint {MODEL} --device cpu --actor-num-gpus-per-node 1 --rollout-num-gpus 1 --num-gpus 2
         --run-dir {run_dir} --save {run_dir / "save"} --prompt-data {prompts} --input-key prompt
         --rollout-batch-size 2 --n-samples-per-prompt 4 --rollout-max-response-len 24 --num-rollout {rollouts}
-        --custom-rm-path tests.helpers.rewards.prefer_even_ids --use-dynamic-batch-size --max-tokens-per-gpu 4096
+        --custom-rm-path lab.testkit.rewards.prefer_even_ids --use-dynamic-batch-size --max-tokens-per-gpu 4096
         --before-push-path benchmarks.gate_parts.plugin.decide --serve-when-done"""
     paths = os.pathsep.join([str(REPOSITORY / "slime"), str(REPOSITORY)])
     with (run_dir / "driver.log").open("wb") as log:

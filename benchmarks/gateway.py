@@ -37,7 +37,7 @@ from benchmarks.load import Spec
 from benchmarks.machine import describe_machine
 from benchmarks.peers import start_litellm
 from groundwork.command_line import output_file
-from tests.helpers.tiny_random import build_tokenizer
+from lab.testkit.tiny_random import build_tokenizer
 
 STEP_MS = 10.0
 TOKENS = 64

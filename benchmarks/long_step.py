@@ -33,11 +33,11 @@ import torch
 
 from benchmarks.machine import describe_machine
 from benchmarks.memory import give_back_freed_blocks, peak, reset_peak
-from benchmarks.own_process import in_own_process
 from benchmarks.trainer_parts.our_step import arguments
 from benchmarks.trainer_parts.shapes import SHAPES, build
 from groundwork.command_line import output_file
 from groundwork.network import find_available_port
+from lab.testkit.processes import in_own_process
 from slime.backends.fsdp_utils.actor import FSDPTrainActor
 from slime.rollout.train_data import split_by_dp
 from slime.utils.head_memory import head_bytes

@@ -45,13 +45,13 @@ from typing import Any
 from benchmarks import losses
 from benchmarks.figures import record_figure
 from benchmarks.machine import describe_machine
-from benchmarks.own_process import in_own_process
 from benchmarks.trainer_parts import logprob_pass
 from benchmarks.trainer_parts.ratio import against_goal, how_many_times_faster
 from benchmarks.trainer_parts.samples import mixed_lengths, samples
 from benchmarks.trainer_parts.shapes import SHAPES, build, matmul_peak
 from benchmarks.trainer_parts.sides import TRL, Plan, run_in_turn
 from groundwork.command_line import output_file
+from lab.testkit.processes import in_own_process
 from slime.backends.trainer.flops import step_flops
 
 PACKED_GOAL, TRL_GOAL = 1.5, 1.0

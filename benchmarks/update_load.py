@@ -19,7 +19,7 @@ import httpx
 import torch
 
 from benchmarks.streams import RefusedError, stream_events
-from tests.helpers.weight_sender import WeightSender
+from lab.testkit.live_engine import WeightSender
 
 REQUEST_SECONDS = 240.0
 FIRST_SECONDS = 240.0

@@ -22,15 +22,14 @@ from benchmarks.fault_parts.checks import write_json
 from benchmarks.machine import describe_machine
 from benchmarks.update_load import swap_under_load
 from groundwork.command_line import output_file
+from lab.testkit import tiny_random
+from lab.testkit.engine import serve
+from lab.testkit.live_engine import WeightSender, engine_arguments, live_engine
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
 from openclaw.gateway.assemble import build_service
 from openclaw.ledger.store import Ledger
 from slime.backends.sglang_utils.engine import SGLangEngine
-from tests.helpers import tiny_random
-from tests.helpers.live_engine import engine_arguments, live_engine
-from tests.helpers.mock_engine import serve
-from tests.helpers.weight_sender import WeightSender
 
 MAX_TOKENS = 120
 

@@ -35,11 +35,11 @@ from benchmarks.push_comparison import compare
 from benchmarks.weight_receiver import ReceiverProcess, local_handle
 from groundwork.command_line import output_file
 from groundwork.network import find_available_port
+from lab.testkit import tiny_random
 from slime.args import Arguments
 from slime.weight_sync import WeightSync
 from slime.weight_sync.segments import Mappings, Segment
 from slime.weight_sync.transports import make_weight_sync
-from tests.helpers import tiny_random
 
 BROADCAST = "broadcast (gloo)"
 PATHS: dict[str, dict[str, Any]] = {
@@ -206,7 +206,7 @@ def run_path(
 
 def run_engine(folder: Path, repeats: int) -> list[dict[str, Any]]:
     """Push a model of a few KB to a real engine by every path; what a push costs besides its bytes."""
-    from tests.helpers.live_engine import engine_arguments, live_engine
+    from lab.testkit.live_engine import engine_arguments, live_engine
 
     model = tiny_random.build(folder / "model", seed=11)
     weights = load_file(model / "model.safetensors")

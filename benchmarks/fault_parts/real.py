@@ -22,9 +22,9 @@ from benchmarks.fault_parts.clients import Clients, Words
 from benchmarks.fault_parts.trainer import Weights
 from benchmarks.machine import REPOSITORY
 from groundwork.network import find_available_port
+from lab.testkit.live_run import LiveRun, wait_until
+from lab.testkit.processes import alive
 from openclaw.ledger.store import Ledger
-from tests.helpers.live_run import LiveRun, wait_until
-from tests.helpers.processes import alive
 
 ENDS_THE_RUN = ("trainer", "driver")
 KINDS = ("runtime", "judge", "policy", "policy in an update", *ENDS_THE_RUN)

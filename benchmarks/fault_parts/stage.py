@@ -49,7 +49,7 @@ class Stage:
         self._children: dict[str, ChildProcess] = {}
         self._log_starts: dict[str, int] = {}
         self._ports = {name: find_available_port() for name in ("policy", "judge", "runtime")}
-        helper = [sys.executable, "-m", "tests.helpers.policy_and_judge", "--tokenizer", str(tokenizer)]
+        helper = [sys.executable, "-m", "lab.testkit.policy_and_judge", "--tokenizer", str(tokenizer)]
         parts = [sys.executable, "-m"]
         trainer = ["--folder", str(folder), "--policy-url", self.url("policy"), "--batch-size", str(batch_size)]
         self._commands: Mapping[str, list[str]] = {

@@ -15,8 +15,8 @@ import uuid
 from pathlib import Path
 
 from groundwork.process import watch_lifeline
+from lab.testkit.ledger_records import USER_NEXT, make_turn
 from openclaw.ledger.store import Ledger
-from tests.helpers.ledger_records import USER_NEXT, make_turn
 
 
 def main() -> int:

@@ -29,16 +29,16 @@ from agentrl.registry import Registry
 from agentrl.tasks.terminal.environment import TerminalEnvironment
 from agentrl.web.app import create_app
 from benchmarks.path_parts.recorder import REPOSITORY, Entry, Recorder
+from lab.testkit import tiny_random
+from lab.testkit.agent_rollouts import ScriptedPolicy
+from lab.testkit.engine import serve
+from lab.testkit.policy_and_judge import PolicyAndJudge
+from lab.testkit.rollout_engine import rollout_args
 from slime.args import Arguments
 from slime.rollout.generation import GenerateState
 from slime.utils import http_utils
 from slime.utils.misc import SingletonMeta
 from slime.utils.types import Sample
-from tests.helpers import tiny_random
-from tests.helpers.agent_rollouts import ScriptedPolicy
-from tests.helpers.mock_engine import serve
-from tests.helpers.policy_and_judge import PolicyAndJudge
-from tests.helpers.rollout_engine import rollout_args
 
 FOLDER = REPOSITORY / "terminal-rl"
 END = "<|im_end|>"

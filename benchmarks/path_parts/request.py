@@ -16,8 +16,8 @@ from openclaw.gateway.app import create_app
 from openclaw.gateway.assemble import build_service
 from openclaw.ledger.store import Ledger
 from openclaw.privacy.redactor import build_redactor
-from tests.helpers.mock_engine import mock_engine, serve
-from tests.helpers.tiny_random import build_tokenizer
+from lab.testkit.engine import mock_engine, serve
+from lab.testkit.tiny_random import build_tokenizer
 
 PATIENCE = 60.0
 REPLY = "The sum is five, because two and three make five."

@@ -14,15 +14,15 @@ from unittest import mock
 import torch
 
 from benchmarks.path_parts.recorder import Entry, Recorder
+from lab.testkit import tiny_random
+from lab.testkit.ledger_records import USER_NEXT, make_turn
+from lab.testkit.trainer import trainer_args
 from openclaw.training.rollout import LedgerDataSource
 from slime.args import Arguments
 from slime.arguments.placement import Placement
 from slime.backends.fsdp_utils.actor import FSDPTrainActor
 from slime.ray.placement import ReservedPlacement
 from slime.ray.rollout import RolloutManager
-from tests.helpers import tiny_random
-from tests.helpers.ledger_records import USER_NEXT, make_turn
-from tests.helpers.trainer import trainer_args
 
 WARM_UP, RECORDED = 0, 1
 

@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.memory import give_back_freed_blocks, peak, reset_peak
-from benchmarks.own_process import in_own_process
 from benchmarks.trainer_parts.our_step import arguments
 from benchmarks.trainer_parts.samples import samples
 from benchmarks.trainer_parts.shapes import Shape, build
 from groundwork.network import find_available_port
+from lab.testkit.processes import in_own_process
 from slime.args import Arguments
 from slime.backends.fsdp_utils.model import build_policy
 from slime.backends.fsdp_utils.train_step import log_prob_pass

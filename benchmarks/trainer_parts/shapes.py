@@ -39,7 +39,7 @@ def build(
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from tests.helpers.tiny_random import build_tokenizer
+    from lab.testkit.tiny_random import build_tokenizer
 
     tokenizer = build_tokenizer()
     config = Qwen3Config(

@@ -20,7 +20,7 @@ from agentrl.protocol import Ending, JsonObject, Observation, StepResult
 from agentrl.rollout.chat_policy import Endpoint, message_of
 from agentrl.rollout.settings import Settings
 from groundwork.exceptions import ConfigError
-from tests.helpers.agent_rollouts import Talk, talk
+from lab.testkit.agent_rollouts import Talk, talk
 
 TOOL: JsonObject = {"type": "function", "function": {"name": "computer_use", "parameters": {"type": "object"}}}
 SCREEN: dict[str, Any] = {"system": "You work.", "tools": [TOOL], "actions": "computer_use", "steps": 2}

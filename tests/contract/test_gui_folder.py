@@ -31,6 +31,7 @@ from groundwork.processors import (
     load_tokenizer,
     process_vision_info,
 )
+from lab.testkit.agent_rollouts import talk
 from openclaw.ledger.records import Vote
 from slime.args import Arguments
 from slime.arguments.dry_run import of_machine
@@ -49,7 +50,6 @@ from slime.utils.mask_utils import MultiTurnLossMaskGenerator
 from slime.utils.misc import SingletonMeta, load_function
 from slime.utils.types import Sample
 from tests.helpers import tiny_vision
-from tests.helpers.agent_rollouts import talk
 from tests.helpers.agent_stages import END, PARAMETERS, staged, staged_behind
 from tests.helpers.pictures import picture
 

@@ -16,6 +16,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from groundwork.exceptions import ConfigError
+from lab.testkit.ledger_records import USER_NEXT, make_turn
+from lab.testkit.tiny_random import build_tokenizer
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.judge.client import JudgeClient, JudgeSampling
 from openclaw.judge.hygiene import Limits
@@ -30,8 +32,6 @@ from openclaw.method import load_method
 from slime.utils.forwarded_environment import forwarded
 from slime.utils.misc import load_function
 from tests.helpers.fake_engine import FakeEngine
-from tests.helpers.ledger_records import USER_NEXT, make_turn
-from tests.helpers.tiny_random import build_tokenizer
 
 METHOD = """
 from dataclasses import dataclass

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from lab.testkit.ledger_records import USER_NEXT, make_turn
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.launch.method_check import folder_problems
 from openclaw.launch.profiles import TINY_CPU
 from openclaw.launch.resolve import make_plan
 from openclaw.method import load_method
 from slime.utils.misc import load_function
-from tests.helpers.ledger_records import USER_NEXT, make_turn
 
 METHOD = """
 from dataclasses import dataclass

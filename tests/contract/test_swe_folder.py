@@ -22,6 +22,7 @@ from agentrl.tasks.swe.generate import generate as instance
 from agentrl.tasks.swe.source import InstanceSource
 from groundwork.exceptions import ConfigError
 from groundwork.processors import load_tokenizer
+from lab.testkit.agent_rollouts import talk
 from openclaw.ledger.records import Vote
 from slime.args import Arguments
 from slime.arguments.plugin_names import missing_plugins
@@ -29,7 +30,6 @@ from slime.rollout.sglang_rollout import GenerateState
 from slime.utils import http_utils
 from slime.utils.http_utils import post
 from slime.utils.types import Sample
-from tests.helpers.agent_rollouts import talk
 from tests.helpers.agent_stages import END, PARAMETERS, staged
 from tests.helpers.launch_plans import CLEAN, ROOT, Scripts
 

@@ -36,12 +36,12 @@ from agentrl.tasks.harbor import write_task
 from agentrl.tasks.shell.generate import generate, task_toml
 from agentrl.tasks.terminal.source import TaskSource
 from groundwork.exceptions import ConfigError
+from lab.testkit.agent_rollouts import GUESS, talk
 from openclaw.ledger.records import Vote
 from slime.args import Arguments
 from slime.rollout.train_data import convert
 from slime.utils import logging_utils
 from slime.utils.types import Sample
-from tests.helpers.agent_rollouts import GUESS, talk
 from tests.helpers.agent_stages import END, PARAMETERS, staged
 
 THINKS = {"non_think_mode": False}

@@ -22,12 +22,12 @@ from agentrl.sandbox.bubblewrap import Bubblewrap
 from agentrl.tasks.toolcall.config import read_config
 from agentrl.tasks.toolcall.generate import generate
 from groundwork.exceptions import ConfigError
+from lab.testkit.trainer import trainer_args
 from slime.algorithms.losses.custom import reads_response_rows
 from slime.algorithms.losses.reduce import make_reducer
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
 from tests.helpers.plain_sandboxes import PlainProvider
-from tests.helpers.trainer import trainer_args
 
 STORE = "toolcall/get_value/train/0"
 BUILTIN = {name: {"function": {"name": name}, "binding": {"kind": "builtin"}} for name in ("calculator", "store_get")}

@@ -12,13 +12,14 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.weight_receiver import local_handle
+from lab.testkit import tiny_random, trainer
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.memory_calls import CACHE, WEIGHTS
 from slime.backends.trainer.offload import HostMemory
 from slime.weight_sync.transports import make_weight_sync
-from tests.helpers import megatron_ranks, tiny_random, trainer, trainer_ranks
+from tests.helpers import megatron_ranks, trainer_ranks
 from tests.helpers.weight_receivers import rank_zero
 
 GPU = torch.device("cuda", 0)

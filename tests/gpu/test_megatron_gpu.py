@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers import megatron_critic, tiny_models, trainer
+from lab.testkit import trainer
+from tests.helpers import megatron_critic, tiny_models
 from tests.helpers.megatron_outcome import CPU, ROLLOUTS, check_same, outcome
 from tests.helpers.needed import needs
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers import trainer, trainer_ranks
+from lab.testkit import trainer
+from tests.helpers import trainer_ranks
 from tests.helpers.gradient_cases import CASES, check_case
 from tests.helpers.tolerance import MODEL
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentrl.rollout.records import EpisodeRecord
-from tests.helpers.agent_rollouts import GUESS
+from lab.testkit.agent_rollouts import GUESS
 
 
 def write_episode(folder: Path, name: str = "train-3-7-aa") -> EpisodeRecord:

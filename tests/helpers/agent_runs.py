@@ -28,7 +28,7 @@ from agentrl.processes.ledger import ProcessLedger
 from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
 from agentrl.registry import Registry
 from agentrl.web.app import create_app
-from tests.helpers.agent_pools import ADDRESS, QUICK, CutTransport
+from lab.testkit.agent_pools import ADDRESS, QUICK, CutTransport
 
 SOLVED = Verdict(status="ok", score=1.0)
 FAILED = Verdict(status="task_failed", score=0.0)

@@ -14,14 +14,14 @@ import pytest
 from agentrl.environment import Environment
 from agentrl.rollout import generate as loop
 from agentrl.rollout.records import names, read
+from lab.testkit.agent_rollouts import ScriptedPolicy, pool_of
+from lab.testkit.rollout_engine import rollout_args
 from slime.args import Arguments
 from slime.rollout.generation import GenerateState
 from slime.utils import http_utils
 from slime.utils.async_utils import run
 from slime.utils.misc import SingletonMeta
 from slime.utils.types import Sample
-from tests.helpers.agent_rollouts import ScriptedPolicy, pool_of
-from tests.helpers.rollout_engine import rollout_args
 
 END = "<|im_end|>"
 PARAMETERS: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 1024}

@@ -13,13 +13,13 @@ from pathlib import Path
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from lab.testkit.engine import mock_engine
+from lab.testkit.tiny_random import build_tokenizer
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
 from openclaw.gateway.assemble import build_service
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.listen import GatewayServer
-from tests.helpers.mock_engine import mock_engine
-from tests.helpers.tiny_random import build_tokenizer
 
 
 async def main(folder: Path) -> None:

@@ -13,7 +13,7 @@ OWN = {
     "rollout": "slime.rollout.sglang_rollout.generate_rollout",
     "eval": "slime.rollout.sglang_rollout.generate_rollout",
     "generate": "slime.rollout.sglang_rollout.generate",
-    "reward": "tests.helpers.rewards.prefer_even_ids",
+    "reward": "lab.testkit.rewards.prefer_even_ids",
     "dynamic_filter": "tests.helpers.good_plugins.keep_all",
     "buffer_filter": "slime.rollout.data_source.pop_first",
     "sample_filter": "tests.helpers.good_plugins.remove_truncated",

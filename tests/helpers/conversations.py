@@ -7,11 +7,11 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+from lab.testkit.ledger_records import make_turn
 from openclaw.ledger.records import Turn
 from openclaw.ledger.store import Ledger
 from openclaw.sessions import Sessions, TurnContext
 from openclaw.sessions.table import NODES_PER_SESSION
-from tests.helpers.ledger_records import make_turn
 
 SYSTEM = {"role": "system", "content": "You are helpful."}
 NUMBERS = itertools.count()

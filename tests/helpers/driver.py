@@ -13,15 +13,14 @@ from pathlib import Path
 import httpx
 import psutil
 
-from tests.helpers.probing import PROBE
-from tests.helpers.processes import assert_all_gone, title_of
+from lab.testkit.processes import PROBE, assert_all_gone, title_of
 
 WAIT_SECONDS = 300
 PROMPTS = 40
 COMMON = (
     *("--device", "cpu", "--actor-num-gpus-per-node", "1", "--rollout-num-gpus", "1"),
     *("--rollout-batch-size", "2", "--n-samples-per-prompt", "4", "--input-key", "prompt"),
-    *("--rollout-max-response-len", "24", "--custom-rm-path", "tests.helpers.rewards.prefer_even_ids"),
+    *("--rollout-max-response-len", "24", "--custom-rm-path", "lab.testkit.rewards.prefer_even_ids"),
     *("--use-dynamic-batch-size", "--max-tokens-per-gpu", "512", "--lr", "1e-3"),
     *("--rollout-health-check-interval", "1"),
 )

@@ -14,12 +14,12 @@ import torch
 
 from benchmarks.weight_receiver import local_handle
 from groundwork.network import find_available_port
+from lab.testkit.trainer import shards
 from slime.args import Arguments
 from slime.backends.fsdp_utils.actor import FSDPTrainActor
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.trainer.rollout_data import RolloutShard
 from tests.helpers.engine_streams import Stream, Tolerance, errors, prompts, stream, wait_for_some, within
-from tests.helpers.trainer import shards
 
 STREAMS = 8
 VERSIONS = ("1", "2", "3", "4")

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import torch
 
+from lab.testkit.processes import wait_until
 from tests.helpers.tolerance import MODEL, tolerance
-from tests.helpers.waiting import wait_until
 
 TEMPERATURE = 0.6
 WAIT_SECONDS = 120.0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from lab.testkit.ledger_records import make_turn
 from openclaw.ledger.episode_records import Episode, EpisodeRules
 from openclaw.ledger.records import VersionSpan
 from openclaw.ledger.store import Ledger
 from openclaw.owners import stored_id
-from tests.helpers.ledger_records import make_turn
 
 RULES = EpisodeRules(temperature=0.6, max_tokens=1000)
 MOST = 100

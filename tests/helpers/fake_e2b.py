@@ -29,7 +29,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from agentrl.sandbox import remote
-from tests.helpers.mock_engine import serve
+from lab.testkit.engine import serve
 
 KEY = "e2b_stand_in_key"
 LOCAL_SUPERVISOR = Path(__file__).with_name("local_supervisor.py")

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from lab.testkit.processes import ready_to_fork
 from slime.weight_sync.group import join_group
-from tests.helpers.new_process import ready_to_fork
 
 
 def _serve(pipe: Any, ranks: int) -> None:

@@ -16,7 +16,7 @@ import psutil
 
 from groundwork.cleanup import entrust, start_janitor
 from groundwork.network import find_available_port
-from tests.helpers.processes import assert_all_gone, title_of
+from lab.testkit.processes import assert_all_gone, title_of
 
 ADDRESSES = ("127.0.0.4", "127.0.0.5")
 _RAY = (sys.executable, "-c", "from ray.scripts.scripts import main; main()")

@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lab.testkit import trainer
 from slime.arguments import placement
 from slime.backends.trainer.snapshot import states_of
 from slime.ray.trainer import merged
 from slime.utils.probes import Answer, Probe
-from tests.helpers import trainer
 from tests.helpers.megatron_ranks import megatron_args
 
 BEFORE, REFUSED, AFTER = 0, 1, 2

@@ -16,12 +16,12 @@ import psutil
 import torch
 from transformers import AutoModelForCausalLM
 
+from lab.testkit.live_run import LiveRun, wait_until
+from lab.testkit.processes import alive, assert_all_gone, title_of
 from openclaw.ledger.store import Ledger
 from slime.checkpoints.versions import saved_versions
 from tests.helpers.driver import live_version
 from tests.helpers.held_gate import REFUSE, held_file, hold_file, words_of, write_whole
-from tests.helpers.live_run import LiveRun, wait_until
-from tests.helpers.processes import alive, assert_all_gone, title_of
 
 BATCH = 2
 SECONDS = 300.0

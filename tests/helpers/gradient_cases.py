@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from lab.testkit import trainer
 from slime.args import Arguments
-from tests.helpers import forced_experts, trainer
+from tests.helpers import forced_experts
 from tests.helpers.reference_loss import reference
 from tests.helpers.tolerance import MODEL, assert_near
 

@@ -17,8 +17,8 @@ import psutil
 
 from agentrl.harness.records import BEGUN, EPISODES, GROUPS, lines
 from groundwork.network import find_available_port
+from lab.testkit.processes import eventually
 from tests.helpers.killable_agent import FOLDER_VARIABLE, TASK, KillableAgent
-from tests.helpers.waiting import eventually
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SECONDS = 240.0

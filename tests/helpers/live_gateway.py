@@ -11,11 +11,11 @@ from openai import AsyncOpenAI
 from prometheus_client import CollectorRegistry
 from transformers import AutoTokenizer
 
+from lab.testkit.engine import serve
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
 from openclaw.gateway.assemble import build_service
 from openclaw.ledger.store import Ledger
-from tests.helpers.mock_engine import serve
 
 
 @asynccontextmanager

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from groundwork.chat_messages import Message
+from lab.testkit.ledger_records import make_turn
 from openclaw.ledger.records import Verdict, VersionSpan, Vote
 from openclaw.ledger.store import Ledger
 from openclaw.training.samples import make_sample
 from slime.args import Arguments
 from slime.tracking.trackers import JsonLines
-from tests.helpers.ledger_records import make_turn
 
 START = 1.7e9
 COMPLAINT: list[Message] = [{"role": "user", "content": "No bold please, write it again."}]

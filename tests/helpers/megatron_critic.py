@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lab.testkit import trainer
 from slime.arguments import placement
 from slime.backends.megatron_utils import train_step
 from slime.backends.megatron_utils.actor import MegatronTrainActor
@@ -16,7 +17,6 @@ from slime.backends.megatron_utils.config import read_config, shape_of
 from slime.backends.megatron_utils.critic import MegatronCriticActor
 from slime.backends.megatron_utils.model import unwrapped
 from slime.backends.megatron_utils.weights import full_weights
-from tests.helpers import trainer
 from tests.helpers.megatron_ranks import CPU, gradient_of, megatron_args, share_gradients
 from tests.helpers.ppo_ranks import from_all_ranks, ppo_rollout
 

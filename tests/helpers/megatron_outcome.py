@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers import megatron_ranks, trainer
+from lab.testkit import trainer
+from tests.helpers import megatron_ranks
 
 ROLLOUTS = [0, 1]
 CPU = {"loss_type": "sft_loss", "adam_eps": 1e-4, "train_dtype": "float32"}

@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lab.testkit import trainer
 from slime.args import Arguments
 from slime.backends.trainer.offload import storage_of
-from tests.helpers import gradient_cases, megatron_hooks, trainer
+from tests.helpers import gradient_cases, megatron_hooks
 
 CPU = torch.device("cpu")
 

@@ -10,7 +10,7 @@ import pytest
 @pytest.fixture(scope="session")
 def tiny_random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Qwen3 checkpoint with random weights, untied embeddings."""
-    from tests.helpers import tiny_random
+    from lab.testkit import tiny_random
 
     return tiny_random.build(tmp_path_factory.mktemp("model") / "random")
 
@@ -18,6 +18,6 @@ def tiny_random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_random_tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Qwen3 checkpoint with random weights, embeddings tied to the LM head."""
-    from tests.helpers import tiny_random
+    from lab.testkit import tiny_random
 
     return tiny_random.build(tmp_path_factory.mktemp("model") / "tied", seed=1, tie_word_embeddings=True)

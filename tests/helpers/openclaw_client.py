@@ -13,9 +13,8 @@ import httpx
 import psutil
 
 from groundwork.network import find_available_port
-from tests.helpers.live_run import wait_until
-from tests.helpers.probing import answers
-from tests.helpers.processes import end
+from lab.testkit.live_run import wait_until
+from lab.testkit.processes import answers, end
 
 TOKEN = "gateway-token"
 CONTEXT_WINDOW = 32768

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from lab.testkit.ledger_records import USER_NEXT, make_turn
 from openclaw.ledger.probes import PROBE
 from openclaw.ledger.records import ScoreSource, Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.training.samples import make_sample
-from tests.helpers.ledger_records import USER_NEXT, make_turn
 
 
 def judged(

@@ -12,7 +12,7 @@ import httpx
 from fastapi import FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
 
-from tests.helpers.mock_engine import serve
+from lab.testkit.engine import serve
 
 GRAMMAR = "structural_tag"
 

@@ -10,8 +10,9 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from lab.testkit import trainer
 from slime.rollout.train_data import split_by_dp
-from tests.helpers import megatron_ranks, trainer
+from tests.helpers import megatron_ranks
 
 GRADIENTS, CHOICES = ".gradients", ".choices"
 

@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.fault_parts.trainer import NoRuntime
+from lab.testkit import trainer
+from lab.testkit.ledger_records import USER_NEXT, make_turn
 from openclaw.ledger.records import Verdict, VersionSpan
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.where import ledger_path
@@ -24,8 +26,7 @@ from slime.args import Arguments
 from slime.backends.fsdp_utils.actor import FSDPTrainActor
 from slime.backends.fsdp_utils.weights import gather
 from slime.rollout.train_data import convert, split_by_dp
-from tests.helpers import trainer, trainer_ranks
-from tests.helpers.ledger_records import USER_NEXT, make_turn
+from tests.helpers import trainer_ranks
 from tests.helpers.ppo_ranks import from_all_ranks
 
 BATCH = 4

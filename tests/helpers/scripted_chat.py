@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from tests.helpers.mock_engine import serve
+from lab.testkit.engine import serve
 
 
 def said(text: str) -> dict[str, Any]:

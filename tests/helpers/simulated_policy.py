@@ -19,6 +19,7 @@ from openclaw_rl_method import BinaryRL
 from prometheus_client import CollectorRegistry
 
 from groundwork.chat_messages import Message
+from lab.testkit.trainer import trainer_args
 from openclaw.config.runtime import HYGIENE_RULES
 from openclaw.judge.answers import read_vote
 from openclaw.judge.hygiene import Limits
@@ -32,7 +33,6 @@ from slime.algorithms.advantages import compute_advantages
 from slime.algorithms.losses.policy_loss import policy_loss
 from slime.algorithms.losses.reduce import make_reducer
 from slime.rollout.train_data import convert
-from tests.helpers.trainer import trainer_args
 
 BATCH = 16
 RATE = 0.1

@@ -14,13 +14,13 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from lab.testkit.engine import MockEngine, mock_engine, serve
+from lab.testkit.tiny_random import build_tokenizer
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
 from openclaw.gateway.assemble import build_service
 from openclaw.ledger.records import Turn
 from openclaw.ledger.store import Ledger
-from tests.helpers.mock_engine import MockEngine, mock_engine, serve
-from tests.helpers.tiny_random import build_tokenizer
 
 Answer = Callable[[str], str]
 

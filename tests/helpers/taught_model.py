@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.helpers import tiny_random
+from lab.testkit import tiny_random
 
 STEPS = 300
 GOOD_LOSS = 0.01

@@ -9,7 +9,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from tests.helpers import trainer
+from lab.testkit import trainer
 
 
 def run_tools(commands: list[list[str]], out: Path) -> list[tuple[int, str]]:

@@ -10,13 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lab.testkit import trainer
 from slime.backends.fsdp_utils import train_step
 from slime.backends.fsdp_utils.actor import FSDPTrainActor
 from slime.backends.fsdp_utils.critic import FSDPCriticActor
 from slime.backends.fsdp_utils.weights import gather
 from slime.backends.trainer.offload import storage_of
 from slime.exceptions import TrainerError
-from tests.helpers import gradient_cases, trainer
+from tests.helpers import gradient_cases
 from tests.helpers.ppo_ranks import ppo_rollout
 
 CPU = torch.device("cpu")

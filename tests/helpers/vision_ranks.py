@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from lab.testkit import trainer
 from slime.backends.fsdp_utils import train_step
-from tests.helpers import trainer, trainer_ranks, vision_samples
+from tests.helpers import trainer_ranks, vision_samples
 from tests.helpers.ppo_ranks import from_all_ranks
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from lab.testkit.trainer import trainer_args
 from slime.algorithms.losses.hybrid_distillation import hybrid_loss
 from slime.algorithms.losses.reduce import make_reducer
 from slime.algorithms.losses.topk_distillation import topk_distillation_loss
@@ -19,7 +20,6 @@ from slime.utils.ppo_utils import compute_log_probs
 from slime.utils.vocab_parallel import log_probs_of_ids, tensor_parallel_group
 from tests.helpers.float64_losses import VOCABULARY, reference_log_probs, reference_topk_kl, vocabulary_case
 from tests.helpers.tolerance import FEW, assert_near
-from tests.helpers.trainer import trainer_args
 
 # Rows of the head at its end that pad the vocabulary; with two ranks all of them lie on the second.
 PADDING = 23

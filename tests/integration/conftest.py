@@ -15,7 +15,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from agentrl.sandbox.bubblewrap import Bubblewrap
 from agentrl.sandbox.supervised import SupervisedSandbox
-from tests.helpers import tiny_random
+from lab.testkit import tiny_random
 from tests.helpers.sandboxes import sandbox
 
 LONGEST_FIRST = (
@@ -93,7 +93,7 @@ def references(random_models: list[Path]) -> list[Any]:
 @pytest.fixture(scope="session")
 def engine(tiny_random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """An engine that serves the first of `random_models`; whoever changes its weights ends with an even version."""
-    from tests.helpers.live_engine import engine_arguments, live_engine
+    from lab.testkit.live_engine import engine_arguments, live_engine
 
     with live_engine(engine_arguments(tiny_random_model, tmp_path_factory.mktemp("engine"))) as engine:
         yield engine

@@ -11,12 +11,12 @@ import httpx
 import pytest
 
 from benchmarks.weight_receiver import local_handle
+from lab.testkit.live_engine import engine_arguments, live_engine
 from slime.args import Arguments
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.weight_sync.adapter import adapter_config
 from tests.helpers.adapter_checks import LORA, check_requests_keep_their_adapter, error_of, loaded, merged
 from tests.helpers.engine_streams import FLOAT32, WAIT_SECONDS, prompts, stream
-from tests.helpers.live_engine import engine_arguments, live_engine
 from tests.helpers.weight_receivers import connected, rank_zero
 
 

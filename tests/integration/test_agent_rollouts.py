@@ -19,17 +19,17 @@ from safetensors.torch import load_file
 
 from agentrl.rollout import generate as loop
 from agentrl.rollout.records import names, read
+from lab.testkit.agent_rollouts import Letters, pool_of
+from lab.testkit.live_engine import WeightSender
+from lab.testkit.processes import wait_until
+from lab.testkit.rollout_engine import rollout_args
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.rollout.generation import GenerateState
 from slime.utils import http_utils
 from slime.utils.misc import SingletonMeta
 from slime.utils.types import Sample
-from tests.helpers.agent_rollouts import Letters, pool_of
 from tests.helpers.driver import Driver
 from tests.helpers.engine_streams import TEMPERATURE, model_of
-from tests.helpers.rollout_engine import rollout_args
-from tests.helpers.waiting import wait_until
-from tests.helpers.weight_sender import WeightSender
 
 GENERATE = "agentrl.rollout.generate.generate"
 ROLLOUTS = "3"
@@ -156,7 +156,7 @@ def test_a_run_trains_on_episodes(repository: Path, tmp_path: Path, tiny_random_
 @contextmanager
 def a_pool(repository: Path, folder: Path) -> Iterator[str]:
     """Lend `Letters` from a process of its own; yield its address."""
-    words = ["--env", "tests.helpers.agent_rollouts.Letters", "--slots", "32", "--port", "0"]
+    words = ["--env", "lab.testkit.agent_rollouts.Letters", "--slots", "32", "--port", "0"]
     process = subprocess.Popen(
         [sys.executable, "-m", "agentrl.pool", *words, "--ledger", folder / "pool.sqlite"],
         cwd=repository,

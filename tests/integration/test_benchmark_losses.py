@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import losses
-from benchmarks.own_process import in_own_process
+from lab.testkit.processes import in_own_process
 
 
 @pytest.mark.long

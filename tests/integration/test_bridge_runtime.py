@@ -17,11 +17,11 @@ import pytest
 from transformers import AutoTokenizer
 
 from groundwork.network import find_available_port, is_port_available
+from lab.testkit.engine import logprob_of, serve
+from lab.testkit.policy_and_judge import REPLY, PolicyAndJudge
 from openclaw.ledger.baseline import mean_of
 from openclaw.training.rollout import LedgerDataSource, LiveRollout
 from slime.args import Arguments
-from tests.helpers.mock_engine import logprob_of, serve
-from tests.helpers.policy_and_judge import REPLY, PolicyAndJudge
 from tests.helpers.rollout_args import rollout_args
 
 LIVE = LiveRollout("openclaw_combine_method.Combine")

@@ -18,12 +18,12 @@ import psutil
 import pytest
 from openai import AsyncOpenAI
 
+from lab.testkit.live_run import LiveRun, talk, wait_until
+from lab.testkit.processes import reachable_from_outside
 from openclaw.engine.canary import NAME, Share
 from openclaw.ledger.store import Ledger
 from tests.helpers.broken_canary import FLAG
 from tests.helpers.driver import live_version
-from tests.helpers.live_run import LiveRun, talk, wait_until
-from tests.helpers.processes import reachable_from_outside
 
 TALKERS = 2
 TURNS = 7

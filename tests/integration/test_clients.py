@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.live_run import wait_until
+from lab.testkit.live_run import wait_until
 from tests.helpers.node import node_packages
 from tests.helpers.stand_in_server import StandInServer, stand_in_server
 

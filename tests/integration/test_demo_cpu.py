@@ -21,8 +21,8 @@ from asking import server_client
 from student import Student, Tally
 
 from groundwork.network import find_available_port
+from lab.testkit.processes import GONE_SECONDS
 from slime.arguments.checkpoint import LATEST
-from tests.helpers.processes import GONE_SECONDS
 
 pytestmark = pytest.mark.timeout(1500)
 

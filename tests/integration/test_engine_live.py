@@ -14,6 +14,8 @@ from safetensors.torch import load_file
 
 from benchmarks.weight_receiver import local_handle
 from groundwork.process import group_alive
+from lab.testkit.live_engine import WeightSender, engine_arguments, files_of, gone
+from lab.testkit.processes import reachable_from_outside
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine import SGLangEngine
@@ -31,10 +33,7 @@ from tests.helpers.engine_streams import (
     worst_error,
 )
 from tests.helpers.gpu_engine import run_on_gpu
-from tests.helpers.live_engine import engine_arguments, files_of, gone
-from tests.helpers.processes import reachable_from_outside
 from tests.helpers.weight_receivers import TRANSPORTS, connected, rank_zero
-from tests.helpers.weight_sender import WeightSender
 
 
 def test_ids_and_logprobs_are_exact(engine: SGLangEngine, references: list[Any]) -> None:

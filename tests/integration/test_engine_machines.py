@@ -19,11 +19,11 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.weight_receiver import local_handle
+from lab.testkit.processes import GONE_SECONDS, assert_all_gone
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.engine_process import EngineProcess
-from tests.helpers.processes import GONE_SECONDS, assert_all_gone
 from tests.helpers.tolerance import MODEL, tolerance
 from tests.helpers.weight_receivers import connected, rank_zero
 

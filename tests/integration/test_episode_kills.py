@@ -19,6 +19,10 @@ import pytest
 
 from agentrl.processes.ledger import ProcessLedger
 from agentrl.sandbox.bubblewrap import Bubblewrap
+from lab.testkit.engine import MockEngine, mock_engine
+from lab.testkit.live_engine import engine_arguments, live_engine
+from lab.testkit.processes import assert_all_gone, eventually, title_of
+from lab.testkit.tiny_random import build_tokenizer
 from openclaw.ledger.episode_records import Episode
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.process import RuntimeSupervisor
@@ -26,13 +30,8 @@ from openclaw.training.rollout import LedgerDataSource, collect
 from slime.utils.types import Sample
 from tests.helpers.killable_agent import ENDLESS, TURNS
 from tests.helpers.killed_servers import SECONDS, Servers
-from tests.helpers.live_engine import engine_arguments, live_engine
-from tests.helpers.mock_engine import MockEngine, mock_engine
-from tests.helpers.processes import assert_all_gone, title_of
 from tests.helpers.rollout_args import rollout_args
 from tests.helpers.sandboxes import REASON, groups_of, installed
-from tests.helpers.tiny_random import build_tokenizer
-from tests.helpers.waiting import eventually
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(not installed(REPOSITORY), reason=REASON)

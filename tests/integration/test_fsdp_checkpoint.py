@@ -11,10 +11,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from groundwork.network import find_available_port
+from lab.testkit import trainer
 from slime.backends.fsdp_utils import checkpoint
 from slime.checkpoints.versions import superseded
 from slime.exceptions import CheckpointError
-from tests.helpers import trainer, trainer_ranks
+from tests.helpers import trainer_ranks
 from tests.helpers.tolerance import LOGITS, MODEL, assert_near
 
 BASE: dict[str, Any] = {"use_opd": True, "lr_decay_style": "cosine", "lr_warmup_iters": 2, "entropy_coef": 0.01}

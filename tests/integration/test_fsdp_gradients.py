@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.helpers import trainer, trainer_ranks
+from lab.testkit import trainer
+from tests.helpers import trainer_ranks
 from tests.helpers.gradient_cases import CASES, check
 
 

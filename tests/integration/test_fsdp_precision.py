@@ -10,10 +10,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from groundwork.network import find_available_port
+from lab.testkit import trainer
 from slime.backends.fsdp_utils.train_step import log_prob_pass
 from slime.backends.trainer.rollout_data import RolloutShard
 from slime.logprobs.response_rows import log_probs_of_head
-from tests.helpers import trainer, trainer_ranks
+from tests.helpers import trainer_ranks
 from tests.helpers.reference_steps import sft_steps
 from tests.helpers.resume_run import moments
 from tests.helpers.tolerance import LOGITS, MODEL, assert_near

@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import load_file
 
 from groundwork.network import find_available_port
+from lab.testkit import trainer
 from slime.backends.fsdp_utils.weights import export_adapter
 from slime.weight_sync import adapter_version, broadcast
 from slime.weight_sync.remote_engine import RemoteEngine
-from tests.helpers import trainer, trainer_ranks
+from tests.helpers import trainer_ranks
 from tests.helpers.fake_weight_engine import FakeWeightEngine
 from tests.helpers.tolerance import assert_near
 from tests.helpers.trainer_ranks import CPU

@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.helpers import gate_ranks, trainer
+from lab.testkit import trainer
+from tests.helpers import gate_ranks
 
 LORA = {"use_lora": True, "lora_dropout": 0.1, "adam_eps": 1e-4}
 """The dropout needs the random state of before, too."""

@@ -11,11 +11,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from lab.testkit.processes import assert_all_gone
 from slime.checkpoints.versions import saved_versions
 from slime.utils.rollback import ask_rollback, asked_rollback
 from tests.helpers.driver import Driver, live_version
 from tests.helpers.gate_plugin import PROBES, answers_file
-from tests.helpers.processes import assert_all_gone
 
 FLAGS = (
     *("--before-push-path", "tests.helpers.gate_plugin.decide", "--num-rollout", "3", "--serve-when-done"),

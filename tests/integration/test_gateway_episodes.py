@@ -13,6 +13,8 @@ from openai import AsyncOpenAI
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from lab.testkit.live_engine import WeightSender
+from lab.testkit.tiny_random import build_tokenizer
 from openclaw.runtime.process import RuntimeSupervisor
 from openclaw.training.rollout import LedgerDataSource, collect
 from slime.backends.sglang_utils.engine import SGLangEngine
@@ -23,8 +25,6 @@ from tests.helpers.live_gateway import gateway
 from tests.helpers.recording_engine import Exchange, recorded
 from tests.helpers.rollout_args import rollout_args
 from tests.helpers.taught_model import teach
-from tests.helpers.tiny_random import build_tokenizer
-from tests.helpers.weight_sender import WeightSender
 
 BOUND = 1e-4
 REWARDS = (1.0, 0.0)

@@ -25,9 +25,9 @@ from openclaw.ledger.store import Ledger
 from slime.backends.sglang_utils.engine import SGLangEngine
 from tests.helpers.engine_streams import model_of
 from tests.helpers.live_gateway import gateway
-from tests.helpers.mock_engine import serve
+from lab.testkit.engine import serve
 from tests.helpers.tolerance import MODEL, tolerance
-from tests.helpers.weight_sender import WeightSender
+from lab.testkit.live_engine import WeightSender
 
 SESSIONS, TURNS, UPDATES = 20, 10, 20
 TOLERANCE = tolerance(10.0, roundings=MODEL)

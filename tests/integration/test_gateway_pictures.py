@@ -15,10 +15,10 @@ from transformers import Qwen3VLForConditionalGeneration
 
 from groundwork.images import picture_tensors
 from groundwork.processors import encode_image_for_rollout_engine, load_processor
+from lab.testkit.live_run import LiveRun, wait_until
 from openclaw.ledger.records import SeenPicture, Turn
 from openclaw.ledger.store import Ledger
 from tests.helpers import tiny_vision
-from tests.helpers.live_run import LiveRun, wait_until
 from tests.helpers.pictures import picture
 
 pytestmark = pytest.mark.integration

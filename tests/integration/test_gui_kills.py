@@ -24,13 +24,11 @@ from agentrl.sandbox.bubblewrap import Bubblewrap
 from agentrl.tasks.gui.browser import playwright_page
 from agentrl.tasks.gui.miniwob.environment import MiniWobEnvironment
 from groundwork.network import find_available_port
+from lab.testkit.processes import answers, assert_all_gone, title_of, wait_until
 from slime.utils.types import Sample
 from tests.helpers.agent_stages import END, staged
 from tests.helpers.gui_agents import needs_browser
 from tests.helpers.killed_servers import Command
-from tests.helpers.probing import answers
-from tests.helpers.processes import assert_all_gone, title_of
-from tests.helpers.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, needs_browser]
 PROVIDER = Bubblewrap()

@@ -31,12 +31,12 @@ from agentrl.processes.ledger import ProcessLedger
 from agentrl.protocol import JsonObject
 from agentrl.registry import Registry
 from agentrl.sandbox.bubblewrap import Bubblewrap
+from lab.testkit.processes import eventually
 from tests.helpers.sandboxes import REASON, groups_of, installed, running
 from tests.helpers.scripted_chat import called, said, scripted_chat
 from tests.helpers.shell_agents import oracle
 from tests.helpers.stand_in_server import stand_in_server
 from tests.helpers.swe_agents import oracle as swe_oracle
-from tests.helpers.waiting import eventually
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 pytestmark = [

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.helpers import megatron_ranks, trainer, trainer_ranks
+from lab.testkit import trainer
+from tests.helpers import megatron_ranks, trainer_ranks
 
 RANKS: dict[str, Callable[..., None]] = {
     "fsdp": trainer_ranks.gradients_of_cases,

@@ -26,9 +26,9 @@ from openclaw.ledger.store import Ledger
 from openclaw.owners import LOCAL
 from slime.algorithms.losses.hybrid_distillation import support_surrogate
 from slime.backends.sglang_utils.engine import SGLangEngine
-from tests.helpers.mock_engine import serve
+from lab.testkit.engine import serve
 from tests.helpers.tolerance import MODEL, assert_near, tolerance
-from tests.helpers.trainer import trainer_args
+from lab.testkit.trainer import trainer_args
 
 K, ROWS, TEMPERATURE = 4, 64, 0.6
 TOLERANCE = tolerance(10.0, roundings=MODEL)

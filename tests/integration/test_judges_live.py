@@ -14,15 +14,15 @@ import pytest
 from transformers import AutoTokenizer
 
 from groundwork.network import find_available_port
+from lab.testkit.live_engine import engine_arguments, live_engine
+from lab.testkit.processes import wait_until
+from lab.testkit.tiny_random import build_tokenizer
 from openclaw.exceptions import EngineUnavailableError
 from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling
 from openclaw.judge.endpoint import EndpointJudge
 from openclaw.judge.interface import Question
 from tests.helpers.fake_engine import FakeEngine
-from tests.helpers.live_engine import engine_arguments, live_engine
 from tests.helpers.taught_model import teach
-from tests.helpers.tiny_random import build_tokenizer
-from tests.helpers.waiting import wait_until
 
 PATIENCE = 120.0
 VOTES = 8

@@ -20,10 +20,10 @@ import torch
 from safetensors.torch import load_file
 
 from groundwork.network import find_available_port
+from lab.testkit.live_run import wait_until
+from lab.testkit.processes import assert_all_gone, title_of
 from tests.helpers.driver import Driver
 from tests.helpers.foreign_cluster import ForeignCluster, foreign_cluster
-from tests.helpers.live_run import wait_until
-from tests.helpers.processes import assert_all_gone, title_of
 from tests.helpers.steady_rollout import hold_file
 
 FLAGS = (

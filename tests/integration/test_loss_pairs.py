@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers import megatron_ranks, pairs, trainer, trainer_ranks
+from lab.testkit import trainer
+from tests.helpers import megatron_ranks, pairs, trainer_ranks
 from tests.helpers.gradient_cases import LOSSES, check_case
 
 TP2 = {"tensor_model_parallel_size": 2}

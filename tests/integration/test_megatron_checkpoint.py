@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers import megatron_ranks, trainer
+from lab.testkit import trainer
+from tests.helpers import megatron_ranks
 from tests.helpers.tolerance import MODEL, assert_near
 
 KL = {"use_kl_loss": True, "kl_loss_coef": 0.1, "adam_eps": 1e-4, "save_keep": 0}

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers import megatron_critic, tiny_models, trainer
+from lab.testkit import trainer
+from tests.helpers import megatron_critic, tiny_models
 from tests.helpers.ppo_ranks import close, equal
 from tests.helpers.reference_loss import reference, reference_critic
 from tests.helpers.reference_steps import by_expert

@@ -13,7 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.helpers import forced_experts, gradient_cases, replay_ranks, tiny_models, trainer
+from lab.testkit import trainer
+from tests.helpers import forced_experts, gradient_cases, replay_ranks, tiny_models
 from tests.helpers.reference_steps import by_expert
 from tests.helpers.tolerance import MODEL, assert_near
 

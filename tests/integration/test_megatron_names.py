@@ -10,10 +10,10 @@ import pytest
 from torch import nn
 
 from groundwork.exceptions import ConfigError
+from lab.testkit.trainer import trainer_args
 from slime.backends.megatron_utils.lora import add_adapters
 from slime.utils.vocab_parallel import tensor_parallel_group
 from tests.contract.test_import_map import IMPORT_MAP, mismatch
-from tests.helpers.trainer import trainer_args
 
 MEGATRON = [(module, name) for module, names in IMPORT_MAP.items() if module.startswith("megatron") for name in names]
 

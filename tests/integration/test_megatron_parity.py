@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers import megatron_ranks, tiny_models, trainer
+from lab.testkit import trainer
+from tests.helpers import megatron_ranks, tiny_models
 from tests.helpers.reference_steps import by_expert, sft_steps
 from tests.helpers.tolerance import LOGITS, MODEL, assert_near
 

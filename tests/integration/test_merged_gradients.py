@@ -16,12 +16,13 @@ import pytest
 from torch import Tensor
 
 from groundwork.network import find_available_port
+from lab.testkit import trainer
 from slime.backends.fsdp_utils import train_step
 from slime.backends.fsdp_utils.actor import FSDPTrainActor
 from slime.rollout.segments import SampledTurn, Segment, alone, merge
 from slime.rollout.train_data import convert, split_by_dp
 from slime.utils.types import Sample
-from tests.helpers import trainer, trainer_ranks
+from tests.helpers import trainer_ranks
 
 TURNS = 10
 REWARDS = (1.0, 0.0)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.testkit.processes import assert_all_gone
 from tests.helpers.driver import Driver
-from tests.helpers.processes import assert_all_gone
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "two_namespaces.sh"
 HEAD, OTHER = "10.77.0.1:6379", "10.77.0.2"

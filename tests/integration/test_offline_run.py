@@ -15,11 +15,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from lab.testkit.live_run import LiveRun, wait_until
+from lab.testkit.processes import alive
 from openclaw.judge.tempered import TOLERANCE
 from openclaw.ledger.reports import TurnRecord
 from openclaw.ledger.store import Ledger
-from tests.helpers.live_run import LiveRun, wait_until
-from tests.helpers.processes import alive
 from tests.helpers.tolerance import MODEL, tolerance
 
 pytestmark = pytest.mark.timeout(900)

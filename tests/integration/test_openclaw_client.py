@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
+from lab.testkit.live_run import LiveRun, wait_until
 from openclaw.ledger.records import Turn
 from openclaw.ledger.store import Ledger
 from openclaw.messages.classify import side_kind, spoken, user_words
 from openclaw.messages.text import content_text
 from openclaw.sessions import stated_identity
-from tests.helpers.live_run import LiveRun, wait_until
 from tests.helpers.node import node_packages
 from tests.helpers.openclaw_client import OpenClaw, configuration, provider
 from tests.helpers.stand_in_server import Heard, StandInServer, stand_in_server

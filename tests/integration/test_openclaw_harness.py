@@ -31,12 +31,12 @@ from agentrl.protocol import JsonObject, StepResult, Verdict
 from agentrl.sandbox.bubblewrap import Bubblewrap
 from agentrl.sandbox.interface import HOME
 from agentrl.tasks.shell.generate import generate
+from lab.testkit.processes import eventually
 from tests.helpers.node import node_packages
 from tests.helpers.qwen_tokenizers import QWEN3_TEMPLATE
 from tests.helpers.sandboxes import REASON, installed, running
 from tests.helpers.shell_agents import oracle
 from tests.helpers.stand_in_server import StandInServer, stand_in_server
-from tests.helpers.waiting import eventually
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROVIDER = Bubblewrap()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from groundwork.janitor import start_time
-from tests.helpers.live_run import wait_until
+from lab.testkit.live_run import wait_until
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from groundwork.network import find_available_port
+from lab.testkit import trainer
 from slime.exceptions import CheckpointError
-from tests.helpers import trainer, trainer_ranks
+from tests.helpers import trainer_ranks
 from tests.helpers.ppo_ranks import close, equal, ppo_rollout
 from tests.helpers.reference_loss import reference, reference_critic
 from tests.helpers.tolerance import MODEL, assert_near

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers import resume_run, trainer
+from lab.testkit import trainer
+from tests.helpers import resume_run
 
 FULL: dict[str, Any] = {"lr_decay_style": "cosine", "lr_warmup_iters": 2, "entropy_coef": 0.01, "use_tis": True}
 LORA: dict[str, Any] = FULL | {"use_lora": True, "lora_dropout": 0.3, "use_kl_loss": True, "kl_loss_coef": 0.1}

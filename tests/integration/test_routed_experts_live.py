@@ -11,6 +11,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from lab.testkit import tiny_random
+from lab.testkit.live_engine import engine_arguments, live_engine
+from lab.testkit.rollout_engine import rollout_args
 from slime.args import Arguments
 from slime.rollout import sglang_rollout
 from slime.rollout.generation import GenerateState
@@ -19,9 +22,7 @@ from slime.rollout.train_data import convert
 from slime.utils import http_utils
 from slime.utils.misc import SingletonMeta
 from slime.utils.types import Sample
-from tests.helpers import tiny_models, tiny_random
-from tests.helpers.live_engine import engine_arguments, live_engine
-from tests.helpers.rollout_engine import rollout_args
+from tests.helpers import tiny_models
 
 PROMPT = [5, 6, 7, 8, 9, 10]
 # Of two experts whose scores are nearer than that float32 may take either.

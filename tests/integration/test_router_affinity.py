@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI, Request
 
+from lab.testkit.engine import serve
 from slime.args import Arguments
 from slime.backends.sglang_utils.router import serve_behind_one_address
 from slime.ray.router_workers import RouterWorkers
@@ -18,7 +19,6 @@ from slime.rollout.engine_pool import live_weight_version, router_url, routing_h
 from slime.utils import http_utils
 from slime.utils.http_utils import post
 from slime.utils.types import Sample
-from tests.helpers.mock_engine import serve
 
 SESSIONS, TURNS = 8, 4
 SCREENSHOT = "data:image/png;base64," + "A" * 3_000_000

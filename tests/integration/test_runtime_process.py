@@ -11,9 +11,9 @@ from pathlib import Path
 import httpx
 
 from groundwork.network import find_available_port
+from lab.testkit.engine import mock_engine
+from lab.testkit.processes import eventually
 from openclaw.ledger.store import Ledger
-from tests.helpers.mock_engine import mock_engine
-from tests.helpers.waiting import eventually
 
 SECONDS = 240.0
 

@@ -24,6 +24,7 @@ from agentrl.sandbox.interface import Door, Mount, SandboxSpec
 from agentrl.sandbox.model_door import model_door
 from agentrl.sandbox.self_test import prove
 from agentrl.sandbox.supervised import SupervisedSandbox
+from lab.testkit.processes import eventually
 from tests.helpers.sandboxes import (
     PATIENT_S,
     REASON,
@@ -37,7 +38,6 @@ from tests.helpers.sandboxes import (
     running,
     sandbox,
 )
-from tests.helpers.waiting import eventually
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(not installed(REPOSITORY), reason=REASON)

@@ -20,10 +20,10 @@ import pytest
 import trustme
 from openai import OpenAI
 
+from lab.testkit.live_run import wait_until
+from lab.testkit.processes import alive, title_of
 from openclaw.ledger.store import Ledger
 from openclaw.server.collect import Collector
-from tests.helpers.live_run import wait_until
-from tests.helpers.processes import alive, title_of
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -29,12 +29,12 @@ from agentrl.tasks.swe.environment import SweEnvironment
 from agentrl.tasks.swe.generate import EVERY, draft_of, generate
 from agentrl.tasks.swe.prompts import SUBMIT
 from agentrl.tasks.swe.source import InstanceSource
+from lab.testkit.processes import eventually
 from slime.utils.types import Sample
 from tests.helpers.agent_stages import END, staged
 from tests.helpers.sandboxes import processes_that_end, running
 from tests.helpers.shell_agents import BROKEN_SNAPSHOTS, DEEP, MEMORY_OF_NOBODY
 from tests.helpers.swe_agents import attacks, judged, oracle
-from tests.helpers.waiting import eventually
 
 pytestmark = [
     pytest.mark.integration,

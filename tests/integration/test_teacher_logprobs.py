@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from lab.testkit.ledger_records import make_turn
 from openclaw.exceptions import EngineRefusedError
 from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling
 from openclaw.judge.interface import Question
@@ -17,7 +18,6 @@ from openclaw.judge.prompts import append_hint
 from openclaw.judge.teacher import TeacherScorer, score
 from openclaw.owners import LOCAL
 from slime.backends.sglang_utils.engine import SGLangEngine
-from tests.helpers.ledger_records import make_turn
 from tests.helpers.tolerance import MODEL, assert_near, tolerance
 
 TEMPERATURE = 0.6

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from lab.testkit.processes import assert_all_gone, reachable_from_outside, title_of
 from tests.helpers.driver import Driver, live_version
-from tests.helpers.processes import assert_all_gone, reachable_from_outside, title_of
 
 PPO = (
     *("--advantage-estimator", "ppo", "--num-critic-only-steps", "1", "--critic-lr", "1e-2"),
@@ -101,7 +101,7 @@ def test_train_crash_serve_stop_resume(repository: Path, tmp_path: Path, tiny_ra
     resumed = Driver(
         *(repository, run_dir, tiny_random_model, *PPO, "--num-rollout", "6", "--resume", "--serve-when-done"),
         *("--rollout-function-path", function, "--over-sampling-batch-size", "4"),
-        *("--custom-rm-path", "tests.helpers.rewards.prefer_even_ids_when_free"),
+        *("--custom-rm-path", "lab.testkit.rewards.prefer_even_ids_when_free"),
     )
     # The policy's rank dies while a group waits for its reward, without which the run has no third batch: groups that the
     # first run left finished are fewer. The trainer starts again and the engine gets its weights.

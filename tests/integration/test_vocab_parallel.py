@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from groundwork.network import find_available_port
-from tests.helpers.trainer import on_ranks
+from lab.testkit.trainer import on_ranks
 from tests.helpers.vocab_ranks import check_split_vocabulary
 
 

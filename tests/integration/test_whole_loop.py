@@ -18,10 +18,10 @@ import psutil
 import pytest
 from openai import APIError, AsyncOpenAI
 
+from lab.testkit.live_run import FolderRun, LiveRun, call_tool, talk, wait_until
+from lab.testkit.processes import alive
 from openclaw.ledger.reports import TurnRecord
 from openclaw.ledger.store import Ledger
-from tests.helpers.live_run import FolderRun, LiveRun, call_tool, talk, wait_until
-from tests.helpers.processes import alive
 from tests.helpers.tolerance import MODEL, tolerance
 
 pytestmark = pytest.mark.timeout(1500)

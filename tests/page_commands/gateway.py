@@ -13,12 +13,12 @@ from pathlib import Path
 import httpx
 from prometheus_client import CollectorRegistry
 
+from lab.testkit.engine import mock_engine, serve
+from lab.testkit.tiny_random import build_tokenizer
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
 from openclaw.gateway.assemble import build_service
 from openclaw.ledger.store import Ledger
-from tests.helpers.mock_engine import mock_engine, serve
-from tests.helpers.tiny_random import build_tokenizer
 from tests.page_commands.shell import Call
 
 REPLY = "Hello you."

@@ -11,10 +11,10 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from lab.testkit.ledger_records import USER_NEXT, judged_sample, make_turn
 from openclaw.ledger.store import Ledger
 from tests.helpers.agent_records import write_episode
 from tests.helpers.checkpoints import config_only
-from tests.helpers.ledger_records import USER_NEXT, judged_sample, make_turn
 from tests.page_commands.blocks import ROOT, Block, read_page
 from tests.page_commands.shell import make_environment
 

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from tokenizers import Tokenizer
 
 from groundwork.process import watch_lifeline
-from tests.helpers.policy_and_judge import PolicyAndJudge
+from lab.testkit.policy_and_judge import PolicyAndJudge
 
 DEADLY_WORDS = "kill the engine"
 REPLY = "The sum is five."

@@ -9,9 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from lab.testkit.processes import wait_until
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.where import LEDGER_NAME
-from tests.helpers.waiting import wait_until
 from tests.security.attack import attack, brief
 from tests.security.server import CHAT, Server
 

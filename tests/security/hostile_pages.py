@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from lab.testkit.processes import wait_until
 from openclaw.ledger.store import Ledger
-from tests.helpers.waiting import wait_until
 from tests.security.attack import attack, brief, happened
 from tests.security.chromium import REBOUND, visit
 from tests.security.raw_http import Raw, exchange, head, request

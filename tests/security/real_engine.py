@@ -41,8 +41,8 @@ class RealEngine:
 @contextmanager
 def real_engine(folder: Path) -> Iterator[tuple[RealEngine, Path]]:
     """Start an engine with a random tiny model for the block; yield it and the folder of its tokenizer."""
-    from tests.helpers.live_engine import CONTEXT_LENGTH, engine_arguments, live_engine
-    from tests.helpers.tiny_random import build
+    from lab.testkit.live_engine import CONTEXT_LENGTH, engine_arguments, live_engine
+    from lab.testkit.tiny_random import build
 
     model = build(folder / "model")
     with live_engine(engine_arguments(model, folder / "engine")) as engine:

@@ -23,9 +23,9 @@ import psutil
 
 from groundwork.network import find_available_port
 from groundwork.process import ChildProcess, spawn
+from lab.testkit.processes import wait_until
 from openclaw.ledger.reports import TurnRecord
 from openclaw.ledger.store import Ledger
-from tests.helpers.waiting import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CHAT = "/v1/chat/completions"
@@ -209,7 +209,7 @@ def _measured(process: psutil.Process, measure: Any) -> int:
 
 def save_tokenizer(folder: Path) -> Path:
     """Write the tests' tokenizer to ``folder`` and return it."""
-    from tests.helpers.tiny_random import build_tokenizer
+    from lab.testkit.tiny_random import build_tokenizer
 
     build_tokenizer().save_pretrained(folder)
     return folder

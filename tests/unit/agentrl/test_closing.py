@@ -14,7 +14,7 @@ import pytest
 from agentrl.environment import Weight
 from agentrl.exceptions import CapacityError, InfraError
 from agentrl.leases.capacity import Capacity
-from tests.helpers.agent_pools import QUICK, Build, acting, asked, until
+from lab.testkit.agent_pools import QUICK, Build, acting, asked, until
 
 HASTY = replace(QUICK, close_s=0.03, cancel_grace_s=0.02)
 

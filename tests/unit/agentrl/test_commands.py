@@ -20,12 +20,12 @@ from agentrl.client.http import HttpLeases
 from agentrl.exceptions import InfraError, InvalidError
 from agentrl.processes.marks import mark_of
 from agentrl.web.options import listen
-from tests.helpers.agent_pools import acting, asked, resetting, until
-from tests.helpers.waiting import eventually
+from lab.testkit.agent_pools import acting, asked, resetting, until
+from lab.testkit.processes import eventually
 
 pytestmark = pytest.mark.slow
 
-ENVIRONMENT = "tests.helpers.agent_environments.SleepingEnvironment"
+ENVIRONMENT = "lab.testkit.agent_environments.SleepingEnvironment"
 KEY = "a key of this test"
 LISTENING = re.compile(r"agentrl\.(?:pool|router): listening on (http://\S+)\n")
 Start = Callable[..., tuple[subprocess.Popen[str], str]]

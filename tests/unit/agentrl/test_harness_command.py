@@ -22,9 +22,9 @@ from agentrl.harness.driver import Plan
 from agentrl.harness.gateway import AwayError
 from agentrl.harness.options import PROG, build_parser, read_tasks
 from groundwork.exceptions import ConfigError
-from tests.helpers.agent_pools import PATIENT_S, asked, until
+from lab.testkit.agent_pools import PATIENT_S, asked, until
+from lab.testkit.engine import serve
 from tests.helpers.agent_runs import FAILED, SOLVED, AgentPool, Runs, start_pool
-from tests.helpers.mock_engine import serve
 from tests.unit.gateway import conftest as gateways
 
 pytestmark = pytest.mark.slow

@@ -19,8 +19,8 @@ from agentrl.harness.gateway import AwayError, EpisodeGateway
 from agentrl.harness.records import EPISODES, GROUPS, lines
 from agentrl.protocol import Verdict
 from groundwork.exceptions import ConfigError
+from lab.testkit.agent_pools import ADDRESS, PATIENT_S, CutTransport, until
 from openclaw.ledger.episode_records import Episode
-from tests.helpers.agent_pools import ADDRESS, PATIENT_S, CutTransport, until
 from tests.helpers.agent_runs import AGENT, FAILED, SOLVED, AgentPool, Drive, Elsewhere, Runs, start_pool
 from tests.unit.gateway import conftest as gateways
 

@@ -32,7 +32,7 @@ from agentrl.tasks.harbor import HarborTask
 from agentrl.tasks.shell.environment import ShellEnvironment
 from agentrl.tasks.shell.generate import SETTINGS, generate
 from groundwork.exceptions import ConfigError
-from tests.helpers.agent_pools import QUICK, Clock, asked, judging, renewing, resetting, until
+from lab.testkit.agent_pools import QUICK, Clock, asked, judging, renewing, resetting, until
 from tests.helpers.plain_sandboxes import PlainProvider
 from tests.helpers.scripted_chat import refused, said, scripted_chat, streamed
 from tests.helpers.scripted_harness import Play, ScriptedHarness, ask, result, shell, socket_of

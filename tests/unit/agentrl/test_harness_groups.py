@@ -12,7 +12,7 @@ import pytest
 from agentrl.harness.gateway import EpisodeGateway
 from agentrl.harness.records import BEGUN, GROUPS, Records, lines, schedule_of
 from agentrl.harness.run import AgentRuns, Ended
-from tests.helpers.agent_pools import ADDRESS, PATIENT_S, CutTransport, until
+from lab.testkit.agent_pools import ADDRESS, PATIENT_S, CutTransport, until
 from tests.helpers.agent_runs import FAILED, SOLVED, TASKS, AgentPool, Drive
 from tests.unit.agentrl import test_harness_driver as driving
 from tests.unit.gateway import conftest as gateways

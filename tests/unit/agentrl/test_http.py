@@ -16,7 +16,7 @@ from agentrl.client.http import HttpLeases
 from agentrl.exceptions import DeadlineError, InfraError, InvalidError
 from agentrl.protocol import StepRequest
 from agentrl.web.bodies import read
-from tests.helpers.agent_pools import ADDRESS, Build, World, acting, asked, judging, renewing, resetting, until
+from lab.testkit.agent_pools import ADDRESS, Build, World, acting, asked, judging, renewing, resetting, until
 
 KEY = "a key of this test"
 ID = "b" * 32

@@ -11,7 +11,7 @@ import pytest
 from agentrl.client.episode import episode
 from agentrl.exceptions import InvalidError
 from agentrl.leases.pool import Pool
-from tests.helpers.agent_pools import Build, World, until
+from lab.testkit.agent_pools import Build, World, until
 
 pytestmark = pytest.mark.slow
 

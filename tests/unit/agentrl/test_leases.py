@@ -18,7 +18,7 @@ from agentrl.exceptions import (
     NotFoundError,
 )
 from agentrl.protocol import Released, Verdict
-from tests.helpers.agent_pools import Build, World, acting, asked, judging, renewing, resetting, until
+from lab.testkit.agent_pools import Build, World, acting, asked, judging, renewing, resetting, until
 
 
 @pytest.mark.parametrize("kind", ["in_process", "http"])

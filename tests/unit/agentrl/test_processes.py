@@ -21,8 +21,8 @@ from agentrl.processes.ledger import Group, ProcessLedger
 from agentrl.processes.marks import OWNER_VARIABLE, Mark, mark_of
 from agentrl.processes.owned import Processes, end_leftovers
 from groundwork.exceptions import ConfigError
-from tests.helpers.agent_environments import MINIMAL
-from tests.helpers.agent_pools import until
+from lab.testkit.agent_environments import MINIMAL
+from lab.testkit.agent_pools import until
 
 PIPE = asyncio.subprocess.PIPE
 

@@ -12,8 +12,8 @@ import pytest
 
 from agentrl.environment import Task
 from agentrl.rollout import generate
+from lab.testkit.agent_rollouts import pool_of, talk
 from slime.contract import ContractViolation, check
-from tests.helpers.agent_rollouts import pool_of, talk
 
 PATH = "agentrl.rollout.generate.generate"
 

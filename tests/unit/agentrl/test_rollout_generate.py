@@ -18,16 +18,16 @@ from agentrl.protocol import LeaseRequest, ResetRequest, StepRequest, StepResult
 from agentrl.rollout import generate as loop
 from agentrl.rollout import play as playing
 from groundwork.exceptions import ConfigError
+from lab.testkit.agent_pools import PATIENT_S, until
+from lab.testkit.agent_rollouts import GUESS, talk
+from lab.testkit.rollout_engine import rollout_args
 from openclaw.ledger.records import Vote
 from slime.rollout.engine_pool import abort_until_idle
 from slime.rollout.generation import GenerateState, generate_and_rm_group
 from slime.rollout.rewards import rollout_ids
 from slime.rollout.train_data import convert
 from slime.utils.types import Sample
-from tests.helpers.agent_pools import PATIENT_S, until
-from tests.helpers.agent_rollouts import GUESS, talk
 from tests.helpers.agent_stages import END, PARAMETERS, Stage, staged
-from tests.helpers.rollout_engine import rollout_args
 
 Raise = Callable[..., Any]
 

@@ -11,11 +11,11 @@ import pytest
 
 from agentrl.rollout import step_judge
 from agentrl.rollout.step_judge import StepJudge, step_question
+from lab.testkit.agent_pools import until
 from openclaw.exceptions import EngineUnavailableError
 from openclaw.judge.answers import last_box
 from openclaw.judge.interface import Question
 from openclaw.ledger.records import JudgeKind, Vote
-from tests.helpers.agent_pools import until
 
 ACTION = {"role": "assistant", "content": "I say 7. \\boxed{1}"}
 HEARD = [{"role": "tool", "content": "wrong; \\boxed{ 1 }"}]

@@ -15,8 +15,8 @@ from agentrl.rollout.settings import Settings
 from agentrl.rollout.step_judge import step_score
 from groundwork.chat_messages import Message
 from groundwork.exceptions import ConfigError
+from lab.testkit.agent_rollouts import GUESS
 from slime.rollout.rewards import trajectory_reward
-from tests.helpers.agent_rollouts import GUESS
 
 
 def said(content: str | None = None, *calls: tuple[str, str], malformed: int = 0) -> Reply:

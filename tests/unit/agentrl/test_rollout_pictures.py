@@ -21,11 +21,11 @@ from agentrl.rollout.pictures import numbers_of, picture_tokens_of
 from agentrl.rollout.step_judge import step_question
 from groundwork.exceptions import ConfigError
 from groundwork.processors import encode_image_for_rollout_engine, load_processor
+from lab.testkit.agent_rollouts import Talk, talk
 from openclaw.judge.client import JudgeClient, JudgeSampling
 from slime.rollout.train_data import convert
 from slime.utils.types import Sample
 from tests.helpers import tiny_vision
-from tests.helpers.agent_rollouts import Talk, talk
 from tests.helpers.agent_stages import END, Stage, staged
 from tests.helpers.pictures import picture, png
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from agentrl.rollout.actions import Reply
 from agentrl.rollout.token_policy import Conversation, Speech
 from groundwork.chat_messages import Message
+from lab.testkit.agent_rollouts import GUESS
 from slime.rollout.segments import SampledTurn, merge
-from tests.helpers.agent_rollouts import GUESS
 from tests.helpers.qwen_tokenizers import qwen3, qwen3_5
 
 QWEN3 = qwen3()

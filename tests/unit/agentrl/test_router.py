@@ -17,7 +17,7 @@ from agentrl.exceptions import CapacityError, InfraError, NotFoundError
 from agentrl.routing import Router
 from agentrl.service import LeaseService
 from agentrl.web.app import create_app
-from tests.helpers.agent_pools import (
+from lab.testkit.agent_pools import (
     ADDRESS,
     Build,
     CutTransport,

@@ -21,7 +21,7 @@ from agentrl.sandbox import container as containers
 from agentrl.sandbox import probe
 from agentrl.sandbox.container import Container, ContainerSettings
 from agentrl.sandbox.interface import Door, Limits, Mount, SandboxSpec
-from tests.helpers.agent_pools import until
+from lab.testkit.agent_pools import until
 from tests.helpers.fake_container_engine import FakeEngine
 from tests.helpers.sandbox_cases import LONG_S, SPEC
 from tests.helpers.sandbox_findings import GOOD, saying

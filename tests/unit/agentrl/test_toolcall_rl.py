@@ -19,14 +19,14 @@ from agentrl.rollout.records import names, read
 from agentrl.tasks.toolcall.environment import ToolCallEnvironment
 from agentrl.tasks.toolcall.generate import generate
 from groundwork.exceptions import ConfigError
+from lab.testkit.agent_rollouts import ScriptedPolicy
+from lab.testkit.rollout_engine import rollout_args
 from openclaw.ledger.records import Vote
 from slime.rollout.generation import GenerateState
 from slime.utils import http_utils
 from slime.utils.misc import SingletonMeta
 from slime.utils.types import Sample
-from tests.helpers.agent_rollouts import ScriptedPolicy
 from tests.helpers.plain_sandboxes import PlainProvider
-from tests.helpers.rollout_engine import rollout_args
 
 END = "<|im_end|>"
 PARAMETERS = {"temperature": 1.0, "max_new_tokens": 1024}

@@ -20,7 +20,7 @@ from benchmarks.figures import described, figure_of, record_figure
 from benchmarks.gpu_parts import machine
 from benchmarks.gpu_parts.run_step import run
 from benchmarks.gpu_parts.steps import STEPS, Step, refusal
-from tests.helpers.processes import assert_all_gone
+from lab.testkit.processes import assert_all_gone
 from tests.helpers.syntax import parsed
 
 FOUND: dict[str, Any] = {"torch": "2", "torch_cuda": "13", "nccl": None, "gpus": [{"name": "x"}], "missing": []}

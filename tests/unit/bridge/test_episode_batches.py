@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from lab.testkit.ledger_records import judged_sample
 from openclaw.ledger.records import VersionSpan
 from openclaw.runtime.process import RuntimeSupervisor
 from openclaw.training.batch_metrics import batch_metrics
@@ -15,7 +16,6 @@ from slime.args import Arguments
 from slime.rollout.train_data import convert, samples_of_steps
 from slime.utils.types import Sample
 from tests.helpers.episodes import RULES, create, rewarded, say
-from tests.helpers.ledger_records import judged_sample
 from tests.helpers.rollout_args import rollout_args
 
 NOT_ASKED = cast("RuntimeSupervisor", None)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from lab.testkit.tiny_random import build_tokenizer
 from openclaw.training import evaluation
 from slime.args import Arguments
 from slime.utils.types import Sample
 from tests.helpers.fake_engine import FakeEngine
-from tests.helpers.tiny_random import build_tokenizer
 
 SERVERS = ["openclaw_api_server", "openclaw_opd_api_server", "openclaw_combine_api_server"]
 ARGS = Arguments(

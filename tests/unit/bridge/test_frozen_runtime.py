@@ -18,9 +18,9 @@ import pytest
 
 from groundwork.network import find_available_port
 from groundwork.process import ChildProcess, spawn
+from lab.testkit.processes import wait_until
 from openclaw.runtime.process import RuntimeSupervisor, responds
 from openclaw.runtime.silence import LEAST_MISSES, Silence
-from tests.helpers.waiting import wait_until
 
 SERVER = Path(__file__).parents[2] / "helpers" / "freezing_server.py"
 

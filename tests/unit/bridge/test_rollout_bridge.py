@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from groundwork.exceptions import ConfigError
+from lab.testkit.ledger_records import USER_NEXT, failed_turn, judged_sample, make_turn
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.ledger.logs import ReplyScores
 from openclaw.ledger.records import Feedback, Verdict
@@ -34,7 +35,6 @@ from slime.args import Arguments
 from slime.exceptions import DataUsedError
 from slime.utils.types import Sample
 from tests.helpers.episodes import rewarded
-from tests.helpers.ledger_records import USER_NEXT, failed_turn, judged_sample, make_turn
 from tests.helpers.rollout_args import rollout_args
 
 DEADLINE = 20.0

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from lab.testkit.ledger_records import judged_sample
 from openclaw.__main__ import COMMANDS, OF_INSPECT, main, module_of
 from openclaw.ledger.store import Ledger
-from tests.helpers.ledger_records import judged_sample
 
 
 def run(*words: str, repository: Path) -> subprocess.CompletedProcess[str]:

@@ -18,9 +18,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from lab.testkit.processes import wait_until
 from openclaw.ledger.records import Verdict
 from tests.helpers.stand_in_server import StandInServer
-from tests.helpers.waiting import wait_until
 
 DEADLINE_SECONDS = 60.0
 CTRL_C, CTRL_D, UP, ENTER = "\x03", "\x04", "\x1b[A", "\r"

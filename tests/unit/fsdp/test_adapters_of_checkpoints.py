@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from lab.testkit.trainer import trainer_args
 from slime.backends.trainer.rank import TrainRank
 from slime.exceptions import CheckpointError
-from tests.helpers.trainer import trainer_args
 
 SCHEDULE = SimpleNamespace(state_dict=dict, load_state_dict=lambda state, everything: None)
 

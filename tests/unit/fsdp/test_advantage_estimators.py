@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.testkit.trainer import trainer_args
 from slime.algorithms.advantages import compute_advantages
 from slime.algorithms.advantages.returns import discounted_returns
 from slime.algorithms.advantages.terms import on_one_rank, whiten
 from tests.helpers.reference_policy import reference_advantages
 from tests.helpers.tolerance import assert_near
-from tests.helpers.trainer import trainer_args
 
 
 def rollout(lengths: list[int], seed: int = 0) -> dict[str, Any]:

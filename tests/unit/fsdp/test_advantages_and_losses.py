@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.testkit.trainer import trainer_args
 from slime.algorithms.advantages import compute_advantages
 from slime.algorithms.losses import LOSSES
 from slime.algorithms.losses.correction import correct, mismatch
@@ -21,7 +22,6 @@ from slime.backends.trainer.micro_batch import add_metrics
 from slime.backends.trainer.rank import mean_of_steps
 from slime.utils.streams import batch_keys
 from tests.helpers.tolerance import assert_near
-from tests.helpers.trainer import trainer_args
 
 
 def rollout(teacher: list[Any] | None) -> dict[str, Any]:

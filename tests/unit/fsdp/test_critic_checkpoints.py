@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from lab.testkit.trainer import trainer_args
 from slime.backends.fsdp_utils.critic import FSDPCriticActor
 from slime.backends.megatron_utils.checkpoint import load_state
 from slime.backends.megatron_utils.critic import MegatronCriticActor
 from slime.exceptions import CheckpointError
-from tests.helpers.trainer import trainer_args
 
 
 def with_meta(folder: Path, **meta: Any) -> Path:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lab.testkit.trainer import trainer_args
 from slime.algorithms.advantages import compute_advantages
 from slime.algorithms.losses import LOSSES
 from slime.algorithms.losses.reduce import make_reducer
@@ -19,7 +20,6 @@ from slime.rollout.train_data import convert, split_by_dp
 from slime.utils.types import Sample
 from tests.helpers.reference_policy import random_batch
 from tests.helpers.tolerance import MODEL, assert_near
-from tests.helpers.trainer import trainer_args
 from tests.unit.fsdp.test_policy_losses import CASES, cast, loss_of
 from tests.unit.ray.test_trajectories import arguments, sample, steps
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from lab.testkit.trainer import shards, train_data, trainer_args
 from slime.args import Arguments
 from slime.backends.fsdp_utils import critic
 from slime.backends.fsdp_utils.critic import FSDPCriticActor
@@ -24,7 +25,6 @@ from slime.backends.trainer.rollout_data import RolloutShard
 from slime.backends.trainer.schedule import Schedule
 from slime.weight_sync.broadcast import BroadcastWeightSync
 from tests.helpers.checkpoints import config_only, published
-from tests.helpers.trainer import shards, train_data, trainer_args
 
 
 class Rank(TrainActor):  # pyright: ignore[reportImplicitAbstractClass]

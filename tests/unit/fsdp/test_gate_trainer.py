@@ -14,12 +14,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
+from lab.testkit import trainer
 from slime.backends.trainer import snapshot
 from slime.backends.trainer.probing import Continuation, ProbeWork, Rounds, by_whole_passes, stop_ids
 from slime.backends.trainer.schedule import Schedule
 from slime.backends.trainer.snapshot import Changing, Snapshot
 from slime.utils.probes import Probe
-from tests.helpers import gate_ranks, tiny_hybrid, trainer, trainer_ranks
+from tests.helpers import gate_ranks, tiny_hybrid, trainer_ranks
 from tests.helpers.ppo_ranks import ppo_rollout
 
 CPU = torch.device("cpu")

@@ -7,9 +7,10 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
+from lab.testkit import trainer
 from slime.backends.fsdp_utils.train_step import log_prob_pass
 from slime.backends.trainer.rollout_data import RolloutShard
-from tests.helpers import tiny_hybrid, trainer, trainer_ranks
+from tests.helpers import tiny_hybrid, trainer_ranks
 from tests.helpers.tolerance import LOGITS, MODEL, assert_near
 
 

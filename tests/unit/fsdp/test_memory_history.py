@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from lab.testkit.trainer import shards, train_data, trainer_args
 from slime.arguments import parse_args
 from slime.backends.trainer import actor
 from slime.backends.trainer.actor import TrainActor
 from slime.backends.trainer.profiling import MemoryHistory
 from tests.helpers.arguments import refusal
 from tests.helpers.checkpoints import config_only
-from tests.helpers.trainer import shards, train_data, trainer_args
 
 
 @pytest.fixture

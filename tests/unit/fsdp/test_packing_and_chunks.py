@@ -9,13 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.testkit.trainer import trainer_args
 from slime.backends.fsdp_utils.model import PolicyModel
 from slime.backends.fsdp_utils.packed_attention import NAME, resolve
 from slime.backends.trainer.packing import build
 from slime.logprobs.packed_logits import get_log_probs_and_entropy, get_responses
 from slime.utils.ppo_utils import log_probs_and_entropy
 from tests.helpers.tolerance import assert_near
-from tests.helpers.trainer import trainer_args
 
 CPU = torch.device("cpu")
 SAMPLES = st.lists(

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from lab.testkit.trainer import trainer_args
 from slime.algorithms.losses import LOSSES
 from slime.algorithms.losses.reduce import make_reducer
 from slime.algorithms.losses.rejection import sequence_rejection
 from tests.helpers.reference_policy import random_batch, reference_policy_loss
 from tests.helpers.tolerance import assert_near
-from tests.helpers.trainer import trainer_args
 
 ICEPOP = "slime.algorithms.losses.rejection.icepop_function"
 TOKENS = "slime.algorithms.losses.rejection.token_rejection"

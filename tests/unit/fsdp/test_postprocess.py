@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from lab.testkit.trainer import shards, train_data, trainer_args
 from slime.args import Arguments
 from slime.backends.trainer.rollout_data import RolloutShard, postprocess
 from tests.helpers import recording_plugins
 from tests.helpers.recording_plugins import CALLS
-from tests.helpers.trainer import shards, train_data, trainer_args
 
 
 def test_both_forms_are_called_and_changes_stay() -> None:

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.testkit.trainer import shards, train_data, trainer_args
 from slime.algorithms.advantages import compute_advantages
 from slime.algorithms.advantages.estimators import generalized_advantages
 from slime.algorithms.losses.reduce import make_reducer
@@ -17,7 +18,6 @@ from slime.algorithms.losses.supervised import value_loss
 from slime.backends.trainer.rollout_data import RolloutShard
 from tests.helpers.reference_policy import reference_generalized_advantages, reference_value_loss
 from tests.helpers.tolerance import assert_near
-from tests.helpers.trainer import shards, train_data, trainer_args
 
 TOKEN = st.tuples(st.floats(-5, 5), st.floats(-5, 5), st.floats(0, 3), st.booleans())
 

@@ -14,6 +14,7 @@ from openclaw_combine_method import Config
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lab.testkit.trainer import shards, trainer_args
 from slime.algorithms.losses.custom import custom_loss, from_response_rows, reads_response_rows
 from slime.algorithms.losses.hybrid_distillation import hybrid_loss
 from slime.algorithms.losses.reduce import make_reducer
@@ -24,7 +25,6 @@ from slime.backends.trainer.micro_batch import micro_batch_loss
 from slime.backends.trainer.rollout_data import RolloutShard
 from slime.logprobs.packed_logits import get_log_probs_and_entropy, get_responses
 from slime.logprobs.response_rows import ResponseRows
-from tests.helpers.trainer import shards, trainer_args
 
 VOCABULARY, WIDTH = 60, 8
 # Prompt and response of each sample; one has no response.

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.testkit.trainer import trainer_args
 from slime.backends.trainer.rank import mean_of_steps
 from slime.backends.trainer.schedule import Schedule
 from slime.exceptions import CheckpointError
 from slime.weight_sync.buckets import BucketBuffer, unpack
-from tests.helpers.trainer import trainer_args
 
 
 def rates(steps: int, total: int | None = None, **changes: Any) -> list[float]:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from lab.testkit.trainer import trainer_args
 from slime.algorithms.losses import LOSSES
 from slime.algorithms.losses.correction import truncated_weights
 from slime.algorithms.losses.reduce import make_reducer
 from tests.helpers.tolerance import assert_near
-from tests.helpers.trainer import trainer_args
 
 LOW, HIGH = 0.5, 2.0
 

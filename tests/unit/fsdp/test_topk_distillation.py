@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lab.testkit.trainer import trainer_args
 from slime.algorithms.losses import LOSSES
 from slime.algorithms.losses.custom import custom_loss
 from slime.algorithms.losses.hybrid_distillation import hybrid_loss, support_surrogate
@@ -28,7 +29,6 @@ from slime.rollout.train_data import convert, split_by_dp
 from slime.utils.types import Sample
 from slime.utils.vocab_parallel import log_probs_of_ids
 from tests.helpers.tolerance import assert_near
-from tests.helpers.trainer import trainer_args
 from tests.unit.ray.test_trajectories import arguments
 
 VOCABULARY, K = 30, 4

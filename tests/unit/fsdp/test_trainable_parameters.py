@@ -6,8 +6,8 @@ import pytest
 from torch import nn
 
 from groundwork.exceptions import ConfigError
+from lab.testkit.trainer import trainer_args
 from slime.backends.trainer.trainable import choose_trainable
-from tests.helpers.trainer import trainer_args
 
 
 def trained(**flags: object) -> list[str]:

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import slime
+from lab.testkit.trainer import trainer_args
 from slime.arguments import build_parser
-from tests.helpers.trainer import trainer_args
 
 SOURCES = ("backends/trainer", "backends/fsdp_utils", "backends/megatron_utils", "algorithms", "weight_sync")
 

@@ -12,9 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from lab.testkit import trainer
 from slime.backends.fsdp_utils.actor import FSDPTrainActor
 from slime.exceptions import CheckpointError
-from tests.helpers import trainer, trainer_ranks
+from tests.helpers import trainer_ranks
 
 
 @contextmanager

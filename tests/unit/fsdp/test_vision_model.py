@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from lab.testkit import tiny_random, trainer
 from slime.backends.fsdp_utils.critic import build_critic, value_pass
 from slime.backends.fsdp_utils.lora import lora_layers
 from slime.backends.fsdp_utils.train_step import log_prob_pass
@@ -19,7 +20,7 @@ from slime.backends.fsdp_utils.weights import gather
 from slime.backends.megatron_utils.train_step import log_prob_pass as megatron_log_prob_pass
 from slime.backends.trainer.micro_batch import micro_batch_loss
 from slime.backends.trainer.rollout_data import RolloutShard
-from tests.helpers import tiny_random, tiny_vision, trainer, trainer_ranks, vision_ranks, vision_samples
+from tests.helpers import tiny_vision, trainer_ranks, vision_ranks, vision_samples
 from tests.helpers.other_rounding import OtherRounding
 from tests.helpers.tolerance import LOGITS, MODEL, assert_near, tolerance
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from lab.testkit.ledger_records import make_turn
 from openclaw.config.gate_variables import GateVariables
 from openclaw.engine.cache_keys import CACHE_KEY
 from openclaw.engine.canary import NAME, Share, ShareReader
@@ -24,7 +25,6 @@ from slime.args import Arguments
 from slime.rollout.before_push import Decision, Policies
 from slime.rollout.canary import Canary
 from slime.rollout.questions import QuestionsEndedError
-from tests.helpers.ledger_records import make_turn
 from tests.helpers.probes import judged, leased_batch
 from tests.helpers.rollout_args import rollout_args
 from tests.helpers.threaded_server import serving

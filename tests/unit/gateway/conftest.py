@@ -13,6 +13,8 @@ import pytest
 from openai import AsyncOpenAI
 from prometheus_client import CollectorRegistry
 
+from lab.testkit.engine import MockEngine, mock_engine, serve
+from lab.testkit.tiny_random import build_tokenizer
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
 from openclaw.gateway.assemble import build_service
@@ -20,8 +22,6 @@ from openclaw.gateway.chat import ChatService
 from openclaw.ledger.records import Turn
 from openclaw.ledger.store import Ledger
 from tests.helpers.conversations import World
-from tests.helpers.mock_engine import MockEngine, mock_engine, serve
-from tests.helpers.tiny_random import build_tokenizer
 
 CONTEXT_LENGTH = 2048
 PATIENCE = 60.0

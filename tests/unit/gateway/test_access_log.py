@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from lab.testkit.processes import eventually
 from openclaw.sessions.identity import logged_name
-from tests.helpers.waiting import eventually
 from tests.unit.gateway.conftest import Stack, Starter
 
 KEY, SAID, ANSWERED, SESSION = "s3cret-key", "marmalade", "porcupine", "session-of-jane"

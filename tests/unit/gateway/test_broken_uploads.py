@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.helpers.waiting import eventually
+from lab.testkit.processes import eventually
 from tests.unit.gateway.conftest import Stack
 
 

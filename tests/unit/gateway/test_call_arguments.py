@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from chat_codec.renderer import Renderer, RenderError
-from tests.helpers import tiny_random
+from lab.testkit import tiny_random
 from tests.helpers.conversations import assistant, tool, user
 from tests.unit.gateway.conftest import Starter
 

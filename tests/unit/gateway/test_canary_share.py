@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from lab.testkit.engine import MockEngine, mock_engine
 from openclaw.engine.canary import NAME, Share, ShareReader, close_share, failures, open_share
 from openclaw.engine.client import EngineClient, TokenChunk
 from openclaw.exceptions import EngineProtocolError, EngineRejectedError
 from openclaw.owners import LOCAL
-from tests.helpers.mock_engine import MockEngine, mock_engine
 
 REPLY = [5, 6, 7, 8, 9]
 PROMPT = [1, 2, 3]

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from lab.testkit.processes import eventually
 from openclaw.gateway.client_connection import COMMENT, Comments, Connected
 from openclaw.gateway.errors import ClientGoneError
-from tests.helpers.waiting import eventually
 
 
 class Client:

@@ -17,6 +17,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 from starlette.types import Receive, Scope, Send
 
+from lab.testkit.processes import eventually
 from openclaw.config import bounds as declared
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.metrics import GatewayMetrics
@@ -24,7 +25,6 @@ from openclaw.gateway.protocol import DROPPED_BYTES, DoorBounds
 from openclaw.gateway.tls import own_certificate_context
 from openclaw.runtime import listen
 from openclaw.runtime.listen import GatewayServer, room_for_connections
-from tests.helpers.waiting import eventually
 from tests.unit.gateway.test_tls import write_certificate
 
 WIDE = DoorBounds(100, drop_seconds=0.5, look_seconds=0.05)

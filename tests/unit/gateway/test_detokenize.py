@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from chat_codec.detokenize import ByteDetokenizer, Vocabulary, WindowDetokenizer
-from tests.helpers.tiny_random import build_tokenizer
+from lab.testkit.tiny_random import build_tokenizer
 
 
 @cache

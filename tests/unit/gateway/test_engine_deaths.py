@@ -11,11 +11,11 @@ import openai
 import pytest
 
 import openclaw.engine.client as engine_client
+from lab.testkit.engine import MockEngine, mock_engine
 from openclaw.engine import deaths
 from openclaw.engine.client import GRAMMAR_PARAMETER, EngineClient
 from openclaw.exceptions import EngineAwayError, EngineDiedError, EngineRejectedError
 from openclaw.owners import LOCAL
-from tests.helpers.mock_engine import MockEngine, mock_engine
 from tests.unit.gateway.conftest import PATIENCE, Stack
 
 USER: Any = [{"role": "user", "content": "Hello?"}]

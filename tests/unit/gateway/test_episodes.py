@@ -9,10 +9,10 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, AuthenticationError
 
+from lab.testkit.processes import eventually
 from openclaw.config.bounds import Bound
 from openclaw.gateway import episodes as episodes_module
 from slime.utils.types import Sample
-from tests.helpers.waiting import eventually
 from tests.unit.gateway.conftest import Stack, Starter
 
 HISTORY_AS_SAMPLED = {"chat_template_kwargs": {"enable_thinking": True}}

@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.helpers.waiting import eventually
+from lab.testkit.processes import eventually
 
 pytestmark = pytest.mark.slow
 

@@ -23,12 +23,12 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from lab.testkit.engine import mock_engine, serve
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
 from openclaw.gateway.assemble import build_service
 from openclaw.gateway.schema import IGNORED, ChatRequest
 from openclaw.ledger.store import Ledger
-from tests.helpers.mock_engine import mock_engine, serve
 
 pytestmark = pytest.mark.slow
 

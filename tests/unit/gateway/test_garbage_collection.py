@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from groundwork.garbage import MOST_NEW_OBJECTS
+from lab.testkit.processes import eventually
 from openclaw.runtime.garbage_collection import collect_when_quiet, settle
-from tests.helpers.waiting import eventually
 
 
 class Knot:

@@ -17,13 +17,13 @@ from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
 from agentrl.sandbox import gateway_health
+from lab.testkit.engine import MockEngine, logprob_of, mock_engine, serve
+from lab.testkit.processes import eventually
 from openclaw.engine.client import EngineClient, TokenChunk
 from openclaw.exceptions import EngineAwayError, EngineProtocolError, EngineRejectedError
 from openclaw.gateway.schema import parse_request
 from openclaw.gateway.stream import EventStream
 from openclaw.owners import LOCAL
-from tests.helpers.mock_engine import MockEngine, logprob_of, mock_engine, serve
-from tests.helpers.waiting import eventually
 from tests.unit.gateway.conftest import PATIENCE, Stack, Starter
 
 USER: Any = [{"role": "user", "content": "Hello?"}]

@@ -10,12 +10,12 @@ import pytest
 from openai import AsyncOpenAI, AuthenticationError
 
 from groundwork.exceptions import ConfigError
+from lab.testkit.processes import eventually
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway import reload
 from openclaw.gateway.auth import Client, Keyring
 from openclaw.gateway.errors import ApiError
 from openclaw.owners import LOCAL
-from tests.helpers.waiting import eventually
 from tests.unit.gateway.conftest import Starter
 
 LAPTOP, PHONE = "key-of-the-laptop", "key-of-the-phone"

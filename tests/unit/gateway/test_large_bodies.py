@@ -15,12 +15,12 @@ import orjson
 import psutil
 import pytest
 
+from lab.testkit.processes import wait_until
 from openclaw.config.bounds import LARGE_BODIES, LARGE_BODY
 from openclaw.gateway import large_bodies
 from openclaw.gateway.errors import ApiError
 from openclaw.gateway.large_bodies import LargeBodies
 from openclaw.gateway.schema import parse_request
-from tests.helpers.waiting import wait_until
 from tests.unit.gateway.conftest import Stack
 
 pytestmark = pytest.mark.slow

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from lab.testkit.processes import eventually
 from openclaw.gateway.origin import Doorway
-from tests.helpers.waiting import eventually
 from tests.unit.gateway.conftest import Stack, Starter
 
 USER = [{"role": "user", "content": "Hello?"}]

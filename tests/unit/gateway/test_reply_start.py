@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from lab.testkit.processes import eventually
 from openclaw.ledger.exceptions import LedgerUnavailableError
-from tests.helpers.waiting import eventually
 from tests.unit.gateway.conftest import Stack
 
 PATH = "/v1/chat/completions"

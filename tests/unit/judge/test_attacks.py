@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from lab.testkit.tiny_random import build_tokenizer
 from openclaw.judge import prompts
 from openclaw.judge.answers import read_vote
 from openclaw.judge.client import JudgeClient, JudgeSampling
@@ -16,7 +17,6 @@ from openclaw.judge.interface import Question
 from openclaw.ledger.records import JudgeKind
 from tests.helpers.fake_engine import FakeEngine
 from tests.helpers.judge_attacks import NONCE, Gullible, attacks
-from tests.helpers.tiny_random import build_tokenizer
 
 pytestmark = pytest.mark.slow
 

@@ -16,6 +16,9 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
+from lab.testkit.engine import mock_engine, serve
+from lab.testkit.processes import eventually
+from lab.testkit.tiny_random import build_tokenizer
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
 from openclaw.gateway.assemble import build_service
@@ -24,9 +27,6 @@ from openclaw.judge.wiring import JudgeLoop, build_judge_loop
 from openclaw.judge.worker import GAVE_UP, NO_QUORUM
 from openclaw.ledger.store import Ledger
 from tests.helpers.broken_judge import FAILURES, BrokenJudge
-from tests.helpers.mock_engine import mock_engine, serve
-from tests.helpers.tiny_random import build_tokenizer
-from tests.helpers.waiting import eventually
 
 pytestmark = pytest.mark.slow
 

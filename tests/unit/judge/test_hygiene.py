@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from groundwork.exceptions import ConfigError
+from lab.testkit.ledger_records import USER_NEXT, make_turn
 from openclaw.config.runtime import HYGIENE_RULES, RuntimeConfig
 from openclaw.judge.hygiene import Limits, asks_back, defect, is_repetitive, other_script, unpraised
-from tests.helpers.ledger_records import USER_NEXT, make_turn
 
 LIMITS = Limits(temperature=0.6, min_response_tokens=3, max_tokens=7)
 

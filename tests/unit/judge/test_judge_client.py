@@ -10,13 +10,13 @@ from typing import Any
 import httpx
 import pytest
 
+from lab.testkit.tiny_random import build_tokenizer
 from openclaw.engine.client import GRAMMAR_PARAMETER
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
 from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling, together
 from openclaw.judge.grammar import answer_grammar
 from openclaw.judge.interface import Question
 from tests.helpers.fake_engine import FakeEngine, scripted_transport
-from tests.helpers.tiny_random import build_tokenizer
 
 QUESTION = Question("The sum is **5**.", (("user", "No bold please."),))
 

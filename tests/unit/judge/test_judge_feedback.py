@@ -11,12 +11,12 @@ from openclaw_combine_method import Combine
 from openclaw_opd_method import OnPolicyDistillation
 from openclaw_rl_method import BinaryRL
 
+from lab.testkit.ledger_records import USER_NEXT, make_turn
 from openclaw.ledger.opinion import as_next_state, weighted
 from openclaw.ledger.records import Feedback, JudgedTurn, ScoreSource, Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.training.samples import make_sample
 from tests.helpers.fake_engine import FakeEngine
-from tests.helpers.ledger_records import USER_NEXT, make_turn
 from tests.unit.judge.test_judge_worker import CONFIG, HINT_ANSWER, Bench, judged, until
 
 

@@ -12,13 +12,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from groundwork.chat_messages import Message
+from lab.testkit.ledger_records import make_turn
 from openclaw.exceptions import EngineUnavailableError, TeacherMismatchError
 from openclaw.judge.prompts import append_hint
 from openclaw.judge.teacher import TeacherScorer, context_of, score, under_hint
 from openclaw.ledger.records import Turn, Verdict, VersionSpan
 from openclaw.owners import LOCAL
 from tests.helpers.fake_engine import FakeEngine
-from tests.helpers.ledger_records import make_turn
 
 HINT = "Write plain prose without bold."
 

@@ -16,14 +16,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from groundwork.exceptions import ConfigError
+from lab.testkit.ledger_records import USER_NEXT, make_turn
+from lab.testkit.processes import eventually
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.judge import wiring
 from openclaw.judge.outage import watch_outages
 from openclaw.judge.wiring import build_judge_loop
 from openclaw.ledger.store import Ledger
-from tests.helpers.ledger_records import USER_NEXT, make_turn
 from tests.helpers.threaded_server import serving
-from tests.helpers.waiting import eventually
 
 HINT_ANSWER = "[HINT_START]Write plain prose.[HINT_END] \\boxed{1}"
 

@@ -15,6 +15,8 @@ from openclaw_combine_method import Combine
 from openclaw_rl_method import BinaryRL
 from prometheus_client import CollectorRegistry
 
+from lab.testkit.ledger_records import USER_NEXT, make_turn
+from lab.testkit.tiny_random import build_tokenizer
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
 from openclaw.judge.client import JudgeClient, JudgeSampling
 from openclaw.judge.hygiene import Limits
@@ -29,8 +31,6 @@ from openclaw.ledger.records import Verdict, Vote
 from openclaw.ledger.store import Ledger
 from openclaw.training.samples import make_sample
 from tests.helpers.fake_engine import FakeEngine
-from tests.helpers.ledger_records import USER_NEXT, make_turn
-from tests.helpers.tiny_random import build_tokenizer
 
 HINT_ANSWER = "[HINT_START]Write plain prose.[HINT_END] \\boxed{1}"
 LIMITS = Limits(temperature=0.6, min_response_tokens=2, max_tokens=100)

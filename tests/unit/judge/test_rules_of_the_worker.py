@@ -9,11 +9,11 @@ import pytest
 from openclaw_combine_method import Combine
 from openclaw_opd_method import OnPolicyDistillation
 
+from lab.testkit.ledger_records import USER_NEXT, make_turn
 from openclaw.judge.hygiene import Limits
 from openclaw.ledger.records import Feedback, VersionSpan
 from openclaw.ledger.store import Ledger
 from tests.helpers.fake_engine import FakeEngine
-from tests.helpers.ledger_records import USER_NEXT, make_turn
 from tests.unit.judge.test_judge_worker import CONFIG, HINT_ANSWER, Bench, judged, until
 
 QUESTION = {"role": "assistant", "content": "Which of the two do you mean?"}

@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from lab.testkit.ledger_records import USER_NEXT, make_turn
+from lab.testkit.processes import eventually
+from lab.testkit.tiny_random import build_tokenizer
 from openclaw.exceptions import EngineUnavailableError
 from openclaw.judge.client import JudgeClient, JudgeSampling
 from openclaw.judge.hygiene import Limits
@@ -23,9 +26,6 @@ from openclaw.ledger.store import Ledger
 from openclaw.method import JudgePlan, SampleDecision, SessionPlan
 from openclaw.training.samples import make_sample
 from tests.helpers.fake_engine import FakeEngine
-from tests.helpers.ledger_records import USER_NEXT, make_turn
-from tests.helpers.tiny_random import build_tokenizer
-from tests.helpers.waiting import eventually
 
 LESSON = "Write plain prose for this user."
 GIVES = rf"[HINT_START] {LESSON} [HINT_END] \boxed{{1}}"

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from lab.testkit.ledger_records import make_turn
 from openclaw.exceptions import EngineUnavailableError, TeacherMismatchError
 from openclaw.judge.prompts import append_hint
 from openclaw.judge.support import SupportScorer
@@ -17,7 +18,6 @@ from openclaw.judge.tempered import TOLERANCE
 from openclaw.ledger.records import TopK, Turn
 from openclaw.method import HintChoice
 from tests.helpers.fake_engine import FakeEngine
-from tests.helpers.ledger_records import make_turn
 
 K, ROWS = 4, 12
 RESPONSE = [300, 11, 12, 40, 41, 17, 300]

@@ -10,12 +10,12 @@ from openclaw_combine_method import Combine
 from openclaw_opd_method import OnPolicyDistillation
 from openclaw_rl_method import BinaryRL
 
+from lab.testkit.ledger_records import make_turn
 from openclaw.ledger.opinion import as_next_state, judged_messages, opinion
 from openclaw.ledger.records import Feedback, Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.messages.thumbs import thumb_of
 from tests.helpers.conversations import tool, user
-from tests.helpers.ledger_records import make_turn
 from tests.unit.judge.test_judge_feedback import bench_of, judge
 
 UP = [

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from lab.testkit.ledger_records import judged_sample
 from openclaw.launch.__main__ import main
 from openclaw.launch.plan import Plan
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.resolve import make_plan
 from openclaw.ledger.store import Ledger
 from tests.helpers.checkpoints import looks_whole
-from tests.helpers.ledger_records import judged_sample
 
 CHAT = {
     "messages": [

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from groundwork.chat_messages import Message
+from lab.testkit.ledger_records import USER_NEXT, make_turn
 from openclaw.ledger.baseline import BASELINE, OF_ALL, OF_OWNER, PRIOR, WINDOW, mean_of
 from openclaw.ledger.opinion import WEIGHT, as_next_state
 from openclaw.ledger.records import Feedback, Verdict
@@ -17,7 +18,6 @@ from openclaw.ledger.store import Ledger
 from openclaw.owners import stored_id
 from openclaw.training.samples import make_sample
 from slime.utils.types import Sample
-from tests.helpers.ledger_records import USER_NEXT, make_turn
 
 TOOL_NEXT: list[Message] = [{"role": "tool", "content": "ok", "tool_call_id": "c"}]
 

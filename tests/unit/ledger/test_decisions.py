@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from lab.testkit.ledger_records import USER_NEXT
 from openclaw.ledger.decisions import EARLY, LATE, QUARANTINE, QUIET, ROLLBACK, Window
 from openclaw.ledger.feedback import SUPERSEDED
 from openclaw.ledger.records import Feedback, Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.training.samples import make_sample
-from tests.helpers.ledger_records import USER_NEXT
 from tests.helpers.probes import judged, leased_batch, probes, states
 
 

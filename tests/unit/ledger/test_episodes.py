@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from lab.testkit.ledger_records import judged_sample
 from openclaw.inspect import main as inspect
 from openclaw.ledger.baseline import BASELINE, WINDOW
 from openclaw.ledger.episode_records import Episode, EpisodeRules, Settled
@@ -21,7 +22,6 @@ from openclaw.owners import stored_id
 from openclaw.privacy.redactor import Redactor
 from slime.utils.types import Sample
 from tests.helpers.episodes import MOST, RULES, create, say, three_turns
-from tests.helpers.ledger_records import judged_sample
 
 
 @pytest.fixture

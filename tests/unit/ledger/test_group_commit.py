@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from lab.testkit.ledger_records import USER_NEXT, make_turn
 from openclaw.ledger.exceptions import UnknownRecordError
 from openclaw.ledger.group_commit import GroupCommit
 from openclaw.ledger.store import Ledger
-from tests.helpers.ledger_records import USER_NEXT, make_turn
 
 
 class CountingLedger(Ledger):

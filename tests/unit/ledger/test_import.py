@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from lab.testkit.ledger_records import judged_sample, make_turn
 from openclaw.inspect import main
 from openclaw.ledger.conversations import write_conversations
 from openclaw.ledger.importing import ImportFormatError, import_conversations
 from openclaw.ledger.store import Ledger
 from openclaw.privacy.redactor import Redactor
-from tests.helpers.ledger_records import judged_sample, make_turn
 
 SECRET = "ghp_" + "a1B2" * 9
 WRITTEN = {

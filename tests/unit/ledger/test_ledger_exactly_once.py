@@ -18,10 +18,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from lab.testkit.ledger_records import judged_sample
 from openclaw.ledger.samples import rollout_of
 from openclaw.ledger.store import Ledger
 from tests.helpers.episodes import RULES, create, three_turns
-from tests.helpers.ledger_records import judged_sample
 
 
 class TrainingRun(RuleBasedStateMachine):

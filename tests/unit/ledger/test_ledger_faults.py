@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from lab.testkit.ledger_records import judged_sample, make_turn
 from openclaw.inspect import main
 from openclaw.ledger import database, reserve
 from openclaw.ledger.exceptions import LedgerDamagedError, LedgerFullError, LedgerUnavailableError
 from openclaw.ledger.forget import Forgotten
 from openclaw.ledger.reserve import RESERVE_BYTES, keep_reserve, reserve_path
 from openclaw.ledger.store import Ledger
-from tests.helpers.ledger_records import judged_sample, make_turn
 
 PAGE = 4096
 LONG = [{"role": "user", "content": "long " * 4000}]

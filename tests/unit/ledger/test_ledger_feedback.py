@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from openclaw_rl_method import BinaryRL
 
+from lab.testkit.ledger_records import USER_NEXT, make_turn
 from openclaw.inspect import main as inspect
 from openclaw.ledger.baseline import BASELINE
 from openclaw.ledger.exceptions import FeedbackArrivedError, TransitionError, UnknownRecordError
@@ -18,7 +19,6 @@ from openclaw.ledger.records import Feedback, Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.offline.replay import replay
 from openclaw.training.samples import make_sample
-from tests.helpers.ledger_records import USER_NEXT, make_turn
 
 THUMB = Feedback(turn_id="turn-0", created_at=110.0, thumbs="up")
 WORDS = [{"role": "user", "content": "Too long."}]

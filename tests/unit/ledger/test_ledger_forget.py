@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.testkit.ledger_records import USER_NEXT, judged_sample, make_turn
 from openclaw.inspect import main
 from openclaw.ledger import forget
 from openclaw.ledger.exceptions import LedgerUnavailableError, TransitionError, UnknownRecordError
@@ -17,7 +18,6 @@ from openclaw.ledger.forget import Forgotten
 from openclaw.ledger.records import Feedback, Turn, Verdict, Vote
 from openclaw.ledger.store import Ledger
 from openclaw.training.samples import make_sample
-from tests.helpers.ledger_records import USER_NEXT, judged_sample, make_turn
 
 MARKER = "qx7marker"
 NOW = 500.0

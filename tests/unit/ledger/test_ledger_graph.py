@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from lab.testkit.ledger_records import USER_NEXT, make_turn
 from openclaw.ledger.store import Ledger
-from tests.helpers.ledger_records import USER_NEXT, make_turn
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ from unittest import mock
 
 import pytest
 
+from lab.testkit.ledger_records import USER_NEXT, judged_sample, make_turn
 from openclaw.ledger import schema
 from openclaw.ledger.exceptions import TransitionError
 from openclaw.ledger.migrations import MIGRATIONS, VERSION, Migration, renew_conversations
 from openclaw.ledger.store import Ledger
 from openclaw.messages.fingerprint import conversation_digest
 from openclaw.owners import LOCAL
-from tests.helpers.ledger_records import USER_NEXT, judged_sample, make_turn
 
 
 @pytest.fixture

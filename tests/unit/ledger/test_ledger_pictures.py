@@ -18,7 +18,7 @@ from openclaw.ledger.salvage import salvage
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.transfer import ChangedTurn
 from openclaw.training.samples import make_sample
-from tests.helpers.ledger_records import USER_NEXT, make_turn
+from lab.testkit.ledger_records import USER_NEXT, make_turn
 
 PAD = 9
 CAT, DOG = b"cat's file", b"dog's file"

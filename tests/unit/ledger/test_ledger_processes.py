@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.testkit.ledger_records import judged_sample, make_turn
 from openclaw.ledger.store import Ledger
-from tests.helpers.ledger_records import judged_sample, make_turn
 
 SPAWN = multiprocessing.get_context("spawn")
 DEADLINE = 60.0

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.testkit.ledger_records import USER_NEXT, judged_sample, make_turn
 from openclaw.ledger.codec import pack_floats, pack_ids, unpack_floats, unpack_ids
 from openclaw.ledger.exceptions import LedgerVersionError, TransitionError, UnknownRecordError
 from openclaw.ledger.migrations import VERSION
@@ -16,7 +17,6 @@ from openclaw.ledger.records import SampleState, TurnState, Verdict, VersionSpan
 from openclaw.ledger.states import VALID_SAMPLE_TRANSITIONS, VALID_TURN_TRANSITIONS
 from openclaw.ledger.store import Ledger
 from openclaw.training.samples import make_sample
-from tests.helpers.ledger_records import USER_NEXT, judged_sample, make_turn
 
 
 @pytest.fixture

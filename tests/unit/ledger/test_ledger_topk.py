@@ -9,13 +9,13 @@ import torch
 from openclaw_hybrid_method import Hybrid
 from openclaw_opd_method import OnPolicyDistillation
 
+from lab.testkit.ledger_records import USER_NEXT, make_turn
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.ledger.records import TopK, Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.training.samples import make_sample
 from slime.backends.trainer.rollout_data import RolloutShard
 from slime.rollout.train_data import convert, split_by_dp
-from tests.helpers.ledger_records import USER_NEXT, make_turn
 from tests.unit.ray.test_trajectories import arguments
 
 TOPK = TopK([[-0.1, -2.5], [-1.0 / 3.0, -1.5], [-2.5e-7, -20.0]], [[5, 9], [6, 2**31 - 1], [0, 7]])

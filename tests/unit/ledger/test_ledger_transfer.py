@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from lab.testkit.ledger_records import USER_NEXT, judged_sample, make_turn
 from openclaw.ledger.opinion import as_next_state
 from openclaw.ledger.records import Feedback, TopK
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.transfer import ChangedTurn
-from tests.helpers.ledger_records import USER_NEXT, judged_sample, make_turn
 
 
 @pytest.fixture

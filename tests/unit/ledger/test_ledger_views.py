@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from lab.testkit.ledger_records import USER_NEXT, judged_sample, make_turn
 from openclaw.inspect import main, whole_id
 from openclaw.ledger.conversations import conversations
 from openclaw.ledger.exceptions import UnknownRecordError
 from openclaw.ledger.records import Verdict, Vote
 from openclaw.ledger.store import Ledger
 from openclaw.training.samples import make_sample
-from tests.helpers.ledger_records import USER_NEXT, judged_sample, make_turn
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.testkit.ledger_records import USER_NEXT, make_turn
 from openclaw.ledger.conversations import write_conversations
 from openclaw.ledger.passes import suffixed, turn_of_pass
 from openclaw.ledger.probes import BLOCK, PROBE, Candidate, choose_probes, drawn, part_of, reservoir_order
@@ -17,7 +18,6 @@ from openclaw.ledger.records import Feedback, Verdict
 from openclaw.ledger.salvage import salvage
 from openclaw.ledger.store import Ledger
 from openclaw.owners import stored_id
-from tests.helpers.ledger_records import USER_NEXT, make_turn
 from tests.helpers.probes import judged, leased_batch, probes
 
 SHARE = 0.1

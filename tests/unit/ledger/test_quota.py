@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from groundwork.exceptions import ConfigError
+from lab.testkit.ledger_records import USER_NEXT, judged_sample, make_turn
 from openclaw.inspect import main
 from openclaw.ledger.opinion import as_next_state
 from openclaw.ledger.quota import BATCHES, Candidate, Quota, choose, most
@@ -19,7 +20,6 @@ from openclaw.ledger.samples import IN_BATCHES
 from openclaw.ledger.store import Ledger
 from openclaw.owners import stored_id
 from openclaw.training.samples import make_sample
-from tests.helpers.ledger_records import USER_NEXT, judged_sample, make_turn
 
 HALF = Quota(owner=0.5, feedback=0.25)
 KINDS = st.tuples(st.sampled_from(["", "alice", "bob", "carol"]), st.booleans())

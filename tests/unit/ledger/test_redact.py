@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from groundwork.exceptions import ConfigError
+from lab.testkit.ledger_records import make_turn
 from openclaw.ledger.records import Feedback, TopK
 from openclaw.ledger.store import Ledger
 from openclaw.privacy.redactor import Redactor
 from openclaw.privacy.secret_finder import looks_random
-from tests.helpers.ledger_records import make_turn
 
 GITHUB = "ghp_" + "a1B2" * 9
 SECRETS = {

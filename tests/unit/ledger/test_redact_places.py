@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from lab.testkit.ledger_records import make_turn
 from openclaw.ledger.store import Ledger
 from openclaw.privacy.redactor import Redactor
 from openclaw.privacy.secret_finder import OwnKeyFinder, kept_id, secret_values
 from openclaw.sessions.identity import stated_identity
-from tests.helpers.ledger_records import make_turn
 
 GITHUB = "ghp_" + "a1B2" * 9
 OTHER = "ghp_" + "c3D4" * 9

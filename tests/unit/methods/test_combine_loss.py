@@ -10,13 +10,13 @@ import torch
 from combine_loss import combine_loss_function
 from openclaw_combine_method import Config
 
+from lab.testkit.trainer import trainer_args
 from slime.algorithms.advantages import compute_advantages
 from slime.algorithms.losses.policy_loss import policy_loss
 from slime.algorithms.losses.reduce import make_reducer
 from slime.args import Arguments
 from slime.logprobs.packed_logits import get_log_probs_and_entropy
 from tests.helpers.tolerance import assert_near
-from tests.helpers.trainer import trainer_args
 
 VOCABULARY = 17
 TOTALS, RESPONSES = [9, 6, 11], [4, 1, 7]

@@ -12,6 +12,8 @@ from openclaw_hybrid_method import Config, Hybrid
 from prometheus_client import CollectorRegistry
 
 from groundwork.exceptions import ConfigError
+from lab.testkit.ledger_records import USER_NEXT, make_turn
+from lab.testkit.processes import eventually
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.judge import wiring
 from openclaw.judge.hygiene import Limits
@@ -25,8 +27,6 @@ from openclaw.ledger.store import Ledger
 from openclaw.method import HintChoice, JudgePlan
 from openclaw.method.check import MethodCheck
 from tests.helpers.fake_engine import FakeEngine
-from tests.helpers.ledger_records import USER_NEXT, make_turn
-from tests.helpers.waiting import eventually
 
 CONFIG, DEFAULTS = RuntimeConfig(), Config()
 OWN = TopK([[-0.1, -2.5], [-0.4, -1.5], [-0.5, -1.0]], [[5, 9], [6, 8], [7, 4]])

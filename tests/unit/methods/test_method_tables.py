@@ -12,10 +12,10 @@ from openclaw_opd_method import OnPolicyDistillation
 from openclaw_rl_method import BinaryRL
 
 from groundwork.exceptions import ConfigError
+from lab.testkit.ledger_records import USER_NEXT, make_turn
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.ledger.records import JudgedTurn, Verdict
 from openclaw.method import JudgePlan, Method, SampleDecision, SessionPlan, load_method
-from tests.helpers.ledger_records import USER_NEXT, make_turn
 
 TURN = make_turn(next_state=USER_NEXT, next_state_at=102.0)
 TEACHER = (-0.2, -0.4, -0.6)

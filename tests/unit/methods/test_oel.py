@@ -17,6 +17,10 @@ from prometheus_client import CollectorRegistry
 from chat_codec.prompts import Prompts
 from groundwork.chat_messages import Message
 from groundwork.exceptions import ConfigError
+from lab.testkit.ledger_records import make_turn
+from lab.testkit.processes import eventually
+from lab.testkit.tiny_random import build_tokenizer
+from lab.testkit.trainer import trainer_args
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.judge.answers import read_vote
 from openclaw.judge.client import JudgeClient, JudgeSampling
@@ -33,11 +37,7 @@ from openclaw.ledger.store import Ledger
 from openclaw.messages.text import content_text
 from slime.algorithms.advantages import compute_advantages
 from tests.helpers.fake_engine import FakeEngine
-from tests.helpers.ledger_records import make_turn
-from tests.helpers.tiny_random import build_tokenizer
 from tests.helpers.tolerance import assert_near
-from tests.helpers.trainer import trainer_args
-from tests.helpers.waiting import eventually
 
 LESSON = "Answer this user in plain prose, without bold type."
 ANSWER = rf"The user asked for it twice. [HINT_START] {LESSON} [HINT_END] \boxed{{1}}"

@@ -16,6 +16,10 @@ from prometheus_client import CollectorRegistry
 from chat_codec.prompts import Prompts
 from groundwork.chat_messages import Message
 from groundwork.exceptions import ConfigError
+from lab.testkit.ledger_records import USER_NEXT, make_turn
+from lab.testkit.processes import eventually
+from lab.testkit.tiny_random import build_tokenizer
+from lab.testkit.trainer import trainer_args
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.judge.hygiene import Limits
 from openclaw.judge.interface import NoJudge, Question
@@ -32,12 +36,8 @@ from openclaw.messages.text import content_text
 from openclaw.runtime.start import runtime_environment
 from slime.algorithms.advantages import compute_advantages
 from tests.helpers.fake_engine import FakeEngine
-from tests.helpers.ledger_records import USER_NEXT, make_turn
 from tests.helpers.rollout_args import rollout_args
-from tests.helpers.tiny_random import build_tokenizer
 from tests.helpers.tolerance import assert_near
-from tests.helpers.trainer import trainer_args
-from tests.helpers.waiting import eventually
 
 METHOD = "openclaw_sdpo_method.SelfDistillation"
 TOOL = {"role": "tool", "tool_call_id": "call-1", "content": "\n\n[user]\nThanks, perfect!"}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from groundwork.exceptions import ConfigError
+from lab.testkit.ledger_records import USER_NEXT, judged_sample, make_turn
 from openclaw.ledger.conversations import write_conversations
 from openclaw.ledger.logs import ReplyScores
 from openclaw.ledger.records import Feedback, Verdict, Vote
@@ -21,7 +22,6 @@ from openclaw.privacy.redactor import Redactor
 from openclaw.training.rollout import by_rollout
 from openclaw.training.samples import make_sample
 from tests.helpers.episodes import RULES, create, say, three_turns
-from tests.helpers.ledger_records import USER_NEXT, judged_sample, make_turn
 
 SECRET = "ghp_" + "a1B2" * 9
 USER = {"role": "user", "content": "What is 2 + 3?"}

@@ -19,9 +19,9 @@ from openclaw.ledger.store import Ledger
 from openclaw.training.samples import make_sample
 from slime.utils.types import Sample
 from tests.helpers.fake_engine import FakeEngine
-from tests.helpers.ledger_records import USER_NEXT, judged_sample, make_turn
+from lab.testkit.ledger_records import USER_NEXT, judged_sample, make_turn
 from tests.helpers.qwen_tokenizers import qwen3
-from tests.helpers.tiny_random import build_tokenizer
+from lab.testkit.tiny_random import build_tokenizer
 
 USER = {"role": "user", "content": "What is 2 + 3?"}
 ANSWER = {"role": "assistant", "content": "It is 5."}

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from openclaw_combine_method import Combine
 
+from lab.testkit.ledger_records import USER_NEXT, make_turn
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.ledger.records import Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.offline.replay import replay
 from openclaw.replay import main
-from tests.helpers.ledger_records import USER_NEXT, make_turn
 
 METHOD = Combine(RuntimeConfig.from_env({}))
 TEACHER = (-0.1, -1e-17, -2.0 / 3.0)

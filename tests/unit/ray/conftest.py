@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.helpers.rollout_engine import RolloutEngine, rollout_engine
+from lab.testkit.rollout_engine import RolloutEngine, rollout_engine
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.testkit.rollout_engine import PROMPT, RolloutEngine, rollout_args
 from slime.args import Arguments
 from slime.exceptions import PluginError
 from slime.rollout import fully_async_rollout, sglang_rollout
@@ -14,9 +15,8 @@ from slime.rollout.collection import Collection
 from slime.rollout.data_source import RolloutDataSourceWithBuffer
 from slime.rollout.drop_streak import MOST_EMPTY, MOST_EMPTY_BATCHES, WARN_BATCHES, DropStreak
 from slime.utils.types import Sample
-from tests.helpers.rollout_engine import PROMPT, RolloutEngine, rollout_args
 
-PLUGINS = "tests.helpers.rollout_plugins"
+PLUGINS = "lab.testkit.rollout_plugins"
 BATCH = 5
 
 

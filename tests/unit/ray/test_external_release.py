@@ -17,11 +17,11 @@ from typing import Any
 import psutil
 import pytest
 
+from lab.testkit.live_run import wait_until
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.external import ExternalEngine
 from slime.backends.sglang_utils.external_release import follow
-from tests.helpers.live_run import wait_until
 from tests.helpers.threaded_server import Server, running_server
 
 RUN = """

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from groundwork.process import ChildProcess, group_alive, group_stopped, spawn
+from lab.testkit.processes import wait_until
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils import engine as engine_module
 from slime.backends.sglang_utils.engine import SGLangEngine
-from tests.helpers.waiting import wait_until
 
 SCHEDULER = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
 

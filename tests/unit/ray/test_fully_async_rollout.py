@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.testkit.rollout_engine import RolloutEngine, prompt_source, rollout_args, rollout_engine
 from slime.args import Arguments
 from slime.rollout import fully_async_rollout
 from slime.rollout.base_types import RolloutFnTrainOutput
 from slime.rollout.data_source import RolloutDataSourceWithBuffer
 from slime.rollout.fully_async_rollout import generate_rollout_fully_async, stop
 from slime.rollout.metrics import flatten
-from tests.helpers.rollout_engine import RolloutEngine, prompt_source, rollout_args, rollout_engine
 
-PLUGINS = "tests.helpers.rollout_plugins"
+PLUGINS = "lab.testkit.rollout_plugins"
 LIMIT = 5
 
 

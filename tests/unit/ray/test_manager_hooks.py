@@ -231,7 +231,7 @@ async def test_a_reward_class_scores_samples_and_lists() -> None:
     samples = [Sample(response="ab"), Sample(response="abc")]
     assert await async_rm(args, samples[0]) == 2.0
     assert await batched_async_rm(args, samples) == [2.0, 3.0]
-    args.custom_rm_path = "tests.helpers.rewards.prefer_even_ids"
+    args.custom_rm_path = "lab.testkit.rewards.prefer_even_ids"
     own = Sample(response="abcd", custom_rm_path=f"{__name__}.LengthReward")
     other = Sample(tokens=[2, 4], response_length=2)
     assert await batched_async_rm(args, [own, other]) == [4.0, 1.0]

@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+from lab.testkit.trainer import trainer_args
 from slime.algorithms.losses import LOSSES
 from slime.algorithms.losses.reduce import make_reducer
 from slime.args import Arguments
@@ -16,7 +17,6 @@ from slime.rollout.metrics import field_means, is_repetitive, rollout_metrics
 from slime.rollout.train_data import convert
 from slime.utils import logging_utils
 from slime.utils.types import Sample
-from tests.helpers.trainer import trainer_args
 from tests.unit.ray.test_trajectories import arguments, sample
 
 

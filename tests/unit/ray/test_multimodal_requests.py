@@ -12,6 +12,8 @@ import torch
 
 from groundwork.exceptions import ConfigError
 from groundwork.images import one_per_image, open_image
+from lab.testkit.engine import mock_engine
+from lab.testkit.rollout_engine import RolloutEngine, rollout_args, rollout_engine
 from slime.args import Arguments
 from slime.exceptions import EngineError
 from slime.rollout.generation import GenerateState, generate
@@ -22,9 +24,7 @@ from slime.rollout.sft_rollout import MaskState, fill
 from slime.rollout.sglang_streaming_rollout import generate_streaming
 from slime.utils.misc import SingletonMeta
 from slime.utils.types import Sample
-from tests.helpers.mock_engine import mock_engine
 from tests.helpers.pictures import picture
-from tests.helpers.rollout_engine import RolloutEngine, rollout_args, rollout_engine
 
 PAD = "<|vision_start|><|image_pad|><|vision_end|>"
 PARAMETERS = {"max_new_tokens": 9, "stop_token_ids": [5]}

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.testkit.engine import logprob_of
+from lab.testkit.rollout_engine import PROMPT, RolloutEngine, prompt_source, rollout_args, rollout_engine
 from slime.args import Arguments
 from slime.rollout import sglang_rollout
 from slime.rollout.data_source import RolloutDataSourceWithBuffer
@@ -17,8 +19,6 @@ from slime.rollout.fully_async_rollout import generate_rollout_fully_async, stop
 from slime.rollout.metrics import flatten
 from slime.rollout.sglang_rollout import GenerateState
 from slime.utils.types import Sample
-from tests.helpers.mock_engine import logprob_of
-from tests.helpers.rollout_engine import PROMPT, RolloutEngine, prompt_source, rollout_args, rollout_engine
 
 REPLY = [5, 9, 2, 8, 4, 4, 7]
 
@@ -112,7 +112,7 @@ def test_aborted_groups_go_on_in_the_next_rollout(
 def test_what_a_plugin_had_made_of_an_aborted_sample_starts_anew(
     engine: RolloutEngine, args: Arguments, source: RolloutDataSourceWithBuffer
 ) -> None:
-    args.custom_generate_function_path = "tests.helpers.rollout_plugins.fan_out_until_aborted"
+    args.custom_generate_function_path = "lab.testkit.rollout_plugins.fan_out_until_aborted"
     engine.holds = lambda number: number >= 4
     sglang_rollout.generate_rollout(args, 0, source)
     assert [(sample.index, sample.response_length) for sample in flatten(source.buffer)] == [

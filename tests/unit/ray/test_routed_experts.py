@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lab.testkit.rollout_engine import RolloutEngine, rollout_args, rollout_engine
 from slime.args import Arguments
 from slime.exceptions import EngineError
 from slime.rollout import sglang_rollout
@@ -23,7 +24,6 @@ from slime.rollout.train_data_checks import TrainDataError
 from slime.utils.routed_experts import take_experts
 from slime.utils.types import OWN_CHOICE, Sample
 from tests.helpers.checkpoints import config_only
-from tests.helpers.rollout_engine import RolloutEngine, rollout_args, rollout_engine
 
 PROMPT = [11, 12, 13]
 REPLY = [5, 9, 2, 8, 4, 4, 7]

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from groundwork.exceptions import ConfigError
+from lab.testkit.engine import logprob_of
+from lab.testkit.rollout_engine import PROMPT, RolloutEngine, rollout_args
 from slime.args import Arguments
 from slime.exceptions import EngineError, PluginError
 from slime.rollout import sglang_rollout
 from slime.rollout.metrics import flatten
 from slime.rollout.sglang_rollout import GenerateState
 from slime.utils.types import Sample
-from tests.helpers.mock_engine import logprob_of
-from tests.helpers.rollout_engine import PROMPT, RolloutEngine, rollout_args
 
-PLUGINS = "tests.helpers.rollout_plugins"
+PLUGINS = "lab.testkit.rollout_plugins"
 LOGPROBS = [logprob_of(position, token) for position, token in enumerate([1, 2, 3])]
 
 

@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from lab.testkit.engine import MockEngine, logprob_of, mock_engine
+from lab.testkit.rollout_engine import rollout_args
 from slime.args import Arguments
 from slime.exceptions import HttpStatusError
 from slime.rollout import sglang_streaming_rollout
@@ -18,8 +20,6 @@ from slime.rollout.sglang_streaming_rollout import generate_streaming
 from slime.utils import http_utils
 from slime.utils.misc import SingletonMeta
 from slime.utils.types import Sample
-from tests.helpers.mock_engine import MockEngine, logprob_of, mock_engine
-from tests.helpers.rollout_engine import rollout_args
 
 PROMPT = [11, 12]
 REPLY = [5, 9, 2, 8, 4]

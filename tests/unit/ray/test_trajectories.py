@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from lab.testkit.trainer import trainer_args
 from slime.algorithms.advantages import compute_advantages
 from slime.algorithms.losses.reduce import make_reducer, rebuild_reducer
 from slime.args import Arguments
@@ -15,7 +16,6 @@ from slime.backends.trainer.rollout_data import RolloutShard
 from slime.rollout.rewards import constant_groups, mask_sums, post_process_rewards, rollout_ids
 from slime.rollout.train_data import convert, samples_of_steps, split_by_dp
 from slime.utils.types import Sample
-from tests.helpers.trainer import trainer_args
 
 
 def arguments(**changes: Any) -> Arguments:

@@ -15,7 +15,7 @@ from slime.args import Arguments
 from slime.rollout.data_source import RolloutDataSource
 from slime.rollout.sft_rollout import generate_rollout
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator
-from tests.helpers.tiny_random import build_tokenizer
+from lab.testkit.tiny_random import build_tokenizer
 
 HEAD = """{% if tools %}<|im_start|>system
 {% for tool in tools %}{{ tool | tojson }}{% endfor %}<|im_end|>

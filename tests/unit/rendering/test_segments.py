@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 import chat_codec.control_tokens as segments
 from chat_codec.control_tokens import RESERVED, Controls, SegmentEncoder
-from tests.helpers.tiny_random import build_tokenizer
+from lab.testkit.tiny_random import build_tokenizer
 
 PIECES = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>", "</think>", "<tool_call>", "<|im_", "|>", "\n", " "]
 TEXTS = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=8), st.just("\u0338")), max_size=12).map("".join)

@@ -13,6 +13,7 @@ import pytest
 
 from groundwork.exceptions import ConfigError
 from groundwork.images import at_model_size, open_image
+from lab.testkit.rollout_engine import RolloutEngine, rollout_args, rollout_engine
 from slime.args import Arguments
 from slime.arguments.evaluation import EvalDataset
 from slime.exceptions import SampleError
@@ -21,7 +22,6 @@ from slime.rollout.eval_metrics import eval_metrics, scores
 from slime.rollout.sample_metrics import pass_at_k
 from slime.utils.types import Sample
 from tests.helpers.pictures import picture, png
-from tests.helpers.rollout_engine import RolloutEngine, rollout_args, rollout_engine
 
 LABELS = ["xxx", "y", "xxx y"]
 

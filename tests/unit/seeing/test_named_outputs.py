@@ -15,10 +15,10 @@ import pytest
 
 from groundwork.command_line import new_output_file, output_file
 from groundwork.private_files import OutputError, write_output, writing
+from lab.testkit.ledger_records import judged_sample
 from openclaw import inspect
 from openclaw.ledger.store import Ledger
 from openclaw.report.command import main as report_main
-from tests.helpers.ledger_records import judged_sample
 
 Command = Callable[[Path, str], int]
 COMMANDS: dict[str, Command] = {

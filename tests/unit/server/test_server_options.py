@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from groundwork.exceptions import ConfigError
+from lab.testkit.ledger_records import judged_sample
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.ledger.conversations import CONVERSATIONS_NAME
 from openclaw.ledger.store import Ledger
 from openclaw.server import options
 from openclaw.server.options import ServerOptions, build_parser, read_options
 from openclaw.server.run import export
-from tests.helpers.ledger_records import judged_sample
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from groundwork.exceptions import ConfigError
+from lab.testkit.ledger_records import USER_NEXT, judged_sample, make_turn
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.resolve import make_plan
 from openclaw.ledger.records import Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.server.train import Job, gpu_variables, main, make_job, nothing_left, too_few
 from slime.arguments.dry_run import MISSING_PATH
-from tests.helpers.ledger_records import USER_NEXT, judged_sample, make_turn
 
 NO_LOGS = {"keep_running": False, "epochs": 1, "limit": None, "judge_again": False}
 

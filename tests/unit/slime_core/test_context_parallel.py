@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lab.testkit import trainer
 from slime.algorithms.losses.custom import contract_batch
 from slime.algorithms.losses.reduce import make_reducer
 from slime.arguments.placement import padded_length
@@ -14,7 +15,6 @@ from slime.backends.trainer.rollout_data import RolloutShard
 from slime.logprobs import packed_logits as loss
 from slime.logprobs.context_parallel import held_positions
 from slime.rollout.train_data import split_by_dp
-from tests.helpers import trainer
 from tests.helpers.gradient_cases import data_of
 from tests.helpers.tolerance import assert_near
 

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.testkit.trainer import on_ranks
 from slime.algorithms.losses.reduce import make_reducer
 from slime.backends.megatron_utils import cp_utils
 from slime.backends.megatron_utils.cp_utils import (
@@ -17,7 +18,6 @@ from slime.backends.megatron_utils.cp_utils import (
     slice_log_prob_with_cp,
 )
 from tests.helpers.cp_ranks import LENGTHS, check_context_parallel_names
-from tests.helpers.trainer import on_ranks
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from groundwork import janitor
-from tests.helpers.live_run import wait_until
+from lab.testkit.live_run import wait_until
 
 SLEEP = (sys.executable, "-I", "-S", "-c", "import time; print(flush=True); time.sleep(600)")
 

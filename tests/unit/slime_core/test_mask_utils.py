@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from groundwork.exceptions import ConfigError
+from lab.testkit.tiny_random import build_tokenizer
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator
-from tests.helpers.tiny_random import build_tokenizer
 
 # Templates in the manner of the model families: a default system prompt; reasoning dropped before the last question; a
 # generation prompt that opens the reasoning; DeepSeek-R1's markers.

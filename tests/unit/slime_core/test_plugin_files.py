@@ -150,5 +150,5 @@ async def test_reward_models_and_classes(plugin: Path) -> None:
 
 
 def test_a_reward_function_is_taken_as_it_is() -> None:
-    path = "tests.helpers.rewards.prefer_even_ids"
+    path = "lab.testkit.rewards.prefer_even_ids"
     assert load_reward_function(path, Arguments()) is load_function(path)

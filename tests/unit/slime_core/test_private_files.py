@@ -96,7 +96,7 @@ os.umask(0o022)
 from openclaw.ledger.conversations import write_conversations
 from openclaw.ledger.schema import back_up
 from openclaw.ledger.store import Ledger
-from tests.helpers.ledger_records import judged_sample
+from lab.testkit.ledger_records import judged_sample
 path = Path(sys.argv[1]) / "run" / "ledger.sqlite"
 ledger = Ledger(path)
 judged_sample(ledger, "turn-0")

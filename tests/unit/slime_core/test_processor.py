@@ -5,7 +5,8 @@ import pytest
 from PIL import Image
 
 from groundwork.processors import build_processor_kwargs, load_processor
-from tests.helpers import tiny_random, tiny_vision
+from lab.testkit import tiny_random
+from tests.helpers import tiny_vision
 
 torch = pytest.importorskip("torch")
 

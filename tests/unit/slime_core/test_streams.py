@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from lab.testkit.ledger_records import USER_NEXT, make_turn
 from openclaw.ledger.records import Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.training.samples import make_sample
@@ -25,7 +26,6 @@ from slime.rollout.train_data_checks import TrainDataError
 from slime.utils import streams
 from slime.utils.streams import Stream, TrainBatch
 from slime.utils.types import Sample
-from tests.helpers.ledger_records import USER_NEXT, make_turn
 from tests.helpers.tolerance import assert_near
 from tests.unit.ray.test_train_data import arguments
 

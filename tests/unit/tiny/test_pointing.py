@@ -24,6 +24,7 @@ from agentrl.tasks.gui.actions import read_call
 from agentrl.tasks.gui.dom import Element
 from agentrl.tasks.gui.miniwob.episode import SCREEN
 from groundwork.processors import load_processor
+from lab.testkit.agent_rollouts import Talk, talk
 from lab.tiny_learning.clicks import ENDED
 from lab.tiny_learning.pictures import lessons, measure, shipped, warm_start
 from lab.tiny_learning.pictures.lessons import UNUSED, batch_of, moved, near
@@ -35,7 +36,6 @@ from lab.tiny_learning.pictures.warm_start import Training, number_of_token
 from lab.tiny_learning.pictures.words import NUMBERS, phrases
 from lab.tiny_learning.warm_start import NOTE, WarmStartError
 from lab.tiny_models.tokenizer import END
-from tests.helpers.agent_rollouts import Talk, talk
 from tests.helpers.agent_stages import staged
 
 ONE = Page(

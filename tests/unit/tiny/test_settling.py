@@ -13,12 +13,12 @@ import pytest
 
 from lab.personal import trainer
 from lab.personal.trainer import Trainer
+from lab.testkit.ledger_records import USER_NEXT, judged_sample, make_turn
 from lab.tiny_demo.launched import LaunchedRun, RunFailed, Settings
 from openclaw.ledger.records import Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.where import ARGUMENTS_NAME
 from slime.args import Arguments
-from tests.helpers.ledger_records import USER_NEXT, judged_sample, make_turn
 
 
 class Up(LaunchedRun):

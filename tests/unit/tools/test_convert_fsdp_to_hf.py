@@ -13,9 +13,10 @@ from evaluation.served import checkpoint_of, export
 from safetensors.torch import load_file
 from tools import convert_fsdp_to_hf, convert_torch_dist_to_hf
 
+from lab.testkit import tiny_random, trainer
 from openclaw.runtime.where import ARGUMENTS_NAME
 from slime.conversion import fsdp_to_hf
-from tests.helpers import tiny_hybrid, tiny_random, tiny_vision, trainer, trainer_ranks, vision_samples
+from tests.helpers import tiny_hybrid, tiny_vision, trainer_ranks, vision_samples
 from tests.helpers.tolerance import assert_near
 
 pytestmark = pytest.mark.slow

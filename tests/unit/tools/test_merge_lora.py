@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 from tools import merge_lora
 from transformers import AutoModelForCausalLM
 
+from lab.testkit import tiny_random
 from slime.conversion.merge_lora import merge, read_adapter
-from tests.helpers import tiny_hybrid, tiny_random
+from tests.helpers import tiny_hybrid
 from tests.helpers.tolerance import MODEL, assert_near
 
 IDS = torch.arange(3, 23)[None]

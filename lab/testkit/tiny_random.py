@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-TOKENIZER = Path(__file__).parents[1] / "data" / "tiny_tokenizer.json"
+TOKENIZER = Path(__file__).with_name("tiny_tokenizer.json")
 
 CHAT_TEMPLATE = """{%- if tools %}<|im_start|>system
 {% if messages[0].role == 'system' %}{{ messages[0].content }}

@@ -1,6 +1,6 @@
 """A stand-in engine that is policy, judge and teacher at once; also a program, so that it can be killed.
 
-``python -m tests.helpers.policy_and_judge --tokenizer FOLDER --port PORT [--version-file FILE]`` serves until its parent ends
+``python -m lab.testkit.policy_and_judge --tokenizer FOLDER --port PORT [--version-file FILE]`` serves until its parent ends
 it. The file holds the weight version that the trainer set last, so that a new process answers with it.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 
-from tests.helpers.mock_engine import MockEngine
+from lab.testkit.engine import MockEngine
 
 REPLY = "The sum is five."
 HINT_ANSWER = "[HINT_START]Write plain prose.[HINT_END] \\boxed{1}"

@@ -16,9 +16,9 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 from groundwork.network import find_available_port
+from lab.testkit.processes import ready_to_fork
 from slime.args import Arguments
 from slime.rollout.train_data import split_by_dp
-from tests.helpers.new_process import ready_to_fork
 
 PORT_SECONDS = 120.0
 

@@ -15,8 +15,7 @@ import psutil
 from openai import AsyncOpenAI
 
 from groundwork.network import find_available_port
-from tests.helpers.probing import answers
-from tests.helpers.waiting import wait_until
+from lab.testkit.processes import answers, wait_until
 
 __all__ = ["FolderRun", "LiveRun", "call_tool", "talk", "wait_until"]
 

@@ -1,7 +1,7 @@
 """Engines of a rollout function without a network: the shared HTTP client answers from a script.
 
 Guarantees: the wire format of `/generate` (not streamed), `/abort_request`, `/v1/loads`, `/workers` and `/model_info`;
-logprobs are those of `tests.helpers.mock_engine`, the experts of a token those of ``experts(version, place)``. Tests set the public attributes between and during requests.
+logprobs are those of `lab.testkit.engine`, the experts of a token those of ``experts(version, place)``. Tests set the public attributes between and during requests.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import numpy as np
-import pytest
 
+from lab.testkit.engine import logprob_of
 from slime.args import Arguments
 from slime.rollout.data_source import RolloutDataSourceWithBuffer
 from slime.rollout.generation import GenerateState
 from slime.utils import http_utils
 from slime.utils.misc import SingletonMeta
-from tests.helpers.mock_engine import logprob_of
+
+if TYPE_CHECKING:
+    import pytest
 
 REPLY = (1, 2, 3)
 PROMPT = "def f(x):"
@@ -150,7 +152,7 @@ def rollout_args(model: Path, **changes: Any) -> Arguments:
         "rollout_stop_token_ids": None,
         "rollout_skip_special_tokens": False,
         "custom_generate_function_path": None,
-        "custom_rm_path": "tests.helpers.rollout_plugins.reward",
+        "custom_rm_path": "lab.testkit.rollout_plugins.reward",
         "rm_type": None,
         "rm_url": None,
         "group_rm": False,

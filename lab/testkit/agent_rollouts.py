@@ -21,8 +21,8 @@ from agentrl.leases.pool import Pool
 from agentrl.processes.ledger import ProcessLedger
 from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
 from agentrl.registry import Registry
-from tests.helpers.agent_pools import PATIENT_S, QUICK
-from tests.helpers.mock_engine import logprob_of
+from lab.testkit.agent_pools import PATIENT_S, QUICK
+from lab.testkit.engine import logprob_of
 
 GUESS: dict[str, Any] = {
     "type": "function",

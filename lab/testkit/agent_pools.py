@@ -16,7 +16,7 @@ from agentrl.leases.pool import Pool
 from agentrl.processes.ledger import ProcessLedger
 from agentrl.protocol import EvaluateRequest, LeaseRequest, RenewRequest, ResetRequest, StepRequest
 from agentrl.service import LeaseService
-from tests.helpers.agent_environments import Script
+from lab.testkit.agent_environments import Script
 
 QUICK = Patience(close_s=5.0, cancel_grace_s=0.3, retry_s=0.01, longest_retry_s=0.02)
 PATIENT_S = 20.0
