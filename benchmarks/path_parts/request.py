@@ -11,13 +11,13 @@ from prometheus_client import CollectorRegistry
 
 from benchmarks.path_parts.recorder import Entry, Recorder
 from chat_codec.renderer import Renderer
+from lab.testkit.engine import mock_engine, serve
+from lab.testkit.tiny_random import build_tokenizer
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
 from openclaw.gateway.assemble import build_service
 from openclaw.ledger.store import Ledger
 from openclaw.privacy.redactor import build_redactor
-from lab.testkit.engine import mock_engine, serve
-from lab.testkit.tiny_random import build_tokenizer
 
 PATIENCE = 60.0
 REPLY = "The sum is five, because two and three make five."

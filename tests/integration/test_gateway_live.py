@@ -17,6 +17,8 @@ from transformers import AutoTokenizer
 
 from benchmarks.update_load import swap_under_load
 from chat_codec.detokenize import Vocabulary
+from lab.testkit.engine import serve
+from lab.testkit.live_engine import WeightSender
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
 from openclaw.gateway.assemble import build_service
@@ -25,9 +27,7 @@ from openclaw.ledger.store import Ledger
 from slime.backends.sglang_utils.engine import SGLangEngine
 from tests.helpers.engine_streams import model_of
 from tests.helpers.live_gateway import gateway
-from lab.testkit.engine import serve
 from tests.helpers.tolerance import MODEL, tolerance
-from lab.testkit.live_engine import WeightSender
 
 SESSIONS, TURNS, UPDATES = 20, 10, 20
 TOLERANCE = tolerance(10.0, roundings=MODEL)

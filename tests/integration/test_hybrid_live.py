@@ -13,6 +13,8 @@ from prometheus_client import CollectorRegistry
 from transformers import AutoTokenizer
 
 from chat_codec.renderer import Renderer
+from lab.testkit.engine import serve
+from lab.testkit.trainer import trainer_args
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
 from openclaw.gateway.assemble import build_service
@@ -26,9 +28,7 @@ from openclaw.ledger.store import Ledger
 from openclaw.owners import LOCAL
 from slime.algorithms.losses.hybrid_distillation import support_surrogate
 from slime.backends.sglang_utils.engine import SGLangEngine
-from lab.testkit.engine import serve
 from tests.helpers.tolerance import MODEL, assert_near, tolerance
-from lab.testkit.trainer import trainer_args
 
 K, ROWS, TEMPERATURE = 4, 64, 0.6
 TOLERANCE = tolerance(10.0, roundings=MODEL)

@@ -10,10 +10,10 @@ import pytest
 
 import openclaw.gateway.served as served_module
 from chat_codec.formats import ReplyFormat
+from lab.testkit import tiny_random
 from openclaw.gateway.served import ServedReplies
 from openclaw.ledger.graph import RecordedReply
 from openclaw.messages.fingerprint import read_history
-from lab.testkit import tiny_random
 from tests.helpers.qwen_tokenizers import qwen3, qwen3_5
 from tests.unit.gateway.conftest import Stack, Starter
 

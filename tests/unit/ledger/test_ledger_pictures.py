@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from groundwork.chat_messages import picture_part
+from lab.testkit.ledger_records import USER_NEXT, make_turn
 from openclaw.inspect import main
 from openclaw.ledger.copying import copy_run
 from openclaw.ledger.episode_records import EPISODE, Episode, EpisodeRules
@@ -18,7 +19,6 @@ from openclaw.ledger.salvage import salvage
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.transfer import ChangedTurn
 from openclaw.training.samples import make_sample
-from lab.testkit.ledger_records import USER_NEXT, make_turn
 
 PAD = 9
 CAT, DOG = b"cat's file", b"dog's file"

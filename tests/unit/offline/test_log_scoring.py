@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from chat_codec.renderer import Renderer, RenderError
+from lab.testkit.ledger_records import USER_NEXT, judged_sample, make_turn
+from lab.testkit.tiny_random import build_tokenizer
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
 from openclaw.judge.log_scoring import LogScorer, ScorerSettings
 from openclaw.ledger.records import Turn, Verdict
@@ -19,9 +21,7 @@ from openclaw.ledger.store import Ledger
 from openclaw.training.samples import make_sample
 from slime.utils.types import Sample
 from tests.helpers.fake_engine import FakeEngine
-from lab.testkit.ledger_records import USER_NEXT, judged_sample, make_turn
 from tests.helpers.qwen_tokenizers import qwen3
-from lab.testkit.tiny_random import build_tokenizer
 
 USER = {"role": "user", "content": "What is 2 + 3?"}
 ANSWER = {"role": "assistant", "content": "It is 5."}

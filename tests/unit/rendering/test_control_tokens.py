@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from chat_codec.control_tokens import MARK, PLACE, THOUGHT
 from chat_codec.renderer import Renderer, RenderError
 from groundwork.exceptions import ConfigError
-from lab.tiny_models.tokenizer import build_tokenizer as build_tiny
 from lab.testkit import tiny_random
+from lab.tiny_models.tokenizer import build_tokenizer as build_tiny
 from tests.helpers.qwen_tokenizers import qwen3, qwen3_5
 
 TOKENIZERS: dict[str, Callable[[], Any]] = {

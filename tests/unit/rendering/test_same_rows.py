@@ -11,11 +11,11 @@ import pytest
 
 from chat_codec.renderer import Renderer
 from groundwork.exceptions import ConfigError
+from lab.testkit.tiny_random import build_tokenizer
 from slime.args import Arguments
 from slime.rollout.data_source import RolloutDataSource
 from slime.rollout.sft_rollout import generate_rollout
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator
-from lab.testkit.tiny_random import build_tokenizer
 
 HEAD = """{% if tools %}<|im_start|>system
 {% for tool in tools %}{{ tool | tojson }}{% endfor %}<|im_end|>
