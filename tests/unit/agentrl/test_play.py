@@ -14,7 +14,7 @@ from agentrl.protocol import Ending
 from agentrl.rollout.chat_policy import ChatPolicy, Unpooled
 from agentrl.rollout.play import Play, Played
 from agentrl.rollout.settings import Settings
-from tests.helpers.agent_rollouts import GUESS, talk
+from lab.testkit.agent_rollouts import GUESS, talk
 from tests.helpers.agent_stages import END, staged
 
 CALL = '<tool_call>\n{"name": "guess", "arguments": {"number": 7}}\n</tool_call>'

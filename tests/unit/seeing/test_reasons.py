@@ -8,13 +8,13 @@ from pathlib import Path
 
 from openclaw.config.runtime import HYGIENE_RULES
 from openclaw.judge import hygiene, worker
-from openclaw.ledger import episode_records, feedback, graph, redact, turns
+from openclaw.ledger import episode_records, feedback, graph, records, turns
 from openclaw.runs.reasons import REASONS, explain, in_words
 from openclaw.training import rollout
 from tests.helpers.reasons import explained_constants, explained_reasons, stated_reasons
 
 BY_NAME = {
-    *(turns.NO_NEXT_STATE, graph.REGENERATED, redact.REDACTED, feedback.SUPERSEDED),
+    *(turns.NO_NEXT_STATE, graph.REGENERATED, records.REDACTED, feedback.SUPERSEDED),
     *(rollout.STALE, rollout.FUSE, worker.NO_QUORUM, worker.GAVE_UP),
     *(hygiene.DUPLICATE, hygiene.ASKS_BACK, *HYGIENE_RULES),
     *(episode_records.EPISODE, episode_records.OVER, episode_records.FORGOTTEN, episode_records.NO_TOKENS),
