@@ -67,7 +67,7 @@ def load_environment(name: str) -> type[Environment]:
     """Return the class that ``MODULE.CLASS`` names.
 
     Raises:
-        ConfigError: there is none, or it is no finished environment.
+        ConfigError: there is none, or it is not a finished environment.
     """
     module, _, attribute = name.rpartition(".")
     if not module:
@@ -79,7 +79,7 @@ def load_environment(name: str) -> type[Environment]:
     except Exception as error:
         raise ConfigError(f"--env {name}: its import raised {type(error).__name__}: {error}; correct it") from error
     if not (isinstance(found, type) and issubclass(found, Environment)):
-        raise ConfigError(f"--env {name} is no agentrl.environment.Environment; derive the class from it")
+        raise ConfigError(f"--env {name} is not an agentrl.environment.Environment; derive the class from it")
     if inspect.isabstract(found):
         missing = ", ".join(sorted(found.__abstractmethods__))
         raise ConfigError(f"--env {name} lacks {missing}; implement them")

@@ -141,7 +141,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
         if getattr(options, _field(flag)) < 1:
             raise ConfigError(f"{flag} {getattr(options, _field(flag))} is too small; write 1 or more")
     if not 0 <= options.temperature < float("inf"):
-        raise ConfigError(f"--temperature {options.temperature:g} is no temperature; write 0 or more")
+        raise ConfigError(f"invalid --temperature {options.temperature:g}: must be >= 0")
     if options.output is not None:
         try:
             check_output(options.output)

@@ -68,7 +68,7 @@ class Config(MethodConfig):
 def follow_up(turn: Turn) -> str | None:
     """Return what the user said after a reply, without the client's additions; None if nobody spoke.
 
-    A tool's result is no follow-up. Neither is a regenerated reply, after which the user said nothing.
+    A tool's result is not a follow-up. Neither is a regenerated reply, after which the user said nothing.
     """
     heard = [] if turn.signal == "regenerated" else turn.next_state or []
     words = [user_words(message).strip() for message in heard if message.get("role") == "user"]

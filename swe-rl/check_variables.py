@@ -39,7 +39,7 @@ def check(splits: Sequence[str], environment: Mapping[str, str] = environ) -> No
 def main(splits: Sequence[str]) -> int:
     """Check; return how the command ends."""
     if wrong := [each for each in splits if each not in SPLITS]:
-        print(f"check_variables: {wrong[0]!r} is no split; write some of {', '.join(SPLITS)}", file=sys.stderr)
+        print(f"check_variables: unknown split {wrong[0]!r}; use some of {', '.join(SPLITS)}", file=sys.stderr)
         return 2
     try:
         check(splits)

@@ -37,7 +37,7 @@ for _variable in (*VARIABLES, *(each for method in methods_of() for each in meth
 # torch asks for the name of every address that it connects to, 127.0.0.1 too; a lost answer costs 5 to 10 s otherwise.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
-# A loaded machine is no failure of what is tested, and every run tries the same examples; --hypothesis-seed tries others.
+# A loaded machine is not a failure of what is tested, and every run tries the same examples; --hypothesis-seed tries others.
 settings.register_profile(
     "any machine",
     deadline=None,

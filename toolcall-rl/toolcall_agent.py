@@ -181,7 +181,7 @@ async def run(options: argparse.Namespace) -> Trajectory | None:
         raise ConfigError(f"TOOLS_CONFIG lacks a tool of {family}; add it, or choose another --task")
     ToolCallEnvironment.settings().require_tool_calls()
     if options.max_turns is not None and options.max_turns < 1:
-        raise ConfigError(f"--max-turns {options.max_turns} is no number of replies; write 1 or more")
+        raise ConfigError(f"invalid --max-turns {options.max_turns}: must be >= 1")
     if options.output is not None:
         try:
             check_output(options.output)

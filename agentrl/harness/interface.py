@@ -58,7 +58,7 @@ class Harness(Protocol):
     async def run(self, sandbox: Sandbox, assignment: Assignment) -> ExecResult:
         """Start the agent on an instruction, and return when it has ended or its time is over.
 
-        A program that fails by itself, or that a model led astray, is no error: the verifier judges what it left.
+        A program that fails by itself, or that a model led astray, is not an error: the verifier judges what it left.
 
         Raises:
             InfraError: the sandbox is gone, or the program could not be started.

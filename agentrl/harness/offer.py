@@ -59,7 +59,7 @@ def load_harness(name: str) -> Harness:
     """Return a program of `NAMES`, or the one whose class ``MODULE.CLASS`` names.
 
     Raises:
-        ConfigError: there is none, or it is no harness.
+        ConfigError: there is none, or it is not a harness.
     """
     module, _, attribute = NAMES.get(name, name).rpartition(".")
     if not module:
@@ -74,7 +74,7 @@ def load_harness(name: str) -> Harness:
     except TypeError as error:
         raise ConfigError(f"--harness {name}: {error}; a harness is made without arguments") from error
     if not isinstance(harness, Harness):
-        raise ConfigError(f"--harness {name} is no class with what agentrl.harness.interface.Harness asks for")
+        raise ConfigError(f"--harness {name} is not a class with what agentrl.harness.interface.Harness asks for")
     return harness
 
 
@@ -85,5 +85,5 @@ def _address(url: str) -> str:
         ConfigError: it is none.
     """
     if (address := server_address(url)) is None:
-        raise ConfigError(f"--gateway-url {url} is no address of a gateway; write for example {GATEWAY_URL}")
+        raise ConfigError(f"--gateway-url {url} is not an address of a gateway; write for example {GATEWAY_URL}")
     return address

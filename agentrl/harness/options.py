@@ -91,7 +91,7 @@ def read_tasks(options: argparse.Namespace) -> list[str]:
         try:
             text = sys.stdin.read() if str(options.tasks) == "-" else options.tasks.read_text()
         except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            reason = error.strerror if isinstance(error, OSError) else "it is not text"
             raise ConfigError(
                 f"--tasks {options.tasks}: {reason}; name a file with a task's id on each line"
             ) from error
@@ -99,14 +99,16 @@ def read_tasks(options: argparse.Namespace) -> list[str]:
     if not found:
         raise ConfigError("there is no task; add --tasks FILE or --task ID")
     if long := next((task for task in found if len(task) > LONGEST_TASK), None):
-        raise ConfigError(f"{long[:40]!r}... is no task's id; ids have at most {LONGEST_TASK} characters")
+        raise ConfigError(f"{long[:40]!r}... is not a task's id; ids have at most {LONGEST_TASK} characters")
     return found
 
 
 def _group(text: str) -> int:
     number = count(text)
     if not 2 <= number <= 1024:
-        raise argparse.ArgumentTypeError(f"{text} is no size of a group; rewards are compared in groups of 2 to 1024")
+        raise argparse.ArgumentTypeError(
+            f"invalid group size {text}: must be 2 to 1024, because rewards are compared within a group"
+        )
     return number
 
 
@@ -123,5 +125,5 @@ def _run_seconds(text: str) -> float:
 
 def _address(text: str) -> str:
     if (address := server_address(text)) is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no address of a server; write for example {GATEWAY_URL}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an address of a server; write for example {GATEWAY_URL}")
     return address

@@ -180,7 +180,7 @@ class AgentRuns:
 
         Raises:
             _Lost: it has no score.
-            ConfigError: its score is no reward.
+            ConfigError: its score is not a reward.
         """
         if verdict.score is None:
             raise _Lost(f"the verdict is {verdict.status} without a score: {verdict.detail or 'no detail'}")

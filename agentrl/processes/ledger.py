@@ -46,7 +46,7 @@ class ProcessLedger:
         """Open or create the file.
 
         Raises:
-            ConfigError: another server uses it, or it is no ledger.
+            ConfigError: another server uses it, or it is not a ledger.
         """
         self.path = path
         try:

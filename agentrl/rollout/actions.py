@@ -208,7 +208,7 @@ def error_text(code: str, message: str) -> str:
 def _called(function: Mapping[str, Any]) -> JsonObject:
     arguments = read_arguments(function["arguments"] or "{}")
     if not isinstance(arguments, dict):
-        raise Malformed(f"the arguments of {function['name']} are no JSON object; write one")
+        raise Malformed(f"the arguments of {function['name']} are not a JSON object; write one")
     return {"tool": function["name"], "arguments": arguments}
 
 
@@ -216,7 +216,7 @@ def _called_in_text(text: str) -> dict[str, Any]:
     """Return the action of a call; its JSON may have line breaks, also within its texts.
 
     Raises:
-        Malformed: it is no call.
+        Malformed: it is not a call.
     """
     try:
         call = json.loads(text, strict=False)
@@ -224,7 +224,7 @@ def _called_in_text(text: str) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError):
         name = arguments = None
     if not isinstance(name, str) or not isinstance(arguments, dict):
-        raise Malformed('the call is no JSON; write {"name": NAME, "arguments": {...}}')
+        raise Malformed('the call is not JSON; write {"name": NAME, "arguments": {...}}')
     return {"tool": name, "arguments": arguments}
 
 

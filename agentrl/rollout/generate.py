@@ -269,7 +269,7 @@ def _judge(args: Arguments) -> JudgeClient | None:
     if args.prm_sglang_url:
         url = args.prm_sglang_url.rstrip("/").removesuffix("/generate")
         if not re.fullmatch(r"https?://[^/\s]+", url):
-            raise ConfigError(f"--prm-sglang-url {args.prm_sglang_url} is no URL; write http://HOST:PORT")
+            raise ConfigError(f"--prm-sglang-url {args.prm_sglang_url} is not a URL; write http://HOST:PORT")
     elif args.prm_router_ip:
         url = f"http://{args.prm_router_ip}:{args.prm_router_port}"
     else:

@@ -2,7 +2,7 @@
 
 A message holds a picture as the part ``{"type": "image", "number": N}``, and its prompt one placeholder for it, which
 `Pictures.expanded` repeats as the model's processor does. Guarantees: a picture is sized once, to the processor's grid, so
-engine and trainer compute the same pixel values. A placeholder that a text spells is no picture; only parts are.
+engine and trainer compute the same pixel values. A placeholder that a text spells is not a picture; only parts are.
 """
 
 from __future__ import annotations

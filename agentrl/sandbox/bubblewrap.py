@@ -241,11 +241,11 @@ def refuse_nonsense(spec: SandboxSpec) -> None:
         raise InvalidError(f"the doors' ports {ports} must differ, and be {LOWEST_PORT} to 65535", code="bad_spec")
     for door in spec.doors:
         if not door.socket.is_socket():
-            raise InvalidError(f"{door.socket} is no socket; open the door on the host first", code="bad_spec")
+            raise InvalidError(f"{door.socket} is not a socket; open the door on the host first", code="bad_spec")
     for mount in spec.mounts:
         inside = os.path.normpath(mount.inside)
         if inside != mount.inside or not inside.startswith("/") or inside in ("/", HOME, "/tmp"):
-            raise InvalidError(f"{mount.inside} is no absolute path of a mount's own", code="bad_spec")
+            raise InvalidError(f"{mount.inside} is not an absolute path of a mount's own", code="bad_spec")
         if any(inside == each or inside.startswith(f"{each}/") for each in RESERVED):
             raise InvalidError(f"{mount.inside} lies in a folder of the sandbox itself", code="bad_spec")
         if not mount.host.exists():

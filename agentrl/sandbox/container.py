@@ -275,7 +275,7 @@ def _check_name(pattern: re.Pattern[str], text: str, what: str, setting: str) ->
         InvalidError: it is none.
     """
     if not pattern.fullmatch(text):
-        raise InvalidError(f"{text!r} is no name of {what}; correct the {setting}", code="bad_image")
+        raise InvalidError(f"{text!r} is not a name of {what}; correct the {setting}", code="bad_image")
 
 
 def _opened(door: Door) -> Path:

@@ -182,7 +182,7 @@ class E2BProvider:
     async def _start(self, spec: SandboxSpec, labels: dict[str, str], limits: Limits) -> E2BSandbox:
         template = spec.image or self._settings.template
         if not TEMPLATE.fullmatch(template):
-            raise InvalidError(f"{template!r} is no name of a template", code="bad_image")
+            raise InvalidError(f"{template!r} is not a name of a template", code="bad_image")
         try:
             began = time.monotonic()
             machine = await self._api.create(template, lifetime_s=self._settings.lifetime_s, metadata=labels)

@@ -190,7 +190,7 @@ class SupervisedSandbox:
                     if future is not None and not future.done():
                         future.set_result((fields, body))
         except ValueError as error:
-            self._lose(f"the sandbox sent what is no answer: {error}")
+            self._lose(f"the sandbox sent what is not an answer: {error}")
         self._lose("the sandbox ended")
 
     async def _read_errors(self) -> None:

@@ -315,7 +315,7 @@ def _of_script(source: _Source) -> list[Edit]:
 
 
 def _other(source: _Source, node: ast.expr, *, longer: bool = False) -> Edit | None:
-    """Return a change of a literal to another one of its kind; None if it is no literal.
+    """Return a change of a literal to another one of its kind; None if it is not a literal.
 
     Args:
         source: that it is in.

@@ -50,7 +50,7 @@ OURS = ("PATH", "HOME", "LANG", "TASK_HOME", "REWARD_FILE", "TRIED")
 def _checked(variables: Mapping[str, str]) -> Mapping[str, str]:
     for name, value in variables.items():
         if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
-            raise ValueError(f"{name!r} is no name of a variable")
+            raise ValueError(f"{name!r} is not a name of a variable")
         if name in OURS:
             raise ValueError(f"{name} is set by the sandbox; leave it out")
         if "${" in value:
@@ -60,7 +60,7 @@ def _checked(variables: Mapping[str, str]) -> Mapping[str, str]:
 
 def _image(name: str) -> str:
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}", name) is None:
-        raise ValueError(f"{name!r} is no name of an image")
+        raise ValueError(f"{name!r} is not a name of an image")
     return name
 
 
@@ -143,7 +143,7 @@ def _mib(name: str, size: Any) -> int:
     """Return the MiB of a size such as ``2G``."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])i?B?", str(size).strip().upper().replace("I", "i"))
     if found is None:
-        raise ValueError(f"{name} = {size!r} is no size; write {name}_mb with a number of MiB")
+        raise ValueError(f"{name} = {size!r} is not a size; write {name}_mb with a number of MiB")
     return max(1, round(min(float(found[1]), 1e30) * SIZES[found[2]]))
 
 
@@ -199,7 +199,7 @@ def read_task(folder: Path) -> HarborTask:
         ConfigError: something is missing, unreadable or unusable.
     """
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is no folder; name one with {INSTRUCTION} and {TASK_TOML}")
+        raise ConfigError(f"{folder} is not a folder; name one with {INSTRUCTION} and {TASK_TOML}")
     instruction = text_of(folder, INSTRUCTION)
     if not instruction.strip():
         raise ConfigError(f"{folder / INSTRUCTION} is empty; say there what the agent has to do")
@@ -313,7 +313,7 @@ def read_settings(
     try:
         return model.model_validate(parse(text_of(folder, name)))
     except broken as error:
-        raise ConfigError(f"{path} is no {language}: {error}; correct that place") from error
+        raise ConfigError(f"{path} is not {language}: {error}; correct that place") from error
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
         raise ConfigError(f"{path}: {problems}; correct these values") from error
@@ -323,7 +323,7 @@ def text_of(folder: Path, name: str) -> str:
     """Return the text of a task's file, without a byte order mark.
 
     Raises:
-        ConfigError: there is none, it is no text, or a symbolic link leads to it.
+        ConfigError: there is none, it is not text, or a symbolic link leads to it.
     """
     path = folder / name
     try:
@@ -338,7 +338,7 @@ def files_below(folder: Path, name: str = ".") -> Files:
     """Return the files below a folder of a task; none if there is no such folder.
 
     Raises:
-        ConfigError: something in it is no plain file, or unreadable.
+        ConfigError: something in it is not a plain file, or unreadable.
     """
     found: dict[str, File] = {}
     below = unlinked(folder, folder / name)
@@ -346,7 +346,7 @@ def files_below(folder: Path, name: str = ".") -> Files:
         if unlinked(below, path).is_dir():
             continue
         if not path.is_file():
-            raise ConfigError(f"{path} is no plain file; remove it")
+            raise ConfigError(f"{path} is not a plain file; remove it")
         try:
             data = path.read_bytes()
         except OSError as error:

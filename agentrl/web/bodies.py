@@ -49,7 +49,7 @@ async def read(request: Request, kind: type[M], most_bytes: int) -> M:
         shown = "; ".join(
             f"{'.'.join(map(str, each['loc'])) or 'body'}: {each['msg']}" for each in found[:SHOWN_ERRORS]
         )
-        raise InvalidError(f"the body is no {kind.__name__}: {shown}", code="invalid_request") from error
+        raise InvalidError(f"the body is not a {kind.__name__}: {shown}", code="invalid_request") from error
 
 
 def _too_large(most_bytes: int) -> InvalidError:

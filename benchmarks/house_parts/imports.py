@@ -35,7 +35,7 @@ class Imports:
 
     @cached_property
     def edges(self) -> set[tuple[str, str]]:
-        """Pairs of paths: importer, imported. A module is no importer of itself."""
+        """Pairs of paths: importer, imported. A module is not an importer of itself."""
         pairs = {(path, target) for path, module in self._modules.items() for target in self._targets(module)}
         return {(importer, imported) for importer, imported in pairs if importer != imported}
 

@@ -11,7 +11,7 @@ A relay is a function with a parameter, annotated ``str``, ``Literal`` or not at
 call belongs to a relay if it calls a function of the relay's name (``self._ask``, ``group.ask``), or the class if the
 relay is its ``__init__``; if both are in the same top folder; and if the string is the name of a method in that folder.
 So other functions of that name do not count: ``talk.ask("hello")``. What a call should look like does not count either:
-``handle.method.remote()``. A string that only names a call in messages, as in ``gather("init", references)``, is no call.
+``handle.method.remote()``. A string that only names a call in messages, as in ``gather("init", references)``, is not a call.
 Not seen: a call outside any function, and a relay that is called through ``partial`` or another variable.
 """
 
@@ -91,7 +91,7 @@ def _relays(scopes: list[Scope]) -> dict[str, set[Relay]]:
 
 
 def _relay(scope: Scope, value: ast.expr) -> Relay | None:
-    """Return the relay that a function is for a call in it with this method's name, None if it is no parameter of its own."""
+    """Return the relay that a function is for a call in it with this method's name, None if it is not a parameter of its own."""
     parameters = _parameters(scope.function)
     if not isinstance(value, ast.Name) or value.id not in parameters or not _holds_text(parameters[value.id]):
         return None

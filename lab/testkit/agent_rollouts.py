@@ -62,7 +62,7 @@ class Talk(Environment):
         type(self).seen.append(action)
         self.count += 1
         if action.get("text") == "nonsense":
-            raise InvalidError("that is no number; say one", code="no_number")
+            raise InvalidError("that is not a number; say one", code="no_number")
         if action.get("text") == "break":
             raise OSError("the machine is gone")
         if action.get("text") == "hang":

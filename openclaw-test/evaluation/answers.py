@@ -12,7 +12,7 @@ _BOX = re.compile(r"\\boxed\{([^{}]*)\}")
 def last_number(text: str) -> Decimal | None:
     r"""Return the number in the last ``\boxed{}``, or else the last number of a text; None without one.
 
-    ``1,234``, ``-5``, ``3.50`` and ``$7`` are read as people write them; digits inside a word are no number.
+    ``1,234``, ``-5``, ``3.50`` and ``$7`` are read as people write them; digits inside a word are not a number.
     """
     boxed = _BOX.findall(text)
     found = _NUMBER.findall(boxed[-1]) if boxed else []

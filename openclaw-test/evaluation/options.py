@@ -65,7 +65,7 @@ def seed_list(text: str) -> list[int]:
         seeds = []
     if not seeds or seeds[0] < 0:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no list of seeds; write whole numbers of 0 or more, such as 0,1,2"
+            f"{text!r} is not a list of seeds; write whole numbers of 0 or more, such as 0,1,2"
         )
     return seeds
 

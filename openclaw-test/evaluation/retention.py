@@ -84,7 +84,7 @@ class Retention:
         """Read the file.
 
         Raises:
-            EvalError: it is no GSM8K file, or an answer in it is no number.
+            EvalError: it is not a GSM8K file, or an answer in it is not a number.
         """
         self._questions: list[Question] = []
         if gsm8k is None:
@@ -127,5 +127,5 @@ class Retention:
 def _question(item: Item, path: Path) -> Question:
     answer = number(item.answer)
     if answer is None:
-        raise EvalError(f"--gsm8k {path}: the answer {item.answer!r} to {item.question[:60]!r} is no number")
+        raise EvalError(f"--gsm8k {path}: the answer {item.answer!r} to {item.question[:60]!r} is not a number")
     return Question(item.question, answer)

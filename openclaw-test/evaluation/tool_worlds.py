@@ -152,7 +152,9 @@ def calculate(expression: str) -> int:
     try:
         return _value(ast.parse(expression.strip(), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise MalformedCall(f"{expression!r} is no expression of whole numbers with + - * and parentheses") from None
+        raise MalformedCall(
+            f"{expression!r} is not an expression of whole numbers with + - * and parentheses"
+        ) from None
 
 
 def _value(node: ast.expr) -> int:

@@ -104,7 +104,7 @@ def read_user(path: Path) -> User:
         _check_tree(node)
         values = yaml.safe_load(text)
     except UnicodeDecodeError as error:
-        raise UserFileError(f"{path}: is no text in UTF-8; save it as UTF-8") from error
+        raise UserFileError(f"{path}: is not text in UTF-8; save it as UTF-8") from error
     except OSError as error:
         raise UserFileError(f"{path}: {error.strerror}; name an existing file, or one of {built_in_names()}") from error
     except RecursionError:
@@ -115,7 +115,7 @@ def read_user(path: Path) -> User:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark else str(path)
         problem = " ".join(str(getattr(error, "problem", error)).split())
-        raise UserFileError(f"{place}: is no YAML: {problem}") from error
+        raise UserFileError(f"{place}: is not YAML: {problem}") from error
     except ValueError as error:  # of a date or a number
         raise UserFileError(f"{path}: {error}; put the text in quotes") from error
     if not isinstance(node, yaml.MappingNode):

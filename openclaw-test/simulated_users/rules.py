@@ -58,7 +58,7 @@ def load_call(path: str, info: ValidationInfo) -> Callable[..., Any]:
     except (PluginError, AttributeError) as error:
         raise ValueError(str(error)) from error
     if not callable(function):
-        raise ValueError(f"{path} is no function")
+        raise ValueError(f"{path} is not a function")
     return function
 
 
@@ -132,5 +132,5 @@ def _compiled(patterns: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
         try:
             found.append(re.compile(pattern))
         except re.error as error:
-            raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+            raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
     return tuple(found)

@@ -79,7 +79,7 @@ def _opening(value: str) -> str:
 
 def _distinct(value: tuple[int, ...]) -> tuple[int, ...]:
     if len(set(value)) != len(value):
-        raise ValueError(f"{list(value)} repeats a seed, and equal runs are no evidence")
+        raise ValueError(f"{list(value)} repeats a seed, and equal runs are not evidence")
     return value
 
 

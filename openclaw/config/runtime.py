@@ -121,7 +121,9 @@ class RuntimeConfig(RuntimeVariables):
         if bool(self.judge_base_url) != bool(self.judge_model):
             raise ConfigError("OPENCLAW_JUDGE_BASE_URL and OPENCLAW_JUDGE_MODEL belong together; set both or none")
         if self.judge_base_url and not self.judge_base_url.startswith(("http://", "https://")):
-            raise ConfigError(f"OPENCLAW_JUDGE_BASE_URL={self.judge_base_url!r} is no HTTP URL; write https://HOST/v1")
+            raise ConfigError(
+                f"OPENCLAW_JUDGE_BASE_URL={self.judge_base_url!r} is not an HTTP URL; write https://HOST/v1"
+            )
         if self.judge_api_key and not self.judge_base_url:
             raise ConfigError("OPENCLAW_JUDGE_API_KEY is the key of OPENCLAW_JUDGE_BASE_URL, which is not set; set it")
         if self.judge_class and "." not in self.judge_class:

@@ -65,7 +65,7 @@ def backlog(look: Look) -> Iterator[Finding]:
 
 
 def abstains(look: Look) -> Iterator[Finding]:
-    """Find a judge whose answers are no votes."""
+    """Find a judge whose answers are not votes."""
     count = look.reasons["no_quorum"]
     if count < FEW / 2 or count < ABSTAINS * len(look.judged):
         return
@@ -75,7 +75,7 @@ def abstains(look: Look) -> Iterator[Finding]:
     yield Finding(
         "judge_abstains",
         Severity.STOPS if count >= NEUTRAL * len(look.judged) else Severity.LOSES,
-        "the judge abstains: its answers are no votes",
+        "the judge abstains: its answers are not votes",
         f"{part(count, len(look.judged))} of the newest judged turns had too few votes; answers that are none: {kinds}",
         AGAINST_CUTS.get(worst, GRAMMAR),
     )

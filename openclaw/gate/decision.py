@@ -37,7 +37,7 @@ class Scored:
     Attributes:
         turn_id: the turn.
         part: of its session.
-        liked: the opinion on it; None for a turn that is no probe.
+        liked: the opinion on it; None for a turn that is not a probe.
         stated: whether a person's feedback is the opinion.
         serving: mean log-probability per token under the serving version.
         candidate: the same under the candidate.

@@ -83,7 +83,7 @@ def _task(line: str, where: str) -> Task:
     except ValueError as error:
         raise ConfigError(f"{where} is not JSON ({error}); write {FORMAT}") from error
     if not _is_object(value):
-        raise ConfigError(f"{where} is no object; write {FORMAT}")
+        raise ConfigError(f"{where} is not an object; write {FORMAT}")
     known = {"messages", "text", "number", "pattern", "weight"}
     if unknown := sorted(value.keys() - known):
         raise ConfigError(f"{where}: unknown field {unknown[0]!r}; use {', '.join(sorted(known))}")

@@ -43,7 +43,7 @@ from openclaw.sessions import Sessions
 
 CLOSE_SECONDS = 10.0
 UNLIKE = (
-    "the last reply that this request carries is not the one that this session got, so what follows it is no feedback; "
+    "the last reply that this request carries is not the one that this session got, so what follows it is not feedback; "
     "send the reply as it came"
 )
 """What an answer says if `TurnContext.unlike` holds."""

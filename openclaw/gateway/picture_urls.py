@@ -25,7 +25,7 @@ def encoded_file(url: str, where: str) -> str:
     start = DATA_URL.match(url)
     if start is None:
         raise bad_request(
-            f"{where}: the picture is no data:image/png;base64,... URL (or jpeg, webp, gif); this server fetches nothing, "
+            f"{where}: the picture is not a data:image/png;base64,... URL (or jpeg, webp, gif); this server fetches nothing, "
             "so send the file itself",
             param="messages",
         )

@@ -25,7 +25,7 @@ _HINT = re.compile(r"\[HINT_START\](.*?)\[HINT_END\]", re.DOTALL)
 _BOX = re.compile(r"\\*boxed\s*(?=\{)|\\+(?:f|frame)?box(?:ed)?(?![a-z])\s*", re.IGNORECASE)
 _ESCAPED = re.compile(r"\\+u([0-9a-fA-F]{4})")
 SOFT_HYPHEN = "\u00ad"
-"""Is a minus to some readers and nothing to others, so a box with one is no vote."""
+"""Is a minus to some readers and nothing to others, so a box with one is not a vote."""
 _MINUS = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2212\ufe63\uff0d"), "-")
 _STYLED = re.compile(r"\\+(?:text|textbf|textrm|mathrm|mathbf|mathit|mathsf|bf|rm)\b\s*")
 _SPACE = re.compile(r"\\+[,;:! ]|[\s{}$~]")

@@ -56,7 +56,7 @@ class Limits:
         min_response_tokens: shorter replies count as fragments, which are not praised.
         max_tokens: limit on prompt plus response tokens.
         rules: of `openclaw.config.runtime.HYGIENE_RULES`, those that apply.
-        tool_turns: most turns in a row that only tools react to; 0 is no limit.
+        tool_turns: most turns in a row that only tools react to; 0 means no limit.
     """
 
     temperature: float

@@ -40,7 +40,7 @@ def machine_problems(plan: Plan) -> list[str]:
 
 
 def _models(plan: Plan) -> Iterator[str]:
-    """Yield a line for each folder that is no model; a missing folder is a problem of the flags."""
+    """Yield a line for each folder that is not a model; a missing folder is a problem of the flags."""
     args = plan.args
     paths = {"HF_CKPT": args.hf_checkpoint, "REF_LOAD": args.ref_load if args.kl_loss_coef else None}
     if plan.own.asks_judge:
@@ -53,7 +53,7 @@ def _models(plan: Plan) -> Iterator[str]:
         own_tokenizer = variable == "REF_LOAD" or (variable == "HF_CKPT" and plan.runtime.tokenizer)
         if why := broken_model(Path(path), tokenizer=not own_tokenizer):
             source = plan.variables[variable.lower()].source
-            yield f"{source if source in os.environ else variable}={path} is no model: {why}"
+            yield f"{source if source in os.environ else variable}={path} is not a model: {why}"
 
 
 def _folders(args: Arguments) -> Iterator[str]:

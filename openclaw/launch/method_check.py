@@ -32,7 +32,7 @@ EXAMPLE = "CONTRIBUTING.md has a complete example"
 
 
 def plan_problems(plan: Plan) -> list[str]:
-    """Return what is wrong with the method that a plan would run; empty if a rollout function is no live source."""
+    """Return what is wrong with the method that a plan would run; empty if a rollout function is not a live source."""
     path = plan.args.rollout_function_path
     if path.startswith("slime."):
         return []

@@ -30,7 +30,7 @@ NOBODY: Mapping[str, int] = {}
 
 @dataclass(frozen=True)
 class Quota:
-    """Shares of a batch, above 0 and at most 1; 1 is no bound.
+    """Shares of a batch, above 0 and at most 1; 1 means no bound.
 
     Attributes:
         owner: samples of one owner.

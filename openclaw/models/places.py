@@ -84,7 +84,7 @@ def download_command(path: str | Path, usual: str = USUAL) -> str:
 
 
 def broken_model(folder: Path, *, tokenizer: bool = True) -> str | None:
-    """Return why an existing path is no model that can be loaded, in one line; None if it looks like one.
+    """Return why an existing path is not a model that can be loaded, in one line; None if it looks like one.
 
     Args:
         folder: the path.
@@ -157,7 +157,7 @@ def missing_model(name: str, *, weights: bool = True) -> str | None:
         if missing:
             return f"{name} lacks {', '.join(missing)}; download a model with: {download_command(name)}"
         why = broken_model(folder, tokenizer=False) if weights else None
-        return f"{name} is no model: {why}" if why else None
+        return f"{name} is not a model: {why}" if why else None
     if not _is_hub_name(name):
         near = nearest_path(folder)
         return f"{name}: no such folder{near}{' Or' if near else ';'} get a model with: {download_command(name)}"

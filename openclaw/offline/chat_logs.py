@@ -37,7 +37,7 @@ FAILED_CALL = "log_failed_call"
 ENDED = "finish_reason"
 """Key of an assistant message: ``length`` if it was cut off."""
 OF_TRAINING = ("weight", "step_loss_mask", ENDED)
-"""Keys of a message that say how it is trained, and are no part of it."""
+"""Keys of a message that say how it is trained, and are not part of it."""
 DERIVED = "log-"
 """How the id of a conversation begins that states none."""
 

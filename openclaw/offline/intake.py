@@ -248,6 +248,6 @@ def _untrained(turn: Turn, described: ImportedTurn) -> str | None:
 
 
 def _other_parts(message: Message) -> set[str]:
-    """Return the kinds of parts of a message that are no text."""
+    """Return the kinds of parts of a message that are not text."""
     content = message.get("content")
     return {part.get("type", "text") for part in content} - {"text"} if isinstance(content, list) else set()

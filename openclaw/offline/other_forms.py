@@ -2,7 +2,7 @@
 
 Reads OpenAI's chat completions and Responses, Anthropic's messages, and Ollama's chat. Text parts of every name are text.
 Thoughts become ``reasoning_content``, a ``tool_use`` or ``function_call`` becomes a tool call, and a tool's result becomes a
-message of role ``tool``. A part that is no text stays as it is.
+message of role ``tool``. A part that is not text stays as it is.
 
 Guarantees: nothing is guessed. An answer of another form is an error that says which forms are read, never an empty reply.
 The same words have the same form in an answer and in the request that carries it on. Pure functions.
@@ -130,7 +130,7 @@ def read_tool_list(value: Any, place: str) -> list[dict[str, Any]] | None:
     """Return tools of any known form; None without any.
 
     Raises:
-        ImportFormatError: it is no list of objects.
+        ImportFormatError: it is not a list of objects.
     """
     if value is None:
         return None

@@ -37,7 +37,7 @@ def rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_series(path: Path, wanted: Callable[[str], bool]) -> dict[str, Series]:
-    """Return the series of the metrics whose names are ``wanted``, without values that are no finite number."""
+    """Return the series of the metrics whose names are ``wanted``, without values that are not finite numbers."""
     found: dict[str, Series] = {}
     for row in rows(path):
         step = row.get(str(row.get("step_key")))

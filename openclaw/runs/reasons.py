@@ -53,7 +53,7 @@ REASONS: Mapping[str, Reason] = {
     ),
     "imported": Reason("The turn was imported. It was not served here and has no token ids.", NOTHING),
     "log_media": Reason("A message of the log has a picture or file, of which the log's text says nothing.", NOTHING),
-    "log_part": Reason("A message of the log has a part that is no text, of a kind that is not read.", NOTHING),
+    "log_part": Reason("A message of the log has a part that is not text, of a kind that is not read.", NOTHING),
     "log_failed_call": Reason("The server answered the call with an error, so there is no reply.", NOTHING),
     "log_other_branch": Reason("The reply is on a branch of the conversation that the user left.", NOTHING),
     "log_no_reply": Reason("The conversation of the export has no reply in words.", NOTHING),
@@ -97,7 +97,7 @@ REASONS: Mapping[str, Reason] = {
         "The reply has a tool call that nobody can read, and the method has no score to blame it with.",
         "Check TOOL_CALL_PARSER against the model.",
     ),
-    "asks_back": Reason("The reply only asks, so that the user's answer is no sign of progress.", NOTHING),
+    "asks_back": Reason("The reply only asks, so that the user's answer is not a sign of progress.", NOTHING),
     "tool_turns": Reason(
         "It is a late reply of a long chain of tool calls.", "OPENCLAW_MAX_TOOL_TURNS is the length of the chain."
     ),

@@ -51,7 +51,7 @@ class Collector:
             private_folder(folder)
         except OSError as error:
             raise ConfigError(
-                f"{folder} is no folder and cannot be made one: {error.strerror}; name another"
+                f"{folder} is not a folder and cannot be made one: {error.strerror}; name another"
             ) from error
         self.folder = folder
         self.ledger = Ledger(folder / LEDGER_NAME)

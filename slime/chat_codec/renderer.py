@@ -159,7 +159,7 @@ class Renderer:
         *,
         thought: bool = False,
     ) -> list[int] | None:
-        """Return the prompt after a reply as ``prompt_ids``, the reply's ids and new ones; None if it is no extension.
+        """Return the prompt after a reply as ``prompt_ids``, the reply's ids and new ones; None if it is not an extension.
 
         Args:
             prompt_ids: that the reply answered.

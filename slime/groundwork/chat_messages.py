@@ -46,11 +46,11 @@ DEEPEST_ARGUMENTS = 100
 SQUARE = bytes.maketrans(b"{}", b"[]")
 NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
 HALF_CHARACTER = "\\ud"
-"""Begins the escape of a surrogate; one without its other half is no text that can be tokenised."""
+"""Begins the escape of a surrogate; one without its other half is not text that can be tokenised."""
 
 
 class MessageError(ConfigError):
-    """Something is no list of messages or tools; the text names the message, and says what to write."""
+    """Something is not a list of messages or tools; the text names the message, and says what to write."""
 
 
 def content_text(content: object) -> str:
@@ -88,7 +88,7 @@ def pictures_in(messages: Sequence[Mapping[str, Any]]) -> list[str]:
 def in_template_form(messages: Sequence[Message], work: Callable[[list[Message]], Done]) -> Done:
     """Return the result of ``work``, which renders, on the messages in the form that chat templates expect.
 
-    Some templates go through the names of a call's arguments. If such a one refuses a call whose arguments are no object,
+    Some templates go through the names of a call's arguments. If such a one refuses a call whose arguments are not an object,
     because the model wrote none, the call is rendered without arguments.
 
     Raises:
@@ -245,7 +245,7 @@ def read_tools(value: object) -> list[dict[str, Any]] | None:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
-            raise MessageError(f"tools: the text is no JSON ({error}); {WRITE_TOOLS}") from error
+            raise MessageError(f"tools: the text is not JSON ({error}); {WRITE_TOOLS}") from error
     if value is None or value in ("", []) or (isinstance(value, str) and not value.strip()):
         return None
     if not isinstance(value, list) or not all(map(_is_tool, value)):
@@ -274,7 +274,7 @@ def nesting(text: bytes, most: int) -> int:
 
 
 def read_arguments(text: str) -> Any:
-    """Return the value of a tool call's arguments; text that is no JSON, or cannot be rendered as such, stays text."""
+    """Return the value of a tool call's arguments; text that is not JSON, or cannot be rendered as such, stays text."""
     try:
         value = json.loads(text)
         if HALF_CHARACTER in text.lower():

@@ -19,7 +19,7 @@ from groundwork.private_files import OutputError, check_output
 
 LARGEST_PORT = 65535
 ALIKE = 0.7
-"""Less alike words are no typing error: difflib's 0.6 answers ``--learning-rat`` with ``--sglang-lora-paths``."""
+"""Less alike words are not a typing error: difflib's 0.6 answers ``--learning-rat`` with ``--sglang-lora-paths``."""
 NUMBERS = {int: "a whole number", float: "a number"}
 REQUIRED = re.compile("the following arguments are required: (.+)")
 
@@ -76,7 +76,7 @@ def port_number(text: str) -> int:
     """Parse a port; 0 stands for any free one.
 
     Raises:
-        argparse.ArgumentTypeError: the text is no port.
+        argparse.ArgumentTypeError: the text is not a port.
     """
     if not text.isascii() or not text.isdigit() or int(text) > LARGEST_PORT:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port; use a number from 0 to {LARGEST_PORT}")

@@ -54,7 +54,7 @@ def read_json(text: str) -> Any:
     """Return the value of a JSON text that other code can walk.
 
     Raises:
-        ValueError: it is no JSON, or nests deeper than `DEEPEST` levels.
+        ValueError: it is not JSON, or nests deeper than `DEEPEST` levels.
     """
     try:
         value = json.loads(text)
@@ -119,7 +119,7 @@ def _parquet_rows(file: Path) -> Iterator[Row]:
             for batch in table.iter_batches():
                 yield from batch.to_pylist()
     except pyarrow.ArrowException as error:
-        raise ValueError(f"{file.name} is no Parquet file: {str(error).partition(chr(10))[0]}") from error
+        raise ValueError(f"{file.name} is not a Parquet file: {str(error).partition(chr(10))[0]}") from error
 
 
 _READERS = {".jsonl": _jsonl_rows, ".parquet": _parquet_rows}

@@ -83,7 +83,7 @@ def check_output(target: Path, *not_over: Path, makes_folder: bool = False) -> N
         OutputError: it is ``-``, a folder, in no folder, or one of ``not_over``.
     """
     if str(target) == "-":
-        raise OutputError("'-' is no file; for the standard output write /dev/stdout")
+        raise OutputError("'-' is not a file; for the standard output write /dev/stdout")
     try:
         if stat.S_ISDIR(os.stat(target).st_mode):
             raise OutputError(f"{target} is a folder; name a file in it")

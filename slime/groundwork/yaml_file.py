@@ -78,12 +78,12 @@ def read_yaml_mapping(flag: str, path: str) -> dict[str, Any]:
 
 
 def _text_of(where: str, file: Path) -> str:
-    """Return a file's text; a byte order mark is no part of it."""
+    """Return a file's text; a byte order mark is not part of it."""
     if file.is_dir():
         raise ConfigError(f"{where} is a folder; name a file in it")
     try:
         if not file.is_file():
-            what = "no plain file" if file.exists() else f"no such file{nearest_path(file)}"
+            what = "not a plain file" if file.exists() else f"no such file{nearest_path(file)}"
             raise ConfigError(f"{where}: {what}")
         with file.open("rb") as opened:
             content = opened.read(LARGEST_BYTES + 1)
@@ -96,12 +96,12 @@ def _text_of(where: str, file: Path) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise ConfigError(
-            f"{where} line {line}: the byte {content[error.start]:#04x} is no UTF-8; save the file as UTF-8"
+            f"{where} line {line}: the byte {content[error.start]:#04x} is not UTF-8; save the file as UTF-8"
         ) from None
 
 
 def _check(node: yaml.Node, depth: int, count: list[int]) -> None:
-    """Refuse keys that are no text or stand twice, and anchors that expand too far."""
+    """Refuse keys that are not text or stand twice, and anchors that expand too far."""
     count[0] += 1
     if depth > DEEPEST or count[0] > MOST_VALUES:
         raise _Refused(_line(node), f"its anchors expand to more than {MOST_VALUES} values; write the values out")
@@ -116,7 +116,7 @@ def _check(node: yaml.Node, depth: int, count: list[int]) -> None:
                 continue
             if key.tag != TEXT:
                 written = repr(key.value) if isinstance(key, yaml.ScalarNode) else "a list or a mapping"
-                raise _Refused(_line(key), f"{written} is no name of a setting; {EXAMPLE}")
+                raise _Refused(_line(key), f"{written} is not a name of a setting; {EXAMPLE}")
             if key.value in lines:
                 raise _Refused(_line(key), f"{key.value} stands in line {lines[key.value]} too; keep one of them")
             lines[key.value] = _line(key)

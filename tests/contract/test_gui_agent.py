@@ -130,7 +130,7 @@ def test_variables_set_the_limits_of_training(
         ({}, ["--parallel", "0"], "--parallel 0 is too small"),
         ({}, ["--max-steps", "0"], "--max-steps 0 is too small"),
         ({}, ["--max-tokens", "0"], "--max-tokens 0 is too small"),
-        ({}, ["--temperature", "-1"], "--temperature -1 is no temperature"),
+        ({}, ["--temperature", "-1"], "invalid --temperature -1: must be >= 0"),
         ({}, ["--output", "/nowhere/at/all.json"], "there is no folder /nowhere/at"),
     ],
 )
@@ -162,8 +162,8 @@ def test_a_key_in_the_address_is_refused(capsys: pytest.CaptureFixture[str]) -> 
         (says(), "the reply has no call; call computer_use"),
         (says(call(), call(id="d")), "the reply has 2 calls; write exactly one"),
         (says(call({"action": "fly"})), "there is no action 'fly'"),
-        (says(call("[1]")), "the arguments of computer_use are no JSON object"),
-        (says(call(name="shell")), "this is no action"),
+        (says(call("[1]")), "the arguments of computer_use are not a JSON object"),
+        (says(call(name="shell")), "this is not an action"),
     ],
 )
 async def test_three_format_errors_end_an_episode(reply: dict[str, Any], why: str) -> None:
@@ -285,7 +285,7 @@ def test_a_server_that_fails_is_one_line(program: Any, capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize("beside", [None, InfraError("gone", code="gone"), ConfigError("wrong")])
 def test_a_defect_keeps_its_traceback(beside: Exception | None, program: Any) -> None:
-    """Also if a failure that is no defect happens beside it."""
+    """Also if a failure that is not a defect happens beside it."""
 
     class Defective(Talk):
         async def step(self, action: JsonObject) -> StepResult:

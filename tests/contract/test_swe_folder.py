@@ -144,7 +144,7 @@ def test_which_variables_are_possible(tmp_path: Path, capsys: pytest.CaptureFixt
     with pytest.raises(ConfigError, match="is for evaluation only"):
         check_variables.check([], {**pool, "SWE_BENCHMARK": "swe-bench-verified"})
     assert check_variables.main(["test"]) == 2
-    assert "'test' is no split" in capsys.readouterr().err
+    assert "unknown split 'test'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("script", ["run_swe_agent.sh", "eval/run_eval_swe.sh"])

@@ -115,7 +115,7 @@ async def test_votes_and_coefficient_reach_samples_and_loss_inputs(
     mean = 1 / 3
     assert judge.counts == [4, 4], "--prm-m votes on each step"
     wise = sample.metadata["step_wise"]
-    assert wise["step_scores"] == [pytest.approx(mean), None], "an invalid vote is no vote, and none is no score"
+    assert wise["step_scores"] == [pytest.approx(mean), None], "an invalid vote is not a vote, and none is not a score"
     assert wise["step_scores_with_outcome"] == [pytest.approx(1 + coefficient * mean), 1.0]
     assert sample.reward["score"] == pytest.approx(1 + coefficient * mean)
     assert sample.reward["prm_turn_score"] == pytest.approx(mean)

@@ -1,7 +1,7 @@
 """A stand-in for the command lines of docker and podman: knows the words that `agentrl.sandbox.container` uses, refuses others.
 
 A test makes a `FakeEngine`, which installs itself as an executable; that runs this file as a program. A container is a
-supervisor as a plain process of this machine that is no child of the command line, as with a daemon. It sees the mounts as
+supervisor as a plain process of this machine that is not a child of the command line, as with a daemon. It sees the mounts as
 the real one would only for `CODE_INSIDE` and for doors, whose ports are those of this machine. `FakeEngine.change` says what goes wrong.
 """
 

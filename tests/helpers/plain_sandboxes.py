@@ -81,7 +81,7 @@ class PlainSandbox:
     async def read_file(self, path: str, *, most_bytes: int = 1 << 20) -> bytes:
         target = Path(self.here(path))
         if not target.is_file() or target.stat().st_size > most_bytes:
-            raise InvalidError(f"{path} is no file of at most {most_bytes} bytes", code="invalid_path")
+            raise InvalidError(f"{path} is not a file of at most {most_bytes} bytes", code="invalid_path")
         return target.read_bytes()
 
     async def end_commands(self) -> None:

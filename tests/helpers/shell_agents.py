@@ -40,7 +40,7 @@ DEEP = 'python3 -I -c \'import os; [(os.mkdir("d" * 100), os.chdir("d" * 100)) f
 ATTACKS = MappingProxyType(
     {
         "a path that is too long": DEEP,
-        "names that are no text": "echo x > $'\\xff\\xfe'; ln -s x $'\\xfd'",
+        "names that are not text": "echo x > $'\\xff\\xfe'; ln -s x $'\\xfd'",
         "edited tests": _writing({"tests/test.sh": FAKE_PYTHON, "tests/check.py": FAKE_MODULE, "check.py": FAKE_MODULE})
         + "\nmkdir -p /tmp/verifier/tests; cp -r tests/. /tmp/verifier/tests; echo '[]' > /tmp/verifier/tests/expected.json",
         "fake reward file": "mkdir -p /tmp/verifier logs/verifier; "
@@ -110,7 +110,7 @@ MEMORY_OF_NOBODY = MappingProxyType(
 BROKEN_SNAPSHOTS = MappingProxyType(
     {
         "deep folders": 'python3 -Ic \'import os\nfor _ in range(60): os.mkdir("d" * 100); os.chdir("d" * 100)\'',
-        "a name that is no text": "touch $'\\xff\\xfe'; mkdir -p $'\\x80/\\x81'",
+        "a name that is not text": "touch $'\\xff\\xfe'; mkdir -p $'\\x80/\\x81'",
         "many names": "mkdir many; cd many; seq 10001 | xargs touch",
         "a large hole": "truncate -s 1T hole",
         "no room": "head -c 1G /dev/zero > big; head -c 1G /dev/zero > /tmp/big",

@@ -116,7 +116,7 @@ async def test_a_wrong_address_leaves_the_turn_pending(served: str, good_model: 
 
 
 async def test_the_grammar_ends_every_answer_in_a_box(bad_model: Path, tmp_path: Path) -> None:
-    """The model writes a box that is no vote; the engine's grammar lets it end in a vote only."""
+    """The model writes a box that is not a vote; the engine's grammar lets it end in a vote only."""
     tokenizer = AutoTokenizer.from_pretrained(bad_model)
     with live_engine(engine_arguments(bad_model, tmp_path)) as engine:
         http = EngineHttp(engine.url(), timeout=PATIENCE, concurrency=4)

@@ -52,4 +52,4 @@ def test_the_engine_free_figures_are_measured(python: Path, repository: Path, tm
         "trainer/tiny/top-K 50, checkpointing/long/peak above the model",
         "weight push/shared memory/0.03 GB",
     } <= names
-    assert all(f"{name}: " in found.stdout for name in names), "a figure is no line of the output"
+    assert all(f"{name}: " in found.stdout for name in names), "a figure is not a line of the output"

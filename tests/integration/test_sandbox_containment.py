@@ -105,7 +105,7 @@ async def test_a_call_has_its_input_variables_folder_and_status(box: SupervisedS
     assert (result.exit_code, result.output, result.cut_bytes) == (7, b"typed\nb\n/tmp\nwrong\n", 0)
     assert (await line(box, "kill -SEGV $$")).exit_code == -11
     assert (await box.execute(["nothing-there"], timeout_s=PATIENT_S)).exit_code == 127
-    with pytest.raises(InvalidError, match="no folder"):
+    with pytest.raises(InvalidError, match="is not a folder"):
         await line(box, "true", cwd="/nowhere")
 
 

@@ -120,7 +120,7 @@ def cross_site_without_keys(server: Server) -> str:
 
 @attack("H1", "simple requests of a page that knows a key", real=False)
 def cross_site_with_a_key(server: Server) -> str:
-    """The same with a key: a browser's page is no client."""
+    """The same with a key: a browser's page is not a client."""
     return _cross_site(server, server.headers("alice"))
 
 

@@ -215,7 +215,7 @@ def control_tokens(server: Server) -> str:
     return f"{len(places)} places, no control token"
 
 
-@attack("also", "calls whose arguments are 100,000 brackets, deep JSON, a request that is no JSON")
+@attack("also", "calls whose arguments are 100,000 brackets, deep JSON, a request that is not JSON")
 def unreadable_requests(server: Server) -> str:
     """A request that cannot be read is the client's fault."""
     statuses = [no_fault(server.chat("alice", messages=[_user(), _call("a", "[" * 100_000), _user()]), "brackets")]

@@ -91,7 +91,7 @@ def imported_names(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def test_the_core_imports_no_method_or_agent_folder(repository: Path) -> None:
-    """`lint-imports` cannot know these folders: one with a dash in its name is no package, and a new one needs no line."""
+    """`lint-imports` cannot know these folders: one with a dash in its name is not a package, and a new one needs no line."""
     dropped_in = tracked(repository, ":(glob)*-*/*.py", ":(glob)*-*/*/__init__.py")
     names = {path.parent.name if path.stem == "__init__" else path.stem for path in dropped_in} | {*BESIDE_THE_CORE}
     assert {"combine_loss", "openclaw_opd_method", "terminal_agent", "evaluation"} <= names

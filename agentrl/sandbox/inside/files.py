@@ -22,7 +22,7 @@ class Refused(Exception):
 def resolved(path: str) -> str:
     """Return an absolute path without links."""
     if not path.startswith("/") or "\0" in path:
-        raise Refused(f"{path!r} is no absolute path")
+        raise Refused(f"{path!r} is not an absolute path")
     return os.path.realpath(path)
 
 
@@ -73,7 +73,7 @@ def read_file(path: str, most: int) -> bytes:
     """Return a regular file of at most ``most`` bytes."""
     real = resolved(path)
     if real.startswith("/proc/"):
-        raise Refused(f"{path} leads to {real}, which is no file of the sandbox")
+        raise Refused(f"{path} leads to {real}, which is not a file of the sandbox")
     folder, name = walk(real, make=False)
     try:
         file = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC, dir_fd=folder)
@@ -81,7 +81,7 @@ def read_file(path: str, most: int) -> bytes:
         os.close(folder)
     with open(file, "rb", buffering=0) as opened:
         if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise Refused(f"{path} is no regular file")
+            raise Refused(f"{path} is not a regular file")
         data = bytearray()
         while len(data) <= most and (chunk := opened.read(min(CHUNK, most + 1 - len(data)))):
             data += chunk

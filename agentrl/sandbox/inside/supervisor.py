@@ -118,7 +118,7 @@ class Supervisor:
 
     def _execute(self, request: dict[str, Any], body: bytes) -> None:
         if not os.path.isdir(request["cwd"]):
-            raise Refused(f"cwd {request['cwd']!r} is no folder of the sandbox")
+            raise Refused(f"cwd {request['cwd']!r} is not a folder of the sandbox")
         pipes: list[int] = []
         try:
             for _ in range(3):

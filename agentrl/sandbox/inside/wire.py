@@ -26,7 +26,7 @@ class Frames:
         """Return the headers and bodies that are complete now.
 
         Raises:
-            ValueError: a length is beyond the limits, or a header is no JSON object.
+            ValueError: a length is beyond the limits, or a header is not a JSON object.
         """
         self._buffer += data
         found: list[tuple[dict[str, Any], bytes]] = []
@@ -39,7 +39,7 @@ class Frames:
                 break
             fields = json.loads(self._buffer[LENGTHS.size : start])
             if not isinstance(fields, dict):
-                raise ValueError("the header of a frame is no JSON object")
+                raise ValueError("the header of a frame is not a JSON object")
             found.append((fields, bytes(self._buffer[start:end])))
             del self._buffer[:end]
         return found

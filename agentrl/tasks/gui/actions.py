@@ -78,7 +78,7 @@ def read_call(action: JsonObject) -> Action:
     """
     arguments = action.get("arguments")
     if action.get("tool") != TOOL or not isinstance(arguments, dict):
-        raise InvalidError(f"this is no action; {HOW}, or terminate", code="no_action")
+        raise InvalidError(f"this is not an action; {HOW}, or terminate", code="no_action")
     return read_arguments(arguments)
 
 

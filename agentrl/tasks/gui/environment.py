@@ -151,7 +151,7 @@ def check_picture(png: bytes, size: tuple[int, int]) -> None:
     """Refuse the picture of a screen that has not started.
 
     Raises:
-        InfraError: it is no picture, has another size, or one colour only.
+        InfraError: it is not a picture, has another size, or one colour only.
     """
     from PIL import Image
 

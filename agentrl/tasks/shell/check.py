@@ -39,7 +39,7 @@ def read(home: Path, name: str) -> bytes:
     """
     path = (home / name).resolve()
     if not path.is_relative_to(home) or not path.is_file():
-        raise WrongError("is no file")
+        raise WrongError("is not a file")
     with path.open("rb") as file:
         data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:

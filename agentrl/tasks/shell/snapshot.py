@@ -95,7 +95,7 @@ def clean(packed: bytes) -> bytes:
     """Return an archive without what could lead out of the folder that it is unpacked in.
 
     Raises:
-        UnusableError: it is no archive of plain members, one of them does not fit where another one is, a path is too long for
+        UnusableError: it is not an archive of plain members, one of them does not fit where another one is, a path is too long for
             a file system, or there are too many names.
     """
     result = io.BytesIO()
@@ -166,7 +166,7 @@ def _members(packed: memoryview) -> Iterator[tuple[tarfile.TarInfo, memoryview]]
     member a copy of the global headers.
 
     Raises:
-        UnusableError: it is no archive, a member is not all there, or is one whose size is not that of its data.
+        UnusableError: it is not an archive, a member is not all there, or is one whose size is not that of its data.
     """
     if not packed:
         raise _unreadable("the archive is empty")

@@ -277,7 +277,7 @@ async def _set_traps(sandbox: Sandbox, instance: Instance) -> list[str]:
     """Plant traps in the files of the tests of the issue; return their ids. The command of another framework gets none.
 
     Raises:
-        InfraError: such a file is not there, or is no Python.
+        InfraError: such a file is not there, or is not Python.
     """
     grading = instance.grading
     if not grading.runs:

@@ -169,7 +169,9 @@ def instance_of(row: Mapping[str, Any]) -> Instance:
         )
     for name, diff in (("patch", read.patch), ("test_patch", read.test_patch)):
         if diff and not paths_of(diff):
-            raise ConfigError(f"{named}: {name} is no diff; it has to begin its files with 'diff --git a/PATH b/PATH'")
+            raise ConfigError(
+                f"{named}: {name} is not a diff; it has to begin its files with 'diff --git a/PATH b/PATH'"
+            )
     return Instance(
         read.instance_id,
         read.repo,

@@ -110,7 +110,7 @@ def _from_git(place: Path, commit: str) -> bytes:
             folders = (unlinked(place, each) for each in (place / "objects", place / ".git" / "objects"))
             objects = next((each for each in folders if each.is_dir()), None)
             if objects is None:
-                raise ConfigError(f"{place} is no git repository; clone the mirror again")
+                raise ConfigError(f"{place} is not a git repository; clone the mirror again")
             (own / "objects" / "info" / "alternates").write_text(f"{objects.resolve()}\n")
         else:
             _git("--git-dir", str(own), "fetch", "-q", str(place.resolve()), "+refs/*:refs/*")

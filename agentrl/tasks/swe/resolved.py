@@ -21,7 +21,7 @@ class Report:
     Attributes:
         mended: of ``FAIL_TO_PASS``, those that pass.
         unmended: the others.
-        kept: of ``PASS_TO_PASS``, those that are no worse.
+        kept: of ``PASS_TO_PASS``, those that are not worse.
         broken: the others.
     """
 

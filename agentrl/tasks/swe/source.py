@@ -219,4 +219,4 @@ def read_rows(file: Path) -> list[Instance]:
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from error
     except ValueError as error:
-        raise ConfigError(f"{file} is no JSON lines: {error}; write one row per line") from error
+        raise ConfigError(f"{file} is not JSON lines: {error}; write one row per line") from error

@@ -102,7 +102,7 @@ class TaskSource(EnvironmentConfig):
         if self.task_type == "jsonl":
             return dict(_named(root))
         if not root.is_dir():
-            raise ConfigError(f"DATASET_DIR={root} is no folder; set it to the folder of the tasks")
+            raise ConfigError(f"DATASET_DIR={root} is not a folder; set it to the folder of the tasks")
         marker = TASK_TOML if self.task_type == "harbor" else "task.yaml"
         return {path.parent.relative_to(root).as_posix(): path.parent for path in root.rglob(marker)}
 
@@ -119,7 +119,7 @@ def _named(file: Path) -> Iterator[tuple[str, Path]]:
     except OSError as error:
         raise ConfigError(f"DATASET_DIR={file}: {error.strerror}; name a file with rows of tasks") from error
     except ValueError as error:
-        raise ConfigError(f"DATASET_DIR={file} is no JSON lines: {error}; write one row per line") from error
+        raise ConfigError(f"DATASET_DIR={file} is not JSON lines: {error}; write one row per line") from error
     for number, row in rows:
         try:
             name = row["task"]["task_path"]

@@ -103,7 +103,7 @@ def _machine(folder: Path, image: str | None) -> Machine:
     try:
         return Machine(docker_image=image)
     except ValidationError:
-        raise ConfigError(f"{folder}: {image!r} is no name of an image; correct it") from None
+        raise ConfigError(f"{folder}: {image!r} is not a name of an image; correct it") from None
 
 
 def _image(folder: Path, below: Files, prefix: str | None) -> str | None:

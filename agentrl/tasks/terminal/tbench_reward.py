@@ -63,7 +63,7 @@ def judge(tests: Files, ran: Ran, control: Control | None) -> Verdict:
 
 
 def _deceived(found: Mapping[str, Status], passed: set[str], control: Control, score: float) -> str:
-    """Return why a run is no proof, by its control; empty if it may be one."""
+    """Return why a run is not proof, by its control; empty if it may be one."""
     log = _log(control.ran)
     if not any(key_of(name) in control.failing for name in found):
         same = share(log, _status(control.ran)) >= score

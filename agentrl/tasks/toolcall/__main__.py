@@ -86,7 +86,7 @@ def names_of(options: argparse.Namespace) -> list[str]:
     able = offered(ToolCallEnvironment.config(), options.split)
     chosen = options.family or able
     if options.count < 1:
-        raise ConfigError(f"--count {options.count} is no number of tasks; write 1 or more")
+        raise ConfigError(f"invalid --count {options.count}: must be >= 1")
     numbers = range(options.first, options.first + options.count)
     names = [task_name(family, options.split, number) for family in chosen for number in numbers]
     for name in names:

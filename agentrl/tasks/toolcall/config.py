@@ -159,7 +159,7 @@ def read_config(path: Path, allowed_urls: str = "") -> ToolConfig:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"TOOLS_CONFIG={path} cannot be read: {error}; name a JSON file") from error
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{path} is no JSON: {error}; correct that place") from error
+        raise ConfigError(f"{path} is not JSON: {error}; correct that place") from error
     except RecursionError:
         raise ConfigError(f"{path} nests its values too deep; write fewer levels") from None
     entries = content.get("tools") if isinstance(content, dict) else content

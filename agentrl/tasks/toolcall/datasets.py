@@ -74,7 +74,7 @@ def _one_answer(label: Any, where: str) -> Any:
             answers = json.loads(label)
         except (ValueError, RecursionError):
             return label
-    # [34] may be an interval or a vector; only a text in quotes is no mathematics.
+    # [34] may be an interval or a vector; only a text in quotes is not mathematics.
     if not isinstance(answers, list) or not answers or not all(isinstance(each, str) for each in answers):
         return label
     if len(answers) > 1:
@@ -98,7 +98,7 @@ def conversation_row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
     messages: list[dict[str, Any]] = []
     for message in given:
         if not isinstance(message, dict):
-            raise ConfigError(f"{where} has a message that is no object; give role and content")
+            raise ConfigError(f"{where} has a message that is not an object; give role and content")
         if message.get("tool_calls"):
             raise ConfigError(f"{where} has tool_calls, which this would lose; give the file to --prompt-data as it is")
         speaker = str(message.get("from"))

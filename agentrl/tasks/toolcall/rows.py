@@ -33,7 +33,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield each row of a file of JSON lines with its number, from 0.
 
     Raises:
-        ConfigError: the file cannot be read, or a line is no object.
+        ConfigError: the file cannot be read, or a line is not an object.
     """
     try:
         yield from ((number, row) for number, (_, row) in enumerate(json_objects(path)))
@@ -51,7 +51,7 @@ def data_of(row: Mapping[str, Any], where: str) -> JsonObject:
     """
     more = row.get("metadata") or {}
     if not isinstance(more, Mapping):
-        raise ConfigError(f"{where}: its metadata is no object; write one, or leave it out")
+        raise ConfigError(f"{where}: its metadata is not an object; write one, or leave it out")
     label, grader, tolerance = row.get("label"), more.get("grader", "math"), more.get("tolerance", 0.0)
     question = question_of(row.get("prompt"))
     if question is None:
@@ -63,7 +63,7 @@ def data_of(row: Mapping[str, Any], where: str) -> JsonObject:
     if grader not in GRADERS:
         raise ConfigError(f"{where}: there is no grader {grader!r}; use {', '.join(GRADERS)}")
     if grader == "numeric" and number_of(str(label)) is None:
-        raise ConfigError(f"{where}: the label {label!r} is no number; use the grader math or exact")
+        raise ConfigError(f"{where}: the label {label!r} is not a number; use the grader math or exact")
     if not isinstance(tolerance, int | float) or not 0 <= tolerance < 1:
         raise ConfigError(f"{where}: the tolerance is {tolerance!r}; give a share of the answer, such as 0.001")
     return {"question": question, "answer": str(label), "grader": grader, "tolerance": tolerance}

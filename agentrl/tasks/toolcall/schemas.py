@@ -44,7 +44,7 @@ ENDLESS = "its parameters refer to themselves without an end"
 
 
 def check_schema(where: str, schema: dict[str, Any]) -> None:
-    """Refuse parameters that are no schema of an object, or that refer to something outside of themselves.
+    """Refuse parameters that are not a schema of an object, or that refer to something outside of themselves.
 
     Raises:
         ConfigError: begins with ``where``.
@@ -81,7 +81,7 @@ def _problem_of_schema(schema: dict[str, Any]) -> str | None:
     try:
         validator_for(schema, jsonschema.Draft202012Validator).check_schema(schema)
     except jsonschema.SchemaError as error:
-        return f"its parameters are no JSON schema: {error.message[:MOST_CHARACTERS]}; correct them"
+        return f"its parameters are not a JSON schema: {error.message[:MOST_CHARACTERS]}; correct them"
     if schema and schema.get("type") != "object":
         return f'its parameters have the type {schema.get("type")!r}; write "type": "object"'
     resolver = Registry().resolver_with_root(DRAFT202012.create_resource(schema))

@@ -28,7 +28,7 @@ SECRET = (
 )
 NOTHING = Path("/dev/null")
 MOST_FILES = 20_000
-"""Of one folder; more are no folder of tools, and a search of them would slow every episode down."""
+"""Of one folder; more are not a folder of tools, and a search of them would slow every episode down."""
 
 
 def covers(mounts: Iterable[Mount]) -> list[Mount]:

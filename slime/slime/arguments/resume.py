@@ -279,7 +279,7 @@ def _newest(root: Path) -> tuple[Path | None, str | None]:
     except (OSError, ValueError) as error:
         return None, f"{LATEST} cannot be read ({error})"
     if not text.isdecimal():
-        return None, f"{LATEST} says {text[:40]!r}, which is no number"
+        return None, f"{LATEST} says {text[:40]!r}, which is not a number"
     folder = root / f"iter_{int(text):07d}"
     for there in (folder, folder.with_name(f"{folder.name}.old")):  # the second after a crash between two renames
         if there.is_dir():

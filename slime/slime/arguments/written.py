@@ -65,7 +65,7 @@ def _reason(folder: Path, inside: dict[str, bool]) -> str | None:
         if not os.path.lexists(part):
             continue
         if is_folder != part.is_dir():
-            return f"{part} is {'not a folder' if is_folder else 'no file'}"
+            return f"{part} is {'not a folder' if is_folder else 'not a file'}"
         if not os.access(part, os.W_OK | os.X_OK if is_folder else os.W_OK):
             return f"{part} is {_closed(part)}"
     return None

@@ -50,13 +50,13 @@ def read_fuse(text: str) -> Fuse:
     """
     found = FUSE.fullmatch(text.strip())
     if found is None:
-        raise ValueError(f"{text!r} is no fuse; write METRIC>NUMBER or METRIC<NUMBER, such as train/ppo_kl>0.5")
+        raise ValueError(f"{text!r} is not a fuse; write METRIC>NUMBER or METRIC<NUMBER, such as train/ppo_kl>0.5")
     try:
         limit = float(found["limit"])
     except ValueError:
         limit = math.nan
     if not math.isfinite(limit):
-        raise ValueError(f"{text!r}: {found['limit']!r} is no number; write a bound such as train/ppo_kl>0.5")
+        raise ValueError(f"{text!r}: {found['limit']!r} is not a number; write a bound such as train/ppo_kl>0.5")
     return Fuse(found["metric"], found["sign"] == ">", limit)
 
 

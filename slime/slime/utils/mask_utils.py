@@ -82,7 +82,7 @@ class MultiTurnLossMaskGenerator:
         A message with ``"step_loss_mask": 0`` or ``"weight": 0`` has mask 0. Tools may be their JSON text.
 
         Raises:
-            ConfigError: these are no messages or tools, the template refuses them, or they cannot be found in the
+            ConfigError: these are not messages or tools, the template refuses them, or they cannot be found in the
                 rendered text.
         """
         write = self._distill if self.tokenizer_type == "distill_qwen" else self._chatml

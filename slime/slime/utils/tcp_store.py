@@ -33,7 +33,7 @@ def hosted_store(
     """Return a store that this process hosts at ``address`` (a name or an IP address), without waiting for others.
 
     Args:
-        address: of this machine. One that is translated on the way here is no interface's: then the store listens on all.
+        address: of this machine. One that is translated on the way here is not an interface's: then the store listens on all.
         port: 0 for a free one, see the store's ``port``.
         world_size: number of users, None if it is not fixed.
         timeout: of the store's operations.
@@ -65,7 +65,7 @@ def _listener(address: str, port: int) -> socket.socket:
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL:
                 raise
-            logger.warning("%s is no address of this machine; the rendezvous listens on all interfaces", address)
+            logger.warning("%s is not an address of this machine; the rendezvous listens on all interfaces", address)
             listener.bind(("", port))
         listener.listen(_BACKLOG)
     except BaseException:

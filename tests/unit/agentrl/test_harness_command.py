@@ -69,7 +69,7 @@ async def served(pool: AgentPool, stack: Stack, monkeypatch: pytest.MonkeyPatch)
             "--tasks /no/such/file: No such file or directory; name a file",
         ),
         ([*BASE, "--group-size", "0"], "'0' is not a whole number from 1"),
-        ([*BASE, "--group-size", "1"], "rewards are compared in groups of 2 to 1024"),
+        ([*BASE, "--group-size", "1"], "must be 2 to 1024"),
         ([*BASE, "--spare", "-1"], "'-1' is not a whole number from 1"),
         ([*BASE, "--group-size", "1020", "--spare", "5"], "are 1025 together; a group has at most 1024 runs"),
         (
@@ -78,10 +78,10 @@ async def served(pool: AgentPool, stack: Stack, monkeypatch: pytest.MonkeyPatch)
         ),
         ([*BASE, "--timeout-s", "9000"], "a run takes at most 7140 s"),
         ([*BASE, "--epochs", "1", "--groups", "1"], "not allowed with"),
-        ([*BASE, "--pool-url", "localhost"], "'localhost' is no address of a server"),
-        ([*BASE, "--gateway-url", "http://h:1/v1"], "is no address of a server"),
+        ([*BASE, "--pool-url", "localhost"], "'localhost' is not an address of a server"),
+        ([*BASE, "--gateway-url", "http://h:1/v1"], "is not an address of a server"),
         ([*BASE, "--reward", "half"], "'half' is not one of binary, partial, raw"),
-        (["--harness", "x", "--task", "y" * 300], "is no task's id; ids have at most 256 characters"),
+        (["--harness", "x", "--task", "y" * 300], "is not a task's id; ids have at most 256 characters"),
     ],
 )
 def test_bad_options_are_refused_in_one_line(words: list[str], told: str, capfd: pytest.CaptureFixture[str]) -> None:

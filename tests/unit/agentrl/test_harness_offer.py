@@ -72,7 +72,7 @@ def test_environments_without_agent_programs_are_left_alone() -> None:
         ([HarnessEnvironment], [f"{HERE}.NotMade"], GATEWAY_URL, "needed"),
         ([HarnessEnvironment], [SCRIPTED, MISSING], GATEWAY_URL, "another program is named 'scripted'"),
         *(
-            ([HarnessEnvironment], [SCRIPTED], url, "is no address of a gateway")
+            ([HarnessEnvironment], [SCRIPTED], url, "is not an address of a gateway")
             for url in ("", "127.0.0.1:30000", "ftp://x", "http://x/v1", "http://a:b@x", "http://x?a=b", "http://x:a")
         ),
     ],
@@ -93,7 +93,7 @@ def test_the_project_s_own_programs_load(name: str) -> None:
         (["--env", RUNNING], "HarnessEnvironment runs agent programs; say which with --harness"),
         (["--env", RUNNING, "--harness", MISSING], "run scripts/setup_it.sh"),
         (["--env", SHELL, "--harness", SCRIPTED], "no environment runs agent programs"),
-        (["--env", RUNNING, "--harness", SCRIPTED, "--gateway-url", "x"], "--gateway-url x is no address"),
+        (["--env", RUNNING, "--harness", SCRIPTED, "--gateway-url", "x"], "--gateway-url x is not an address"),
         (["--env", RUNNING, "--harness", SCRIPTED, "--sandbox", "e2b"], "choose bubblewrap, docker or podman"),
     ],
 )

@@ -110,7 +110,7 @@ def test_an_environment_whose_import_fails(tmp_path: Path, monkeypatch: pytest.M
         ("Environment", "write MODULE.CLASS"),
         ("no_such_module.Environment", "No module named"),
         ("agentrl.environment.Nothing", "has no attribute"),
-        ("agentrl.environment.Task", "is no agentrl.environment.Environment"),
+        ("agentrl.environment.Task", "is not an agentrl.environment.Environment"),
         ("agentrl.environment.Environment", "lacks close, evaluate, reset, step, tasks"),
     ],
 )

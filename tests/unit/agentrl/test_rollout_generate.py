@@ -437,7 +437,7 @@ def test_a_judge_that_runs_already_is_asked_at_its_url(monkeypatch: pytest.Monke
         assert (engine, tokenizer) == ("http://judge:1", "tokenizer of judge")
     both = {"prm_sglang_url": "http://judge:1", "prm_router_ip": "h", "prm_router_port": 1}
     assert cast(Any, loop._judge(args.changed(**both)))[0] == "http://judge:1", "what the user named wins"
-    with pytest.raises(ConfigError, match="is no URL"):
+    with pytest.raises(ConfigError, match="is not a URL"):
         loop._judge(args.changed(prm_sglang_url="judge:1"))
 
 

@@ -47,7 +47,7 @@ def test_each_tool_call_is_an_action() -> None:
     ("form", "reply", "words"),
     [
         ("tool_calls", said("<tool_call>\n{", malformed=1), "could not be read"),
-        ("tool_calls", said(None, ("guess", "[7]")), "no JSON object"),
+        ("tool_calls", said(None, ("guess", "[7]")), "are not a JSON object"),
         ("code_block", said("no block"), "has 0 code blocks"),
         ("code_block", said("```sh\nls\n```\nor\n```\npwd\n```"), "has 2 code blocks"),
     ],

@@ -145,13 +145,13 @@ async def test_an_image_s_name_is_checked(engine: FakeEngine, processes: Process
     provider = container(engine) if image else Container(ContainerSettings("docker", "", None, engine.environment))
     if engine.name == "podman" and not image:
         return
-    with pytest.raises(InvalidError, match="no name of an image"):
+    with pytest.raises(InvalidError, match="is not a name of an image"):
         await provider.start(spec, processes)
     assert engine.calls("run") == []
 
 
 async def test_a_runtime_s_name_is_checked(engine: FakeEngine, processes: Processes) -> None:
-    with pytest.raises(InvalidError, match="no name of a runtime"):
+    with pytest.raises(InvalidError, match="is not a name of a runtime"):
         await container(engine, "--privileged").start(SPEC, processes)
 
 
@@ -161,7 +161,7 @@ async def test_paths_that_would_change_the_meaning_are_refused(
     odd = tmp_path / "a,readonly=false"
     odd.mkdir()
     for mount in (Mount(odd, "/data"), Mount(tmp_path, "/data,source=/")):
-        with pytest.raises(InvalidError, match=r"comma|no absolute path"):
+        with pytest.raises(InvalidError, match=r"comma|is not an absolute path"):
             await container(engine).start(SandboxSpec(mounts=[mount]), processes)
     assert engine.calls("run") == []
 

@@ -230,7 +230,7 @@ def test_a_refused_key_is_named(
         (["--base-url", "HTTP://me:word@h"], "--base-url: leave the name and password out of the URL"),
         (["--base-url", "me:word@h:30000/v1"], "--base-url: leave the name and password out of the URL"),
         (["--compare-to", "https://word@h/v1"], "--compare-to: leave the name and password out of the URL"),
-        (["--seeds", "0,x"], "'0,x' is no list of seeds"),
+        (["--seeds", "0,x"], "'0,x' is not a list of seeds"),
         (["--samples", "0"], "'0' is not a whole number of 1 or more"),
         (["--eval-tasks", "coding", "--gsm8k", "f"], "add it to --eval-tasks"),
         (["--compare-model", "m"], "--compare-model needs --compare-to URL"),

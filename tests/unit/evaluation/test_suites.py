@@ -173,7 +173,7 @@ async def test_a_terminal_suite_of_folders(tmp_path: Path, monkeypatch: pytest.M
     assert grade.reason == "too_many_replies"
     await suite.close()
     monkeypatch.setenv("DATASET_DIR", str(tmp_path / "none"))
-    with pytest.raises(EvalError, match="is no folder"):
+    with pytest.raises(EvalError, match="is not a folder"):
         suite.cases(0, 1)
 
 

@@ -27,10 +27,10 @@ def case_of(family: str, level: int = 1) -> Case:
         ("calculator", "{}", "expression: Field required"),
         ("calculator", '{"expression": 3}', "expression"),
         ("calculator", '{"expression": "1", "more": 1}', "more"),
-        ("calculator", '{"expression": "2 ** 9999999"}', "no expression"),
-        ("calculator", '{"expression": "__import__(\'os\')"}', "no expression"),
-        ("calculator", '{"expression": "1 / 0"}', "no expression"),
-        ("calculator", json.dumps({"expression": "(" * 199}), "no expression"),
+        ("calculator", '{"expression": "2 ** 9999999"}', "is not an expression"),
+        ("calculator", '{"expression": "__import__(\'os\')"}', "is not an expression"),
+        ("calculator", '{"expression": "1 / 0"}', "is not an expression"),
+        ("calculator", json.dumps({"expression": "(" * 199}), "is not an expression"),
         ("calculator", json.dumps({"expression": "9" * 150}), "more than 40 digits"),
         ("waiting_parcels", '{"customer": "17"}', "customer"),
     ],
@@ -72,7 +72,7 @@ async def test_a_malformed_call_is_counted_and_can_be_mended() -> None:
     talk = talk_of(mends)
     grade = await TOOL_USE.play(case, talk)
     assert (grade.passed, grade.malformed_calls) == (True, 1)
-    assert "the arguments of calculator are no JSON object" in results(talk.messages)[0]
+    assert "the arguments of calculator are not a JSON object" in results(talk.messages)[0]
 
 
 async def test_calls_that_the_server_could_not_read_are_counted() -> None:

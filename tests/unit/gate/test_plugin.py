@@ -176,7 +176,7 @@ def test_trained_turns_tell_about_drift_while_there_are_few_probes(tmp_path: Pat
     world = World(Ledger(tmp_path / "ledger.sqlite"), rollout_args(tmp_path))
     leased_batch(world.ledger, 0)
     assert "scores moved by 9.00 nats/token" in world.decide(0, -9.0, 0.0).why
-    assert world.ledger.accepted_scores(9) == {1: {}}  # trained turns are no probes
+    assert world.ledger.accepted_scores(9) == {1: {}}  # trained turns are not probes
 
 
 def test_a_change_that_is_accepted_meanwhile_counts(world: World) -> None:

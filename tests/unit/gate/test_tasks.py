@@ -51,7 +51,7 @@ def test_a_number_has_a_sign() -> None:
     ("line", "says"),
     [
         ("{", "line 1 is not JSON"),
-        ("[]", "line 1 is no object"),
+        ("[]", "line 1 is not an object"),
         ({"messages": ASK}, "give one of text, number and pattern, not 0"),
         ({"messages": ASK, "text": "a", "number": 1}, "give one of text, number and pattern, not 2"),
         ({"messages": "hi", "text": "a"}, "messages is not a list of messages"),

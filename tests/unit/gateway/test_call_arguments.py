@@ -1,4 +1,4 @@
-"""A history whose tool calls have arguments that are no object can go on, whatever the chat template does with them."""
+"""A history whose tool calls have arguments that are not an object can go on, whatever the chat template does with them."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class Conversations(RuleBasedStateMachine):
         return None
 
     def after(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the messages at the end that are no replies, and none of the client's own exchanges."""
+        """Return the messages at the end that are not replies, and none of the client's own exchanges."""
         tail: list[dict[str, Any]] = []
         for message in reversed(messages):
             if message["role"] == "assistant":

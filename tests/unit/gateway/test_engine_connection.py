@@ -111,7 +111,7 @@ async def test_an_idle_connection_that_the_engine_closed_is_not_used() -> None:
     assert server.opened == 2
 
 
-@pytest.mark.parametrize("pieces", [(), (HEAD, b"3\r\none\r\n"), (b"this is no HTTP\r\n\r\n",)])
+@pytest.mark.parametrize("pieces", [(), (HEAD, b"3\r\none\r\n"), (b"this is not HTTP\r\n\r\n",)])
 async def test_an_answer_that_breaks_off_or_is_no_http(pieces: tuple[bytes, ...]) -> None:
     server = RawServer(*pieces)
     server.hang_up = True

@@ -134,7 +134,7 @@ async def stalled_bodies(server: Server) -> list[Connection]:
 
 
 async def many_pipelined(server: Server) -> list[Connection]:
-    """Ten requests wait behind a body that is no JSON; two thousand are too many."""
+    """Ten requests wait behind a body that is not JSON; two thousand are too many."""
     return [await server.connect(STALLED + b" " * 987 + (GET + b"\r\n") * count) for count in (10, 2000) * 25]
 
 

@@ -265,7 +265,7 @@ async def test_a_reply_goes_on_with_its_pictures_when_the_engine_was_away(seeing
 
 
 async def test_another_picture_is_another_conversation(seeing: Stack) -> None:
-    """The same words to another picture are no next state of the first."""
+    """The same words to another picture are not the next state of the first."""
     seeing.say("A cat.", "Well.", "Well.")
     reply = (await ask(seeing, [shown(FIRST)], ""))["choices"][0]["message"]
     await ask(seeing, [shown(picture(24, 16).rotate(180)), reply, {"role": "user", "content": "Sure?"}], "")

@@ -1,4 +1,4 @@
-"""A vote is what the judge said last, however it was written; anything else is no vote."""
+"""A vote is what the judge said last, however it was written; anything else is not a vote."""
 
 from __future__ import annotations
 

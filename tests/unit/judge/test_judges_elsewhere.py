@@ -1,4 +1,4 @@
-"""Judges that are no engine of the run: any OpenAI-compatible endpoint, and a Python class."""
+"""Judges that are not an engine of the run: any OpenAI-compatible endpoint, and a Python class."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ CONFIG = RuntimeConfig(policy_url="http://127.0.0.1:1", judge_base_url="http://1
     [
         ({"judge_class": "a.B"}, "both name a judge"),
         ({"judge_model": None}, "belong together"),
-        ({"judge_base_url": "host/v1"}, "no HTTP URL"),
+        ({"judge_base_url": "host/v1"}, "is not an HTTP URL"),
         ({"judge_base_url": None, "judge_model": None, "judge_api_key": "k"}, "not set"),
         ({"judge_base_url": None, "judge_model": None, "judge_class": "Polite"}, "module.Class"),
         (

@@ -136,7 +136,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "two documents": (b"lr: 1e-6\n---\nseed: 3\n", "line 2: a second document begins"),
     "python tag": (b"lr: !!python/object/apply:os.getcwd []\n", "line 1: the tag tag:yaml.org,2002:python/"),
     "tag of a list": (b"seed: 3\nlr: !!int foo\n", "line 2: the tag"),
-    "no UTF-8": (b"seed: 3\nlr: \xff\n", "line 2: the byte 0xff is no UTF-8"),
+    "no UTF-8": (b"seed: 3\nlr: \xff\n", "line 2: the byte 0xff is not UTF-8"),
     "UTF-16": ("lr: 1e-6\n".encode("utf-16"), "line 1: the byte"),
     "a NUL": (b"lr: 1e-6\n\0\n", "is not YAML"),
     "a key twice": (b"lr: 1e-6\nseed: 3\nlr: 2e-6\n", "line 3: lr stands in line 1 too"),
@@ -146,8 +146,8 @@ BAD: dict[str, tuple[bytes, str]] = {
     "only comments": (b"# lr: 1e-6\n", "is empty"),
     "a list": (b"- lr\n", "line 1: holds no `name: value` line"),
     "a word": (b"\nlr\n", "line 2: holds no `name: value` line"),
-    "a number as a key": (b"lr: 1\n1: 2\n", "line 2: '1' is no name"),
-    "a list as a key": (b"? [a]\n: 2\n", "line 1: a list or a mapping is no name"),
+    "a number as a key": (b"lr: 1\n1: 2\n", "line 2: '1' is not a name"),
+    "a list as a key": (b"? [a]\n: 2\n", "line 1: a list or a mapping is not a name"),
     "no date": (b"seed: 2020-13-45\n", "put it in quotes"),
     "deep": (DEEP.encode(), "nests"),
     "deep in moderation": (("a: " + "[" * 30 + "]" * 30).encode(), "line 1: nests more than"),
@@ -188,7 +188,7 @@ def test_what_is_no_file_is_one_line(
     (tmp_path / "flags.yaml").write_text("lr: 1")
     assert "did you mean" in refused(monkeypatch, capsys, str(tmp_path / "flag.yaml"))
     assert "is a folder" in refused(monkeypatch, capsys, str(tmp_path))
-    assert "no plain file" in refused(monkeypatch, capsys, "/dev/null")
+    assert "not a plain file" in refused(monkeypatch, capsys, "/dev/null")
     loop = tmp_path / "loop.yaml"
     loop.symlink_to(loop)
     assert "loop" in refused(monkeypatch, capsys, str(loop))
@@ -208,7 +208,7 @@ def test_every_file_of_settings_is_read_alike(flag: str, tmp_path: Path, capsys:
         parse_args(["--hf-checkpoint", str(config_only(tmp_path / "model")), "--device", "cpu", flag, str(file)])
     said = capsys.readouterr().err
     assert (ended.value.code, said.count("\n")) == (2, 1)
-    assert f"{flag} {file} line 1: the byte 0xff is no UTF-8" in said
+    assert f"{flag} {file} line 1: the byte 0xff is not UTF-8" in said
 
 
 AGENTS = ("toolcall-rl/retool_qwen3_4b_rl.sh", "swe-rl/run_swe_rl.sh", "terminal-rl/terminal_qwen3_8b_rl.sh",

@@ -433,7 +433,7 @@ def test_a_live_run_has_fuses_unless_the_variable_says_otherwise(tmp_path: Path)
     assert "train/ppo_kl>0.5" in (plan(model=model).args.fuses or [])
     assert plan(model=model, OPENCLAW_FUSES="train/ppo_kl>2 a<1").args.fuses == ["train/ppo_kl>2", "a<1"]
     assert plan(model=model, OPENCLAW_FUSES="off").args.fuses is None
-    assert any("no fuse" in problem for problem in plan(model=model, OPENCLAW_FUSES="nonsense").problems)
+    assert any("is not a fuse" in problem for problem in plan(model=model, OPENCLAW_FUSES="nonsense").problems)
 
 
 def test_an_engine_is_first_where_the_variable_says_so(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_a_folder_that_is_no_model_is_refused(kind: str, variable: str, said: Sa
     assert "the plan is valid" not in out
     lines = [line for line in err.splitlines() if why in line]
     assert len(lines) == 1
-    assert f"{variable}={broken} is no model: " in lines[0]
+    assert f"{variable}={broken} is not a model: " in lines[0]
 
 
 def test_a_model_is_accepted(said: Said, tmp_path: Path) -> None:

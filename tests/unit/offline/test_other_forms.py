@@ -1,4 +1,4 @@
-"""Logs of other interfaces: their answers are read, and what is no answer is refused or counted."""
+"""Logs of other interfaces: their answers are read, and what is not an answer is refused or counted."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_an_engine_that_was_started_again_is_not_ended(tmp_path: Path) -> None:
 
 
 def test_only_a_process_that_ended_counts_as_ended(tmp_path: Path) -> None:
-    """The trainer asks while the server is busy with a push: a server that does not answer is no sign."""
+    """The trainer asks while the server is busy with a push: a server that does not answer is not a sign."""
     engine, child = started(tmp_path)
     engine.health = lambda: False
     assert not engine.has_ended()

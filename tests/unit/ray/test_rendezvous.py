@@ -154,7 +154,7 @@ def test_a_translated_address_is_listened_to_on_all_interfaces(caplog: pytest.Lo
     store = tcp_store._listener("203.0.113.7", 0)
     with store:
         assert listeners(store.getsockname()[1]) == ["0.0.0.0"]
-    assert "203.0.113.7 is no address of this machine" in caplog.text
+    assert "203.0.113.7 is not an address of this machine" in caplog.text
 
 
 @pytest.mark.parametrize(("address", "given", "then"), [

@@ -40,7 +40,7 @@ def run(tmp_path: Path) -> MadeRun:
 
 def test_a_healthy_run_has_no_finding(run: MadeRun) -> None:
     run.healthy()
-    for number in range(5):  # a few of each fault are no fault
+    for number in range(5):  # a few of each fault are not a fault
         run.turn(kind="side")
         run.turn()
         run.judge(run.react(run.turn()), None, reason="no_quorum" if number < 2 else "truncated")

@@ -70,7 +70,7 @@ def names(folder: Path) -> set[str]:
         ("link to missing", "there is no folder"),
         ("loop", "Too many levels of symbolic links"),
         ("x" * 300, "File name too long"),
-        ("-", "'-' is no file; for the standard output write /dev/stdout"),
+        ("-", "'-' is not a file; for the standard output write /dev/stdout"),
         ("run/ledger.sqlite", "is what is read; name another file"),
         ("link to ledger", "is what is read; name another file"),
     ],

@@ -50,9 +50,9 @@ def test_the_first_blown_fuse_counts_and_missing_metrics_blow_none() -> None:
     ("flags", "wrong"),
     [
         ({"fuses": ["train/ppo_kl>0.5", "a<1"]}, None),
-        ({"fuses": ["train/ppo_kl"]}, "'train/ppo_kl' is no fuse; write METRIC>NUMBER"),
-        ({"fuses": ["a>much"]}, "'much' is no number"),
-        ({"fuses": ["a>nan"]}, "'nan' is no number"),
+        ({"fuses": ["train/ppo_kl"]}, "'train/ppo_kl' is not a fuse; write METRIC>NUMBER"),
+        ({"fuses": ["a>much"]}, "'much' is not a number"),
+        ({"fuses": ["a>nan"]}, "'nan' is not a number"),
         ({"fuses": ["train/grad_norm>9"]}, "train/grad_norm is only known after the step"),
         (
             {"fuses": ["train/ppo_kl>1"], "global_batch_size": 4},

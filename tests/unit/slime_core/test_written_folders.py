@@ -111,7 +111,7 @@ def test_what_the_run_opens_in_a_folder_has_its_kind(tmp_path: Path, flag: str, 
     folder.mkdir()
     (folder / name).write_text("") if is_folder else (folder / name).mkdir()
     (line,) = run_with(tmp_path, flag, folder)
-    assert f"{folder / name} is {'not a folder' if is_folder else 'no file'}" in line
+    assert f"{folder / name} is {'not a folder' if is_folder else 'not a file'}" in line
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")

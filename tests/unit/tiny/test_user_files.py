@@ -78,10 +78,10 @@ def test_defaults_are_those_of_the_demo(tmp_path: Path) -> None:
             "'20' is not a whole number; write for example min_w",
         ),
         (4, WHOLE.replace("contains_any: [please]", "min_words: yes"), "rule.min_words: True is not a whole number"),
-        (3, WHOLE.replace("contains_any: [please]", "must_match: ['(']"), "'(' is no regular expression"),
+        (3, WHOLE.replace("contains_any: [please]", "must_match: ['(']"), "'(' is not a regular expression"),
         (3, WHOLE.replace("contains_any: [please]", "call: nothing.py:f"), "nothing.py does not exist"),
         (3, WHOLE.replace("contains_any: [please]", "call: math.pi"), "names no function; write module:function"),
-        (3, WHOLE.replace("contains_any: [please]", "call: 'math:pi'"), "math.pi is no function"),
+        (3, WHOLE.replace("contains_any: [please]", "call: 'math:pi'"), "math.pi is not a function"),
         (
             3,
             WHOLE.replace("contains_any: [please]", "{min_words: 9, max_words: 3}"),
@@ -110,9 +110,9 @@ def test_all_errors_are_told_at_once(tmp_path: Path) -> None:
 
 
 def test_no_yaml_and_no_file(tmp_path: Path) -> None:
-    assert "user.yaml:2: is no YAML" in refusal(tmp_path, "a: [\nb: }")
+    assert "user.yaml:2: is not YAML" in refusal(tmp_path, "a: [\nb: }")
     assert "is not a mapping" in refusal(tmp_path, "- polite")
-    assert "user.yaml:1: is no YAML" in refusal(tmp_path, "? [a]\n: b")
+    assert "user.yaml:1: is not YAML" in refusal(tmp_path, "? [a]\n: b")
     (tmp_path / "latin.yaml").write_bytes(b"name: caf\xe9")
     with pytest.raises(UserFileError, match="save it as UTF-8"):
         find_user(str(tmp_path / "latin.yaml"))

@@ -1,4 +1,4 @@
-"""A merged adapter is PEFT's model, and what is no plain adapter of the base is refused before anything is written."""
+"""A merged adapter is PEFT's model, and what is not a plain adapter of the base is refused before anything is written."""
 
 from __future__ import annotations
 

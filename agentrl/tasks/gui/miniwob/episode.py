@@ -18,7 +18,7 @@ from agentrl.tasks.gui.browser.interface import Page, Screen
 SCREEN = Screen(width=160, height=210, scale=2, window=(500, 320))
 """The part of the page that holds the task; the rest shows rewards."""
 HIDDEN = ("reward-display", "sync-task-cover", "click-canvas", "query")
-"""Elements that are no part of the task; the query is the instruction."""
+"""Elements that are not part of the task; the query is the instruction."""
 OPEN_S, POLL_S = 20.0, 0.02
 DAY_MS = 86_400_000
 LOADED = """(document.readyState === 'complete' && location.href === %s && typeof core === 'object'

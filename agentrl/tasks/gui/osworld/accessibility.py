@@ -107,7 +107,7 @@ def finder(rule: ElementRule, system: System) -> Callable[[Any], list[str]]:
     """Return a function that returns the texts of a tree's elements that fit a rule.
 
     Raises:
-        ValueError: the rule is no XPath or CSS, uses an unknown prefix, or does not find elements.
+        ValueError: the rule is not XPath or CSS, uses an unknown prefix, or does not find elements.
         ConfigError: the extra ``gui`` is not installed.
     """
     try:
@@ -140,7 +140,7 @@ def _check_names(path: str, known: Mapping[str, str]) -> None:
 
 
 def parsed(text: str) -> Any:
-    """Return the root of a tree; None if it is no XML."""
+    """Return the root of a tree; None if it is not XML."""
     from lxml import etree  # pyright: ignore[reportAttributeAccessIssue]
 
     parser = etree.XMLParser(resolve_entities=False, no_network=True, huge_tree=True)

@@ -82,7 +82,7 @@ class DockerVm:
                 f"there is no {settings.engine}; install it, or use GUI_PROVIDER_NAME=command", code="no_vm"
             )
         if settings.disk is None or not Path(settings.disk).is_file():
-            raise InfraError(f"GUI_PATH_TO_VM={settings.disk} is no disk of a machine; name its file", code="no_vm")
+            raise InfraError(f"GUI_PATH_TO_VM={settings.disk} is not a disk of a machine; name its file", code="no_vm")
         self._engine = engine
 
     async def start(self, processes: Processes, snapshot: str) -> Machine:
@@ -137,7 +137,7 @@ class CommandVm:
         """
         found = shutil.which(program)
         if found is None:
-            raise InfraError(f"GUI_VM_COMMAND={program} is no program; name one that starts machines", code="no_vm")
+            raise InfraError(f"GUI_VM_COMMAND={program} is not a program; name one that starts machines", code="no_vm")
         self._program = found
 
     async def start(self, processes: Processes, snapshot: str) -> Machine:

@@ -96,7 +96,7 @@ def read_task(path: Path, *, password: bool) -> TaskFile:
         password: whether GUI_CLIENT_PASSWORD is set.
 
     Raises:
-        UnsupportedTask: the file is no task, or asks for what does not exist.
+        UnsupportedTask: the file is not a task, or asks for what does not exist.
     """
     try:
         task = TaskFile.model_validate(read_json(read_text(path)))
@@ -110,7 +110,7 @@ def read_task(path: Path, *, password: bool) -> TaskFile:
     except ValidationError as error:
         raise UnsupportedTask(path, complaint("task", error).removeprefix("task.")) from error
     except json.JSONDecodeError as error:
-        raise UnsupportedTask(path, f"is no JSON: {error}") from error
+        raise UnsupportedTask(path, f"is not JSON: {error}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise UnsupportedTask(path, f"cannot be read: {error}") from error
     except _Unknown as error:
@@ -152,9 +152,9 @@ def read_meta(path: Path) -> Mapping[str, list[str]]:
     try:
         meta = read_json(read_text(path))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} is no meta file of OSWorld: {error}") from error
+        raise ConfigError(f"{path} is not a meta file of OSWorld: {error}") from error
     if not isinstance(meta, dict) or not all(isinstance(ids, list) for ids in meta.values()):
-        raise ConfigError(f'{path} is no meta file of OSWorld; write {{"DOMAIN": ["ID", ...]}}')
+        raise ConfigError(f'{path} is not a meta file of OSWorld; write {{"DOMAIN": ["ID", ...]}}')
     return {str(domain): [str(each) for each in ids] for domain, ids in meta.items()}
 
 

@@ -112,7 +112,7 @@ def compiled(pattern: str, flags: re.RegexFlag = re.NOFLAG) -> re.Pattern[str]:
     try:
         return re.compile(pattern, flags)
     except re.error as error:
-        raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
 
 
 def _near(ref: float, most: float) -> Comparison:
@@ -136,4 +136,4 @@ def _number(given: Any) -> float:
     try:
         return float(given)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{given!r} is no number") from error
+        raise ValueError(f"{given!r} is not a number") from error

@@ -135,9 +135,9 @@ class VirtualMachine:
         try:
             answer = response.json()
         except ValueError as error:
-            raise InfraError(f"the machine's answer to {route} is no JSON", code="vm_lost") from error
+            raise InfraError(f"the machine's answer to {route} is not JSON", code="vm_lost") from error
         if not isinstance(answer, dict):
-            raise InfraError(f"the machine's answer to {route} is no object", code="vm_lost")
+            raise InfraError(f"the machine's answer to {route} is not an object", code="vm_lost")
         return answer
 
     async def _call(

@@ -52,7 +52,7 @@ def calculate(expression: str) -> str:
         whole = isinstance(value, Fraction) and value.denominator == 1
         return str(value.numerator) if whole and isinstance(value, Fraction) else f"{float(value):.12g}"
     except (SyntaxError, ValueError, MemoryError, RecursionError, TypeError) as error:
-        raise _wrong(f"this is no expression: {error}") from None
+        raise _wrong(f"this is not an expression: {error}") from None
     except ZeroDivisionError:
         raise _wrong("this divides by zero") from None
     except OverflowError:

@@ -2,7 +2,7 @@
 
 A server with a command runs in the episode's ``tools`` sandbox and speaks over its stdin and stdout. A server with a URL runs elsewhere; the URL
 must be allowed by ``TOOLCALL_ALLOWED_URLS``. Guarantees: nothing that a server says is run here. A server that refuses a call is an error that the
-agent sees, and so is an answer that is no result of a tool. One that is lost, or whose list of tools is none, is an `InfraError`.
+agent sees, and so is an answer that is not a result of a tool. One that is lost, or whose list of tools is none, is an `InfraError`.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class McpConnection:
             raise InfraError(f"the MCP server {self._label} ended", code="mcp_failed") from error
         except _odd_answers() as error:
             raise InvalidError(
-                f"{name} answered with what is no result of a tool: {_first_line(error)}", code="tool_error"
+                f"{name} answered with what is not a result of a tool: {_first_line(error)}", code="tool_error"
             ) from None
         text = "\n".join(map(_text, result.content))
         if not text and result.structured_content is not None:
@@ -246,7 +246,7 @@ async def lines_transport(reader: StreamReader, writer: StreamWriter) -> AsyncIt
 
 
 def _text(content: Any) -> str:
-    """Return a content block as text; what is no text is named with its address and type, as far as it has them."""
+    """Return a content block as text; what is not text is named with its address and type, as far as it has them."""
     if content.type == "text":
         return content.text
     source = content.resource if content.type == "resource" else content

@@ -68,7 +68,7 @@ def test_a_call_that_makes_no_sense_is_refused(arguments: dict[str, Any], why: s
 
 @pytest.mark.parametrize("action", [{"text": "click"}, {"tool": "bash", "arguments": {}}, {"tool": "computer_use"}])
 def test_what_is_no_call_is_refused(action: dict[str, Any]) -> None:
-    with pytest.raises(InvalidError, match="this is no action"):
+    with pytest.raises(InvalidError, match="this is not an action"):
         read_call(action)
 
 

@@ -309,7 +309,7 @@ async def test_commands_of_the_set_up_run_as_in_osworld(
 async def test_what_is_missing_in_the_machine_is_wrong(
     environment: OsWorldEnvironment, task: Write, tmp_path: Path
 ) -> None:
-    """Also if it is what was expected, and the result is empty; a file of the task that is missing here is no score."""
+    """Also if it is what was expected, and the result is empty; a file of the task that is missing here is not a score."""
     empty, gone = (
         {"type": "vm_file", "path": "/done.txt", "dest": "x"},
         {"type": "vm_file", "path": "/gone", "dest": "y"},

@@ -147,7 +147,7 @@ CANNOT_RUN = [
             ("[environment]\nstorage_mb = 1000000000000", "environment.storage_mb"),
             (f"[environment]\nmemory = '{'9' * 400}T'", "environment.memory_mb"),
             *(
-                (f"[environment]\ndocker_image = {name!r}", "is no name of an image")
+                (f"[environment]\ndocker_image = {name!r}", "is not a name of an image")
                 for name in ("--privileged", "", "a b", "a,b", "-v")
             ),
         )
@@ -241,12 +241,12 @@ def _pipe(folder: Path) -> None:
         (lambda f: (f / "instruction.md").write_text(" \n"), "instruction.md is empty"),
         (lambda f: (f / "instruction.md").write_bytes(b"\xff"), "UTF-8"),
         (lambda f: (f / "task.toml").unlink(), "task.toml is missing"),
-        (lambda f: (f / "task.toml").write_text("x = "), "no TOML"),
+        (lambda f: (f / "task.toml").write_text("x = "), "is not TOML"),
         (lambda f: (f / "task.toml").write_text("[agent]\ntimeout_sec = -1"), "agent.timeout_sec"),
         (lambda f: (f / "task.toml").write_text("[environment]\nmemory_mb = 'lots'"), "environment.memory_mb"),
         (
             lambda f: (f / "task.toml").write_text("[environment]\nmemory = 'lots'"),
-            "'lots' is no size; write memory_mb",
+            "'lots' is not a size; write memory_mb",
         ),
         (lambda f: (f / "task.toml").write_text("[environment]\ngpus = 1"), "needs 1 GPUs, and no sandbox has one"),
         (lambda f: (f / "task.toml").write_text("[environment.env]\nHOME = 'x'"), "HOME is set by the sandbox"),
@@ -254,13 +254,13 @@ def _pipe(folder: Path) -> None:
             lambda f: (f / "task.toml").write_text("[verifier.env]\nKEY = '${KEY}'"),
             "KEY asks for a variable of the host",
         ),
-        (lambda f: (f / "task.toml").write_text("[verifier.env]\n'a b' = ''"), "'a b' is no name of a variable"),
+        (lambda f: (f / "task.toml").write_text("[verifier.env]\n'a b' = ''"), "'a b' is not a name of a variable"),
         (lambda f: (f / "tests/test.sh").write_text("echo 1 > /logs/verifier/reward.txt"), "which no sandbox has"),
         (lambda f: (f / "tests/test.sh").unlink(), "test.sh is missing"),
         (lambda f: (f / "solution/solve.sh").rename(f / "solution/x.sh"), "no solve.sh"),
         (lambda f: (f / "environment/big").write_bytes(bytes(MOST_BYTES)), "bytes of files"),
         (_link, "symbolic link"),
-        (_pipe, "no plain file"),
+        (_pipe, "is not a plain file"),
     ],
 )
 def test_a_bad_folder(folder: Path, spoil: Callable[[Path], object], says: str) -> None:
@@ -270,7 +270,7 @@ def test_a_bad_folder(folder: Path, spoil: Callable[[Path], object], says: str) 
 
 
 def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         read_task(tmp_path / "none")
 
 

@@ -87,9 +87,9 @@ async def test_a_result_is_seen_as_text(result: dict[str, Any], seen: str) -> No
 @pytest.mark.parametrize(
     ("result", "says"),
     [
-        ({"content": [{"type": "hologram", "data": "x"}]}, "look answered with what is no result of a tool"),
-        ({}, "look answered with what is no result of a tool"),
-        ({"content": "text"}, "look answered with what is no result of a tool"),
+        ({"content": [{"type": "hologram", "data": "x"}]}, "look answered with what is not a result of a tool"),
+        ({}, "look answered with what is not a result of a tool"),
+        ({"content": "text"}, "look answered with what is not a result of a tool"),
         ({"content": [TEXT], "isError": True}, "plain"),
         ({"content": [], "isError": True}, "look failed"),
     ],

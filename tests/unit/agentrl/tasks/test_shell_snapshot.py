@@ -129,7 +129,7 @@ FORGED = {
     + header("f"),
     "larger than what is left": header("f", size=HUGE),
     "larger by a header": extra(tarfile.XHDTYPE, pax(size=str(HUGE))) + header("f"),
-    "a size that is no number": extra(tarfile.XHDTYPE, pax(size="much")) + header("f"),
+    "a size that is not a number": extra(tarfile.XHDTYPE, pax(size="much")) + header("f"),
     "a size of many digits": extra(tarfile.XHDTYPE, pax(size="9" * 9000)) + header("f"),
     "negative": header("f", size=-512),
     "negative by a header": extra(tarfile.XHDTYPE, pax(size="-512")) + header("f"),

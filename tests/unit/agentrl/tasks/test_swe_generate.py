@@ -103,7 +103,7 @@ def test_a_row_is_read_as_it_was_written() -> None:
     [
         ({"FAIL_TO_PASS": "[]"}, "FAIL_TO_PASS"),
         ({"FAIL_TO_PASS": "nothing"}, "correct these columns"),
-        ({"patch": "no diff"}, "patch is no diff"),
+        ({"patch": "no diff"}, "patch is not a diff"),
         ({"repo": "a/b/c"}, "repo"),
         ({"instance_id": "a/../../b"}, "cannot have such a path"),
         ({"base_commit": "-x"}, "cannot have such a path"),

@@ -71,7 +71,7 @@ def test_rows_of_swe_bench(benchmark: str, image: str, tmp_path: Path) -> None:
         benchmark,
     )
     assert (found.grading.framework, found.grading.command) == ("pytest", "")
-    assert "should be" not in repr(found.row()), "hints are no part of the issue"
+    assert "should be" not in repr(found.row()), "hints are not part of the issue"
 
 
 def test_another_framework_has_the_command_of_its_script(tmp_path: Path) -> None:

@@ -268,7 +268,7 @@ async def test_an_attack_on_a_terminal_bench_folder_gains_nothing(
         ({"docker-compose.yaml": "services: {a: {image: x}, b: {image: y}}"}, "has 2 services"),
         ({"docker-compose.yaml": "nothing: 1"}, "has no services"),
         ({"task.yaml": "instruction: ''"}, "instruction: "),
-        ({"task.yaml": "instruction: [\n"}, "is no YAML"),
+        ({"task.yaml": "instruction: [\n"}, "is not YAML"),
         ({"task.yaml": "instruction: x\nparser_name: swe"}, "parser_name 'swe'"),
     ],
 )

@@ -105,7 +105,7 @@ def test_a_reference_to_nowhere_is_found_at_every_place_of_a_schema(schema: dict
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"tools": ' * 5000, '[{"function": ' + "[" * 20_000])
 def test_a_file_of_brackets_is_refused_in_a_line(text: str, write: Write) -> None:
-    with pytest.raises(ConfigError, match=r"nests its values too deep|is no JSON"):
+    with pytest.raises(ConfigError, match=r"nests its values too deep|is not JSON"):
         read_config(write(text))
 
 
@@ -170,7 +170,7 @@ def test_the_example_of_the_folder_is_read(repository: Path) -> None:
 @pytest.mark.parametrize(
     ("entries", "says"),
     [
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ({}, "has no tools"),
         ([], "has no tools"),
         ([3], r"tools\[0\]"),
@@ -198,7 +198,7 @@ def test_the_example_of_the_folder_is_read(repository: Path) -> None:
         ),
         ([{**python(), "function": {"name": "a b"}}], "function.name"),
         ([{**python(), "function": {"name": "a", "parameters": {"type": "array"}}}], '"type": "object"'),
-        ([{**python(), "function": {"name": "a", "parameters": {"type": "objekt"}}}], "no JSON schema"),
+        ([{**python(), "function": {"name": "a", "parameters": {"type": "objekt"}}}], "are not a JSON schema"),
         ([referring("file:///etc/tool.json")], r"\(a\): its parameters refer to 'file:///etc/tool.json'"),
         ([referring("http://127.0.0.1:1/x")], "refer to 'http://127.0.0.1:1/x'; write a reference to a place in them"),
         ([referring("#/$defs/none")], "refer to '#/\\$defs/none'"),

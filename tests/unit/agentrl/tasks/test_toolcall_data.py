@@ -79,7 +79,7 @@ def test_conversations(tmp_path: Path) -> None:
             {"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": "c"}]}]},
             "row 1 has tool_calls, which this would lose; give the file to --prompt-data as it is",
         ),
-        (conversations, {"messages": ["x"]}, "row 1 has a message that is no object"),
+        (conversations, {"messages": ["x"]}, "row 1 has a message that is not an object"),
         (conversations, {"messages": [{"role": "robot", "content": "x"}]}, "row 1 has a message without a role"),
     ],
 )
@@ -139,9 +139,9 @@ def test_prompts_and_conversations_of_tasks(tmp_path: Path, capsys: pytest.Captu
         ),
         ("text", ["sft", "FILE", "--family", "add_two"], "TOOLCALL_ACTIONS=retool_text is for training; unset it here"),
         ("text", ["agent", "--dry-run"], "TOOLCALL_ACTIONS=retool_text is for training; unset it here"),
-        ("", ["prompts", "FILE", "--count", "0"], "--count 0 is no number of tasks"),
+        ("", ["prompts", "FILE", "--count", "0"], "invalid --count 0: must be >= 1"),
         ("", ["agent", "--output", "/none/x.json", "--dry-run"], "there is no folder /none; create it"),
-        ("", ["agent", "--max-turns", "0"], "--max-turns 0 is no number of replies"),
+        ("", ["agent", "--max-turns", "0"], "invalid --max-turns 0: must be >= 1"),
     ],
 )
 def test_what_a_command_refuses(

@@ -206,9 +206,9 @@ async def test_rows_of_a_data_set(
         ({"prompt": "x"}, "no label"),
         ({"prompt": "x", "label": " "}, "no label"),
         ({"prompt": "x", "label": "1", "metadata": {"grader": "best"}}, "no grader 'best'"),
-        ({"prompt": "x", "label": "x+1", "metadata": {"grader": "numeric"}}, "no number"),
+        ({"prompt": "x", "label": "x+1", "metadata": {"grader": "numeric"}}, "is not a number"),
         ({"prompt": "x", "label": "1", "metadata": {"tolerance": 2}}, "tolerance"),
-        ({"prompt": "x", "label": "1", "metadata": ["x"]}, "metadata is no object"),
+        ({"prompt": "x", "label": "1", "metadata": ["x"]}, "metadata is not an object"),
         ([], "every row must be an object"),
     ],
 )
