@@ -38,7 +38,7 @@ from benchmarks.trainer_parts.shapes import SHAPES, build
 from groundwork.command_line import output_file
 from groundwork.network import find_available_port
 from lab.testkit.processes import in_own_process
-from slime.backends.fsdp_utils.actor import FSDPTrainActor
+from slime.backends.fsdp_utils.backend import FSDPTrainActor
 from slime.rollout.train_data import split_by_dp
 from slime.utils.head_memory import head_bytes
 
@@ -100,8 +100,8 @@ def measure(flags: dict[str, Any], batches: list[dict[str, Any]], threads: int) 
         assert metrics is not None
         assert not metrics["train/skipped_steps"], metrics
         seconds, top = time.perf_counter() - start, peak(device)
-    weights = sum(p.numel() * p.element_size() for p in actor.model.parameters())
-    trained = sum(p.numel() * p.element_size() for p in actor.model.parameters() if p.requires_grad)
+    weights = sum(p.numel() * p.element_size() for p in actor.backend.model.parameters())
+    trained = sum(p.numel() * p.element_size() for p in actor.backend.model.parameters() if p.requires_grad)
     actor.shutdown()
     return {
         **{"weights": weights, "gradients": trained, "moments": 2 * trained},

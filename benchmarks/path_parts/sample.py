@@ -20,7 +20,7 @@ from lab.testkit.trainer import trainer_args
 from openclaw.training.rollout import LedgerDataSource
 from slime.args import Arguments
 from slime.arguments.placement import Placement
-from slime.backends.fsdp_utils.actor import FSDPTrainActor
+from slime.backends.fsdp_utils.backend import FSDPTrainActor
 from slime.ray.placement import ReservedPlacement
 from slime.ray.rollout import RolloutManager
 

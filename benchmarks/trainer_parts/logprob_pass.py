@@ -21,8 +21,8 @@ from benchmarks.trainer_parts.shapes import Shape, build
 from groundwork.network import find_available_port
 from lab.testkit.processes import in_own_process
 from slime.args import Arguments
+from slime.backends.fsdp_utils.backend import log_prob_pass
 from slime.backends.fsdp_utils.model import build_policy
-from slime.backends.fsdp_utils.train_step import log_prob_pass
 from slime.backends.trainer.rollout_data import RolloutShard
 from slime.rollout.train_data import split_by_dp
 

@@ -17,7 +17,7 @@ from benchmarks.losses import settings
 from benchmarks.trainer_parts.meter import Meter
 from groundwork.network import find_available_port
 from slime.args import Arguments
-from slime.backends.fsdp_utils.actor import FSDPTrainActor
+from slime.backends.fsdp_utils.backend import FSDPTrainActor
 from slime.rollout.train_data import split_by_dp
 
 

@@ -74,9 +74,9 @@ def test_nothing_of_fsdp_is_left_on_the_gpu(larger_model: Path, changes: dict[st
                     assert held > (2 if changes.get("use_lora") else 12) * parameters_of(larger_model)
                     actor.offload()
                     assert torch.cuda.memory_allocated() - start < WORKSPACES
-                    for _, tensor in actor._weights():
+                    for _, tensor in actor.backend.weights():
                         assert torch.cuda.memory_allocated() - start < WORKSPACES + 20 * tensor.nbytes
-                pushed = {name: value.cpu() for name, value in actor._weights()}
+                pushed = {name: value.cpu() for name, value in actor.backend.weights()}
                 if leaves:
                     actor.onload()
             outcomes.append((trainer_ranks.full_parameters(actor), pushed))

@@ -79,8 +79,8 @@ def test_what_is_offloaded_lives_in_host_memory(tiny_random_model: Path) -> None
             for step in range(2):
                 actor.train(step, trainer.shards(args, trainer.train_data(seed=step), 1)[0])
             kept = "cpu" if offload else "cuda"
-            assert {parameter.device.type for parameter in actor.policy.parameters()} == {kept}
-            assert {state["exp_avg"].device.type for state in actor.optimizer.state.values()} == {kept}
+            assert {parameter.device.type for parameter in actor.backend.model.parameters()} == {kept}
+            assert {state["exp_avg"].device.type for state in actor.backend.optimizer.state.values()} == {kept}
             outcomes.append(trainer_ranks.full_parameters(actor))
         finally:
             actor.shutdown()

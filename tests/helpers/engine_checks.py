@@ -16,7 +16,7 @@ from benchmarks.weight_receiver import local_handle
 from groundwork.network import find_available_port
 from lab.testkit.trainer import shards
 from slime.args import Arguments
-from slime.backends.fsdp_utils.actor import FSDPTrainActor
+from slime.backends.fsdp_utils.backend import FSDPTrainActor
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.trainer.rollout_data import RolloutShard
 from tests.helpers.engine_streams import Stream, Tolerance, errors, prompts, stream, wait_for_some, within
@@ -116,7 +116,7 @@ def as_training_data(results: Sequence[Stream]) -> dict[str, Any]:
 def scored(actor: FSDPTrainActor, args: Arguments, results: Sequence[Stream]) -> list[torch.Tensor]:
     """Return the trainer's log probabilities of each stream's tokens."""
     shard = RolloutShard(shards(args, as_training_data(results), 1)[0])
-    values = dict(zip(shard.partition, actor._log_probs(shard, reference=False), strict=True))
+    values = dict(zip(shard.partition, actor.backend.policy_pass(shard)[0], strict=True))
     return [values[position] for position in range(len(results))]
 
 

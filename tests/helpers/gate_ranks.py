@@ -37,9 +37,9 @@ def make_actor(changes: dict[str, Any], model: str, rank: int, world_size: int, 
     megatron = changes.get("train_backend") == "megatron"
     args = megatron_args(model, **changes) if megatron else trainer.trainer_args(model, **changes)
     if megatron:
-        from slime.backends.megatron_utils.actor import MegatronTrainActor as Actor
+        from slime.backends.megatron_utils.backend import MegatronTrainActor as Actor
     else:
-        from slime.backends.fsdp_utils.actor import FSDPTrainActor as Actor
+        from slime.backends.fsdp_utils.backend import FSDPTrainActor as Actor
     actor = Actor(world_size, rank, "127.0.0.1", trainer.meeting_port(rank, place))
     actor.init(args)
     return args, actor
@@ -47,7 +47,7 @@ def make_actor(changes: dict[str, Any], model: str, rank: int, world_size: int, 
 
 def state_of(actor: Any) -> dict[str, Any]:
     """Return copies of everything that a step may change on this rank."""
-    changing = actor._changing()
+    changing = actor.backend.changing()
     tensors = [*changing.weights, *states_of(changing.optimizers), *changing.others]
     local = [getattr(tensor, "_local_tensor", tensor).detach().clone() for tensor in tensors]
     settings = [  # Megatron's loader adds a step to the groups, which torch's AdamW does not read
@@ -55,7 +55,12 @@ def state_of(actor: Any) -> dict[str, Any]:
         for optimizer in changing.optimizers
         for group in optimizer.param_groups
     ]
-    return {"tensors": local, "steps": actor.schedule.steps, "random": torch.get_rng_state(), "groups": settings}
+    return {
+        "tensors": local,
+        "steps": actor.backend.schedule.steps,
+        "random": torch.get_rng_state(),
+        "groups": settings,
+    }
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -87,7 +92,7 @@ def refuse_one(rank: int, world_size: int, cases: list[dict[str, Any]], model: s
         ends = []
         for refuses in (True, False):
             args, actor = make_actor(changes, model, rank, world_size, f"{out}.{number}.{refuses}")
-            actor._sync = pushes = Pushes()
+            actor._pushes = pushes = Pushes()
             copies = placement.data_parallel_size(args, world_size)
             place = placement.data_parallel_rank(args, rank, world_size)
 
@@ -121,7 +126,7 @@ def refuse_one(rank: int, world_size: int, cases: list[dict[str, Any]], model: s
 
 def _refuse(actor: Any, pushes: Pushes, train: Any) -> dict[str, Any]:
     """Take steps, ask both versions, push as an engine that restarts needs it, and undo; return the answers and weights."""
-    served = {name: value.clone() for name, value in actor._weights()}
+    served = {name: value.clone() for name, value in actor.backend.weights()}
     before = state_of(actor)
     actor.take_snapshot()
     assert actor.versions() == ("1", "1")
@@ -129,7 +134,7 @@ def _refuse(actor: Any, pushes: Pushes, train: Any) -> dict[str, Any]:
     assert actor.versions() == ("1", "2")
     after = state_of(actor)
     assert not same(before, after)
-    candidate = {name: value.clone() for name, value in actor._weights()}
+    candidate = {name: value.clone() for name, value in actor.backend.weights()}
     answers = {served: _answers(actor, served) for served in (True, False)}
     assert same(after, state_of(actor)), "asking changes nothing"
     assert _answers(actor, True) == answers[True], "the same weights answer the same"

@@ -12,35 +12,50 @@ from torch import Tensor
 from lab.testkit import trainer
 from slime.arguments import placement
 from slime.backends.megatron_utils import train_step
-from slime.backends.megatron_utils.actor import MegatronTrainActor
+from slime.backends.megatron_utils.backend import MegatronCritic, MegatronTrainActor
 from slime.backends.megatron_utils.config import read_config, shape_of
-from slime.backends.megatron_utils.critic import MegatronCriticActor
 from slime.backends.megatron_utils.model import unwrapped
 from slime.backends.megatron_utils.weights import full_weights
+from slime.backends.trainer.rank import CriticRank
+from tests.helpers.idle_ranks import Alone
 from tests.helpers.megatron_ranks import CPU, gradient_of, megatron_args, share_gradients
 from tests.helpers.ppo_ranks import from_all_ranks, ppo_rollout
 
 STEPS = 3
 
 
-class CriticBesideActor(MegatronCriticActor):
-    """A critic in the process of a policy's rank, whose groups it shares."""
-
-    def _join(self) -> torch.device:
-        return torch.device("cuda", torch.cuda.current_device()) if self.args.device == "cuda" else CPU
+class CriticBesidePolicy(MegatronCritic):
+    """A critic whose groups the policy has joined."""
 
     def _join_groups(self) -> None:
-        """The policy has joined them."""
+        """They are there."""
 
-    def shutdown(self) -> None:
-        """The groups are the policy's to leave."""
+    def close(self) -> None:
+        """They are the policy's to leave."""
+
+
+class Beside(Alone):
+    """The process of a critic in that of a policy's rank."""
+
+    def join(self, args: Any) -> torch.device:
+        return torch.device("cuda", torch.cuda.current_device()) if args.device == "cuda" else CPU
+
+
+class CriticBesideActor(CriticRank):
+    """A critic in the process of a policy's rank, whose groups it shares."""
+
+    make_backend = CriticBesidePolicy
+
+    def __init__(self, world_size: int, rank: int) -> None:
+        super().__init__(world_size, rank, "")
+        self.process = Beside(world_size, rank, "")
 
 
 def start(args: Any, rank: int, world_size: int, place: str) -> tuple[MegatronTrainActor, CriticBesideActor, int]:
     """Return a ready policy, its critic, and the rollout they start with."""
     actor = MegatronTrainActor(world_size, rank, "127.0.0.1", trainer.meeting_port(rank, place))
     first = actor.init(args)
-    critic = CriticBesideActor(world_size, rank, "", 0)
+    critic = CriticBesideActor(world_size, rank)
     critic.init(args)
     critic.load_checkpoint(first)
     return actor, critic, first
@@ -58,7 +73,7 @@ def critic_tensors(
     critic: CriticBesideActor, of: Callable[[Tensor], Tensor] = torch.Tensor.detach
 ) -> dict[str, Tensor]:
     """Whole copies of the critic's parameters (or of what ``of`` makes of them), backbone under the checkpoint's names."""
-    model = unwrapped(critic.model)
+    model = unwrapped(critic.backend.model)
     head = model._modules.pop("output_layer", None)  # which no Hugging Face name is known of
     shape = shape_of(read_config(critic.args.hf_checkpoint))
     found = {f"hf.{name.removeprefix('model.')}": value.clone() for name, value in full_weights(model, shape, of=of)}
@@ -70,13 +85,13 @@ def critic_tensors(
 
 def randomise_head(critic: CriticBesideActor) -> None:
     """Give the value head the same random values on every rank that has it."""
-    head = getattr(unwrapped(critic.model), "output_layer", None)
+    head = getattr(unwrapped(critic.backend.model), "output_layer", None)
     generator = torch.Generator().manual_seed(5)
     if head is not None:
         with torch.no_grad():
             for parameter in head.parameters():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
-    critic.optimizer.reload_model_params()
+    critic.backend.optimizer.reload_model_params()
 
 
 def gradients(rank: int, world_size: int, cases: list[tuple[str, dict[str, Any]]], out: str) -> None:
@@ -96,8 +111,8 @@ def _one_rollout(rank: int, world_size: int, model: str, changes: dict[str, Any]
 
     def capture(wrapped: Any, *rest: Any, **named: Any) -> Any:
         share_gradients(wrapped)
-        if wrapped is actor.model:
-            weights = full_weights(unwrapped(wrapped), actor.shape, of=gradient_of)
+        if wrapped is actor.backend.model:
+            weights = full_weights(unwrapped(wrapped), actor.backend.shape, of=gradient_of)
             captured["policy"] = {name: value.clone() for name, value in weights}
         elif "critic" not in captured:
             captured["critic"] = critic_tensors(critic, gradient_of)
@@ -111,7 +126,7 @@ def _one_rollout(rank: int, world_size: int, model: str, changes: dict[str, Any]
     train_step.apply_gradients = capture
     try:
         logged = [critic.step(0, returns), actor.step(0)]
-        steps = [critic._optimizer_step(data, 0, 0) for _ in range(1, STEPS)]
+        steps = [critic.backend.optimizer_step(data, 0, 0) for _ in range(1, STEPS)]
     finally:
         train_step.apply_gradients = original
     after = critic_tensors(critic)
@@ -152,8 +167,11 @@ def runs(rank: int, world_size: int, plans: list[dict[str, Any]], model: str, ou
                     part.publish(rollout)
         results.append(
             found
-            | {"critic": critic_tensors(critic), "policy": {name: value.clone() for name, value in actor._weights()}}
-            | {"steps": critic.schedule.steps, "version": actor._next_version()}
+            | {
+                "critic": critic_tensors(critic),
+                "policy": {name: value.clone() for name, value in actor.backend.weights()},
+            }
+            | {"steps": critic.backend.schedule.steps, "version": int(actor.versions()[1])}
         )
         actor.shutdown()
     if rank == 0:

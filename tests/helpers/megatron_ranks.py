@@ -111,7 +111,7 @@ def run_actors(rank: int, world_size: int, runs: list[dict[str, Any]], model: st
     host between rollouts.
     """
     from slime.arguments import placement
-    from slime.backends.megatron_utils.actor import MegatronTrainActor
+    from slime.backends.megatron_utils.backend import MegatronTrainActor
 
     warnings.filterwarnings("ignore")
     multiprocessing.managers.BaseManager.start = _no_process_of_its_own
@@ -131,8 +131,14 @@ def run_actors(rank: int, world_size: int, runs: list[dict[str, Any]], model: st
             actor.publish(rollout)
         after = _pushed(actor, leaves)
         results.append(
-            {"start": start, "before": before, "after": after, "metrics": metrics, "steps": actor.schedule.steps}
-            | {"sent": {name: value.clone() for name, value in actor._sync_weights()}}
+            {
+                "start": start,
+                "before": before,
+                "after": after,
+                "metrics": metrics,
+                "steps": actor.backend.schedule.steps,
+            }
+            | {"sent": {name: value.clone() for name, value in actor.backend.pushed_weights()}}
             | {"calls": megatron_hooks.calls(), "left": [child.name for child in multiprocessing.active_children()]}
         )
         actor.shutdown()
@@ -148,10 +154,10 @@ def _pushed(actor: Any, leaves: bool) -> dict[str, Tensor]:
     """What a push sends, by name; if it ``leaves``, while nothing of the trainer has memory."""
     if leaves:
         actor.offload()
-        left = [tensor for tensors in actor._device_tensors() for tensor in tensors]
-        assert len(left) > len(list(actor.model.parameters()))
+        left = [tensor for tensors in actor.backend.device_tensors() for tensor in tensors]
+        assert len(left) > len(list(actor.backend.model.parameters()))
         assert not any(storage_of(tensor).nbytes() for tensor in left)
-    weights = {name: value.clone() for name, value in actor._weights()}
+    weights = {name: value.clone() for name, value in actor.backend.weights()}
     if leaves:
         actor.onload()
     return weights
@@ -183,7 +189,7 @@ def gradients_of_losses(rank: int, world_size: int, cases: list[dict[str, Any]],
     """For each case take a step of the actor; write ``(metrics, gradients, adapters)`` of each."""
     from slime.arguments import placement
     from slime.backends.megatron_utils import train_step
-    from slime.backends.megatron_utils.actor import MegatronTrainActor
+    from slime.backends.megatron_utils.backend import MegatronTrainActor
     from slime.backends.megatron_utils.model import unwrapped
     from slime.backends.megatron_utils.weights import adapter_weights, full_weights
 
@@ -197,16 +203,16 @@ def gradients_of_losses(rank: int, world_size: int, cases: list[dict[str, Any]],
         gradients: dict[str, Tensor] = {}
         adapters: dict[str, Tensor] = {}
         if args.use_lora:
-            randomise_lora(unwrapped(actor.model))
-            adapters = plain_names(adapter_weights(unwrapped(actor.model)))
-            actor.optimizer.reload_model_params()
+            randomise_lora(unwrapped(actor.backend.model))
+            adapters = plain_names(adapter_weights(unwrapped(actor.backend.model)))
+            actor.backend.optimizer.reload_model_params()
 
         def capture(wrapped, *rest, actor=actor, gradients=gradients, **named):
             share_gradients(wrapped)
             if actor.args.use_lora:
                 gradients |= plain_names(adapter_weights(unwrapped(wrapped), of=gradient_of))
             else:
-                whole = full_weights(unwrapped(wrapped), actor.shape, of=gradient_of)
+                whole = full_weights(unwrapped(wrapped), actor.backend.shape, of=gradient_of)
                 gradients |= {name: value.clone() for name, value in whole}
             return original(wrapped, *rest, **named)
 

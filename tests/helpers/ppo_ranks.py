@@ -7,8 +7,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from slime.backends.trainer.actor import TrainActor
-from slime.backends.trainer.critic import CriticActor
+from slime.backends.trainer.rank import CriticRank, PolicyRank
 from tests.helpers.tolerance import MODEL, assert_near
 
 
@@ -19,7 +18,7 @@ def from_all_ranks(value: Any) -> list[Any]:
     return values
 
 
-def ppo_rollout(actor: TrainActor, critic: CriticActor, rollout_id: int, shard: Any, learn: bool = True) -> Any:
+def ppo_rollout(actor: PolicyRank, critic: CriticRank, rollout_id: int, shard: Any, learn: bool = True) -> Any:
     """Train both on a rollout, in the order of the trainer; return the metrics."""
     values = from_all_ranks(critic.values(rollout_id, shard))
     returns = from_all_ranks(actor.prepare(rollout_id, shard, values))

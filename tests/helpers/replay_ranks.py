@@ -42,7 +42,7 @@ def choices(
     Returns:
         At each call of a router the mode, the experts it was given, and those of its own choice.
     """
-    from slime.backends.megatron_utils.actor import MegatronTrainActor
+    from slime.backends.megatron_utils.backend import MegatronTrainActor
     from slime.backends.megatron_utils.expert_choice import ExpertChoice
 
     warnings.filterwarnings("ignore")

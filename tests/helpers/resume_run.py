@@ -23,7 +23,7 @@ from openclaw.runtime.where import ledger_path
 from openclaw.training.rollout import LedgerDataSource, collect
 from openclaw.training.samples import make_sample
 from slime.args import Arguments
-from slime.backends.fsdp_utils.actor import FSDPTrainActor
+from slime.backends.fsdp_utils.backend import FSDPTrainActor
 from slime.backends.fsdp_utils.weights import gather
 from slime.rollout.train_data import convert, split_by_dp
 from tests.helpers import trainer_ranks
@@ -117,8 +117,8 @@ def run(
 def moments(actor: FSDPTrainActor) -> dict[str, torch.Tensor]:
     """Whole copies of every tensor of the optimizer's state, by parameter and name; collective."""
     found = {}
-    for name, parameter in actor.policy.named_parameters():
-        for key, value in sorted(actor.optimizer.state.get(parameter, {}).items()):
+    for name, parameter in actor.backend.model.named_parameters():
+        for key, value in sorted(actor.backend.optimizer.state.get(parameter, {}).items()):
             found[f"{name} {key}"] = gather(value, trainer_ranks.CPU).clone()
     return found
 

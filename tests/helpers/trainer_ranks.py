@@ -11,13 +11,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lab.testkit import trainer
-from slime.backends.fsdp_utils import train_step
-from slime.backends.fsdp_utils.actor import FSDPTrainActor
-from slime.backends.fsdp_utils.critic import FSDPCriticActor
+from slime.backends.fsdp_utils import backend
+from slime.backends.fsdp_utils.backend import FSDPCriticActor, FSDPTrainActor
 from slime.backends.fsdp_utils.weights import gather
 from slime.backends.trainer.offload import storage_of
 from slime.exceptions import TrainerError
 from tests.helpers import gradient_cases
+from tests.helpers.idle_ranks import Alone
 from tests.helpers.ppo_ranks import ppo_rollout
 
 CPU = torch.device("cpu")
@@ -42,7 +42,7 @@ def assign(parameter: Tensor, value: Tensor) -> None:
 def randomise_lora(actor: FSDPTrainActor) -> None:
     """Fill the adapters with the same random values on any number of ranks."""
     generator = torch.Generator().manual_seed(5)
-    for name, parameter in actor.policy.hf.named_parameters():
+    for name, parameter in actor.backend.model.hf.named_parameters():
         if ".lora_" in name:
             assign(parameter, torch.randn(parameter.shape, generator=generator) * 0.1)
 
@@ -50,7 +50,7 @@ def randomise_lora(actor: FSDPTrainActor) -> None:
 def full_parameters(actor: FSDPTrainActor, of: Callable[[Tensor], Tensor | None] = lambda p: p) -> dict[str, Tensor]:
     """Return whole copies of the trainable parameters (or of what ``of`` makes of them), by name."""
     result = {}
-    for name, parameter in actor.policy.hf.named_parameters():
+    for name, parameter in actor.backend.model.hf.named_parameters():
         value = of(parameter)
         if parameter.requires_grad and value is not None:
             result[name.replace(".default.weight", "")] = gather(value, CPU).clone()
@@ -60,7 +60,7 @@ def full_parameters(actor: FSDPTrainActor, of: Callable[[Tensor], Tensor | None]
 def gradients_of_cases(rank: int, world_size: int, cases: list[dict[str, Any]], model: str, out: str) -> None:
     """For each case write loss, gradients, and adapters: ``{case index: (metrics, gradients, adapters)}``."""
     results = {}
-    original = train_step.apply_gradients
+    original = backend.apply_gradients
     for index, changes in enumerate(cases):
         args = trainer.trainer_args(model, **changes)
         actor, _ = start_actor(args, rank, world_size, trainer.meeting_port(rank, f"{out}.{index}"))
@@ -73,9 +73,9 @@ def gradients_of_cases(rank: int, world_size: int, cases: list[dict[str, Any]], 
             return original(policy, optimizer, schedule, clip_grad, **hold)
 
         adapters = full_parameters(actor) if args.use_lora else {}
-        train_step.apply_gradients = capture
+        backend.apply_gradients = capture
         metrics = actor.train(0, trainer.shards(args, gradient_cases.data_of(args), world_size)[rank])
-        train_step.apply_gradients = original
+        backend.apply_gradients = original
         results[index] = (metrics, captured, adapters)
         actor.shutdown()
     if rank == 0:
@@ -109,8 +109,8 @@ def train_save_train(
                 "start": start,
                 "before": before,
                 "after": after,
-                "version": actor.weight_version,
-                "lr_steps": actor.schedule.steps,
+                "version": int(actor.versions()[0]),
+                "lr_steps": actor.backend.schedule.steps,
                 "random": random_number,
                 "metrics": metrics,
             },
@@ -132,17 +132,17 @@ def stay_and_leave(rank: int, world_size: int, changes: dict[str, Any], model: s
         for step in range(3):
             if leaves:
                 actor.offload()
-                left = [tensor for tensors in actor._device_tensors() for tensor in tensors]
-                assert len(left) > len(list(actor.policy.parameters()))
+                left = [tensor for tensors in actor.backend.device_tensors() for tensor in tensors]
+                assert len(left) > len(list(actor.backend.model.parameters()))
                 assert not any(storage_of(tensor).nbytes() for tensor in left)
                 with pytest.raises(TrainerError, match="call onload first"):
                     actor.train(step, {})
-            sent = {**dict(actor._sync_weights()), **dict(actor._weights())}
+            sent = {**dict(actor.backend.pushed_weights()), **dict(actor.backend.weights())}
             found |= {f"push {step} {name}": value.clone() for name, value in sent.items()}
             if leaves:
                 actor.onload()
             actor.train(step, trainer.shards(args, trainer.train_data(seed=step), world_size)[rank])
-        for number, state in enumerate(actor.optimizer.state.values()):
+        for number, state in enumerate(actor.backend.optimizer.state.values()):
             found |= {f"{number} {name}": gather(value, CPU).clone() for name, value in state.items()}
         outcomes.append(found | full_parameters(actor))
         actor.shutdown()
@@ -155,16 +155,14 @@ def stay_and_leave(rank: int, world_size: int, changes: dict[str, Any], model: s
 class CriticBesideActor(FSDPCriticActor):
     """A critic in the process of a policy's rank, whose group it shares."""
 
-    def _join(self) -> torch.device:
-        return CPU
-
-    def shutdown(self) -> None:
-        """The group is the policy's to leave."""
+    def __init__(self, world_size: int, rank: int) -> None:
+        super().__init__(world_size, rank, "")
+        self.process = Alone(world_size, rank, "")
 
 
 def start_critic(args: Any, rank: int, world_size: int, start: int) -> CriticBesideActor:
     """Return a ready critic; an actor must have been started."""
-    critic = CriticBesideActor(world_size, rank, "", 0)
+    critic = CriticBesideActor(world_size, rank)
     critic.init(args)
     critic.load_checkpoint(start)
     return critic
@@ -182,22 +180,22 @@ def ppo_gradients(rank: int, world_size: int, port: int, changes: dict[str, Any]
     actor, start = start_actor(args, rank, world_size, port)
     critic = start_critic(args, rank, world_size, start)
     generator = torch.Generator().manual_seed(5)
-    for parameter in critic.model.head.parameters():
+    for parameter in critic.backend.model.head.parameters():
         assign(parameter, torch.randn(parameter.shape, generator=generator) * 0.1)
-    head = whole(critic.model.head)
+    head = whole(critic.backend.model.head)
     captured: list[dict[str, Tensor]] = []
-    original = train_step.apply_gradients
+    original = backend.apply_gradients
 
     def capture(model, optimizer, schedule, clip_grad, **hold):
         captured.append(whole(model, lambda parameter: parameter.grad))
         return original(model, optimizer, schedule, clip_grad, **hold)
 
-    train_step.apply_gradients = capture
+    backend.apply_gradients = capture
     try:
         shard = trainer.shards(args, trainer.train_data(), world_size)[rank]
         metrics = ppo_rollout(actor, critic, 0, shard)
     finally:
-        train_step.apply_gradients = original
+        backend.apply_gradients = original
     if rank == 0:
         torch.save((metrics, head, *captured), out)
     actor.shutdown()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lab.testkit import trainer
-from slime.backends.fsdp_utils import train_step
+from slime.backends.fsdp_utils import backend
 from tests.helpers import trainer_ranks, vision_samples
 from tests.helpers.ppo_ranks import from_all_ranks
 
@@ -16,7 +16,7 @@ from tests.helpers.ppo_ranks import from_all_ranks
 def gradients(rank: int, world_size: int, model: str, cases: list[dict[str, Any]], out: str) -> None:
     """For each case take one step on samples with and without images and write its metrics, gradients, adapters and what had images."""
     results = []
-    original = train_step.apply_gradients
+    original = backend.apply_gradients
     for number, changes in enumerate(cases):
         args = trainer.trainer_args(model, **changes)
         actor, _ = trainer_ranks.start_actor(args, rank, world_size, trainer.meeting_port(rank, f"{out}.{number}"))
@@ -30,11 +30,11 @@ def gradients(rank: int, world_size: int, model: str, cases: list[dict[str, Any]
 
         adapters = trainer_ranks.full_parameters(actor) if args.use_lora else {}
         shard = trainer.shards(args, vision_samples.train_data(Path(model)), world_size)[rank]
-        train_step.apply_gradients = capture
+        backend.apply_gradients = capture
         try:
             metrics = actor.train(0, shard)
         finally:
-            train_step.apply_gradients = original
+            backend.apply_gradients = original
         pictured = [
             [any(shard["multimodal_train_inputs"][i] for i in batch) for batch in shard["micro_batch_indices"][0]]
         ]

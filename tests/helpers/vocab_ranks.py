@@ -13,7 +13,7 @@ from slime.algorithms.losses.hybrid_distillation import hybrid_loss
 from slime.algorithms.losses.reduce import make_reducer
 from slime.algorithms.losses.topk_distillation import topk_distillation_loss
 from slime.args import Arguments
-from slime.backends.fsdp_utils.actor import group_of_one
+from slime.backends.fsdp_utils.backend import group_of_one
 from slime.logprobs.packed_logits import get_log_probs_and_entropy, get_responses, get_values
 from slime.logprobs.response_rows import log_probs_of_head
 from slime.utils.ppo_utils import compute_log_probs

@@ -27,7 +27,7 @@ def alone(model: Path, run_dir: Path) -> dict[str, torch.Tensor]:
             dump = torch.load(run_dir / f"{rollout_id}.pt", weights_only=False)
             data = convert(args, [Sample.from_dict(record) for record in dump["samples"]])
             actor.train(rollout_id, split_by_dp(data, 1, args)[0])
-        return {name: value.clone() for name, value in actor._weights()}
+        return {name: value.clone() for name, value in actor.backend.weights()}
     finally:
         actor.shutdown()
 

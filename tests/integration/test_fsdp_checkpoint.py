@@ -78,10 +78,10 @@ def test_exports_load_in_other_programs(tmp_path: Path, tiny_random_model: Path)
         actor.publish(4)
         shard = trainer.shards(args, trainer.train_data(count=1), 1)[0]
         ids = torch.tensor([shard["tokens"][0]])
-        from slime.backends.fsdp_utils.train_step import log_prob_pass
+        from slime.backends.fsdp_utils.backend import log_prob_pass
         from slime.backends.trainer.rollout_data import RolloutShard
 
-        ours = log_prob_pass(args, actor.policy, RolloutShard(shard), actor.device)[0]
+        ours = log_prob_pass(args, actor.backend.model, RolloutShard(shard), actor.device)[0]
     finally:
         actor.shutdown()
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "hf-4", dtype=torch.float32)
@@ -135,6 +135,6 @@ def test_a_step_without_a_finite_gradient_changes_nothing(tmp_path: Path, tiny_r
         metrics = actor.train(4, trainer.shards(args, data, 1)[0])
         assert metrics["train/skipped_steps"] == 1.0
         assert equal(before, trainer_ranks.full_parameters(actor))
-        assert actor.schedule.steps == 4
+        assert actor.backend.schedule.steps == 4
     finally:
         actor.shutdown()

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from groundwork.network import find_available_port
 from lab.testkit import trainer
-from slime.backends.fsdp_utils.train_step import log_prob_pass
+from slime.backends.fsdp_utils.backend import log_prob_pass
 from slime.backends.trainer.rollout_data import RolloutShard
 from slime.logprobs.response_rows import log_probs_of_head
 from tests.helpers import trainer_ranks
@@ -41,8 +41,8 @@ def test_bfloat16_gives_float32_log_probabilities_of_its_own_logits(
     shard = RolloutShard(trainer.shards(args, trainer.train_data(), 1)[0])
     actor, _ = trainer_ranks.start_actor(args, 0, 1, find_available_port())
     try:
-        assert {parameter.dtype for parameter in actor.policy.parameters()} == {torch.float32}
-        found = log_prob_pass(args, actor.policy, shard, actor.device)
+        assert {parameter.dtype for parameter in actor.backend.model.parameters()} == {torch.float32}
+        found = log_prob_pass(args, actor.backend.model, shard, actor.device)
         actor.train(0, trainer.shards(args, trainer.train_data(), 1)[0])
         assert {value.dtype for value in moments(actor).values()} == {torch.float32}
     finally:

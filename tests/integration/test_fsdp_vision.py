@@ -103,7 +103,7 @@ def test_an_export_loads_with_its_processor(tmp_path: Path, tied: bool, use_lora
         data = vision_samples.train_data(model)
         actor.train(0, trainer.shards(args, data, 1)[0])
         shard = trainer.shards(args, data, 1)[0]
-        ours = actor._log_probs(RolloutShard(shard), reference=False)
+        ours = actor.backend.policy_pass(RolloutShard(shard))[0]
         actor.save_hf(str(tmp_path / "hf"))
     finally:
         actor.shutdown()

@@ -161,7 +161,7 @@ def test_a_lora_run_sends_nothing_but_its_adapter(
         trainer_ranks.randomise_lora(actor)
         actor.connect_rollout_engines([RemoteEngine(engine) for engine in engines])
         assert [actor.update_weights(), actor.update_weights()] == ["0", "0"]
-        export_adapter(args, actor.policy, tmp_path / "adapter", device=CPU)
+        export_adapter(args, actor.backend.model, tmp_path / "adapter", device=CPU)
         expected = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
         for engine in engines:
             found = received(engine)

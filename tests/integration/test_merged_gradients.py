@@ -17,8 +17,8 @@ from torch import Tensor
 
 from groundwork.network import find_available_port
 from lab.testkit import trainer
-from slime.backends.fsdp_utils import train_step
-from slime.backends.fsdp_utils.actor import FSDPTrainActor
+from slime.backends.fsdp_utils import backend
+from slime.backends.fsdp_utils.backend import FSDPTrainActor
 from slime.rollout.segments import SampledTurn, Segment, alone, merge
 from slime.rollout.train_data import convert, split_by_dp
 from slime.utils.types import Sample
@@ -89,14 +89,14 @@ def gradients(
     actor: FSDPTrainActor, data: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[dict[str, float], dict[str, Tensor]]:
     """Train one step on all samples; return its metrics and the gradient of each parameter."""
-    captured, original = dict[str, Tensor](), train_step.apply_gradients
+    captured, original = dict[str, Tensor](), backend.apply_gradients
 
     def capture(*given: Any, **hold: Any) -> Any:
         captured.update(trainer_ranks.full_parameters(actor, lambda parameter: parameter.grad))
         return original(*given, **hold)
 
     with monkeypatch.context() as patch:
-        patch.setattr(train_step, "apply_gradients", capture)
+        patch.setattr(backend, "apply_gradients", capture)
         metrics = actor.train(0, split_by_dp(data, 1, actor.args)[0])
     return metrics, captured
 

@@ -54,7 +54,7 @@ def run(model: Path, rollouts: list[int], critic_only: int = 0, **changes: Any) 
     actor, start = trainer_ranks.start_actor(args, 0, 1, find_available_port())
     try:
         critic = trainer_ranks.start_critic(args, 0, 1, start)
-        result: dict[str, Any] = {"start": start, "before": trainer_ranks.whole(actor.policy), "metrics": []}
+        result: dict[str, Any] = {"start": start, "before": trainer_ranks.whole(actor.backend.model), "metrics": []}
         for rollout in rollouts:
             shard = trainer.shards(args, trainer.train_data(), 1)[0]
             result["metrics"].append(ppo_rollout(actor, critic, rollout, shard, rollout >= critic_only))
@@ -63,8 +63,11 @@ def run(model: Path, rollouts: list[int], critic_only: int = 0, **changes: Any) 
                 actor.save(rollout)
                 actor.publish(rollout)
                 critic.publish(rollout)
-        result |= {"policy": trainer_ranks.whole(actor.policy), "critic": trainer_ranks.whole(critic.model)}
-        return result | {"version": actor._next_version()}
+        result |= {
+            "policy": trainer_ranks.whole(actor.backend.model),
+            "critic": trainer_ranks.whole(critic.backend.model),
+        }
+        return result | {"version": int(actor.versions()[1])}
     finally:
         actor.shutdown()
 

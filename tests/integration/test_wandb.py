@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slime.args import Arguments
-from slime.backends.trainer.wandb_folders import wandb_folders
+from slime.backends.trainer.process import wandb_folders
 from slime.utils import logging_utils
 
 

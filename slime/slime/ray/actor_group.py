@@ -31,10 +31,10 @@ from slime.ray.restarts import death_line
 from slime.utils.misc import load_function
 
 ACTORS = {
-    ("fsdp", "actor"): "slime.backends.fsdp_utils.actor.FSDPTrainActor",
-    ("fsdp", "critic"): "slime.backends.fsdp_utils.critic.FSDPCriticActor",
-    ("megatron", "actor"): "slime.backends.megatron_utils.actor.MegatronTrainActor",
-    ("megatron", "critic"): "slime.backends.megatron_utils.critic.MegatronCriticActor",
+    ("fsdp", "actor"): "slime.backends.fsdp_utils.backend.FSDPTrainActor",
+    ("fsdp", "critic"): "slime.backends.fsdp_utils.backend.FSDPCriticActor",
+    ("megatron", "actor"): "slime.backends.megatron_utils.backend.MegatronTrainActor",
+    ("megatron", "critic"): "slime.backends.megatron_utils.backend.MegatronCriticActor",
 }
 """The class of a rank by back end and role."""
 INTERRUPTIBLE = ("init", "connect_rollout_engines", "update_weights", "ask")

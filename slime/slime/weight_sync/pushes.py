@@ -1,4 +1,4 @@
-"""Which engines a push reaches: all of them, or with ``--canary-engine`` the last one before the others.
+"""The numbers of weight versions, and which engines a push reaches: all of them, or with ``--canary-engine`` the last one before the others.
 
 With that flag the last engine has a transport of its own, so that it can get the candidate alone and lose it again while the
 other engines serve undisturbed. Without it there is one transport for all engines.
@@ -10,7 +10,8 @@ asked to load it again, unless the engines were connected anew.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,54 @@ from slime.args import Arguments
 from slime.weight_sync import WeightSync
 from slime.weight_sync.remote_engine import RemoteEngine
 from slime.weight_sync.transports import make_weight_sync
+
+
+class Versions:
+    """The numbers of a policy's weight versions on one rank.
+
+    A version counts pushes of changed weights: a push after no successful step repeats the number. The number of a
+    candidate that a canary engine served is never used for other weights, because tokens may carry it.
+    """
+
+    def __init__(self) -> None:
+        self.live = self._newest = self._canary = 0
+        self._changed = self._changed_before = False
+
+    def next(self) -> int:
+        """Return the number that the current weights get; ``live`` if no step changed them."""
+        return max(self.live, self._newest) + 1 if self._changed else self.live
+
+    def changed(self) -> None:
+        """Note that a step, or a checkpoint, changed the weights."""
+        self._changed = True
+
+    def snapshot(self) -> None:
+        """Remember for :meth:`undo` whether the weights differ from those that serve."""
+        self._changed_before = self._changed
+
+    def undo(self) -> None:
+        """Go back to the last :meth:`snapshot`; a candidate's number is lost."""
+        self._changed = self._changed_before
+        self._newest = max(self._newest, self._canary)
+
+    def candidate(self) -> int:
+        """Return the number that the current weights get, and note that a canary engine serves them."""
+        self._canary = self.next()
+        return self._canary
+
+    def pushed(self, version: int) -> None:
+        """Note that all engines serve the current weights as ``version``."""
+        self.live, self._changed = version, False
+
+    def state(self) -> dict[str, int]:
+        """Return the part of a checkpoint's metadata."""
+        return {"weight_version": self.next(), "newest_version": self._newest}
+
+    def load(self, meta: Mapping[str, Any]) -> None:
+        """Continue after the checkpoint with ``meta``."""
+        self.live = int(meta["weight_version"])
+        self._newest = int(meta.get("newest_version", self.live))
+
 
 Weights = Callable[[], Iterator[tuple[str, Tensor]]]
 

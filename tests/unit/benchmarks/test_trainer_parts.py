@@ -13,7 +13,7 @@ from benchmarks.trainer_parts.logprob_pass import growth
 from benchmarks.trainer_parts.ratio import against_goal, how_many_times_faster
 from benchmarks.trainer_parts.samples import mixed_lengths, samples
 from benchmarks.trainer_parts.shapes import SHAPES
-from slime.backends.trainer.flops import step_flops
+from slime.backends.trainer.metrics import step_flops
 
 
 @pytest.mark.parametrize("name", ["tiny", "small"])

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from lab.testkit.trainer import trainer_args
-from slime.backends.trainer.rank import TrainRank
 from slime.exceptions import CheckpointError
-
-SCHEDULE = SimpleNamespace(state_dict=dict, load_state_dict=lambda state, everything: None)
-
-
-def a_rank(**flags: Any) -> Any:
-    args = trainer_args("model", use_lora=True, use_checkpoint_lr_scheduler=False, **flags)
-    read = {"args": args, "schedule": SCHEDULE, "_read": lambda folder: {"schedule": {}}}
-    return SimpleNamespace(**read, world_size=1, role=TrainRank.role)
+from tests.helpers.idle_ranks import IdleRank, idle_rank
 
 
-def resume(folder: Path, before: Any, after: Any, *, without: tuple[str, ...] = ()) -> None:
-    meta = {key: value for key, value in TrainRank._common_meta(before, 0).items() if key not in without}
+def a_rank(**flags: Any) -> IdleRank:
+    return idle_rank(trainer_args("model", use_lora=True, use_checkpoint_lr_scheduler=False, **flags))
+
+
+def resume(folder: Path, before: IdleRank, after: IdleRank, *, without: tuple[str, ...] = ()) -> None:
+    meta = {key: value for key, value in before._meta(0).items() if key not in without}
     (folder / "meta.json").write_text(json.dumps(meta))
-    TrainRank._restore(after, folder)
+    after._restore(folder)
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from slime.algorithms.losses.custom import custom_loss
 from slime.algorithms.losses.reduce import make_reducer, sum_of_sample_mean, token_sum
 from slime.args import Arguments
 from slime.backends.trainer import micro_batch
+from slime.backends.trainer.metrics import mean_of_steps
 from slime.backends.trainer.micro_batch import add_metrics
-from slime.backends.trainer.rank import mean_of_steps
 from slime.utils.streams import batch_keys
 from tests.helpers.tolerance import assert_near
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from lab.testkit.trainer import trainer_args
-from slime.backends.fsdp_utils.critic import FSDPCriticActor
+from slime.backends.fsdp_utils.backend import FSDPCriticActor
+from slime.backends.megatron_utils.backend import MegatronCriticActor
 from slime.backends.megatron_utils.checkpoint import load_state
-from slime.backends.megatron_utils.critic import MegatronCriticActor
 from slime.exceptions import CheckpointError
 
 

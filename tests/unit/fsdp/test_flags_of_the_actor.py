@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,109 +13,80 @@ import torch
 
 from lab.testkit.trainer import shards, train_data, trainer_args
 from slime.args import Arguments
-from slime.backends.fsdp_utils import critic
-from slime.backends.fsdp_utils.critic import FSDPCriticActor
-from slime.backends.fsdp_utils.train_step import log_prob_pass
-from slime.backends.trainer import actor as module
-from slime.backends.trainer import rank
-from slime.backends.trainer.actor import TrainActor
+from slime.backends.fsdp_utils.backend import log_prob_pass
+from slime.backends.trainer import process, rank
 from slime.backends.trainer.micro_batch import micro_batch_loss
+from slime.backends.trainer.process import RankProcess
+from slime.backends.trainer.rank import CriticRank, start_weights
 from slime.backends.trainer.rollout_data import RolloutShard
 from slime.backends.trainer.schedule import Schedule
 from slime.weight_sync.broadcast import BroadcastWeightSync
 from tests.helpers.checkpoints import config_only, published
-
-
-class Rank(TrainActor):  # pyright: ignore[reportImplicitAbstractClass]
-    """A rank that writes, reads and computes nothing, and remembers what it was asked for."""
-
-    def __init__(self, args: Arguments) -> None:
-        super().__init__(1, 0, "localhost", 1)
-        self.args = args
-        self.asked: list[Any] = []
-        self.schedule = Schedule(args, 8)
-
-    def _write(self, root: Path, iteration: int, meta: dict[str, Any]) -> Path:
-        return root / str(iteration)
-
-    def _read(self, folder: Path) -> dict[str, Any]:
-        self.asked.append(folder.name)
-        earlier = Schedule(trainer_args("", lr=0.5), None)
-        return {"weight_version": 4, "rollout_id": 2, "schedule": earlier.state_dict()}
-
-    def _weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return iter(())
-
-    def _log_probs(self, data: RolloutShard, *, reference: bool) -> list[torch.Tensor]:
-        self.asked.append("reference" if reference else "policy")
-        return [torch.zeros(length) for length in data.fields["response_lengths"]]
-
-    def _policy_pass(self, data: RolloutShard) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
-        return self._log_probs(data, reference=False), None
-
-
-Rank.__abstractmethods__ = frozenset()
+from tests.helpers.idle_ranks import Alone, idle_rank
 
 
 @pytest.fixture
 def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.dist, "barrier", lambda: None)
+    monkeypatch.setattr(rank.dist, "barrier", lambda: None)
     monkeypatch.setattr(rank, "check_same_parameters", lambda args, meta: None)
-    monkeypatch.setattr(rank, "read_meta", lambda folder: {})
+    monkeypatch.setattr(rank.checkpoint_folder, "read_meta", lambda folder: {})
 
 
 def test_where_the_weights_come_from(tmp_path: Path) -> None:
     start, reference = config_only(tmp_path / "start"), config_only(tmp_path / "reference")
     args = trainer_args("base", load=None, ref_load=None)
-    assert Rank(args)._start_weights() == "base"
+    assert idle_rank(args).backend.start == "base"
     args.ref_load = str(reference)
-    assert Rank(args)._start_weights() == str(reference)
+    assert start_weights(args) == str(reference)
     args.load = str(start)
-    assert Rank(args)._start_weights() == str(start)
+    assert start_weights(args) == str(start)
 
 
-def test_a_critic_begins_with_the_backbone_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_critic_begins_with_the_backbone_that_is_named(tmp_path: Path) -> None:
     built: list[str] = []
-    restored: list[Path] = []
-    monkeypatch.setattr(critic, "build_critic", lambda args, folder, device: built.append(folder))
-    monkeypatch.setattr(critic, "build_optimizer", lambda *_: None)
-    for name in ("_set_model", "_seed"):
-        monkeypatch.setattr(FSDPCriticActor, name, lambda *_: None)
-    monkeypatch.setattr(FSDPCriticActor, "_begin", lambda self, args: vars(self).update(args=args, device=None))
-    monkeypatch.setattr(FSDPCriticActor, "_restore", lambda self, folder: restored.append(folder))
+    read: list[Any] = []
+
+    def make(args: Arguments, start: str, device: torch.device, schedule: Schedule) -> Any:
+        built.append(start)
+        return SimpleNamespace(read=read.append)
+
+    class Critic(CriticRank):
+        make_backend = staticmethod(make)
+
     other = config_only(tmp_path / "other")
     for folder in (None, str(other)):
-        actor = FSDPCriticActor(1, 0, "localhost", 1)
-        actor.init(trainer_args("policy", load=None, ref_load=None, critic_load=folder))
-        actor.load_checkpoint(0)
+        critic = Critic(1, 0, "localhost", 1)
+        critic.process = Alone(1, 0, "localhost", 1)
+        critic.init(trainer_args("policy", load=None, ref_load=None, critic_load=folder))
+        critic.load_checkpoint(0)
     assert built == ["policy", str(other)]
-    assert restored == []
+    assert read == []
 
 
 def test_the_first_rollout_and_the_schedule_after_a_checkpoint(tmp_path: Path, one_rank: None) -> None:
     published(tmp_path / "save", 3)
     at = {"save": str(tmp_path / "save"), "lr": 2.0}
-    assert Rank(trainer_args("", **at))._load_checkpoint() == 0
-    assert Rank(trainer_args("", **at, start_rollout_id=7))._load_checkpoint() == 7
-    resumed = Rank(trainer_args("", **at, resume=True))
-    assert (resumed._load_checkpoint(), resumed.asked, resumed.schedule.lr()) == (3, ["iter_0000003"], 2.0)
-    assert Rank(trainer_args("", **at, resume=True, start_rollout_id=9))._load_checkpoint() == 9
-    loaded = Rank(trainer_args("", load=at["save"], lr=2.0, use_checkpoint_lr_scheduler=True))
-    assert (loaded._load_checkpoint(), loaded.asked, loaded.schedule.lr()) == (3, ["iter_0000003"], 0.5)
+    assert idle_rank(trainer_args("", **at)).start == 0
+    assert idle_rank(trainer_args("", **at, start_rollout_id=7)).start == 7
+    resumed = idle_rank(trainer_args("", **at, resume=True))
+    assert (resumed.start, resumed.backend.asked) == (3, ["iter_0000003"])
+    assert resumed.backend.schedule.lr() == 2.0
+    assert idle_rank(trainer_args("", **at, resume=True, start_rollout_id=9)).start == 9
+    loaded = idle_rank(trainer_args("", load=at["save"], lr=2.0, use_checkpoint_lr_scheduler=True))
+    assert (loaded.start, loaded.backend.asked, loaded.backend.schedule.lr()) == (3, ["iter_0000003"], 0.5)
 
 
 def test_what_a_checkpoint_leaves_behind(tmp_path: Path, one_rank: None, monkeypatch: pytest.MonkeyPatch) -> None:
     published_as, exported = [], []
-    monkeypatch.setattr(module.checkpoint_folder, "publish", lambda *given: published_as.append(given))
-    monkeypatch.setattr(module, "export_hf", lambda weights, source, target, dtype: exported.append((target, dtype)))
+    monkeypatch.setattr(rank.checkpoint_folder, "publish", lambda *given: published_as.append(given))
+    monkeypatch.setattr(rank, "export_hf", lambda weights, source, target, dtype: exported.append((target, dtype)))
     args = trainer_args("m", save=str(tmp_path), save_keep=5)
-    monkeypatch.setattr(Rank, "_meta", lambda self, rollout_id: {})
-    Rank(args).save(7)
+    idle_rank(args).save(7)
     assert published_as == []
-    Rank(args).publish(7)
+    idle_rank(args).publish(7)
     assert (published_as, exported) == ([(tmp_path, 8, [])], [])
     args.save_hf, args.train_dtype = str(tmp_path / "hf-{rollout_id}"), "bfloat16"
-    Rank(args).save(7)
+    idle_rank(args).save(7)
     assert exported == [(tmp_path / "hf-7", torch.bfloat16)]
 
 
@@ -124,19 +94,21 @@ def test_the_critics_checkpoints_go_to_their_own_folder(
     tmp_path: Path, one_rank: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[Any] = []
-    monkeypatch.setattr("slime.backends.trainer.critic.checkpoint_folder.publish", lambda *given: done.append(given))
-    critic = FSDPCriticActor.__new__(FSDPCriticActor)
-    critic.rank = 0
+    monkeypatch.setattr(rank.checkpoint_folder, "publish", lambda *given: done.append(given))
+    critic = CriticRank(1, 0, "localhost", 1)
     critic.args = Arguments(save=str(tmp_path), critic_save=str(tmp_path / "critic"), save_keep=2)
     critic.publish(4)
     assert done == [(tmp_path / "critic", 5, [])]
+
+
+CUSTOM = {"loss_type": "custom_loss", "custom_loss_function_path": f"{__name__}.sum_of_logits"}
 
 
 @pytest.mark.parametrize(
     ("flags", "passes"),
     [
         ({}, ["policy"]),
-        ({"compute_advantages_and_returns": False, "loss_type": "custom_loss"}, []),
+        ({"compute_advantages_and_returns": False, **CUSTOM}, []),
         ({"loss_type": "sft_loss"}, []),
         ({"use_rollout_logprobs": True}, []),
         ({"use_kl_loss": True}, ["policy", "reference"]),
@@ -144,11 +116,11 @@ def test_the_critics_checkpoints_go_to_their_own_folder(
     ],
 )
 def test_the_passes_before_the_steps(flags: dict[str, Any], passes: list[str], monkeypatch: Any) -> None:
-    monkeypatch.setattr(module, "compute_advantages", lambda args, fields, total: (fields["log_probs"],) * 2)
+    monkeypatch.setattr(rank, "compute_advantages", lambda args, fields, total: (fields["log_probs"],) * 2)
     args = trainer_args("", max_tokens_per_gpu=200, **flags)
-    made = Rank(args)
+    made = idle_rank(args)
     made.prepare(0, shards(args, train_data(3), 1)[0])
-    assert sorted(made.asked) == sorted(passes)
+    assert made.backend.asked == passes
 
 
 def test_the_pass_divides_by_the_temperature_in_chunks() -> None:
@@ -200,16 +172,15 @@ def test_ranks_wait_for_each_other_as_long_as_the_flag_says(monkeypatch: pytest.
     given: dict[str, Any] = {}
     waits: list[timedelta] = []
     before = dict(os.environ)
-    monkeypatch.setattr(rank.dist, "init_process_group", lambda *_, **options: given.update(options))
-    monkeypatch.setattr(rank, "hosted_store", lambda *_, **options: SimpleNamespace(set_timeout=waits.append))
-    monkeypatch.setattr(rank.torch, "set_num_threads", lambda count: None)
-    made = Rank(trainer_args("", distributed_timeout_minutes=7))
-    assert made._join() == torch.device("cpu")
+    monkeypatch.setattr(process.dist, "init_process_group", lambda *_, **options: given.update(options))
+    monkeypatch.setattr(process, "hosted_store", lambda *_, **options: SimpleNamespace(set_timeout=waits.append))
+    monkeypatch.setattr(process.torch, "set_num_threads", lambda count: None)
+    made = RankProcess(1, 0, "localhost", 1)
+    assert made.join(trainer_args("", distributed_timeout_minutes=7)) == torch.device("cpu")
     assert [given["timeout"], *waits] == [timedelta(minutes=7)] * 2
     assert os.environ == before, "who gives the port owns the process"
 
 
 def test_the_length_of_the_schedule_is_that_of_the_run() -> None:
-    made = Rank(trainer_args("", num_rollout=5, num_steps_per_rollout=2, lr_decay_style="linear"))
-    made._set_model(None, SimpleNamespace())
-    assert made.schedule.decay_steps == 10
+    args = trainer_args("", num_rollout=5, num_steps_per_rollout=2, lr_decay_style="linear")
+    assert Schedule.of_run(args).decay_steps == 10

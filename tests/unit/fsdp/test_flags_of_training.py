@@ -12,10 +12,10 @@ from torch import nn
 
 from slime.args import Arguments
 from slime.arguments import parse_args
-from slime.backends.fsdp_utils import lora, train_step
+from slime.backends.fsdp_utils import backend, lora
 from slime.backends.fsdp_utils import model as fsdp_model
 from slime.backends.fsdp_utils.optimizer import build_optimizer
-from slime.backends.trainer.critic import critic_arguments
+from slime.backends.trainer.rank import critic_arguments
 from slime.backends.trainer.schedule import Schedule
 from tests.helpers.checkpoints import config_only
 from tests.helpers.tolerance import assert_near
@@ -78,12 +78,12 @@ def test_gradients_are_clipped_to_the_flag(
     seen = []
     optimizer = build_optimizer(args, matrix)
     optimizer.register_step_pre_hook(lambda *_: seen.append(float(matrix.weight.grad.norm())))
-    monkeypatch.setattr(train_step, "mean_over_ranks", lambda sums, denominator: {})
-    monkeypatch.setattr(train_step.dist, "get_world_size", lambda: 1)
+    monkeypatch.setattr(backend, "mean_over_ranks", lambda sums, denominator: {})
+    monkeypatch.setattr(backend.dist, "get_world_size", lambda: 1)
     shard: Any = SimpleNamespace(global_batch_sizes=[1], micro_batches=[[[0]]])
     loss = (matrix.weight * torch.tensor([[3.0, 4.0]])).sum()
     schedule = Schedule(args, 8)
-    train_step.optimizer_step(
+    backend.optimizer_step(
         args, matrix, optimizer, schedule, shard, 0, torch.device("cpu"), loss_of=lambda *_: (loss, {})
     )
     assert_near(seen, [norm])
@@ -96,12 +96,12 @@ def test_a_fuse_holds_back_the_step_before_it_changes_a_weight(
     """Finding B7: the update that shows the collapse must not serve, and nothing has to be undone."""
     args = parse_args([*words, "--fuses", "train/ppo_kl>0.5"])
     before = matrix.weight.detach().clone()
-    monkeypatch.setattr(train_step, "mean_over_ranks", lambda sums, denominator: {"ppo_kl": kl})
-    monkeypatch.setattr(train_step.dist, "get_world_size", lambda: 1)
+    monkeypatch.setattr(backend, "mean_over_ranks", lambda sums, denominator: {"ppo_kl": kl})
+    monkeypatch.setattr(backend.dist, "get_world_size", lambda: 1)
     shard: Any = SimpleNamespace(global_batch_sizes=[1], micro_batches=[[[0]]])
     optimizer, schedule = build_optimizer(args, matrix), Schedule(args, 8)
     loss = (matrix.weight * torch.tensor([[3.0, 4.0]])).sum()
-    metrics = train_step.optimizer_step(
+    metrics = backend.optimizer_step(
         args, matrix, optimizer, schedule, shard, 0, torch.device("cpu"), loss_of=lambda *_: (loss, {})
     )
     assert torch.equal(matrix.weight.detach(), before) is not taken

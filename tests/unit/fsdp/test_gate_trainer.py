@@ -144,7 +144,7 @@ def test_greedy_replies_end_by_themselves_and_are_hugging_faces(shipped: Path) -
     actor, _ = trainer_ranks.start_actor(args)
     hf: Any = AutoModelForCausalLM.from_pretrained(shipped)
     cached = actor.ask(False, questions(shipped))
-    actor.policy.hf._is_stateful = True
+    actor.backend.model.hf._is_stateful = True
     whole = actor.ask(False, questions(shipped))
     actor.shutdown()
     assert cached == whole
@@ -167,7 +167,7 @@ def test_a_model_with_a_state_is_asked_by_whole_passes(tmp_path: Path, monkeypat
         passes.append(len(batch))
         by_whole_passes(batch, rounds, next_ids)
 
-    monkeypatch.setattr("slime.backends.trainer.actor.by_whole_passes", counted)
+    monkeypatch.setattr("slime.backends.fsdp_utils.backend.by_whole_passes", counted)
     actor, _ = trainer_ranks.start_actor(trainer.trainer_args(folder, max_tokens_per_gpu=60, pack_sequences=False))
     answers = actor.ask(False, gate_ranks.probes())
     actor.shutdown()
@@ -187,10 +187,10 @@ def test_the_candidate_is_itself_after_the_serving_version_was_asked(tiny_random
     actor, _ = trainer_ranks.start_actor(args)
     actor.take_snapshot()
     actor.train(0, trainer.shards(args, trainer.train_data(seed=0), 1)[0])
-    weights = {name: value.clone() for name, value in actor._weights()}
+    weights = {name: value.clone() for name, value in actor.backend.weights()}
     candidate = actor.ask(False, gate_ranks.probes())
     served = actor.ask(True, gate_ranks.probes())
-    assert all(torch.equal(weights[name], value) for name, value in actor._weights()), "what a push would send"
+    assert all(torch.equal(weights[name], value) for name, value in actor.backend.weights()), "what a push would send"
     assert actor.ask(False, gate_ranks.probes()) == candidate
     assert served != candidate
     actor.undo_steps()

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from lab.testkit import trainer
-from slime.backends.fsdp_utils.train_step import log_prob_pass
+from slime.backends.fsdp_utils.backend import log_prob_pass
 from slime.backends.trainer.rollout_data import RolloutShard
 from tests.helpers import tiny_hybrid, trainer_ranks
 from tests.helpers.tolerance import LOGITS, MODEL, assert_near
@@ -20,7 +20,7 @@ def test_padded_samples_do_not_see_each_other(tmp_path: Path) -> None:
     actor, _ = trainer_ranks.start_actor(args)
     try:
         shard = trainer.shards(args, trainer.train_data(vocab=tiny_hybrid.VOCABULARY), 1)[0]
-        ours = log_prob_pass(args, actor.policy, RolloutShard(shard), actor.device)
+        ours = log_prob_pass(args, actor.backend.model, RolloutShard(shard), actor.device)
     finally:
         actor.shutdown()
     theirs = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)

@@ -10,11 +10,10 @@ import torch
 
 from lab.testkit.trainer import shards, train_data, trainer_args
 from slime.arguments import parse_args
-from slime.backends.trainer import actor
-from slime.backends.trainer.actor import TrainActor
-from slime.backends.trainer.profiling import MemoryHistory
+from slime.backends.trainer import rank as rank_module
 from tests.helpers.arguments import refusal
 from tests.helpers.checkpoints import config_only
+from tests.helpers.idle_ranks import IdleBackend, IdleRank, idle_rank
 
 
 @pytest.fixture
@@ -30,56 +29,35 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return told
 
 
-class Rank(TrainActor):  # pyright: ignore[reportImplicitAbstractClass]
-    """A rank whose step does nothing, or runs out of memory."""
-
-    full = False
-
-    def _optimizer_step(self, data: Any, rollout_id: int, step: int) -> Any:
-        if self.full:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return {"skipped_steps": 0.0}
-
-    def _describe(self, data: Any) -> Any:
-        return {}
-
-
-Rank.__abstractmethods__ = frozenset()
-
-
-def rank_of(**flags: Any) -> Rank:
-    args = trainer_args("", record_memory_history=True, loss_type="sft_loss", **flags)
-    made = Rank(1, 3, "localhost", 1)
-    made.args = args
-    made._history = MemoryHistory(args, 3)
-    return made
+def rank_of(monkeypatch: pytest.MonkeyPatch, **flags: Any) -> IdleRank:
+    monkeypatch.setattr(rank_module, "means_of_streams", lambda *_: {})
+    return idle_rank(trainer_args("", record_memory_history=True, loss_type="sft_loss", **flags), rank=3)
 
 
 @pytest.mark.parametrize("wanted", [False, True])
 def test_a_rank_records_from_its_start_where_the_flag_wants_it(
     calls: list[Any], monkeypatch: pytest.MonkeyPatch, wanted: bool
 ) -> None:
-    rank = Rank(1, 3, "localhost", 1)
-    monkeypatch.setattr(rank, "_begin", lambda args: vars(rank).update(args=args, device=None))
-    for step in ("_build", "_seed"):
-        monkeypatch.setattr(rank, step, lambda: calls.append("built"))
-    monkeypatch.setattr(rank, "_load_checkpoint", lambda: 0)
-    monkeypatch.setattr(actor, "Pushes", lambda *_, **__: None)
-    assert rank.init(trainer_args("", record_memory_history=wanted)) == 0
-    assert calls == [*["on"] * wanted, "built", "built"]
+    def make(*given: Any) -> IdleBackend:
+        calls.append("built")
+        return IdleBackend(*given)
+
+    monkeypatch.setattr(IdleRank, "make_backend", staticmethod(make))
+    idle_rank(trainer_args("", record_memory_history=wanted), rank=3)
+    assert calls == [*["on"] * wanted, "built"]
 
 
-def train(rank: Rank, rollouts: int) -> None:
+def train(rank: IdleRank, rollouts: int) -> None:
     for rollout in range(rollouts):
         rank.train(rollout, shards(rank.args, train_data(2), 1)[0])
 
 
 @pytest.mark.parametrize(("steps", "before"), [(None, 0), (1, 0), (3, 2)])
 def test_a_snapshot_is_written_where_and_when_the_flags_say(
-    calls: list[Any], tmp_path: Path, steps: int | None, before: int
+    calls: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int | None, before: int
 ) -> None:
     place = {"memory_snapshot_dir": str(tmp_path / "memory"), "memory_snapshot_path": "x.pickle"}
-    rank = rank_of(memory_snapshot_num_steps=steps, **place)
+    rank = rank_of(monkeypatch, memory_snapshot_num_steps=steps, **place)
     train(rank, before)
     assert calls == ["on"]
     train(rank, 3)
@@ -87,9 +65,14 @@ def test_a_snapshot_is_written_where_and_when_the_flags_say(
     assert (tmp_path / "memory").is_dir()
 
 
-def test_running_out_of_memory_writes_it_at_once(calls: list[Any], tmp_path: Path) -> None:
-    rank = rank_of(memory_snapshot_num_steps=5, memory_snapshot_dir=str(tmp_path))
-    rank.full = True
+def test_running_out_of_memory_writes_it_at_once(
+    calls: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(number: int) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    rank = rank_of(monkeypatch, memory_snapshot_num_steps=5, memory_snapshot_dir=str(tmp_path))
+    rank.backend.step = full
     with pytest.raises(torch.OutOfMemoryError):
         train(rank, 1)
     assert calls == ["on", tmp_path / "rank3_snapshot.pickle", "off"]

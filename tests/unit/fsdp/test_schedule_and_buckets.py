@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.testkit.trainer import trainer_args
-from slime.backends.trainer.rank import mean_of_steps
+from slime.backends.trainer.metrics import mean_of_steps
 from slime.backends.trainer.schedule import Schedule
 from slime.exceptions import CheckpointError
 from slime.weight_sync.buckets import BucketBuffer, unpack

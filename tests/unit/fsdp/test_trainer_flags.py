@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from lab.testkit import trainer
-from slime.backends.fsdp_utils.actor import FSDPTrainActor
+from slime.backends.fsdp_utils.backend import FSDPTrainActor
 from slime.exceptions import CheckpointError
 from tests.helpers import trainer_ranks
 
@@ -44,9 +44,9 @@ def shard(actor: FSDPTrainActor, seed: int = 0) -> dict[str, Any]:
 def test_only_the_named_parameters_move_and_a_checkpoint_holds_all(tiny_random_model: Path, tmp_path: Path) -> None:
     flags = {"only_train_params_name_list": [r"layers\.0\."], "save": str(tmp_path)}
     with started(tiny_random_model, **flags) as (actor, _):
-        before = weights(actor.policy)
+        before = weights(actor.backend.model)
         actor.train(0, shard(actor))
-        after = weights(actor.policy)
+        after = weights(actor.backend.model)
         actor.save(0)
         actor.publish(0)
     moved = {name for name, value in after.items() if not torch.equal(value, before[name])}
@@ -54,7 +54,7 @@ def test_only_the_named_parameters_move_and_a_checkpoint_holds_all(tiny_random_m
     assert all("layers.0." in name for name in moved)
     with started(tiny_random_model, resume=True, **flags) as (actor, start):
         assert start == 1
-        assert all(torch.equal(value, after[name]) for name, value in weights(actor.policy).items())
+        assert all(torch.equal(value, after[name]) for name, value in weights(actor.backend.model).items())
     with pytest.raises(CheckpointError, match=r"written with --only-train-params-name-list layers"):
         with started(tiny_random_model, resume=True, save=str(tmp_path)):
             pass
@@ -63,22 +63,22 @@ def test_only_the_named_parameters_move_and_a_checkpoint_holds_all(tiny_random_m
 def test_the_reference_follows_the_policy_and_is_in_the_checkpoint(tiny_random_model: Path, tmp_path: Path) -> None:
     flags = {"use_kl_loss": True, "kl_loss_coef": 0.1, "ref_update_interval": 2, "save": str(tmp_path)}
     with started(tiny_random_model, **flags) as (actor, _):
-        assert actor._reference is not None
-        start = weights(actor._reference)
+        assert actor.backend.reference is not None
+        start = weights(actor.backend.reference)
         actor.train(0, shard(actor))
-        assert all(torch.equal(value, start[name]) for name, value in weights(actor._reference).items())
+        assert all(torch.equal(value, start[name]) for name, value in weights(actor.backend.reference).items())
         actor.train(1, shard(actor, seed=1))
-        followed = weights(actor._reference)
-        policy = weights(actor.policy)
+        followed = weights(actor.backend.reference)
+        policy = weights(actor.backend.model)
         assert all(torch.equal(value, policy[name]) for name, value in followed.items())
         actor.train(2, shard(actor, seed=2))
         actor.save(2)
         actor.publish(2)
     with started(tiny_random_model, resume=True, load=str(tmp_path), **flags) as (actor, start_id):
         assert start_id == 3
-        assert actor._reference is not None
-        assert all(torch.equal(value, followed[name]) for name, value in weights(actor._reference).items())
-        policy = weights(actor.policy)
+        assert actor.backend.reference is not None
+        assert all(torch.equal(value, followed[name]) for name, value in weights(actor.backend.reference).items())
+        policy = weights(actor.backend.model)
         assert any(not torch.equal(value, policy[name]) for name, value in followed.items())
 
 
@@ -88,7 +88,7 @@ def test_moments_are_forgotten_before_each_rollout(tiny_random_model: Path) -> N
         with started(tiny_random_model, reset_optimizer_states=reset) as (actor, _):
             for rollout_id in range(2):
                 actor.train(rollout_id, shard(actor, seed=rollout_id))
-            steps[reset] = {int(state["step"]) for state in actor.optimizer.state.values()}
+            steps[reset] = {int(state["step"]) for state in actor.backend.optimizer.state.values()}
     assert steps == {False: {2}, True: {1}}
 
 

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from lab.testkit import tiny_random, trainer
-from slime.backends.fsdp_utils.critic import build_critic, value_pass
+from slime.backends.fsdp_utils.backend import build_critic, log_prob_pass, value_pass
 from slime.backends.fsdp_utils.lora import lora_layers
-from slime.backends.fsdp_utils.train_step import log_prob_pass
 from slime.backends.fsdp_utils.vision import token_kinds
 from slime.backends.fsdp_utils.weights import gather
 from slime.backends.megatron_utils.train_step import log_prob_pass as megatron_log_prob_pass
@@ -72,7 +71,7 @@ def test_log_probs_are_those_of_each_sample_alone(
     actor = start(max_tokens_per_gpu=cap, **changes)
     shard = trainer.shards(actor.args, vision_samples.train_data(model), 1)[0]
     with processor():
-        values = log_prob_pass(actor.args, actor.policy, RolloutShard(shard), actor.device)
+        values = log_prob_pass(actor.args, actor.backend.model, RolloutShard(shard), actor.device)
     for ours, theirs in zip(in_order(values, shard["partition"]), expected, strict=True):
         assert_near(ours, theirs, roundings=MODEL, magnitude=LOGITS)
 
@@ -82,7 +81,9 @@ def test_log_probs_of_a_rollout_of_text(start, model) -> None:
     data = vision_samples.train_data(model, [[]] * 4)
     text = {name: values for name, values in data.items() if name != "multimodal_train_inputs"}
     shard = trainer.shards(actor.args, text, 1)[0]
-    values = in_order(log_prob_pass(actor.args, actor.policy, RolloutShard(shard), actor.device), shard["partition"])
+    values = in_order(
+        log_prob_pass(actor.args, actor.backend.model, RolloutShard(shard), actor.device), shard["partition"]
+    )
     reference = vision_samples.reference_model(model)
     for index, ours in enumerate(values):
         with torch.no_grad():
@@ -93,7 +94,7 @@ def test_log_probs_of_a_rollout_of_text(start, model) -> None:
 def test_bfloat16_is_close(start, model, expected) -> None:
     actor = start(train_dtype="bfloat16", max_tokens_per_gpu=30)
     shard = trainer.shards(actor.args, vision_samples.train_data(model), 1)[0]
-    values = log_prob_pass(actor.args, actor.policy, RolloutShard(shard), actor.device)
+    values = log_prob_pass(actor.args, actor.backend.model, RolloutShard(shard), actor.device)
     for ours, theirs in zip(in_order(values, shard["partition"]), expected, strict=True):
         assert_near(ours, theirs, dtype=torch.bfloat16, roundings=8, magnitude=LOGITS)
 
@@ -166,7 +167,7 @@ def test_a_run_goes_on_bit_for_bit_from_a_save_before_the_first_image(start, mod
     straight = trainer_ranks.full_parameters(actor)
     actor.shutdown()
     resumed = start(load=str(tmp_path))
-    assert resumed.optimizer.state, "it goes on from the checkpoint"
+    assert resumed.backend.optimizer.state, "it goes on from the checkpoint"
     resumed.train(1, pictured)
     after = trainer_ranks.full_parameters(resumed)
     assert all(torch.equal(value, after[name]) for name, value in straight.items())
@@ -175,7 +176,7 @@ def test_a_run_goes_on_bit_for_bit_from_a_save_before_the_first_image(start, mod
 def test_a_rank_without_a_sample_runs_the_tower_for_nothing(start, model: Path) -> None:
     actor = start()
     shard = RolloutShard(trainer.shards(actor.args, vision_samples.train_data(model), 1)[0])
-    loss, metrics = micro_batch_loss(actor.args, actor.policy, shard, [], actor.device)
+    loss, metrics = micro_batch_loss(actor.args, actor.backend.model, shard, [], actor.device)
     loss.backward()
     assert metrics == {}
     gradients = trainer_ranks.full_parameters(actor, lambda parameter: parameter.grad)
@@ -217,7 +218,7 @@ def test_images_are_refused_by_megatron(model: Path) -> None:
 
 def test_adapters_are_in_the_language_model_only(start) -> None:
     actor = start(use_lora=True)
-    names = list(lora_layers(actor.policy.hf))
+    names = list(lora_layers(actor.backend.model.hf))
     assert len(names) == 2 * 7
     assert all(name.startswith("model.language_model.layers.") for name in names)
 
@@ -225,7 +226,7 @@ def test_adapters_are_in_the_language_model_only(start) -> None:
 def test_a_frozen_tower_stays_as_it_is(start, model: Path) -> None:
     actor = start(freeze_params_name_list=[r"model\.visual\."], max_tokens_per_gpu=30)
     assert not any(".visual." in name for name in trainer_ranks.full_parameters(actor))
-    before = {name: gather(value, CPU).clone() for name, value in actor.policy.hf.named_parameters()}
+    before = {name: gather(value, CPU).clone() for name, value in actor.backend.model.hf.named_parameters()}
     actor.train(0, trainer.shards(actor.args, vision_samples.train_data(model), 1)[0])
-    for name, value in actor.policy.hf.named_parameters():
+    for name, value in actor.backend.model.hf.named_parameters():
         assert torch.equal(gather(value, CPU), before[name]) == (".visual." in name), name

@@ -9,7 +9,7 @@ import pytest
 
 from slime.args import Arguments
 from slime.arguments.placement import Placement
-from slime.backends.fsdp_utils.actor import FSDPTrainActor
+from slime.backends.fsdp_utils.backend import FSDPTrainActor
 from slime.backends.trainer.remote_rank import RemoteCritic, RemotePolicy
 from slime.ray import actor_group, rollout
 from slime.ray.actor_group import TrainGroup

@@ -11,7 +11,7 @@ from lab.testkit.trainer import trainer_args
 from slime.algorithms.losses import LOSSES
 from slime.algorithms.losses.reduce import make_reducer
 from slime.args import Arguments
-from slime.backends.trainer.flops import forward_flops, speeds, step_flops
+from slime.backends.trainer.metrics import forward_flops, speeds, step_flops
 from slime.ray.run import Run
 from slime.rollout.metrics import field_means, is_repetitive, rollout_metrics
 from slime.rollout.train_data import convert

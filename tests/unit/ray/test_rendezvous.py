@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import socket
-from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,31 +15,14 @@ import torch
 import torch.distributed as dist
 
 from slime.args import Arguments
-from slime.backends.trainer.rank import TrainRank
+from slime.backends.trainer.process import RankProcess
 from slime.backends.trainer.remote_rank import RemoteRank
-from slime.backends.trainer.snapshot import Changing
 from slime.exceptions import RankLostError
 from slime.ray.actor_group import Asked, TrainGroup
 from slime.utils import tcp_store
 from slime.utils.forwarded_environment import of_node
 from slime.utils.tcp_store import GLOO_INTERFACE, hosted_store
 from slime.weight_sync.group import HostedGroup
-
-
-class Bare(TrainRank):
-    """A rank without a model."""
-
-    def _read(self, folder: Path) -> dict[str, Any]:
-        return {}
-
-    def _save_folder(self) -> Path:
-        raise NotImplementedError
-
-    def _changing(self) -> Changing:
-        raise NotImplementedError
-
-    def _device_tensors(self) -> tuple[Iterator[torch.Tensor], Iterator[torch.Tensor]]:
-        return iter(()), iter(())
 
 
 class Actor:
@@ -63,7 +44,7 @@ def test_a_rank_uses_the_interface_of_its_machine(monkeypatch: pytest.MonkeyPatc
     for name, value in of_node({"NCCL_SOCKET_IFNAME": "ib1"}).items():
         if name != "NCCL_SOCKET_IFNAME":
             monkeypatch.setenv(name, value)
-    Bare(2, 0, "127.0.0.1")
+    RankProcess(2, 0, "127.0.0.1")
     assert os.environ["NCCL_SOCKET_IFNAME"] == "ib1"
 
 
@@ -90,7 +71,7 @@ def test_the_death_of_rank_0_before_it_listens_is_told(monkeypatch: pytest.Monke
 
 
 def test_two_ranks_find_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = Bare(2, 0, "127.0.0.1"), Bare(2, 1, "127.0.0.1")
+    first, second = RankProcess(2, 0, "127.0.0.1"), RankProcess(2, 1, "127.0.0.1")
     met: dict[int, Any] = {}
     monkeypatch.setattr(dist, "init_process_group", lambda *_, store, rank, **__: met.update({rank: store}))
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
@@ -99,10 +80,9 @@ def test_two_ranks_find_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     port = first.open_rendezvous()
     second.meet_at(port)
     assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("127.0.0.1", str(port))
+    args = Arguments(device="cpu", distributed_timeout_minutes=1)
     for rank in (first, second):
-        rank.args = Arguments(device="cpu", distributed_timeout_minutes=1)
-    first._join()
-    second._join()
+        rank.join(args)
     met[0].set("who", "rank 0")
     assert met[1].get("who") == b"rank 0"
     assert met[1].port == port
@@ -115,7 +95,7 @@ def listeners(port: int) -> list[str]:
 
 
 def of_rank(address: str) -> Any:
-    rank = Bare(1, 0, address)
+    rank = RankProcess(1, 0, address)
     rank.open_rendezvous()
     return rank._store
 

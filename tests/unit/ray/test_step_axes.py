@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
+from lab.testkit.trainer import trainer_args
 from slime.args import Arguments
-from slime.backends.trainer.actor import TrainActor
+from slime.backends.trainer import rank as rank_module
 from slime.observability.metric_utils import STEPS, TrainSteps, compute_rollout_step, compute_train_step
 from slime.ray.run import Run
 from slime.ray.trainer import side_by_side
 from slime.utils import logging_utils
 from slime.utils.misc import should_run_periodic_action
+from tests.helpers.idle_ranks import idle_rank
 
 BATCH = {"rollout_batch_size": 4, "n_samples_per_prompt": 2, "global_batch_size": 4}  # two optimizer steps
 
@@ -114,29 +116,20 @@ def test_critic_and_policy_share_the_records_of_their_steps() -> None:
     assert alone[STEPS] == critic[STEPS]
 
 
-def test_the_trainer_gives_each_step_and_the_means() -> None:
-    class Actor(TrainActor):  # pyright: ignore[reportImplicitAbstractClass]
-        def _optimizer_step(self, data: Any, rollout_id: int, step: int) -> dict[str, float]:
-            return {"loss": 1.0 + step, "lr-pg_0": 0.1 * (step + 1), "skipped_steps": 0.0}
-
-        def _describe(self, data: Any) -> dict[str, float]:
-            return {"rollout/tokens": 9.0}
-
-        def _speeds(self, data: Any) -> dict[str, float]:
-            return {}
-
-    Actor.__abstractmethods__ = frozenset()
-    actor = Actor(1, 0, "localhost", 1)  # pyright: ignore[reportAbstractUsage]
-    actor.args = Arguments(use_pytorch_profiler=False, profile_target=None)
-    actor._data = SimpleNamespace(micro_batches=[[[0]], [[1]]])  # type: ignore[assignment]
-    metrics = actor.step(0)
+def test_the_trainer_gives_each_step_and_the_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_module, "means_of_streams", lambda *_: {"rollout/tokens": 9.0})
+    monkeypatch.setattr(rank_module, "speeds_of", lambda *_: {})
+    rank = idle_rank(trainer_args(""))
+    rank.backend.step = lambda number: {"loss": 1.0 + number, "lr-pg_0": 0.1 * (number + 1), "skipped_steps": 0.0}
+    rank._data = SimpleNamespace(micro_batches=[[[0]], [[1]]])  # type: ignore[assignment]
+    metrics = rank.step(0)
     assert metrics is not None
     assert [step["train/loss"] for step in metrics[STEPS]] == [1.0, 2.0]
     assert (metrics["train/loss"], metrics["train/lr-pg_0"], metrics["rollout/tokens"]) == (1.5, 0.2, 9.0)
     assert metrics["perf/actor_train_time"] > 0
-    actor.rank, actor._data = 1, SimpleNamespace(micro_batches=[[[0]]])  # type: ignore[assignment]
-    assert actor.step(1) is None
-    assert not actor._seconds, "what another rank logs is of one rollout too"
+    rank.rank, rank._data = 1, SimpleNamespace(micro_batches=[[[0]]])  # type: ignore[assignment]
+    assert rank.step(1) is None
+    assert not rank.clock.seconds, "what another rank logs is of one rollout too"
 
 
 def test_the_end_of_an_epoch_is_a_reason_to_act() -> None:

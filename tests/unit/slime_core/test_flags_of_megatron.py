@@ -14,7 +14,7 @@ from torch import nn
 from slime.args import Arguments
 from slime.arguments import parse_args, placement
 from slime.backends.megatron_utils import config, model, optimizer, parallel
-from slime.backends.megatron_utils.rank import MegatronRank
+from slime.backends.megatron_utils.backend import MegatronBackend
 from tests.helpers.checkpoints import QWEN3_4B, config_only
 
 FULL = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
@@ -185,18 +185,11 @@ def my_hook(*given: Any) -> None:
     called.append(given)
 
 
-class Rank(MegatronRank):  # pyright: ignore[reportImplicitAbstractClass]
-    """A rank without a model."""
-
-    model, optimizer, schedule = "model", "optimizer", "schedule"  # pyright: ignore[reportAssignmentType]
-
-
-Rank.__abstractmethods__ = frozenset()
 HOOKS = {
-    "custom_megatron_init_path": (Rank._join_groups, ()),
-    "custom_megatron_before_log_prob_hook_path": (lambda rank: rank._before_pass("ref_"), (["model"], "ref_")),
+    "custom_megatron_init_path": (lambda made: None, ()),
+    "custom_megatron_before_log_prob_hook_path": (lambda made: made._before_pass("ref_"), (["model"], "ref_")),
     "custom_megatron_before_train_step_hook_path": (
-        lambda rank: rank._before_step(3, 1),
+        lambda made: made._before_step(3, 1),
         (3, 1, ["model"], "optimizer", "schedule"),
     ),
 }
@@ -205,13 +198,14 @@ HOOKS = {
 @pytest.mark.parametrize("attribute", HOOKS)
 def test_a_hook_is_called_at_its_time(monkeypatch: pytest.MonkeyPatch, attribute: str) -> None:
     monkeypatch.setattr(parallel, "join", lambda args, device: None)
-    rank = Rank(1, 0, "localhost", 1)
-    rank.device = torch.device("cpu")
     call, expected = HOOKS[attribute]
+    schedule: Any = "schedule"
     for path in (None, f"{__name__}.my_hook"):
         called.clear()
-        rank.args = args = Arguments.of(vars(Arguments()) | {attribute: path})
-        call(rank)
+        args = Arguments.of(vars(Arguments()) | {attribute: path})
+        made = MegatronBackend(args, torch.device("cpu"), schedule)
+        made.model, made.optimizer = "model", "optimizer"
+        call(made)
     assert called == [(args, *expected)]
 
 

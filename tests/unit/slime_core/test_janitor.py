@@ -19,13 +19,13 @@ SLEEP = (sys.executable, "-I", "-S", "-c", "import time; print(flush=True); time
 RANK = """
 import gc, sys, tempfile
 from types import SimpleNamespace
-from slime.backends.trainer.wandb_folders import remove_at_the_end
+from slime.backends.trainer.process import remove_wandb_folders_at_the_end
 folders = [tempfile.TemporaryDirectory(dir=sys.argv[1]) for _ in range(2)]
 sys.modules["wandb.sdk.data_types._private"] = SimpleNamespace(MEDIA_TMP=folders[0])
 sys.modules["wandb.sdk.artifacts.artifact"] = SimpleNamespace(Artifact=SimpleNamespace(_TMP_DIR=folders[1]))
-remove_at_the_end()
+remove_wandb_folders_at_the_end()
 gc.collect()
-assert not remove_at_the_end().stdin.closed
+assert not remove_wandb_folders_at_the_end().stdin.closed
 print(flush=True)
 sys.stdin.read()
 """

@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -137,6 +137,27 @@ class ProbeWork:
             else:
                 batches.append([number])
         return batches
+
+
+class Answering(Protocol):
+    """The part of a policy's back end that answers."""
+
+    data_group: dist.ProcessGroup | None
+
+    def scores(self, data: RolloutShard) -> list[Tensor]: ...
+
+    def greedy(self, batches: list[list[Continuation]], rounds: Rounds) -> None: ...
+
+
+def answers_of(args: Arguments, policy: Answering, probes: Sequence[Probe], device: torch.device) -> dict[int, Answer]:
+    """Return this rank's answers by the number of the probe, with the weights that ``policy`` has."""
+    group = policy.data_group
+    work = ProbeWork(args, probes, dist.get_rank(group), dist.get_world_size(group))
+    rounds = Rounds(stop_ids(Path(args.hf_checkpoint)), device, group)
+    scored = work.scores(policy.scores)
+    continued = work.continuations()
+    policy.greedy(continued, rounds)
+    return work.answers(scored, continued)
 
 
 def shard_of(tokens: list[list[int]], responses: list[int], batches: list[list[int]]) -> RolloutShard:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,14 +38,39 @@ def profiled(args: Arguments, phase: str, rollout_id: int, rank: int) -> Iterato
     trace.export_chrome_trace(str(file))
 
 
+class Clock:
+    """Seconds of a rank's phases since they were last taken; the phases of `TARGETS` may be traced."""
+
+    def __init__(self, args: Arguments, rank: int) -> None:
+        self._args, self._rank = args, rank
+        self._rollout_id = 0
+        self.seconds: dict[str, float] = {}
+
+    def begin(self, rollout_id: int) -> None:
+        """Name traces after this rollout from now on."""
+        self._rollout_id = rollout_id
+
+    @contextlib.contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add the block's seconds to ``phase``."""
+        start = time.perf_counter()
+        traced = self._args.use_pytorch_profiler and phase in TARGETS
+        with profiled(self._args, phase, self._rollout_id, self._rank) if traced else contextlib.nullcontext():
+            yield
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
+
+    def take(self) -> dict[str, float]:
+        """Return the seconds as metrics and begin anew."""
+        seconds, self.seconds = self.seconds, {}
+        return {f"perf/{phase}_time": value for phase, value in seconds.items()}
+
+
 MAX_ENTRIES = 1_000_000
 """Number of newest events to keep."""
 
 
 class MemoryHistory:
-    """Record a rank's GPU allocations: ``--record-memory-history``. Owned by one rank.
-
-    Who allocated what on a rank's GPU: ``--record-memory-history``.
+    """Record who allocated what on a rank's GPU: ``--record-memory-history``. Owned by one rank.
 
     Guarantees: recording begins before the model is built and ends with the snapshot, which is written once: after
     the rollouts of ``--memory-snapshot-num-steps``, or when the rank runs out of memory. The file is what

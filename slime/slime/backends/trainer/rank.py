@@ -1,271 +1,544 @@
-"""What every training rank has, for policy or critic: a group, a model, an optimizer, a schedule.
+"""A training rank of the policy or of the critic, for any back end. The trainer makes Ray actors of the classes.
 
-A plain class; the trainer makes Ray actors of its subclasses. Unless stated otherwise, all methods are collective over
-the ranks of a role.
+A rank is composed: `RankProcess` is its place among the others, a `Backend` its model and optimizer, `Snapshot` the
+state that refused steps go back to, `HostMemory` what leaves the device, `Versions` and `Pushes` the way to the
+engines. Unless stated otherwise, all methods are collective over the ranks of a role.
+
+Policy: one forward pass over the whole rollout before the first optimizer step computes the old log probabilities. This
+is exact for any number of steps. ``--use-rollout-logprobs`` uses the engine's instead and saves the pass.
+
+Critic: the order for a rollout is ``values``, then the policy's ``prepare`` with them, then ``step`` with the resulting
+returns. The steps of policy and critic do not wait for each other. The critic has its own learning rate, warm-up and
+checkpoints, and shares all other trainer settings. ``save`` gives a checkpoint its final name. A run resumes from it
+once the policy's checkpoint of the same rollout is published; ``publish`` then deletes older ones.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import random
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from datetime import timedelta
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from slime.args import Arguments
+from slime.algorithms.advantages import compute_advantages
+from slime.args import Arguments, required
+from slime.backends.trainer.backend import (
+    Backend,
+    CriticBackend,
+    MakeCritic,
+    MakePolicy,
+    PolicyBackend,
+)
 from slime.backends.trainer.lora import check_same_adapters, shape_of_adapters
+from slime.backends.trainer.metrics import mean_of_steps, means_of_streams, speeds_of
 from slime.backends.trainer.micro_batch import Metrics
 from slime.backends.trainer.offload import HostMemory
-from slime.backends.trainer.profiling import TARGETS, profiled
+from slime.backends.trainer.probing import answers_of
+from slime.backends.trainer.process import RankProcess
+from slime.backends.trainer.profiling import Clock, MemoryHistory
+from slime.backends.trainer.rollout_data import RolloutShard, postprocess
 from slime.backends.trainer.schedule import Schedule
-from slime.backends.trainer.snapshot import Changing, Snapshot
+from slime.backends.trainer.snapshot import Snapshot
 from slime.backends.trainer.trainable import PATTERNS, check_same_parameters
-from slime.backends.trainer.wandb_folders import remove_at_the_end
-from slime.checkpoints.checkpoint_folder import folder_of, read_meta
+from slime.checkpoints import checkpoint_folder
+from slime.checkpoints.all_ranks import on_rank_zero
+from slime.checkpoints.hf_folder import export_hf
+from slime.checkpoints.versions import superseded, superseded_of_critic
 from slime.exceptions import CheckpointError, TrainerError
-from slime.utils.forwarded_environment import own_of_machine
-from slime.utils.metric_names import is_largest
-from slime.utils.tcp_store import hosted_store, meet_on_loopback
+from slime.observability.metric_utils import STEPS
+from slime.utils.hf_checkpoint import DTYPES
+from slime.utils.misc import load_function
+from slime.utils.probes import Answer, Probe
+from slime.weight_sync.pushes import Pushes, Versions
+from slime.weight_sync.remote_engine import RemoteEngine
 
 logger = logging.getLogger(__name__)
 
+B = TypeVar("B", bound=Backend)
 
-class TrainRank(ABC):
-    """Owner of the model's shard, its optimizer, its schedule and this rank's random state."""
 
-    role: ClassVar[str] = "policy"
+class TrainRank(Generic[B]):
+    """What policy and critic share: start and end, undoing steps, memory, and checkpoints. Call ``init`` first."""
+
+    role: ClassVar[str]
     args: Arguments
-    model: Any
-    optimizer: Any
-    schedule: Schedule
+    backend: B
     device: torch.device
-    _host_memory: HostMemory | None = None
-    _snapshot: Snapshot | None = None
-    _undoable = False
-    """Whether the steps since :meth:`take_snapshot` are neither kept nor undone."""
+    clock: Clock
+    snapshot: Snapshot
+    memory: HostMemory | None = None
 
     def __init__(self, world_size: int, rank: int, master_addr: str, master_port: int = 0) -> None:
         """``master_addr`` is rank 0's machine; its port is ``master_port``, or chosen by :meth:`open_rendezvous`."""
-        self.world_size = world_size
         self.rank = rank
-        self._master = (master_addr, master_port)
-        self._store: TCPStore | None = None
-        self._seconds: Metrics = {}
-        self._rollout_id = 0
-        os.environ.update(own_of_machine(os.environ))
-        remove_at_the_end()
-
-    def _begin(self, args: Arguments) -> None:
-        """Set the arguments and join the group."""
-        default_dtype = "bfloat16" if args.device == "cuda" else "float32"
-        self.args = args.changed(train_dtype=args.train_dtype or default_dtype)
-        logging.basicConfig(level=logging.INFO, format=f"[rank {self.rank}] %(levelname)s %(name)s: %(message)s")
-        self.device = self._join()
-        self._host_memory = HostMemory(self.device)
-        if args.deterministic_mode:
-            torch.use_deterministic_algorithms(True)
-            torch.backends.cudnn.benchmark = False
+        self.process = RankProcess(world_size, rank, master_addr, master_port)
+        self._is_offloaded = False
 
     def open_rendezvous(self) -> int:
         """Listen for the other ranks and return the port, by default a free one; rank 0 only."""
-        address, port = self._master
-        self._store = hosted_store(address, port)
-        self.meet_at(self._store.port)
-        return self._store.port
+        return self.process.open_rendezvous()
 
     def meet_at(self, port: int) -> None:
-        """Set rank 0's port, before ``init``; plugins in this process read it as ``MASTER_PORT``."""
-        address, _ = self._master
-        self._master = (address, port)
-        os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))
-        meet_on_loopback(address)
+        """Set rank 0's port, before ``init``."""
+        self.process.meet_at(port)
 
-    def _join(self) -> torch.device:
-        """Join the ranks' default group and return this rank's device."""
-        if self.args.device == "cuda":
-            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-            torch.cuda.set_device(device)
-        else:
-            device = torch.device("cpu")
-            torch.set_num_threads(1)
-        timeout = timedelta(minutes=self.args.distributed_timeout_minutes)
-        if self._store is None:
-            address, port = self._master
-            self._store = (
-                hosted_store(address, port)
-                if self.rank == 0
-                else TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
-            )
-        self._store.set_timeout(timeout)
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-            store=self._store,
-            rank=self.rank,
-            world_size=self.world_size,
-            timeout=timeout,
-        )
-        return device
+    def _begin(self, args: Arguments) -> None:
+        """Set the arguments, join the group, and create the parts that need no model."""
+        default_dtype = "bfloat16" if args.device == "cuda" else "float32"
+        self.args = args.changed(train_dtype=args.train_dtype or default_dtype)
+        logging.basicConfig(level=logging.INFO, format=f"[rank {self.rank}] %(levelname)s %(name)s: %(message)s")
+        self.device = self.process.join(self.args)
+        self.clock = Clock(self.args, self.rank)
+        self.memory = HostMemory(self.device)
+        self.snapshot = Snapshot(self.device)
 
-    def _set_model(self, model: Any, optimizer: Any) -> None:
-        """Set ``model`` and ``optimizer``, and create the schedule."""
-        args = self.args
-        self.model = model
-        self.optimizer = optimizer
-        steps = (args.num_steps_per_rollout or 1) * args.num_rollout if args.num_rollout else None
-        self.schedule = Schedule(args, steps)
+    def shutdown(self) -> None:
+        """Leave the process groups."""
+        if "backend" in vars(self):
+            self.backend.close()
+        if self.memory is not None:
+            self.memory.close()
+            self.snapshot.close()
+        self.process.leave()
 
-    def _seed(self) -> None:
-        seed = self.args.seed + self.rank
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        torch.manual_seed(seed)
+    # Undoing a rollout's steps
 
-    def _start_weights(self) -> str:
-        """Return the Hugging Face folder to start from: --load if it is one, else --ref-load, else --hf-checkpoint."""
-        args = self.args
-        if args.load and (Path(args.load) / "config.json").exists():
-            return args.load
-        return args.ref_load or args.hf_checkpoint
+    def take_snapshot(self) -> None:
+        """Copy to the host what the next steps change; then :meth:`keep_steps` or :meth:`undo_steps` follows."""
+        self._check_memory()
+        self.snapshot.take(self.backend.changing())
+
+    def keep_steps(self) -> None:
+        """Keep what was trained since :meth:`take_snapshot`; its host memory is used again."""
+        self.snapshot.keep()
+
+    def undo_steps(self) -> None:
+        """Go back to the state at :meth:`take_snapshot`, bit for bit; a no-op without one that is open."""
+        if self.snapshot.is_open:
+            self.snapshot.put(self.backend.changing())
+
+    # Memory
+
+    def offload(self) -> None:
+        """Move this rank's device memory to the host; until :meth:`onload` only weight pushes work."""
+        if self._is_offloaded:
+            return
+        assert self.memory is not None, "call init first"
+        with self.clock.timed("offload"):
+            moved = self.memory.take(*self.backend.device_tensors())
+        self._is_offloaded = self.memory.is_used
+        logger.info("%.2f GB are on the host, %.3f s", moved / 1e9, self.clock.seconds["offload"])
+
+    def onload(self) -> None:
+        """Move this rank's memory back to its device."""
+        assert self.memory is not None, "call init first"
+        with self.clock.timed("onload"):
+            self.memory.give_back()
+        self._is_offloaded = False
+
+    def _check_memory(self) -> None:
+        """Raise TrainerError while offloaded, because tensors have no storage then."""
+        if self._is_offloaded:
+            raise TrainerError("the memory of this rank is on the host: call onload first")
+
+    # Checkpoints
+
+    def restore(self, iteration: int) -> None:
+        """Go back to the run's own checkpoint after ``iteration`` rollouts."""
+        self._check_memory()
+        self._restore(checkpoint_folder.folder_of(self._save_folder(), iteration))
+
+    def _save_folder(self) -> Path:
+        """Return the root of this role's checkpoints."""
+        raise NotImplementedError
 
     def _restore(self, folder: Path) -> dict[str, Any]:
         """Load model, optimizer, schedule and random state of a checkpoint and return its metadata."""
-        meta = read_meta(folder)
+        meta = checkpoint_folder.read_meta(folder)
         if meta.get("role", self.role) != self.role:
             raise CheckpointError(
                 f"{folder} is a checkpoint of the {meta['role']}: name one of the {self.role}, or a Hugging Face folder"
             )
         check_same_parameters(self.args, meta)
         check_same_adapters(self.args, meta)
-        meta = self._read(folder)
-        self.schedule.load_state_dict(meta["schedule"], everything=self.args.use_checkpoint_lr_scheduler)
+        meta = self.backend.read(folder)
+        everything = self.args.use_checkpoint_lr_scheduler
+        self.backend.schedule.load_state_dict(meta["schedule"], everything=everything)
         logger.info("continuing from %s", folder)
         return meta
 
-    def restore(self, iteration: int) -> None:
-        """Go back to the run's own checkpoint after ``iteration`` rollouts."""
-        self._check_memory()
-        self._restore(folder_of(self._save_folder(), iteration))
-
-    @abstractmethod
-    def _save_folder(self) -> Path:
-        """Return the root of this role's checkpoints."""
-
-    @abstractmethod
-    def _read(self, folder: Path) -> dict[str, Any]:
-        """Load model, optimizer and random state of the checkpoint ``folder`` and return its metadata."""
-
-    def _common_meta(self, rollout_id: int) -> dict[str, Any]:
+    def _meta(self, rollout_id: int) -> dict[str, Any]:
         return {
             "role": self.role,
             "rollout_id": rollout_id,
-            "schedule": self.schedule.state_dict(),
-            "world_size": self.world_size,
+            "schedule": self.backend.schedule.state_dict(),
+            "world_size": self.process.world_size,
             "lora": bool(self.args.use_lora),
             "adapters": shape_of_adapters(self.args),
             "hf_checkpoint": str(self.args.hf_checkpoint),
             **{name: getattr(self.args, name) for name in PATTERNS},
         }
 
-    # Undoing a rollout's steps
 
-    @abstractmethod
-    def _changing(self) -> Changing:
-        """Return what a step changes; the state of every optimizer is complete, and no weights are left gathered."""
+class PolicyRank(TrainRank[PolicyBackend]):
+    """A rank of the policy; a subclass names the back end."""
 
-    def take_snapshot(self) -> None:
-        """Copy to the host what the next steps change; then :meth:`keep_steps` or :meth:`undo_steps` follows."""
-        self._check_memory()
-        self._snapshot = self._snapshot or Snapshot(self.device)
-        self._snapshot.take(self._changing())
-        self._undoable = True
+    role = "policy"
+    make_backend: ClassVar[MakePolicy]
+    _versions: Versions
+    _pushes: Pushes | None = None
+    _data: RolloutShard | None = None
+    _history: MemoryHistory | None = None
 
-    def keep_steps(self) -> None:
-        """Keep what was trained since :meth:`take_snapshot`; its host memory is used again."""
-        self._undoable = False
-
-    def undo_steps(self) -> None:
-        """Go back to the state at :meth:`take_snapshot`, bit for bit; a no-op without one that is open."""
-        if self._undoable:
-            assert self._snapshot is not None
-            self._snapshot.put(self._changing())
-        self._undoable = False
-
-    # Memory
-
-    @abstractmethod
-    def _device_tensors(self) -> tuple[Iterator[torch.Tensor], Iterator[torch.Tensor]]:
-        """Return the tensors of model, optimizer and reference, and those that are all zero between steps."""
-
-    def offload(self) -> None:
-        """Move this rank's device memory to the host; until :meth:`onload` only weight pushes work."""
-        if self._is_away():
-            return
-        assert self._host_memory is not None, "call init first"
-        with self._timed("offload"):
-            moved = self._host_memory.take(*self._device_tensors())
-        logger.info("%.2f GB are on the host, %.3f s", moved / 1e9, self._seconds["offload"])
-
-    def onload(self) -> None:
-        """Move this rank's memory back to its device."""
-        assert self._host_memory is not None, "call init first"
-        with self._timed("onload"):
-            self._host_memory.give_back()
-
-    def _is_away(self) -> bool:
-        return self._host_memory is not None and self._host_memory.is_used
-
-    def _value(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the values of ``tensor`` on the device, even while offloaded."""
-        return tensor.detach() if self._host_memory is None else self._host_memory.value(tensor)
-
-    def _check_memory(self) -> None:
-        """Raise TrainerError while offloaded, because tensors have no storage then."""
-        if self._is_away():
-            raise TrainerError("the memory of this rank is on the host: call onload first")
+    def init(self, args: Arguments) -> int:
+        """Build everything, load a checkpoint if given, and return the first rollout to train on."""
+        self._begin(args)
+        args = self.args
+        if args.record_memory_history:
+            self._history = MemoryHistory(args, self.rank)
+        if args.loss_type == "custom_loss":
+            load_function(args.custom_loss_function_path)  # report its problems before reading the model
+        assert self.memory is not None
+        make = type(self).make_backend
+        self.backend = make(args, start_weights(args), self.device, Schedule.of_run(args), self.memory.value)
+        self.process.seed(args)
+        self._versions = Versions()
+        start = self._load_checkpoint()
+        self._pushes = Pushes(args, device=self.device, address=self.process.address)
+        return start
 
     def shutdown(self) -> None:
         """Leave the process groups."""
-        for memory in (self._host_memory, self._snapshot):
-            if memory is not None:
-                memory.close()
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        self._store = None
+        if self._pushes is not None:
+            self._pushes.close()
+        super().shutdown()
+
+    # One rollout
+
+    def train(self, rollout_id: int, shard: Any) -> dict[str, Any] | None:
+        """Take the optimizer steps of one rollout: :meth:`prepare`, then :meth:`step`."""
+        self.prepare(rollout_id, shard)
+        return self.step(rollout_id)
+
+    def prepare(self, rollout_id: int, shard: Any, values: Sequence[Any] = ()) -> dict[int, torch.Tensor]:
+        """Take this rank's data and compute what the loss needs.
+
+        Args:
+            rollout_id: rollout of the data.
+            shard: the data, or a Ray reference to it.
+            values: result of each critic rank for the rollout, or references; empty without a critic.
+
+        Returns:
+            With a critic, the returns of this rank's samples by their position in the rollout.
+        """
+        self._check_memory()
+        self.clock.begin(rollout_id)
+        with self._watched(), self.clock.timed("train"):
+            with self.clock.timed("data_preprocess"):
+                self._data = data = RolloutShard(fetch(shard))
+            if values:
+                data.set_from_positions("values", [fetch(part) for part in values])
+            advantages = self.args.compute_advantages_and_returns and self.args.loss_type != "sft_loss"
+            if advantages or (self.args.loss_type == "policy_loss" and self.args.use_rollout_logprobs):
+                self._choose_old_log_probs(data)
+            if advantages:
+                self._compute_advantages(data)
+            postprocess(self.args, rollout_id, data)
+            if self.args.save_debug_train_data:
+                data.dump(self.args.save_debug_train_data.format(rollout_id=rollout_id, rank=self.rank))
+        return data.by_position("returns") if values else {}
+
+    def step(self, rollout_id: int, learn: bool = True) -> dict[str, Any] | None:
+        """Take the optimizer steps on the data of :meth:`prepare`; without ``learn`` only compute rollout metrics.
+
+        Returns:
+            On rank 0 the metrics of each step in a list under ``STEPS``, their means ``train/*``, and those of the rollout;
+            None elsewhere.
+        """
+        self._check_memory()
+        data, self._data = self._data, None
+        assert data is not None, "call prepare first"
+        self.backend.before_steps()
+        steps = []
+        with self._watched(), self.clock.timed("train"), self.clock.timed("actor_train"):
+            for number in range(len(data.micro_batches) if learn else 0):
+                metrics = self.backend.optimizer_step(data, rollout_id, number)
+                if not metrics["skipped_steps"]:
+                    self._versions.changed()
+                steps.append(metrics)
+        if self._history is not None:
+            self._history.trained()
+        group = self.backend.data_group
+        rollout = means_of_streams(self.args, data, group)
+        if steps and self.rank == 0:
+            rollout |= speeds_of(self.args, data, self.clock.seconds, group)
+        seconds = self.clock.take()  # on every rank, because each logs its own
+        self.backend.after_steps(rollout_id)
+        if self.rank != 0:
+            return None
+        named = [{f"train/{name}": value for name, value in step.items()} for step in (*steps, mean_of_steps(steps))]
+        return {STEPS: named[:-1], **named[-1], **rollout, **seconds}
+
+    def _watched(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._history is None else self._history.watched()
+
+    def _choose_old_log_probs(self, data: RolloutShard) -> None:
+        """Set ``log_probs`` of the old policy for advantages and loss: the engine's, or from a forward pass."""
+        if self.args.use_rollout_logprobs:
+            if "rollout_log_probs" not in data.fields:
+                raise ValueError("--use-rollout-logprobs needs rollout_log_probs on every sample")
+            data.set_computed("log_probs", data.fields["rollout_log_probs"])
+        else:
+            with self.clock.timed("log_probs"):
+                log_probs, entropy = self.backend.policy_pass(data)
+                data.set_computed("log_probs", log_probs)
+                if entropy is not None:
+                    data.set_computed("entropy", entropy)
+
+    def _compute_advantages(self, data: RolloutShard) -> None:
+        """Set the reference's log probabilities, if needed, then advantages and returns."""
+        if needs_reference(self.args):
+            with self.clock.timed("ref_log_probs"):
+                data.set_computed("ref_log_probs", self.backend.reference_pass(data))
+        advantages, returns = compute_advantages(self.args, data.fields, self._sum_over_ranks)
+        data.set_computed("advantages", advantages)
+        data.set_computed("returns", returns)
+
+    def _sum_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
+        total = values.clone()
+        dist.all_reduce(total, group=self.backend.data_group)
+        return total
+
+    # Before a push
+
+    def take_snapshot(self) -> None:
+        """Copy to the host what the next steps change."""
+        super().take_snapshot()
+        self._versions.snapshot()
+
+    def undo_steps(self) -> None:
+        """Go back to the state at :meth:`take_snapshot`."""
+        if self.snapshot.is_open:
+            self._versions.undo()
+        super().undo_steps()
+
+    def restore(self, iteration: int) -> None:
+        """Go back to the run's own checkpoint after ``iteration`` rollouts; the next push gives its weights a new version."""
+        super().restore(iteration)
+        self._versions.changed()
 
     @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        traced = self.args.use_pytorch_profiler and name in TARGETS
-        with profiled(self.args, name, self._rollout_id, self.rank) if traced else nullcontext():
-            yield
-        self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
+    def _as_served(self) -> Iterator[None]:
+        """Run the block with the weights of the snapshot."""
+        with self.snapshot.swapped(self.backend.changing()):
+            try:
+                yield
+            finally:
+                # Lets go of what the block gathered, or the next pass would use the snapshot's weights.
+                self.backend.changing()
 
-    def _take_seconds(self) -> Metrics:
-        seconds, self._seconds = self._seconds, {}
-        return {f"perf/{name}_time": value for name, value in seconds.items()}
+    def versions(self) -> tuple[str, str]:
+        """Return the version that serves, and the one that the current weights get; equal if no step changed them."""
+        return str(self._versions.live), str(self._versions.next())
+
+    def ask(self, served: bool, probes: Sequence[Probe]) -> dict[int, Answer]:
+        """Return this rank's answers by the number of the probe: with the weights that are ``served``, or the current ones."""
+        self._check_memory()
+        with self._as_served() if served and self.snapshot.is_open else nullcontext():
+            return answers_of(self.args, self.backend, probes, self.device)
+
+    # Weights
+
+    def connect_rollout_engines(self, engines: list[RemoteEngine]) -> None:
+        """Build the weight update group of rank 0 and the engines; call again after an engine restart."""
+        assert self._pushes is not None
+        self._pushes.connect(engines)
+
+    def push_candidate(self) -> None:
+        """Push the current weights to the canary engine alone, under the version that they get if they are accepted."""
+        assert self._pushes is not None
+        self._pushes.push_to_canary(self.backend.pushed_weights, str(self._versions.candidate()))
+
+    def take_candidate_back(self) -> None:
+        """Push the weights that serve to the canary engine, if it has others; the candidate's steps are undone."""
+        assert self._pushes is not None
+        self._pushes.take_back(self.backend.pushed_weights, str(self._versions.live))
+
+    def update_weights(self) -> str:
+        """Push the current weights to the engines and return their version; works while offloaded.
+
+        Until steps after :meth:`take_snapshot` are kept, the weights of the snapshot are pushed, under the version that serves.
+        """
+        assert self._pushes is not None
+        if self.snapshot.is_open:
+            live = str(self._versions.live)
+            with self._as_served(), self.clock.timed("update_weights"):
+                self._pushes.push(self.backend.pushed_weights, live)
+            return live
+        version = self._versions.next()
+        with self.clock.timed("update_weights"):
+            self._pushes.push(self.backend.pushed_weights, str(version))
+        self._versions.pushed(version)
+        logger.info("weights %d are live, %.3f s", version, self.clock.seconds["update_weights"])
+        return str(version)
+
+    # Checkpoints
+
+    def save(self, rollout_id: int) -> str:
+        """Write a checkpoint that contains the step of ``rollout_id`` and return its folder; see :meth:`publish`."""
+        if not self.args.save:
+            raise CheckpointError("there is no folder to save to: add --save DIR")
+        self._check_memory()
+        root, iteration = self._save_folder(), rollout_id + 1
+        with self.clock.timed("save_model"):
+            folder = self.backend.write(root, iteration, self._meta(rollout_id) | self._versions.state())
+            if self.args.save_hf:
+                self.save_hf(self.args.save_hf.format(rollout_id=rollout_id))
+        return str(folder)
+
+    def _save_folder(self) -> Path:
+        return Path(required("--save", self.args.save))
+
+    def publish(self, rollout_id: int) -> None:
+        """Mark the checkpoint of ``rollout_id`` as the latest and delete those beyond --save-keep."""
+        root, iteration = self._save_folder(), rollout_id + 1
+
+        def publish() -> None:
+            checkpoint_folder.publish(root, iteration, superseded(root, iteration, self.args.save_keep))
+
+        on_rank_zero(publish)
+
+    def save_hf(self, path: str) -> None:
+        """Write a Hugging Face checkpoint folder with the current weights, LoRA merged."""
+        weights, dtype = self.backend.weights(), DTYPES[self.args.train_dtype]
+        export_hf(weights, Path(self.args.hf_checkpoint), Path(path), dtype=dtype)
+
+    def _load_checkpoint(self) -> int:
+        """Load the checkpoint of --resume or --load and return the first rollout."""
+        args = self.args
+        root = args.save if args.resume else args.load
+        folder = checkpoint_folder.find(Path(root)) if root else None
+        if folder is None:
+            if args.resume:
+                raise CheckpointError(f"--resume found no checkpoint in {root}: start without --resume")
+            if args.load and start_weights(args) != args.load:
+                logger.warning("--load %s holds no checkpoint yet: starting from %s", args.load, start_weights(args))
+            return args.start_rollout_id or 0
+        meta = self._restore(folder)
+        self._versions.load(meta)
+        return int(meta["rollout_id"]) + 1 if args.start_rollout_id is None else args.start_rollout_id
 
 
-def mean_of_steps(steps: list[Metrics]) -> Metrics:
-    """Return means over a rollout's optimizer steps, the last learning rate, and the sum of skipped steps."""
-    names = sorted({name for step in steps for name in step})
-    result = {}
-    for name in names:
-        values = [step[name] for step in steps if name in step]
-        result[name] = max(values) if is_largest(name) else sum(values) / len(values)
-    if steps:
-        result["lr-pg_0"] = steps[-1]["lr-pg_0"]
-        result["skipped_steps"] = sum(step["skipped_steps"] for step in steps)
-    return result
+class CriticRank(TrainRank[CriticBackend]):
+    """A rank of PPO's critic; a subclass names the back end. Call ``init``, then ``load_checkpoint``."""
+
+    role = "critic"
+    make_backend: ClassVar[MakeCritic]
+    _data: RolloutShard | None = None
+
+    def init(self, args: Arguments) -> None:
+        """Build the critic from the backbone of --critic-load, or from the policy's start weights."""
+        self._begin(critic_arguments(args))
+        args = self.args
+        own = args.critic_load and (Path(args.critic_load) / "config.json").exists()
+        start = required("--critic-load", args.critic_load) if own else start_weights(args)
+        self.backend = type(self).make_backend(args, start, self.device, Schedule.of_run(args))
+        self.process.seed(args)
+
+    def load_checkpoint(self, start_rollout_id: int) -> None:
+        """Load the checkpoint of --critic-load, or with --resume that of the rollout before ``start_rollout_id``."""
+        args = self.args
+        if args.resume:
+            folder = checkpoint_folder.folder_of(self._save_folder(), start_rollout_id)
+            if not (folder / "meta.json").exists():
+                raise CheckpointError(
+                    f"--resume needs the critic's checkpoint {folder}: set --critic-save to its folder"
+                )
+        else:
+            folder = checkpoint_folder.find(Path(args.critic_load)) if args.critic_load else None
+        if folder is not None:
+            self._restore(folder)
+
+    def values(self, rollout_id: int, shard: Any) -> dict[int, torch.Tensor]:
+        """Return the values ``[R_i]`` of this rank's samples, by their position in the rollout, before any step on it."""
+        self._check_memory()
+        with self.clock.timed("values"):
+            self._data = data = RolloutShard(fetch(shard))
+            data.set_computed("values", self.backend.value_pass(data))
+        return data.by_position("values")
+
+    def step(self, rollout_id: int, returns: Sequence[Any]) -> dict[str, Any] | None:
+        """Take the optimizer steps of the rollout last given to ``values``.
+
+        Args:
+            rollout_id: rollout of the data.
+            returns: result of each policy rank for the rollout, or references.
+
+        Returns:
+            On rank 0 the metrics of each step in a list under ``STEPS``, and their means; None elsewhere.
+        """
+        self._check_memory()
+        data, self._data = self._data, None
+        assert data is not None, "call values first"
+        data.set_from_positions("returns", [fetch(part) for part in returns])
+        with self.clock.timed("critic_train"):
+            steps = [self.backend.optimizer_step(data, rollout_id, n) for n in range(len(data.micro_batches))]
+        seconds = self.clock.take()
+        if self.rank != 0:
+            return None
+        named = [_named_for_critic(step) for step in (*steps, mean_of_steps(steps))]
+        return {STEPS: named[:-1], **named[-1], **seconds}
+
+    def save(self, rollout_id: int) -> str:
+        """Write a checkpoint that contains the step of ``rollout_id`` and return its folder."""
+        self._check_memory()
+        with self.clock.timed("critic_save"):
+            return str(self.backend.write(self._save_folder(), rollout_id + 1, self._meta(rollout_id)))
+
+    def _save_folder(self) -> Path:
+        return Path(required("--critic-save", self.args.critic_save))
+
+    def publish(self, rollout_id: int) -> None:
+        """Mark the checkpoint of ``rollout_id`` as the latest and delete those beyond --save-keep, after the policy's."""
+        root, policy, iteration = self._save_folder(), Path(required("--save", self.args.save)), rollout_id + 1
+
+        def publish() -> None:
+            old = superseded_of_critic(root, iteration, self.args.save_keep, policy)
+            checkpoint_folder.publish(root, iteration, old)
+
+        on_rank_zero(publish)
+
+
+def _named_for_critic(metrics: Metrics) -> Metrics:
+    return {
+        f"train/{name if name.startswith('value_') else f'critic-{name}'}": value for name, value in metrics.items()
+    }
+
+
+def critic_arguments(args: Arguments) -> Arguments:
+    """Return ``args`` with the critic's learning rate and warm-up instead of the policy's."""
+    changed = {
+        "lr": args.lr if args.critic_lr is None else args.critic_lr,
+        "lr_warmup_iters": args.critic_lr_warmup_iters,
+        "lr_warmup_fraction": None,
+    }
+    return args.changed(**changed)
+
+
+def needs_reference(args: Arguments) -> bool:
+    """Return whether the loss or the advantages compare the policy with a reference."""
+    return args.loss_type != "sft_loss" and (args.use_kl_loss or args.kl_coef != 0)
+
+
+def start_weights(args: Arguments) -> str:
+    """Return the Hugging Face folder to start from: --load if it is one, else --ref-load, else --hf-checkpoint."""
+    if args.load and (Path(args.load) / "config.json").exists():
+        return args.load
+    return args.ref_load or args.hf_checkpoint
 
 
 def fetch(value: Any) -> Any:

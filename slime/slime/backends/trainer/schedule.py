@@ -40,6 +40,11 @@ class Schedule:
         self.wsd_style, self.wsd_steps = args.lr_wsd_decay_style, args.lr_wsd_decay_iters
         self.steps = 0
 
+    @classmethod
+    def of_run(cls, args: Arguments) -> Schedule:
+        """Return the schedule of a run of ``--num-rollout`` rollouts."""
+        return cls(args, (args.num_steps_per_rollout or 1) * args.num_rollout if args.num_rollout else None)
+
     def lr(self) -> float:
         """Return the learning rate of the next step."""
         if self.steps < self.warmup_steps:

@@ -43,13 +43,18 @@ class Changing(NamedTuple):
 
 
 class Snapshot:
-    """Owns one rank's copy. :meth:`take` comes first."""
+    """Owns one rank's copy. :meth:`take` comes first, then :meth:`keep` or :meth:`put`.
+
+    Attributes:
+        is_open: whether the steps since :meth:`take` are neither kept nor undone.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._segment: Segment | None = None
         self._sizes: list[int] = []
         self._small: dict[str, Any] = {}
+        self.is_open = False
 
     def take(self, changing: Changing) -> int:
         """Copy everything, in place of an earlier copy, and return the number of bytes."""
@@ -67,7 +72,12 @@ class Snapshot:
             "schedule": changing.schedule.state_dict(),
             "random": rng_state(),
         }
+        self.is_open = True
         return sum(self._sizes)
+
+    def keep(self) -> None:
+        """Keep the steps since :meth:`take`; the host memory is used again."""
+        self.is_open = False
 
     def put(self, changing: Changing) -> None:
         """Restore everything.
@@ -88,6 +98,7 @@ class Snapshot:
             group.update(copy.deepcopy(settings))
         changing.schedule.load_state_dict(self._small["schedule"])
         set_rng_state(self._small["random"])
+        self.is_open = False
 
     @contextmanager
     def swapped(self, changing: Changing) -> Iterator[None]:

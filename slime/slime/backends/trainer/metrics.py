@@ -1,5 +1,6 @@
-"""FLOPs of a forward pass and of a training step, for the ``*_tflops`` metrics: matrices and causal attention.
+"""What a rank reports of a rollout: means of its steps and of the per-token streams, and the trainer's speed.
 
+FLOPs of a forward pass and of a training step, for the ``*_tflops`` metrics, are those of matrices and causal attention.
 A token through a matrix of n weights takes 2n FLOPs. Backward takes 2n for the gradient of its input and, unless the
 weights are frozen, 2n for their own. Causal attention of a sample of n tokens takes ``2 n^2`` times query heads times
 head size per layer and pass, without the masked half. The LM head counts for response tokens only (Chowdhery et al.,
@@ -10,7 +11,65 @@ token is sent to count. Linear attention counts as full attention.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+import torch.distributed as dist
+
+from slime.args import Arguments
+from slime.backends.trainer.micro_batch import Metrics
+from slime.backends.trainer.rollout_data import RolloutShard
+from slime.utils import streams
+from slime.utils.hf_checkpoint import read_config
+from slime.utils.metric_names import is_largest
+
+
+def mean_of_steps(steps: list[Metrics]) -> Metrics:
+    """Return means over a rollout's optimizer steps, the last learning rate, and the sum of skipped steps."""
+    names = sorted({name for step in steps for name in step})
+    result = {}
+    for name in names:
+        values = [step[name] for step in steps if name in step]
+        result[name] = max(values) if is_largest(name) else sum(values) / len(values)
+    if steps:
+        result["lr-pg_0"] = steps[-1]["lr-pg_0"]
+        result["skipped_steps"] = sum(step["skipped_steps"] for step in steps)
+    return result
+
+
+def means_of_streams(args: Arguments, data: RolloutShard, group: dist.ProcessGroup | None) -> Metrics:
+    """Return token-weighted means of the per-token streams and the token count, over the ranks of ``group``."""
+    sums: dict[str, list[float]] = {"tokens": [float(sum(data.fields["total_lengths"])), 1.0]}
+    for name in [stream.name for stream in streams.STREAMS if stream.logged]:
+        if name == "kl" and not args.kl_coef:  # all zero
+            continue
+        total, count = 0.0, 0.0
+        for values, mask in zip(data.fields.get(name, []), data.fields["loss_masks"], strict=False):
+            if values is not None:
+                total += float((values * mask).sum())
+                count += float(mask.sum())
+        sums[name] = [total, count]
+    gathered: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, sums, group=group)
+    result = {}
+    for name in sums:
+        total, count = (sum(rank[name][part] for rank in gathered) for part in (0, 1))
+        if name == "tokens":
+            result["rollout/tokens"] = total
+        elif count:
+            result[f"rollout/{name}"] = total / count
+    return result
+
+
+def speeds_of(
+    args: Arguments, data: RolloutShard, seconds: Mapping[str, float], group: dist.ProcessGroup | None
+) -> Metrics:
+    """Return this rank's TFLOP/s in each phase that took ``seconds``, and the tokens per second of its model copy."""
+    lengths, responses = data.fields["total_lengths"], data.fields["response_lengths"]
+    copy = dist.get_world_size() / dist.get_world_size(group)
+    config = read_config(Path(args.hf_checkpoint))
+    step = step_flops(config, lengths, responses, lora_rank=args.lora_rank if args.use_lora else 0)
+    return speeds(seconds, forward_flops(config, lengths, responses) / copy, step / copy, sum(lengths))
 
 
 def forward_flops(config: Mapping[str, Any], lengths: Sequence[int], responses: Sequence[int]) -> float:
