@@ -23,10 +23,10 @@ from agentrl.harness.addresses import GATEWAY_URL
 from agentrl.harness.offer import NAMES as HARNESSES
 from agentrl.harness.offer import offer_harnesses
 from agentrl.leases.capacity import Capacity
-from agentrl.leases.closing import PATIENCE, Patience
+from agentrl.leases.lease import PATIENCE, Patience
 from agentrl.leases.metrics import PoolMetrics
 from agentrl.leases.pool import Pool
-from agentrl.processes.ledger import ProcessLedger
+from agentrl.processes import ProcessLedger
 from agentrl.registry import Registry, load_environment
 from agentrl.sandbox.providers import NAMES, SandboxSettings, provider
 from agentrl.sandbox.streams import sweep_doors

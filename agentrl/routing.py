@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from agentrl.deadlines import ROUTER_ROUTE_MARGIN_S
 from agentrl.exceptions import AgentError, CapacityError, InfraError, NotFoundError
-from agentrl.leases.runs import Outcome, joined
+from agentrl.leases.lease import Outcome, joined
 from agentrl.protocol import (
     EvaluateRequest,
     Leased,

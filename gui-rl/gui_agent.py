@@ -26,8 +26,7 @@ from gui_launch import LaunchVariables
 
 from agentrl.environment import Environment, Task
 from agentrl.exceptions import AgentError, DeadlineError, InfraError
-from agentrl.processes.ledger import ProcessLedger
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes, ProcessLedger
 from agentrl.protocol import Ending
 from agentrl.registry import load_environment
 from agentrl.rollout.chat_policy import ChatPolicy, Endpoint, Model, Unpooled

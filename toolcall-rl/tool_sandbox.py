@@ -11,8 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 from agentrl.exceptions import InvalidError
-from agentrl.processes.ledger import ProcessLedger
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes, ProcessLedger
 from agentrl.protocol import JsonObject
 from agentrl.sandbox.bubblewrap import Bubblewrap
 from agentrl.sandbox.interface import Sandbox

@@ -21,8 +21,7 @@ import httpx
 
 from agentrl.environment import Task
 from agentrl.exceptions import AgentError, InvalidError
-from agentrl.processes.ledger import ProcessLedger
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes, ProcessLedger
 from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
 from agentrl.rollout.chat_policy import ChatPolicy, Endpoint, Model, Unpooled
 from agentrl.rollout.play import Observer, Play

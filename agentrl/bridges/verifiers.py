@@ -18,7 +18,7 @@ from typing import Any
 from agentrl.bridges.lines import MOST_BYTES, Lines
 from agentrl.environment import Environment, Task, Weight
 from agentrl.exceptions import InfraError, InvalidError
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes
 from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
 from groundwork.exceptions import ConfigError
 

@@ -22,7 +22,7 @@ from agentrl.environment import Task, Weight
 from agentrl.exceptions import InfraError, InvalidError
 from agentrl.harness.addresses import GATEWAY_URL
 from agentrl.harness.interface import Assignment, Harness
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes
 from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
 from agentrl.sandbox.gateway_health import GatewayHealth, Outage
 from agentrl.sandbox.interface import Door, ExecResult, Mount, SandboxSpec

@@ -20,12 +20,9 @@ from typing import Any
 from agentrl.deadlines import WORKER_MARGIN_S
 from agentrl.exceptions import AgentError, InfraError, NotFoundError
 from agentrl.leases.capacity import Capacity
-from agentrl.leases.closing import PATIENCE, Patience, close
-from agentrl.leases.lease import Lease
+from agentrl.leases.lease import PATIENCE, Lease, Outcome, Patience, close, joined
 from agentrl.leases.metrics import PoolMetrics
-from agentrl.leases.runs import Outcome, joined
-from agentrl.processes.ledger import ProcessLedger
-from agentrl.processes.owned import Processes, end_leftovers
+from agentrl.processes import Processes, ProcessLedger, end_leftovers
 from agentrl.protocol import (
     EvaluateRequest,
     Leased,

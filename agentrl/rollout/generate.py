@@ -44,6 +44,7 @@ TICKET = "agent_ticket"
 JUDGED_AT_A_TIME = 16
 Lend = Callable[[Settings], AbstractAsyncContextManager[LeaseService]]
 JUDGE_SECONDS = 120.0
+AGENTS: WeakKeyDictionary[GenerateState, Agents] = WeakKeyDictionary()
 
 
 class Parking:
@@ -119,9 +120,6 @@ class Agents:
             return await judge.length("prm", question) <= room
 
         return fits
-
-
-AGENTS: WeakKeyDictionary[GenerateState, Agents] = WeakKeyDictionary()
 
 
 def agents_of(args: Arguments) -> Agents:

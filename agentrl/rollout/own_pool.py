@@ -19,7 +19,7 @@ from agentrl.environment import Environment, Task, Weight
 from agentrl.leases.capacity import Capacity
 from agentrl.leases.metrics import PoolMetrics
 from agentrl.leases.pool import Pool
-from agentrl.processes.ledger import ProcessLedger
+from agentrl.processes import ProcessLedger
 from agentrl.registry import Registry
 from agentrl.sandbox.streams import sweep_doors
 from agentrl.service import LeaseService

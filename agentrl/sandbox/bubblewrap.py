@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from agentrl.exceptions import InfraError, InvalidError
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes
 from agentrl.sandbox import cgroups
 from agentrl.sandbox.interface import HOME, SandboxSpec
 from agentrl.sandbox.seccomp import filter_file

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.exceptions import InfraError
-from agentrl.processes.marks import mark_of
+from agentrl.processes import mark_of
 from agentrl.sandbox.interface import Limits
 
 CONTROLLERS = ("memory", "pids", "cpu")

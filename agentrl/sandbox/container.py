@@ -29,8 +29,7 @@ from pathlib import Path
 from typing import Literal
 
 from agentrl.exceptions import InfraError, InvalidError
-from agentrl.processes.ledger import ProcessLedger
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes, ProcessLedger
 from agentrl.sandbox.bubblewrap import refuse_nonsense
 from agentrl.sandbox.interface import HOME, Door, Limits, Mount, SandboxSpec
 from agentrl.sandbox.probe import CHECKED, prove

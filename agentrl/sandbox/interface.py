@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes
 
 HOME = "/work"
 """The one writable folder, besides /tmp, and the working directory of commands."""

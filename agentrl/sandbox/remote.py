@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.exceptions import AgentError, InfraError, InvalidError
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes
 from agentrl.sandbox.e2b_api import E2BApi, Machine, Patience, gone
 from agentrl.sandbox.inside.relay import GONE
 from agentrl.sandbox.inside.wire import MOST_BODY, Frames, frame

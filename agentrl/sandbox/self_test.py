@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from agentrl.processes.ledger import ProcessLedger
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes, ProcessLedger
 from agentrl.sandbox.interface import Limits, Sandbox, SandboxSpec
 from agentrl.sandbox.seccomp import INET, INET6, NETLINK, UNIX, refused_calls
 from agentrl.sandbox.supervised import ENVIRONMENT

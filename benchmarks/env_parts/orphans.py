@@ -14,7 +14,7 @@ from typing import Any
 
 from agentrl.client.episode import Episode, new_request_id
 from agentrl.client.http import HttpLeases
-from agentrl.processes.marks import is_alive
+from agentrl.processes import is_alive
 from agentrl.protocol import LeaseRequest
 from benchmarks.env_parts.kinds import Kind
 from benchmarks.env_parts.servers import pool_words, started

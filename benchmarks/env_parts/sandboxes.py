@@ -7,8 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agentrl.processes.ledger import ProcessLedger
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes, ProcessLedger
 from agentrl.sandbox.bubblewrap import Bubblewrap
 from agentrl.sandbox.interface import SandboxSpec
 from benchmarks.env_parts.environments import MINIMAL

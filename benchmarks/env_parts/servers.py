@@ -23,7 +23,7 @@ from agentrl.environment import Weight
 from agentrl.leases.capacity import Capacity
 from agentrl.leases.metrics import PoolMetrics
 from agentrl.leases.pool import Pool
-from agentrl.processes.ledger import ProcessLedger
+from agentrl.processes import ProcessLedger
 from agentrl.registry import Registry, load_environment
 from benchmarks.machine import REPOSITORY
 

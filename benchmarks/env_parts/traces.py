@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.processes.marks import Mark, mark_of
+from agentrl.processes import Mark, mark_of
 from agentrl.sandbox import cgroups
 from benchmarks.env_parts.servers import RUN_VARIABLE, Server
 

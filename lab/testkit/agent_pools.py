@@ -11,9 +11,9 @@ import httpx
 from prometheus_client import CollectorRegistry
 
 from agentrl.client.episode import new_request_id
-from agentrl.leases.closing import Patience
+from agentrl.leases.lease import Patience
 from agentrl.leases.pool import Pool
-from agentrl.processes.ledger import ProcessLedger
+from agentrl.processes import ProcessLedger
 from agentrl.protocol import EvaluateRequest, LeaseRequest, RenewRequest, ResetRequest, StepRequest
 from agentrl.service import LeaseService
 from lab.testkit.agent_environments import Script

@@ -18,7 +18,7 @@ from agentrl.exceptions import InfraError, InvalidError
 from agentrl.leases.capacity import Capacity
 from agentrl.leases.metrics import PoolMetrics
 from agentrl.leases.pool import Pool
-from agentrl.processes.ledger import ProcessLedger
+from agentrl.processes import ProcessLedger
 from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
 from agentrl.registry import Registry
 from lab.testkit.agent_pools import PATIENT_S, QUICK

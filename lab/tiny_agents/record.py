@@ -23,8 +23,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from agentrl.environment import Task
 from agentrl.harness.environment import HarnessEnvironment
 from agentrl.harness.interface import Harness
-from agentrl.processes.ledger import ProcessLedger
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes, ProcessLedger
 from agentrl.web.serve import Server
 from lab.tiny_demo.launched import MODEL_NAME
 

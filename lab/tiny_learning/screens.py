@@ -74,8 +74,7 @@ def _stored() -> dict[str, StoredScreen]:
 
 async def render(names: Sequence[str]) -> dict[str, StoredScreen]:
     """Return the pages of a family's tasks, without those that have to be scrolled or whose element is covered."""
-    from agentrl.processes.ledger import ProcessLedger
-    from agentrl.processes.owned import Processes
+    from agentrl.processes import Processes, ProcessLedger
     from agentrl.sandbox.bubblewrap import Bubblewrap
     from agentrl.sandbox.interface import Mount
     from agentrl.tasks.gui.actions import Action

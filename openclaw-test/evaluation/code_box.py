@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.exceptions import InfraError, InvalidError
-from agentrl.processes.ledger import ProcessLedger
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes, ProcessLedger
 from agentrl.sandbox.bubblewrap import PYTHON, Bubblewrap
 from agentrl.sandbox.interface import HOME, ExecResult, Limits, Provider, Sandbox, SandboxSpec
 from evaluation.case import SuiteError

@@ -24,8 +24,7 @@ from swe_config import SweConfig, SweVariables
 
 from agentrl.environment import Task
 from agentrl.exceptions import AgentError
-from agentrl.processes.ledger import ProcessLedger
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes, ProcessLedger
 from agentrl.protocol import Ending, Verdict
 from agentrl.rollout.chat_policy import ChatPolicy, Endpoint, Lengths, Unpooled
 from agentrl.rollout.play import Play

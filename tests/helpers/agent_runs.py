@@ -24,7 +24,7 @@ from agentrl.harness.screen import Screen
 from agentrl.leases.capacity import Capacity
 from agentrl.leases.metrics import PoolMetrics
 from agentrl.leases.pool import Pool
-from agentrl.processes.ledger import ProcessLedger
+from agentrl.processes import ProcessLedger
 from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
 from agentrl.registry import Registry
 from agentrl.web.app import create_app

@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from agentrl.bridges.verifiers import VerifiersEnvironment
-from agentrl.processes.ledger import ProcessLedger
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes, ProcessLedger
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentrl.exceptions import InvalidError
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes
 from agentrl.sandbox.interface import HOME, ExecResult, SandboxSpec
 
 PLACES = re.compile(r"(?<![\w./])/(work|tmp|tests)\b")

@@ -6,8 +6,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from agentrl.processes.ledger import ProcessLedger
-from agentrl.processes.owned import Processes, end_leftovers
+from agentrl.processes import Processes, ProcessLedger, end_leftovers
 from agentrl.sandbox.bubblewrap import Bubblewrap
 from agentrl.sandbox.interface import SandboxSpec
 from tests.helpers.sandboxes import SMALL, line

@@ -8,8 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from agentrl.processes.ledger import ProcessLedger
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes, ProcessLedger
 from agentrl.sandbox.bubblewrap import Bubblewrap
 from agentrl.sandbox.interface import ExecResult, Limits, SandboxSpec
 from agentrl.sandbox.supervised import SupervisedSandbox

@@ -13,8 +13,7 @@ import pytest
 
 from agentrl.environment import Task
 from agentrl.exceptions import InvalidError
-from agentrl.processes.ledger import ProcessLedger
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes, ProcessLedger
 from agentrl.protocol import JsonObject
 from agentrl.registry import load_environment
 from agentrl.rollout.actions import error_text, opening

@@ -17,7 +17,7 @@ from typing import Any, cast
 import psutil
 import pytest
 
-from agentrl.processes.ledger import ProcessLedger
+from agentrl.processes import ProcessLedger
 from agentrl.sandbox.bubblewrap import Bubblewrap
 from lab.testkit.engine import MockEngine, mock_engine
 from lab.testkit.live_engine import engine_arguments, live_engine

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from agentrl.environment import Task
-from agentrl.processes.ledger import ProcessLedger
+from agentrl.processes import ProcessLedger
 from agentrl.protocol import JsonObject, StepResult
 from agentrl.rollout import generate as loop
 from agentrl.sandbox.bubblewrap import Bubblewrap

@@ -27,7 +27,7 @@ from agentrl.harness.swe import SweHarness
 from agentrl.leases.capacity import Capacity
 from agentrl.leases.metrics import PoolMetrics
 from agentrl.leases.pool import Pool
-from agentrl.processes.ledger import ProcessLedger
+from agentrl.processes import ProcessLedger
 from agentrl.protocol import JsonObject
 from agentrl.registry import Registry
 from agentrl.sandbox.bubblewrap import Bubblewrap

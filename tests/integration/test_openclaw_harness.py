@@ -25,8 +25,7 @@ from agentrl.environment import Task
 from agentrl.exceptions import InfraError
 from agentrl.harness import openclaw
 from agentrl.harness.environment import HarnessEnvironment
-from agentrl.processes.ledger import ProcessLedger
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes, ProcessLedger
 from agentrl.protocol import JsonObject, StepResult, Verdict
 from agentrl.sandbox.bubblewrap import Bubblewrap
 from agentrl.sandbox.interface import HOME

@@ -14,7 +14,7 @@ from abc import abstractmethod
 
 from agentrl.environment import Environment, Task
 from agentrl.exceptions import InfraError, InvalidError
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes
 from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
 from agentrl.sandbox.bubblewrap import Bubblewrap
 from agentrl.tasks.gui.actions import MOST_WAIT_S, Action, read_call

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from agentrl.environment import Environment, Task, Weight
 from agentrl.exceptions import InfraError
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes
 from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
 from agentrl.sandbox.bubblewrap import Bubblewrap
 from agentrl.sandbox.interface import HOME, ExecResult, Mount, Sandbox, SandboxSpec

@@ -13,8 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentrl.exceptions import AgentError, InfraError
-from agentrl.processes.ledger import ProcessLedger
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes, ProcessLedger
 from agentrl.sandbox.interface import HOME, Mount, Provider, Sandbox, SandboxSpec
 from agentrl.sandbox.providers import SandboxSettings, provider
 from agentrl.tasks.harbor import SOLUTION

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from agentrl.environment import Task
 from agentrl.exceptions import InvalidError
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes
 from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
 from agentrl.sandbox.interface import HOME, Mount, Sandbox, SandboxSpec
 from agentrl.tasks.harbor import HarborTask, Machine, Settings

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from agentrl.environment import Task
 from agentrl.exceptions import InvalidError
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes
 from agentrl.protocol import JsonObject, Observation, StepResult
 from agentrl.sandbox.interface import Sandbox
 from agentrl.tasks.harbor import HarborTask

@@ -16,8 +16,7 @@ from typing import Any
 
 from agentrl.environment import Task
 from agentrl.exceptions import AgentError
-from agentrl.processes.ledger import ProcessLedger
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes, ProcessLedger
 from agentrl.tasks.toolcall.conversations import solved
 from agentrl.tasks.toolcall.environment import TASKS_PER_FAMILY, ToolCallEnvironment, offered
 from agentrl.tasks.toolcall.families import FAMILIES

@@ -14,7 +14,7 @@ from pydantic import JsonValue
 
 from agentrl.environment import Environment, Task, Weight
 from agentrl.exceptions import InfraError, InvalidError
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes
 from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
 from agentrl.sandbox.bubblewrap import Bubblewrap
 from agentrl.sandbox.interface import Sandbox

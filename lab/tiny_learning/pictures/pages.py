@@ -135,8 +135,7 @@ def screens_of(folder: Path, family: str, split: Split) -> Screens:
 
 async def render(names: Sequence[str]) -> Screens:
     """Return the screens of a family's tasks, without those whose target is not on the screen."""
-    from agentrl.processes.ledger import ProcessLedger
-    from agentrl.processes.owned import Processes
+    from agentrl.processes import Processes, ProcessLedger
     from agentrl.sandbox.bubblewrap import Bubblewrap
     from agentrl.sandbox.interface import Mount
     from agentrl.tasks.gui.browser.playwright_page import PlaywrightPage

@@ -15,10 +15,10 @@ from agentrl.client.http import HttpLeases
 from agentrl.client.in_process import InProcessLeases
 from agentrl.environment import Weight
 from agentrl.leases.capacity import Capacity
-from agentrl.leases.closing import Patience
+from agentrl.leases.lease import Patience
 from agentrl.leases.metrics import PoolMetrics
 from agentrl.leases.pool import Pool
-from agentrl.processes.ledger import ProcessLedger
+from agentrl.processes import ProcessLedger
 from agentrl.registry import Registry
 from agentrl.web.app import create_app
 from lab.testkit.agent_environments import Script

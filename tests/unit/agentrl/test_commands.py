@@ -18,7 +18,7 @@ import pytest
 from agentrl import pool, router
 from agentrl.client.http import HttpLeases
 from agentrl.exceptions import InfraError, InvalidError
-from agentrl.processes.marks import mark_of
+from agentrl.processes import mark_of
 from agentrl.web.options import listen
 from lab.testkit.agent_pools import acting, asked, resetting, until
 from lab.testkit.processes import eventually

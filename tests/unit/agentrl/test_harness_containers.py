@@ -11,8 +11,7 @@ from agentrl.environment import Task
 from agentrl.harness import environment as environments
 from agentrl.harness.environment import HarnessEnvironment
 from agentrl.harness.interface import Assignment
-from agentrl.processes.ledger import ProcessLedger
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes, ProcessLedger
 from agentrl.sandbox.interface import ExecResult, Mount, Sandbox
 from tests.helpers.fake_container_engine import FakeEngine
 from tests.helpers.sandbox_worlds import container

@@ -20,8 +20,7 @@ from agentrl.harness.interface import Assignment
 from agentrl.leases.capacity import Capacity
 from agentrl.leases.metrics import PoolMetrics
 from agentrl.leases.pool import Pool
-from agentrl.processes.ledger import ProcessLedger
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes, ProcessLedger
 from agentrl.protocol import StepRequest
 from agentrl.registry import Registry
 from agentrl.rollout.actions import opening

@@ -15,7 +15,7 @@ from agentrl.client import http as http_client
 from agentrl.client.http import HttpLeases
 from agentrl.exceptions import DeadlineError, InfraError, InvalidError
 from agentrl.protocol import StepRequest
-from agentrl.web.bodies import read
+from agentrl.web.app import read
 from lab.testkit.agent_pools import ADDRESS, Build, World, acting, asked, judging, renewing, resetting, until
 
 KEY = "a key of this test"

@@ -10,8 +10,7 @@ import pytest
 from agentrl.harness import mini_swe_agent
 from agentrl.harness.interface import Assignment
 from agentrl.harness.mini_swe_agent import MiniSweAgent
-from agentrl.processes.ledger import ProcessLedger
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes, ProcessLedger
 from agentrl.sandbox.interface import SandboxSpec
 from groundwork.exceptions import ConfigError
 from tests.helpers.plain_sandboxes import PlainProvider

@@ -15,11 +15,10 @@ from agentrl.environment import Weight
 from agentrl.leases.capacity import Capacity
 from agentrl.leases.metrics import PoolMetrics
 from agentrl.leases.pool import Pool
-from agentrl.processes.ledger import ProcessLedger
+from agentrl.processes import ProcessLedger
 from agentrl.protocol import Answer, EvaluateRequest, LeaseRequest, RenewRequest, ResetRequest, StepRequest
 from agentrl.registry import Registry
-from agentrl.web.app import create_app
-from agentrl.web.errors import STATUS, STATUS_OF_CODE
+from agentrl.web.app import STATUS, STATUS_OF_CODE, create_app
 
 MODELS = {
     "lease": LeaseRequest,

@@ -15,11 +15,9 @@ from typing import Any
 
 import pytest
 
+from agentrl import processes as marks
 from agentrl.exceptions import InfraError
-from agentrl.processes import marks
-from agentrl.processes.ledger import Group, ProcessLedger
-from agentrl.processes.marks import OWNER_VARIABLE, Mark, mark_of
-from agentrl.processes.owned import Processes, end_leftovers
+from agentrl.processes import OWNER_VARIABLE, Group, Mark, Processes, ProcessLedger, end_leftovers, mark_of
 from groundwork.exceptions import ConfigError
 from lab.testkit.agent_environments import MINIMAL
 from lab.testkit.agent_pools import until
@@ -222,7 +220,7 @@ async def test_a_cursor_ends_in_the_thread_that_uses_the_file(tmp_path: Path, mo
             return super().cursor(factory)
 
     connect = functools.partial(sqlite3.connect, factory=Connection)
-    monkeypatch.setattr("agentrl.processes.ledger.sqlite3.connect", connect)
+    monkeypatch.setattr("agentrl.processes.sqlite3.connect", connect)
     ledger = ProcessLedger(tmp_path / "pool.sqlite")
     groups = [Group(f"{number:032}", Mark(number, 0, "a start")) for number in range(2)]
     for group in groups:

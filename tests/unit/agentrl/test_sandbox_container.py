@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.exceptions import InfraError, InvalidError
-from agentrl.processes.ledger import ProcessLedger
-from agentrl.processes.owned import Processes, end_leftovers
+from agentrl.processes import Processes, ProcessLedger, end_leftovers
 from agentrl.sandbox import container as containers
 from agentrl.sandbox import probe
 from agentrl.sandbox.container import Container, ContainerSettings

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.processes.ledger import ProcessLedger
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes, ProcessLedger
 from agentrl.sandbox.interface import Sandbox
 from tests.helpers.sandbox_cases import CASES, SPEC, Case
 from tests.helpers.sandbox_worlds import WORLDS

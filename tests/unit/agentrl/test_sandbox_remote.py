@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.exceptions import InfraError, InvalidError
-from agentrl.processes.ledger import ProcessLedger
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes, ProcessLedger
 from agentrl.sandbox import probe
 from agentrl.sandbox.interface import HOME, Door, Limits, Mount, SandboxSpec
 from agentrl.sandbox.remote import E2BProvider, E2BSettings

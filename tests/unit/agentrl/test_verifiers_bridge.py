@@ -11,7 +11,7 @@ import pytest
 from agentrl.bridges import verifiers
 from agentrl.bridges.verifiers import PYTHON_VARIABLE, VerifiersEnvironment, verifiers_environment
 from agentrl.exceptions import InfraError, InvalidError
-from agentrl.processes.marks import mark_of
+from agentrl.processes import mark_of
 from groundwork.exceptions import ConfigError
 from tests.helpers.lone_environments import lent
 

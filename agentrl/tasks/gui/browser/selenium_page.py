@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from agentrl.exceptions import InfraError
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes
 from agentrl.sandbox.interface import Mount, Provider
 from agentrl.tasks.gui.browser.interface import SEND_S, Page
 from agentrl.tasks.gui.browser.walled import FLAGS, WalledProgram, find_chromium

@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 from agentrl.exceptions import InfraError, InvalidError
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes
 from agentrl.sandbox.interface import HOME, ExecResult, Limits, Mount, Provider, Sandbox, SandboxSpec
 from agentrl.sandbox.streams import SandboxStream
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from agentrl.environment import Task, Weight
 from agentrl.exceptions import InfraError
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes
 from agentrl.protocol import Verdict
 from agentrl.sandbox.interface import Mount
 from agentrl.tasks.gui.browser.interface import Page

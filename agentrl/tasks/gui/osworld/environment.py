@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from agentrl.environment import Task, Weight
 from agentrl.exceptions import InfraError
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes
 from agentrl.protocol import Verdict
 from agentrl.tasks.gui.computer import Computer
 from agentrl.tasks.gui.environment import GuiEnvironment

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agentrl.exceptions import InfraError
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes
 from agentrl.tasks.gui.osworld.settings import VmSettings
 
 LABEL = "agentrl.vm"

@@ -13,8 +13,7 @@ import pytest
 
 from agentrl.environment import Task, Weight
 from agentrl.exceptions import InfraError
-from agentrl.processes.ledger import ProcessLedger
-from agentrl.processes.owned import Processes, end_leftovers
+from agentrl.processes import Processes, ProcessLedger, end_leftovers
 from agentrl.tasks.gui.osworld.environment import OsWorldEnvironment
 from agentrl.tasks.gui.osworld.providers import DockerVm, Machine
 from agentrl.tasks.gui.osworld.settings import VmSettings

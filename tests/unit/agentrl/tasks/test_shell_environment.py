@@ -12,8 +12,7 @@ import pytest
 
 from agentrl.environment import Task
 from agentrl.exceptions import InfraError, InvalidError
-from agentrl.processes.ledger import ProcessLedger
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes, ProcessLedger
 from agentrl.protocol import JsonObject
 from agentrl.rollout.actions import FORMS, opening
 from agentrl.tasks.harbor import File, HarborTask, VerifierStage

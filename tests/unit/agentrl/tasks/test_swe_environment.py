@@ -15,8 +15,7 @@ import pytest
 
 from agentrl.environment import Task
 from agentrl.exceptions import InfraError, InvalidError
-from agentrl.processes.ledger import ProcessLedger
-from agentrl.processes.owned import Processes
+from agentrl.processes import Processes, ProcessLedger
 from agentrl.rollout.actions import opening
 from agentrl.sandbox.interface import ExecResult, Limits, SandboxSpec
 from agentrl.tasks.harbor import File
