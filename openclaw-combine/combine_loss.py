@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from openclaw_combine_method import Config
 
-from slime.algorithms.advantages.terms import teacher_terms
+from slime.algorithms.advantages import teacher_terms
 from slime.algorithms.losses.custom import from_response_rows
 from slime.algorithms.losses.policy_loss import policy_loss_of_logits
 from slime.args import Arguments

@@ -72,7 +72,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def table(metrics: dict[str, Any]) -> Table:
     """Return one row per evaluation set: score, pass@k, and how its answers ended."""
-    from slime.rollout.eval_metrics import PREFIX, scores
+    from slime.rollout.metrics import PREFIX, scores
 
     passes = sorted({name.rpartition("-")[2] for name in metrics if "-pass@" in name}, key=lambda name: int(name[5:]))
     shown = [(name, f"-{name}", "{:.3f}") for name in passes] + list(_COLUMNS)
@@ -102,7 +102,7 @@ def main(argv: list[str]) -> int:
             return 2
     # These import Ray, for which a mistyped flag need not wait.
     from slime.ray.execute import execute
-    from slime.rollout.eval_metrics import scores
+    from slime.rollout.metrics import scores
 
     console = Console(stderr=True)
     found: dict[str, Any] = {}

@@ -23,7 +23,7 @@ from lab.testkit.processes import in_own_process
 from slime.args import Arguments
 from slime.backends.fsdp_utils.backend import log_prob_pass
 from slime.backends.fsdp_utils.model import build_policy
-from slime.backends.trainer.rollout_data import RolloutShard
+from slime.backends.trainer.micro_batch import RolloutShard
 from slime.rollout.train_data import split_by_dp
 
 # Bytes per token and entry of the vocabulary under which nothing grows with the product.

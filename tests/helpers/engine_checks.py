@@ -18,7 +18,7 @@ from lab.testkit.trainer import shards
 from slime.args import Arguments
 from slime.backends.fsdp_utils.backend import FSDPTrainActor
 from slime.backends.sglang_utils.engine import SGLangEngine
-from slime.backends.trainer.rollout_data import RolloutShard
+from slime.backends.trainer.micro_batch import RolloutShard
 from tests.helpers.engine_streams import Stream, Tolerance, errors, prompts, stream, wait_for_some, within
 
 STREAMS = 8

@@ -48,7 +48,7 @@ def _three_steps(args: Arguments, rank: int, world_size: int, path: str) -> dict
     from slime.backends.megatron_utils.model import build_model, data_parallel, unwrapped
     from slime.backends.megatron_utils.optimizer import apply_gradients, build_optimizer
     from slime.backends.megatron_utils.weights import full_weights
-    from slime.backends.trainer.rollout_data import RolloutShard
+    from slime.backends.trainer.micro_batch import RolloutShard
     from slime.backends.trainer.schedule import Schedule
 
     parallel.join(args, CPU)

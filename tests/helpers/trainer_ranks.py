@@ -13,7 +13,7 @@ from torch import Tensor
 from lab.testkit import trainer
 from slime.backends.fsdp_utils import backend
 from slime.backends.fsdp_utils.backend import FSDPCriticActor, FSDPTrainActor
-from slime.backends.fsdp_utils.weights import gather
+from slime.backends.fsdp_utils.state import gather
 from slime.backends.trainer.offload import storage_of
 from slime.exceptions import TrainerError
 from tests.helpers import gradient_cases

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from slime.args import Arguments
-from slime.backends.fsdp_utils.lora import add_adapters
+from slime.backends.fsdp_utils.model import add_adapters
 from tests.helpers.tiny_vision import MERGE, PATCH
 from tests.helpers.tolerance import MODEL, assert_near
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from groundwork.network import find_available_port
 from lab.testkit import trainer
-from slime.backends.fsdp_utils import checkpoint
+from slime.checkpoints import checkpoint_folder
 from slime.checkpoints.versions import superseded
 from slime.exceptions import CheckpointError
 from tests.helpers import trainer_ranks
@@ -79,7 +79,7 @@ def test_exports_load_in_other_programs(tmp_path: Path, tiny_random_model: Path)
         shard = trainer.shards(args, trainer.train_data(count=1), 1)[0]
         ids = torch.tensor([shard["tokens"][0]])
         from slime.backends.fsdp_utils.backend import log_prob_pass
-        from slime.backends.trainer.rollout_data import RolloutShard
+        from slime.backends.trainer.micro_batch import RolloutShard
 
         ours = log_prob_pass(args, actor.backend.model, RolloutShard(shard), actor.device)[0]
     finally:
@@ -98,18 +98,18 @@ def test_exports_load_in_other_programs(tmp_path: Path, tiny_random_model: Path)
 
 def test_an_interrupted_save_leaves_the_previous_one(tmp_path: Path) -> None:
     for iteration in (1, 2, 3):
-        folder = checkpoint.folder_of(tmp_path, iteration)
+        folder = checkpoint_folder.folder_of(tmp_path, iteration)
         folder.mkdir()
         (folder / "meta.json").write_text("{}")
-    assert checkpoint.find(tmp_path) is None
-    checkpoint.publish(tmp_path, 2, ())
+    assert checkpoint_folder.find(tmp_path) is None
+    checkpoint_folder.publish(tmp_path, 2, ())
     (tmp_path / "iter_0000004.tmp").mkdir()
-    assert checkpoint.find(tmp_path) == checkpoint.folder_of(tmp_path, 2)
-    checkpoint.publish(tmp_path, 3, superseded(tmp_path, 3, keep=2))
+    assert checkpoint_folder.find(tmp_path) == checkpoint_folder.folder_of(tmp_path, 2)
+    checkpoint_folder.publish(tmp_path, 3, superseded(tmp_path, 3, keep=2))
     assert sorted(path.name for path in tmp_path.glob("iter_*")) == ["iter_0000002", "iter_0000003", "iter_0000004.tmp"]
-    (tmp_path / checkpoint.LATEST).write_text("9")
+    (tmp_path / checkpoint_folder.LATEST).write_text("9")
     with pytest.raises(FileNotFoundError, match="iter_0000009"):
-        checkpoint.find(tmp_path)
+        checkpoint_folder.find(tmp_path)
 
 
 def test_wrong_checkpoints_are_refused(tmp_path: Path, tiny_random_model: Path) -> None:

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from groundwork.network import find_available_port
 from lab.testkit import trainer
 from slime.backends.fsdp_utils.backend import log_prob_pass
-from slime.backends.trainer.rollout_data import RolloutShard
+from slime.backends.trainer.micro_batch import RolloutShard
 from slime.logprobs.response_rows import log_probs_of_head
 from tests.helpers import trainer_ranks
 from tests.helpers.reference_steps import sft_steps

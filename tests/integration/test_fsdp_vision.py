@@ -13,7 +13,7 @@ from transformers import AutoModelForImageTextToText
 from groundwork.network import find_available_port
 from groundwork.processors import load_processor
 from lab.testkit import trainer
-from slime.backends.trainer.rollout_data import RolloutShard
+from slime.backends.trainer.micro_batch import RolloutShard
 from slime.utils.hf_checkpoint import files_of_weights
 from tests.helpers import tiny_vision, trainer_ranks, vision_ranks, vision_samples
 from tests.helpers.tolerance import LOGITS, MODEL, assert_near

@@ -1,18 +1,29 @@
 """Compute response log probabilities from hidden states, without a whole sequence's logits.
 
+``z = logits / temperature``, ``m = max_v z_v``, ``s = sum_v exp(z_v - m)``: ``log p(t) = z_t - m - log s`` and ``H = log s -
+sum_v exp(z_v - m) (z_v - m) / s``. With ``p = exp(z - m) / s`` the gradients to the logits are ``d log p(t) / d logits_v =
+([v = t] - p_v) / temperature`` and ``dH / d logits_v = -p_v (log p_v + H) / temperature``. The forward pass walks over blocks
+of vocabulary columns and updates ``m``, ``s`` and the entropy's sum from block to block (Milakov and Gimelshein, "Online
+normalizer calculation for softmax", 2018).
+
 Guarantees:
 
 * Old, new, reference and distillation log probabilities take the same path: LM head in the model's dtype, then float32,
   divided by the temperature.
-* In either pass, no more logits exist at a time than ``chunk`` rows of this rank's vocabulary have.
+* In either pass, no more logits exist at a time than ``chunk`` rows of this rank's vocabulary have: those of one block,
+  ``[N, width]``. The backward pass recomputes each block's logits, except for the last block, whose gradient it computes
+  first.
+* A block holds all rows of some columns. The gradient of a row of the head is therefore one matrix product over all ``N``
+  positions, rounded once. Its error does not depend on the number of blocks, even if the head computes in bfloat16.
+* The gradient of the hidden states is a sum over blocks, accumulated in float32.
 
-Rows are in the order of the samples. A context-parallel rank has the rows it holds. :mod:`slime.utils.head_memory` computes
-the memory.
+Rows are in the order of the samples. A context-parallel rank has the rows it holds. :mod:`slime.utils.head_memory`
+computes the memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +31,225 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from slime.logprobs.head_walk import HeadWalk, Walk, logits_of
-from slime.utils.head_memory import block_width, chunk_rows
+from slime.utils.head_memory import CPU_SLICE_BYTES, GPU_SLICE_BYTES, block_width, chunk_rows
 from slime.utils.vocab_parallel import is_split
+
+# Below every logit, but finite, so that the difference of two such values is finite too.
+_LOWEST = -1e30
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Settings of a walk over the vocabulary.
+
+    Attributes:
+        temperature: divisor of the logits.
+        width: columns per block.
+        first: token id of column 0; above 0 on a rank that holds a later slice of the vocabulary.
+        columns: number of this rank's columns that belong to a token; the rest get no probability and no gradient.
+        with_entropy: whether to compute entropies; if False they are zero.
+        group: the ranks that share the vocabulary, or None.
+    """
+
+    temperature: float
+    width: int
+    first: int
+    columns: int
+    with_entropy: bool
+    group: Any
+
+    def blocks(self) -> list[slice]:
+        """Return the blocks of columns, in order."""
+        return [
+            slice(start, min(start + self.width, self.columns)) for start in range(0, self.columns, max(1, self.width))
+        ]
+
+    def scaled(self, logits: Tensor) -> Tensor:
+        """Return ``logits`` in float32, divided by the temperature; float32 logits are overwritten."""
+        table = logits.float()
+        return table if self.temperature == 1.0 else table.div_(self.temperature)
+
+    def places(self, ids: Tensor, block: slice) -> tuple[Tensor, Tensor]:
+        """Return the column of each id in ``block`` (0 for an id outside it), and whether the id is inside."""
+        local = ids - (self.first + block.start)
+        here = (local >= 0) & (local < block.stop - block.start)
+        return local.masked_fill_(~here, 0), here
+
+
+def logits_of(inputs: Sequence[Tensor], weights: Sequence[Tensor], block: slice) -> Tensor:
+    """Return ``sum_i x_i W_i[block]^T``."""
+    logits = inputs[0] @ weights[0][block].T
+    for rows, weight in zip(inputs[1:], weights[1:], strict=True):
+        logits.addmm_(rows, weight[block].T)
+    return logits
+
+
+def _slices(table: Tensor) -> Iterator[slice]:
+    limit = CPU_SLICE_BYTES if table.device.type == "cpu" else GPU_SLICE_BYTES
+    rows = max(1, limit // (4 * max(1, table.size(-1))))
+    return (slice(start, start + rows) for start in range(0, len(table), rows))
+
+
+@dataclass
+class _Rows:
+    """Running sums of each row over the blocks so far.
+
+    Attributes:
+        largest: ``[N]`` the maximum ``m`` of ``z``.
+        total: ``[N]`` the sum of ``exp(z - m)``.
+        weighted: ``[N]`` the sum of ``exp(z - m) (z - m)``; zero without entropies.
+        chosen: ``[N, K]`` the ``z`` of the ids; zero for ids in other blocks.
+    """
+
+    largest: Tensor
+    total: Tensor
+    weighted: Tensor
+    chosen: Tensor
+
+    def add(self, part: slice, z: Tensor, columns: Tensor, here: Tensor, *, with_entropy: bool) -> None:
+        """Add the rows ``part`` of a block, and overwrite ``z`` with ``exp(z - m)``."""
+        self.chosen[part] += z.gather(-1, columns).masked_fill_(~here, 0.0)
+        peak = torch.maximum(self.largest[part], z.amax(-1))
+        shift = self.largest[part] - peak
+        z.sub_(peak.unsqueeze(-1))
+        if with_entropy:
+            exponentials = z.exp()
+            before = (self.weighted[part] + self.total[part] * shift) * shift.exp()
+            self.weighted[part] = before + z.mul_(exponentials).sum(-1)
+            z.copy_(exponentials)
+        else:
+            z.exp_()
+        self.total[part] = self.total[part] * shift.exp() + z.sum(-1)
+        self.largest[part] = peak
+
+    def over_ranks(self, group: Any) -> _Rows:
+        """Return the sums over the whole vocabulary; collective."""
+        largest = self.largest.clone()
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+        shift = self.largest - largest
+        own = torch.stack([self.total, self.weighted + self.total * shift], -1) * shift.exp().unsqueeze(-1)
+        sums = torch.cat([own, self.chosen], -1)
+        dist.all_reduce(sums, group=group)
+        return _Rows(largest, sums[:, 0].contiguous(), sums[:, 1].contiguous(), sums[:, 2:].contiguous())
+
+
+class HeadWalk(torch.autograd.Function):
+    """``(ids [N, K], walk, x_1, W_1, x_2, W_2, ...) -> log probabilities [N, K], entropies [N]``, logits ``sum_i x_i W_i^T``."""
+
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, walk: Walk, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        inputs, weights = tensors[::2], tensors[1::2]
+        lowest = torch.full((len(ids),), _LOWEST, dtype=torch.float32, device=ids.device)
+        total, weighted, chosen = (lowest.new_zeros(shape) for shape in (len(ids), len(ids), ids.shape))
+        rows = _Rows(lowest, total, weighted, chosen)
+        ctx.kept = None
+        blocks = walk.blocks()
+        for block in blocks:
+            logits = logits_of(inputs, weights, block)
+            if block is blocks[-1] and any(ctx.needs_input_grad):
+                ctx.kept = logits
+            for part in _slices(logits):
+                columns, here = walk.places(ids[part], block)
+                rows.add(part, walk.scaled(logits[part]), columns, here, with_entropy=walk.with_entropy)
+            del logits
+        ctx.kept_largest = rows.largest
+        if is_split(walk.group):
+            rows = rows.over_ranks(walk.group)
+        log_total = rows.total.log()
+        entropy = log_total - rows.weighted / rows.total if walk.with_entropy else torch.zeros_like(log_total)
+        ctx.walk = walk
+        ctx.save_for_backward(ids, rows.largest, rows.total, entropy, *tensors)
+        ctx.set_materialize_grads(False)
+        if not walk.with_entropy:
+            ctx.mark_non_differentiable(entropy)
+        return (rows.chosen - rows.largest.unsqueeze(-1)).sub_(log_total.unsqueeze(-1)), entropy
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        ids, largest, total, entropy, *tensors = ctx.saved_tensors
+        walk: Walk = ctx.walk
+        rows = (largest, total)
+        of_ids, of_entropy = (None if g is None else g / walk.temperature for g in gradients)
+        if of_ids is None and of_entropy is None:
+            return (None,) * (2 + len(tensors))
+        of_ids = torch.zeros_like(ids, dtype=torch.float32) if of_ids is None else of_ids
+        inputs, weights = tuple(tensors[::2]), tuple(tensors[1::2])
+        wanted = ctx.needs_input_grad[2:]
+        sums = [
+            torch.zeros_like(x, dtype=torch.float32) if w else None for x, w in zip(inputs, wanted[::2], strict=True)
+        ]
+        of_weights = [torch.empty_like(x) if w else None for x, w in zip(weights, wanted[1::2], strict=True)]
+        table, ctx.kept = ctx.kept, None
+        for block in reversed(walk.blocks()):
+            # A kept float32 block holds exp(z - the rank's largest z); a kept bfloat16 block still holds logits.
+            kept_largest = ctx.kept_largest if table is not None and table.dtype == torch.float32 else None
+            table = logits_of(inputs, weights, block) if table is None else table
+            _to_gradient(table, walk, block, rows, kept_largest, ids, of_ids, entropy, of_entropy)
+            _add_gradients(table, block, inputs, weights, sums, of_weights)
+            table = None
+        for gradient in of_weights:
+            if gradient is not None:
+                gradient[walk.columns :] = 0.0
+        of_inputs = [None if s is None else s.to(x.dtype) for s, x in zip(sums, inputs, strict=True)]
+        pairs = zip(of_inputs, of_weights, strict=True)
+        return None, None, *(gradient for pair in pairs for gradient in pair)
+
+
+def _to_gradient(
+    table: Tensor,
+    walk: Walk,
+    block: slice,
+    rows: tuple[Tensor, Tensor],
+    kept_largest: Tensor | None,
+    ids: Tensor,
+    of_ids: Tensor,
+    entropy: Tensor,
+    of_entropy: Tensor | None,
+) -> None:
+    """Replace the logits ``table`` ``[N, width]`` of a block by their gradient, in place.
+
+    With ``kept_largest`` the table holds ``exp(z - kept_largest)`` instead of logits. ``rows`` are ``m`` and ``s`` of each row.
+    The function keeps no reference to the table, so that two blocks never exist together.
+    """
+    largest, total = rows
+    for part in _slices(table):
+        if kept_largest is None:
+            values = walk.scaled(table[part]).sub_(largest[part].unsqueeze(-1)).exp_()
+            factor = total[part].reciprocal()
+        else:
+            values, factor = table[part], (kept_largest[part] - largest[part]).exp_().div_(total[part])
+        share = of_ids[part].sum(-1)
+        if of_entropy is None:
+            values.mul_(-(share * factor).unsqueeze(-1))
+        else:
+            p = values.mul_(factor.unsqueeze(-1))
+            by_entropy = torch.xlogy(p, p).addcmul_(p, entropy[part].unsqueeze(-1))
+            p.mul_(-share.unsqueeze(-1)).sub_(by_entropy.mul_(of_entropy[part].unsqueeze(-1)))
+        columns, here = walk.places(ids[part], block)
+        values.scatter_add_(-1, columns, of_ids[part] * here)
+        if table.dtype != torch.float32:
+            table[part] = values
+
+
+def _add_gradients(
+    table: Tensor,
+    block: slice,
+    inputs: tuple[Tensor, ...],
+    weights: tuple[Tensor, ...],
+    sums: list[Tensor | None],
+    of_weights: list[Tensor | None],
+) -> None:
+    """Store the weights' gradients in the rows ``block``, and add its share to the inputs' gradients."""
+    for rows, weight, total, of_weight in zip(inputs, weights, sums, of_weights, strict=True):
+        if of_weight is not None:
+            torch.mm(table.T, rows, out=of_weight[block])
+        if total is None:
+            continue
+        if total.dtype == table.dtype:
+            total.addmm_(table, weight[block])
+        else:
+            total.add_(table @ weight[block])
+
 
 HeadPairs = Sequence[tuple[Tensor, Tensor]]
 """Inputs ``[N, H_i]`` and weights ``[V/n, H_i]`` with logits ``sum_i x_i W_i^T``: an LM head, its bias, its adapter."""

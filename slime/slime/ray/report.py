@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from slime.args import Arguments
 from slime.arguments.checkpoint import CONTINUE_VARIABLE, LATEST
-from slime.rollout.eval_metrics import scores
+from slime.rollout.metrics import scores
 from slime.tracking.redact import without_secrets
 from slime.utils.fuses import Blown
 

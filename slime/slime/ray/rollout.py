@@ -31,10 +31,9 @@ from slime.ray.placement import ReservedPlacement
 from slime.rollout.base_types import RolloutFnEvalOutput, call_rollout_fn
 from slime.rollout.custom_conversion import convert_with
 from slime.rollout.data_source import Story, number_of_prompts
-from slime.rollout.eval_metrics import eval_metrics
 from slime.rollout.evaluation import PROGRESS
 from slime.rollout.foreign_data_source import marks, with_optional_methods
-from slime.rollout.metrics import field_means, flatten, oldest_versions, rollout_metrics
+from slime.rollout.metrics import eval_metrics, field_means, flatten, oldest_versions, rollout_metrics
 from slime.rollout.train_data import TrainData, convert, split_by_dp
 from slime.utils.data_files import load_data, save_data
 from slime.utils.http_utils import init_http_client

@@ -12,15 +12,15 @@ from typing import Any
 
 from slime.args import Arguments
 from slime.exceptions import PluginError
-from slime.rollout.media import image_arrays
-from slime.rollout.routed_experts import replayed_experts
-from slime.rollout.train_data import plain_list
-from slime.rollout.train_data_checks import (
+from slime.rollout.train_data import (
     TrainDataError,
     check_response,
     check_rewards,
     check_token_lists,
+    image_arrays,
+    plain_list,
     refuse_unsupported,
+    replayed_experts,
 )
 from slime.utils.streams import carried
 from slime.utils.types import EXPERTS, IMAGES, Sample

@@ -29,9 +29,9 @@ from slime.rollout.multimodal_requests import (
     images_of,
 )
 from slime.rollout.rm_hub import async_rm, batched_async_rm
-from slime.rollout.routed_experts import request_fields
 from slime.rollout.sample_hooks import apply_sample_hooks
 from slime.rollout.stored_pictures import decode_pictures
+from slime.rollout.train_data import request_fields
 from slime.utils.async_utils import gather_or_cancel
 from slime.utils.http_utils import post
 from slime.utils.misc import SingletonMeta, load_function

@@ -3,38 +3,270 @@
 Guarantees:
 
 * :func:`convert` loses nothing: a per-token list that is missing on some samples or has a wrong length is an error that
-  names the sample. Nothing is padded or cut.
+  names the sample. Nothing is padded or cut. A check raises :class:`TrainDataError` with the contract clause
+  (`slime.contract.clauses`) that a plugin broke.
+* Images travel as a processor's outputs, in NumPy, because Ray's object store shares NumPy arrays without a copy but is
+  slow with torch tensors.
+* Experts that engines sampled with (``--use-rollout-routing-replay``) are never recomputed.
+  ``Sample.rollout_routed_experts`` is ``[rows, layers, K]`` int16: row ``i`` has the experts of token ``i``, from which
+  token ``i + 1`` was sampled, as an engine reported them; a continued response requests only the missing rows. Training
+  data have a row for each token but the last. A missing row that no trained token depends on becomes `OWN_CHOICE`.
 * :func:`split_by_dp` decides everything centrally. Every sample is in exactly one micro-batch of one rank. All ranks
-have
-  the same number of micro-batches in every optimizer step, padded with empty ones. No micro-batch exceeds the token cap
-  unless it is a single sample. The loss denominators are those of the whole step.
+  have the same number of micro-batches in every optimizer step, padded with empty ones. No micro-batch exceeds the
+  token cap unless it is a single sample. The loss denominators are those of the whole step.
 
-Both are pure; the values are plain Python lists.
+All of it is pure; values but images and experts are plain Python lists.
 """
 
 from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from slime.args import Arguments, required
 from slime.arguments.placement import padded_length
-from slime.rollout.media import image_fields, mask_lost_images
-from slime.rollout.rewards import mask_sums, post_process_rewards, rollout_ids
-from slime.rollout.routed_experts import replayed_experts
-from slime.rollout.step_wise import step_fields
-from slime.rollout.train_data_checks import (
-    check_response,
-    check_rewards,
-    check_token_lists,
-    refuse_unsupported,
-)
+from slime.rollout.rewards import mask_sums, post_process_rewards, rollout_ids, step_fields
+from slime.utils.routed_experts import ExpertShape, expert_shape
 from slime.utils.streams import carried
-from slime.utils.types import EXPERTS, Sample
+from slime.utils.types import EXPERTS, GRID, IMAGES, OWN_CHOICE, PIXELS, Sample
+
+UNSUPPORTED_KEYS = ("rollout_top_p_token_ids",)
+
+
+class TrainDataError(ValueError):
+    """Invalid training data.
+
+    Attributes:
+        clause: id of the clause that a plugin's data break.
+    """
+
+    def __init__(self, clause: str, text: str) -> None:
+        super().__init__(text)
+        self.clause = clause
+
+
+def check_response(name: str, tokens: Sequence[int], response_length: int, mask: Sequence[int]) -> None:
+    """Check that the response fits the tokens, has one before it, and has a mask of its length."""
+    if not 0 <= response_length <= len(tokens):
+        raise TrainDataError(
+            "convert-4", f"{name}: response_length {response_length} does not fit {len(tokens)} tokens"
+        )
+    if response_length == len(tokens):
+        raise TrainDataError(
+            "convert-5", f"{name}: all {len(tokens)} tokens are response; add a prompt token before them"
+        )
+    if len(mask) != response_length:
+        text = f"{name}: loss_mask has {len(mask)} entries, the response {response_length} tokens"
+        raise TrainDataError("convert-4", text)
+
+
+def check_rewards(names: Sequence[str], rewards: Sequence[Any]) -> None:
+    """Check that every reward is a finite number."""
+    for name, reward in zip(names, rewards, strict=True):
+        if not hasattr(reward, "__float__") or not math.isfinite(float(reward)):
+            raise TrainDataError("convert-6", f"{name}: the reward {reward!r} is not a finite number")
+
+
+def check_token_lists(names: Sequence[str], data: Mapping[str, Any], response_lengths: Sequence[int]) -> None:
+    """Check per-token streams: one entry per sample, as long as the response, or None if optional."""
+    for _, stream in carried():
+        key, lists = stream.name, data.get(stream.name)
+        if lists is None or not stream.per_token or stream.presence == "always":
+            continue
+        if len(lists) != len(names):
+            raise TrainDataError("convert-7", f"{key} has {len(lists)} entries for {len(names)} samples")
+        for name, values, length in zip(names, lists, response_lengths, strict=True):
+            if values is None and (stream.presence == "optional" or not length):
+                continue
+            if values is None:
+                raise TrainDataError("convert-7", f"{name}: {key} is missing, but other samples have it")
+            if len(values) != length:
+                text = f"{name}: {key} has {len(values)} entries, the response {length} tokens"
+                raise TrainDataError("convert-7", text)
+
+
+def refuse_unsupported(name: str, fields: Mapping[str, Any]) -> None:
+    """Raise TrainDataError for values that no back end trains on."""
+    for key in UNSUPPORTED_KEYS:
+        if fields.get(key) is not None:
+            raise TrainDataError("convert-8", f"{name}: {key} is not supported by the training back end")
+
 
 logger = logging.getLogger(__name__)
+
+# Processor outputs with the images' token positions; the trainer derives them from the tokens.
+_OF_TOKENS = ("mm_token_type_ids", "token_type_ids")
+CLAUSE = "convert-9"
+
+
+def image_arrays(name: str, inputs: Mapping[str, Any] | None) -> dict[str, np.ndarray] | None:
+    """Return ``{"pixel_values": [patches, D] float32, "image_grid_thw": [images, 3] int64}`` of a sample; None without images.
+
+    Args:
+        name: name of the sample, for errors.
+        inputs: its ``multimodal_train_inputs``, in torch or NumPy.
+
+    Raises:
+        TrainDataError: there are videos or unknown entries, or the patches do not fit the grids.
+    """
+    inputs = {key: value for key, value in (inputs or {}).items() if key not in _OF_TOKENS and value is not None}
+    if not inputs:
+        return None
+    unknown = sorted(set(inputs) - {PIXELS, GRID})
+    if unknown:
+        raise TrainDataError(
+            CLAUSE,
+            f"{name}: multimodal_train_inputs has {', '.join(unknown)}; only images ({PIXELS}, {GRID}) are trained on",
+        )
+    missing = sorted({PIXELS, GRID} - set(inputs))
+    if missing:
+        raise TrainDataError(CLAUSE, f"{name}: multimodal_train_inputs has no {missing[0]}")
+    pixels, grids = _array(inputs[PIXELS], np.float32), _array(inputs[GRID], np.int64)
+    if pixels.ndim != 2 or grids.ndim != 2 or grids.shape[1] != 3:
+        shapes = f"{PIXELS} {list(pixels.shape)} and {GRID} {list(grids.shape)}"
+        raise TrainDataError(CLAUSE, f"{name}: {shapes} are not [patches, D] and [images, 3]")
+    patches = sum(math.prod(grid) for grid in grids.tolist())
+    if patches != len(pixels):
+        raise TrainDataError(CLAUSE, f"{name}: {GRID} says {patches} patches, {PIXELS} has {len(pixels)}")
+    return {PIXELS: pixels, GRID: grids} if len(grids) else None
+
+
+def _array(values: Any, dtype: Any) -> np.ndarray:
+    """Return an array from an array, lists, or a torch tensor of any precision on any device."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        values = values.float() if dtype is np.float32 else values
+    return np.asarray(values, dtype=dtype)
+
+
+def image_fields(samples: Sequence[Sample]) -> dict[str, list[dict[str, np.ndarray] | None]]:
+    """Return the field ``multimodal_train_inputs`` of training data; empty if no sample has images.
+
+    Samples that share a processor's outputs share the arrays, so that Ray sends them once per rank.
+
+    Raises:
+        TrainDataError: the arrays are invalid, or samples with images all lack the processor's outputs.
+    """
+    made: dict[tuple[Any, ...], dict[str, np.ndarray] | None] = {}
+    arrays = []
+    for sample in samples:
+        key = tuple((name, id(value)) for name, value in (sample.multimodal_train_inputs or {}).items())
+        if key not in made:
+            made[key] = image_arrays(f"sample {sample.index}", sample.multimodal_train_inputs)
+        arrays.append(made[key])
+    if any(value is not None for value in arrays):
+        return {IMAGES: arrays}
+    lost = [sample.index for sample in samples if _has_media(sample)]
+    if lost:
+        raise TrainDataError(
+            CLAUSE, f"sample {lost[0]}: multimodal_inputs has images, but no sample has multimodal_train_inputs"
+        )
+    return {}
+
+
+def mask_lost_images(samples: Sequence[Sample], fields: Mapping[str, Sequence[Any]], masks: list[list[int]]) -> None:
+    """Zero the masks of samples with images that lack the processor's arrays.
+
+    The arrays cannot be recomputed here. Text-only samples lack nothing and are trained on.
+    """
+    lost = [place for place, value in enumerate(fields.get(IMAGES, ())) if value is None and _has_media(samples[place])]
+    for place in lost:
+        masks[place] = [0] * len(masks[place])
+    if lost:
+        logger.warning(
+            "%d of %d samples had images but lack multimodal_train_inputs; they are not trained on",
+            len(lost),
+            len(samples),
+        )
+
+
+def _has_media(sample: Sample) -> bool:
+    return any(bool(value) for value in (sample.multimodal_inputs or {}).values())
+
+
+def request_fields(args: Arguments, sample: Sample) -> dict[str, Any]:
+    """Return extra ``/generate`` fields that request the rows that ``sample`` lacks."""
+    if not args.use_rollout_routing_replay:
+        return {}
+    held = getattr(sample, EXPERTS)
+    return {"return_routed_experts": True, "routed_experts_start_len": 0 if held is None else len(held)}
+
+
+def replayed_experts(
+    args: Arguments,
+    names: Sequence[str],
+    given: Sequence[Any],
+    tokens: Sequence[Sequence[int]],
+    masks: Sequence[Sequence[int]],
+) -> dict[str, list[Any]]:
+    """Return the samples' experts as training data, one row per token but the last; empty without the flag.
+
+    Raises:
+        TrainDataError: a row that a trained token depends on is missing, or an array does not fit.
+    """
+    if not args.use_rollout_routing_replay:
+        for name, array in zip(names, given, strict=True):
+            if array is not None:
+                raise TrainDataError("convert-8", f"{name}: {EXPERTS} needs --use-rollout-routing-replay")
+        return {}
+    shape = expert_shape(args.hf_checkpoint)
+    samples = zip(names, given, tokens, masks, strict=True)
+    return {EXPERTS: [_whole(name, array, len(ids), mask, shape) for name, array, ids, mask in samples]}
+
+
+def _whole(name: str, given: Any, total: int, mask: Sequence[int], shape: ExpertShape) -> np.ndarray:
+    trained = [place for place, value in enumerate(mask) if value]
+    needed = total - len(mask) + trained[-1] if trained else 0
+    if given is None:
+        if needed:
+            raise TrainDataError(
+                "convert-8",
+                f"{name}: {EXPERTS} is missing: external engines need --enable-return-routed-experts, and a rollout or "
+                "generate function of your own must keep what they return; or use --use-routing-replay",
+            )
+        given = np.empty((0, shape.layers, shape.per_token), np.int16)
+    try:
+        array = np.asarray(given)
+    except (TypeError, ValueError) as error:  # lists of different lengths, a tensor on a GPU
+        raise TrainDataError("convert-8", f"{name}: {EXPERTS} is not an array: {error}") from error
+    if array.ndim != 3 or array.shape[1:] != (shape.layers, shape.per_token) or array.dtype.kind not in "iu":
+        raise TrainDataError(
+            "convert-8",
+            f"{name}: {EXPERTS} is {array.dtype} {array.shape}; {total} tokens in {shape.layers} layers with "
+            f"{shape.per_token} experts each need whole numbers ({total - 1}, {shape.layers}, {shape.per_token})",
+        )
+    if not needed <= len(array) <= max(0, total - 1):
+        raise TrainDataError(
+            "convert-8",
+            f"{name}: {EXPERTS} has {len(array)} rows; {total} tokens need {total - 1}, one for all but the last",
+        )
+    if array.size and not 0 <= array.min() <= array.max() < shape.experts:
+        raise TrainDataError("convert-8", f"{name}: {EXPERTS} has an expert id outside the model's {shape.experts}")
+    _check_distinct(name, array)
+    whole = np.full((max(0, total - 1), shape.layers, shape.per_token), OWN_CHOICE, np.int16)
+    whole[: len(array)] = array
+    return whole
+
+
+def _check_distinct(name: str, array: np.ndarray) -> None:
+    """Raise TrainDataError if a token of ``[rows, layers, K]`` has an expert twice, which no router chooses."""
+    columns = np.ascontiguousarray(np.moveaxis(array, -1, 0))  # comparing rows of K is fifty times slower
+    twice = np.zeros(array.shape[:2], bool)
+    for apart in range(1, len(columns)):
+        twice |= (columns[apart:] == columns[:-apart]).any(0)
+    if twice.any():
+        row, layer = np.argwhere(twice)[0].tolist()
+        raise TrainDataError(
+            "convert-8",
+            f"{name}: {EXPERTS} has an expert twice for {int(twice.any(1).sum())} tokens, first {array[row, layer].tolist()} for token "
+            f"{row} in layer {layer}: no router chooses this, so the report is wrong; use --use-routing-replay",
+        )
+
 
 TrainData = dict[str, Any]
 

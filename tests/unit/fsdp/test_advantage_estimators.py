@@ -12,9 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.testkit.trainer import trainer_args
-from slime.algorithms.advantages import compute_advantages
-from slime.algorithms.advantages.returns import discounted_returns
-from slime.algorithms.advantages.terms import on_one_rank, whiten
+from slime.algorithms.advantages import compute_advantages, discounted_returns, on_one_rank, whiten
 from tests.helpers.reference_policy import reference_advantages
 from tests.helpers.tolerance import assert_near
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from lab.testkit.trainer import trainer_args
 from slime.algorithms.advantages import compute_advantages
 from slime.algorithms.losses import LOSSES
-from slime.algorithms.losses.correction import correct, mismatch
 from slime.algorithms.losses.custom import custom_loss
+from slime.algorithms.losses.policy_loss import correct, mismatch
 from slime.algorithms.losses.reduce import make_reducer, sum_of_sample_mean, token_sum
 from slime.args import Arguments
 from slime.backends.trainer import micro_batch

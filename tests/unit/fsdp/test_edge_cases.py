@@ -14,7 +14,7 @@ from slime.algorithms.advantages import compute_advantages
 from slime.algorithms.losses import LOSSES
 from slime.algorithms.losses.reduce import make_reducer
 from slime.arguments.algorithm import ESTIMATORS
-from slime.backends.trainer.rollout_data import RolloutShard
+from slime.backends.trainer.micro_batch import RolloutShard
 from slime.rollout.rewards import post_process_rewards
 from slime.rollout.train_data import convert, split_by_dp
 from slime.utils.types import Sample

@@ -15,10 +15,9 @@ from lab.testkit.trainer import shards, train_data, trainer_args
 from slime.args import Arguments
 from slime.backends.fsdp_utils.backend import log_prob_pass
 from slime.backends.trainer import process, rank
-from slime.backends.trainer.micro_batch import micro_batch_loss
+from slime.backends.trainer.micro_batch import RolloutShard, micro_batch_loss
 from slime.backends.trainer.process import RankProcess
 from slime.backends.trainer.rank import CriticRank, start_weights
-from slime.backends.trainer.rollout_data import RolloutShard
 from slime.backends.trainer.schedule import Schedule
 from slime.weight_sync.broadcast import BroadcastWeightSync
 from tests.helpers.checkpoints import config_only, published

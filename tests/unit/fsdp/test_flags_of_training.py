@@ -12,9 +12,10 @@ from torch import nn
 
 from slime.args import Arguments
 from slime.arguments import parse_args
-from slime.backends.fsdp_utils import backend, lora
+from slime.backends.fsdp_utils import backend
 from slime.backends.fsdp_utils import model as fsdp_model
-from slime.backends.fsdp_utils.optimizer import build_optimizer
+from slime.backends.fsdp_utils.state import build_optimizer
+from slime.backends.trainer.lora import lora_config
 from slime.backends.trainer.rank import critic_arguments
 from slime.backends.trainer.schedule import Schedule
 from tests.helpers.checkpoints import config_only
@@ -130,7 +131,7 @@ def test_the_critic_has_a_rate_and_a_warm_up_of_its_own(words: list[str]) -> Non
 
 @pytest.mark.parametrize("flags", ADAPTERS)
 def test_a_flag_is_in_the_adapters_configuration(words: list[str], flags: str) -> None:
-    before, after = (vars(lora.lora_config(parse_args([*words, "--use-lora", *more]))) for more in ([], flags.split()))
+    before, after = (vars(lora_config(parse_args([*words, "--use-lora", *more]))) for more in ([], flags.split()))
     assert {name: value for name, value in after.items() if value != before[name]} == ADAPTERS[flags]
 
 
@@ -157,7 +158,7 @@ def built(args: Arguments, monkeypatch: pytest.MonkeyPatch, **more: Any) -> dict
         return hf, "sdpa"
 
     monkeypatch.setattr(fsdp_model, "load_hf", load)
-    monkeypatch.setattr(fsdp_model.lora, "add_adapters", lambda args, model: hf.done.append("adapters"))
+    monkeypatch.setattr(fsdp_model, "add_adapters", lambda args, model: hf.done.append("adapters"))
     monkeypatch.setattr(fsdp_model, "sharded", lambda args, construct, **_: construct(False))
     fsdp_model.build_policy(args, "model", device=torch.device("cpu"), **more)
     return seen | {"done": hf.done}

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from slime.backends.fsdp_utils.model import head_pairs
-from slime.logprobs import head_walk
+from slime.logprobs import response_rows
 from slime.logprobs.response_rows import ResponseRows, log_probs_of_head
 from slime.utils.head_memory import block_width, chunk_rows, head_bytes
 
@@ -57,7 +57,7 @@ def exact(temperature: float, with_entropy: bool, dtype: torch.dtype = torch.flo
 def test_values_and_gradients_are_those_of_float64(
     chunk: int, temperature: float, with_entropy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(head_walk, "CPU_SLICE_BYTES", 4 * block_width(ROWS, VOCABULARY, chunk) * 5)
+    monkeypatch.setattr(response_rows, "CPU_SLICE_BYTES", 4 * block_width(ROWS, VOCABULARY, chunk) * 5)
     for found, right in zip(outcome(chunk, temperature, with_entropy), exact(temperature, with_entropy), strict=True):
         size = max(1.0, float(right.detach().abs().max()))
         torch.testing.assert_close(found.double() / size, right.double() / size, atol=1e-5, rtol=1e-5)

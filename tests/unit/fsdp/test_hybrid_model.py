@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from lab.testkit import trainer
 from slime.backends.fsdp_utils.backend import log_prob_pass
-from slime.backends.trainer.rollout_data import RolloutShard
+from slime.backends.trainer.micro_batch import RolloutShard
 from tests.helpers import tiny_hybrid, trainer_ranks
 from tests.helpers.tolerance import LOGITS, MODEL, assert_near
 

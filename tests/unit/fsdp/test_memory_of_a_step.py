@@ -19,13 +19,11 @@ from slime.args import Arguments
 from slime.arguments.memory_budget import trainer as budget
 from slime.arguments.memory_budget.activations import saved_bytes
 from slime.arguments.memory_budget.shape import Shape
-from slime.backends.fsdp_utils import lora, packed_attention
 from slime.backends.fsdp_utils import model as model_module
 from slime.backends.fsdp_utils.model import PolicyModel
-from slime.backends.fsdp_utils.optimizer import build_optimizer, start_moments
-from slime.backends.trainer.packing import MicroBatch, build
-from slime.logprobs import head_walk
-from slime.logprobs import response_rows as logprobs
+from slime.backends.fsdp_utils.state import build_optimizer, start_moments
+from slime.backends.trainer.micro_batch import MicroBatch, build
+from slime.logprobs import response_rows
 
 RANKS, TOKENS, CHUNK = 4, 2048, 128
 SHAPE = Shape(
@@ -46,8 +44,8 @@ def hf_model(shape: Shape, dtype: torch.dtype) -> Any:
         tie_word_embeddings=shape.tied,
         **more,
     )
-    packed_attention.register()
-    return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=packed_attention.NAME)
+    model_module.register_packed_sdpa()
+    return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=model_module.PACKED_SDPA)
 
 
 def arguments(**changes: Any) -> Any:
@@ -72,8 +70,8 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     try:
         mesh = init_device_mesh("cpu", (RANKS,))
         monkeypatch.setattr(model_module, "init_device_mesh", lambda *_: mesh)
-        monkeypatch.setattr(head_walk, "CPU_SLICE_BYTES", head_walk.GPU_SLICE_BYTES)
-        monkeypatch.setattr(logprobs, "_check_ids", lambda *_: None)  # tensors without memory have no values
+        monkeypatch.setattr(response_rows, "CPU_SLICE_BYTES", response_rows.GPU_SLICE_BYTES)
+        monkeypatch.setattr(response_rows, "_check_ids", lambda *_: None)  # tensors without memory have no values
         yield RANKS
     finally:
         dist.destroy_process_group()
@@ -91,7 +89,7 @@ def tracked_peak(args: Any, shape: Shape) -> float:
         hf = hf_model(shape, torch.float32)
         hf.gradient_checkpointing_enable({"use_reentrant": False})
         policy = model_module._shard(
-            args, PolicyModel(hf, packed_attention.NAME), torch.device("cpu"), trainable=True, head=None
+            args, PolicyModel(hf, model_module.PACKED_SDPA), torch.device("cpu"), trainable=True, head=None
         )
         tracker = FSDPMemTracker(policy)
         tracker.track_inputs((inputs.input_ids,))
@@ -148,7 +146,7 @@ def kept_bytes(shape: Shape, tokens: int, lora_rank: int) -> int:
     """Bytes that autograd keeps of a forward pass, each memory once, without the weights."""
     hf = hf_model(shape, torch.bfloat16)
     if lora_rank:
-        lora.add_adapters(arguments(use_lora=True, lora_rank=lora_rank), hf)
+        model_module.add_adapters(arguments(use_lora=True, lora_rank=lora_rank), hf)
         for parameter in hf.parameters():  # FSDP casts adapters to the compute dtype
             parameter.data = parameter.data.bfloat16()
     weights = {parameter.untyped_storage()._cdata for parameter in hf.parameters()}

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.testkit.trainer import trainer_args
-from slime.backends.fsdp_utils.model import PolicyModel
-from slime.backends.fsdp_utils.packed_attention import NAME, resolve
-from slime.backends.trainer.packing import build
+from slime.backends.fsdp_utils.model import PACKED_SDPA, PolicyModel, resolve_attention
+from slime.backends.trainer.micro_batch import build
 from slime.logprobs.packed_logits import get_log_probs_and_entropy, get_responses
 from slime.utils.ppo_utils import log_probs_and_entropy
 from tests.helpers.tolerance import assert_near
@@ -59,10 +58,10 @@ def test_a_response_without_prompt_is_refused() -> None:
 
 
 def test_packed_attention_is_used_where_it_is_exact() -> None:
-    assert resolve("sdpa", True, ["full_attention"]) == NAME
-    assert resolve("sdpa", True, ["full_attention", "sliding_attention"]) == "sdpa"
-    assert resolve("sdpa", False, None) == "sdpa"
-    assert resolve("flash_attention_2", True, None) == "flash_attention_2"
+    assert resolve_attention("sdpa", True, ["full_attention"]) == PACKED_SDPA
+    assert resolve_attention("sdpa", True, ["full_attention", "sliding_attention"]) == "sdpa"
+    assert resolve_attention("sdpa", False, None) == "sdpa"
+    assert resolve_attention("flash_attention_2", True, None) == "flash_attention_2"
 
 
 @pytest.mark.parametrize("chunk", [-1, 2])

@@ -6,7 +6,7 @@ import torch
 
 from lab.testkit.trainer import shards, train_data, trainer_args
 from slime.args import Arguments
-from slime.backends.trainer.rollout_data import RolloutShard, postprocess
+from slime.backends.trainer.micro_batch import RolloutShard, postprocess
 from tests.helpers import recording_plugins
 from tests.helpers.recording_plugins import CALLS
 

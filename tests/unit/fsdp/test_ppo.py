@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.testkit.trainer import shards, train_data, trainer_args
-from slime.algorithms.advantages import compute_advantages
-from slime.algorithms.advantages.estimators import generalized_advantages
+from slime.algorithms.advantages import compute_advantages, generalized_advantages
 from slime.algorithms.losses.reduce import make_reducer
 from slime.algorithms.losses.supervised import value_loss
-from slime.backends.trainer.rollout_data import RolloutShard
+from slime.backends.trainer.micro_batch import RolloutShard
 from tests.helpers.reference_policy import reference_generalized_advantages, reference_value_loss
 from tests.helpers.tolerance import assert_near
 

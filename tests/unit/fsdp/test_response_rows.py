@@ -21,8 +21,7 @@ from slime.algorithms.losses.reduce import make_reducer
 from slime.algorithms.losses.topk_distillation import forward_topk_distillation_loss, topk_distillation_loss
 from slime.args import Arguments
 from slime.backends.fsdp_utils.model import PolicyModel
-from slime.backends.trainer.micro_batch import micro_batch_loss
-from slime.backends.trainer.rollout_data import RolloutShard
+from slime.backends.trainer.micro_batch import RolloutShard, micro_batch_loss
 from slime.logprobs.packed_logits import get_log_probs_and_entropy, get_responses
 from slime.logprobs.response_rows import ResponseRows
 

@@ -11,7 +11,7 @@ import torch
 
 from lab.testkit.trainer import trainer_args
 from slime.algorithms.losses import LOSSES
-from slime.algorithms.losses.correction import truncated_weights
+from slime.algorithms.losses.policy_loss import truncated_weights
 from slime.algorithms.losses.reduce import make_reducer
 from tests.helpers.tolerance import assert_near
 

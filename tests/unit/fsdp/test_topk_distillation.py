@@ -23,7 +23,7 @@ from slime.algorithms.losses.topk_distillation import (
     topk_distillation_loss,
     with_tail,
 )
-from slime.backends.trainer.rollout_data import RolloutShard
+from slime.backends.trainer.micro_batch import RolloutShard
 from slime.logprobs.packed_logits import get_log_probs_and_entropy
 from slime.rollout.train_data import convert, split_by_dp
 from slime.utils.types import Sample

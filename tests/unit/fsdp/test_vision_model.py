@@ -13,12 +13,10 @@ import torch
 
 from lab.testkit import tiny_random, trainer
 from slime.backends.fsdp_utils.backend import build_critic, log_prob_pass, value_pass
-from slime.backends.fsdp_utils.lora import lora_layers
-from slime.backends.fsdp_utils.vision import token_kinds
-from slime.backends.fsdp_utils.weights import gather
+from slime.backends.fsdp_utils.model import lora_layers, token_kinds
+from slime.backends.fsdp_utils.state import gather
 from slime.backends.megatron_utils.train_step import log_prob_pass as megatron_log_prob_pass
-from slime.backends.trainer.micro_batch import micro_batch_loss
-from slime.backends.trainer.rollout_data import RolloutShard
+from slime.backends.trainer.micro_batch import RolloutShard, micro_batch_loss
 from tests.helpers import tiny_vision, trainer_ranks, vision_ranks, vision_samples
 from tests.helpers.other_rounding import OtherRounding
 from tests.helpers.tolerance import LOGITS, MODEL, assert_near, tolerance

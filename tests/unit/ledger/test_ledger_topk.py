@@ -14,7 +14,7 @@ from openclaw.config.runtime import RuntimeConfig
 from openclaw.ledger.records import TopK, Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.training.samples import make_sample
-from slime.backends.trainer.rollout_data import RolloutShard
+from slime.backends.trainer.micro_batch import RolloutShard
 from slime.rollout.train_data import convert, split_by_dp
 from tests.unit.ray.test_trajectories import arguments
 

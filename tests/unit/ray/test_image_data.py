@@ -12,7 +12,7 @@ from PIL import Image
 
 from slime.algorithms.losses.custom import contract_batch
 from slime.args import Arguments
-from slime.backends.trainer.rollout_data import RolloutShard
+from slime.backends.trainer.micro_batch import RolloutShard
 from slime.ray import rollout as manager_module
 from slime.ray.rollout import RolloutManager
 from slime.rollout.custom_conversion import ConversionError, convert_with

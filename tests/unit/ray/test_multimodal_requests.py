@@ -17,11 +17,11 @@ from lab.testkit.rollout_engine import RolloutEngine, rollout_args, rollout_engi
 from slime.args import Arguments
 from slime.exceptions import EngineError
 from slime.rollout.generation import GenerateState, generate
-from slime.rollout.media import image_fields
 from slime.rollout.metrics import rollout_metrics
 from slime.rollout.multimodal_requests import CUT
 from slime.rollout.sft_rollout import MaskState, fill
 from slime.rollout.sglang_streaming_rollout import generate_streaming
+from slime.rollout.train_data import image_fields
 from slime.utils.misc import SingletonMeta
 from slime.utils.types import Sample
 from tests.helpers.pictures import picture

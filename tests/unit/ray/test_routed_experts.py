@@ -19,8 +19,7 @@ from slime.exceptions import EngineError
 from slime.rollout import sglang_rollout
 from slime.rollout.custom_conversion import ConversionError, convert_with
 from slime.rollout.generation import GenerateState, request_of, take_answer
-from slime.rollout.routed_experts import replayed_experts
-from slime.rollout.train_data_checks import TrainDataError
+from slime.rollout.train_data import TrainDataError, replayed_experts
 from slime.utils.routed_experts import take_experts
 from slime.utils.types import OWN_CHOICE, Sample
 from tests.helpers.checkpoints import config_only

@@ -47,7 +47,7 @@ def make_run(world: World, monkeypatch: pytest.MonkeyPatch, *, where: str = "los
     def held(self: Any, rollout_id: int, shards: Any, critic_shards: Any) -> dict[str, Any]:
         train(self, rollout_id, shards, critic_shards)
         step = {"train/ppo_kl": 0.7 if where == "loss" and rollout_id == BAD else 0.1}
-        # the trainer's own decision, slime.backends.trainer.hold
+        # the trainer's own decision, slime.backends.trainer.micro_batch
         return {STEPS: [{**step, "train/fuse_held": float(blown(self.args.fuses, step) is not None)}]}
 
     monkeypatch.setattr(test_run_restart.Trainer, "train", held)

@@ -12,7 +12,7 @@ from lab.testkit.trainer import trainer_args
 from slime.algorithms.advantages import compute_advantages
 from slime.algorithms.losses.reduce import make_reducer, rebuild_reducer
 from slime.args import Arguments
-from slime.backends.trainer.rollout_data import RolloutShard
+from slime.backends.trainer.micro_batch import RolloutShard
 from slime.rollout.rewards import constant_groups, mask_sums, post_process_rewards, rollout_ids
 from slime.rollout.train_data import convert, samples_of_steps, split_by_dp
 from slime.utils.types import Sample

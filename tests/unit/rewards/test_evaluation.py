@@ -18,8 +18,7 @@ from slime.args import Arguments
 from slime.arguments.evaluation import EvalDataset
 from slime.exceptions import SampleError
 from slime.rollout import evaluation, sglang_rollout, stored_pictures
-from slime.rollout.eval_metrics import eval_metrics, scores
-from slime.rollout.sample_metrics import pass_at_k
+from slime.rollout.metrics import eval_metrics, pass_at_k, scores
 from slime.utils.types import Sample
 from tests.helpers.pictures import picture, png
 

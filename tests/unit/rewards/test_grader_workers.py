@@ -7,9 +7,9 @@ import asyncio
 import psutil
 import pytest
 
+from slime.rollout.metrics import grader_problems
 from slime.rollout.rm_hub import async_rm, workers
 from slime.rollout.rm_hub.workers import GraderPool, GraderTimeout
-from slime.rollout.sample_metrics import grader_problems
 from slime.utils.types import Sample
 from tests.unit.rewards.test_graders import options
 

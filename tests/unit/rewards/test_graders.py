@@ -14,11 +14,11 @@ from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments.rewards import GRADER_NAMES
 from slime.exceptions import SampleError
+from slime.rollout.metrics import grader_problems
 from slime.rollout.rm_hub import async_rm, batched_async_rm, check_samples, extraction
 from slime.rollout.rm_hub.f1 import f1_score
 from slime.rollout.rm_hub.math_dapo_utils import compute_score
 from slime.rollout.rm_hub.registry import GRADERS, find_grader
-from slime.rollout.sample_metrics import grader_problems
 from slime.utils.types import Sample
 
 HOSTILE = [

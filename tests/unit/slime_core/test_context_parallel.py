@@ -10,8 +10,7 @@ from slime.algorithms.losses.custom import contract_batch
 from slime.algorithms.losses.reduce import make_reducer
 from slime.arguments.placement import padded_length
 from slime.backends.megatron_utils.context_parallel import joined_chunks, own_part, share_of
-from slime.backends.trainer.packing import build
-from slime.backends.trainer.rollout_data import RolloutShard
+from slime.backends.trainer.micro_batch import RolloutShard, build
 from slime.logprobs import packed_logits as loss
 from slime.logprobs.context_parallel import held_positions
 from slime.rollout.train_data import split_by_dp

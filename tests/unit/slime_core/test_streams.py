@@ -16,13 +16,12 @@ from openclaw.training.samples import make_sample
 from slime.algorithms.losses.custom import contract_batch, custom_loss
 from slime.algorithms.losses.reduce import make_reducer
 from slime.backends.megatron_utils.context_parallel import own_part
-from slime.backends.trainer.rollout_data import RolloutShard
+from slime.backends.trainer.micro_batch import RolloutShard
 from slime.contract.tensors import RESPONSES, K, rollout_data
 from slime.exceptions import SampleError
 from slime.logprobs.context_parallel import predicting_rows
 from slime.rollout.custom_conversion import checked
-from slime.rollout.train_data import TrainData, convert, split_by_dp
-from slime.rollout.train_data_checks import TrainDataError
+from slime.rollout.train_data import TrainData, TrainDataError, convert, split_by_dp
 from slime.utils import streams
 from slime.utils.streams import Stream, TrainBatch
 from slime.utils.types import Sample

@@ -69,7 +69,7 @@ def icepop_function(
 def token_rejection(**given: Any) -> Correction:
     """Return the weighted losses ``[sum R_i]``, masks without the tokens outside the band, and metrics per token.
 
-    Takes the keywords that :mod:`slime.algorithms.losses.correction` lists.
+    Takes the keywords that :mod:`slime.algorithms.losses.policy_loss` lists.
     """
     ratios = log_ratios(given["train_log_probs"], given["rollout_log_probs"])
     return _reject(given, ratios, ratios)
@@ -78,7 +78,7 @@ def token_rejection(**given: Any) -> Correction:
 def sequence_rejection(**given: Any) -> Correction:
     """Return the weighted losses ``[sum R_i]``, masks without the sequences outside the band, and metrics per token.
 
-    Takes the keywords that :mod:`slime.algorithms.losses.correction` lists.
+    Takes the keywords that :mod:`slime.algorithms.losses.policy_loss` lists.
     """
     ratios = log_ratios(given["train_log_probs"], given["rollout_log_probs"])
     means = sequence_mean(ratios, given["loss_masks"])

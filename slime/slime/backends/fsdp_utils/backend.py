@@ -27,30 +27,40 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.tensor import DTensor
 
 from slime.args import Arguments
-from slime.backends.fsdp_utils import checkpoint, packed_attention
-from slime.backends.fsdp_utils.lora import adapters_off
-from slime.backends.fsdp_utils.model import PolicyModel, build_policy, hidden_states, load_hf, sharded
-from slime.backends.fsdp_utils.optimizer import (
+from slime.backends.fsdp_utils.model import (
+    PACKED_SDPA,
+    PolicyModel,
+    adapters_off,
+    build_policy,
+    hidden_states,
+    load_hf,
+    sharded,
+)
+from slime.backends.fsdp_utils.state import (
+    adapter_weights,
     apply_gradients,
     build_optimizer,
     changing,
+    export_adapter,
     free_whole_parameters,
+    full_weights,
+    load_checkpoint,
+    save_checkpoint,
     tensors_of,
 )
-from slime.backends.fsdp_utils.weights import adapter_weights, export_adapter, full_weights
-from slime.backends.trainer.hold import held_back
 from slime.backends.trainer.micro_batch import (
     Metrics,
+    MicroBatch,
+    RolloutShard,
     add_metrics,
+    held_back,
     mean_over_ranks,
     micro_batch_loss,
     model_input,
     value_micro_batch_loss,
 )
-from slime.backends.trainer.packing import MicroBatch
 from slime.backends.trainer.probing import Continuation, Rounds, by_whole_passes
 from slime.backends.trainer.rank import CriticRank, PolicyRank, needs_reference
-from slime.backends.trainer.rollout_data import RolloutShard
 from slime.backends.trainer.schedule import Schedule
 from slime.backends.trainer.snapshot import Changing
 from slime.logprobs.response_rows import ResponseRows
@@ -159,7 +169,7 @@ class FSDPPolicy:
 
     def write(self, root: Path, iteration: int, meta: dict[str, Any]) -> Path:
         """See `Backend`."""
-        folder = checkpoint.save(root, iteration, self.model, self.optimizer, meta)
+        folder = save_checkpoint(root, iteration, self.model, self.optimizer, meta)
         if self._args.use_lora:
             export_adapter(self._args, self.model, folder / "adapter", device=self._device)
         if self._moving_reference is not None:
@@ -169,7 +179,7 @@ class FSDPPolicy:
 
     def read(self, folder: Path) -> dict[str, Any]:
         """See `Backend`."""
-        meta = checkpoint.load(folder, self.model, self.optimizer, wants_lora=bool(self._args.use_lora))
+        meta = load_checkpoint(folder, self.model, self.optimizer, wants_lora=bool(self._args.use_lora))
         if self._moving_reference is not None:
             load_reference(self._moving_reference, folder)
         return meta
@@ -287,11 +297,11 @@ class FSDPCritic:
 
     def write(self, root: Path, iteration: int, meta: dict[str, Any]) -> Path:
         """See `Backend`."""
-        return checkpoint.save(root, iteration, self.model, self.optimizer, meta)
+        return save_checkpoint(root, iteration, self.model, self.optimizer, meta)
 
     def read(self, folder: Path) -> dict[str, Any]:
         """See `Backend`."""
-        return checkpoint.load(folder, self.model, self.optimizer, wants_lora=False)
+        return load_checkpoint(folder, self.model, self.optimizer, wants_lora=False)
 
     def close(self) -> None:
         """No-op: there is no group but the default one."""
@@ -414,7 +424,7 @@ def by_cache(
 @contextmanager
 def _padded_attention(policy: PolicyModel) -> Iterator[None]:
     """Run the block with an attention that reads a mask, in place of the one for packs."""
-    if policy.implementation != packed_attention.NAME:
+    if policy.implementation != PACKED_SDPA:
         yield
         return
     config = policy.hf.config.get_text_config()
@@ -422,7 +432,7 @@ def _padded_attention(policy: PolicyModel) -> Iterator[None]:
     try:
         yield
     finally:
-        config._attn_implementation = packed_attention.NAME
+        config._attn_implementation = PACKED_SDPA
 
 
 def next_ids(args: Arguments, policy: PolicyModel, shard: RolloutShard, device: torch.device) -> list[int]:

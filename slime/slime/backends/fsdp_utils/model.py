@@ -3,13 +3,25 @@
 Guarantees: only rank 0 reads the checkpoint into memory and sends the others their shards. Every value, including
 non-persistent buffers, equals the checkpoint's on every rank. Master weights are float32; frozen base weights of a LoRA
 run have the compute dtype. The training rank owns the parameters.
+
+Attention stays inside each sample of a packed sequence: with PyTorch's scaled dot product attention a pack of samples of
+``n_i`` tokens costs ``sum n_i^2`` instead of ``(sum n_i)^2`` and needs no mask, because each sample is its own causal
+call, registered with transformers as :data:`PACKED_SDPA`.
+
+Images: one fills exactly as many placeholder tokens as it has merged patches, directly after a start token, so a
+placeholder that the policy itself sampled stays a token. Positions are the model's own, per sample (three axes, Wang et
+al., "Qwen2-VL", 2024). A micro-batch without images still runs the tower, on one blank image of weight zero, because all
+ranks gather the tower's shards together.
+
+LoRA adapters live in the modules, injected with PEFT. The base weights are frozen and never change, not even by merging.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -27,11 +39,205 @@ from torch.distributed.fsdp import (
 from groundwork.processors import without_own_code
 from slime.args import Arguments
 from slime.arguments.model_shape import VISION_LANGUAGE_TYPES
-from slime.backends.fsdp_utils import lora, packed_attention, vision
-from slime.backends.trainer.packing import MicroBatch
+from slime.backends.trainer.lora import lora_config
+from slime.backends.trainer.micro_batch import Images, MicroBatch
 from slime.backends.trainer.trainable import choose_trainable
 from slime.logprobs.response_rows import HeadPairs, ResponseRows
 from slime.utils.hf_checkpoint import DTYPES
+
+if TYPE_CHECKING:
+    from peft.tuners.lora import LoraLayer
+
+PACKED_SDPA = "packed_sdpa"
+
+
+def packed_sdpa(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    sequence_lengths: list[int] | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Return ``[1, T, H, D]`` for ``query`` ``[1, H, T, D]``; ``sequence_lengths`` sum to T."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    if sequence_lengths is None:
+        raise ValueError(
+            f"{type(module).__name__} does not pass keyword arguments to its attention: use --no-pack-sequences"
+        )
+    kwargs["is_causal"] = True
+    pieces = [tensor.split(sequence_lengths, dim=2) for tensor in (query, key, value)]
+    outputs = [
+        sdpa_attention_forward(module, q, k, v, attention_mask, **kwargs)[0] for q, k, v in zip(*pieces, strict=True)
+    ]
+    return torch.cat(outputs, dim=1), None
+
+
+def register_packed_sdpa() -> None:
+    """Register :data:`PACKED_SDPA` with transformers; idempotent."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(PACKED_SDPA, packed_sdpa)
+
+
+def resolve_attention(implementation: str, packed: bool, layer_types: list[str] | None) -> str:
+    """Return the attention implementation to build the model with.
+
+    ``sdpa`` of a packed model without sliding windows becomes :data:`PACKED_SDPA`. Others stay: flash attention gets
+    cumulative lengths, and the rest build a block-diagonal mask from restarting positions.
+    """
+    sliding = any("sliding" in kind for kind in layer_types or [])
+    if implementation != "sdpa" or not packed or sliding:
+        return implementation
+    register_packed_sdpa()
+    return PACKED_SDPA
+
+
+def attention_arguments(implementation: str, sequence_lengths: list[int], device: torch.device) -> dict[str, Any]:
+    """Return the keyword arguments that tell ``implementation`` where the samples of a pack begin."""
+    if implementation == PACKED_SDPA:
+        return {"sequence_lengths": sequence_lengths}
+    if implementation.startswith("flash_attention"):
+        ends = torch.tensor([0, *sequence_lengths], device=device).cumsum(0).to(torch.int32)
+        longest = max(sequence_lengths)
+        return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
+    return {}
+
+
+def has_tower(base: nn.Module) -> bool:
+    """Return whether ``base`` is a language model with a vision tower."""
+    return hasattr(base, "visual") and hasattr(base, "language_model")
+
+
+def text_layers(base: Any) -> list[nn.Module]:
+    """Return the decoder layers of a language model, with or without a tower."""
+    return list(base.language_model.layers if has_tower(base) else base.layers)
+
+
+def tower_blocks(base: Any) -> list[nn.Module]:
+    """Return the blocks of the vision tower, if any."""
+    return list(base.visual.blocks) if has_tower(base) else []
+
+
+def vision_hidden_states(base: Any, batch: MicroBatch, attention: dict[str, Any]) -> Tensor:
+    """Return the last hidden states of ``batch``, which has ``images``, in its input's shape plus the width.
+
+    ``attention`` are the language model's keyword arguments for packed samples.
+
+    Raises:
+        ValueError: the model has no vision tower, or an image has no place in its sample's tokens.
+    """
+    assert batch.images is not None
+    if not has_tower(base):
+        raise ValueError(
+            f"a sample has images, but {type(base).__name__} has no vision tower; use a vision-language model"
+        )
+    kinds = [token_kinds(base.config, *sample) for sample in zip(batch.images.tokens, batch.images.grids, strict=True)]
+    features, deep = _features(base, batch.images, batch.input_ids.device)
+    embeddings = base.get_input_embeddings()(batch.input_ids)
+    arguments: dict[str, Any] = {"position_ids": _positions(base, batch, kinds).to(batch.input_ids.device)}
+    if batch.images.pixels is None:
+        nothing = sum((part.sum() for part in deep), features.sum()) * 0.0
+        embeddings = embeddings + nothing.to(embeddings.dtype)
+    else:
+        places = _laid_out(batch, kinds).to(batch.input_ids.device) == 1
+        embeddings = embeddings.masked_scatter(places.unsqueeze(-1), features.to(embeddings.dtype))
+        arguments |= {"visual_pos_masks": places, "deepstack_visual_embeds": deep}
+    output = base.language_model(inputs_embeds=embeddings, use_cache=False, **arguments, **attention)
+    return output.last_hidden_state
+
+
+def token_kinds(config: Any, tokens: Sequence[int], grids: Tensor) -> Tensor:
+    """Return ``[L]``: 1 for tokens that are part of an image, 0 for all others.
+
+    Raises:
+        ValueError: an image of ``grids`` is missing or out of order.
+    """
+    merged = config.vision_config.spatial_merge_size**2
+    start, part = config.vision_start_token_id, config.image_token_id
+    sizes = (grids.prod(dim=-1) // merged).tolist()
+    starts = iter([place for place, token in enumerate(tokens) if token == start] if sizes else [])
+    kinds = torch.zeros(len(tokens), dtype=torch.int64)
+    for number, size in enumerate(sizes, start=1):
+        first = next((at + 1 for at in starts if list(tokens[at + 1 : at + 1 + size]) == [part] * size), None)
+        if first is None:
+            raise ValueError(
+                f"image {number} of {len(sizes)} of a sample has no place: there are no {size} tokens {part} behind a "
+                f"token {start} for it"
+            )
+        kinds[first : first + size] = 1
+    return kinds
+
+
+def _features(base: Any, images: Images, device: torch.device) -> tuple[Tensor, list[Tensor]]:
+    """Run the tower; return ``[merged patches, H]`` for the embeddings and for each DeepStack text layer."""
+    if images.pixels is None:
+        vision = base.config.vision_config
+        side = vision.spatial_merge_size
+        width = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+        pixels, grids = torch.zeros(side * side, width, device=device), torch.tensor([[1, side, side]], device=device)
+    else:
+        pixels, grids = images.pixels, torch.cat(images.grids).to(device)
+    found = base.get_image_features(pixels, grids, return_dict=True)
+    return torch.cat(found.pooler_output), [torch.cat(part) for part in found.deepstack_features]
+
+
+def _positions(base: Any, batch: MicroBatch, kinds: Sequence[Tensor]) -> Tensor:
+    """Return ``[4, 1, T]`` for a pack, the first axis restarting at every sample; ``[3, B, L]`` for padded samples."""
+    assert batch.images is not None
+    samples = []
+    for ids, kind, grids in zip(batch.images.tokens, kinds, batch.images.grids, strict=True):
+        positions = torch.arange(len(ids)).expand(3, -1)
+        if len(grids):
+            positions = base.get_rope_index(torch.tensor([ids]), kind[None], image_grid_thw=grids)[0][:, 0]
+        samples.append(positions)
+    if batch.position_ids is None:
+        return torch.stack([_laid_out(batch, [sample[axis] for sample in samples]) for axis in range(3)])
+    return torch.cat([batch.position_ids.cpu(), torch.cat(samples, dim=1)]).unsqueeze(1)
+
+
+def _laid_out(batch: MicroBatch, values: Sequence[Tensor]) -> Tensor:
+    """Return per-token values in the input's shape, zero at padding."""
+    result = torch.zeros(batch.input_ids.shape, dtype=torch.int64)
+    result.view(-1)[batch.token_rows.cpu()] = torch.cat(list(values))
+    return result
+
+
+ADAPTER = "default"
+
+
+def add_adapters(args: Arguments, model: nn.Module) -> None:
+    """Freeze ``model`` and inject trainable float32 adapters; raise for an unknown target module."""
+    from peft import inject_adapter_in_model
+
+    model.requires_grad_(False)
+    inject_adapter_in_model(lora_config(args), model, adapter_name=ADAPTER)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            parameter.data = parameter.data.float()
+            parameter.requires_grad_(True)
+
+
+def lora_layers(model: nn.Module) -> dict[str, LoraLayer]:
+    """Return the layers with an adapter, by module name."""
+    from peft.tuners.lora import LoraLayer
+
+    return {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+
+
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """Run the block with the frozen base model: the reference policy of a LoRA run."""
+    layers = list(lora_layers(model).values())
+    for layer in layers:
+        layer._disable_adapters = True  # the public switch also changes requires_grad, which FSDP must not see
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
 
 
 def head_pairs(lm_head: Any, hidden: Tensor) -> HeadPairs:
@@ -108,9 +314,9 @@ def hidden_states(hf: Any, implementation: str, batch: MicroBatch) -> Tensor:
     """Return the last hidden states ``[T, H]`` of the flattened input of ``batch``."""
     arguments: dict[str, Any] = {}
     if batch.position_ids is not None:
-        arguments = packed_attention.attention_arguments(implementation, batch.sequence_lengths, batch.input_ids.device)
+        arguments = attention_arguments(implementation, batch.sequence_lengths, batch.input_ids.device)
     if batch.images is not None:
-        hidden = vision.hidden_states(hf.base_model, batch, arguments)
+        hidden = vision_hidden_states(hf.base_model, batch, arguments)
     else:
         arguments |= {"input_ids": batch.input_ids, "position_ids": batch.position_ids, "use_cache": False}
         hidden = hf.base_model(**arguments).last_hidden_state
@@ -130,7 +336,7 @@ def build_policy(args: Arguments, path: str, *, device: torch.device, trainable:
     def construct(empty: bool) -> PolicyModel:
         hf, implementation = load_hf(args, path, AutoModelForCausalLM, dtype, empty=empty)
         if with_lora:
-            lora.add_adapters(args, hf)
+            add_adapters(args, hf)
         choose_trainable(args, hf)
         hf.tie_weights()
         if args.gradient_checkpointing:
@@ -158,7 +364,7 @@ def load_hf(args: Arguments, path: str, auto_class: Any, dtype: torch.dtype, *, 
         raise ValueError(
             f"{path}: the model changes its logits by {', '.join(changed)}, which is not supported; use another model"
         )
-    implementation = packed_attention.resolve(
+    implementation = resolve_attention(
         args.attn_implementation, args.pack_sequences, getattr(text_config, "layer_types", None)
     )
     attention: Any = implementation
@@ -209,10 +415,10 @@ def _shard(args: Arguments, model: Any, device: torch.device, trainable: bool, h
     if compute_dtype != torch.float32:
         precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if args.fsdp_cpu_offload else OffloadPolicy()
-    for block in vision.text_layers(model.hf.base_model):
+    for block in text_layers(model.hf.base_model):
         fully_shard(block, mesh=mesh, mp_policy=precision, offload_policy=offload)
     as_they_are = replace(precision, cast_forward_inputs=False)  # the tower's rotary angles stay float32
-    for block in vision.tower_blocks(model.hf.base_model):
+    for block in tower_blocks(model.hf.base_model):
         fully_shard(block, mesh=mesh, mp_policy=as_they_are, offload_policy=offload)
     if head is not None:
         exact = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32)

@@ -42,11 +42,9 @@ from slime.backends.megatron_utils.train_step import (
 )
 from slime.backends.megatron_utils.weights import adapter_weights, full_weights
 from slime.backends.trainer.lora import write_adapter
-from slime.backends.trainer.micro_batch import Metrics, value_micro_batch_loss
-from slime.backends.trainer.packing import MicroBatch
+from slime.backends.trainer.micro_batch import Metrics, MicroBatch, RolloutShard, value_micro_batch_loss
 from slime.backends.trainer.probing import Continuation, Rounds, by_whole_passes
 from slime.backends.trainer.rank import CriticRank, PolicyRank, needs_reference
-from slime.backends.trainer.rollout_data import RolloutShard
 from slime.backends.trainer.schedule import Schedule
 from slime.backends.trainer.snapshot import Changing
 from slime.checkpoints import checkpoint_folder

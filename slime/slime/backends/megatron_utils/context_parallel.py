@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from slime.arguments.placement import padded_length
-from slime.backends.trainer.packing import MicroBatch
+from slime.backends.trainer.micro_batch import MicroBatch
 from slime.logprobs.context_parallel import held_positions, held_sources, predicting_rows
 from slime.utils import streams
 from slime.utils.streams import TrainBatch

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from slime.backends.megatron_utils.context_parallel import share_of, whole_responses
-from slime.backends.trainer.packing import MicroBatch
+from slime.backends.trainer.micro_batch import MicroBatch
 from slime.logprobs.context_parallel import own_place
 from slime.logprobs.response_rows import ResponseRows
 from slime.utils.vocab_parallel import tensor_parallel_group

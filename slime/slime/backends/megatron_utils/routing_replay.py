@@ -20,8 +20,7 @@ from groundwork.exceptions import ConfigError
 from slime.backends.megatron_utils.expert_choice import ExpertChoice, Mode
 from slime.backends.megatron_utils.parallel import groups
 from slime.backends.megatron_utils.schedule import Around
-from slime.backends.trainer.packing import MicroBatch
-from slime.backends.trainer.rollout_data import RolloutShard
+from slime.backends.trainer.micro_batch import MicroBatch, RolloutShard
 from slime.logprobs.context_parallel import held_sources, own_place
 from slime.utils.types import EXPERTS, OWN_CHOICE
 

@@ -22,7 +22,7 @@ from slime.arguments.placement import padded_length
 from slime.backends.megatron_utils.context_parallel import share_of
 from slime.backends.megatron_utils.cpu_device import model_device
 from slime.backends.megatron_utils.parallel import groups
-from slime.backends.trainer.packing import MicroBatch
+from slime.backends.trainer.micro_batch import MicroBatch
 from slime.logprobs.context_parallel import held_positions, own_place
 
 Finish = Callable[[list[int], Tensor], Any]

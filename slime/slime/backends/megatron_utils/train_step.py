@@ -23,10 +23,17 @@ from slime.backends.megatron_utils.model import unwrapped
 from slime.backends.megatron_utils.optimizer import apply_gradients
 from slime.backends.megatron_utils.parallel import groups
 from slime.backends.megatron_utils.schedule import Around, run
-from slime.backends.trainer.hold import held_back
-from slime.backends.trainer.micro_batch import Metrics, add_metrics, mean_over_ranks, micro_batch_loss, model_input
-from slime.backends.trainer.packing import MicroBatch
-from slime.backends.trainer.rollout_data import IMAGES, RolloutShard
+from slime.backends.trainer.micro_batch import (
+    IMAGES,
+    Metrics,
+    MicroBatch,
+    RolloutShard,
+    add_metrics,
+    held_back,
+    mean_over_ranks,
+    micro_batch_loss,
+    model_input,
+)
 from slime.backends.trainer.schedule import Schedule
 from slime.logprobs.context_parallel import own_place
 from slime.logprobs.response_rows import ResponseRows

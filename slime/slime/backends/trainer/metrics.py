@@ -17,8 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 from slime.args import Arguments
-from slime.backends.trainer.micro_batch import Metrics
-from slime.backends.trainer.rollout_data import RolloutShard
+from slime.backends.trainer.micro_batch import Metrics, RolloutShard
 from slime.utils import streams
 from slime.utils.hf_checkpoint import read_config
 from slime.utils.metric_names import is_largest

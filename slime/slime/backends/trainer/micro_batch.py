@@ -1,25 +1,255 @@
-"""From a shard to the summed loss of a micro-batch, for any model that gives log probabilities, logits or values."""
+"""From one rank's shard of a rollout to the summed loss of a micro-batch, for any model.
+
+Guarantees: every per-token list has its response's length, checked once on arrival. Values reach the device one
+micro-batch at a time. In a micro-batch no token of one sample sees another sample, response rows come out in sample
+order, and images are joined for one pass of the vision tower. A micro-batch always has at least one row, so that every
+rank runs the same collectives even without a sample. A fuse that holds back an optimizer step decides after the
+backward pass and before a weight changes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+import inspect
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from groundwork.private_files import private, private_folder
 from slime.algorithms.losses import LOSSES
 from slime.algorithms.losses.custom import custom_loss, reads_response_rows
 from slime.algorithms.losses.reduce import Reducer, make_reducer
 from slime.algorithms.losses.supervised import value_loss
 from slime.args import Arguments
-from slime.backends.trainer.packing import MicroBatch, build
-from slime.backends.trainer.rollout_data import IMAGES, RolloutShard
 from slime.logprobs.response_rows import ResponseRows
-from slime.utils.metric_names import is_largest
+from slime.utils import streams
+from slime.utils.fuses import OF_THE_LOSS, blown
+from slime.utils.metric_names import HELD, is_largest
 from slime.utils.misc import load_function
-from slime.utils.streams import TrainBatch
+from slime.utils.streams import Stream, TrainBatch
+from slime.utils.types import EXPERTS, GRID, IMAGES, PIXELS
+
+SampleImages = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images of a micro-batch; present in all micro-batches if any sample has one, so that all ranks run the tower.
+
+    Attributes:
+        pixels: ``[patches, D]`` of all images, sample after sample; None if this micro-batch has none.
+        grids: ``[images, 3]`` of each sample on the CPU: frames, rows and columns of patches.
+        tokens: the token ids of each sample.
+    """
+
+    pixels: Tensor | None
+    grids: list[Tensor]
+    tokens: list[list[int]]
+
+
+def join_images(tokens: Sequence[Sequence[int]], images: Sequence[SampleImages | None], device: torch.device) -> Images:
+    """Return the joined images of samples, some of which may have none."""
+    pixels = [sample[PIXELS] for sample in images if sample]
+    return Images(
+        pixels=torch.cat(pixels).to(device) if pixels else None,
+        grids=[sample[GRID] if sample else torch.empty(0, 3, dtype=torch.int64) for sample in images],
+        tokens=[list(ids) for ids in tokens],
+    )
+
+
+# Number of images per sample.
+NUM_IMAGES = "multimodal_num_items"
+
+
+class RolloutShard:
+    """Owned by the training actor for one call of ``train``."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self.tokens: list[list[int]] = data["tokens"]
+        self.partition: list[int] = data["partition"]
+        self.micro_batches: list[list[list[int]]] = data["micro_batch_indices"]
+        self.global_batch_sizes: list[int] = data["global_batch_sizes"]
+        self.global_token_counts: list[int] = data["global_token_counts"]
+        self.fields: dict[str, Any] = {
+            "total_lengths": [len(tokens) for tokens in self.tokens],
+            "response_lengths": list(data["response_lengths"]),
+            "rewards": list(data["rewards"]),
+        }
+        known = {*self.fields, *streams.computed()}
+        for stream in streams.STREAMS:
+            if stream.name in data and stream.name not in known:
+                entries = enumerate(data[stream.name])
+                self.fields[stream.name] = [self._entry(stream, index, values) for index, values in entries]
+        self.experts: list[Tensor] | None = None
+        """``[total length - 1, layers, K]`` int16 per sample, if engines recorded experts; see ``routed_experts``."""
+        if EXPERTS in data:
+            self.experts = [torch.tensor(array) for array in data[EXPERTS]]
+        if IMAGES in data:
+            self.fields[IMAGES] = [_tensors(arrays) for arrays in data[IMAGES]]
+            self.fields[NUM_IMAGES] = [len(tensors[GRID]) if tensors else 0 for tensors in self.fields[IMAGES]]
+
+    def _entry(self, stream: Stream, index: int, values: Any) -> Any:
+        if values is None or not stream.per_token:
+            return values
+        tensor = torch.as_tensor(values, dtype=getattr(torch, stream.dtype))
+        expected = self.fields["response_lengths"][index]
+        if len(tensor) != expected:
+            raise ValueError(
+                f"sample {index} of the shard: {stream.name} has {len(tensor)} entries for {expected} response tokens"
+            )
+        return tensor
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.tokens)
+
+    def set_computed(self, name: str, values: list[Tensor]) -> None:
+        """Store ``[R_i]`` results per sample; ``name`` is a per-token stream that the trainer computes."""
+        if name not in streams.computed():
+            raise KeyError(f"{name} is not one of {', '.join(streams.computed())}")
+        self.fields[name] = values
+
+    def dump(self, path: str) -> None:
+        """Write tokens, micro-batches and all fields to a file that ``torch.load`` reads."""
+        private_folder(Path(path).parent)
+        data: dict[str, Any] = {"tokens": self.tokens, "micro_batch_indices": self.micro_batches}
+        data |= {} if self.experts is None else {EXPERTS: self.experts}
+        with open(path, "wb", opener=private) as file:
+            torch.save({**data, "global_batch_sizes": self.global_batch_sizes, **self.fields}, file)
+
+    def by_position(self, name: str) -> dict[int, Tensor]:
+        """Return a computed field's values by their sample's position in the whole rollout."""
+        return dict(zip(self.partition, self.fields[name], strict=True))
+
+    def set_from_positions(self, name: str, parts: Sequence[dict[int, Tensor]]) -> None:
+        """Store results of other ranks' ``by_position``; together ``parts`` must cover this shard."""
+        values = {position: value for part in parts for position, value in part.items()}
+        self.set_computed(name, [values[position] for position in self.partition])
+
+    def batch(self, indices: list[int], device: torch.device, *, images: bool = True) -> TrainBatch:
+        """Return the per-sample lists of ``indices``, tensors on ``device``, and ``unconcat_tokens``.
+
+        Without ``images`` the batch has no pixel values, because the model input already has them on the device.
+        """
+
+        def moved(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {key: moved(inner) for key, inner in value.items()}
+            return value.to(device) if isinstance(value, Tensor) else value
+
+        fields = {name: values for name, values in self.fields.items() if images or name != IMAGES}
+        batch: dict[str, Any] = {name: [moved(values[i]) for i in indices] for name, values in fields.items()}
+        batch["unconcat_tokens"] = [torch.tensor(self.tokens[i], device=device) for i in indices]
+        return cast(TrainBatch, batch)
+
+
+def _tensors(arrays: dict[str, Any] | None) -> SampleImages | None:
+    return None if arrays is None else {name: torch.tensor(array) for name, array in arrays.items()}
+
+
+def postprocess(args: Arguments, rollout_id: int, data: RolloutShard) -> None:
+    """Call the function of ``--rollout-data-postprocess-path`` on the rank's data, if there is one.
+
+    The plugin runs after log probabilities and advantages, before the first optimizer step.
+
+    ``fn(args, rollout_id, rollout_data)``; an older function with fewer than three parameters is called as
+    ``fn(args)``. ``rollout_data`` maps names to per-sample lists; the steps train on the plugin's in-place changes.
+    """
+    path = args.rollout_data_postprocess_path
+    if not path:
+        return
+    function = load_function(path)
+    if len(inspect.signature(function).parameters) < 3:
+        function(args)
+        return
+    data.fields["tokens"] = data.tokens
+    try:
+        function(args, rollout_id, data.fields)
+    finally:
+        del data.fields["tokens"]
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One model input.
+
+    Attributes:
+        input_ids: ``[1, T]`` packed, or ``[B, L]`` padded on the right.
+        position_ids: ``[1, T]``, restarting at every sample; None when padded.
+        sequence_lengths: tokens of each sample, in order.
+        response_lengths: response tokens of each sample.
+        rows: ``[N]`` positions in the flattened input whose output predicts a response token.
+        targets: ``[N]`` those response tokens.
+        token_rows: ``[T]`` positions of the real tokens in the flattened input.
+        is_filler: True if there is no sample and the input is a dummy without effect.
+        images: images of the samples; None in a text-only rollout.
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor | None
+    sequence_lengths: list[int]
+    response_lengths: list[int]
+    rows: Tensor
+    targets: Tensor
+    token_rows: Tensor
+    is_filler: bool
+    images: Images | None = None
+
+    def per_sample(self, values: Tensor) -> list[Tensor]:
+        """Split ``values`` ``[N]`` into ``[R_i]`` per sample."""
+        return list(values[: sum(self.response_lengths)].split(self.response_lengths)) if self.response_lengths else []
+
+
+def build(
+    tokens: Sequence[Sequence[int]],
+    response_lengths: Sequence[int],
+    *,
+    packed: bool,
+    device: torch.device,
+    images: Sequence[SampleImages | None] | None = None,
+) -> MicroBatch:
+    """Return the model input of samples given by ``tokens`` (prompt and response ids) and ``images``."""
+    is_filler = not tokens
+    sequences = [list(ids) for ids in tokens] or [[0, 0]]
+    lengths = [len(ids) for ids in sequences]
+    for index, (length, response) in enumerate(zip(lengths, response_lengths, strict=False)):
+        if not 0 <= response < length:
+            raise ValueError(
+                f"sample {index} of a micro-batch has {length} tokens and a response of {response}: "
+                "a response needs at least one token before it"
+            )
+    width = max(lengths)
+    starts = [sum(lengths[:i]) if packed else i * width for i in range(len(lengths))]
+    if packed:
+        input_ids = torch.tensor([[token for ids in sequences for token in ids]], device=device)
+        position_ids = torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0).to(device)
+    else:
+        input_ids = torch.tensor([ids + [0] * (width - len(ids)) for ids in sequences], device=device)
+        position_ids = None
+    rows, targets, token_rows = [], [], []
+    for start, ids, response in zip(starts, sequences, response_lengths, strict=False):
+        end = start + len(ids)
+        rows += range(end - response - 1, end - 1)
+        targets += ids[len(ids) - response :]
+    for start, length in zip(starts, lengths, strict=True):
+        token_rows += range(start, start + length)
+    return MicroBatch(
+        input_ids=input_ids,
+        position_ids=position_ids,
+        sequence_lengths=lengths,
+        response_lengths=list(response_lengths),
+        rows=torch.tensor(rows or [0], device=device),
+        targets=torch.tensor(targets or [0], device=device),
+        token_rows=torch.tensor(token_rows, device=device),
+        is_filler=is_filler,
+        images=None if images is None else join_images(sequences, images or [None], device),
+    )
+
 
 Metrics = dict[str, float]
 
@@ -153,3 +383,16 @@ def mean_over_ranks(sums: dict[str, Tensor], denominator: int, group: dist.Proce
     names = sorted({name for metrics in gathered if metrics for name in metrics})
     found = {name: [metrics[name] for metrics in gathered if metrics and name in metrics] for name in names}
     return {name: max(values) if is_largest(name) else sum(values) / denominator for name, values in found.items()}
+
+
+logger = logging.getLogger(__name__)
+
+
+def held_back(args: Arguments, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return ``{HELD: 1.0}`` if the loss's metrics, equal on all ranks, blow a fuse, else 0.0; empty without fuses."""
+    if not args.fuses:
+        return {}
+    cause = blown(args.fuses, {f"{OF_THE_LOSS}{name}": value for name, value in metrics.items()})
+    if cause is not None:
+        logger.error("fuse %s: skipping this optimizer step, the weights stay unchanged", cause)
+    return {HELD: float(cause is not None)}

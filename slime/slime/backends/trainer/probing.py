@@ -21,7 +21,7 @@ from torch import Tensor
 
 from slime.args import Arguments
 from slime.arguments.memory_budget.trainer import step_tokens
-from slime.backends.trainer.rollout_data import RolloutShard
+from slime.backends.trainer.micro_batch import RolloutShard
 from slime.utils.hf_checkpoint import read_config
 from slime.utils.probes import Answer, Probe
 

@@ -35,12 +35,11 @@ from slime.backends.trainer.backend import (
 )
 from slime.backends.trainer.lora import check_same_adapters, shape_of_adapters
 from slime.backends.trainer.metrics import mean_of_steps, means_of_streams, speeds_of
-from slime.backends.trainer.micro_batch import Metrics
+from slime.backends.trainer.micro_batch import Metrics, RolloutShard, postprocess
 from slime.backends.trainer.offload import HostMemory
 from slime.backends.trainer.probing import answers_of
 from slime.backends.trainer.process import RankProcess
 from slime.backends.trainer.profiling import Clock, MemoryHistory
-from slime.backends.trainer.rollout_data import RolloutShard, postprocess
 from slime.backends.trainer.schedule import Schedule
 from slime.backends.trainer.snapshot import Snapshot
 from slime.backends.trainer.trainable import PATTERNS, check_same_parameters
