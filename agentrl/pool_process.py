@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NoReturn
 
 from agentrl.exceptions import InfraError
 from groundwork.process import spawn
@@ -46,15 +47,6 @@ def start_pool(words: Sequence[str], log: Path, stack: ExitStack, environment: M
     raise InfraError(f"the pool did not start; the end of {log}:\n{pool.log_tail()}", code="pool_failed")
 
 
-def trainer_environment(plugins: Path, *, wandb: bool) -> dict[str, str]:
-    """Return the environment of a trainer that imports plugins from a folder; with ``wandb`` either name of the key does."""
-    paths = [str(plugins), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    child = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    if wandb and (key := child.get("WANDB_API_KEY") or child.get("WANDB_KEY")):
-        child["WANDB_API_KEY"] = key
-    return child
-
-
 def train_beside_pool(
     command: Sequence[str], environment: Mapping[str, str], url: str | None, words: Sequence[str], run_dir: Path
 ) -> int:
@@ -76,3 +68,14 @@ def train_beside_pool(
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda got, _: trainer.send_signal(got))
         return trainer.wait()
+
+
+def become_trainer_beside_pool(
+    command: Sequence[str], environment: Mapping[str, str], url: str | None, words: Sequence[str], run_dir: Path
+) -> NoReturn:
+    """Do the same, and exit with the trainer's status."""
+    try:
+        sys.exit(train_beside_pool(command, environment, url, words, run_dir))
+    except InfraError as error:
+        print(f"launch: {error}", file=sys.stderr)
+        sys.exit(2)

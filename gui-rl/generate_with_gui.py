@@ -11,8 +11,16 @@ import statistics
 from collections import defaultdict
 from typing import Any
 
-import gui_config
+from gui_flags import GuiConfig, add_custom_arguments
 
+from agentrl.rollout.custom_config import (
+    Part,
+    given_reward,
+    mean_step_score,
+    reward_in_parts,
+    sample_outcome,
+    trained_score,
+)
 from agentrl.rollout.generate import generate_in
 from groundwork.exceptions import ConfigError
 from slime.args import Arguments
@@ -21,6 +29,16 @@ from slime.rollout.eval_datasets import load_eval_prompts
 from slime.rollout.evaluation import eval_rollout
 from slime.utils.async_utils import run
 from slime.utils.types import Sample
+
+__all__ = ["add_custom_arguments", "generate", "gui_generate_rollout", "reward_func"]
+
+PARTS: dict[str, Part] = {
+    "score": trained_score,
+    "outcome": lambda sample: sample_outcome(sample) or 0.0,
+    "acc": lambda sample: float((sample_outcome(sample) or 0.0) >= 1),
+    "prm_turn_score": mean_step_score,
+}
+"""A sample's reward."""
 
 
 async def generate(
@@ -31,12 +49,9 @@ async def generate(
     Raises:
         ConfigError: flags, variables, the custom config or the task are wrong.
     """
-    settings = gui_config.settings_of(args, evaluation)
+    settings = GuiConfig.of(args).settings(evaluation)
     found = await generate_in(args, sample, sampling_params, evaluation, settings=settings)
-    if isinstance(found, list):
-        for each in found:
-            each.reward = reward_of(each)
-    return found
+    return reward_in_parts(found, PARTS)
 
 
 async def reward_func(args: Arguments, sample: Sample | list[Sample], **more: Any) -> Any:
@@ -45,23 +60,7 @@ async def reward_func(args: Arguments, sample: Sample | list[Sample], **more: An
     Raises:
         ConfigError: the sample is not of `generate`.
     """
-    if isinstance(sample, list):
-        return [await reward_func(args, each, **more) for each in sample]
-    if not isinstance(sample.reward, dict):
-        raise ConfigError("the sample has no episode; set --custom-generate-function-path generate_with_gui.generate")
-    return sample.reward
-
-
-def reward_of(sample: Sample) -> dict[str, float | None]:
-    """Return the reward of a sample of `agentrl.rollout` in its parts."""
-    outcome = sample.metadata["agent"]["outcome"]
-    scores = [each for each in sample.metadata.get("step_wise", {}).get("step_scores", ()) if each is not None]
-    return {
-        "score": float(sample.reward or 0.0),
-        "outcome": 0.0 if outcome is None else outcome,
-        "acc": float(outcome is not None and outcome >= 1),
-        "prm_turn_score": statistics.fmean(scores) if scores else None,
-    }
+    return given_reward(sample, "generate_with_gui.generate")
 
 
 def gui_generate_rollout(

@@ -20,9 +20,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import gui_config
 import httpx
-from gui_launch import LaunchVariables
+from gui_flags import EVAL_REPLY_TOKENS, EVAL_TEMPERATURE, GuiConfig
+from gui_task import Task as GuiTask
 
 from agentrl.environment import Environment, Task
 from agentrl.exceptions import AgentError, DeadlineError, InfraError
@@ -36,7 +36,6 @@ from agentrl.tasks.gui.source import GuiSource, domain_of
 from groundwork.command_line import CommandLine, server_url
 from groundwork.exceptions import ConfigError
 from groundwork.private_files import OutputError, check_output
-from slime.args import Arguments
 
 PROG = "run_gui_agent.sh"
 ANSWER_S = 600.0
@@ -109,16 +108,16 @@ def build_parser() -> CommandLine:
     add("--model", default="default", help="name that the endpoint gets (%(default)s)")
     add("--tasks", type=int, default=20, metavar="N", help="number of tasks, of all domains in turn (%(default)s)")
     for flag, name in LIMITS.items():
-        limit = LaunchVariables.declared(name)
+        limit = GuiTask.declared(name)
         add(flag, type=int, metavar="N", help=f"{limit.help} (default: {limit.name}, {limit.default})")
     add(
         "--max-tokens",
         type=int,
-        default=gui_config.EVAL_REPLY_TOKENS,
+        default=EVAL_REPLY_TOKENS,
         metavar="N",
         help="most tokens of a reply (%(default)s)",
     )
-    add("--temperature", type=float, default=gui_config.EVAL_TEMPERATURE, help="of the model (%(default)s)")
+    add("--temperature", type=float, default=EVAL_TEMPERATURE, help="of the model (%(default)s)")
     add("--parallel", type=int, default=2, metavar="N", help="episodes at a time (%(default)s)")
     add("--output", type=Path, metavar="FILE", help="write episodes and table there as JSON")
     add("--dry-run", action="store_true", help="check tasks and limits, ask nobody")
@@ -135,7 +134,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
     """
     for flag, name in LIMITS.items():
         if getattr(options, _field(flag)) is None:
-            setattr(options, _field(flag), LaunchVariables.declared(name).read(os.environ)[0])
+            setattr(options, _field(flag), GuiTask.declared(name).read(os.environ)[0])
     for flag in ("--tasks", *LIMITS, "--max-tokens", "--parallel"):
         if getattr(options, _field(flag)) < 1:
             raise ConfigError(f"{flag} {getattr(options, _field(flag))} is too small; write 1 or more")
@@ -146,8 +145,8 @@ def settings_of(options: argparse.Namespace) -> Settings:
             check_output(options.output)
         except OutputError as error:
             raise ConfigError(f"--output {error}") from error
-    limits = Arguments(gui_max_steps=options.max_steps, gui_max_image_history_length=options.pictures)
-    return gui_config.settings_of(limits, evaluation=True)
+    limits = GuiConfig(gui_max_steps=options.max_steps, gui_max_image_history_length=options.pictures)
+    return limits.settings(evaluation=True)
 
 
 def _field(flag: str) -> str:

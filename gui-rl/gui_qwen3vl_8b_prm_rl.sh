@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
 # Qwen3-VL-8B on screen tasks with a judge that sees each step, 8 GPUs: 4 train, 2 serve, 2 judge. --help lists variables.
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/launch.sh"
-program "$openclaw_root/gui-rl/gui_launch.py" --model qwen3-vl-8B --name gui-qwen3vl-8b-prm --step-judge "$@"
+launch --task gui --model qwen3-vl-8B --profile gpu8_judge --name gui-qwen3vl-8b-prm "$@"

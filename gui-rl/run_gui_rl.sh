@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
 # Qwen3-VL-8B on screen tasks under the name of older guides: ENV_TYPE=gui SCREENSHOT_BACKEND=playwright PARALLEL_ENVS=16. --help lists variables.
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/launch.sh"
-program "$openclaw_root/gui-rl/gui_launch.py" --model qwen3-vl-8B --name gui-rl "$@"
+launch --task gui --model qwen3-vl-8B --name gui-rl "$@"

@@ -31,7 +31,7 @@ need_environment() {
 }
 
 # Becomes the launcher. Arguments: its own options and flags of slime/train_async.py; of two equal flags the later one wins.
-# Without --method the method is that of the script's folder.
+# Without --method and --task the method is that of the script's folder.
 launch() {
     local python="$openclaw_root/.venv/bin/python" name array
     local -a added=()
@@ -48,7 +48,7 @@ launch() {
         fi
     fi
     case " $* " in
-        *" --method "* | *" --method="*) ;;
+        *" --method "* | *" --method="* | *" --task "* | *" --task="*) ;;
         *) set -- --method "$(cd "$(dirname "$0")" && pwd)" "$@" ;;
     esac
     read -ra added <<<"${LORA_ARGS:-}"

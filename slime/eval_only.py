@@ -9,7 +9,6 @@ import argparse
 import json
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -21,6 +20,7 @@ from groundwork.process import watch_lifeline
 from slime.arguments import parse_args
 from slime.arguments.cluster import CLUSTER
 from slime.arguments.environments import ENVIRONMENTS
+from slime.arguments.evaluation import NO_TRAINING, add_report_flag
 from slime.arguments.parser import Parser
 from slime.arguments.rollout import DATA, EVALUATION, ROLLOUT
 from slime.arguments.sglang_flags import TITLE as ENGINES_TITLE
@@ -29,15 +29,6 @@ from slime.arguments.tracking import TRACKING
 if TYPE_CHECKING:
     from slime.ray.run import Run
 
-# Flags that the parser requires of a training run; here they are optional.
-NO_TRAINING = [
-    "--debug-rollout-only",
-    "--disable-rollout-global-dataset",
-    "--rollout-batch-size",
-    "1",
-    "--num-rollout",
-    "1",
-]
 PAPER_WIDTH = 140
 _COLUMNS = (
     ("truncated", "-truncated_ratio", "{:.1%}"),
@@ -67,7 +58,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "Evaluate --hf-checkpoint on the sets of --eval-config or --eval-prompt-data; "
         "score them with --rm-type or --custom-rm-path."
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the metrics of every set to this file")
+    add_report_flag(parser)
 
 
 def table(metrics: dict[str, Any]) -> Table:

@@ -8,12 +8,24 @@ it, is dropped before anything is sampled or recorded.
 
 from __future__ import annotations
 
-import statistics
+import os
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Annotated, Any
 
-from swe_config import SweConfig, SweVariables
+from pydantic import Field, model_validator
+from swe_task import Task
 
+from agentrl.rollout.custom_config import (
+    CustomConfig,
+    Part,
+    episode_settings,
+    given_reward,
+    mean_step_score,
+    reward_in_parts,
+    sample_outcome,
+    trained_score,
+)
 from agentrl.rollout.generate import generate_in
 from agentrl.rollout.own_pool import own_pool
 from agentrl.rollout.settings import Settings
@@ -28,6 +40,66 @@ from slime.utils.types import Sample
 __all__ = ["generate", "reward_func"]
 
 
+SPARE_REPLIES = 10
+"""Replies beyond the commands of an episode: those that cannot be read, and the last one."""
+Characters = Annotated[int, Field(ge=100)]
+PARTS: dict[str, Part] = {
+    "score": trained_score,
+    "acc": lambda sample: float((sample_outcome(sample) or 0.0) > 0),
+    "outcome": sample_outcome,
+    "step_score": mean_step_score,
+}
+"""A sample's reward."""
+
+
+class SweConfig(CustomConfig):
+    """What ``--custom-config-path`` may say about episodes on issues.
+
+    Attributes:
+        swe_prm_max_history_steps: newest steps that the judge sees.
+        swe_prm_max_problem_len: most characters of the issue that it sees.
+        swe_prm_max_output_len: most characters of a step's output.
+        swe_prm_max_history_output_len: most characters of an earlier message.
+        swe_prm_skip_submit: whether the step that submits is not judged.
+        swe_cm_head_ratio: of the steps that a cut conversation keeps, the share of the oldest.
+    """
+
+    swe_prm_max_history_steps: Annotated[int, Field(ge=0)] = 8
+    swe_prm_max_problem_len: Characters = 8000
+    swe_prm_max_output_len: Characters = 4000
+    swe_prm_max_history_output_len: Characters = 1000
+    swe_prm_skip_submit: bool = True
+    swe_cm_head_ratio: Annotated[float, Field(ge=0, le=1)] = 0.3
+    prm_max_concurrency: None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_concurrency(cls, given: Any) -> Any:
+        if given.get("prm_max_concurrency") is not None:
+            raise ValueError("prm_max_concurrency has no effect: 16 steps are judged at a time; remove it")
+        return given
+
+    def settings(self, task: Task, steps: int, environment: Mapping[str, str] = os.environ) -> Settings:
+        """Return the settings of an episode of at most ``steps`` commands."""
+        fields = {
+            "judge_steps": ("swe_prm_max_history_steps", self.swe_prm_max_history_steps),
+            "judge_goal": ("swe_prm_max_problem_len", self.swe_prm_max_problem_len),
+            "judge_output": ("swe_prm_max_output_len", self.swe_prm_max_output_len),
+            "judge_past": ("swe_prm_max_history_output_len", self.swe_prm_max_history_output_len),
+            "judge_last": ("swe_prm_skip_submit", not self.swe_prm_skip_submit),
+            "context_oldest": ("swe_cm_head_ratio", self.swe_cm_head_ratio),
+        }
+        usual = {
+            **{field: value for field, (_, value) in fields.items()},
+            "context": "drop_middle",
+            "max_turns": steps + SPARE_REPLIES,
+            "episode_seconds": task.seconds,
+            "pool_url": task.server_url,
+        }
+        decided = {field: value for field, (name, value) in fields.items() if name in self.model_fields_set}
+        return episode_settings(usual, decided, environment)
+
+
 async def generate(
     args: Arguments, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
 ) -> Sample | list[Sample]:
@@ -37,18 +109,16 @@ async def generate(
         ConfigError: flags, variables, the custom config or the row are wrong.
         ConfigError: a variable is invalid.
     """
-    variables, steps = SweVariables.from_env(), InstanceSource.from_env().step_limit
-    settings = SweConfig.of(args).settings(variables, steps)
+    task, steps = Task.from_env(), InstanceSource.from_env().step_limit
+    settings = SweConfig.of(args).settings(task, steps)
     sample.metadata["task_id"] = task_id(sample)
 
     def lent_here(settings: Settings) -> AbstractAsyncContextManager[LeaseService]:
-        return own_pool(args, environment_of(variables), "swe", variables.slots).lend()
+        return own_pool(args, environment_of(task), "swe", task.slots).lend()
 
     lend = lent_here if settings.pool_url is None else None
     found = await generate_in(args, sample, sampling_params, evaluation, lend=lend, settings=settings)
-    for each in found if isinstance(found, list) else ():
-        each.reward = reward_of(each)
-    return found
+    return reward_in_parts(found, PARTS)
 
 
 async def reward_func(args: Arguments, sample: Sample | list[Sample], **kwargs: Any) -> Any:
@@ -57,13 +127,7 @@ async def reward_func(args: Arguments, sample: Sample | list[Sample], **kwargs: 
     Raises:
         ConfigError: another function made the sample, so nothing has graded it.
     """
-    if isinstance(sample, list):
-        return [await reward_func(args, each, **kwargs) for each in sample]
-    if sample.reward is None:
-        raise ConfigError(
-            "the sample has no reward; set --custom-generate-function-path generate_with_swe_remote.generate, which grades it"
-        )
-    return sample.reward
+    return given_reward(sample, "generate_with_swe_remote.generate")
 
 
 def task_id(sample: Sample) -> str:
@@ -81,27 +145,14 @@ def task_id(sample: Sample) -> str:
     return named
 
 
-def environment_of(variables: SweVariables) -> type[SweEnvironment]:
+def environment_of(task: Task) -> type[SweEnvironment]:
     """Return the environment with the provider of the variables.
 
     Raises:
         ConfigError: its settings do not fit.
     """
     try:
-        made = provider(SandboxSettings(variables.sandbox, variables.sandbox_image))
+        made = provider(SandboxSettings(task.sandbox, task.sandbox_image))
     except ConfigError as error:
-        raise ConfigError(f"SANDBOX={variables.sandbox}: {error}") from error
+        raise ConfigError(f"SANDBOX={task.sandbox}: {error}") from error
     return type("Provided", (SweEnvironment,), {"provider": made})
-
-
-def reward_of(sample: Sample) -> dict[str, float | None]:
-    """Return the reward of a sample of `agentrl.rollout` in its parts."""
-    outcome = sample.metadata["agent"]["outcome"]
-    judged = [each for each in sample.metadata.get("step_wise", {}).get("step_scores", ()) if each is not None]
-    score: Any = sample.reward
-    return {
-        "score": float(score or 0.0),
-        "acc": float(outcome is not None and outcome > 0),
-        "outcome": outcome,
-        "step_score": statistics.fmean(judged) if judged else None,
-    }

@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
 # Qwen3-8B on terminal tasks, GRPO, 8 GPUs: 4 train, 4 serve. --help lists variables.
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/launch.sh"
-program "$openclaw_root/terminal-rl/terminal_launch.py" --model qwen3-8B --name terminal-qwen3-8b "$@"
+launch --task terminal --model qwen3-8B --name terminal-qwen3-8b "$@"

@@ -12,10 +12,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from agentrl.environment import Task
+from toolcall_task import Task
+
+from agentrl.environment import Task as PlayedTask
 from agentrl.rollout.episode import Result
 from agentrl.rollout.generate import agents_of, generate_in, service_of
 from agentrl.rollout.own_pool import OwnPool, own_pool
@@ -25,7 +27,6 @@ from agentrl.tasks.toolcall.environment import ToolCallEnvironment, weight_of
 from agentrl.tasks.toolcall.grading import answer_of
 from agentrl.tasks.toolcall.rows import data_of, draft_of
 from groundwork.exceptions import ConfigError
-from groundwork.variables import EnvironmentConfig, variable
 from slime.args import Arguments
 from slime.rollout.rm_hub.math_dapo_utils import compute_score
 from slime.utils.types import Sample
@@ -33,16 +34,6 @@ from slime.utils.types import Sample
 __all__ = ["generate", "reward_func", "wrong_shaping"]
 
 LEAST_OF_WRONG = -0.6
-
-
-@dataclass(frozen=True, kw_only=True)
-class ToolcallConfig(EnvironmentConfig):
-    """Variables of this plugin."""
-
-    slots: int = variable("PARALLEL_ENVS", 32, "episodes at a time, without a pool of their own", minimum=1)
-    wrong_shaping: float = variable(
-        "TOOLCALL_WRONG_SHAPING", 0.0, "how much a wrong episode's outcome rises with its calls", minimum=0.0
-    )
 
 
 def wrong_shaping(calls: int, coefficient: float) -> float:
@@ -61,9 +52,9 @@ async def generate(
     """
     if args.apply_chat_template:
         raise ConfigError("the agent loop renders prompts itself; remove --apply-chat-template")
-    config = ToolcallConfig.from_env()
+    task = Task.from_env()
     if Settings.from_env().pool_url is None:
-        pool = own_pool(args, ToolCallEnvironment, "toolcall", config.slots)
+        pool = own_pool(args, ToolCallEnvironment, "toolcall", task.slots)
         if "task_id" not in sample.metadata:
             sample.metadata["task_id"] = _task_of(sample, pool)
 
@@ -74,7 +65,7 @@ async def generate(
 
     def judged(result: Result) -> Result:
         wrong = result.outcome is not None and result.outcome < 0
-        return replace(result, outcome=wrong_shaping(result.counts["calls"], config.wrong_shaping)) if wrong else result
+        return replace(result, outcome=wrong_shaping(result.counts["calls"], task.wrong_shaping)) if wrong else result
 
     samples = await generate_in(args, sample, sampling_params, evaluation, lend=lend, judged=judged)
     if isinstance(samples, list):
@@ -96,7 +87,7 @@ async def reward_func(args: Arguments, sample: Sample | list[Sample], **kwargs: 
     found = await asyncio.to_thread(compute_score, sample.response, str(sample.label), strict_box_verify=True)
     if found["score"] < 0:
         calls = sample.metadata.get("agent", {}).get("calls", 0)
-        found["score"] = wrong_shaping(calls, ToolcallConfig.from_env().wrong_shaping)
+        found["score"] = wrong_shaping(calls, Task.from_env().wrong_shaping)
     return found
 
 
@@ -120,5 +111,5 @@ def _task_of(sample: Sample, pool: OwnPool) -> str:
         raise ConfigError(f"{error}; or name a task with a task_id in its metadata") from error
     name = f"toolcall/rows/{hashlib.sha256(repr(sorted(data.items())).encode()).hexdigest()[:24]}"
     config = ToolCallEnvironment.config()
-    pool.registry.add(Task(name, data, weight_of(config, draft_of(data, config.builtin).tools)))
+    pool.registry.add(PlayedTask(name, data, weight_of(config, draft_of(data, config.builtin).tools)))
     return name

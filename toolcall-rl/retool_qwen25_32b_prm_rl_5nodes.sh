@@ -1,18 +1,4 @@
 #!/usr/bin/env bash
 # ReTool, Qwen2.5-32B, with a judge of each step: 5 machines with 8 GPUs: 16 train, 16 serve, 8 judge.
-source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-run_name="${RUN_NAME:-retool_qwen25_32b_prm_rl_5nodes}"
-nodes="${TRAIN_NUM_NODES:-4}" trains="${ACTOR_GPUS_PER_NODE:-4}" serves="${ROLLOUT_GPUS_PER_NODE:-4}"
-judge_model=ReTool-DeepSeek-R1-Distill-Qwen-32B-SFT
-mapfile -t flags < <(
-    model_flags qwen2.5-32B ReTool-DeepSeek-R1-Distill-Qwen-32B-SFT slime_retool
-    usual_flags 8192 0.8
-    rl_flags
-    judge_flags "${PRM_GPUS:-8}" 8 3 1.0 2048
-)
-train "${flags[@]}" --norm-epsilon 1e-6 "${forwarded[@]}" \
-    --num-nodes "$((nodes + 1))" --num-gpus 8 --num-gpus-per-node 8 \
-    --head-address "${MASTER_ADDR:-127.0.0.1}:${MASTER_PORT:-6379}" \
-    --actor-num-nodes "$nodes" --actor-num-gpus-per-node "$trains" \
-    --rollout-num-gpus "$((nodes * serves))" --rollout-num-gpus-per-engine "${SGLANG_GPUS_PER_ENGINE:-4}" \
-    --kl-loss-coef 0 --kl-loss-type low_var_kl --global-batch-size 256 --save-interval 40 "$@"
+source "$(dirname "${BASH_SOURCE[0]}")/../scripts/launch.sh"
+launch --task toolcall --model qwen2.5-32B --profile nodes4_32b_judge "$@"

@@ -10,6 +10,7 @@ from groundwork.exceptions import ConfigError
 from lab.tiny_demo.launched import Settings
 from openclaw.launch.__main__ import build_parser
 from openclaw.launch.machine import machine_problems
+from openclaw.launch.plan import Recipe
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.resolve import make_plan
 from slime.arguments.dry_run import of_machine
@@ -29,7 +30,7 @@ def refuse_bad_plan(settings: Settings, own_flags: Sequence[str]) -> None:
     options, extra = launcher.parse_known_args(settings.launcher_words)
     flags = [*own_flags, *launcher.known_flags()]
     try:
-        plan = make_plan(PROFILES[PROFILE], settings.method, options.model, extra, environment, own_flags=flags)
+        plan = make_plan(Recipe(settings.method, options.model, PROFILES[PROFILE]), extra, environment, own_flags=flags)
         problems = [problem for problem in [*plan.problems, *machine_problems(plan)] if not of_machine(problem)]
     except ConfigError as error:
         problems = [str(error)]

@@ -18,6 +18,7 @@ import httpx
 from groundwork.chat_messages import Message
 from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.exceptions import OpenClawError
+from openclaw.launch.methods import recommended
 from openclaw.runtime.where import DEFAULT_URL
 
 CONNECT_SECONDS = 5.0
@@ -25,7 +26,6 @@ ANSWER_SECONDS = 120.0
 """Longest silence within a reply; the gateway sends a comment every few seconds."""
 QUICK_SECONDS = 5.0
 """Longest wait for requests that need no engine."""
-START = "bash openclaw-combine/run_tiny_cpu.sh --live"
 KEY_VARIABLE = RuntimeVariables.declared("api_key").name
 NO_PROXY = {f"all://{host}": None for host in ("127.0.0.1", "localhost", "[::1]")}
 """A proxy of the environment is not asked for this machine."""
@@ -206,7 +206,8 @@ class Server:
     def _start_command(self) -> str:
         """Return the command that starts a server on this port."""
         port = httpx.URL(self.url).port
-        return START if port in (None, httpx.URL(DEFAULT_URL).port) else f"{START} --port {port}"
+        start = f"bash {recommended().folder.name}/run_tiny_cpu.sh --live"
+        return start if port in (None, httpx.URL(DEFAULT_URL).port) else f"{start} --port {port}"
 
     def _foreign(self) -> ChatError:
         return ChatError(f"{self.url} is not an OpenAI-compatible server; check --base-url")

@@ -1,6 +1,7 @@
 """``python -m openclaw.launch``: print a run's plan, or start it.
 
-The process becomes the driver (``slime/train_async.py``), so signals and exit code are the driver's own.
+A run is a `Recipe`: a method (``--method``) or a task (``--task``), a model and a machine. The process becomes the driver
+(``slime/train_async.py``), so signals and exit code are the driver's own.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NoReturn
 
 from groundwork.command_line import CommandLine, as_list
@@ -20,13 +22,15 @@ from openclaw.launch.known_names import name_warnings
 from openclaw.launch.logs import add_log_options, check_log_options, take_in_logs
 from openclaw.launch.machine import check_gpus, device_warnings, machine_problems, port_of_run
 from openclaw.launch.method_check import plan_problems
-from openclaw.launch.methods import find_method, method_file, methods_of
-from openclaw.launch.plan import Plan
+from openclaw.launch.methods import FoundMethod, find_method, method_file, methods_of
+from openclaw.launch.plan import Plan, Recipe
 from openclaw.launch.profiles import DEFAULT_PROFILE, LORA_PROFILE, PROFILES
 from openclaw.launch.report import STARTED_AS, continue_command, describe, describe_in_full
 from openclaw.launch.resolve import make_plan
+from openclaw.launch.task import FoundTask, TaskConfig, find_task, task_file, task_folders
 from slime.arguments.checkpoint import CONTINUE_VARIABLE
 from slime.arguments.dry_run import of_machine
+from slime.arguments.machines import missing_machines
 
 
 def fail(message: str) -> NoReturn:
@@ -46,41 +50,64 @@ def read_logs_of(plan: Plan, options: argparse.Namespace) -> None:
         fail(str(error))
 
 
-def method_help(argv: Sequence[str] | None) -> str:
-    """Return the ``--help`` text on variables of the method in the command line, empty without a method."""
+def asked_for(argv: Sequence[str] | None) -> FoundMethod | FoundTask | None:
+    """Return the method or task in the command line; None without one.
+
+    Raises:
+        ConfigError: there is no such method or task.
+    """
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--method")
-    method = finder.parse_known_args(argv)[0].method
-    if not method:
+    finder.add_argument("--task")
+    named = finder.parse_known_args(argv)[0]
+    if named.method and named.task:
+        raise ConfigError(f"--method {named.method} --task {named.task}: a run has one of them; leave the other out")
+    return find_method(named.method) if named.method else find_task(named.task) if named.task else None
+
+
+def help_on(found: FoundMethod | FoundTask | None) -> str:
+    """Return the ``--help`` text on variables of a method or task."""
+    if found is None:
         return ""
-    found = find_method(method)
+    variables = found.variables() if isinstance(found, FoundTask) else found.config.variables()
+    file = (task_file if isinstance(found, FoundTask) else method_file)(found.folder)
     rows = [
         f"{each.name} (default: {'unset' if each.default is None else each.default}): {each.help}."
-        for each in found.config.variables()
+        for each in variables
     ]
-    return " ".join([f" Variables that {method_file(found.folder).name} declares:", *rows]) if rows else ""
+    return " ".join([f" Variables that {file.name} declares:", *rows]) if rows else ""
 
 
-def build_parser(of_method: str = "") -> CommandLine:
-    """Return the launcher's own options; ``of_method`` is the help on a method's variables."""
+def build_parser(found: FoundMethod | FoundTask | None = None) -> CommandLine:
+    """Return the launcher's own options, with help on the variables of a method or task."""
     names = sorted(each.config.name for each in methods_of())
+    tasks = [folder.name.removesuffix("-rl") for folder in task_folders()]
     parser = CommandLine(
         prog="python -m openclaw.launch",
-        description="Start a run from its method, model and profile. Flags that are not listed here go to the trainer "
+        description="Start a run from its method or task, model and profile. Flags that are not listed here go to the trainer "
         "(see python slime/train_async.py --help); the last one wins.",
         epilog="Variables, flags and profiles: instructions/configuration.md. Scripts and the machines they need: the "
-        "README.md of each method folder." + of_method.replace("%", "%%"),
+        "README.md of each folder." + help_on(found).replace("%", "%%"),
     )
     parser.add_argument(
         "--method",
-        required=True,
+        required=not isinstance(found, FoundTask),
         metavar="|".join([*names, "FOLDER"]),
-        help=f"{', '.join(names)}, or the path of a method folder",
+        help=f"learn from conversations: {', '.join(names)}, or the path of a method folder",
     )
-    parser.add_argument("--profile", choices=sorted(PROFILES), help=f"kind of machine (default: {DEFAULT_PROFILE})")
+    parser.add_argument(
+        "--task",
+        metavar="|".join([*tasks, "FOLDER"]),
+        help=f"learn from tasks in environments: {', '.join(tasks)}, or the path of an agent folder",
+    )
+    profiles = [*found.config.profiles] if isinstance(found, FoundTask) else sorted(PROFILES)
+    usual = profiles[0] if isinstance(found, FoundTask) else DEFAULT_PROFILE
+    parser.add_argument("--profile", choices=profiles, help=f"kind of machine (default: {usual})")
     parser.add_argument("--lora", action="store_true", help=f"train LoRA adapters (default profile: {LORA_PROFILE})")
+    parser.add_argument("--step-judge", action="store_true", help="with --task: a judge scores each step")
+    parser.add_argument("--evaluate", action="store_true", help="with --task: play held-out tasks, without a trainer")
     parser.add_argument("--model", help="shape in slime/scripts/models, checked against the checkpoint")
-    parser.add_argument("--name", help="folder under runs/ (default: profile and method)")
+    parser.add_argument("--name", help="folder under runs/ (default: profile and method or task)")
     add_log_options(parser)
     parser.add_argument("--dry-run", action="store_true", help="print and validate the plan, start nothing")
     parser.add_argument(
@@ -89,47 +116,42 @@ def build_parser(of_method: str = "") -> CommandLine:
     return parser
 
 
+def recipe_of(options: argparse.Namespace, found: FoundMethod | FoundTask) -> Recipe:
+    """Return what the options ask for.
+
+    Raises:
+        ConfigError: the options do not fit together.
+    """
+    if isinstance(found, FoundTask):
+        if options.evaluate and options.step_judge:
+            raise ConfigError("--evaluate judges no step; leave out --step-judge")
+        profile = found.profile(options.profile, judge=options.step_judge)
+    else:
+        if wrong := [flag for flag in ("--step-judge", "--evaluate") if getattr(options, flag[2:].replace("-", "_"))]:
+            raise ConfigError(f"{wrong[0]} is for a task; leave it out, or name one with --task")
+        profile = PROFILES[options.profile or (LORA_PROFILE if options.lora else DEFAULT_PROFILE)]
+    if options.lora:
+        profile = replace(profile, variables={**profile.variables, "USE_LORA": True})
+    what = options.task or options.method
+    return Recipe(what, options.model, profile, task=bool(options.task), evaluates_only=options.evaluate)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Command line."""
     try:
-        parser = build_parser(method_help(argv))
-    except ConfigError as error:
-        fail(str(error))
-    options, extra = parser.parse_known_args(argv)
-    profile = PROFILES[options.profile or (LORA_PROFILE if options.lora else DEFAULT_PROFILE)]
-    if options.lora:
-        profile = replace(profile, variables={**profile.variables, "USE_LORA": True})
-    try:
-        plan = make_plan(profile, options.method, options.model, extra, os.environ, options.name, parser.known_flags())
-    except ConfigError as error:
-        fail(str(error))
-    try:
+        found = asked_for(argv)
+        parser = build_parser(found)
+        options, extra = parser.parse_known_args(argv)
+        assert found is not None  # the parser requires one
+        recipe = recipe_of(options, found)
+        plan = make_plan(recipe, extra, os.environ, options.name, parser.known_flags())
         check_log_options(options, plan.variables["data_path"].value)
     except ConfigError as error:
         fail(str(error))
-    problems = [*plan.problems, *machine_problems(plan)]
-    missing = [problem for problem in problems if of_machine(problem)]
-    wrong = [problem for problem in problems if not of_machine(problem)]
-    if of_method := plan_problems(plan):
-        wrong += [
-            *of_method,
-            f"if it is the method's fault, mend and check it: python -m openclaw.method check {options.method}",
-        ]
-    if options.verbose:
-        print(describe_in_full(plan))
-    elif options.dry_run:
-        print(describe(plan))
-    for warning in name_warnings(os.environ, options.method):
-        print(f"warning: {warning}", flush=True)
+    missing = show_and_check(plan, options, found)
     if options.dry_run:
-        for problem in missing:
-            print(f"warning: not found on this machine: {problem}")
-        for problem in device_warnings(plan):
-            print(f"warning: this machine cannot run it: {problem}")
-    if wrong:
-        fail(as_list("the plan cannot work", wrong))
-    if options.dry_run:
-        read_logs_of(plan, options)
+        if not recipe.task:
+            read_logs_of(plan, options)
         print("dry run: the plan is valid, nothing was started")
         return
     try:
@@ -139,17 +161,61 @@ def main(argv: Sequence[str] | None = None) -> None:
         port = port_of_run(plan)
     except (ConfigError, OSError) as error:
         fail(str(error))
-    read_logs_of(plan, options)
     for warning in plan.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    sys.stdout.flush()
     again = os.environ.get(CONTINUE_VARIABLE) or continue_command(
         plan, sys.argv[1:] if argv is None else argv, os.environ
     )
     environment = {**plan.environment, CONTINUE_VARIABLE: again}
     environment.pop(STARTED_AS, None)
+    if isinstance(plan.own, TaskConfig):
+        start_task(replace(plan, environment=environment), plan.own)
+    read_logs_of(plan, options)
+    sys.stdout.flush()
     with port:  # the program that this process becomes holds it
         os.execve(plan.command[0], plan.command, environment)
+
+
+def show_and_check(plan: Plan, options: argparse.Namespace, found: FoundMethod | FoundTask) -> list[str]:
+    """Print the plan and its warnings; return what is missing on this machine. Exit if the plan works on none."""
+    problems = [*plan.problems, *machine_problems(plan)]
+    missing = [problem for problem in problems if of_machine(problem)]
+    wrong = [problem for problem in problems if not of_machine(problem)]
+    if of_plugins := plan_problems(plan):
+        check = f"if it is the method's fault, mend and check it: python -m openclaw.method check {options.method}"
+        wrong += [*of_plugins, *([] if plan.recipe.task else [check])]
+    if options.verbose:
+        print(describe_in_full(plan))
+    elif options.dry_run:
+        print(describe(plan))
+    for warning in name_warnings(os.environ, found):
+        print(f"warning: {warning}", flush=True)
+    if options.dry_run:
+        for problem in missing:
+            print(f"warning: not found on this machine: {problem}")
+        for problem in device_warnings(plan):
+            print(f"warning: this machine cannot run it: {problem}")
+        if plan.recipe.task and not wrong and (machines := missing_machines(plan.args)):
+            print(f"warning: {machines}")
+    if wrong:
+        fail(as_list("the plan cannot work", wrong))
+    return missing
+
+
+def start_task(plan: Plan, own: TaskConfig) -> NoReturn:
+    """Write the rows of tasks, and become the run's first process; a machine other than the head only joins."""
+    sys.stdout.flush()
+    if plan.variables["node_rank"].value:
+        os.execve(plan.command[0], plan.command, plan.environment)
+    os.environ.update(plan.environment)  # which tasks there are depends on the profile, too
+    run_dir, only = Path(plan.args.run_dir), plan.recipe.evaluates_only
+    run_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        for line in own.write_rows(run_dir, trains=not only, evaluates=only or own.interval is not None):
+            print(f"launch: {line}", flush=True)
+    except ConfigError as error:
+        fail(str(error))
+    own.start(plan)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Build the trainer's flags of a run, in the groups that users know: ``CKPT_ARGS``, ``ROLLOUT_ARGS``, ...
 
-Guarantees: every value comes from a variable, the profile or the method, or is a constant here for all runs. The user's own
-flags come last, so that they win.
+Guarantees: every value comes from a variable, the profile, the method or the task, or is a constant here for all runs. The
+user's own flags come last, so that they win.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from groundwork.exceptions import ConfigError
 from groundwork.variables import Value
 from openclaw.config.gate_variables import GATE_PATH
 from openclaw.config.method_config import MethodConfig
@@ -18,6 +19,7 @@ from openclaw.config.runtime import RuntimeConfig
 from openclaw.launch.logs import CORRECTED
 from openclaw.launch.methods import REPOSITORY
 from openclaw.launch.profiles import Profile
+from openclaw.launch.task import TaskConfig, head_address
 from slime.arguments.machines import ADDRESS_VARIABLE, named_cluster
 from slime.arguments.model_shape import shape_flags
 
@@ -27,7 +29,12 @@ DUAL_CLIP = 3.0
 NO_FUSES = "off"
 CUSTOM = "CUSTOM_ARGS"
 """The group of the user's own flags, the last one."""
-NOT_TYPED = ("default", "profile", "method", "model", "lora", "logs")
+GROUPS = (
+    *("MODEL_ARGS", "PLACEMENT_ARGS", "CKPT_ARGS", "ROLLOUT_ARGS", "METHOD_ARGS", "TASK_ARGS", "OPTIMIZER_ARGS"),
+    *("PERF_ARGS", "SGLANG_ARGS", "PRM_ARGS", "LORA_ARGS", "WANDB_ARGS", "PROFILE_ARGS", CUSTOM),
+)
+"""All groups in the order of the command line."""
+NOT_TYPED = ("default", "profile", "method", "task", "model", "lora", "logs")
 """Sources of a value that the user did not set."""
 # Flags that need the trainer's own pass for old log probabilities, which --use-rollout-logprobs skips.
 OWN_PASS = frozenset({"--use-tis", "--get-mismatch-metrics", "--use-rollout-entropy", "--use-routing-replay"})
@@ -98,25 +105,35 @@ class FlagInputs:
 
     Attributes:
         name: name of the run's folder under ``runs/``.
-        own: the method's configuration.
+        own: the method's or the task's configuration.
         profile: profile of the machine.
         values: values of the launcher's variables, by field.
-        runtime: configuration of the runtime process.
+        runtime: configuration of the runtime process; None for a task, which has none.
         counts: GPUs per role on each machine.
         model: shape in ``slime/scripts/models``, or None.
         extra: the user's flags; some of them suppress a flag here.
         environment: the caller's variables.
+        judge: whether a judge scores each step of a task.
+        evaluates_only: whether the run only evaluates, without a trainer.
     """
 
     name: str
-    own: MethodConfig
+    own: MethodConfig | TaskConfig
     profile: Profile
     values: Mapping[str, Value]
-    runtime: RuntimeConfig
+    runtime: RuntimeConfig | None
     counts: Mapping[str, int]
     model: str | None
     extra: Sequence[str]
     environment: Mapping[str, str]
+    judge: bool = False
+    evaluates_only: bool = False
+
+    @property
+    def run_dir(self) -> Path:
+        """Return the run's folder."""
+        given = self.values["run_dir"]
+        return Path(str(given)) if given else REPOSITORY / "runs" / self.name
 
     @property
     def nodes(self) -> int:
@@ -131,12 +148,13 @@ def flag_sections(inputs: FlagInputs) -> dict[str, tuple[str, ...]]:
         ConfigError: the model shape does not exist.
     """
     v = inputs.values
+    if inputs.evaluates_only:
+        return _as_words(_evaluation_sections(inputs))
     rows: dict[str, Sequence[object]] = {
-        "MODEL_ARGS": _model_flags(inputs.model),
+        "MODEL_ARGS": shape_flags(inputs.model),
         "PLACEMENT_ARGS": _placement_flags(inputs),
         "CKPT_ARGS": _checkpoint_flags(inputs),
-        "ROLLOUT_ARGS": _rollout_flags(inputs),
-        "METHOD_ARGS": _method_flags(inputs),
+        **(_task_sections(inputs, inputs.own) if isinstance(inputs.own, TaskConfig) else _method_sections(inputs)),
         "OPTIMIZER_ARGS": [
             *("--optimizer", "adam", "--lr", v["learning_rate"], "--lr-decay-style", "constant"),
             *("--weight-decay", v["weight_decay"], "--adam-beta1", 0.9, "--adam-beta2", 0.98),
@@ -147,11 +165,6 @@ def flag_sections(inputs: FlagInputs) -> dict[str, tuple[str, ...]]:
             *("--log-probs-chunk-size", 1024),
             *(_recompute_flags(inputs.extra) if v["gradient_checkpointing"] else []),
         ],
-        "SGLANG_ARGS": [
-            *("--sglang-mem-fraction-static", v["mem_fraction_static"]),
-            *("--sglang-context-length", inputs.runtime.context_length),
-        ],
-        "PRM_ARGS": _judge_flags(inputs) if inputs.own.asks_judge and not inputs.runtime.judged_elsewhere else [],
         "LORA_ARGS": _lora_flags(v) if v["use_lora"] else [],
         "WANDB_ARGS": ["--use-wandb", "--wandb-project", v["wandb_project"], "--wandb-group", inputs.name]
         if v["use_wandb"]
@@ -159,7 +172,64 @@ def flag_sections(inputs: FlagInputs) -> dict[str, tuple[str, ...]]:
         "PROFILE_ARGS": inputs.profile.flags,
         CUSTOM: inputs.extra,
     }
-    return {title: tuple(map(str, words)) for title, words in rows.items() if words}
+    return _as_words(rows)
+
+
+def _as_words(rows: Mapping[str, Sequence[object]]) -> dict[str, tuple[str, ...]]:
+    return {title: tuple(map(str, rows[title])) for title in GROUPS if rows.get(title)}
+
+
+def _method_sections(inputs: FlagInputs) -> dict[str, Sequence[object]]:
+    """Return the groups that a method on live conversations has of its own."""
+    own, runtime = live_of(inputs)
+    return {
+        "ROLLOUT_ARGS": _rollout_flags(inputs),
+        "METHOD_ARGS": _method_flags(inputs),
+        "SGLANG_ARGS": _engine_flags(inputs, runtime.context_length),
+        "PRM_ARGS": _judge_flags(inputs) if own.asks_judge and not runtime.judged_elsewhere else [],
+    }
+
+
+def _task_sections(inputs: FlagInputs, own: TaskConfig) -> dict[str, Sequence[object]]:
+    """Return the groups that a task has of its own."""
+    return {
+        "ROLLOUT_ARGS": [*own.rollout_flags(inputs), *_staleness_flags(inputs)],
+        "TASK_ARGS": [*own.loss_flags(inputs), *_fuse_flags(inputs)],
+        "SGLANG_ARGS": _engine_flags(inputs, own.engine_context),
+        "PRM_ARGS": own.judge_flags(inputs) if inputs.judge else [],
+    }
+
+
+def _evaluation_sections(inputs: FlagInputs) -> dict[str, Sequence[object]]:
+    """Return the groups of a run that only evaluates a task: all GPUs serve, unless the user gave a number."""
+    v, own = inputs.values, inputs.own
+    if not isinstance(own, TaskConfig):
+        raise ConfigError("--evaluate is for a task; leave it out, or name one with --task")
+    return {
+        "PLACEMENT_ARGS": [
+            *("--num-gpus-per-node", v["num_gpus"], "--rollout-num-gpus", inputs.counts["rollout"]),
+            *("--rollout-num-gpus-per-engine", v["tp"]),
+        ],
+        "CKPT_ARGS": ["--hf-checkpoint", v["hf_ckpt"], "--run-dir", inputs.run_dir],
+        "TASK_ARGS": own.only_evaluation(inputs),
+        "SGLANG_ARGS": _engine_flags(inputs, own.engine_context),
+        CUSTOM: inputs.extra,
+    }
+
+
+def live_of(inputs: FlagInputs) -> tuple[MethodConfig, RuntimeConfig]:
+    """Return the configurations of method and runtime of a run on live conversations."""
+    assert isinstance(inputs.own, MethodConfig)
+    assert inputs.runtime is not None
+    return inputs.own, inputs.runtime
+
+
+def own_words(inputs: FlagInputs) -> Sequence[str]:
+    """Return the flags that the method's or the task's own variables decide."""
+    if isinstance(inputs.own, MethodConfig):
+        return inputs.own.launch_flags()
+    sections = _task_sections(inputs, inputs.own)
+    return [str(word) for title in sections for word in sections[title]]
 
 
 def flags_of_typed(inputs: FlagInputs, sources: Mapping[str, str]) -> set[str]:
@@ -175,14 +245,15 @@ def flags_of_typed(inputs: FlagInputs, sources: Mapping[str, str]) -> set[str]:
     flags = {f"--{flag}" for flag, name in VARIABLE_OF_FLAG.items() if name in typed}
     for variable, value in inputs.own.values():
         if variable.name in typed:
-            flags |= _changed_flags(inputs.own, variable.field, value)
+            flags |= _changed_flags(inputs, variable.field, value)
     return flags
 
 
-def _changed_flags(own: MethodConfig, field: str, value: Value) -> set[str]:
-    """Return the flags of a method that depend on one of its variables: those that another value changes."""
+def _changed_flags(inputs: FlagInputs, field: str, value: Value) -> set[str]:
+    """Return the flags of a method or task that depend on one of its variables: those that another value changes."""
     other = not value if isinstance(value, bool) else value + 1 if isinstance(value, int | float) else f"{value}-other"
-    first, second = (_by_flag(each.launch_flags()) for each in (own, replace(own, **{field: other})))
+    changed = replace(inputs, own=replace(inputs.own, **{field: other}))
+    first, second = (_by_flag(own_words(each)) for each in (inputs, changed))
     return {flag for flag in first | second if first.get(flag) != second.get(flag)}
 
 
@@ -197,44 +268,41 @@ def _by_flag(words: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
-def _model_flags(model: str | None) -> Sequence[str]:
-    """Return the flags of a model shape; none without a model.
-
-    Raises:
-        ConfigError: the shape is unknown; the message lists the known ones.
-    """
-    return shape_flags(model) if model else ()
-
-
 def _placement_flags(inputs: FlagInputs) -> Words:
     v, nodes = inputs.values, inputs.nodes
+    trains, rollout = nodes, nodes * inputs.counts["rollout"]
+    address = f"{v['master_addr']}:{v['master_port']}"
+    if isinstance(inputs.own, TaskConfig):
+        address = head_address(v)
+        if not inputs.own.spread:
+            trains, rollout = 1, inputs.counts["rollout"]
+        elif nodes > 1 and inputs.judge:
+            nodes += 1
     joins = _names_a_cluster(inputs.environment, inputs.extra) and nodes == 1
-    head = ["--num-nodes", nodes, "--head-address", f"{v['master_addr']}:{v['master_port']}"] if nodes > 1 else []
     return [
         *("--device", inputs.profile.device, *([] if joins else ["--num-gpus", v["num_gpus"]])),
         *("--num-gpus-per-node", v["num_gpus"]),
         *(["--gpu-memory-gb", v["gpu_memory_gb"]] if v["gpu_memory_gb"] else []),
-        *head,
-        *("--actor-num-nodes", nodes, "--actor-num-gpus-per-node", inputs.counts["actor"]),
-        *("--rollout-num-gpus", nodes * inputs.counts["rollout"], "--rollout-num-gpus-per-engine", v["tp"]),
+        *(["--num-nodes", nodes, "--head-address", address] if nodes > 1 else []),
+        *("--actor-num-nodes", trains, "--actor-num-gpus-per-node", inputs.counts["actor"]),
+        *("--rollout-num-gpus", rollout, "--rollout-num-gpus-per-engine", v["tp"]),
         *("--train-backend", "fsdp"),
     ]
 
 
 def _checkpoint_flags(inputs: FlagInputs) -> Words:
     v, hf = inputs.values, inputs.values["hf_ckpt"]
-    run_dir = Path(str(v["run_dir"])) if v["run_dir"] else REPOSITORY / "runs" / inputs.name
-    save = v["save_ckpt"] or run_dir / "checkpoints"
+    save = v["save_ckpt"] or inputs.run_dir / "checkpoints"
     return [
         *("--hf-checkpoint", hf, "--ref-load", v["ref_load"] or hf),
-        *("--save", save, "--save-interval", v["save_interval"], "--run-dir", run_dir),
+        *("--save", save, "--save-interval", v["save_interval"], "--run-dir", inputs.run_dir),
         *(["--resume"] if v["resume"] else []),
     ]
 
 
 def _rollout_flags(inputs: FlagInputs) -> Words:
-    v, runtime, function = inputs.values, inputs.runtime, inputs.own.rollout_function
-    staleness = v["max_weight_staleness"]
+    v, (own, runtime) = inputs.values, live_of(inputs)
+    function = own.rollout_function
     return [
         *(["--rollout-function-path", function] if function else []),
         *("--data-source-path", "openclaw.training.rollout.LedgerDataSource", "--disable-rollout-global-dataset"),
@@ -242,26 +310,41 @@ def _rollout_flags(inputs: FlagInputs) -> Words:
         *("--n-samples-per-prompt", 1, "--num-steps-per-rollout", 1, "--reward-key", "score"),
         *("--rollout-max-response-len", v["max_response_length"]),
         *("--rollout-max-context-len", runtime.context_length, "--rollout-temperature", runtime.temperature),
-        *([] if staleness is None else ["--max-weight-staleness", staleness]),
+        *_staleness_flags(inputs),
         *(CORRECTED if v["data_path"] else []),
     ]
 
 
+def _staleness_flags(inputs: FlagInputs) -> Words:
+    staleness = inputs.values["max_weight_staleness"]
+    return [] if staleness is None else ["--max-weight-staleness", staleness]
+
+
+def _fuse_flags(inputs: FlagInputs) -> Words:
+    fuses = str(inputs.values["fuses"]).split()
+    return ["--fuses", *fuses] if fuses and fuses != [NO_FUSES] else []
+
+
+def _engine_flags(inputs: FlagInputs, context: int | None) -> Words:
+    share = ["--sglang-mem-fraction-static", inputs.values["mem_fraction_static"]]
+    return share if context is None else [*share, "--sglang-context-length", context]
+
+
 def _method_flags(inputs: FlagInputs) -> Words:
-    v, kl = inputs.values, inputs.values["kl_loss_coef"]
+    v, kl, (own, runtime) = inputs.values, inputs.values["kl_loss_coef"], live_of(inputs)
     return [
-        *inputs.own.launch_flags(),
-        *("--eps-clip", v["ppo_clip_ratio"], "--eps-clip-c", DUAL_CLIP, "--opd-teacher", inputs.runtime.opd_teacher),
+        *own.launch_flags(),
+        *("--eps-clip", v["ppo_clip_ratio"], "--eps-clip-c", DUAL_CLIP, "--opd-teacher", runtime.opd_teacher),
         *([] if OWN_PASS.intersection(inputs.extra) else ["--use-rollout-logprobs"]),
         *(["--use-kl-loss", "--kl-loss-coef", kl, "--kl-loss-type", "k3"] if kl else []),
-        *(["--fuses", *fuses] if (fuses := str(v["fuses"]).split()) and fuses != [NO_FUSES] else []),
-        *(["--before-push-path", GATE_PATH] if v["gate"] and inputs.own.rollout_function else []),
-        *(["--canary-engine"] if inputs.runtime.gate_canary is not None else []),
+        *_fuse_flags(inputs),
+        *(["--before-push-path", GATE_PATH] if v["gate"] and own.rollout_function else []),
+        *(["--canary-engine"] if runtime.gate_canary is not None else []),
     ]
 
 
 def _judge_flags(inputs: FlagInputs) -> Words:
-    v, runtime = inputs.values, inputs.runtime
+    v, (_, runtime) = inputs.values, live_of(inputs)
     gpus = inputs.nodes * inputs.counts["prm"]
     return [
         *("--prm-enable", "--prm-num-gpus", gpus, "--prm-num-gpus-per-engine", v["prm_tp"]),

@@ -6,9 +6,10 @@ Guarantee: a list that a run cannot honour is an error that says what to write i
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from groundwork.exceptions import ConfigError
-from openclaw.launch.methods import REPOSITORY, find_method, recommended
+from openclaw.launch.methods import REPOSITORY, recommended
 from openclaw.launch.variables import Resolved, parse_gpus
 from slime.args import Arguments
 from slime.arguments.critic import critic_gpus
@@ -20,22 +21,22 @@ GPUS_OF_LARGEST = 8
 SCRIPTS_BY_GPUS = ((4, "3_4b_*_lora.sh"), (1, "_24gb.sh"), (0, "tiny_cpu.sh"))
 
 
-def what_fits(method: str, gpus: int) -> str:
-    """Return what to type on a machine with this many GPUs: the method's script for it, or the usual method's."""
+def what_fits(folder: Path, gpus: int) -> str:
+    """Return what to type on a machine with this many GPUs: a script of the run's folder for it, or of the usual method's."""
     if gpus >= GPUS_OF_LARGEST:
         return "lower NUM_GPUS, ACTOR_GPUS, ROLLOUT_GPUS or PRM_GPUS"
     ending = next(ending for least, ending in SCRIPTS_BY_GPUS if gpus >= least)
-    own = sorted(find_method(method).folder.glob(f"run_*{ending}"))
+    own = sorted(folder.glob(f"run_*{ending}"))
     script = (own or sorted(recommended().folder.glob(f"run_*{ending}")))[0]
     shown = script.relative_to(REPOSITORY) if script.is_relative_to(REPOSITORY) else script
     return f"run the script for {gpus or 'no'} GPU{'s' * (gpus != 1)}: bash {shown}"
 
 
-def split_for(method: str, gpus: int) -> str:
+def split_for(folder: Path, gpus: int) -> str:
     """Return what to type where the roles want more GPUs than there are: a script, or variables that split these GPUs."""
     if gpus >= GPUS_OF_LARGEST:
         return "lower ACTOR_GPUS, ROLLOUT_GPUS or PRM_GPUS, or raise NUM_GPUS"
-    fits = what_fits(method, gpus)
+    fits = what_fits(folder, gpus)
     if gpus < len(GPU_ROLES):
         return fits
     actor = gpus // 2

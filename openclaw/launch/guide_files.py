@@ -91,8 +91,10 @@ class WithFile:
     path: str | None = None
 
 
-def take_in_file(method: str, environment: Mapping[str, str], extra: Sequence[str]) -> WithFile:
+def take_in_file(method: str | None, environment: Mapping[str, str], extra: Sequence[str]) -> WithFile:
     """Take ``--config FILE`` out of the flags, and put the settings of a guide's file below them.
+
+    Without a method the file has flags of the trainer only.
 
     Raises:
         ConfigError: the file cannot be read, or a line per key that cannot be honoured.
@@ -102,7 +104,7 @@ def take_in_file(method: str, environment: Mapping[str, str], extra: Sequence[st
     found, rest = finder.parse_known_args(list(extra))
     if found.config is None:
         return WithFile(environment, extra)
-    guide = read_guide_file(found.config, method)
+    guide = None if method is None else read_guide_file(found.config, method)
     if guide is None:
         return WithFile(environment, rest, found.config)
     given = {key: value for key, value in environment.items() if value}

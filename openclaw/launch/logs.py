@@ -131,7 +131,7 @@ def _redactor(plan: Plan) -> Redactor | None:
     from openclaw.privacy.redactor import Redactor
     from openclaw.privacy.secret_finder import OwnKeyFinder, secret_values
 
-    mode = plan.runtime.redact
+    mode = plan.live.redact
     return None if mode == "off" else Redactor(mode, own_keys=OwnKeyFinder(secret_values(os.environ)))
 
 

@@ -19,6 +19,7 @@ from groundwork.exceptions import ConfigError
 from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.launch.gpus import what_fits
 from openclaw.launch.plan import Plan
+from openclaw.launch.task import TaskConfig
 from openclaw.models.places import broken_model
 from openclaw.runtime.process import PORT_PATIENCE_SECONDS, reserve_port
 from slime.args import Arguments
@@ -43,14 +44,14 @@ def _models(plan: Plan) -> Iterator[str]:
     """Yield a line for each folder that is not a model; a missing folder is a problem of the flags."""
     args = plan.args
     paths = {"HF_CKPT": args.hf_checkpoint, "REF_LOAD": args.ref_load if args.kl_loss_coef else None}
-    if plan.own.asks_judge:
+    if isinstance(plan.own, TaskConfig) or plan.own.asks_judge:
         paths["PRM_MODEL_PATH"] = args.prm_model_path
     seen: set[str] = set()
     for variable, path in paths.items():
         if not path or path in seen or not Path(path).exists():
             continue
         seen.add(path)
-        own_tokenizer = variable == "REF_LOAD" or (variable == "HF_CKPT" and plan.runtime.tokenizer)
+        own_tokenizer = variable == "REF_LOAD" or (variable == "HF_CKPT" and plan.runtime and plan.runtime.tokenizer)
         if why := broken_model(Path(path), tokenizer=not own_tokenizer):
             source = plan.variables[variable.lower()].source
             yield f"{source if source in os.environ else variable}={path} is not a model: {why}"
@@ -100,7 +101,7 @@ def _in_netrc(host: str, environment: Mapping[str, str]) -> bool:
 def device_warnings(plan: Plan) -> list[str]:
     """Return why the GPUs of this machine cannot run a plan, one line each, with the script that fits them."""
     problems = missing_devices(plan.args, plan.environment)
-    fits = f", or {what_fits(plan.method, 0)}"
+    fits = f", or {what_fits(plan.folder, 0)}"
     return [problem.replace(ON_CPU, fits) for problem in problems]
 
 
@@ -113,7 +114,7 @@ def check_gpus(plan: Plan) -> None:
     else:
         found, needed = usable_gpus(plan.environment), gpus_of_machine(plan.args)
     if found < needed:
-        raise ConfigError(f"this run needs {needed} GPUs, but the machine has {found}; {what_fits(plan.method, found)}")
+        raise ConfigError(f"this run needs {needed} GPUs, but the machine has {found}; {what_fits(plan.folder, found)}")
     if problems := missing_devices(plan.args, plan.environment):
         raise ConfigError(as_list("this machine cannot run it", problems))
 
@@ -124,8 +125,8 @@ def port_of_run(plan: Plan) -> AbstractContextManager[object]:
     Raises:
         OSError: another process listens on the port, or is starting and will.
     """
-    if plan.variables["node_rank"].value:
-        return nullcontext()  # the gateway runs on the head
+    if plan.variables["node_rank"].value or plan.runtime is None:
+        return nullcontext()  # the gateway runs on the head, and a task has none
     source = plan.runtime_sources["PORT"]
     setting = source if source in RuntimeVariables.declared("port").names else "PORT"
     patience = PORT_PATIENCE_SECONDS if plan.args.resume else 0.0

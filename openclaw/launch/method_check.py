@@ -10,7 +10,6 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -18,13 +17,22 @@ from groundwork.command_line import CommandLine
 from groundwork.exceptions import ConfigError
 from openclaw.config.method_config import CONFIG_CLASS, MethodConfig, config_of, declared_configs
 from openclaw.config.runtime import RuntimeConfig
-from openclaw.launch.methods import REPOSITORY, declaration_problems, find_folder, imported, method_file, recommended
+from openclaw.launch.methods import (
+    REPOSITORY,
+    declaration_problems,
+    find_folder,
+    import_paths,
+    imported,
+    method_file,
+    recommended,
+)
 from openclaw.launch.plan import Plan
 from openclaw.launch.profiles import PROFILES
 from openclaw.method import Method
 from openclaw.method.check import CLAUSES, MethodCheck
 from openclaw.method.loading import build_method, raised, resolve
 from openclaw.training.live import LiveRollout
+from slime.arguments.plugins import missing_plugins
 
 CPU_PROFILE = "tiny_cpu"
 CPU_SCRIPT = "run_tiny_cpu.sh"
@@ -32,12 +40,14 @@ EXAMPLE = "CONTRIBUTING.md has a complete example"
 
 
 def plan_problems(plan: Plan) -> list[str]:
-    """Return what is wrong with the method that a plan would run; empty if a rollout function is not a live source."""
+    """Return what is wrong with the plugins of a plan; empty if a rollout function is not a live source."""
     path = plan.args.rollout_function_path
-    if path.startswith("slime."):
-        return []
     folders = plan.environment.get("PYTHONPATH", "").split(os.pathsep)
     with import_paths([folder for folder in folders if folder]):
+        if plan.runtime is None:
+            return missing_plugins(plan.args)
+        if path.startswith("slime."):
+            return []
         try:
             function = resolve(path)
         except ConfigError as error:
@@ -159,17 +169,6 @@ def _method_path(folder: Path, config: type[MethodConfig] | None, module: Module
     if not isinstance(function, LiveRollout):
         return [f"{config.rollout_function} is {function!r:.60}, which names no method; write: {line}"], path
     return [], function.method_path
-
-
-@contextmanager
-def import_paths(folders: Sequence[str]) -> Iterator[None]:
-    """Import from ``folders`` first, during the block."""
-    before = list(sys.path)
-    sys.path[:0] = folders
-    try:
-        yield
-    finally:
-        sys.path[:] = before
 
 
 def main(argv: Sequence[str] | None = None) -> int:

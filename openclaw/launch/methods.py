@@ -11,6 +11,7 @@ import importlib.util
 import logging
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -127,6 +128,17 @@ def imported(file: Path) -> ModuleType:
     finally:
         sys.path.remove(str(file.parent))
     return module
+
+
+@contextmanager
+def import_paths(folders: Sequence[str]) -> Iterator[None]:
+    """Import from ``folders`` first, during the block."""
+    before = list(sys.path)
+    sys.path[:0] = folders
+    try:
+        yield
+    finally:
+        sys.path[:] = before
 
 
 def declaration_problems(file: Path, config: type[MethodConfig]) -> Iterator[str]:

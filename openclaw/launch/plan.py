@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from openclaw.config.method_config import MethodConfig
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.launch.profiles import Profile
+from openclaw.launch.task import TaskConfig
 from openclaw.launch.variables import Resolved
 from slime.args import Arguments
 from slime.arguments.algorithm import algorithm_warnings
@@ -19,16 +21,35 @@ from slime.arguments.critic import critic_gpus
 from slime.arguments.memory_budget import Budget
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """What a person asks for: ``Recipe("mymethod", "qwen3-4B", GPU8)``.
+
+    Attributes:
+        what: a method, or with ``task`` a task: its name in this repository, or a folder.
+        model: file in ``slime/scripts/models`` with the shape to check against the checkpoint; None for the checkpoint's.
+        machine: profile of the machine.
+        task: whether ``what`` is a task.
+        evaluates_only: whether the task's held-out part is only evaluated, without a trainer.
+    """
+
+    what: str
+    model: str | None
+    machine: Profile
+    task: bool = False
+    evaluates_only: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """A run before it starts.
 
     Attributes:
-        profile: profile of the machine.
-        method: the method as named on the command line.
-        own: the method's configuration.
+        recipe: what the user asked for; its profile is that of the run.
+        folder: folder of the method or task.
+        own: the method's or the task's configuration.
         variables: the launcher's variables, by field.
-        runtime: configuration of the runtime process.
+        runtime: configuration of the runtime process; None for a task, which has none.
         runtime_sources: source of each variable's value in ``runtime`` and ``own``.
         sections: the trainer's flags, in the groups that users know.
         args: the parsed flags.
@@ -39,11 +60,11 @@ class Plan:
         budget: memory budget of each GPU.
     """
 
-    profile: Profile
-    method: str
-    own: MethodConfig
+    recipe: Recipe
+    folder: Path
+    own: MethodConfig | TaskConfig
     variables: Mapping[str, Resolved]
-    runtime: RuntimeConfig
+    runtime: RuntimeConfig | None
     runtime_sources: Mapping[str, str]
     sections: Mapping[str, tuple[str, ...]]
     args: Arguments
@@ -52,6 +73,22 @@ class Plan:
     environment: Mapping[str, str]
     gpu_ids: tuple[int, ...] | None
     budget: Budget
+
+    @property
+    def profile(self) -> Profile:
+        """Return the profile of the machine."""
+        return self.recipe.machine
+
+    @property
+    def title(self) -> str:
+        """Return what runs: ``method combine`` or ``task swe``."""
+        return f"{'task' if self.recipe.task else 'method'} {self.recipe.what}"
+
+    @property
+    def live(self) -> RuntimeConfig:
+        """Return the configuration of the runtime process of a run on live conversations."""
+        assert self.runtime is not None
+        return self.runtime
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -72,8 +109,8 @@ class Plan:
 def roles_of(args: Arguments) -> tuple[tuple[str, int], ...]:
     """Return the roles in the order of their GPUs, each with its number of GPUs."""
     return (
-        ("actor", args.actor_num_nodes * args.actor_num_gpus_per_node),
-        ("critic", critic_gpus(args)),
+        ("actor", 0 if args.debug_rollout_only else args.actor_num_nodes * args.actor_num_gpus_per_node),
+        ("critic", 0 if args.debug_rollout_only else critic_gpus(args)),
         ("rollout", args.rollout_num_gpus),
         ("judge", args.prm_num_gpus),
     )

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from groundwork.exceptions import ConfigError
 from openclaw.config.runtime_variables import VARIABLES
-from openclaw.launch.flags import NOT_TYPED
+from openclaw.launch.flags import CUSTOM, NOT_TYPED
 from openclaw.launch.limits import limit_lines, short_limits
 from openclaw.launch.plan import Plan
+from openclaw.launch.task import TaskConfig
 from openclaw.runtime.where import api_url, inspect_command, shown_path
 from slime.arguments.placement import describe_placement, start_lines
 from slime.arguments.process_environment import environment_lines
@@ -19,6 +20,7 @@ from slime.tracking.redact import without_secrets
 TRACKER_SECRETS = ("WANDB_API_KEY", "WANDB_KEY", "HF_TOKEN")
 STARTED_AS = "LAUNCHED_AS"
 """The variable in which scripts/launch.sh gives the command line of the script."""
+PRECEDENCE = "precedence: flag > variable > --config file > profile > method or task > default"
 WORKER_MODULE = "slime.ray.worker_node"
 
 
@@ -56,13 +58,13 @@ def given_lines(plan: Plan) -> Iterator[str]:
     for entry in plan.variables.values():
         if entry.source not in NOT_TYPED:
             yield f"  {entry.source}={shlex.quote(str(entry.value))}"
-    values = {name: value for name, value, _ in plan.runtime.describe()}
+    values = {name: value for name, value, _ in plan.runtime.describe()} if plan.runtime else {}
     values |= {variable.name: "" if value is None else str(value) for variable, value in plan.own.values()}
     secrets = {each.name for each in (*VARIABLES, *(variable for variable, _ in plan.own.values())) if each.secret}
     for name, source in plan.runtime_sources.items():
         if source not in NOT_TYPED:
             yield f"  {source}={'***' if name in secrets else shlex.quote(values[name])}"
-    for section in ("FILE_ARGS", "CUSTOM_ARGS"):
+    for section in ("FILE_ARGS", CUSTOM):
         yield from (f"  {line}" for line in flag_lines(plan.sections.get(section, ())))
 
 
@@ -110,10 +112,23 @@ def run_lines(plan: Plan) -> Iterator[str]:
     yield f"  folder   {args.run_dir}"
     if args.resume:
         yield f"  resumes  from the newest checkpoint in {args.save}"
+    if plan.runtime is None:
+        yield from _task_lines(plan)
+        return
     yield f"  serves   {api_url(plan.runtime)}"
     yield f"  limits   {short_limits(plan.runtime)}"
     yield f"  learns   from {args.rollout_batch_size} judged turns per step; checkpoint every {args.save_interval} steps"
     yield f"  inspect  {inspect_command(args, plan.environment)}"
+
+
+def _task_lines(plan: Plan) -> Iterator[str]:
+    """Yield which tasks a run plays, and how much of it is an update."""
+    assert isinstance(plan.own, TaskConfig)
+    args, trains = plan.args, not plan.recipe.evaluates_only
+    yield f"  tasks    {plan.own.summary(plan.environment, trains=trains)}"
+    if trains:
+        episodes = f"{args.rollout_batch_size} tasks, {args.n_samples_per_prompt} episodes each, per rollout"
+        yield f"  learns   from {episodes}; checkpoint every {args.save_interval} rollouts"
 
 
 def variable_lines(plan: Plan) -> Iterator[str]:
@@ -126,7 +141,7 @@ def variable_lines(plan: Plan) -> Iterator[str]:
             value, source = derived[field], "derived"
         yield f"  {entry.variable.name:<40} {value!s:<28} {source}"
     secrets = {variable.name for variable in VARIABLES if variable.secret}
-    for name, value, _ in plan.runtime.describe():
+    for name, value, _ in plan.runtime.describe() if plan.runtime else ():
         shown = ("set" if value else "unset") if name in secrets else value
         yield f"  {name:<40} {shown:<28} {source_text(name, plan.runtime_sources[name])}"
     for variable, value in plan.own.values():
@@ -170,39 +185,37 @@ def start_and_memory_lines(plan: Plan) -> Iterator[str]:
 
 def describe(plan: Plan) -> str:
     """Return placement, run and what the user set."""
-    lines = [f"method {plan.method}, profile {plan.profile.name}", "", "placement:", *summary_lines(plan)]
+    lines = [f"{plan.title}, profile {plan.profile.name}", "", "placement:", *summary_lines(plan)]
     lines += ["", "run:", *run_lines(plan)]
     given = list(given_lines(plan))
-    defaults = f"of method {plan.method} and profile {plan.profile.name}"
+    defaults = f"of {plan.title} and profile {plan.profile.name}"
     lines += [
         "",
         f"you set (all else is the default {defaults}):"
         if given
         else f"you set nothing: all values are the defaults {defaults}",
     ]
-    lines += [*given, "", "--verbose adds memory, limits, every variable with its source, every flag and the command"]
+    lines += [*given, "", PRECEDENCE]
+    lines += ["--verbose adds memory, limits, every variable with its source, every flag and the command"]
     lines += [f"warning: {warning}" for warning in plan.warnings]
     return "\n".join(lines)
 
 
 def describe_in_full(plan: Plan) -> str:
     """Return the whole plan as text."""
-    lines = [f"method {plan.method}, profile {plan.profile.name}", "", "placement:", *summary_lines(plan), ""]
+    lines = [f"{plan.title}, profile {plan.profile.name}", "", "placement:", *summary_lines(plan), ""]
     lines += [
         *placement_lines(plan),
         *start_and_memory_lines(plan),
         "",
+        PRECEDENCE,
+        "",
         "variables (name, value, source):",
         *variable_lines(plan),
-        "",
-        "limits of the gateway (name, value, unit, variable):",
-        *limit_lines(plan.runtime),
-        "",
-        "ranks and engines (name, value, processes, source):",
-        *process_lines(plan),
-        "",
-        "arguments:",
     ]
+    if plan.runtime is not None:
+        lines += ["", "limits of the gateway (name, value, unit, variable):", *limit_lines(plan.runtime)]
+    lines += ["", "ranks and engines (name, value, processes, source):", *process_lines(plan), "", "arguments:"]
     for title, words in plan.sections.items():
         lines += [f"  {title}", *(f"    {line}" for line in flag_lines(words))]
     first = next((index for index, word in enumerate(plan.command) if word.startswith("--")), len(plan.command))

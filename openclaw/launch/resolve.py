@@ -1,7 +1,7 @@
-"""Resolve variables, profile, method and flags to a plan: arguments, environment and command.
+"""Resolve variables, profile, method or task, and flags to a plan: arguments, environment and command.
 
 Guarantees: `make_plan` starts nothing and imports neither torch nor Ray. The first of these with a value wins: a flag, the
-environment, a guide's file, the profile, the method's default.
+environment, a file of ``--config``, the profile, the method or task, the launcher's default.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from groundwork.exceptions import ConfigError
-from groundwork.variables import Value
+from groundwork.variables import Value, Variable
 from openclaw.config.method_config import MethodConfig
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.config.runtime_variables import VARIABLES
@@ -25,16 +25,18 @@ from openclaw.launch.guide_files import flags_of_file, take_in_file, without_fla
 from openclaw.launch.known_names import check_names
 from openclaw.launch.logs import with_logs
 from openclaw.launch.memory import plan_budget
-from openclaw.launch.methods import REPOSITORY, FoundMethod, find_method
+from openclaw.launch.methods import REPOSITORY, FoundMethod, find_method, import_paths
 from openclaw.launch.nodes import check_nodes, node_command
-from openclaw.launch.plan import Plan, roles_of
+from openclaw.launch.plan import Plan, Recipe, roles_of
 from openclaw.launch.profiles import Profile
+from openclaw.launch.task import JUDGED, KIND_VARIABLE, FoundTask, TaskConfig, find_task
 from openclaw.launch.variables import Resolved, check_replaced, resolve
 from openclaw.models.places import TINY_MODEL, USUAL, download_command
 from openclaw.training.live_losses import unfed_loss
 from slime.args import Arguments
 from slime.arguments.algorithm import LORA_RATE
 from slime.arguments.cluster import check_asynchronous
+from slime.arguments.evaluation import NO_TRAINING, add_report_flag
 from slime.arguments.parser import parser_for, read_arguments
 from slime.arguments.yaml_files import CONFIG_FLAG
 from slime.utils.forwarded_environment import FORWARD_VARIABLE
@@ -45,9 +47,7 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
 def make_plan(
-    profile: Profile,
-    method: str,
-    model: str | None,
+    recipe: Recipe,
     extra: Sequence[str],
     environment: Mapping[str, str],
     name: str | None = None,
@@ -56,46 +56,59 @@ def make_plan(
     """Resolve and validate a run.
 
     Args:
-        profile: profile of the machine.
-        method: a method of this repository, or the path of a method folder.
-        model: file in ``slime/scripts/models`` with the shape to check against the checkpoint, or None.
+        recipe: what runs, on which model and machine.
         extra: the user's flags, after the script's own; the last one wins.
         environment: the caller's variables.
-        name: name of the run's folder under ``runs/``; default: profile and method.
+        name: name of the run's folder under ``runs/``; default: profile and method or task.
         own_flags: flags of the calling program, to suggest one for a mistyped flag.
 
     Raises:
         ConfigError: a variable is invalid.
         SystemExit: the flags do not parse.
     """
-    file = take_in_file(method, environment, extra)
+    file = take_in_file(None if recipe.task else recipe.what, environment, extra)
     environment, extra = file.environment, file.extra
-    found = find_method(method)
-    check_replaced(environment, built_in=not found.config.has_environments)
-    check_names(environment, found)
-    variables = _launch_variables(found, profile, model, environment)
-    profile, variables = with_logs(profile, variables)
-    live = _live_settings(found, profile, environment)
-    own_judge = found.config.asks_judge and not live.runtime.judged_elsewhere
+    profile = recipe.machine
+    found = find_task(recipe.what) if recipe.task else find_method(recipe.what)
+    if isinstance(found, FoundTask):
+        check_replaced(
+            environment, built_in=False, declared={name for each in found.variables() for name in each.names}
+        )
+        check_names(environment, found)
+        variables, live = _task_variables(found, recipe, environment), _task_settings(found, recipe, environment)
+        judged = profile.name.endswith(JUDGED)
+        own_judge = judged and not getattr(live.own, "prm_url", None)
+        name = getattr(live.own, "run_name", None) or name
+    else:
+        check_replaced(environment, built_in=not found.config.has_environments)
+        check_names(environment, found)
+        variables = _launch_variables(found, profile, recipe.model, environment)
+        profile, variables = with_logs(profile, variables)
+        live, judged = _live_settings(found, profile, environment), False
+        own_judge = found.config.asks_judge and not live.of_runtime.judged_elsewhere
     counts, ids = gpus_of_roles(variables, judge=own_judge)
     values = _with_paths(variables) | ({} if ids is None else {"num_gpus": len(ids)})
+    if recipe.evaluates_only and variables["rollout_gpus"].source in NOT_TYPED:
+        counts["rollout"] = int(str(values["num_gpus"]))
     inputs = FlagInputs(
-        name=name or f"{profile.name}-{Path(method).name}",
+        name=name or f"{profile.name}-{Path(recipe.what).name}",
         own=live.own,
         profile=profile,
         values=values,
         runtime=live.runtime,
         counts=counts,
-        model=model,
+        model=recipe.model,
         extra=extra,
         environment=environment,
+        judge=judged,
+        evaluates_only=recipe.evaluates_only,
     )
-    return _read_plan(method, found, variables, live, inputs, ids, own_flags, file.path)
+    return _read_plan(replace(recipe, machine=profile), found, variables, live, inputs, ids, own_flags, file.path)
 
 
 def _read_plan(
-    method: str,
-    found: FoundMethod,
+    recipe: Recipe,
+    found: FoundMethod | FoundTask,
     variables: Mapping[str, Resolved],
     live: LiveSettings,
     inputs: FlagInputs,
@@ -105,12 +118,13 @@ def _read_plan(
 ) -> Plan:
     """Return the plan of resolved values; read its flags with the trainer's parser and check them together."""
     sections = _with_file(inputs, variables, live, file) if file is not None else flag_sections(inputs)
-    args, problems = _read_flags(found, sections, own_flags, usual_model(inputs.profile, inputs.model))
+    args, problems = _read_flags(found, sections, own_flags, usual_model(inputs.profile, inputs.model), recipe)
     child = _child_environment(found, inputs.profile, inputs.environment, live.environment)
-    problems += settings_problems(live.runtime)
-    if live.runtime.gate_tasks and args.before_push_path:
-        problems += task_problems(live.runtime.gate_tasks, Path(args.hf_checkpoint))
-    check_nodes(inputs.values, ids, child)
+    if live.runtime is not None:
+        problems += settings_problems(live.runtime)
+        if live.runtime.gate_tasks and args.before_push_path:
+            problems += task_problems(live.runtime.gate_tasks, Path(args.hf_checkpoint))
+        check_nodes(inputs.values, ids, child)
     if ids is not None:
         check_listed(args)
         child["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, ids))
@@ -118,8 +132,8 @@ def _read_plan(
         ids = (0,) * sum(count for _, count in roles_of(args))
     budget = plan_budget(inputs.profile, args, ids, problems)
     return Plan(
-        profile=inputs.profile,
-        method=method,
+        recipe=recipe,
+        folder=found.folder,
         own=live.own,
         variables=variables,
         runtime=live.runtime,
@@ -127,7 +141,7 @@ def _read_plan(
         sections=sections,
         args=args,
         problems=(*problems, *budget.problems),
-        command=_command(args, inputs.values, sections),
+        command=_command(args, inputs.values, sections, evaluates_only=recipe.evaluates_only),
         environment=child,
         gpu_ids=ids,
         budget=budget,
@@ -137,15 +151,21 @@ def _read_plan(
 def _launch_variables(
     found: FoundMethod, profile: Profile, model: str | None, environment: Mapping[str, str]
 ) -> dict[str, Resolved]:
-    """Return the launcher's variables.
+    """Return the launcher's variables for a method."""
+    of_profile = {**profile.variables, **found.config.profile_defaults.get(profile.name, {})}
+    return _for_model(resolve(environment, of_profile, found.config.defaults), model)
 
-    The method's defaults replace the launcher's. The model's folder replaces the default of HF_CKPT. With LoRA, a default
-    learning rate is that of an adapter.
-    """
-    variables = resolve(environment, {**profile.variables, **found.config.profile_defaults.get(profile.name, {})})
-    for field, entry in variables.items():
-        if entry.source == "default" and entry.variable.name in found.config.defaults:
-            variables[field] = replace(entry, value=found.config.defaults[entry.variable.name], source="method")
+
+def _task_variables(found: FoundTask, recipe: Recipe, environment: Mapping[str, str]) -> dict[str, Resolved]:
+    """Return the launcher's variables for a task."""
+    of_profile = found.config.profile_variables(recipe.machine.name, environment)
+    of_profile = {**recipe.machine.variables, **of_profile}
+    variables = resolve(environment, of_profile, found.config.defaults, found.config.aliases, "task")
+    return _for_model(variables, recipe.model)
+
+
+def _for_model(variables: dict[str, Resolved], model: str | None) -> dict[str, Resolved]:
+    """Let the model's folder replace the default of HF_CKPT, and with LoRA an adapter's rate the default learning rate."""
     if model and variables["hf_ckpt"].source == "default":
         variables["hf_ckpt"] = replace(variables["hf_ckpt"], value=_model_folder(model), source="model")
     rate = variables["learning_rate"]
@@ -166,12 +186,21 @@ def _model_folder(model: str) -> str:
 
 @dataclass(frozen=True)
 class LiveSettings:
-    """The environment of runtime process and method, its validated values, and each variable's source."""
+    """The environment of the run's processes, the validated values in it, and each variable's source.
+
+    ``own`` is the method's or the task's configuration; a task has no ``runtime``.
+    """
 
     environment: Mapping[str, str]
-    runtime: RuntimeConfig
-    own: MethodConfig
+    runtime: RuntimeConfig | None
+    own: MethodConfig | TaskConfig
     sources: Mapping[str, str]
+
+    @property
+    def of_runtime(self) -> RuntimeConfig:
+        """Return the configuration of the runtime process of a method."""
+        assert self.runtime is not None
+        return self.runtime
 
 
 def _live_settings(found: FoundMethod, profile: Profile, environment: Mapping[str, str]) -> LiveSettings:
@@ -185,12 +214,45 @@ def _live_settings(found: FoundMethod, profile: Profile, environment: Mapping[st
         by_profile.pop(JUDGE_PROMPTS, None)  # the profile's are for the tiny judge, who was trained on them
     by_method = {key: value for key, value in by_method.items() if key not in by_profile}
     whole = {**by_method, **by_profile, **{key: value for key, value in environment.items() if value}}
+    sources = _sources((*VARIABLES, *found.config.variables()), environment, by_profile, by_method)
+    return LiveSettings(whole, RuntimeConfig.from_env(whole), found.config.from_env(whole), sources)
+
+
+def _task_settings(found: FoundTask, recipe: Recipe, environment: Mapping[str, str]) -> LiveSettings:
+    """Return the settings of a task; refuse variables with which it cannot run.
+
+    Raises:
+        ConfigError: a variable is invalid.
+    """
+    kind = environment.get(KIND_VARIABLE) or found.config.name
+    if kind != found.config.name:
+        raise ConfigError(
+            f"{KIND_VARIABLE}={kind}: this script has {found.config.name}; take the script of that folder"
+        )
+    declared = found.variables()
+    known = {each.name for each in declared if not each.is_set(environment)}
+    defaults = found.config.profile_variables(recipe.machine.name, environment)
+    by_profile = {name: str(value) for name, value in defaults.items() if name in known and value is not None}
+    whole = {**by_profile, **{key: value for key, value in environment.items() if value}}
+    own = found.config.from_env(whole)
+    own.check(whole, trains=not recipe.evaluates_only)
+    sources = _sources(found.config.variables(), environment, by_profile, {})
+    return LiveSettings({**whole, **own.for_processes(whole)}, None, own, sources)
+
+
+def _sources(
+    variables: Sequence[Variable],
+    environment: Mapping[str, str],
+    by_profile: Mapping[str, str],
+    by_method: Mapping[str, str],
+) -> dict[str, str]:
+    """Return where each variable's value comes from: the name under which it was set, or a word of `NOT_TYPED`."""
     sources: dict[str, str] = {}
-    for variable in (*VARIABLES, *found.config.variables()):
+    for variable in variables:
         given = [name for name in variable.names if environment.get(name)]
         origin = "profile" if variable.name in by_profile else "method" if variable.name in by_method else "default"
         sources[variable.name] = given[0] if given else origin
-    return LiveSettings(whole, RuntimeConfig.from_env(whole), found.config.from_env(whole), sources)
+    return sources
 
 
 def _with_paths(variables: Mapping[str, Resolved]) -> dict[str, Value]:
@@ -225,14 +287,21 @@ def _words(sections: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _read_flags(
-    found: FoundMethod, sections: Mapping[str, Sequence[str]], own_flags: Sequence[str], usual: str
+    found: FoundMethod | FoundTask,
+    sections: Mapping[str, Sequence[str]],
+    own_flags: Sequence[str],
+    usual: str,
+    recipe: Recipe,
 ) -> tuple[Arguments, list[str]]:
-    """Return the parsed flags, and the reasons why a run of the method cannot work with them."""
-    words = _words(sections)
-    parser = parser_for(words)
+    """Return the parsed flags, and the reasons why a run cannot work with them."""
+    words = [*(NO_TRAINING if recipe.evaluates_only else ()), *_words(sections)]
+    with import_paths([str(found.folder)]):  # its plugins may declare flags
+        parser = parser_for(words, add_report_flag if recipe.evaluates_only else None)
     parser.prog, parser.further_flags = "launch", own_flags
     args, wrong = read_arguments(parser, words)
-    problems = [with_variables(with_download(problem, usual), found.folder.name) for problem in wrong]
+    problems = [with_variables(with_download(problem, usual), found.folder) for problem in wrong]
+    if isinstance(found, FoundTask):
+        return args, problems
     if found.declared and (unfed := unfed_loss(args, found.without_topk, student_topk=found.student_topk)):
         problems.append(unfed)
     return args, [*problems, *check_asynchronous(args, "a method on live conversations")]
@@ -284,19 +353,19 @@ def with_download(problem: str, usual: str) -> str:
     return f"{problem}{' Or' if found[2] else ';'} get it with: {download_command(found[1], usual)}"
 
 
-def with_variables(problem: str, method: str) -> str:
+def with_variables(problem: str, folder: Path) -> str:
     """Return a problem about flags, followed by the variables that set these flags."""
     named = [VARIABLE_OF_FLAG[flag] for flag in re.findall(r"--([a-z-]+)", problem) if flag in VARIABLE_OF_FLAG]
     names = [f"{name}=1" if name in ("RESUME", "GATE") else name for name in named]
     if problem.startswith("--before-push-path "):  # nobody typed it: the gate is on by default
         names[0] = "GATE=0"
     if found := re.search(r" actor \+ .* but --num-gpus is (\d+); lower one of them", problem):
-        return f"{problem[: -len('; lower one of them')]}; {split_for(method, int(found[1]))}"
+        return f"{problem[: -len('; lower one of them')]}; {split_for(folder, int(found[1]))}"
     return f"{problem} (variables: {', '.join(dict.fromkeys(names))})" if names else problem
 
 
 def _child_environment(
-    found: FoundMethod, profile: Profile, environment: Mapping[str, str], live: Mapping[str, str]
+    found: FoundMethod | FoundTask, profile: Profile, environment: Mapping[str, str], live: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the environment of the run's first process.
 
@@ -305,7 +374,8 @@ def _child_environment(
     paths = [found.folder, REPOSITORY, REPOSITORY / "slime"]
     inherited = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     child = {**live, "PYTHONPATH": os.pathsep.join(dict.fromkeys([*map(str, paths), *inherited]))}
-    may_travel = [name for each in found.config.variables() if not each.secret for name in each.names]
+    declared = found.variables() if isinstance(found, FoundTask) else found.config.variables()
+    may_travel = [name for each in declared if not each.secret for name in each.names]
     if names := [name for name in may_travel if live.get(name)]:
         child[FORWARD_VARIABLE] = " ".join([*environment.get(FORWARD_VARIABLE, "").split(), *names])
     if profile.device == "cpu":
@@ -313,8 +383,15 @@ def _child_environment(
     return child
 
 
-def _command(args: Arguments, values: Mapping[str, Value], sections: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+def _command(
+    args: Arguments,
+    values: Mapping[str, Value],
+    sections: Mapping[str, Sequence[str]],
+    *,
+    evaluates_only: bool,
+) -> tuple[str, ...]:
     """Return the driver's command; on a machine other than the head, the command of a Ray node."""
     if values["node_rank"]:
         return node_command(args, values)
-    return (sys.executable, str(REPOSITORY / "slime" / "train_async.py"), *_words(sections))
+    program = "eval_only.py" if evaluates_only else "train_async.py"
+    return (sys.executable, str(REPOSITORY / "slime" / program), *_words(sections))

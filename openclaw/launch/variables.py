@@ -6,8 +6,8 @@ Guarantees: every variable of a launch script is declared here with type, defaul
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 from groundwork.exceptions import ConfigError
 from groundwork.variables import EnvironmentConfig, Value, Variable, variable
@@ -165,9 +165,15 @@ OF_ENVIRONMENTS = (
 )
 
 
-def check_replaced(environment: Mapping[str, str], *, built_in: bool = True) -> None:
-    """Raise ConfigError for set variables that this launcher, or a built-in method, does not support."""
-    lines = [f"{name} is set, but {instead}" for name, instead in REPLACED.items() if environment.get(name)]
+def check_replaced(
+    environment: Mapping[str, str], *, built_in: bool = True, declared: Collection[str] = frozenset()
+) -> None:
+    """Raise ConfigError for set variables that this launcher, or a built-in method, does not support.
+
+    A name of ``declared`` has a meaning in this run.
+    """
+    wrong = {name: instead for name, instead in REPLACED.items() if name not in declared}
+    lines = [f"{name} is set, but {instead}" for name, instead in wrong.items() if environment.get(name)]
     if built_in:
         lines += [
             f"{name} is set, but this method learns from conversations; unset it, or run a folder with environments"
@@ -187,18 +193,33 @@ class Resolved:
     source: str
 
 
-def resolve(environment: Mapping[str, str], profile: Mapping[str, Value]) -> dict[str, Resolved]:
-    """Return ``{field: Resolved}``; the environment wins over the profile, the profile over the default.
+def resolve(
+    environment: Mapping[str, str],
+    profile: Mapping[str, Value],
+    own: Mapping[str, Value] | None = None,
+    aliases: Mapping[str, tuple[str, ...]] | None = None,
+    source: str = "method",
+) -> dict[str, Resolved]:
+    """Return ``{field: Resolved}``; the environment wins over the profile, that over ``own``, and that over the default.
+
+    Args:
+        environment: the caller's variables.
+        profile: defaults of the machine, by name of the variable.
+        own: defaults of the method or task.
+        aliases: further names of variables.
+        source: what ``own`` is of.
 
     Raises:
         ConfigError: naming the unusable variable, and what to type.
     """
     resolved = {}
     for each in LAUNCH_VARIABLES:
-        value, source = each.read(environment)
-        if source == "default" and each.name in profile:
-            value, source = profile[each.name], "profile"
-        resolved[each.field] = Resolved(each, value, source)
+        each = replace(each, aliases=(*each.aliases, *(aliases or {}).get(each.name, ())))
+        value, came_from = each.read(environment)
+        for name, defaults in (("profile", profile), (source, own or {})):
+            if came_from == "default" and each.name in defaults:
+                value, came_from = defaults[each.name], name
+        resolved[each.field] = Resolved(each, value, came_from)
     return resolved
 
 

@@ -23,6 +23,7 @@ from groundwork.process import ChildProcess, StopRequested, spawn, watch_lifelin
 from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.launch.logs import add_log_options, log_words
 from openclaw.launch.methods import methods_of, recommended
+from openclaw.launch.plan import Recipe
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.resolve import make_plan
 from openclaw.launch.variables import LaunchVariables, parse_gpus
@@ -195,7 +196,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "train_async.py") -> int
     try:
         job = make_job(arguments, extra, os.environ)
         environment = {**os.environ, **job.variables}
-        plan = make_plan(PROFILES[job.profile], job.method, None, job.extra, environment)
+        plan = make_plan(Recipe(job.method, None, PROFILES[job.profile]), job.extra, environment)
         if "DATA_PATH" in job.variables:
             read_logs(arguments.rollout_dir)
     except (ConfigError, LedgerError) as error:

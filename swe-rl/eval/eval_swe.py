@@ -20,7 +20,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
-from swe_config import SweConfig, SweVariables
+from generate_with_swe_remote import SweConfig
+from swe_task import Task as SweTask
 
 from agentrl.environment import Task
 from agentrl.exceptions import AgentError
@@ -227,7 +228,7 @@ async def evaluate(options: Any, source: InstanceSource, ids: Sequence[str]) -> 
         ConfigError: the server or a repository fails.
         AgentError: there is no sandbox on this machine.
     """
-    settings = SweConfig().settings(SweVariables.from_env(), source.step_limit)
+    settings = SweConfig().settings(SweTask.from_env(), source.step_limit)
     made = provider(SandboxSettings(options.sandbox, options.sandbox_image))
     await made.check()
     folder, lost = options.output_dir, 0

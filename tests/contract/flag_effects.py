@@ -234,7 +234,5 @@ EFFECTS = {
     f"{METRICS}::test_categories_and_correct_samples": "log-reward-category log-correct-samples",
     f"{LAUNCH}/test_scripts.py::test_a_dry_run_of_the_trainer_starts_nothing": "dry-run",
     # Plugins of method folders read these
-    f"{RULES}::test_environment_flags_reach_the_plugin": """prm-step-coef prm-sglang-url gui-max-steps
-        gui-sleep-after-execution gui-max-image-history-length gui-max-reward-image-history-length
-        gui-wait-after-reset gui-eval-max-steps gui-eval-sleep-after-execution gui-eval-wait-after-reset""",
+    f"{RULES}::test_environment_flags_reach_the_plugin": "prm-step-coef prm-sglang-url",
 }

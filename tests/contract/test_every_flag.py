@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from slime.arguments import build_parser, parse_args
+from slime.arguments import parse_args
 from slime.arguments.environments import ENVIRONMENTS
-from slime.arguments.parser import GROUPS
+from slime.arguments.parser import GROUPS, parser_for
 from slime.arguments.refused import FIXED, REFUSED
 from tests.contract.flag_table import FLAGS
 from tests.helpers.syntax import parsed
@@ -25,9 +25,14 @@ READERS = ("model_shape.py", "evaluation.py", "machine.py", "placement.py", "pro
 CHECKED_ONLY = {"override_lr_scheduler", "optimizer", "rollout_external", "critic_num_nodes"}
 
 
+# A plugin of the agent folder that declares flags of the contract.
+PLUGIN = ["--custom-generate-function-path", "generate_with_gui.generate"]
+
+
 @functools.cache
 def known_flags() -> dict[str, argparse.Action]:
-    return dict(build_parser()._option_string_actions)
+    """Return the flags of the core, and of the plugin where it is named."""
+    return dict(parser_for(PLUGIN)._option_string_actions)
 
 
 @pytest.mark.parametrize("flag", FLAGS)

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import generate_with_gui
-import gui_config
-import gui_launch
 import httpx
 import pytest
 from gui_data_source import GuiMetaDataSource
-from gui_launch import LaunchVariables, pool_words, trainer_words
+from gui_flags import GuiConfig
+from gui_task import Task as GuiTask
 
 from agentrl.environment import Task
 from agentrl.pool import build_parser as pool_parser
@@ -32,13 +31,14 @@ from groundwork.processors import (
     process_vision_info,
 )
 from lab.testkit.agent_rollouts import talk
+from openclaw.launch.__main__ import main as launch
 from openclaw.ledger.records import Vote
 from slime.args import Arguments
 from slime.arguments.dry_run import of_machine
 from slime.arguments.evaluation import EvalDataset
 from slime.arguments.model_shape import check_trainable
 from slime.arguments.parser import parser_for, read_arguments
-from slime.arguments.plugin_names import missing_plugins
+from slime.arguments.plugins import missing_plugins
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.data_source import DataSource
 from slime.rollout.rm_hub import batched_async_rm
@@ -51,6 +51,7 @@ from slime.utils.misc import SingletonMeta, load_function
 from slime.utils.types import Sample
 from tests.helpers import tiny_vision
 from tests.helpers.agent_stages import END, PARAMETERS, staged, staged_behind
+from tests.helpers.launch_plans import task_of, task_plan
 from tests.helpers.pictures import picture
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,22 +59,37 @@ PLUGINS = {
     "custom_generate_function_path": "generate_with_gui.generate",
     "custom_rm_path": "generate_with_gui.reward_func",
 }
+PLUGIN_FLAGS = ("--custom-generate-function-path", "generate_with_gui.generate")
 SCRIPTS = ("gui_qwen3vl_8b_rl", "gui_qwen3vl_8b_prm_rl", "run_gui_rl")
+
+
+def launch_status(*words: str) -> int:
+    """Return the exit status of the launcher on screen tasks."""
+    try:
+        launch(["--task", "gui", *words])
+    except SystemExit as stopped:
+        return int(stopped.code or 0)
+    return 0
 
 
 def planned(judge: bool, folder: Path, **values: str) -> Arguments:
     """Return the arguments of a script's run; they must be valid on the machine that it is for."""
-    flags = trainer_words(LaunchVariables.from_env(values), "qwen3-vl-8B", "x", judge, folder)
-    args, problems = read_arguments(parser_for(flags), flags)
-    assert [problem for problem in problems if not of_machine(problem)] == []
-    return args
+    words = ["--task", "gui", "--model", "qwen3-vl-8B", *(["--step-judge"] if judge else [])]
+    plan = task_plan(words, RUN_DIR=str(folder), **values)
+    assert [problem for problem in plan.problems if not of_machine(problem)] == []
+    return plan.args
+
+
+def flagged(args: Arguments, **values: Any) -> Arguments:
+    """Return arguments with flags, also with those of the folder."""
+    return Arguments.of({**vars(args), **values})
 
 
 async def played(
     folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch, replies: Sequence[str], task: Task, **flags: Any
 ) -> list[Sample]:
     async with staged(talk(task), replies, folder, model, monkeypatch) as on:
-        found = await generate_with_gui.generate(on.args.changed(**flags), on.sample(), dict(PARAMETERS))
+        found = await generate_with_gui.generate(flagged(on.args, **flags), on.sample(), dict(PARAMETERS))
         assert isinstance(found, list)
         return found
 
@@ -93,25 +109,28 @@ def test_the_flags_of_the_scripts(judge: bool, tmp_path: Path) -> None:
     assert args.custom_rm_path == "generate_with_gui.reward_func"
     assert args.eval_function_path == "generate_with_gui.gui_generate_rollout"
     assert args.data_source_path == "gui_data_source.GuiMetaDataSource"
-    assert (args.gui_max_steps, args.gui_eval_max_steps, args.gui_max_image_history_length) == (12, 12, 3)
+    of_folder = GuiConfig.of(args)
+    assert (of_folder.gui_max_steps, of_folder.gui_eval_max_steps) == (12, 12)
+    assert of_folder.gui_max_image_history_length == 3
     assert (args.rollout_batch_size, args.n_samples_per_prompt, args.train_backend) == (4, 8, "fsdp")
     assert args.advantage_estimator == ("step_wise" if judge else "grpo")
     assert bool(args.prm_num_gpus) == judge
     if judge:
-        assert (args.prm_m, args.prm_step_coef, args.gui_max_reward_image_history_length) == (3, 0.5, None)
-    assert planned(True, tmp_path, GUI_MAX_REWARD_IMAGE_HISTORY_LENGTH="2").gui_max_reward_image_history_length == 2
+        assert (args.prm_m, args.prm_step_coef, of_folder.gui_max_reward_image_history_length) == (3, 0.5, None)
+    seen = GuiConfig.of(planned(True, tmp_path, GUI_MAX_REWARD_IMAGE_HISTORY_LENGTH="2"))
+    assert seen.gui_max_reward_image_history_length == 2
 
 
 def test_variables_of_the_loop_reach_a_scripts_episodes(tmp_path: Path) -> None:
     """The scripts write flags, which win over variables; so the flags must have what the variables say."""
     told = {"AGENTRL_MAX_TURNS": "4", "AGENTRL_KEEP_PICTURES": "5", "AGENTRL_JUDGE_PICTURES": "6"}
-    settings = gui_config.settings_of(planned(True, tmp_path, **told), evaluation=False, environment=told)
+    settings = GuiConfig.of(planned(True, tmp_path, **told)).settings(evaluation=False, environment=told)
     assert (settings.max_turns, settings.keep_pictures, settings.judge_pictures) == (4, 5, 6)
-    settings = gui_config.settings_of(planned(True, tmp_path), evaluation=False, environment={})
+    settings = GuiConfig.of(planned(True, tmp_path)).settings(evaluation=False, environment={})
     assert (settings.max_turns, settings.keep_pictures, settings.judge_pictures) == (30, 3, 2)
     for names in (("MAX_GUI_STEPS", "AGENTRL_MAX_TURNS"), ("GUI_MAX_IMAGE_HISTORY_LENGTH", "AGENTRL_KEEP_PICTURES")):
         with pytest.raises(ConfigError, match=f"{names[0]} and {names[1]} name the same thing and differ"):
-            LaunchVariables.from_env(dict(zip(names, ("2", "3"), strict=True)))
+            GuiTask.from_env(dict(zip(names, ("2", "3"), strict=True)))
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -136,9 +155,12 @@ def test_an_evaluation_without_a_trainer_from_three_folders(capsys: pytest.Captu
         shown.add(done.stdout)
     (plan,) = shown
     assert "0 to train on, 20 to evaluate on" in plan
-    assert "actor" not in plan
-    assert "rollout  GPU 0-7" in plan
-    flags = plan.partition("\nflags:\n")[2].split()
+    assert "actor    none" in plan
+    assert "rollout  0-7" in plan
+    words = ["--task", "gui", "--model", "qwen3-vl-4B", "--name", "gui-qwen3vl-4b-eval", "--evaluate"]
+    command = task_plan(words).command
+    assert command[1] == str(ROOT / "slime" / "eval_only.py")
+    flags = [*command[2:]]
     for name, value in (
         ("--eval-function-path", "generate_with_gui.gui_generate_rollout"),
         ("--custom-generate-function-path", "generate_with_gui.generate"),
@@ -147,8 +169,7 @@ def test_an_evaluation_without_a_trainer_from_three_folders(capsys: pytest.Captu
         ("--gui-eval-max-steps", "30"),
     ):
         assert flags[flags.index(name) + 1] == value
-    words = ["--model", "qwen3-vl-4B", "--name", "x", "--evaluate", "--step-judge"]
-    assert gui_launch.main(words) == 2
+    assert launch_status(*words[2:], "--step-judge") == 2
     assert "leave out --step-judge" in capsys.readouterr().err
 
 
@@ -247,15 +268,13 @@ def test_megatron_with_vision_is_refused_by_name(tmp_path: Path) -> None:
     assert any("vision-language model, which --train-backend megatron does not train" in each for each in problems)
 
 
-def test_the_pool_has_the_tasks_environment(tmp_path: Path) -> None:
-    v = LaunchVariables.from_env({"ENV_TYPE": "gui", "PARALLEL_ENVS": "16"})
+def test_the_pool_has_the_tasks_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = task_of(task_plan(["--task", "gui"], ENV_TYPE="gui", PARALLEL_ENVS="16"))
     for kind, name in (("miniwob", "MiniWobEnvironment"), ("osworld", "OsWorldEnvironment")):
-        words = pool_words(v, GuiSource.from_env({"TASK_TYPE": kind}), tmp_path)
-        pool = pool_parser().parse_args(words)
+        monkeypatch.setenv("TASK_TYPE", kind)
+        pool = pool_parser().parse_args(task.pool(tmp_path))
         assert pool.slots == 16
         assert load_environment(pool.env[0]).__name__ == name
-    with pytest.raises(SystemExit):
-        gui_launch.main([])
 
 
 def test_a_variable_that_names_nothing_is_told(
@@ -270,7 +289,7 @@ def test_a_variable_that_names_nothing_is_told(
         with pytest.MonkeyPatch.context() as patch:
             for name, value in variables.items():
                 patch.setenv(name, value)
-            assert gui_launch.main(["--model", "qwen3-vl-8B", "--name", "x", "--dry-run"]) == 2
+            assert launch_status("--model", "qwen3-vl-8B", "--dry-run") == 2
         assert why in capsys.readouterr().err
 
 
@@ -288,7 +307,7 @@ async def test_generate_and_reward_func(
         sample.reward
     ]
     assert await batched_async_rm(Arguments(custom_rm_path="generate_with_gui.reward_func"), []) == []
-    with pytest.raises(ConfigError, match="the sample has no episode"):
+    with pytest.raises(ConfigError, match="the sample has no reward"):
         await generate_with_gui.reward_func(Arguments(), Sample())
 
 
@@ -322,16 +341,17 @@ async def test_the_judge_votes_on_each_step(
 
 
 def test_flags_reach_the_settings() -> None:
-    args = Arguments(gui_max_steps=7, gui_eval_max_steps=9, gui_max_image_history_length=2)
-    args = args.changed(gui_max_reward_image_history_length=2)
-    settings = gui_config.settings_of(args, evaluation=False, environment={})
+    words = ["--gui-max-steps", "7", "--gui-eval-max-steps", "9", "--gui-max-image-history-length", "2"]
+    words += ["--gui-max-reward-image-history-length", "2", *PLUGIN_FLAGS]
+    given = GuiConfig.of(parser_for(words).parse_args(words))
+    settings = given.settings(evaluation=False, environment={})
     assert (settings.max_turns, settings.keep_pictures, settings.judge_pictures) == (7, 2, 3)
-    assert gui_config.settings_of(args, evaluation=True, environment={}).max_turns == 9
-    plain = gui_config.settings_of(Arguments(), evaluation=False, environment={"GUI_ENV_SERVER_URL": "http://h:1"})
+    assert given.settings(evaluation=True, environment={}).max_turns == 9
+    plain = GuiConfig().settings(evaluation=False, environment={"GUI_ENV_SERVER_URL": "http://h:1"})
     assert (plain.max_turns, plain.keep_pictures, plain.max_malformed) == (15, 3, 3)
     assert plain.pool_url == "http://h:1"
     blind = {"GUI_OBSERVATION_TYPE": "a11y_tree", "AGENTRL_MAX_TURNS": "4"}
-    settings = gui_config.settings_of(Arguments(), evaluation=False, environment=blind)
+    settings = GuiConfig().settings(evaluation=False, environment=blind)
     assert (settings.judge_pictures, settings.max_turns) == (0, 4)
 
 
@@ -348,13 +368,10 @@ def test_flags_reach_the_settings() -> None:
     ],
 )
 def test_a_value_that_would_change_nothing_is_refused(attributes: dict[str, Any], why: str) -> None:
-    args = Arguments()
-    for name, value in attributes.items():
-        setattr(args, name, value)
     with pytest.raises(ConfigError, match=why):
-        gui_config.check(args, {})
+        GuiConfig.of(flagged(Arguments(), **attributes)).check({})
     waits = {"GUI_SLEEP_AFTER_EXECUTION": "0.5", "GUI_WAIT_AFTER_RESET": "60"}
-    gui_config.check(Arguments(gui_sleep_after_execution=0.5, gui_wait_after_reset=60.0), waits)
+    GuiConfig(gui_sleep_after_execution=0.5, gui_wait_after_reset=60.0).check(waits)
 
 
 def test_the_data_source_lists_tasks_and_keeps_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,3 +403,14 @@ def test_the_evaluation_reports_each_domain() -> None:
     assert found == {"eval/gui/a": 1.0, "eval/gui/b": 0.0}
     with pytest.raises(ConfigError, match="evaluates only"):
         generate_with_gui.gui_generate_rollout(Arguments(), 0, None, evaluation=False)
+
+
+def test_the_flags_of_the_folder_need_one_of_its_plugins(capsys: pytest.CaptureFixture[str]) -> None:
+    """The core does not know them; so without a plugin of the folder they are unknown flags."""
+    for words in (
+        ["--gui-max-steps", "7"],
+        ["--gui-max-steps", "7", "--custom-rm-path", "generate_with_gui.reward_func"],
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            read_arguments(parser_for(words), words)
+        assert "--gui-max-steps" in capsys.readouterr().err

@@ -17,6 +17,7 @@ from lab.tiny_demo.options import method_of
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.launch.__main__ import main as launch
 from openclaw.launch.method_check import folder_problems, main
+from openclaw.launch.plan import Recipe
 from openclaw.launch.profiles import TINY_CPU
 from openclaw.launch.resolve import make_plan
 from openclaw.ledger.records import Verdict
@@ -84,7 +85,7 @@ def test_a_plain_rule_needs_no_judge(
     as_rule(folder, repository)
     assert main(["check", str(folder)]) == 0
     assert "--live" in capsys.readouterr().out
-    plan = make_plan(TINY_CPU, str(folder), None, [], {})
+    plan = make_plan(Recipe(str(folder), None, TINY_CPU), [], {})
     assert not plan.args.prm_enable
     monkeypatch.syspath_prepend(str(folder))
     turn = canned_turn(0.6, 0)
@@ -103,7 +104,7 @@ def test_a_plain_rule_needs_no_judge(
 
 
 def test_the_example_inherits_binary_rl(folder: Path) -> None:
-    own, rl = (make_plan(TINY_CPU, name, None, [], {}).args for name in (str(folder), "rl"))
+    own, rl = (make_plan(Recipe(name, None, TINY_CPU), [], {}).args for name in (str(folder), "rl"))
     for flag in (
         "advantage_estimator",
         "rewards_normalization",

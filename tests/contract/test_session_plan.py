@@ -10,6 +10,7 @@ import pytest
 from lab.testkit.ledger_records import USER_NEXT, make_turn
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.launch.method_check import folder_problems
+from openclaw.launch.plan import Recipe
 from openclaw.launch.profiles import TINY_CPU
 from openclaw.launch.resolve import make_plan
 from openclaw.method import load_method
@@ -94,9 +95,9 @@ def test_a_plan_that_cannot_be_meant_is_refused(folder: Path, old: str, new: str
 
 
 def test_a_method_without_judges_starts_no_judge_engine(folder: Path) -> None:
-    assert make_plan(TINY_CPU, str(folder), None, [], {}).args.prm_enable
+    assert make_plan(Recipe(str(folder), None, TINY_CPU), [], {}).args.prm_enable
     file = folder / "openclaw_diary_method.py"
     file.write_text(METHOD.replace('    name = "diary"', '    name = "diary"\n    asks_judge = False'))
     sys.modules.pop(file.stem, None)
-    plan = make_plan(TINY_CPU, str(folder), None, [], {})
+    plan = make_plan(Recipe(str(folder), None, TINY_CPU), [], {})
     assert (plan.args.prm_enable, plan.args.prm_num_gpus) == (False, 0)

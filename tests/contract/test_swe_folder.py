@@ -9,12 +9,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import check_variables
 import eval_swe
 import generate_with_swe
 import generate_with_swe_remote as swe
 import pytest
-from swe_config import SweConfig, SweVariables
+from generate_with_swe_remote import SweConfig
+from swe_task import Task as SweTask
 
 from agentrl.environment import Task
 from agentrl.rollout import generate as loop
@@ -25,7 +25,7 @@ from groundwork.processors import load_tokenizer
 from lab.testkit.agent_rollouts import talk
 from openclaw.ledger.records import Vote
 from slime.args import Arguments
-from slime.arguments.plugin_names import missing_plugins
+from slime.arguments.plugins import missing_plugins
 from slime.rollout.sglang_rollout import GenerateState
 from slime.utils import http_utils
 from slime.utils.http_utils import post
@@ -46,10 +46,11 @@ words, planned = SCRIPTS.words, SCRIPTS.planned
 @pytest.mark.parametrize("script", TRAINING)
 def test_every_script_has_a_valid_plan_from_three_folders(script: str) -> None:
     assert words(script) == words(script, "slime") == words(script, "swe-rl")
-    assert str(FOLDER) in words(script)[0].split(":")
-    args = planned(script)
+    plan = SCRIPTS.plan(script)
+    args = plan.args
+    assert plan.environment["PYTHONPATH"].split(":")[0] == str(FOLDER)
     assert missing_plugins(args) == []
-    module = "generate_with_swe" if script.endswith("run_swe_rl.sh") else "generate_with_swe_remote"
+    module = "generate_with_swe_remote"
     assert (args.custom_generate_function_path, args.custom_rm_path) == (f"{module}.generate", f"{module}.reward_func")
     assert (args.input_key, args.metadata_key, args.reward_key) == ("text", "metadata", "score")
     assert (args.num_steps_per_rollout, args.rollout_max_response_len, args.kl_loss_type) == (1, 4096, "low_var_kl")
@@ -92,7 +93,7 @@ def test_variables_of_older_guides() -> None:
     assert planned("scripts/run_swe_rl_32b_remote_8nodes_resume.sh", "RESUME_LOAD=/m/r").load == "/m/r"
     resumed = planned("scripts/run_swe_rl_32b_remote_8nodes_resume.sh")
     assert resumed.load == resumed.save == str(ROOT / "runs/run_swe_rl_32b_remote_8nodes/checkpoints")
-    variables = SweVariables.from_env(
+    variables = SweTask.from_env(
         {"SWE_MAX_CONCURRENT": "3", "ENV_SERVER_URL": "http://h:1", "SWE_ROLLOUT_TIMEOUT": "60"}
     )
     assert (variables.slots, variables.server_url, variables.seconds) == (3, "http://h:1", 60.0)
@@ -128,23 +129,23 @@ def test_a_plan_with_wrong_variables_is_refused(given: dict[str, str], says: str
     assert not run.exists()
 
 
-def test_which_variables_are_possible(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_which_variables_are_possible(tmp_path: Path) -> None:
+    def check(**given: str) -> None:
+        SweTask.from_env(given).check(given, trains=True)
+
     pool = {"SWE_ENV_SERVER_URL": "http://h:1"}
-    check_variables.check(["train", "heldout"], {})
-    check_variables.check([], {**pool, "SANDBOX": "docker"})
+    check(EVAL_INTERVAL="5")
+    check(**pool, SANDBOX="docker")
     for given, says in (
         ({"SANDBOX": "docker"}, "SANDBOX=docker, SANDBOX_IMAGE: docker sandboxes need an image"),
         ({"SANDBOX_IMAGE": "x"}, "bubblewrap sandboxes have no image"),
         ({"SWE_BENCHMARK": "local", "SWE_BENCH_PATH": str(tmp_path)}, "would not be read"),
         ({"SWE_BENCH_PATH": str(tmp_path)}, "is missing; write it with"),
         ({"SWE_BENCHMARK": "r2e-gym"}, "r2e-gym cannot be imported"),
+        ({**pool, "PROMPT_DATA": "rows.jsonl", "SWE_BENCHMARK": "swe-bench-verified"}, "is for evaluation only"),
     ):
         with pytest.raises(ConfigError, match=says):
-            check_variables.check(["train"], given)
-    with pytest.raises(ConfigError, match="is for evaluation only"):
-        check_variables.check([], {**pool, "SWE_BENCHMARK": "swe-bench-verified"})
-    assert check_variables.main(["test"]) == 2
-    assert "unknown split 'test'" in capsys.readouterr().err
+            check(**given)
 
 
 @pytest.mark.parametrize("script", ["run_swe_agent.sh", "eval/run_eval_swe.sh"])
@@ -260,7 +261,7 @@ async def test_generate_returns_rewards_in_parts_and_drops_the_solution(
 
 
 def test_the_custom_config_reaches_the_episode() -> None:
-    variables = SweVariables.from_env({})
+    variables = SweTask.from_env({})
     usual = SweConfig().settings(variables, 20, {})
     assert (usual.judge_steps, usual.judge_goal, usual.judge_output, usual.judge_past) == (8, 8000, 4000, 1000)
     assert (usual.judge_last, usual.context, usual.context_oldest) == (False, "drop_middle", 0.3)

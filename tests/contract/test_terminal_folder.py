@@ -21,9 +21,8 @@ import pool_server
 import pytest
 import rollout_log
 import router_server
-import terminal_launch
-from terminal_config import TerminalConfig
-from terminal_launch import LaunchVariables, child_environment, pool_words, trainer_words
+from generate import TerminalConfig
+from terminal_task import Task as TerminalTask
 
 from agentrl import pool_process
 from agentrl.environment import Task
@@ -37,12 +36,14 @@ from agentrl.tasks.shell.generate import generate, task_toml
 from agentrl.tasks.terminal.source import TaskSource
 from groundwork.exceptions import ConfigError
 from lab.testkit.agent_rollouts import GUESS, talk
+from openclaw.launch.__main__ import main as launch
 from openclaw.ledger.records import Vote
 from slime.args import Arguments
 from slime.rollout.train_data import convert
 from slime.utils import logging_utils
 from slime.utils.types import Sample
 from tests.helpers.agent_stages import END, PARAMETERS, staged
+from tests.helpers.launch_plans import task_of, task_plan
 
 THINKS = {"non_think_mode": False}
 """The tiny model's template knows no word against thinking."""
@@ -63,6 +64,15 @@ class Judge:
         self.counts.append(count)
         values = [1, 1, -1, None] if question.reply == "one" else [None] * 4
         return [Vote(kind, "", value, None, 0.1) for value in values[:count]]
+
+
+def dry_run_status(*words: str) -> int:
+    """Return the exit status of a dry run of the launcher, which shows its plan if that is valid."""
+    try:
+        launch(["--task", "terminal", *words, "--dry-run"])
+    except SystemExit as stopped:
+        return int(stopped.code or 0)
+    return 0
 
 
 def configured(args: Arguments, **values: Any) -> Arguments:
@@ -249,14 +259,11 @@ async def test_the_judge_has_the_tokens_of_the_custom_config(
 
 
 def test_a_run_may_ask_a_judge_that_runs_already(tmp_path: Path) -> None:
-    variables = LaunchVariables.from_env({"PRM_SGLANG_URL": "http://judge:1", "PRM_M": "3"})
-    words = trainer_words(variables, "qwen3-8B", "x", True, tmp_path)
-    assert words[words.index("--prm-sglang-url") + 1] == "http://judge:1"
-    assert "--prm-enable" not in words
-    assert words[words.index("--prm-m") + 1] == "3"
-    words = trainer_words(LaunchVariables.from_env({}), "qwen3-8B", "x", True, tmp_path)
-    assert "--prm-sglang-url" not in words
-    assert words[words.index("--prm-num-gpus") + 1] == "8"
+    judged = ["--task", "terminal", "--model", "qwen3-8B", "--step-judge"]
+    args = task_plan(judged, PRM_SGLANG_URL="http://judge:1", PRM_M="3").args
+    assert (args.prm_sglang_url, args.prm_enable, args.prm_m, args.num_nodes) == ("http://judge:1", False, 3, 1)
+    args = task_plan(judged).args
+    assert (args.prm_sglang_url, args.prm_enable, args.prm_num_gpus, args.num_nodes) == (None, True, 8, 2)
 
 
 def test_a_worker_knows_the_variables_of_older_set_ups(
@@ -292,7 +299,7 @@ def test_a_worker_knows_the_variables_of_older_set_ups(
     ("table", "start"),
     [
         (older_variables.WORKER, lambda: pool_server.main(["--dry-run"])),
-        (older_variables.CLIENT, lambda: terminal_launch.main(["--model", "qwen3-8B", "--name", "x", "--dry-run"])),
+        (older_variables.CLIENT, lambda: dry_run_status("--model", "qwen3-8B")),
         (older_variables.ROUTER, lambda: router_server.main(["--workers", "http://h:1"])),
     ],
 )
@@ -373,12 +380,11 @@ def test_the_router_takes_workers_host_and_port() -> None:
     assert (told.host, told.port) == ("127.0.0.1", 18080)
 
 
-def test_the_variables_of_guides_are_honoured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variables_of_guides_are_honoured(tmp_path: Path) -> None:
     told = {"ENV_TYPE": "terminal", "MAX_STEPS": "20", "PARALLEL_ENVS": "32", "SANDBOX": "podman", "SANDBOX_IMAGE": "i"}
-    variables = LaunchVariables.from_env(told)
-    assert child_environment(variables)["AGENTRL_MAX_TURNS"] == "20"
-    words = pool_words(variables, tmp_path)
-    pool = pool_parser().parse_args(words)
+    plan = task_plan(["--task", "terminal"], **told)
+    assert plan.environment["AGENTRL_MAX_TURNS"] == "20"
+    pool = pool_parser().parse_args(task_of(plan).pool(tmp_path))
     assert (pool.slots, pool.sandbox, pool.sandbox_image) == (32, "podman", "i")
     assert load_environment(pool.env[0]).__name__ == "TerminalEnvironment"
 
@@ -389,11 +395,11 @@ def test_folders_are_not_evaluated_on_what_is_trained_on(
     told = {"TASK_TYPE": "harbor", "DATASET_DIR": str(tmp_path), "EVAL_INTERVAL": "20"}
     for name, text in told.items():
         monkeypatch.setenv(name, text)
-    assert terminal_launch.main(["--model", "qwen3-8B", "--name", "x", "--dry-run"]) == 2
+    assert dry_run_status("--model", "qwen3-8B") == 2
     assert "TASK_TYPE=harbor has no held-out tasks; set EVAL_PROMPT_DATA" in capsys.readouterr().err
     for more in ({"EVAL_PROMPT_DATA": "test.jsonl"}, {"TASK_TYPE": "bash_commands"}):
         given = told | more
-        terminal_launch.check_evaluation(LaunchVariables.from_env(given), TaskSource.from_env(given))
+        TerminalTask.from_env(given).check(given, trains=True)
 
 
 def test_a_pool_that_starts_again_has_its_own_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -413,7 +419,7 @@ def test_a_pool_that_starts_again_has_its_own_address(tmp_path: Path, monkeypatc
         def stop(self, seconds: float) -> None: ...
 
     monkeypatch.setattr(pool_process, "spawn", Started)
-    words = pool_words(LaunchVariables.from_env({}), tmp_path)
+    words = TerminalTask().pool(tmp_path)
     with ExitStack() as stack:
         assert pool_process.start_pool(words, log, stack) == "http://127.0.0.1:2"
 
@@ -424,10 +430,8 @@ def test_a_trainer_beside_a_pool_gets_its_address_and_both_signals(
     caught: dict[int, Any] = {}
     monkeypatch.setattr(pool_process.signal, "signal", caught.__setitem__)
     program = "import os, sys; sys.exit(7 if os.environ['AGENTRL_POOL_URL'] == 'http://pool' else 1)"
-    environment = pool_process.trainer_environment(tmp_path, wandb=False)
-    assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(tmp_path)
     command = [sys.executable, "-c", program]
-    assert pool_process.train_beside_pool(command, environment, "http://pool", [], tmp_path) == 7
+    assert pool_process.train_beside_pool(command, os.environ, "http://pool", [], tmp_path) == 7
     assert set(caught) == {signal.SIGINT, signal.SIGTERM}
 
 

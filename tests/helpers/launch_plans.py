@@ -1,4 +1,4 @@
-"""What the scripts of a folder that start slime/train_async.py themselves would become."""
+"""What the scripts of an agent folder would start."""
 
 from __future__ import annotations
 
@@ -8,19 +8,36 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from openclaw.launch.__main__ import asked_for, build_parser, recipe_of
+from openclaw.launch.plan import Plan
+from openclaw.launch.resolve import make_plan
+from openclaw.launch.task import TaskConfig
 from slime.args import Arguments
 from slime.arguments.dry_run import of_machine
-from slime.arguments.parser import parser_for, read_arguments
 
 ROOT = Path(__file__).resolve().parents[2]
 CLEAN = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-# What a script would become; words end in NUL. A script that becomes another one is followed.
+# What a script would become; words end in NUL.
 SHOW = r"""
-exec() { if [ "$1" = bash ]; then command "$@"; else printf '%s\0' "$PYTHONPATH" "$@"; fi; }
+exec() { printf '%s\0' "$PYTHONPATH" "$@"; }
 export -f exec
 cd "$1"; shift
-bash "$@" --dry-run
+bash "$@"
 """
+
+
+def task_plan(words: list[str], **environment: str) -> Plan:
+    """Return the plan of words of the launcher, such as ``--task swe --model qwen3-4B``."""
+    found = asked_for(words)
+    assert found is not None
+    options, extra = build_parser(found).parse_known_args(words)
+    return make_plan(recipe_of(options, found), extra, CLEAN | environment, options.name)
+
+
+def task_of(plan: Plan) -> TaskConfig:
+    """Return the task of a plan."""
+    assert isinstance(plan.own, TaskConfig)
+    return plan.own
 
 
 @dataclass(frozen=True)
@@ -30,18 +47,21 @@ class Scripts:
     folder: Path
 
     @cache  # noqa: B019 - it lives as long as the tests
-    def words(self, script: str, place: str = "", *given: str) -> tuple[str, ...]:
-        """Return import path and words of the command that a script becomes in a folder, with variables NAME=VALUE."""
+    def words(self, script: str, place: str = "") -> tuple[str, ...]:
+        """Return import path and words of the command that a script becomes in a folder."""
         path = os.path.relpath(self.folder / script, ROOT / place)
-        environment = CLEAN | dict(each.split("=", 1) for each in given)
         command = ["bash", "-euc", SHOW, "bash", str(ROOT / place), path]
-        output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        output = subprocess.run(command, env=CLEAN, capture_output=True, text=True, check=True).stdout
         return tuple(output.removesuffix("\0").split("\0"))
 
+    def plan(self, script: str, *given: str) -> Plan:
+        """Return the plan of a script with variables NAME=VALUE; it must be valid on the machine that it is for."""
+        _, _, _, module, *words = self.words(script)
+        assert module == "openclaw.launch"
+        plan = task_plan(words, **dict(each.split("=", 1) for each in given))
+        assert [problem for problem in plan.problems if not of_machine(problem)] == []
+        return plan
+
     def planned(self, script: str, *given: str) -> Arguments:
-        """Return the arguments of a script's run; they must be valid on the machine that it is for."""
-        _, _, program, *flags = self.words(script, "", *given)
-        assert program == str(ROOT / "slime/train_async.py")
-        args, problems = read_arguments(parser_for(flags), [each for each in flags if each != "--dry-run"])
-        assert [problem for problem in problems if not of_machine(problem)] == []
-        return args
+        """Return the arguments of that plan."""
+        return self.plan(script, *given).args

@@ -14,7 +14,6 @@ SCRIPTS = sorted(
     path.relative_to(ROOT)
     for folder in ("toolcall-rl", "terminal-rl", "gui-rl", "swe-rl")
     for path in (ROOT / folder).rglob("*.sh")
-    if path.name != "common.sh"
 )
 CLEAN = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
 OWN = re.compile(r"\d{8}-\d{6}")

@@ -84,7 +84,7 @@ RULES = (
     Rule(Kind.ELSEWHERE, r"python -m lab.tiny_learning\.pictures\.\w+$", "renders or trains for minutes; tests/unit/tiny/test_pointing.py and tests/integration/test_screenshots.py test both"),
     Rule(Kind.ELSEWHERE, r"python -m lab.tiny_learning ", "trains for minutes; tests/unit/tiny/test_agent_learning.py tests what it trains on, and what is shipped"),
     Rule(Kind.USAGE, r"(bash )?(tests|scripts)/\w+\.sh", "sets up, resolves locks or tests: minutes and a network"),
-    Rule(Kind.ELSEWHERE, r"python (scripts/reference_pages\.py|-m slime\.arguments\.generate)$", "writes files of the repository; the fast tests compare them with the code"),
+    Rule(Kind.ELSEWHERE, r"python (scripts/(reference_pages|launch_scripts)\.py|-m slime\.arguments\.generate)$", "writes files of the repository; the fast tests compare them with the code"),
     Rule(Kind.ELSEWHERE, r"python -m pytest tests/gpu/", "needs a GPU"),
     Rule(Kind.ELSEWHERE, r"python -m pytest tests/integration/test_gui_browser.py", "the suite runs this file"),
     Rule(Kind.ELSEWHERE, r"rm -rf \.venv && ", "replaces the environment that the tests run in; needs a GPU"),

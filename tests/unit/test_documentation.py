@@ -12,13 +12,13 @@ from pathlib import Path
 import reference_pages
 from chat import AGENT_KEY
 from evaluation.terminal import MAX_STEPS
-from generate_with_retool import ToolcallConfig
-from gui_launch import LaunchVariables as GuiVariables
+from gui_task import Task as GuiTask
 from older_variables import CLIENT, ROUTER, WORKER
 from pool_server import WorkerVariables
 from simulated_users.llm import KEY_VARIABLE as USER_LLM_KEY
-from swe_config import SweVariables
-from terminal_launch import LaunchVariables as TerminalVariables
+from swe_task import Task as SweTask
+from terminal_task import Task as TerminalTask
+from toolcall_task import Task as ToolcallTask
 
 from agentrl.bridges.verifiers import PATH_VARIABLE, PYTHON_VARIABLE
 from agentrl.rollout.settings import Settings
@@ -34,9 +34,10 @@ from agentrl.web.options import KEY_VARIABLE
 from openclaw.config.runtime import HYGIENE_RULES
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.launch.methods import methods_of
+from openclaw.launch.task import KIND_VARIABLE
 from openclaw.launch.variables import LAUNCH_VARIABLES
 from slime.arguments.machines import ADDRESS_VARIABLE, MODE_VARIABLE, TOKEN_VARIABLE
-from slime.arguments.parser import build_parser
+from slime.arguments.parser import build_parser, parser_for
 from slime.arguments.process_environment import NOSET
 from slime.contract import CLAUSES
 from slime.utils.forwarded_environment import FORWARD_VARIABLE, FORWARDED, PREFIXES, travels
@@ -184,7 +185,8 @@ def test_the_table_of_rooms_is_marked(repository: Path) -> None:
 
 
 def test_every_flag_in_the_documentation_exists(repository: Path) -> None:
-    known = {name for action in build_parser()._actions for name in action.option_strings}
+    plugin = ["--custom-generate-function-path", "generate_with_gui.generate"]
+    known = {name for action in parser_for(plugin)._actions for name in action.option_strings}
     sources = "".join(
         path.read_text()
         for folder in (
@@ -226,17 +228,18 @@ def test_every_variable_in_the_documentation_exists(repository: Path) -> None:
     scripts = [repository / "scripts" / "launch.sh", *(repository / "slime" / "scripts" / "models").glob("*.sh")]
     shell = "".join(path.read_text() for path in scripts)
     of_methods = (variable for method in methods_of() for variable in method.config.variables())
-    of_tools = (*ToolSettings.variables(), *ToolcallConfig.variables())
+    tasks = (TerminalTask, GuiTask, SweTask, ToolcallTask)
+    of_tasks = {name for task in tasks for names in task.aliases.values() for name in names}
+    of_tools = (*ToolSettings.variables(), *ToolcallTask.variables())
     of_workers = WorkerVariables.variables()
-    of_terminals = (*TaskSource.variables(), *TerminalVariables.variables(), *of_workers, MAX_STEPS)
-    of_screens = (*GuiVariables.variables(), *GuiSource.variables(), *GuiSettings.variables(), *VmSettings.variables())
-    of_issues = (*InstanceSource.variables(), *SweVariables.variables())
+    of_terminals = (*TaskSource.variables(), *TerminalTask.variables(), *of_workers, MAX_STEPS)
+    of_screens = (*GuiTask.variables(), *GuiSource.variables(), *GuiSettings.variables(), *VmSettings.variables())
+    of_issues = (*InstanceSource.variables(), *SweTask.variables())
     of_agents = (*Settings.variables(), *of_tools, *of_terminals, *of_issues, *of_screens)
     of_scripts = "".join(path.read_text() for path in repository.glob("*-rl/**/*.sh"))
-    of_scripts += (repository / "scripts" / "agents.sh").read_text()
     known = {name for variable in (*VARIABLES, *LAUNCH_VARIABLES, *of_methods, *of_agents) for name in variable.names}
     others = {
-        *(*CLIENT, *WORKER, *ROUTER),
+        *(*CLIENT, *WORKER, *ROUTER, *of_tasks, KIND_VARIABLE),
         "PYTHONPATH",
         "CUDA_VISIBLE_DEVICES",
         "WANDB_API_KEY",

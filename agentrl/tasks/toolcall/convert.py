@@ -1,4 +1,4 @@
-"""The command lines that convert data sets; ``toolcall-rl`` has them under the names of older guides.
+"""The command lines that convert data sets; an agent folder has them under the names of older guides.
 
 Guarantees: a file that exists is not written over. A row that cannot be used ends the command, or is counted with ``--skip-bad``.
 """
@@ -40,7 +40,7 @@ def conversations(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser(name: str, description: str) -> CommandLine:
-    parser = CommandLine(prog=f"python toolcall-rl/{name}", description=description)
+    parser = CommandLine(prog=name, description=description)
     parser.add_argument("--input", type=Path, required=True, metavar="FILE", help="JSON lines or Parquet to read")
     parser.add_argument(
         "--output", type=Path, required=True, metavar="FILE", help="JSON lines to write; must not exist"

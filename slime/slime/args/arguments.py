@@ -323,14 +323,6 @@ class Arguments(FlatArguments):
     memory_snapshot_num_steps: int | None = None
     prm_step_coef: float = 1.0
     prm_sglang_url: str | None = None
-    gui_max_steps: int | None = None
-    gui_sleep_after_execution: float | None = None
-    gui_max_image_history_length: int | None = None
-    gui_max_reward_image_history_length: int | None = None
-    gui_wait_after_reset: float | None = None
-    gui_eval_max_steps: int | None = None
-    gui_eval_sleep_after_execution: float | None = None
-    gui_eval_wait_after_reset: float | None = None
     sglang_router_ip: str | None = None
     sglang_router_port: int | None = None
     sglang_router_request_timeout_secs: int = 14400

@@ -13,7 +13,7 @@ from slime.args import Arguments
 from slime.arguments.checkpoint import LATEST, taken_folder
 from slime.arguments.critic import check_critic
 from slime.arguments.devices import missing_devices
-from slime.arguments.plugin_names import missing_plugins
+from slime.arguments.plugins import missing_plugins
 
 _CORE_SOURCES = "slime.rollout.data_source."
 

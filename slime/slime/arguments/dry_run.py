@@ -18,7 +18,7 @@ from slime.arguments.machines import missing_machines
 from slime.arguments.megatron import NOT_INSTALLED
 from slime.arguments.memory_budget import memory_problems
 from slime.arguments.placement import describe_placement, start_lines
-from slime.arguments.plugin_names import missing_plugins
+from slime.arguments.plugins import missing_plugins
 from slime.arguments.process_environment import environment_lines
 from slime.arguments.written import CANNOT_WRITE
 from slime.tracking.redact import without_secrets

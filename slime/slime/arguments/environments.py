@@ -9,18 +9,10 @@ from slime.args import Arguments
 from slime.arguments.option import Group, Option
 
 ENVIRONMENTS = Group(
-    "environments (read by the plugins of gui-rl, terminal-rl, swe-rl, toolcall-rl)",
+    "environments (read by the plugins of agent folders)",
     (
         Option("--prm-step-coef", "weight of the judge's step score in the reward", float, 1.0),
         Option("--prm-sglang-url", "URL of a running judge that agent loops ask instead of engines of the run"),
-        Option("--gui-max-steps", "maximum steps per episode", int),
-        Option("--gui-sleep-after-execution", "seconds to wait after an action", float),
-        Option("--gui-max-image-history-length", "screenshots shown to the policy", int),
-        Option("--gui-max-reward-image-history-length", "screenshots shown to the judge", int),
-        Option("--gui-wait-after-reset", "seconds to wait after a reset", float),
-        Option("--gui-eval-max-steps", "maximum steps per evaluation episode", int),
-        Option("--gui-eval-sleep-after-execution", "seconds to wait after an action in evaluation", float),
-        Option("--gui-eval-wait-after-reset", "seconds to wait after a reset in evaluation", float),
     ),
 )
 PLUGIN_FLAGS = (

@@ -9,8 +9,10 @@ scripts always give them; their ``--help`` says so.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from groundwork.command_line import nearest
@@ -20,8 +22,17 @@ from slime.args import Arguments
 from slime.arguments.option import flag_of
 from slime.arguments.rewards import check_grader
 
+NO_TRAINING = (
+    *("--debug-rollout-only", "--disable-rollout-global-dataset", "--rollout-batch-size", "1", "--num-rollout", "1"),
+)
+"""Flags that the parser requires of a training run, for a program that only evaluates."""
 _ONLY_NAME = "eval"
 DEFAULT_ROLLOUT = "slime.rollout.sglang_rollout.generate_rollout"
+
+
+def add_report_flag(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--json``, the flag of the program that only evaluates."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the metrics of every set to this file")
 
 
 @dataclass(frozen=True)

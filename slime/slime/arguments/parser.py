@@ -28,7 +28,7 @@ from slime.arguments.help_pages import COMMON, add_help_all, short_help
 from slime.arguments.megatron import MEGATRON
 from slime.arguments.memory_budget import memory_problems
 from slime.arguments.model_shape import MODEL_SHAPE
-from slime.arguments.plugin_paths import AddArguments, method_arguments, resolve_plugin_files
+from slime.arguments.plugins import AddArguments, method_arguments, resolve_plugin_files
 from slime.arguments.refused import add_fixed_arguments, add_refused_arguments, refusals
 from slime.arguments.rollout import DATA, EVALUATION, ROLLOUT
 from slime.arguments.sglang_flags import add_sglang_arguments

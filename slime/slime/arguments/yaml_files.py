@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,8 +20,6 @@ from slime.arguments.refused import REFUSED_PREFIX, refusals
 
 CONFIG_FLAG = "--config"
 ARGUMENTS_FLAG = "--custom-arguments-path"
-SCRIPT_WORDS = "SLIME_SCRIPT_WORDS"
-"""The variable in which a script says how many words, the first ones, it put before those that its user typed."""
 
 
 def config_file_of(argv: Sequence[str]) -> str | None:
@@ -32,15 +29,15 @@ def config_file_of(argv: Sequence[str]) -> str | None:
     return finder.parse_known_args(list(argv))[0].config
 
 
-def method_path_of(words: Sequence[str]) -> str | None:
-    """Return ``--custom-arguments-path`` from a command line, else from its ``--config`` file, else None.
+def flag_in_words(words: Sequence[str], flag: str) -> str | None:
+    """Return the value of a flag from a command line, else from its ``--config`` file, else None.
 
     Raises:
         ConfigError: the file cannot be read or the value is not a path.
     """
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.add_argument(ARGUMENTS_FLAG)
-    path, file = finder.parse_known_args(list(words))[0].custom_arguments_path, config_file_of(words)
+    finder.add_argument(flag, dest="found")
+    path, file = finder.parse_known_args(list(words))[0].found, config_file_of(words)
     if path is not None or file is None:
         return path
     given = [
@@ -49,25 +46,19 @@ def method_path_of(words: Sequence[str]) -> str | None:
         if (action := find_action(finder, key)) is not None
         for word in words_of(action, value)
     ]
-    return finder.parse_args(given).custom_arguments_path
+    return finder.parse_args(given).found
 
 
 def with_config_file(parser: argparse.ArgumentParser, argv: Sequence[str]) -> list[str]:
     """Return ``argv`` preceded by the flags of its ``--config`` file, so that the command line wins.
 
     Raises:
-        ConfigError: the file cannot be used, or it sets a flag of the script, which would win over it in silence.
+        ConfigError: the file cannot be used.
     """
     path = config_file_of(argv)
     if path is None:
         return list(argv)
     found = file_flags(parser, path)
-    own = argv[: int(os.environ.get(SCRIPT_WORDS) or 0)]
-    by_script = {action.dest for word in own if word.startswith("--") and (action := find_action(parser, word))}
-    if hidden := [" ".join(words) or "no such flag" for dest, words in found.items() if dest in by_script]:
-        raise ConfigError(
-            f"{CONFIG_FLAG} {path} sets what this script sets, too; type it after the script's name instead: {' '.join(hidden)}"
-        )
     return [*(word for words in found.values() for word in words), *argv]
 
 

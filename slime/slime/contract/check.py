@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from slime.arguments.parser import build_parser, parser_for
-from slime.arguments.plugin_paths import is_plugin_file, name_of_file
+from slime.arguments.plugins import is_plugin_file, name_of_file
 from slime.arguments.yaml_files import with_config_file
 from slime.contract import choices, hooks, rollout_side
 from slime.contract.clauses import KINDS, all_violations, require, running

@@ -17,7 +17,7 @@ from typing import Any
 from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments.parser import parser_for
-from slime.arguments.plugin_paths import resolve_plugin_files
+from slime.arguments.plugins import resolve_plugin_files
 from slime.arguments.validate import validate
 from slime.arguments.yaml_files import apply_custom_config, with_config_file
 from slime.contract.engine import StandInEngine

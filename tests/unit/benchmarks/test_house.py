@@ -347,9 +347,8 @@ def test_a_definition_is_a_class_or_a_type_and_not_another_name_for_one(tmp_path
     [
         ("openclaw/launch/plan.py", True),
         ("slime/slime/arguments/memory/parts.py", True),
-        ("gui-rl/gui_launch.py", True),
-        ("swe-rl/swe_config.py", True),
-        ("swe-rl/check_variables.py", True),
+        ("some-rl/some_launch.py", True),
+        ("some-rl/some_config.py", True),
         ("slime/groundwork/variables.py", True),
         ("openclaw/relaunch.py", False),
         ("openclaw/launches.py", False),

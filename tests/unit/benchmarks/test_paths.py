@@ -23,7 +23,7 @@ def test_the_page_of_a_path_has_the_modules_that_are_passed(path: str) -> None:
 
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap: run scripts/setup_bubblewrap.sh")
 def test_an_episode_is_traced_from_its_task_over_pool_and_sandbox_to_its_rewards() -> None:
-    ways = ["terminal_config", "agentrl.leases.pool", "agentrl.sandbox.bubblewrap", "slime.rollout.rewards"]
+    ways = ["generate", "agentrl.leases.pool", "agentrl.sandbox.bubblewrap", "slime.rollout.rewards"]
     passed = [entry.module for entry in paths.trace("episode")]
     assert sorted(ways, key=passed.index) == ways
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from openclaw.launch.plan import Recipe
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.resolve import make_plan
 from openclaw.method import method_config
@@ -82,11 +83,11 @@ def __getattr__(name: str) -> Any:
 @pytest.mark.parametrize("method", ["rl", "opd", "combine"])
 def test_the_plan_names_it(method: str) -> None:
     flags = ["--loss-type", "custom_loss", "--custom-loss-function-path", HYBRID]
-    plan = make_plan(PROFILES["gpu8"], method, None, flags, {})
+    plan = make_plan(Recipe(method, None, PROFILES["gpu8"]), flags, {})
     assert [problem for problem in plan.problems if "this method's samples do not have" in problem]
 
 
 @pytest.mark.parametrize("method", ["opd_topk", "hybrid"])
 def test_the_plan_of_a_top_k_method_has_its_loss_fed(method: str) -> None:
-    plan = make_plan(PROFILES["gpu8"], method, None, [], {})
+    plan = make_plan(Recipe(method, None, PROFILES["gpu8"]), [], {})
     assert not [problem for problem in plan.problems if "top K" in problem]

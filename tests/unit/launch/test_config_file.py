@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from groundwork.exceptions import ConfigError
 from groundwork.yaml_file import LARGEST_BYTES, read_yaml_mapping
 from openclaw.launch.__main__ import main
 from openclaw.launch.flags import VARIABLE_OF_FLAG
-from openclaw.launch.plan import Plan
+from openclaw.launch.plan import Plan, Recipe
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.resolve import make_plan
 from slime.args import Arguments
@@ -22,6 +22,7 @@ from slime.arguments import parse_args
 from slime.arguments.parser import Parser, parser_for
 from slime.arguments.yaml_files import find_action
 from tests.helpers.checkpoints import config_only
+from tests.helpers.launch_plans import Scripts, task_plan
 
 CLEAN = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
 PLACES = [*((profile, "combine") for profile in PROFILES), ("gpu8", "opd_topk"), ("gpu8", "hybrid")]
@@ -30,7 +31,7 @@ TYPED_EVERYWHERE = {"KL_LOSS_COEF": "0.3", "USE_WANDB": "1", "USE_LORA": "1", "M
 
 
 def plan_of(profile: str, method: str, *extra: str, **environment: str) -> Plan:
-    return make_plan(PROFILES[profile], method, "qwen3-4B", extra, CLEAN | environment)
+    return make_plan(Recipe(method, "qwen3-4B", PROFILES[profile]), extra, CLEAN | environment)
 
 
 def parsed(plan: Plan) -> tuple[Parser, Arguments]:
@@ -216,19 +217,16 @@ AGENTS = ("toolcall-rl/retool_qwen3_4b_rl.sh", "swe-rl/run_swe_rl.sh", "terminal
 
 
 @pytest.mark.parametrize("script", AGENTS)
-def test_an_agents_script_refuses_what_it_would_ignore(script: str, repository: Path, tmp_path: Path) -> None:
+def test_a_file_wins_over_an_agents_script_and_a_variable_over_the_file(
+    script: str, repository: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "flags.yaml"
     file.write_text("lr: 5e-5\nclip-grad: 0.33\n")
-    command = ["bash", script, "--dry-run", "--config", str(file)]
-    done = subprocess.run(command, cwd=repository, env=CLEAN, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "sets what this script sets, too; type it after the script's name instead: --lr=5e-5\n" in done.stderr
-    file.write_text("clip-grad: 0.33\n")
-    done = subprocess.run(
-        [*command, "--lr", "5e-5"], cwd=repository, env=CLEAN, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    misspelled = CLEAN | {"LEARNIG_RATE": "1e-6"}
-    done = subprocess.run(command[:3], cwd=repository, env=misspelled, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "LEARNIG_RATE is set, but nothing reads it; did you mean LEARNING_RATE?" in done.stderr
+    scripts = Scripts(repository / script.split("/")[0])
+    words = [*scripts.words(script.split("/", 1)[1])[4:], "--config", str(file)]
+    args = task_plan(words).args
+    assert (args.lr, args.clip_grad) == (5e-5, 0.33)
+    args = task_plan([*words, "--clip-grad", "0.5"], LEARNING_RATE="2e-5").args
+    assert (args.lr, args.clip_grad) == (2e-5, 0.5)
+    with pytest.raises(ConfigError, match=r"LEARNIG_RATE is set, but nothing reads it; did you mean LEARNING_RATE\?"):
+        task_plan(words, LEARNIG_RATE="1e-6")

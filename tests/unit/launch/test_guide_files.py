@@ -12,7 +12,7 @@ from openclaw_combine_method import Config
 from groundwork.exceptions import ConfigError
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.launch.guide_files import known_keys, read_guide_file
-from openclaw.launch.plan import Plan
+from openclaw.launch.plan import Plan, Recipe
 from openclaw.launch.profiles import GPU8
 from openclaw.launch.resolve import make_plan
 from openclaw.launch.variables import LAUNCH_VARIABLES, OF_ENVIRONMENTS
@@ -38,7 +38,7 @@ evaluation: {judge_model: MODEL, majority_voting: true, num_judges: 5, consensus
 
 
 def plan(file: Path, *extra: str, method: str = "combine", **environment: str) -> Plan:
-    return make_plan(GPU8, method, None, ["--config", str(file), *extra], environment)
+    return make_plan(Recipe(method, None, GPU8), ["--config", str(file), *extra], environment)
 
 
 def test_a_training_config_is_a_plan(tmp_path: Path) -> None:
@@ -145,18 +145,18 @@ def test_every_key_names_a_variable_or_a_flag_that_exists() -> None:
 @pytest.mark.parametrize("name", [*OF_ENVIRONMENTS, *OF_NODES])
 def test_a_variable_that_means_nothing_here_is_named(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"{name}.*unset it"):
-        make_plan(GPU8, "rl", None, [], {name: "7"})
+        make_plan(Recipe("rl", None, GPU8), [], {name: "7"})
 
 
 def test_variables_of_environments_are_for_folders_that_have_some(tmp_path: Path) -> None:
     folder = tmp_path / "my-method"
     folder.mkdir()
     model = config_only(tmp_path / "model")
-    made = make_plan(GPU8, str(folder), None, [], {"PARALLEL_ENVS": "4", "HF_CKPT": str(model)})
+    made = make_plan(Recipe(str(folder), None, GPU8), [], {"PARALLEL_ENVS": "4", "HF_CKPT": str(model)})
     assert made.environment["PARALLEL_ENVS"] == "4"
 
 
 def test_a_number_of_votes_by_either_name(tmp_path: Path) -> None:
     model = str(config_only(tmp_path / "model"))
     for name in ("PRM_M", "MAJORITY_VOTE_N"):
-        assert make_plan(GPU8, "rl", None, [], {"HF_CKPT": model, name: "7"}).args.prm_m == 7
+        assert make_plan(Recipe("rl", None, GPU8), [], {"HF_CKPT": model, name: "7"}).args.prm_m == 7

@@ -10,7 +10,7 @@ import pytest
 
 from lab.testkit.ledger_records import judged_sample
 from openclaw.launch.__main__ import main
-from openclaw.launch.plan import Plan
+from openclaw.launch.plan import Plan, Recipe
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.resolve import make_plan
 from openclaw.ledger.store import Ledger
@@ -34,7 +34,7 @@ def log(tmp_path: Path) -> Path:
 
 def plan(log: Path | None, *extra: str, **environment: str) -> Plan:
     data = {} if log is None else {"DATA_PATH": str(log)}
-    return make_plan(PROFILES["tiny_cpu"], "combine", None, extra, {**data, **environment})
+    return make_plan(Recipe("combine", None, PROFILES["tiny_cpu"]), extra, {**data, **environment})
 
 
 def test_the_plan_of_a_run_on_logs(log: Path) -> None:

@@ -15,7 +15,7 @@ from groundwork.exceptions import ConfigError
 from openclaw.config.gate_variables import GATE_PATH
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.launch.__main__ import main
-from openclaw.launch.plan import Plan
+from openclaw.launch.plan import Plan, Recipe
 from openclaw.launch.profiles import GPU8, TINY_CPU
 from openclaw.launch.report import STARTED_AS, describe
 from openclaw.launch.resolve import make_plan
@@ -51,7 +51,7 @@ def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 
 def plan(method: str = "combine", *extra: str, model: Path | None = None, **environment: str) -> Plan:
     given = {"HF_CKPT": str(model)} if model else {}
-    return make_plan(GPU8, method, None, extra, given | environment)
+    return make_plan(Recipe(method, None, GPU8), extra, given | environment)
 
 
 @pytest.mark.parametrize(("method", "folder"), zip(METHODS, [".", "slime", "own"], strict=True))
@@ -233,7 +233,7 @@ def test_a_judge_elsewhere_reads_the_full_prompts(tmp_path: Path) -> None:
     given = {"HF_CKPT": str(config_only(tmp_path / "model"))}
     elsewhere = {"OPENCLAW_JUDGE_BASE_URL": "http://127.0.0.1:9/v1", "OPENCLAW_JUDGE_MODEL": "m"}
     tiny, other, asked = (
-        make_plan(TINY_CPU, "combine", None, (), given | more).runtime.judge_prompts
+        make_plan(Recipe("combine", None, TINY_CPU), (), given | more).runtime.judge_prompts
         for more in ({}, elsewhere, elsewhere | {"OPENCLAW_JUDGE_PROMPTS": "brief"})
     )
     assert (tiny, other, asked) == ("brief", "full", "brief")
@@ -247,7 +247,9 @@ def test_an_adapter_learns_at_ten_times_the_rate(method: str, full: float, adapt
     assert plan(method, model=model).args.lr == full
     made = plan(method, model=model, USE_LORA="1")
     assert (made.args.lr, made.warnings) == (pytest.approx(adapter), ())
-    tiny, tiny_adapter = (make_plan(TINY_CPU, method, None, (), {"HF_CKPT": str(model), "USE_LORA": on}) for on in "01")
+    tiny, tiny_adapter = (
+        make_plan(Recipe(method, None, TINY_CPU), (), {"HF_CKPT": str(model), "USE_LORA": on}) for on in "01"
+    )
     assert tiny_adapter.args.lr == pytest.approx(max(10 * tiny.args.lr, 1e-4))
     low = plan(method, model=model, USE_LORA="1", LEARNING_RATE="1e-5")
     assert low.args.lr == 1e-5
@@ -384,7 +386,7 @@ def test_without_own_settings_a_dry_run_says_so(repository: Path) -> None:
 def test_the_tiny_profile(method: str, tmp_path: Path) -> None:
     model = config_only(tmp_path / "model")
     tiny = make_plan(
-        TINY_CPU, method, None, [], {"HF_CKPT": str(model), "UPDATES": "5", "RUN_DIR": str(tmp_path / "run")}
+        Recipe(method, None, TINY_CPU), [], {"HF_CKPT": str(model), "UPDATES": "5", "RUN_DIR": str(tmp_path / "run")}
     )
     args = tiny.args
     assert tiny.problems == ()
@@ -410,10 +412,10 @@ def test_paths_are_relative_to_where_the_user_stands(
 
 def test_the_shape_is_checked_against_the_checkpoint(tmp_path: Path) -> None:
     model = config_only(tmp_path / "model")
-    wrong = make_plan(GPU8, "rl", "qwen3-4B", [], {"HF_CKPT": str(model)})
+    wrong = make_plan(Recipe("rl", "qwen3-4B", GPU8), [], {"HF_CKPT": str(model)})
     assert any("--rotary-base 1e+06" in problem and "MODEL_ARGS_ROTARY_BASE" in problem for problem in wrong.problems)
     with pytest.raises(ConfigError, match=r"qwen3-4B"):
-        make_plan(GPU8, "rl", "qwen3-5B", [], {})
+        make_plan(Recipe("rl", "qwen3-5B", GPU8), [], {})
 
 
 def test_a_method_folder_dropped_in_is_enough(tmp_path: Path) -> None:

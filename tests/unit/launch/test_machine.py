@@ -12,6 +12,7 @@ import pytest
 
 from openclaw.launch.__main__ import main
 from openclaw.launch.gpus import split_for
+from openclaw.launch.methods import find_method
 from openclaw.runtime.process import free_port, reserve_port
 from tests.helpers.checkpoints import QWEN3_4B, config_only
 
@@ -134,7 +135,7 @@ def test_too_few_gpus_are_answered_with_all_that_must_change(said: Said) -> None
     _, err = said(NUM_GPUS="4")
     assert "run_qwen3_4b_openclaw_combine_lora.sh, or split them with ACTOR_GPUS=2" in err
     for number in range(3, 8):
-        advice = split_for("combine", number).rpartition("split them with ")[2]
+        advice = split_for(find_method("combine").folder, number).rpartition("split them with ")[2]
         out, _ = said(NUM_GPUS=str(number), **dict(each.split("=") for each in advice.split()))
         assert "the plan is valid" in out, advice
 

@@ -12,6 +12,7 @@ from openclaw.config.names import SHORTEST, near_misses, one_error, unknown_pref
 from openclaw.launch.__main__ import main as launch
 from openclaw.launch.known_names import check_names, known_names, name_warnings
 from openclaw.launch.methods import find_method
+from openclaw.launch.plan import Recipe
 from openclaw.launch.profiles import TINY_CPU
 from openclaw.launch.resolve import make_plan
 from openclaw.launch.variables import UNREAD
@@ -85,7 +86,7 @@ def test_a_similar_name_is_a_warning() -> None:
 @pytest.mark.parametrize("name", sorted(UNREAD))
 def test_a_name_of_another_guide_is_said_to_be_ignored(name: str) -> None:
     check_names({name: "x"}, find_method("combine"))
-    assert name_warnings({name: "x"}, "combine") == [f"{name} is set, but it is ignored; {UNREAD[name]}"]
+    assert name_warnings({name: "x"}, find_method("combine")) == [f"{name} is set, but it is ignored; {UNREAD[name]}"]
 
 
 def test_variables_of_other_programs_are_no_near_misses() -> None:
@@ -148,13 +149,13 @@ def test_the_server_refuses_and_warns(
 
 def test_a_variable_of_another_method_is_a_warning() -> None:
     environment = {"OPENCLAW_COMBINE_W_RL": "2"}
-    assert name_warnings(environment, "opd") == [
+    assert name_warnings(environment, find_method("opd")) == [
         "OPENCLAW_COMBINE_W_RL is a variable of the method combine; --method opd does not read it"
     ]
-    assert name_warnings(environment, "combine") == []
+    assert name_warnings(environment, find_method("combine")) == []
 
 
 def test_a_folder_without_a_declaration_may_read_any_variable(tmp_path: Path) -> None:
     folder = tmp_path / "openclaw-quiet"
     folder.mkdir()
-    make_plan(TINY_CPU, str(folder), None, ["--rollout-function-path", "a.b"], {"OPENCLAW_QUUX": "1"})
+    make_plan(Recipe(str(folder), None, TINY_CPU), ["--rollout-function-path", "a.b"], {"OPENCLAW_QUUX": "1"})

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from openclaw.launch.gpus import what_fits
+from openclaw.launch.methods import find_method
 
 
 @pytest.mark.parametrize(
@@ -20,15 +21,15 @@ from openclaw.launch.gpus import what_fits
     ],
 )
 def test_the_script_for_the_machine(gpus: int, script: str, repository: Path) -> None:
-    assert what_fits("rl", gpus) == f"run the script for {script}"
+    assert what_fits(find_method("rl").folder, gpus) == f"run the script for {script}"
     assert (repository / script.split()[-1]).is_file()
 
 
 def test_a_folder_without_scripts_names_the_usual_method(tmp_path: Path) -> None:
     folder = tmp_path / "openclaw-mine"
     folder.mkdir()
-    assert what_fits(str(folder), 1).endswith("bash openclaw-combine/run_qwen3_1_7b_openclaw_combine_24gb.sh")
+    assert what_fits(folder, 1).endswith("bash openclaw-combine/run_qwen3_1_7b_openclaw_combine_24gb.sh")
 
 
 def test_a_machine_for_the_largest_script_needs_smaller_numbers() -> None:
-    assert what_fits("rl", 8) == "lower NUM_GPUS, ACTOR_GPUS, ROLLOUT_GPUS or PRM_GPUS"
+    assert what_fits(find_method("rl").folder, 8) == "lower NUM_GPUS, ACTOR_GPUS, ROLLOUT_GPUS or PRM_GPUS"

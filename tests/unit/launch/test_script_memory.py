@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from openclaw.launch.__main__ import main
-from openclaw.launch.plan import Plan
+from openclaw.launch.plan import Plan, Recipe
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.resolve import make_plan
 from slime.arguments.memory_budget.parts import GIB
@@ -34,7 +34,9 @@ def plan_of(script: str, **environment: str) -> Plan:
     options = dict(itertools.pairwise(words))
     lora = "--lora" in words
     profile = PROFILES[options.get("--profile", "gpu4_lora" if lora else "gpu8")]
-    return make_plan(profile, options["--method"], options["--model"], [], CLEAN | environment, options["--name"])
+    return make_plan(
+        Recipe(options["--method"], options["--model"], profile), [], CLEAN | environment, options["--name"]
+    )
 
 
 def shown(script: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, **environment: str) -> str:
@@ -153,7 +155,7 @@ def test_numbers_of_listed_gpus_are_the_users() -> None:
 
 
 def test_on_a_cpu_there_is_no_budget() -> None:
-    assert make_plan(PROFILES["tiny_cpu"], "rl", None, [], CLEAN | {"HF_CKPT": "m"}).budget.lines == ()
+    assert make_plan(Recipe("rl", None, PROFILES["tiny_cpu"]), [], CLEAN | {"HF_CKPT": "m"}).budget.lines == ()
 
 
 def page_row(script: str) -> str:

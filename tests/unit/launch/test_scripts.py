@@ -12,6 +12,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import launch_scripts
 import pytest
 import run_eval
 
@@ -26,6 +27,7 @@ from lab.tiny_learning.sets import UPDATES
 from openclaw.launch.__main__ import main
 from openclaw.server.command import main as server
 from slime.arguments import parse_args
+from tests.helpers.launch_plans import Scripts
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = sorted(
@@ -145,6 +147,15 @@ def test_a_script_plans_the_same_run_from_every_folder(
             assert f"/models/{shape.replace('qwen', 'Qwen')} " in words
 
 
+def test_every_launch_script_is_that_of_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch_scripts.main(["--check"]) == 0, capsys.readouterr().out
+    tracked = subprocess.run(["git", "ls-files", "*.sh"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    written = {str(path.relative_to(ROOT)) for path in launch_scripts.files()}
+    others = {name for name in tracked.split() if not name.startswith((*NOT_LAUNCHING, "extensions/"))}
+    assert written == others
+    assert [name for name in written if not os.access(ROOT / name, os.X_OK)] == []
+
+
 def test_no_launch_script_is_left_out() -> None:
     tracked = subprocess.run(["git", "ls-files", "*.sh"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     launching = {name for name in tracked.split() if not name.startswith(NOT_LAUNCHING)}
@@ -254,20 +265,22 @@ def test_a_signal_ends_the_build_of_the_model(number: int, tmp_path: Path, monke
 
 @pytest.mark.parametrize("script", TERMINAL)
 def test_a_script_on_terminal_tasks_shows_its_plan(script: str) -> None:
-    environment = CLEAN | {"EVAL_INTERVAL": "5", "PARALLEL_ENVS": "7", "PRM_M": "3", "PRM_STEP_COEF": "0.5"}
+    told = {"EVAL_INTERVAL": "5", "PARALLEL_ENVS": "7", "PRM_M": "3", "PRM_STEP_COEF": "0.5"}
+    environment = CLEAN | told
     shown = subprocess.run(
         ["bash", script, "--dry-run"], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     ).stdout
     assert shown.splitlines()[-1] == "dry run: the plan is valid, nothing was started"
     assert "a pool here with 7 slots" in shown
-    words = shown.partition("\nflags:\n")[2].split()
-    assert "get it with: .venv/bin/python -m openclaw.models Qwen3-8B --folder" in shown
+    assert "precedence: flag > variable" in shown
+    assert "get it with: python -m openclaw.models Qwen3-8B" in shown
     assert max(map(len, shown.partition("\nwarning")[0].splitlines())) <= 130
     judged = "_prm_" in script
-    assert words[words.index("--advantage-estimator") + 1] == ("step_wise" if judged else "grpo")
-    assert ("--prm-enable" in words) == judged
+    args = Scripts(ROOT / "terminal-rl").planned(Path(script).name, *(f"{name}={text}" for name, text in told.items()))
+    assert args.advantage_estimator == ("step_wise" if judged else "grpo")
+    assert args.prm_enable == judged
     if judged:
-        assert (words[words.index("--prm-m") + 1], words[words.index("--prm-step-coef") + 1]) == ("3", "0.5")
+        assert (args.prm_m, args.prm_step_coef) == (3, 0.5)
 
 
 def test_the_example_method_shows_its_plan(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from openclaw.launch.method_check import plan_problems
-from openclaw.launch.plan import Plan
+from openclaw.launch.plan import Plan, Recipe
 from openclaw.launch.profiles import GPU8
 from openclaw.launch.resolve import make_plan
 from tests.helpers.checkpoints import config_only
@@ -21,7 +21,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def plan(method: str, model: Path, *extra: str, **environment: str) -> Plan:
-    return make_plan(GPU8, method, None, extra, {"HF_CKPT": str(model), **environment})
+    return make_plan(Recipe(method, None, GPU8), extra, {"HF_CKPT": str(model), **environment})
 
 
 @pytest.mark.parametrize("method", METHODS)

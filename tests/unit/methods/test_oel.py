@@ -30,6 +30,7 @@ from openclaw.judge.metrics import JudgeMetrics
 from openclaw.judge.prompts import HINT_TAG, judge_messages
 from openclaw.judge.teacher import TeacherScorer
 from openclaw.judge.worker import JudgeWorker, WorkerSettings
+from openclaw.launch.plan import Recipe
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.resolve import make_plan
 from openclaw.ledger.records import Turn, Verdict
@@ -199,7 +200,7 @@ async def test_every_turn_of_a_session_is_distilled_under_its_lesson(tmp_path: P
     await task
     assert ledger.turn("cut off").reason == "no_next_state"
     assert sum(not payload.get("return_logprob") for payload in engine.payloads) == 1, "one question for the session"
-    flags = make_plan(PROFILES["tiny_cpu"], "oel", None, [], {}).args
+    flags = make_plan(Recipe("oel", None, PROFILES["tiny_cpu"]), [], {}).args
     args = trainer_args("", advantage_estimator=flags.advantage_estimator, opd_clip=flags.opd_clip)
     samples = ledger.claim_samples(0, 5)
     stored = [torch.tensor(sample.rollout_log_probs, dtype=torch.float64) for sample in samples]

@@ -28,6 +28,7 @@ from openclaw.judge.teacher import TeacherScorer
 from openclaw.judge.wiring import build_judge_loop
 from openclaw.judge.worker import JudgeWorker, WorkerSettings
 from openclaw.launch.method_check import method_problems
+from openclaw.launch.plan import Recipe
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.resolve import make_plan
 from openclaw.ledger.records import Feedback, Turn, Verdict
@@ -192,7 +193,7 @@ async def test_the_advantage_of_a_token_is_the_bounded_log_ratio(tmp_path: Path)
         expected.append(max(-1.0, min(1.0, likelihood(with_it + done) - likelihood(without + done))))
     assert {1.0, -1.0} & set(expected), "the clip is tried"
     assert any(abs(value) < 1.0 for value in expected)
-    flags = make_plan(PROFILES["tiny_cpu"], "sdpo", None, [], {}).args
+    flags = make_plan(Recipe("sdpo", None, PROFILES["tiny_cpu"]), [], {}).args
     args = trainer_args("", advantage_estimator=flags.advantage_estimator, opd_clip=flags.opd_clip)
     stored = torch.tensor(sample.rollout_log_probs, dtype=torch.float64)
     rollout = {
@@ -237,11 +238,11 @@ async def test_a_session_that_is_cut_off_trains_what_was_answered(tmp_path: Path
 
 @pytest.mark.parametrize(("profile", "serve"), [("gpu8", 4), ("gpu4_lora", 2), ("tiny_cpu", 1)])
 def test_a_plan_has_no_judge_engine(profile: str, serve: int) -> None:
-    plan = make_plan(PROFILES[profile], "sdpo", None, [], {})
+    plan = make_plan(Recipe("sdpo", None, PROFILES[profile]), [], {})
     assert "PRM_ARGS" not in plan.sections
     assert (plan.args.prm_enable, plan.args.rollout_num_gpus) == (False, serve)
     assert [problem for problem in plan.problems if "judge" in problem] == []
-    refused = make_plan(PROFILES[profile], "sdpo", None, [], {"OPENCLAW_OPD_TEACHER": "prm"}).problems
+    refused = make_plan(Recipe("sdpo", None, PROFILES[profile]), [], {"OPENCLAW_OPD_TEACHER": "prm"}).problems
     assert [problem for problem in refused if "--opd-teacher prm needs a judge" in problem]
 
 
@@ -274,7 +275,10 @@ def test_a_judge_that_nobody_asks_is_refused() -> None:
 
 def test_the_bound_is_a_variable() -> None:
     assert Config.from_env({}).most_surprise == 1.0
-    assert make_plan(PROFILES["tiny_cpu"], "sdpo", None, [], {}).environment["OPENCLAW_SDPO_MOST_SURPRISE"] == "0.15"
+    assert (
+        make_plan(Recipe("sdpo", None, PROFILES["tiny_cpu"]), [], {}).environment["OPENCLAW_SDPO_MOST_SURPRISE"]
+        == "0.15"
+    )
     assert Config.from_env({"OPENCLAW_SDPO_LEAST_CHANGE": "0"}).least_change == 0.0
     every = SelfDistillation(RuntimeConfig(), Config(least_change=0.0))
     assert every.samples(heard(USER_NEXT), Verdict(teacher_log_probs=CALM)).reason is None

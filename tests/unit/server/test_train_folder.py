@@ -9,6 +9,7 @@ import pytest
 
 from groundwork.exceptions import ConfigError
 from lab.testkit.ledger_records import USER_NEXT, judged_sample, make_turn
+from openclaw.launch.plan import Recipe
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.resolve import make_plan
 from openclaw.ledger.records import Verdict
@@ -52,7 +53,7 @@ def test_the_run_of_a_folder(ledger: Ledger, tmp_path: Path) -> None:
     job = make_job(arguments, ["--lr", "1e-6"], {})
     assert job.command[1:] == ["-m", "openclaw.launch", "--profile", "tiny_cpu", "--method", "rl", *job.extra]
     assert job.extra[-2:] == ("--lr", "1e-6")
-    plan = make_plan(PROFILES[job.profile], job.method, None, job.extra, job.variables)
+    plan = make_plan(Recipe(job.method, None, PROFILES[job.profile]), job.extra, job.variables)
     assert [problem for problem in plan.problems if MISSING_PATH not in problem] == []
     assert plan.args.save_hf == str(tmp_path / "c" / "hf-{rollout_id}")
     assert job.variables["OPENCLAW_LEDGER"] == str(ledger.path)
@@ -87,7 +88,7 @@ def test_the_record_of_a_run_is_only_read(ledger: Ledger, tmp_path: Path) -> Non
 def test_a_folder_of_logs_is_trained(tmp_path: Path) -> None:
     job = job_of(tmp_path, tmp_path / "c")
     assert job.variables["DATA_PATH"] == str(tmp_path)
-    plan = make_plan(PROFILES[job.profile], job.method, None, job.extra, job.variables)
+    plan = make_plan(Recipe(job.method, None, PROFILES[job.profile]), job.extra, job.variables)
     assert (plan.args.stale_samples, plan.args.max_weight_staleness, plan.args.serve_when_done) == ("correct", 4, False)
 
 
@@ -107,7 +108,7 @@ def test_the_callers_port_and_bound_stay_under_any_name(ledger: Ledger, tmp_path
     )
     environment = {"OPENCLAW_PORT": "31000", "UPDATES": "7"}
     job = make_job(arguments, [], environment)
-    plan = make_plan(PROFILES[job.profile], job.method, None, job.extra, {**environment, **job.variables})
+    plan = make_plan(Recipe(job.method, None, PROFILES[job.profile]), job.extra, {**environment, **job.variables})
     assert (plan.runtime.port, plan.args.num_rollout) == (31000, 7)
 
 

@@ -191,14 +191,6 @@ def test_environment_flags_reach_the_plugin(base: list[str]) -> None:
     given = {
         "--prm-step-coef": 0.5,
         "--prm-sglang-url": "http://judge:1",
-        "--gui-max-steps": 30,
-        "--gui-sleep-after-execution": 0.5,
-        "--gui-max-image-history-length": 3,
-        "--gui-max-reward-image-history-length": 1,
-        "--gui-wait-after-reset": 60.0,
-        "--gui-eval-max-steps": 30,
-        "--gui-eval-sleep-after-execution": 5.0,
-        "--gui-eval-wait-after-reset": 60.0,
     }
     assert set(given) == {option.flag for option in ENVIRONMENTS.options}
     words = [word for flag, value in given.items() for word in (flag, str(value))]

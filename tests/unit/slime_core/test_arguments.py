@@ -237,12 +237,29 @@ def test_meanings_that_always_hold(base: list[str], capsys: pytest.CaptureFixtur
 
 
 def test_environment_flags_need_a_plugin_that_reads_them(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*base, "--gui-max-steps", "30", "--prm-step-coef", "0.5"]
-    text = refusal(capsys, words)
-    assert "--gui-max-steps is read only by a method folder's plugin" in text
-    assert "--prm-step-coef is read only by" in text
-    args = parse_args([*words, "--custom-generate-function-path", "generate_with_gui.generate"])
-    assert (args.gui_max_steps, args.prm_step_coef) == (30, 0.5)
+    words = [*base, "--prm-step-coef", "0.5"]
+    assert "--prm-step-coef is read only by" in refusal(capsys, words)
+    plugin = ["--custom-generate-function-path", "generate_with_gui.generate"]
+    assert parse_args([*words, *plugin]).prm_step_coef == 0.5
+
+
+def test_a_generate_function_may_bring_flags_of_its_own(
+    base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "flags_of_sums.py").write_text(
+        "def add_custom_arguments(parser):\n    parser.add_argument('--sums-carry', type=int, default=1)\n"
+    )
+    (tmp_path / "generate_sums.py").write_text(
+        "from flags_of_sums import add_custom_arguments\nraise RuntimeError('the parser only reads this module')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = [*base, "--sums-carry", "3"]
+    assert "--sums-carry" in refusal(capsys, words)
+    args = parse_args([*words, "--custom-generate-function-path", "generate_sums.generate"])
+    assert vars(args)["sums_carry"] == 3
+    file = tmp_path / "run.yaml"
+    file.write_text("custom_generate_function_path: generate_sums.generate\nsums_carry: 4\n")
+    assert vars(parse_args([*base, "--config", str(file)]))["sums_carry"] == 4
 
 
 @pytest.mark.parametrize(

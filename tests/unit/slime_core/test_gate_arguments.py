@@ -14,7 +14,7 @@ from slime.arguments.memory_budget.disk import host_line, snapshot_bytes
 from slime.arguments.memory_budget.parts import GIB
 from slime.arguments.memory_budget.shape import Shape
 from slime.arguments.memory_budget.trainer import push_bytes
-from slime.arguments.plugin_names import missing_plugins
+from slime.arguments.plugins import missing_plugins
 from tests.helpers.arguments import refusal
 from tests.unit.slime_core.test_memory_budget import QWEN3_4B
 

@@ -10,7 +10,7 @@ import pytest
 from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments import parse_args
-from slime.arguments.plugin_paths import name_of_file, resolve_plugin_files
+from slime.arguments.plugins import name_of_file, resolve_plugin_files
 from slime.exceptions import PluginError
 from slime.rollout.reward_plugin import load_reward_function
 from slime.utils.misc import load_function

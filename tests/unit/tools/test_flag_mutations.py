@@ -80,5 +80,5 @@ def test_a_check_sees_what_was_set_unless_it_is_ignored_too(tmp_path: Path) -> N
 
 
 def test_a_flag_of_plugins_is_lost_in_the_parser(tmp_path: Path) -> None:
-    program = "print(parse('--gui-max-steps 3 --custom-rm-path my.score').gui_max_steps)"
-    assert said(tmp_path, Mutation("gui_max_steps", "parser"), program) == "None"
+    program = "print(parse('--prm-step-coef 3 --custom-rm-path my.score').prm_step_coef)"
+    assert said(tmp_path, Mutation("prm_step_coef", "parser"), program) == "1.0"

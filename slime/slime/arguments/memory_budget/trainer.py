@@ -18,7 +18,7 @@ from slime.args import Arguments
 from slime.arguments.memory_budget.activations import gradient_bytes, saved_bytes, whole_logits_bytes
 from slime.arguments.memory_budget.parts import CONTEXT, NCCL, Need, Part
 from slime.arguments.memory_budget.shape import Shape
-from slime.arguments.plugin_names import is_decorated
+from slime.arguments.plugins import is_decorated
 from slime.arguments.weight_sync import shares_gpus
 from slime.utils.head_memory import chunk_rows, head_bytes
 

@@ -6,9 +6,7 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import gui_launch
 import pytest
 
 from agentrl.tasks.gui.osworld.environment import OsWorldEnvironment
@@ -16,6 +14,7 @@ from agentrl.tasks.gui.osworld.settings import VmSettings
 from agentrl.tasks.gui.osworld.source import ids
 from agentrl.tasks.names import Split
 from groundwork.exceptions import ConfigError
+from openclaw.launch.__main__ import main as launch
 
 CHECK = {
     "func": "exact_match",
@@ -116,13 +115,11 @@ def test_a_dry_run_says_what_is_left_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     layout("a", "b", "docx", train=["a", "docx"], heldout=["b"])
-    called: list[Any] = []
-    monkeypatch.setattr(gui_launch.subprocess, "call", lambda words, **more: called.append(words) or 0)
-    words = ["--model", "qwen3-vl-8B", "--name", "x", "--dry-run"]
-    assert gui_launch.main(words) == 0
+    words = ["--task", "gui", "--model", "qwen3-vl-8B", "--name", "x", "--dry-run"]
+    launch(words)
     assert "osworld, 1 to train on, 0 to evaluate on" in capsys.readouterr().out
     assert "1 of the 2 tasks of GUI_TRAIN_META_PATH are left out" in caplog.text
     (Path(str(VmSettings.from_env().train_meta))).write_text(json.dumps({"writer": ["docx"]}))
-    assert gui_launch.main(words) == 2
+    with pytest.raises(SystemExit, match="2"):
+        launch(words)
     assert "no task is left" in capsys.readouterr().err
-    assert len(called) == 1

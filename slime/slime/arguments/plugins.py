@@ -1,0 +1,260 @@
+"""Plugins on the command line: files given as paths, a plugin's own flags, and whether all plugins exist.
+
+Guarantees: a plugin file is stored as an absolute path, so actors find it wherever they run. A file without ``:name``
+gets the first of its option's default names that the file defines. Modules are located where Python would find them and
+parsed, not run, except the one that declares flags. Names that only running code could reveal (names set at run time,
+compiled modules) count as present.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+from collections.abc import Callable, Iterator, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+
+from groundwork.command_line import nearest_path
+from groundwork.exceptions import ConfigError
+from slime.args import Arguments
+from slime.arguments.option import flag_of
+from slime.arguments.yaml_files import ARGUMENTS_FLAG, flag_in_words
+from slime.exceptions import PluginError
+from slime.utils.misc import load_function
+
+# Default names to look for in a file given without ``:name``, by option.
+DEFAULT_NAMES: dict[str, tuple[str, ...]] = {
+    "custom_arguments_path": ("add_custom_arguments",),
+    "rollout_function_path": ("generate_rollout",),
+    "eval_function_path": ("eval_rollout", "generate_rollout"),
+    "custom_generate_function_path": ("generate",),
+    "custom_rm_path": ("get_reward_model", "reward_func"),
+    "custom_loss_function_path": ("compute_loss",),
+}
+GENERATE_FLAG = "--custom-generate-function-path"
+_SUFFIXES = ("_path", "_paths")
+
+AddArguments = Callable[[argparse.ArgumentParser], argparse.ArgumentParser | None]
+
+
+def is_plugin_file(value: str) -> bool:
+    """Return whether ``value`` is ``file.py`` or ``file.py:name``."""
+    return value.partition(":")[0].endswith(".py")
+
+
+def name_of_file(option: str, value: str) -> str:
+    """Return ``/absolute/file.py:name`` for a plugin file of ``option``.
+
+    Raises:
+        ConfigError: the file or name does not exist; the message says what to write.
+    """
+    file_name, _, name = value.partition(":")
+    file = Path(file_name).expanduser().resolve()
+    flag = "--" + option.replace("_", "-")
+    if not file.is_file():
+        raise ConfigError(f"{flag} {value}: no such file{nearest_path(file_name)}")
+    if name:
+        return f"{file}:{name}"
+    try:
+        tree = ast.parse(file.read_text())
+    except SyntaxError as error:
+        raise ConfigError(f"{flag} {value}: {error}") from error
+    defined = defined_names(tree)
+    known = DEFAULT_NAMES.get(option, ())
+    for candidate in known:
+        if candidate in defined:
+            return f"{file}:{candidate}"
+    expected = f" has no {' or '.join(known)};" if known else ":"
+    raise ConfigError(f"{flag} {value}{expected} say which name to use: {file_name}:NAME")
+
+
+def defined_names(tree: ast.AST) -> set[str]:
+    """Return the names that a module defines at top level, imports included; ``*`` for a star import."""
+    names: set[str] = set()
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        else:
+            names |= defined_names(node)
+    return names
+
+
+def resolve_plugin_files(args: Arguments) -> list[str]:
+    """Replace every plugin file of ``args`` with its :func:`name_of_file`; return the problems."""
+    problems = []
+    for option, value in vars(args).items():
+        if not option.endswith(_SUFFIXES) or not value:
+            continue
+        try:
+            if isinstance(value, str) and is_plugin_file(value):
+                setattr(args, option, name_of_file(option, value))
+            elif isinstance(value, list):
+                found = [name_of_file(option, one) if is_plugin_file(one) else one for one in value]
+                setattr(args, option, found)
+        except ConfigError as error:
+            problems.append(str(error))
+    return problems
+
+
+def method_arguments(words: Sequence[str]) -> AddArguments | None:
+    """Return what declares the flags of a method: ``--custom-arguments-path`` in ``words`` or their ``--config`` file, or else
+    ``add_custom_arguments`` in the module of ``--custom-generate-function-path``; None without either.
+
+    Raises:
+        ConfigError: the function cannot be loaded.
+    """
+    path = flag_in_words(words, ARGUMENTS_FLAG) or _declared_beside(flag_in_words(words, GENERATE_FLAG))
+    if not path:
+        return None
+    path = name_of_file("custom_arguments_path", path) if is_plugin_file(path) else path
+    try:
+        function = load_function(path)
+    except PluginError as error:
+        raise ConfigError(f"{ARGUMENTS_FLAG}: {error}") from error
+
+    def add(target: argparse.ArgumentParser) -> None:
+        try:
+            function(target)
+        except argparse.ArgumentError as error:
+            raise ConfigError(
+                f"{ARGUMENTS_FLAG} {path}: {error}; the core or another method already has that flag; rename yours"
+            ) from error
+
+    return add
+
+
+def _declared_beside(generate: str | None) -> str | None:
+    """Return the path of ``add_custom_arguments`` in the module of a generate function, which is parsed and not run."""
+    if not generate:
+        return None
+    if is_plugin_file(generate):
+        file = Path(generate.partition(":")[0]).expanduser()
+    else:
+        module = generate.rpartition(".")[0]
+        spec = _spec(module) or _spec(module.rpartition(".")[2])  # older guides have it in a package
+        file = Path(spec.origin) if spec is not None and spec.origin else Path()
+    try:
+        tree = ast.parse(file.read_text()) if file.suffix == ".py" and file.is_file() else None
+    except (SyntaxError, UnicodeDecodeError):
+        tree = None  # the check of plugins says so
+    name = DEFAULT_NAMES["custom_arguments_path"][0]
+    for node in tree.body if tree else ():
+        if isinstance(node, ast.ImportFrom) and any((alias.asname or alias.name) == name for alias in node.names):
+            return f"{node.module}.{name}"  # its own module may be lighter than the plugin's
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return f"{file.resolve()}:{name}"
+    return None
+
+
+PLUGIN_OPTIONS = (
+    "rollout_function_path",  # first: the evaluation function defaults to it
+    "before_push_path",
+    "buffer_filter_path",
+    "custom_advantage_function_path",
+    "custom_convert_samples_to_train_data_path",
+    "custom_eval_rollout_log_function_path",
+    "custom_generate_function_path",
+    "custom_loss_function_path",
+    "custom_megatron_before_log_prob_hook_path",
+    "custom_megatron_before_train_step_hook_path",
+    "custom_megatron_init_path",
+    "custom_model_provider_path",
+    "custom_pg_loss_reducer_function_path",
+    "custom_reward_post_process_path",
+    "custom_rm_path",
+    "custom_rollout_log_function_path",
+    "custom_tis_function_path",
+    "data_source_path",
+    "dynamic_sampling_filter_path",
+    "eval_function_path",
+    "rollout_all_samples_process_path",
+    "rollout_data_postprocess_path",
+    "rollout_sample_filter_path",
+    "rollout_sample_hook_path",
+)
+_OF_EVAL_SETS = ("custom_rm_path", "custom_generate_function_path")
+
+
+def missing_plugins(args: Arguments) -> list[str]:
+    """Return one line per plugin of ``args`` whose module or name does not exist."""
+    return [f"{where} {path}: {why}" for where, path in _named(args) if (why := _why_missing(path))]
+
+
+def _named(args: Arguments) -> Iterator[tuple[str, str]]:
+    seen = set()
+    for option in PLUGIN_OPTIONS:
+        value = getattr(args, option) or []
+        for path in [value] if isinstance(value, str) else value:
+            if path not in seen:
+                yield flag_of(option), path
+            seen.add(path)
+    for dataset in args.eval_datasets:
+        for option in _OF_EVAL_SETS:
+            path = getattr(dataset, option)
+            if path and path not in seen:
+                yield f"evaluation set {dataset.name}: {option}", path
+
+
+def _why_missing(path: str) -> str | None:
+    if is_plugin_file(path):
+        file, _, name = path.partition(":")
+        return _without(Path(file), name)
+    module, _, name = path.rpartition(".")
+    if not module:
+        return "write MODULE.NAME or FILE.py:NAME"
+    found = _spec(module)
+    if found is None:
+        return f"no module {module!r}; put its folder on PYTHONPATH, or name a file: ./folder/file.py:{name}"
+    return _without(Path(found.origin), name) if found.origin and found.origin.endswith(".py") else None
+
+
+def _spec(module: str) -> ModuleSpec | None:
+    """Return where Python would find a module, without running its parent packages."""
+    package, *inner = module.split(".")
+    found = find_spec(package)
+    for part in inner:
+        found = found and PathFinder.find_spec(part, found.submodule_search_locations or [])
+    return found
+
+
+def is_decorated(path: str, decorator: str) -> bool | None:
+    """Return whether the function at a plugin path has a decorator in its source; None if not found.
+
+    A name that the module imports from another module is followed there.
+    """
+    if is_plugin_file(path):
+        source, _, name = path.partition(":")
+    else:
+        module, _, name = path.rpartition(".")
+        found = _spec(module) if module else None
+        source = found.origin if found else None
+    if not source or not source.endswith(".py") or not Path(source).is_file():
+        return None
+    for node in ast.parse(Path(source).read_text()).body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            marks = (mark.attr if isinstance(mark, ast.Attribute) else mark for mark in node.decorator_list)
+            return any((mark.id if isinstance(mark, ast.Name) else mark) == decorator for mark in marks)
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    return is_decorated(f"{node.module}.{alias.name}", decorator)
+    return None
+
+
+def _without(file: Path, name: str) -> str | None:
+    """Return why ``name`` is not in a source file; None if it is, or if parsing cannot tell."""
+    try:
+        tree = ast.parse(file.read_text())
+    except SyntaxError as error:
+        return f"{file}, line {error.lineno}: {error.msg}"
+    names = defined_names(tree)
+    if name in names or {"*", "__getattr__"} & names:
+        return None
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"{file} has no {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
