@@ -31,7 +31,6 @@ from agentrl.web.app import create_app
 from benchmarks.path_parts.recorder import REPOSITORY, Entry, Recorder
 from lab.testkit import tiny_random
 from lab.testkit.agent_rollouts import ScriptedPolicy
-from lab.testkit.engine import serve
 from lab.testkit.policy_and_judge import PolicyAndJudge
 from lab.testkit.rollout_engine import rollout_args
 from slime.args import Arguments
@@ -97,7 +96,7 @@ async def play(recorder: Recorder, args: Arguments, folder: Path) -> list[list[S
     tokenizer = GenerateState(args).tokenizer
     judge = PolicyAndJudge(tokenizer, [])
     recorder.install()
-    async with serve(judge.app) as url, pool_in(folder) as client:
+    async with judge.serving() as url, pool_in(folder) as client:
         http_utils._http_client = httpx.AsyncClient(transport=httpx.MockTransport(engine_of(tokenizer)))
         args = args.changed(prm_sglang_url=url, prm_model_path=args.hf_checkpoint, prm_m=1)
         found: list[list[Sample]] = []

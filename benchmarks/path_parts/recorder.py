@@ -35,6 +35,8 @@ def module_of(path: str) -> str | None:
         parts = Path(path).relative_to(REPOSITORY).with_suffix("").parts
     except ValueError:
         return None
+    if parts[:3] == ("slime", "slime", "contract"):  # the stand-in engine
+        return None
     if parts[0] == "slime":
         parts = parts[1:]
     elif parts[0] in ("openclaw-test", "lab", "benchmarks", "tests", "scripts", "extensions") or parts[0].startswith(

@@ -22,7 +22,7 @@ from agentrl.processes import ProcessLedger
 from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
 from agentrl.registry import Registry
 from lab.testkit.agent_pools import PATIENT_S, QUICK
-from lab.testkit.engine import logprob_of
+from slime.contract.engine import logprob_of
 
 GUESS: dict[str, Any] = {
     "type": "function",

@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.responses import StreamingResponse
-
-from lab.testkit.engine import MockEngine
+from slime.contract.engine import Answer, Payload, StandInEngine
 
 REPLY = "The sum is five."
 HINT_ANSWER = "[HINT_START]Write plain prose.[HINT_END] \\boxed{1}"
 SWAP_SECONDS = 0.05
 
 
-class PolicyAndJudge(MockEngine):
+class PolicyAndJudge(StandInEngine):
     """Streams replies, answers votes by what the judge is asked, and scores tokens by the length of their input."""
 
     def __init__(self, tokenizer: Any, reply: list[int], token_seconds: float = 0.0) -> None:
@@ -33,56 +29,37 @@ class PolicyAndJudge(MockEngine):
         self._token_seconds = token_seconds
         self.version_file: Path | None = None
 
-    def _build(self) -> FastAPI:
-        app = FastAPI()
-
-        @app.get("/health")
-        async def health() -> dict[str, Any]:
-            return {}
-
-        @app.post("/generate")
-        async def generate(request: Request) -> Any:
-            payload = json.loads(await request.body())
-            self.requests.append(payload)
-            if payload.get("stream"):
-                return StreamingResponse(self._stream(payload), media_type="text/event-stream")
-            await asyncio.sleep(self._token_seconds)
-            if payload.get("return_logprob"):
-                ids, start = payload["input_ids"], payload["logprob_start_len"]
-                entries = [[None, ids[start], None], *([-len(ids) / 100, token, None] for token in ids[start + 1 :])]
-                return {"text": "", "meta_info": {"input_token_logprobs": entries, "weight_version": self.version}}
-            question = self._tokenizer.decode(payload["input_ids"])
-            return {
-                "text": HINT_ANSWER if "extract hints" in question else "\\boxed{-1}",
-                "meta_info": {"finish_reason": {"type": "stop"}},
-            }
-
-        @app.post("/abort_request")
-        async def abort(request: Request) -> dict[str, Any]:
-            self.aborted.append(json.loads(await request.body())["rid"])
-            return {}
-
-        @app.post("/update_weight_version")
-        async def update(request: Request) -> dict[str, Any]:
-            version = json.loads(await request.body())["new_version"]
+    async def answer(self, path: str, headers: Mapping[str, str], payload: Payload) -> Answer:
+        """Answer one request; a new weight version takes effect after a pause."""
+        if path == "/update_weight_version":
             self.pause()
             await asyncio.sleep(SWAP_SECONDS)
-            self.resume(version)
+            self.resume(payload["new_version"])
             if self.version_file is not None:
-                self.version_file.write_text(version)
-            return {}
+                self.version_file.write_text(self.version)
+            return 200, {}
+        return await super().answer(path, headers, payload)
 
-        return app
+    async def whole(self, payload: Payload) -> Payload:
+        """Return scores, or the verdict on what is asked."""
+        await asyncio.sleep(self._token_seconds)
+        if payload.get("return_logprob"):
+            ids, start = payload["input_ids"], payload["logprob_start_len"]
+            entries = [[None, ids[start], None], *([-len(ids) / 100, token, None] for token in ids[start + 1 :])]
+            return {"text": "", "meta_info": {"input_token_logprobs": entries, "weight_version": self.version}}
+        question = self._tokenizer.decode(payload["input_ids"])
+        verdict = HINT_ANSWER if "extract hints" in question else "\\boxed{-1}"
+        return {"text": verdict, "meta_info": {"finish_reason": {"type": "stop"}}}
 
-    async def _stream(self, payload: dict[str, Any]) -> AsyncIterator[str]:
-        async for event in super()._stream(payload):
+    async def stream(self, payload: Payload) -> AsyncIterator[bytes]:
+        """Yield the events of a reply at its pace."""
+        async for event in super().stream(payload):
             await asyncio.sleep(self._token_seconds)
             yield event
 
 
 def main() -> None:
     """Serve on a fixed port."""
-    import uvicorn
     from transformers import AutoTokenizer
 
     from groundwork.process import watch_lifeline
@@ -100,7 +77,7 @@ def main() -> None:
     engine.version_file = arguments.version_file
     if arguments.version_file is not None and arguments.version_file.exists():
         engine.version = arguments.version_file.read_text()
-    uvicorn.run(engine.app, host="127.0.0.1", port=arguments.port, log_level="warning")
+    asyncio.run(engine.serve_forever(arguments.port))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Engines of a rollout function without a network: the shared HTTP client answers from a script.
 
 Guarantees: the wire format of `/generate` (not streamed), `/abort_request`, `/v1/loads`, `/workers` and `/model_info`;
-logprobs are those of `lab.testkit.engine`, the experts of a token those of ``experts(version, place)``. Tests set the public attributes between and during requests.
+logprobs are those of `slime.contract.engine`, the experts of a token those of ``experts(version, place)``. Tests set the public attributes between and during requests.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import numpy as np
 
-from lab.testkit.engine import logprob_of
 from slime.args import Arguments
+from slime.contract.engine import logprob_of
 from slime.rollout.data_source import RolloutDataSourceWithBuffer
 from slime.rollout.generation import GenerateState
 from slime.utils import http_utils

@@ -14,13 +14,14 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from lab.testkit.engine import MockEngine, mock_engine, serve
+from lab.testkit.engine import mock_engine, serve
 from lab.testkit.tiny_random import build_tokenizer
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
 from openclaw.gateway.assemble import build_service
 from openclaw.ledger.records import Turn
 from openclaw.ledger.store import Ledger
+from slime.contract.engine import StandInEngine
 
 Answer = Callable[[str], str]
 
@@ -40,7 +41,7 @@ class StandInServer:
 
     url: str
     ledger: Ledger
-    engine: MockEngine
+    engine: StandInEngine
     tokenizer: Any
     heard: list[Heard] = field(default_factory=list)
 

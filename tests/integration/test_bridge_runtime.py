@@ -17,11 +17,11 @@ import pytest
 from transformers import AutoTokenizer
 
 from groundwork.network import find_available_port, is_port_available
-from lab.testkit.engine import logprob_of, serve
 from lab.testkit.policy_and_judge import REPLY, PolicyAndJudge
 from openclaw.ledger.baseline import mean_of
 from openclaw.training.rollout import LedgerDataSource, LiveRollout
 from slime.args import Arguments
+from slime.contract.engine import logprob_of
 from tests.helpers.rollout_args import rollout_args
 
 LIVE = LiveRollout("openclaw_combine_method.Combine")
@@ -33,8 +33,7 @@ async def engine(tiny_random_model: Path) -> AsyncIterator[PolicyAndJudge]:
     tokenizer = AutoTokenizer.from_pretrained(tiny_random_model)
     reply = [*tokenizer.encode(REPLY, add_special_tokens=False), tokenizer.eos_token_id]
     engine = PolicyAndJudge(tokenizer, reply)
-    async with serve(engine.app) as url:
-        engine.url = url
+    async with engine.serving():
         yield engine
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from agentrl.processes import ProcessLedger
 from agentrl.sandbox.bubblewrap import Bubblewrap
-from lab.testkit.engine import MockEngine, mock_engine
+from lab.testkit.engine import mock_engine
 from lab.testkit.live_engine import engine_arguments, live_engine
 from lab.testkit.processes import assert_all_gone, eventually, title_of
 from lab.testkit.tiny_random import build_tokenizer
@@ -27,6 +27,7 @@ from openclaw.ledger.episode_records import Episode
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.process import RuntimeSupervisor
 from openclaw.training.rollout import LedgerDataSource, collect
+from slime.contract.engine import StandInEngine
 from slime.utils.types import Sample
 from tests.helpers.killable_agent import ENDLESS, TURNS
 from tests.helpers.killed_servers import SECONDS, Servers
@@ -60,7 +61,7 @@ async def running(folder: Path, engine_url: str, model: Path) -> AsyncIterator[S
 
 
 @asynccontextmanager
-async def engine_of_replies() -> AsyncIterator[MockEngine]:
+async def engine_of_replies() -> AsyncIterator[StandInEngine]:
     """Serve replies that all differ; the gate lets the first one through, and the beginning of the second."""
     tokenizer: Any = build_tokenizer()
     numbers = itertools.count(10)
@@ -74,7 +75,7 @@ async def engine_of_replies() -> AsyncIterator[MockEngine]:
         yield engine
 
 
-def let_through(engine: MockEngine) -> None:
+def let_through(engine: StandInEngine) -> None:
     """Hold no token back any more."""
     assert engine.token_gate is not None
     for _ in range(MANY):
@@ -95,7 +96,7 @@ async def first_reply(servers: Servers) -> Episode:
     return found[0]
 
 
-async def second_reply(servers: Servers, engine: MockEngine) -> Episode:
+async def second_reply(servers: Servers, engine: StandInEngine) -> Episode:
     """Wait until the second reply of the first run is under way; return its episode."""
     gate = engine.token_gate
     assert gate is not None

@@ -7,17 +7,17 @@ prompt with `DEADLY_WORDS`, which stands for a defect that nobody knows yet. ``G
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-from fastapi import FastAPI
 from tokenizers import Tokenizer
 
 from groundwork.process import watch_lifeline
 from lab.testkit.policy_and_judge import PolicyAndJudge
+from slime.contract.engine import Answer, Payload
 
 DEADLY_WORDS = "kill the engine"
 REPLY = "The sum is five."
@@ -62,16 +62,13 @@ class MortalEngine(PolicyAndJudge):
         self.largest = 0
         self.last_ids: list[int] = []
 
-    def _build(self) -> FastAPI:
-        app = super()._build()
+    async def answer(self, path: str, headers: Mapping[str, str], payload: Payload) -> Answer:
+        """Answer one request, also about what was seen."""
+        if path == "/seen":
+            return 200, {"count": self.count, "largest": self.largest, "last_ids": self.last_ids}
+        return await super().answer(path, headers, payload)
 
-        @app.get("/seen")
-        async def seen() -> dict[str, Any]:
-            return {"count": self.count, "largest": self.largest, "last_ids": self.last_ids}
-
-        return app
-
-    async def _stream(self, payload: dict[str, Any]) -> AsyncIterator[str]:
+    async def stream(self, payload: Payload) -> AsyncIterator[bytes]:
         self.requests.clear()
         self.routing_keys.clear()
         parameters, self.last_ids = payload["sampling_params"], payload["input_ids"]
@@ -81,7 +78,7 @@ class MortalEngine(PolicyAndJudge):
             os._exit(DEATH)
         if parameters.get("repetition_penalty", 1.0) < SMALLEST:
             self.events_first.append({"error": {"message": "probability tensor contains inf, nan or element < 0"}})
-        async for event in super()._stream(payload):
+        async for event in super().stream(payload):
             yield event
 
 
@@ -94,7 +91,7 @@ def main() -> None:
     arguments = parser.parse_args()
     words = Words(arguments.tokenizer)
     engine = MortalEngine(words, words.reply(REPLY))
-    uvicorn.run(engine.app, host="127.0.0.1", port=arguments.port, log_level="warning")
+    asyncio.run(engine.serve_forever(arguments.port))
 
 
 if __name__ == "__main__":

@@ -120,11 +120,11 @@ def check_generate(plugin: Plugin, surroundings: Surroundings) -> None:
             "generate-6",
             f"the status is {member.status}",
         )
-    before = surroundings.engine.generations
-    surroundings.engine.finish, GenerateState(args).aborted = "abort", True
+    before = len(surroundings.engine.requests)
+    surroundings.engine.aborting = GenerateState(args).aborted = True
     members = _generated(plugin, surroundings, dict(parameters), extra)
-    surroundings.engine.finish, GenerateState(args).aborted = "stop", False
-    if surroundings.engine.generations == before:
+    surroundings.engine.aborting = GenerateState(args).aborted = False
+    if len(surroundings.engine.requests) == before:
         return
     for member in members:
         aborted = member.status == Sample.Status.ABORTED and member.reward is None

@@ -20,7 +20,7 @@ from slime.arguments.parser import parser_for
 from slime.arguments.plugins import resolve_plugin_files
 from slime.arguments.validate import validate
 from slime.arguments.yaml_files import apply_custom_config, with_config_file
-from slime.contract.engine import StandInEngine
+from slime.contract.engine import StandInEngine, in_thread, letters_engine
 from slime.utils import http_utils
 from slime.utils.misc import SingletonMeta
 from slime.utils.types import Sample
@@ -132,16 +132,16 @@ def surroundings(words: Sequence[str] = ()) -> Iterator[Surroundings]:
         folder = Path(name)
         write_tokenizer(folder)
         args = make_args(words, folder)
-        engine = StandInEngine()
-        for role in ("sglang", "prm"):
-            setattr(args, f"{role}_router_ip", "127.0.0.1")
-            setattr(args, f"{role}_router_port", engine.port)
+        engine = letters_engine()
         client, http_utils._http_client = http_utils._http_client, None
         state = SingletonMeta._instances.pop(GenerateState, None)
         try:
-            yield Surroundings(args, engine)
+            with in_thread(engine) as url:
+                for role in ("sglang", "prm"):
+                    setattr(args, f"{role}_router_ip", "127.0.0.1")
+                    setattr(args, f"{role}_router_port", int(url.rpartition(":")[2]))
+                yield Surroundings(args, engine)
         finally:
-            engine.close()
             http_utils._http_client = client
             SingletonMeta.clear(GenerateState)
             if state is not None:

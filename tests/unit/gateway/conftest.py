@@ -13,7 +13,7 @@ import pytest
 from openai import AsyncOpenAI
 from prometheus_client import CollectorRegistry
 
-from lab.testkit.engine import MockEngine, mock_engine, serve
+from lab.testkit.engine import mock_engine, serve
 from lab.testkit.tiny_random import build_tokenizer
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
@@ -21,6 +21,7 @@ from openclaw.gateway.assemble import build_service
 from openclaw.gateway.chat import ChatService
 from openclaw.ledger.records import Turn
 from openclaw.ledger.store import Ledger
+from slime.contract.engine import StandInEngine
 from tests.helpers.conversations import World
 
 CONTEXT_LENGTH = 2048
@@ -37,7 +38,7 @@ def tokenizer() -> Any:
 class Stack:
     """A running gateway and what stands behind it."""
 
-    engine: MockEngine
+    engine: StandInEngine
     ledger: Ledger
     service: ChatService
     registry: CollectorRegistry

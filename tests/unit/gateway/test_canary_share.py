@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from lab.testkit.engine import MockEngine, mock_engine
+from lab.testkit.engine import mock_engine
 from openclaw.engine.canary import NAME, Share, ShareReader, close_share, failures, open_share
 from openclaw.engine.client import EngineClient, TokenChunk
 from openclaw.exceptions import EngineProtocolError, EngineRejectedError
 from openclaw.owners import LOCAL
+from slime.contract.engine import StandInEngine
 
 REPLY = [5, 6, 7, 8, 9]
 PROMPT = [1, 2, 3]
@@ -28,7 +29,7 @@ def rest_of_reply(prompt: list[int]) -> list[int]:
 class Pair:
     """The engines behind the router, which have version 1, and the one that has version 2."""
 
-    def __init__(self, others: MockEngine, canary: MockEngine, client: EngineClient, retries: list[str]) -> None:
+    def __init__(self, others: StandInEngine, canary: StandInEngine, client: EngineClient, retries: list[str]) -> None:
         self.others, self.canary, self.client, self.retries = others, canary, client, retries
 
     async def reply(self, key: str | None = KEYS[0], **sampling: Any) -> list[TokenChunk]:

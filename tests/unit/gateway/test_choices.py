@@ -10,8 +10,8 @@ import httpx
 import openai
 import pytest
 
-from lab.testkit.engine import likeliest, logprob_of
 from openclaw.gateway.interleave import interleave
+from slime.contract.engine import likeliest, logprob_of
 from tests.unit.gateway.conftest import Stack, Starter
 
 USER: Any = [{"role": "user", "content": "What is 2 + 3?"}]

@@ -11,11 +11,12 @@ import openai
 import pytest
 
 import openclaw.engine.client as engine_client
-from lab.testkit.engine import MockEngine, mock_engine
+from lab.testkit.engine import mock_engine
 from openclaw.engine import deaths
 from openclaw.engine.client import GRAMMAR_PARAMETER, EngineClient
 from openclaw.exceptions import EngineAwayError, EngineDiedError, EngineRejectedError
 from openclaw.owners import LOCAL
+from slime.contract.engine import StandInEngine
 from tests.unit.gateway.conftest import PATIENCE, Stack
 
 USER: Any = [{"role": "user", "content": "Hello?"}]
@@ -73,7 +74,7 @@ async def test_a_reply_that_got_tokens_outlives_two_engines_but_not_three() -> N
     def script(prompt: list[int]) -> list[int]:
         return REPLY[len(prompt) - 3 :]
 
-    async def run(engine: MockEngine, breaks: int) -> list[int]:
+    async def run(engine: StandInEngine, breaks: int) -> list[int]:
         client = EngineClient(engine.url, wait_seconds=PATIENCE)
         tokens: list[int] = []
         engine.break_after = 1

@@ -14,9 +14,9 @@ import openai
 import pytest
 
 from groundwork.paused import pause
-from lab.testkit.engine import logprob_of
 from openclaw.gateway import outcomes
 from openclaw.ledger.decisions import Offer
+from slime.contract.engine import logprob_of
 from tests.unit.gateway.conftest import Stack, Starter
 
 USER: Any = [{"role": "user", "content": "What is 2 + 3?"}]

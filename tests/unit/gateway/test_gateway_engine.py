@@ -17,13 +17,14 @@ from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
 from agentrl.sandbox import gateway_health
-from lab.testkit.engine import MockEngine, logprob_of, mock_engine, serve
+from lab.testkit.engine import mock_engine, serve
 from lab.testkit.processes import eventually
 from openclaw.engine.client import EngineClient, TokenChunk
 from openclaw.exceptions import EngineAwayError, EngineProtocolError, EngineRejectedError
 from openclaw.gateway.schema import parse_request
 from openclaw.gateway.stream import EventStream
 from openclaw.owners import LOCAL
+from slime.contract.engine import StandInEngine, logprob_of
 from tests.unit.gateway.conftest import PATIENCE, Stack, Starter
 
 USER: Any = [{"role": "user", "content": "Hello?"}]
@@ -31,7 +32,7 @@ REPLY = [5, 6, 7, 8, 9]
 SAMPLING = {"temperature": 0.6, "max_new_tokens": 50}
 
 
-async def collect(engine: MockEngine, **options: Any) -> list[TokenChunk]:
+async def collect(engine: StandInEngine, **options: Any) -> list[TokenChunk]:
     client = EngineClient(engine.url, wait_seconds=options.pop("wait_seconds", PATIENCE), **options)
     try:
         return [chunk async for chunk in client.generate("rid", [1, 2, 3], SAMPLING, owner=LOCAL)]

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from openai import InternalServerError
 
-from lab.testkit.engine import likeliest
 from openclaw.gateway.chat import ChatService
 from openclaw.ledger.records import TopK, Turn
+from slime.contract.engine import likeliest
 from tests.unit.gateway.conftest import Stack
 
 USER: Any = [{"role": "user", "content": "What is 2 + 3?"}]
@@ -117,6 +117,6 @@ async def test_every_choice_keeps_its_own(stack: Stack) -> None:
 
 async def test_an_engine_that_reports_fewer_is_an_error(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     keep(stack.service)
-    monkeypatch.setattr("lab.testkit.engine.likeliest", lambda position, token, count: [[-0.5, token, None]])
+    monkeypatch.setattr("slime.contract.engine.likeliest", lambda position, token, count: [[-0.5, token, None]])
     with pytest.raises(InternalServerError, match=f"did not report the {K} most likely tokens"):
         await ask(stack)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.testkit.engine import logprob_of
 from lab.testkit.rollout_engine import PROMPT, RolloutEngine, prompt_source, rollout_args, rollout_engine
 from slime.args import Arguments
+from slime.contract.engine import logprob_of
 from slime.rollout import sglang_rollout
 from slime.rollout.data_source import RolloutDataSourceWithBuffer
 from slime.rollout.fully_async_rollout import generate_rollout_fully_async, stop

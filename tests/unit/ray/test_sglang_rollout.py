@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from groundwork.exceptions import ConfigError
-from lab.testkit.engine import logprob_of
 from lab.testkit.rollout_engine import PROMPT, RolloutEngine, rollout_args
 from slime.args import Arguments
+from slime.contract.engine import logprob_of
 from slime.exceptions import EngineError, PluginError
 from slime.rollout import sglang_rollout
 from slime.rollout.metrics import flatten

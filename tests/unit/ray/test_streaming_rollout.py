@@ -10,9 +10,10 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from lab.testkit.engine import MockEngine, logprob_of, mock_engine
+from lab.testkit.engine import mock_engine
 from lab.testkit.rollout_engine import rollout_args
 from slime.args import Arguments
+from slime.contract.engine import StandInEngine, logprob_of
 from slime.exceptions import HttpStatusError
 from slime.rollout import sglang_streaming_rollout
 from slime.rollout.generation import GenerateState
@@ -34,7 +35,7 @@ def args(tiny_random_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[A
     SingletonMeta.clear(GenerateState)
 
 
-def engine_of(engine: MockEngine, args: Arguments) -> None:
+def engine_of(engine: StandInEngine, args: Arguments) -> None:
     parts = urlsplit(engine.url)
     args.sglang_router_ip, args.sglang_router_port = parts.hostname, parts.port
 
