@@ -105,7 +105,7 @@ class Story:
         self._voice.flipped = True
         for batch in range(length.waiting):
             await self._part("changed", 1)
-            if self._ledger.offer(3) is not None:
+            if self._ledger.decisions.offer(3) is not None:
                 self.told.offered_after = batch + 1
                 command = [sys.executable, "-m", "openclaw", "accept", str(self._run.settings.run_dir)]
                 done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
@@ -126,7 +126,7 @@ class Story:
             )
 
     def _decisions(self) -> list[DecisionRecord]:
-        return [each for each in self._ledger.decisions() if each.kind in ("step", "refused")]
+        return [each for each in self._ledger.decisions.all() if each.kind in ("step", "refused")]
 
     async def _batch(self) -> DecisionRecord:
         """Talk until the next batch is decided, and return the decision."""
@@ -146,12 +146,14 @@ class Story:
 
     def _waits(self) -> bool:
         """Whether a batch trains, or is about to: talking on would only fill the next one."""
-        counts = self._ledger.counts()
+        counts = self._ledger.views.counts()
         pending = counts["turns"].get("pending", 0)
-        undecided = [each for each in self._ledger.sample_records() if each.state == "leased"]
+        undecided = [each for each in self._ledger.views.sample_records() if each.state == "leased"]
         decided = {each.rollout_id for each in self._decisions()}
         return bool(
-            pending or self._ledger.ready_count() >= BATCH or any(each.rollout_id not in decided for each in undecided)
+            pending
+            or self._ledger.samples.ready_count() >= BATCH
+            or any(each.rollout_id not in decided for each in undecided)
         )
 
     async def _settled(self) -> None:
@@ -166,12 +168,13 @@ class Story:
 
     def _leased(self, decision: DecisionRecord) -> bool:
         return any(
-            each.state == "leased" and each.rollout_id == decision.rollout_id for each in self._ledger.sample_records()
+            each.state == "leased" and each.rollout_id == decision.rollout_id
+            for each in self._ledger.views.sample_records()
         )
 
     async def _liked(self) -> float:
         """Return the held-out share of the served version that the first taste likes."""
-        version = self._ledger.live_weight_version()
+        version = self._ledger.samples.live_weight_version()
         if self._measured is None or self._measured[0] != version:
             found = await measure(self._client, MODEL_NAME, heldout_items(self._length.held_out), user=STUDENT)
             self._measured = (version, round(found.rule_rate, 4))

@@ -94,7 +94,7 @@ def train(form: str, run: Path, folder: Path, problems: int) -> dict[str, Any]:
     found = find_ledger(folder / "run")
     assert found is not None
     with closing(Ledger(found)) as ledger:
-        counts = ledger.counts()
+        counts = ledger.views.counts()
     return {
         "form": form,
         "after": score(result.rule_rate, problems),

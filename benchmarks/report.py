@@ -22,6 +22,7 @@ from rich.progress import track
 from benchmarks.machine import describe_machine
 from groundwork.command_line import output_file
 from groundwork.private_files import write_output
+from openclaw.credit.baseline import record_judged
 from openclaw.doctor.diagnose import diagnose
 from openclaw.ledger.records import Turn, Verdict, VersionSpan, Vote
 from openclaw.ledger.store import Ledger
@@ -121,21 +122,21 @@ def write_run(folder: Path, count: int) -> Path:
 
 def _record(ledger: Ledger, rng: random.Random, turn: Turn, reaction: str, progress: float) -> int:
     """Record a turn with its verdict; return the number of its samples."""
-    if ledger.record_turn(turn) is None or turn.kind == "side":
+    if ledger.turns.record(turn) is None or turn.kind == "side":
         return 0
-    ledger.record_next_state(turn.id, [{"role": "user", "content": reaction}], turn.finished_at + 1)
+    ledger.turns.record_next_state(turn.id, [{"role": "user", "content": reaction}], turn.finished_at + 1)
     score = 1 if rng.random() < 0.2 + 0.6 * progress else rng.choice((-1, -1, 0))
     votes = tuple(Vote("prm", f"{reaction} \\boxed{{{score}}}", score, seconds=1.0) for _ in range(3))
     verdict = Verdict(score=score, votes=votes, seconds=rng.uniform(1, 3))
     samples = [make_sample(turn, float(score), score=score)] if score else []
-    ledger.record_judged(turn.id, verdict, samples, None if score else "score_zero")
+    record_judged(ledger, turn.id, verdict, samples, None if score else "score_zero")
     return len(samples)
 
 
 def _step(ledger: Ledger, tracker: JsonLines, rng: random.Random, step: int, at: float) -> None:
-    ledger.claim_samples(step, BATCH)
-    ledger.record_step(step, str(step + 1), at, at + 1)
-    ledger.mark_trained(step)
+    ledger.samples.claim(step, BATCH)
+    ledger.samples.record_step(step, str(step + 1), at, at + 1)
+    ledger.samples.mark_trained(step)
     rollout = {
         "rollout/reward": rng.gauss(0, 0.1),
         "rollout/response_len/mean": rng.gauss(200, 5),

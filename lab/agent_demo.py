@@ -154,7 +154,7 @@ def train(options: argparse.Namespace, run: LaunchedRun, driver: ChildProcess, c
             run.check()
             if not driver.alive():
                 raise DemoFailed(f"the driver ended; the end of {driver.log_path}:\n{driver.log_tail()}")
-            now = int(ledger.counts()["steps"])
+            now = int(ledger.views.counts()["steps"])
             scores = scores_of(records)
             told = f"{len(scores)} runs, {share(scores[-2 * GROUP :])} of the last {2 * GROUP} solved"
             progress.update(bar, completed=now, told=told)

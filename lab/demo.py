@@ -242,10 +242,10 @@ async def serve(run: LaunchedRun) -> None:
         flush=True,
     )
     with closing(Ledger(settings.ledger)) as ledger:
-        told = len(ledger.step_records())
+        told = len(ledger.views.step_records())
         while True:
             run.check()
-            steps = ledger.step_records()
+            steps = ledger.views.step_records()
             if len(steps) > told:
                 told = len(steps)
                 print(

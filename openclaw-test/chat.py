@@ -24,7 +24,7 @@ from simulated_users.workspace import Chat, Workspace
 from student import Refused, Student
 
 from groundwork.command_line import server_url
-from openclaw.ledger.counted import counted
+from openclaw.ledger.views import counted
 from openclaw.runtime.where import DEFAULT_URL
 
 AGENT_KEY = "OPENCLAW_GATEWAY_TOKEN"

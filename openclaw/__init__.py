@@ -9,7 +9,8 @@
 * ``training``: the ledger's samples become batches.
 * ``runtime``: the process that serves and judges.
 * ``gateway``, ``judge``: answer requests; judge turns.
-* ``engine``, ``method``, ``sessions``: the policy engine's stream; a learning method's interface; conversations.
+* ``credit``, ``engine``, ``method``, ``sessions``: rewards compared; the policy engine's stream; a learning method's
+  interface; conversations.
 * ``ledger``: the durable record.
 * ``config``, ``messages``, ``models``, ``privacy``: environment variables; chat messages as data; checkpoints and their
   download; secrets and personal data.

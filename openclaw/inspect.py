@@ -23,11 +23,11 @@ from groundwork.private_files import OutputError, private_folder
 from openclaw.exceptions import NoRunError
 from openclaw.inspect_episodes import clock, episode_lines, episode_text
 from openclaw.ledger.commands import COMMANDS
-from openclaw.ledger.corrections import CORRECTS
 from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
+from openclaw.ledger.feedback import CORRECTS
 from openclaw.ledger.records import SCORED
-from openclaw.ledger.reports import OwnerSamples, SampleRecord, TurnRecord
 from openclaw.ledger.store import Ledger
+from openclaw.ledger.views import OwnerSamples, SampleRecord, TurnRecord
 from openclaw.messages.preview import harmless, preview
 from openclaw.messages.text import next_state_text, response_text
 from openclaw.runs.folder import EPISODE_RECORDS, no_ledger, open_run
@@ -93,7 +93,7 @@ def session_text(records: Iterable[TurnRecord]) -> Iterable[str]:
 def turn_lines(ledger: Ledger, *, everything: bool) -> Iterable[str]:
     """Yield one line per turn; unless ``everything``, side turns (heartbeats, measurements, ...) are only counted."""
     hidden = 0
-    for record in ledger.export_turns():
+    for record in ledger.views.turn_records():
         if record.turn.kind == "side" and not everything:
             hidden += 1
         else:
@@ -113,7 +113,7 @@ def owner_lines(owners: Sequence[OwnerSamples]) -> Iterable[str]:
 
 def summary(ledger: Ledger) -> Iterable[str]:
     """Yield counts and steps."""
-    counts = ledger.counts()
+    counts = ledger.views.counts()
     failed = counts["judge_attempts_failed"]
     yield f"sessions {counts['sessions']}   steps {counts['steps']}   failed judge attempts {failed}"
     for group in ("turns", "turn_reasons", "samples", "sample_reasons"):
@@ -121,12 +121,12 @@ def summary(ledger: Ledger) -> Iterable[str]:
         yield f"{group.replace('_', ' '):15} {entries or '-'}"
     if counts["scored"]:
         yield f"scored          {counts['scored']} turns came as text: an engine scored their replies, and sampled none"
-    yield from owner_lines(ledger.owner_samples())
-    if error := ledger.judge_error():
+    yield from owner_lines(ledger.views.owner_samples())
+    if error := ledger.views.judge_error():
         yield f"last judge error: {error}"
-    for refused in ledger.decisions("AND kind = 'refused' ORDER BY number DESC LIMIT ?", (SHOWN_REFUSALS,)):
+    for refused in ledger.decisions.all("AND kind = 'refused' ORDER BY number DESC LIMIT ?", (SHOWN_REFUSALS,)):
         yield f"step {refused.rollout_id:<4} {refused.samples:3} samples  in quarantine: {refused.why}"
-    for step in ledger.step_records():
+    for step in ledger.views.step_records():
         seconds = step["live_at"] - step["trained_at"]
         yield (
             f"step {step['rollout_id']:<4} {step['samples']:3} samples  live {clock(step['live_at'])}"
@@ -157,8 +157,8 @@ def view(ledger: Ledger, options: argparse.Namespace, run: Path) -> Iterable[str
 
         return turn_story(open_run(run), ledger, options.turn, tokens=options.tokens)
     if options.session:
-        found = whole_id(options.session, ledger.session_ids())
-        lines = session_text(list(ledger.export_turns(found)))
+        found = whole_id(options.session, ledger.views.session_ids())
+        lines = session_text(list(ledger.views.turn_records(found)))
         if found == options.session:
             return lines
         return chain([f"no session {options.session}; this is {found}, the only one whose id begins like that"], lines)
@@ -169,7 +169,7 @@ def view(ledger: Ledger, options: argparse.Namespace, run: Path) -> Iterable[str
     if options.episodes:
         return episode_lines(ledger)
     if options.samples:
-        return (sample_line(record) for record in ledger.sample_records())
+        return (sample_line(record) for record in ledger.views.sample_records())
     return summary(ledger)
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from groundwork.command_line import named_by_beginning
-from openclaw.ledger.counted import counted
-from openclaw.ledger.episode_records import Episode
+from openclaw.ledger.episodes import Episode
 from openclaw.ledger.exceptions import UnknownRecordError
 from openclaw.ledger.store import Ledger
+from openclaw.ledger.views import counted
 from openclaw.messages.preview import preview
 
 PREVIEW = 40
@@ -22,13 +22,13 @@ def clock(seconds: float | None) -> str:
 
 def episode_lines(ledger: Ledger) -> Iterable[str]:
     """Yield one line per episode, oldest first."""
-    for episode in ledger.episodes():
+    for episode in ledger.episodes.all():
         yield episode_line(ledger, episode)
 
 
 def episode_line(ledger: Ledger, episode: Episode) -> str:
     """Return one line about an episode: how it ended, and what became of its turns and samples."""
-    counts = ledger.episode_counts(episode)
+    counts = ledger.episodes.counts(episode)
     reward = "-" if episode.reward is None else f"{episode.reward:+.2f}"
     samples = "  ".join(f"{name} {count}" for name, count in counts.samples.items())
     outcome = episode.reason or samples or "-"
@@ -52,7 +52,7 @@ def episode_text(ledger: Ledger, begin: str) -> Iterable[str]:
         UnknownRecordError: if no episode, or more than one, begins like that.
     """
     episode = _meant(ledger, begin)
-    counts = ledger.episode_counts(episode)
+    counts = ledger.episodes.counts(episode)
     yield episode_line(ledger, episode)
     yield f"  time:       until {clock(episode.expires_at)}, closed {clock(episode.closed_at)}, settled {clock(episode.settled_at)}"
     if episode.metadata:
@@ -61,20 +61,20 @@ def episode_text(ledger: Ledger, begin: str) -> Iterable[str]:
     yield f"  turns:      {counted(counts.turns, 'turn')}, {counts.aborted} aborted, {merged}"
     for reason, count in counts.reasons.items():
         yield f"  not trained: {counted(count, 'turn')} ({reason})"
-    for turn in ledger.episode_turns(episode):
-        samples = [f"sample {record.id} {record.state}" for record in ledger.sample_records(turn.id)]
+    for turn in ledger.episodes.turns(episode):
+        samples = [f"sample {record.id} {record.state}" for record in ledger.views.sample_records(turn.id)]
         outcome = "; ".join(samples) or turn.reason or turn.state
         score = f"  score {episode.scores[turn.id]:+.2f}" if turn.id in episode.scores else ""
         yield (
             f"  {clock(turn.created_at)}  {turn.session_id}  {turn.kind:4}  {len(turn.prompt_ids)}+{len(turn.response_ids)} "
             f"tokens  {turn.finish_reason:10}  {outcome}{score}"
         )
-    for session in ledger.episode_sessions(episode):
+    for session in ledger.episodes.sessions(episode):
         yield f"  read it with: --session {session}"
 
 
 def _meant(ledger: Ledger, begin: str) -> Episode:
-    episodes = {each.id: each for each in ledger.episodes()}
+    episodes = {each.id: each for each in ledger.episodes.all()}
     try:
         return episodes[named_by_beginning(begin, list(episodes), "episode", "--episodes lists them")]
     except LookupError as error:

@@ -166,7 +166,7 @@ def run_real(folder: Path, kills: int, seed: int, say: Callable[[str], None] = s
             real.run.process.kill()
     checker.after_kill(clients.journal.replies, clients.journal.answered)
     ledger = Ledger(real.checkpoints / "ledger.sqlite")
-    ledger.reconcile(real.checkpoint().rollout_id)
+    ledger.samples.reconcile(real.checkpoint().rollout_id)
     ledger.close()
     view = checker.at_the_end(set())
     sizes = Counter(real.checkpoint().trained)

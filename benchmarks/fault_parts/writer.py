@@ -33,8 +33,8 @@ def main() -> int:
     print("ready", flush=True)
     for number in itertools.count():
         turn_id, now = f"{name}-{number}", time.time()
-        ledger.record_turn(make_turn(turn_id, session_id=name, index=number, created_at=now, finished_at=now))
-        ledger.record_next_state(turn_id, USER_NEXT, now)
+        ledger.turns.record(make_turn(turn_id, session_id=name, index=number, created_at=now, finished_at=now))
+        ledger.turns.record_next_state(turn_id, USER_NEXT, now)
         os.write(journal, f"{turn_id}\n".encode())
         time.sleep(arguments.seconds)
     return 0

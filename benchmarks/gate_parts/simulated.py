@@ -21,10 +21,9 @@ import torch
 
 from benchmarks.machine import REPOSITORY
 from openclaw.config.gate_variables import GateVariables
+from openclaw.credit.baseline import record_judged
 from openclaw.gate.plugin import Gate
-from openclaw.ledger.baseline import BASELINE
-from openclaw.ledger.probes import PROBE
-from openclaw.ledger.records import Turn, Verdict, VersionSpan
+from openclaw.ledger.records import BASELINE, PROBE, Turn, Verdict, VersionSpan
 from openclaw.ledger.store import Ledger
 from openclaw.training.samples import make_sample
 from slime.args import Arguments
@@ -151,21 +150,21 @@ class Simulation:
         """Take all updates."""
         outcome = Outcome(liked=[self.held_out()])
         for rollout_id in range(self._setting.updates):
-            while self._ledger.ready_count() < self._setting.batch:
+            while self._ledger.samples.ready_count() < self._setting.batch:
                 self._talk(rollout_id)
-            samples = self._ledger.claim_samples(rollout_id, self._setting.batch)
+            samples = self._ledger.samples.claim(rollout_id, self._setting.batch)
             before = copy.deepcopy(self._optimizer.state_dict())
             self._step(samples)
             if not self._setting.gated or self._decides(rollout_id, outcome):
                 self._version += 1
-                self._ledger.record_step(rollout_id, str(self._version), time.time(), time.time())
+                self._ledger.samples.record_step(rollout_id, str(self._version), time.time(), time.time())
                 self._serving.load_state_dict(self._model.state_dict())
             else:
                 outcome.refused.append(rollout_id)
                 self._model.load_state_dict(self._serving.state_dict())
                 self._optimizer.load_state_dict(before)
-                self._ledger.quarantine(rollout_id)
-                if self._setting.accepts and self._ledger.accept_refused(self._bounds.gate_offer) is not None:
+                self._ledger.decisions.quarantine(rollout_id)
+                if self._setting.accepts and self._ledger.decisions.accept_refused(self._bounds.gate_offer) is not None:
                     outcome.accepted_at.append(rollout_id)
             outcome.liked.append(self.held_out())
         return outcome
@@ -208,11 +207,11 @@ class Simulation:
             top_p=1.0,
             weight_versions=[VersionSpan(str(self._version), 0, len(reply))],
         )
-        self._ledger.record_turn(turn)
-        self._ledger.record_next_state(turn.id, [{"role": "user", "content": "judged"}], turn.created_at)
-        probe = self._ledger.becomes_probe(turn, self._bounds.gate_share if self._setting.gated else 0.0)
+        self._ledger.turns.record(turn)
+        self._ledger.turns.record_next_state(turn.id, [{"role": "user", "content": "judged"}], turn.created_at)
+        probe = self._ledger.probes.becomes_probe(turn, self._bounds.gate_share if self._setting.gated else 0.0)
         samples = [] if probe else [make_sample(turn, float(score), score=score)]
-        self._ledger.record_judged(turn.id, Verdict(score=score), samples, PROBE if probe else None)
+        record_judged(self._ledger, turn.id, Verdict(score=score), samples, PROBE if probe else None)
 
     def _step(self, samples: list[Sample]) -> None:
         """Take one step of clipped policy gradient on a batch, with the token mean over the batch."""

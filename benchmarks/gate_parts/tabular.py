@@ -204,7 +204,7 @@ class Loop:
             del self._earlier[next(iter(self._earlier))]
 
     def _release(self) -> None:
-        """Do what `Ledger.accept_refused` does."""
+        """Do what `Ledger.decisions.accept_refused` does."""
         first = sorted(each.number for each in self._streak[0])
         self._from, self._known = first[(len(first) - 1) // 2], self._replies
         self._samples = [*(each for replies in self._streak for each in replies), *self._samples]

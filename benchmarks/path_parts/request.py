@@ -67,7 +67,7 @@ async def talk(recorder: Recorder, folder: Path) -> int:
                 client, [*messages, {"role": "assistant", "content": REPLY}, {"role": "user", "content": "Thanks."}]
             )
             await watched.done.wait()
-        return len(list(Ledger(config.ledger or "").export_turns()))
+        return len(list(Ledger(config.ledger or "").views.turn_records()))
 
 
 async def say(client: httpx.AsyncClient, messages: list[dict[str, Any]]) -> None:

@@ -17,6 +17,7 @@ from benchmarks.path_parts.recorder import Entry, Recorder
 from lab.testkit import tiny_random
 from lab.testkit.ledger_records import USER_NEXT, make_turn
 from lab.testkit.trainer import trainer_args
+from openclaw.credit.baseline import record_judged
 from openclaw.training.rollout import LedgerDataSource
 from slime.args import Arguments
 from slime.arguments.placement import Placement
@@ -56,9 +57,9 @@ def judge(source: LedgerDataSource, name: str) -> None:
     turn = make_turn(name, session_id=name)
     verdict = Verdict(score=1, hint="Write plain prose.", teacher_log_probs=[-0.5, -0.25, -2.0])
     decision = Combine(RuntimeConfig()).samples(turn, verdict)
-    source.ledger.record_turn(turn)
-    source.ledger.record_next_state(name, USER_NEXT, 102.0)
-    source.ledger.record_judged(name, verdict, decision.samples, decision.reason)
+    source.ledger.turns.record(turn)
+    source.ledger.turns.record_next_state(name, USER_NEXT, 102.0)
+    record_judged(source.ledger, name, verdict, decision.samples, decision.reason)
 
 
 def manager_of(args: Arguments) -> RolloutManager:

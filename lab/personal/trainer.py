@@ -27,17 +27,17 @@ class Trainer:
     @property
     def updates(self) -> int:
         """Return the number of updates whose weights are live."""
-        return int(self._ledger.counts()["steps"])
+        return int(self._ledger.views.counts()["steps"])
 
     @property
     def ready(self) -> int:
         """Return the number of samples that wait for a batch."""
-        return self._ledger.ready_count()
+        return self._ledger.samples.ready_count()
 
     @property
     def samples_trained(self) -> int:
         """Return the number of samples in the updates so far."""
-        return sum(step["samples"] for step in self._ledger.step_records())
+        return sum(step["samples"] for step in self._ledger.views.step_records())
 
     async def settle(self) -> None:
         """Return when no reaction waits for its judge and no update is due or under way.
@@ -50,8 +50,8 @@ class Trainer:
         seen, since = None, time.monotonic()
         while True:
             self._run.check()
-            pending = int(self._ledger.counts()["turns"].get("pending", 0))
-            leased = 0 if self._holds_weights else self._ledger.untrained_leases()
+            pending = int(self._ledger.views.counts()["turns"].get("pending", 0))
+            leased = 0 if self._holds_weights else self._ledger.samples.untrained_leases()
             state = (pending, self.ready, leased)
             if pending == 0 and state[1] < self.batch and leased == 0:
                 return

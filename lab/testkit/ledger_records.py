@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from openclaw.credit.baseline import record_judged
 from openclaw.ledger.records import Turn, Verdict, VersionSpan
 from openclaw.ledger.store import Ledger
 from openclaw.training.samples import make_sample
@@ -36,13 +37,13 @@ def make_turn(turn_id: str = "turn-0", **changes: Any) -> Turn:
 def judged_sample(ledger: Ledger, turn_id: str, *, session_id: str = "session", version: str = "1") -> None:
     """Record a turn, its next state and a verdict of +1 with one sample."""
     turn = make_turn(turn_id, session_id=session_id, weight_versions=[VersionSpan(version, 0, 3)])
-    ledger.record_turn(turn)
-    ledger.record_next_state(turn_id, USER_NEXT, 102.0)
-    ledger.record_judged(turn_id, Verdict(score=1), [make_sample(ledger.turn(turn_id), 1.0, score=1)], None)
+    ledger.turns.record(turn)
+    ledger.turns.record_next_state(turn_id, USER_NEXT, 102.0)
+    record_judged(ledger, turn_id, Verdict(score=1), [make_sample(ledger.turns.get(turn_id), 1.0, score=1)], None)
 
 
 def failed_turn(ledger: Ledger, turn_id: str, error: str) -> None:
     """Record a turn whose judge failed once with ``error``."""
-    ledger.record_turn(make_turn(turn_id))
-    ledger.record_next_state(turn_id, USER_NEXT, 102.0)
-    ledger.postpone(turn_id, error, 0.0)
+    ledger.turns.record(make_turn(turn_id))
+    ledger.turns.record_next_state(turn_id, USER_NEXT, 102.0)
+    ledger.judging.postpone(turn_id, error, 0.0)

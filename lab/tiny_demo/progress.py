@@ -22,7 +22,7 @@ class History:
 
 def batches_done(ledger: Ledger) -> int:
     """Return the number of updates that are live, and of those that the gate refused."""
-    return int(ledger.counts()["steps"]) + len(ledger.decisions("AND kind = 'refused'"))
+    return int(ledger.views.counts()["steps"]) + len(ledger.decisions.all("AND kind = 'refused'"))
 
 
 class Watch:
@@ -63,7 +63,7 @@ class Watch:
     def look(self) -> None:
         """Read the ledger and update the display."""
         steps = batches_done(self._ledger)
-        self.ready = self._ledger.ready_count()
+        self.ready = self._ledger.samples.ready_count()
         rate = self._tally.recent_rule_rate
         liked = "-" if rate is None else f"{rate:.0%}"
         if steps > self.steps:

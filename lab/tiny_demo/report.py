@@ -32,7 +32,11 @@ class Measured:
 
 def ledger_fields(ledger: Ledger) -> Report:
     """Return the ledger's counts of updates, turns and samples."""
-    steps, counts, seconds = ledger.step_records(), ledger.counts(), ledger.feedback_to_live_seconds()
+    steps, counts, seconds = (
+        ledger.views.step_records(),
+        ledger.views.counts(),
+        ledger.samples.feedback_to_live_seconds(),
+    )
     reasons = {name: count for name, count in counts["turn_reasons"].items() if name != "side"}
     for name, count in counts["sample_reasons"].items():
         reasons[name] = reasons.get(name, 0) + count

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from groundwork.paused import Paused
-from openclaw.ledger.overview import GateDecision, SampleFacts, TurnFacts
-from openclaw.ledger.reports import JudgeError
 from openclaw.ledger.store import Ledger
+from openclaw.ledger.views import GateDecision, JudgeError, SampleFacts, TurnFacts
 from openclaw.messages.classify import side_kind
 from openclaw.messages.side_calls import Asked
 from openclaw.runs.folder import RunFolder
@@ -85,16 +84,16 @@ def look(run: RunFolder, disk: Callable[[Path], Disk]) -> Look:
         LedgerError: the ledger cannot be read.
     """
     with closing(run.open_ledger()) as ledger:
-        after = max(0, ledger.newest_turn() - RECENT)
-        turns = list(ledger.turn_facts(after=after))
+        after = max(0, ledger.views.newest_turn() - RECENT)
+        turns = list(ledger.views.turn_facts(after=after))
         known = {turn.id for turn in turns}
         return Look(
             run=run,
             turns=turns,
-            samples=[sample for sample in ledger.sample_facts() if sample.turn_id in known],
+            samples=[sample for sample in ledger.views.sample_facts() if sample.turn_id in known],
             sides=_sides(ledger),
-            judge_error=ledger.judge_error(),
-            decisions=ledger.gate_decisions(),
+            judge_error=ledger.views.judge_error(),
+            decisions=ledger.views.gate_decisions(),
             series=read_series(run.metrics_path, METRICS.__contains__),
             paused=run.paused,
             restarts=_restarts(run.folder),
@@ -111,7 +110,7 @@ def real_disk(folder: Path) -> Disk:
 
 def _sides(ledger: Ledger) -> Counter[str]:
     """Return what the newest side turns are by their texts; ``stated`` if only the client says so."""
-    found = ledger.side_requests(SIDES_READ)
+    found = ledger.views.side_requests(SIDES_READ)
     return Counter(side_kind(messages, Asked(tools)) or "stated" for messages, tools in found)
 
 

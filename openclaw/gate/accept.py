@@ -30,8 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         run = open_run(options.run)
         fewest = run.bounds().gate_offer
         with closing(Ledger(run.ledger)) as ledger:
-            accepted = ledger.accept_refused(fewest)
-            refusals = len([each for each in ledger.refusals() if each.by_margin])
+            accepted = ledger.decisions.accept_refused(fewest)
+            refusals = len([each for each in ledger.decisions.refusals() if each.by_margin])
     except (ConfigError, LedgerError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -25,8 +25,8 @@ from openclaw.gate.observed import Agreement, Live, disagrees, does_worse
 from openclaw.gate.questions import Questions
 from openclaw.gate.replies import sound, unread
 from openclaw.judge.hygiene import is_repetitive
-from openclaw.ledger.served_turns import ServedTurn
 from openclaw.ledger.store import Ledger
+from openclaw.ledger.views import ServedTurn
 from slime.args import Arguments
 from slime.rollout.before_push import Answer, Canary, CanaryEndedError, Policies, Probe
 
@@ -191,7 +191,7 @@ class _EngineTrial:
     def _serve(self, share: float) -> tuple[list[str], dict[str, float]]:
         """Give the engine its share of conversations until enough replies ended or the time is up, and compare them."""
         candidate, serving = self._policies.candidate.version, self._policies.serving.version
-        after = self._patiently(self._ledger.newest_turn)
+        after = self._patiently(self._ledger.views.newest_turn)
         deadline = time.monotonic() + self._bounds.canary_seconds
         open_share(self._run_dir, Share(self._engine.url, candidate, share))
         try:
@@ -215,7 +215,7 @@ class _EngineTrial:
         return max(SERVED_TURNS, 2 * self._bounds.canary_turns)
 
     def _turns(self, version: str, after: int) -> list[ServedTurn]:
-        return self._patiently(lambda: self._ledger.served_turns(version, after, self._most_turns))
+        return self._patiently(lambda: self._ledger.views.served_turns(version, after, self._most_turns))
 
     def _wait_while_down(self) -> None:
         """Return if the engine lives; else wait until its restart ends the trial.

@@ -68,16 +68,16 @@ class Gate:
         """Ask both versions, decide, and record the decision."""
         started = time.monotonic()
         ledger, bounds = self._ledger, self._bounds
-        first_turn = self._patiently(lambda: ledger.middle_turn(rollout_id))
+        first_turn = self._patiently(lambda: ledger.decisions.middle_turn(rollout_id))
         while True:
-            window = self._patiently(lambda: ledger.probe_window(first_turn))
+            window = self._patiently(lambda: ledger.decisions.probe_window(first_turn))
             questions = self._patiently(partial(ask_about, self._args, ledger, window, rollout_id, bounds))
             answers = [policy.ask(questions.probes) if questions.probes else [] for policy in policies]
             evidence = questions.evidence(*answers)
             serving = self._patiently(lambda: self._serving(rollout_id, policies.serving.version))
             evidence = self._patiently(partial(self._with_earlier, evidence, serving))
             finding = decide_on(evidence, bounds)
-            if self._patiently(lambda: ledger.probe_window(first_turn)) == window:
+            if self._patiently(lambda: ledger.decisions.probe_window(first_turn)) == window:
                 break
             logger.info("rollout %d: a change was accepted meanwhile; both versions are compared again", rollout_id)
         if finding.accepted and self._args.canary_engine:
@@ -96,18 +96,18 @@ class Gate:
 
     def _serving(self, rollout_id: int, version: str) -> DecisionRecord:
         """Return the decision that let the serving version serve; record a start if there is none."""
-        found = self._ledger.serving()
+        found = self._ledger.decisions.serving()
         if found is None or found.weight_version != version:
-            self._ledger.record_decision(rollout_id - 1, "start", version, "the weights of the first comparison")
-            found = self._ledger.serving()
+            self._ledger.decisions.record(rollout_id - 1, "start", version, "the weights of the first comparison")
+            found = self._ledger.decisions.serving()
         assert found is not None
         return found
 
     def _with_earlier(self, evidence: Evidence, serving: DecisionRecord) -> Evidence:
         """Return the evidence with the scores of the last accepted versions but the serving one."""
         memory = self._bounds.gate_memory
-        earlier = self._ledger.accepted_scores(memory)
-        newest = self._ledger.decisions(f"AND kind IN {SERVING} ORDER BY number DESC LIMIT ?", (memory,))
+        earlier = self._ledger.decisions.accepted_scores(memory)
+        newest = self._ledger.decisions.all(f"AND kind IN {SERVING} ORDER BY number DESC LIMIT ?", (memory,))
         names = {each.number: each.weight_version for each in newest}
         named = {names[number]: scores for number, scores in earlier.items() if number != serving.number}
         return replace(evidence, earlier=named)
@@ -125,8 +125,8 @@ class Gate:
         """Record a decision with the scores of the probes under both versions."""
         probes = [each for each in evidence.scored if each.liked is not None]
         with self._ledger.transaction():
-            self._ledger.add_scores(serving, {each.turn_id: each.serving for each in probes})
-            self._ledger.record_decision(
+            self._ledger.decisions.add_scores(serving, {each.turn_id: each.serving for each in probes})
+            self._ledger.decisions.record(
                 rollout_id,
                 "step" if decision.accepted else "refused",
                 policies.candidate.version,
@@ -146,7 +146,9 @@ class Gate:
             return f"version {version} may serve: {finding.note}"
         line = f"version {version} is refused, version {policies.serving.version} keeps serving: "
         line += "; ".join(finding.refusals)
-        others = [each for each in self._ledger.refusals() if each.by_margin and each.rollout_id != rollout_id]
+        others = [
+            each for each in self._ledger.decisions.refusals() if each.by_margin and each.rollout_id != rollout_id
+        ]
         row = 1 + len(others)
         if finding.by_margin and row >= self._bounds.gate_offer:
             accept = gate_command("accept", run_dir)

@@ -80,12 +80,12 @@ def ask_about(args: Arguments, ledger: Ledger, window: Window, rollout_id: int, 
     Raises:
         ConfigError: the file of tasks is bad.
     """
-    candidates = ledger.probe_candidates(window.first, window.end, rollout_id, bounds.gate_probes)
+    candidates = ledger.probes.candidates(window.first, window.end, rollout_id, bounds.gate_probes)
     chosen = choose_probes(candidates, bounds.gate_probes, bounds.gate_tokens)
-    turns = ledger.turns_of([each.turn_id for each in chosen])
+    turns = ledger.probes.turns([each.turn_id for each in chosen])
     if (missing := bounds.gate_replies - len(turns)) > 0:
         left = bounds.gate_tokens - sum(len(each.prompt_ids) + len(each.response_ids) for each in turns)
-        turns += ledger.newest_turns(missing, left)
+        turns += ledger.probes.newest_turns(missing, left)
     short = [turn.id for turn in turns if len(turn.response_ids) <= bounds.gate_reply_tokens]
     answered = set(short[: bounds.gate_replies])
     probes = [

@@ -46,7 +46,7 @@ def wait_until_done(run: RunFolder, rollbacks: int, tell: Callable[[str], None])
             tell(f"waiting for the run to go back, {told - started:.0f} s: it finishes its step first")
         time.sleep(POLL_SECONDS)
     with closing(Ledger(run.ledger)) as ledger:
-        done = ledger.decisions("AND kind = 'rollback' ORDER BY number")
+        done = ledger.decisions.all("AND kind = 'rollback' ORDER BY number")
     if len(done) <= rollbacks:
         print(f"the run did not go back; the last lines in {run.folder} say why", file=sys.stderr)
         return 1
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"no checkpoint of version {options.to}; {known_versions(run)}", file=sys.stderr)
             return 2
         with closing(Ledger(run.ledger)) as ledger:
-            rollbacks = len(ledger.decisions("AND kind = 'rollback'"))
+            rollbacks = len(ledger.decisions.all("AND kind = 'rollback'"))
         ask_rollback(run.folder, options.to)
         if not run.is_up():
             print(f"the run in {run.folder} is down; it goes back to version {options.to} when it is resumed")

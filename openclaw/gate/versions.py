@@ -69,11 +69,11 @@ class Version:
 
 def versions_of(ledger: Ledger, checkpoints: Sequence[str]) -> list[Version]:
     """Return the versions of a run, oldest first: those that the gate decided about, and steps without a decision."""
-    decisions = ledger.decisions()
-    serving = ledger.live_weight_version()
+    decisions = ledger.decisions.all()
+    serving = ledger.samples.live_weight_version()
     decided = {(each.rollout_id, each.weight_version) for each in decisions}
     rows = [_version(each, checkpoints, serving) for each in decisions]
-    for step in ledger.step_records():
+    for step in ledger.views.step_records():
         if (step["rollout_id"], step["weight_version"]) not in decided:
             record = DecisionRecord(
                 0, step["rollout_id"], "step", step["weight_version"], "no gate decided", decided_at=step["trained_at"]
@@ -139,7 +139,7 @@ def refusal_lines(versions: Sequence[Version]) -> Iterator[str]:
 def show(run: RunFolder, ledger: Ledger, *, as_json: bool) -> None:
     """Print the versions of a run."""
     found = versions_of(ledger, [each.weight_version for each in run.saved()])
-    offer = ledger.offer(run.bounds().gate_offer)
+    offer = ledger.decisions.offer(run.bounds().gate_offer)
     offered = f"{offer}, type: {gate_command('accept', run.folder)}" if offer else None
     note = asked_rollback(run.folder)
     asked = None if note is None else note.version

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -12,29 +12,26 @@ from chat_codec.detokenize import MARKERS, Vocabulary
 from chat_codec.formats import reply_format
 from chat_codec.renderer import Renderer
 from openclaw.config.runtime import RuntimeConfig
+from openclaw.credit.episodes import EpisodeRules
 from openclaw.engine.canary import ShareReader
 from openclaw.engine.client import EngineClient
 from openclaw.gateway.chat import ChatService
-from openclaw.gateway.episodes import EpisodeDesk, EpisodeStore
-from openclaw.gateway.feedback import FeedbackDesk, FeedbackStore
+from openclaw.gateway.episodes import EpisodeDesk
+from openclaw.gateway.feedback import FeedbackDesk
 from openclaw.gateway.metrics import GatewayMetrics
-from openclaw.gateway.outcomes import OutcomeDesk, OutcomeStore
+from openclaw.gateway.outcomes import OutcomeDesk
 from openclaw.gateway.pictures import PictureReader
-from openclaw.gateway.rollouts import RolloutDesk, RolloutStore
-from openclaw.gateway.served import ReplyStore, ServedReplies
-from openclaw.ledger.episode_records import EpisodeRules
+from openclaw.gateway.rollouts import RolloutDesk
+from openclaw.gateway.served import ServedReplies
+from openclaw.ledger.store import Ledger
 from openclaw.owners import owner_of
-from openclaw.sessions import Sessions, TurnStore
-
-
-class GatewayStore(TurnStore, FeedbackStore, OutcomeStore, RolloutStore, ReplyStore, EpisodeStore, Protocol):
-    """What the gateway needs from the ledger."""
+from openclaw.sessions import Sessions
 
 
 def build_service(
     config: RuntimeConfig,
     tokenizer: Any,
-    ledger: GatewayStore,
+    ledger: Ledger,
     registry: CollectorRegistry,
     *,
     renderer: Renderer | None = None,
@@ -68,7 +65,7 @@ def build_service(
     )
     own_renderer, large_renderer = renderer or Renderer(tokenizer), Renderer(tokenizer)
     pictures = PictureReader(processor)
-    served = ServedReplies(ledger, form, pictures.placeholders)
+    served = ServedReplies(ledger.turns, form, pictures.placeholders)
 
     engine = EngineClient(
         config.policy_url or "",
@@ -110,7 +107,7 @@ def build_service(
         episodes=EpisodeDesk(ledger, sessions, metrics, rules, clock=clock),
         served=served,
         pictures=pictures,
-        rollouts=RolloutDesk(ledger, enabled=config.serve_rollouts),
+        rollouts=RolloutDesk(ledger.transfer, enabled=config.serve_rollouts),
         feedback=FeedbackDesk(ledger, metrics, clock=clock, on_pending=on_pending),
         outcomes=OutcomeDesk(ledger),
         metrics=metrics,

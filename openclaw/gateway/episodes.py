@@ -14,54 +14,28 @@ import hashlib
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 from openclaw.config.bounds import EPISODE_WAIT, OPEN_EPISODES
+from openclaw.credit.episodes import EpisodeRules, settle
 from openclaw.gateway.auth import Client
 from openclaw.gateway.episode_keys import EpisodeKey, EpisodeKeys, key_digest, new_key
 from openclaw.gateway.episode_requests import EpisodeRequest, GroupRequest, RewardRequest
 from openclaw.gateway.errors import ApiError, bad_request
 from openclaw.gateway.metrics import GatewayMetrics
-from openclaw.ledger.episode_records import (
-    INFRA_ERROR,
-    Episode,
-    EpisodeCounts,
-    EpisodeRules,
-    EpisodeStatus,
-    Settled,
-)
+from openclaw.ledger.episodes import INFRA_ERROR, Episode, Settled
 from openclaw.ledger.exceptions import EpisodeConflictError, LedgerFullError, UnknownRecordError, UnknownTurnError
-from openclaw.ledger.forget import Forgotten
+from openclaw.ledger.sessions import Forgotten
+from openclaw.ledger.store import Ledger
 from openclaw.owners import EPISODE, owns
 from openclaw.sessions import Sessions
 
 logger = logging.getLogger(__name__)
 
 ID_LENGTH = 12
-
-
-class EpisodeStore(Protocol):
-    """What the routes need from the ledger."""
-
-    def create_episode(self, episode: Episode, most_open: int) -> Episode | None: ...
-    def episode(self, episode_id: str, *, deleted: bool = False) -> Episode: ...
-    def open_episodes(self) -> list[Episode]: ...
-    def close_episode(
-        self, episode_id: str, status: EpisodeStatus, reward: float | None, scores: Mapping[str, float]
-    ) -> bool: ...
-    def expire_episodes(self) -> list[Settled]: ...
-    def move_expiry(self, seconds: float) -> None: ...
-    def close_group(self, owner: str, name: str, *, end_open: bool = False) -> list[Settled]: ...
-    def group(self, owner: str, name: str) -> list[Episode]: ...
-    def settle_episodes(self, rules: EpisodeRules) -> list[Settled]: ...
-    def episode_counts(self, episode: Episode) -> EpisodeCounts: ...
-    def episode_sessions(self, episode: Episode) -> list[str]: ...
-    def delete_episode(self, episode_id: str) -> Episode: ...
-    def delete_quiet_episodes(self, since: float) -> int: ...
-    def ready_count(self, owner: str | None = None) -> int: ...
 
 
 class EpisodeDesk:
@@ -76,7 +50,7 @@ class EpisodeDesk:
 
     def __init__(
         self,
-        store: EpisodeStore,
+        store: Ledger,
         sessions: Sessions,
         metrics: GatewayMetrics,
         rules: EpisodeRules,
@@ -94,7 +68,7 @@ class EpisodeDesk:
         """Use ``keys`` from now on, with those of the episodes that an earlier process left open."""
         keys.clock = self._clock
         self.keys = keys
-        for episode in self._store.open_episodes():
+        for episode in self._store.episodes.open():
             self._accept(episode)
 
     async def create(self, wanted: EpisodeRequest, client: Client, base_url: str) -> dict[str, Any]:
@@ -118,7 +92,7 @@ class EpisodeDesk:
             metadata=wanted.metadata,
         )
         try:
-            earlier = await asyncio.to_thread(self._store.create_episode, episode, OPEN_EPISODES.most)
+            earlier = await asyncio.to_thread(self._store.episodes.create, episode, OPEN_EPISODES.most)
         except EpisodeConflictError as error:
             raise ApiError(409, str(error), code="episode_conflict") from error
         if earlier is None:
@@ -142,7 +116,7 @@ class EpisodeDesk:
             await self._stop(episode)
         try:
             closed = await asyncio.to_thread(
-                self._store.close_episode, episode_id, given.status, given.reward, given.scores
+                self._store.episodes.close, episode_id, given.status, given.reward, given.scores
             )
         except UnknownTurnError as error:
             await self._go_on(episode_id)
@@ -164,7 +138,9 @@ class EpisodeDesk:
             ApiError: 404 for a group that is unknown or another owner's, 409 if an episode of it is open.
         """
         try:
-            ended = await asyncio.to_thread(self._store.close_group, client.owner, given.group, end_open=given.end_open)
+            ended = await asyncio.to_thread(
+                self._store.episodes.close_group, client.owner, given.group, end_open=given.end_open
+            )
         except EpisodeConflictError as error:
             raise ApiError(409, str(error), code="group_open", param="group") from error
         except UnknownRecordError as error:
@@ -174,7 +150,7 @@ class EpisodeDesk:
             self._metrics.episodes.labels(event=f"closed_{INFRA_ERROR}").inc()
         self._count(ended)
         await self._settle()
-        found = await asyncio.to_thread(self._store.group, client.owner, given.group)
+        found = await asyncio.to_thread(self._store.episodes.group, client.owner, given.group)
         reasons = Counter(episode.reason for episode in found if episode.reason is not None)
         trained = sum(episode.state == "settled" and episode.reason is None for episode in found)
         return {"object": "episode_group", "group": given.group, "trained": trained, "reasons": dict(reasons)}
@@ -184,8 +160,8 @@ class EpisodeDesk:
 
         An admin sees the rollouts of all owners.
         """
-        ready = await asyncio.to_thread(self._store.ready_count, None if client.admin else client.owner)
-        opened = await asyncio.to_thread(self._store.open_episodes)
+        ready = await asyncio.to_thread(self._store.samples.ready_count, None if client.admin else client.owner)
+        opened = await asyncio.to_thread(self._store.episodes.open)
         own = sum(episode.owner == client.owner for episode in opened)
         return {"object": "episodes", "trains_rewards": self._rules.trains_rewards, "ready": ready, "open": own}
 
@@ -196,7 +172,7 @@ class EpisodeDesk:
             ApiError: 404 for an episode that is unknown or not the client's.
         """
         episode = await self._find(episode_id, client)
-        counts = await asyncio.to_thread(self._store.episode_counts, episode)
+        counts = await asyncio.to_thread(self._store.episodes.counts, episode)
         names = ("id", "task", "group", "group_size", "metadata", "state", "status", "reward", "scores", "reason")
         times = ("segments", "merged_turns", "created_at", "expires_at", "closed_at", "settled_at")
         told = {name: getattr(episode, name) for name in (*names, *times)}
@@ -211,9 +187,9 @@ class EpisodeDesk:
         try:
             await self._find(episode_id, client, deleted=True)
             self.keys.end(episode_id)
-            episode = await asyncio.to_thread(self._store.delete_episode, episode_id)
+            episode = await asyncio.to_thread(self._store.episodes.delete, episode_id)
             gone = Forgotten(0, 0, 0)
-            for session in await asyncio.to_thread(self._store.episode_sessions, episode):
+            for session in await asyncio.to_thread(self._store.episodes.sessions, episode):
                 with suppress(UnknownRecordError):  # another request deletes it, too
                     gone = _sum(gone, await self._sessions.forget(session))
         except UnknownRecordError as error:
@@ -236,9 +212,9 @@ class EpisodeDesk:
         If the clock has jumped by ``jump`` seconds, open episodes keep the time that they had left.
         """
         if jump:
-            await asyncio.to_thread(self._store.move_expiry, jump)
+            await asyncio.to_thread(self._store.episodes.move_expiry, jump)
             self.keys.move_expiry(jump)
-        expired = await asyncio.to_thread(self._store.expire_episodes)
+        expired = await asyncio.to_thread(self._store.episodes.expire)
         for settled in expired:
             self.keys.end(settled.id)
         self._count(expired)
@@ -246,10 +222,10 @@ class EpisodeDesk:
 
     async def forget_quiet(self, since: float) -> None:
         """Delete settled episodes that ended before ``since`` and have no session left."""
-        await asyncio.to_thread(self._store.delete_quiet_episodes, since)
+        await asyncio.to_thread(self._store.episodes.delete_quiet, since)
 
     async def _settle(self) -> None:
-        self._count(await asyncio.to_thread(self._store.settle_episodes, self._rules))
+        self._count(await asyncio.to_thread(settle, self._store, self._rules))
 
     def _count(self, settled: Sequence[Settled]) -> None:
         for each in settled:
@@ -260,7 +236,7 @@ class EpisodeDesk:
     async def _find(self, episode_id: str, client: Client, *, deleted: bool = False) -> Episode:
         """Return an episode that the client reaches; ``deleted``: also one of which only sessions are left."""
         try:
-            episode = await asyncio.to_thread(self._store.episode, episode_id, deleted=deleted)
+            episode = await asyncio.to_thread(self._store.episodes.get, episode_id, deleted=deleted)
         except UnknownRecordError as error:
             raise _unknown(episode_id) from error
         if not (client.admin or owns(client.owner, episode.owner)):
@@ -283,7 +259,7 @@ class EpisodeDesk:
     async def _go_on(self, episode_id: str) -> None:
         """Accept an episode's key again, unless the episode has ended meanwhile."""
         with suppress(UnknownRecordError):
-            episode = await asyncio.to_thread(self._store.episode, episode_id)
+            episode = await asyncio.to_thread(self._store.episodes.get, episode_id)
             if episode.state == "open":
                 self._accept(episode)
 

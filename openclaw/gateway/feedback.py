@@ -9,21 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from groundwork.chat_messages import Message
 from openclaw.config.bounds import FEEDBACK_CHARACTERS, SESSION_ID
 from openclaw.gateway.auth import Client
 from openclaw.gateway.errors import ApiError, bad_request
 from openclaw.gateway.metrics import GatewayMetrics
-from openclaw.gateway.outcomes import TurnOwners, require_own_turn, unknown_reply
+from openclaw.gateway.outcomes import require_own_turn, unknown_reply
 from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
-from openclaw.ledger.feedback import FeedbackReceipt
-from openclaw.ledger.opinion import as_next_state, stated_score
+from openclaw.ledger.feedback import FeedbackReceipt, as_next_state, stated_score
 from openclaw.ledger.records import Feedback
+from openclaw.ledger.store import Ledger
 
 logger = logging.getLogger(__name__)
 
@@ -39,18 +38,12 @@ class FeedbackRequest(BaseModel):
     text: str | None = Field(None, max_length=FEEDBACK_CHARACTERS.most)
 
 
-class FeedbackStore(TurnOwners, Protocol):
-    """What the route needs from the ledger."""
-
-    def record_feedback(self, feedback: Feedback, next_state: list[Message]) -> FeedbackReceipt: ...
-
-
 class FeedbackDesk:
     """Takes feedback and stores it in the ledger."""
 
     def __init__(
         self,
-        store: FeedbackStore,
+        store: Ledger,
         metrics: GatewayMetrics,
         *,
         clock: Callable[[], float],
@@ -80,7 +73,7 @@ class FeedbackDesk:
 
         def record() -> FeedbackReceipt:
             require_own_turn(self._store, feedback.turn_id, client)
-            return self._store.record_feedback(feedback, as_next_state(feedback))
+            return self._store.feedback.record(feedback, as_next_state(feedback))
 
         try:
             receipt = await asyncio.to_thread(record)

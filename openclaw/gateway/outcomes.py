@@ -8,35 +8,23 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 from openclaw.gateway.auth import Client
 from openclaw.gateway.errors import ApiError
 from openclaw.ledger.decisions import Offer
 from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
-from openclaw.ledger.outcome import Outcome
+from openclaw.ledger.store import Ledger
+from openclaw.ledger.views import Outcome
 
 OFFER_SECONDS = 2.0
 """How long a look at the gateway's health waits for the ledger: a busy one must not make the process look frozen."""
 
 
-class TurnOwners(Protocol):
-    """Where the session of a turn is known."""
-
-    def session_of(self, turn_id: str) -> str: ...
-
-
-class OutcomeStore(TurnOwners, Protocol):
-    """What the route needs from the ledger."""
-
-    def outcome(self, turn_id: str) -> Outcome: ...
-    def offer(self, fewest: int) -> Offer | None: ...
-
-
 class OutcomeDesk:
     """Tells what became of a reply; stateless."""
 
-    def __init__(self, store: OutcomeStore) -> None:
+    def __init__(self, store: Ledger) -> None:
         self._store = store
 
     async def tell(self, response_id: str, client: Client) -> dict[str, Any]:
@@ -47,7 +35,7 @@ class OutcomeDesk:
         """
 
         def read() -> Outcome:
-            outcome = self._store.outcome(response_id)
+            outcome = self._store.views.outcome(response_id)
             require_own_turn(self._store, response_id, client)
             return outcome
 
@@ -61,14 +49,14 @@ class OutcomeDesk:
         """Return the change that a person may accept (`openclaw.gate`), or None; None if the ledger cannot be read soon."""
         try:
             async with asyncio.timeout(OFFER_SECONDS):
-                return await asyncio.to_thread(self._store.offer, fewest)
+                return await asyncio.to_thread(self._store.decisions.offer, fewest)
         except (LedgerError, TimeoutError):
             return None
 
 
-def require_own_turn(store: TurnOwners, turn_id: str, client: Client) -> None:
+def require_own_turn(store: Ledger, turn_id: str, client: Client) -> None:
     """Raise UnknownRecordError if the client does not reach a turn, or if there is none."""
-    if not client.reaches(store.session_of(turn_id)):
+    if not client.reaches(store.turns.session_of(turn_id)):
         raise UnknownRecordError(f"{client.name} has no turn {turn_id!r}")
 
 

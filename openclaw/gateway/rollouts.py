@@ -7,26 +7,20 @@ that it and its children own; only an admin key gets those of all owners.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Protocol
+from typing import Any
 
 from openclaw.gateway.auth import Client
 from openclaw.gateway.errors import ApiError, bad_request
-from openclaw.ledger.transfer import ChangedTurn
+from openclaw.ledger.copying import Transfer
 
 MOST_TURNS = 20
-
-
-class RolloutStore(Protocol):
-    """What the route needs from the ledger."""
-
-    def changed_turns(self, since: float, after: int, limit: int, owner: str | None = None) -> list[ChangedTurn]: ...
 
 
 class RolloutDesk:
     """Serves recorded turns; stateless."""
 
-    def __init__(self, store: RolloutStore, *, enabled: bool) -> None:
-        self._store = store
+    def __init__(self, transfer: Transfer, *, enabled: bool) -> None:
+        self._transfer = transfer
         self._enabled = enabled
 
     async def page(self, since: str, after: str, client: Client) -> dict[str, Any]:
@@ -54,7 +48,7 @@ class RolloutDesk:
         if not -(2**63) <= position[1] < 2**63:
             raise bad_request("after is out of range", param="after")
         owner = None if client.admin else client.owner
-        turns = await asyncio.to_thread(self._store.changed_turns, *position, MOST_TURNS, owner)
+        turns = await asyncio.to_thread(self._transfer.changed, *position, MOST_TURNS, owner)
         last = (turns[-1].changed_at, turns[-1].number) if turns else position
         return {
             "object": "list",

@@ -25,7 +25,7 @@ from openclaw.gateway.client_connection import json_response
 from openclaw.gateway.errors import ApiError
 from openclaw.gateway.front_page import front_page
 from openclaw.ledger.exceptions import LedgerFullError, UnknownRecordError
-from openclaw.ledger.forget import Forgotten
+from openclaw.ledger.sessions import Forgotten
 
 logger = logging.getLogger(__name__)
 

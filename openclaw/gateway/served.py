@@ -12,14 +12,14 @@ import logging
 from array import array
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from chat_codec.formats import ReplyFormat
 from chat_codec.renderer import PROMPT_END_TOKENS, Served, ServedReply
 from groundwork.chat_messages import Message
 from openclaw.ledger.exceptions import LedgerError
-from openclaw.ledger.graph import RecordedReply
 from openclaw.ledger.records import Turn
+from openclaw.ledger.turns import Turns
 from openclaw.messages.fingerprint import History, read_history
 from openclaw.owners import LOCAL
 
@@ -32,21 +32,15 @@ MOST_UNKNOWN = 65_536
 LOOKED_UP_REPLIES = 64
 
 
-class ReplyStore(Protocol):
-    """What the memory needs from the ledger."""
-
-    def recorded_replies(self, digests: Sequence[bytes], prompt_end: int) -> list[RecordedReply]: ...
-
-
 class ServedReplies:
     """Remembers replies and finds them in requests."""
 
-    def __init__(self, store: ReplyStore, form: ReplyFormat, placeholders: Collection[int] = ()) -> None:
-        """Create an empty memory over the ledger ``store`` for replies of the format ``form``.
+    def __init__(self, turns: Turns, form: ReplyFormat, placeholders: Collection[int] = ()) -> None:
+        """Create an empty memory over the ledger's ``turns`` for replies of the format ``form``.
 
         A reply with one of ``placeholders`` is rendered from its text, because an engine would look for a picture.
         """
-        self._store = store
+        self._turns = turns
         self._form = form
         self._placeholders = frozenset(placeholders)
         self._known: OrderedDict[bytes, ServedReply] = OrderedDict()
@@ -94,7 +88,7 @@ class ServedReplies:
     async def _look_up(self, digests: Sequence[bytes]) -> None:
         before = self._forgotten
         try:
-            records = await asyncio.to_thread(self._store.recorded_replies, digests, PROMPT_END_TOKENS)
+            records = await asyncio.to_thread(self._turns.recorded_replies, digests, PROMPT_END_TOKENS)
         except LedgerError as error:
             logger.warning("earlier replies are rendered, because the ledger cannot be read: %s", error)
             return

@@ -102,14 +102,14 @@ class LogScorer:
 
     async def step(self) -> bool:
         """Score one conversation if training needs more; return whether it did."""
-        if await asyncio.to_thread(self._ledger.ahead_of_training) >= self._settings.ahead:
+        if await asyncio.to_thread(self._ledger.logs.ahead_of_training) >= self._settings.ahead:
             return False
-        turns = await asyncio.to_thread(self._ledger.unscored_session)
+        turns = await asyncio.to_thread(self._ledger.logs.unscored_session)
         if not turns:
             return False
         outcomes = await together(*map(self._outcome, turns))
         scored = [replace(turn, temperature=self._settings.temperature) for turn in turns]
-        await asyncio.to_thread(self._ledger.record_scores, list(zip(scored, outcomes, strict=True)))
+        await asyncio.to_thread(self._ledger.logs.record_scores, list(zip(scored, outcomes, strict=True)))
         self._on_scored()
         return True
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from groundwork.chat_messages import Message
 from openclaw.judge.hints import longest_hint
 from openclaw.judge.interface import Question
-from openclaw.ledger.opinion import judged_messages, opinion
+from openclaw.ledger.feedback import judged_messages, opinion
 from openclaw.ledger.records import Turn, Vote
 from openclaw.ledger.store import Ledger
 from openclaw.method import SessionPlan
@@ -72,7 +72,7 @@ class SessionHints:
         async with self._reading:
             asked = self._asked.get(turn.session_id)
             if asked is None or turn.id not in asked.waiting:
-                found = await asyncio.to_thread(self._ledger.answered_turns, turn.session_id, MOST_TURNS)
+                found = await asyncio.to_thread(self._ledger.judging.answered, turn.session_id, MOST_TURNS)
                 heard = [
                     replace(each.turn, next_state=judged_messages(each.turn, opinion(each.feedback))) for each in found
                 ]

@@ -5,7 +5,7 @@ Guarantees:
 * The ledger is the only queue, so a restart continues where the last process stopped.
 * A technical failure (engine gone, time-out, a bug here) is never a score. The turn stays pending, the failure is
   counted, and the worker retries after a growing pause or when the engine is back (`openclaw.judge.outage`).
-* A person's stated opinion outranks the judge (`openclaw.ledger.opinion`).
+* A person's stated opinion outranks the judge (`openclaw.ledger.feedback`).
 * At most ``concurrency`` turns are judged at a time. A session that cannot be closed blocks no other.
 
 The worker's only state is the set of turns that it is judging and the sessions to retry.
@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 
 from openclaw.config.runtime import LEAST_JUDGE_SECONDS
 from openclaw.config.runtime_variables import RuntimeVariables
+from openclaw.credit.baseline import record_judged
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
 from openclaw.judge.client import together
 from openclaw.judge.hints import longest_hint
@@ -49,9 +50,8 @@ from openclaw.ledger.exceptions import (
     TransitionError,
     UnknownRecordError,
 )
-from openclaw.ledger.opinion import judged_messages, opinion, weighted
-from openclaw.ledger.probes import PROBE
-from openclaw.ledger.records import BLAMED, Feedback, PendingTurn, Turn, Verdict, Vote
+from openclaw.ledger.feedback import judged_messages, opinion, weighted
+from openclaw.ledger.records import BLAMED, PROBE, Feedback, PendingTurn, Turn, Verdict, Vote
 from openclaw.ledger.store import Ledger
 from openclaw.method import Method, SampleDecision
 
@@ -173,7 +173,7 @@ class JudgeWorker:
         if free <= 0:
             return
         wait = None if self._plan.session is None else self._plan.session.longest_wait
-        pending = await asyncio.to_thread(self._ledger.pending_turns, free, tuple(self._tasks), wait)
+        pending = await asyncio.to_thread(self._ledger.judging.pending, free, tuple(self._tasks), wait)
         if self._sessions is not None and not pending and not self._tasks:
             self._sessions.forget()
         for item in pending:
@@ -219,7 +219,7 @@ class JudgeWorker:
         while True:
             try:
                 await asyncio.to_thread(
-                    *(self._ledger.record_judged, turn_id, verdict, decision.samples, decision.reason),
+                    *(record_judged, self._ledger, turn_id, verdict, decision.samples, decision.reason),
                     *(len(item.feedback), item.turn.next_state, self._settings.made_by),
                 )
                 return
@@ -237,9 +237,9 @@ class JudgeWorker:
             return
         pause = min(self._settings.longest_pause, self._settings.first_pause * 2 ** min(item.attempts, 16))
         logger.warning("turn %s stays pending (%s), next try in %.1f s: %s", item.turn.id, kind, pause, error)
-        not_before = self._ledger.clock() + pause
+        not_before = self._ledger.database.clock() + pause
         try:
-            await asyncio.to_thread(self._ledger.postpone, item.turn.id, error, not_before)
+            await asyncio.to_thread(self._ledger.judging.postpone, item.turn.id, error, not_before)
         except Exception:
             self._metrics.failures.labels(kind="postpone").inc()
             logger.exception("could not postpone turn %s; it stays pending and is retried at once", item.turn.id)
@@ -258,7 +258,7 @@ class JudgeWorker:
     async def retry_postponed(self) -> None:
         """Make the postponed turns due now, because an engine is back."""
         try:
-            await asyncio.to_thread(self._ledger.retry_pending)
+            await asyncio.to_thread(self._ledger.judging.retry)
         except LedgerUnavailableError as error:
             self._metrics.failures.labels(kind="ledger").inc()
             logger.error("could not make postponed turns due; they wait out their pause: %s", error)
@@ -276,7 +276,7 @@ class JudgeWorker:
         reason = defect(turn, self._limits)
         if reason is not None:
             return Verdict(), SampleDecision(reason=reason)
-        if DUPLICATE in self._limits.rules and await asyncio.to_thread(self._ledger.gave_sample_before, turn):
+        if DUPLICATE in self._limits.rules and await asyncio.to_thread(self._ledger.turns.gave_sample_before, turn):
             return Verdict(), SampleDecision(reason=DUPLICATE)
         started = time.monotonic()
         stated = opinion(feedback, turn if kept is None else None)
@@ -343,14 +343,18 @@ class JudgeWorker:
     async def _unless_probe(self, turn: Turn, verdict: Verdict, decision: SampleDecision) -> SampleDecision:
         """Return a decision about a turn; without its samples if the gate keeps the turn as a probe."""
         share = self._settings.gate_share
-        if decision.samples and verdict.score and await asyncio.to_thread(self._ledger.becomes_probe, turn, share):
+        if (
+            decision.samples
+            and verdict.score
+            and await asyncio.to_thread(self._ledger.probes.becomes_probe, turn, share)
+        ):
             return SampleDecision(reason=PROBE)
         return decision
 
     async def _close_sessions(self) -> None:
         """Collect the samples of finished sessions, once each; retry a failed session later."""
         limit = self._settings.concurrency + len(self._unclosed)
-        for session_id in await asyncio.to_thread(self._ledger.finished_sessions, limit):
+        for session_id in await asyncio.to_thread(self._ledger.judging.finished_sessions, limit):
             failures, not_before = self._unclosed.get(session_id, (0, 0.0))
             if time.monotonic() < not_before:
                 continue
@@ -366,11 +370,15 @@ class JudgeWorker:
                 self._unclosed.pop(session_id, None)
 
     async def _close_session(self, session_id: str) -> None:
-        judged = await asyncio.to_thread(self._ledger.judged_turns, session_id)
+        judged = await asyncio.to_thread(self._ledger.judging.judged, session_id)
         probes = any(each.turn.reason == PROBE for each in judged)  # of such a session nothing more is trained
         samples = [] if probes else self._method.session_samples(judged)
         closed = await asyncio.to_thread(
-            self._ledger.close_session, session_id, samples, self._ledger.clock(), self._settings.made_by
+            self._ledger.judging.close_session,
+            session_id,
+            samples,
+            self._ledger.database.clock(),
+            self._settings.made_by,
         )
         if closed:
             self._metrics.session_samples.inc(len(samples))

@@ -16,13 +16,12 @@ from rich.progress import Progress
 
 from groundwork.private_files import OutputError, check_output, no_plain_file
 from openclaw.config.runtime_variables import RuntimeVariables
-from openclaw.ledger.conversations import write_conversations, write_pictures
-from openclaw.ledger.counted import counted
+from openclaw.ledger.conversations import import_conversations, write_conversations, write_pictures
 from openclaw.ledger.damage import check_file
 from openclaw.ledger.exceptions import UnknownRecordError
-from openclaw.ledger.importing import import_conversations
 from openclaw.ledger.salvage import TABLES, salvage
 from openclaw.ledger.store import Ledger
+from openclaw.ledger.views import counted
 from openclaw.privacy.redactor import Redactor
 
 
@@ -39,11 +38,11 @@ def forget_command(options: argparse.Namespace) -> Iterable[str]:
     """Delete a session and its bytes."""
     with closing(Ledger(options.ledger)) as ledger:
         try:
-            gone = ledger.forget_session(options.session_id)
+            gone = ledger.sessions.forget(options.session_id)
         except UnknownRecordError:
             raise UnknownRecordError(f"no session {options.session_id!r}; --turns lists them") from None
         yield f"deleted {counted(gone.turns, 'turn')} and {counted(gone.samples, 'sample')} of {options.session_id!r}"
-        for backup in ledger.erase():
+        for backup in ledger.sessions.erase():
             yield f"deleted {backup}, a backup of the file from before a migration"
         if gone.trained:
             yield f"{gone.trained} of the samples had been trained; weights and checkpoints that learned from them remain"
@@ -75,7 +74,7 @@ def export_command(options: argparse.Namespace) -> Iterable[str]:
     with closing(Ledger(options.ledger)) as ledger, progress_bar("exporting") as on_progress:
         count = write_conversations(ledger, options.file, on_progress)
         try:
-            pictures = sum(1 for _ in ledger.picture_files()) if beside is None else write_pictures(ledger, beside)
+            pictures = sum(1 for _ in ledger.pictures.files()) if beside is None else write_pictures(ledger, beside)
         except OSError as error:
             raise OutputError(f"{beside} cannot be written: {error.strerror}; name another file") from error
     told = [f"wrote {counted(count, 'session')} to {options.file}"]

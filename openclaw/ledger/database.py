@@ -13,7 +13,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from groundwork.private_files import make_private, private, private_folder
 from openclaw.ledger.damage import Log, check_file, lost_transactions, read_log
 from openclaw.ledger.exceptions import TransitionError, UnknownRecordError, ledger_error
-from openclaw.ledger.schema import migrate
+from openclaw.ledger.schema import SAMPLE_MOVES, migrate
 
 if TYPE_CHECKING:
     from openclaw.privacy.redactor import Redactor
@@ -34,7 +34,7 @@ PART = ("SAVEPOINT part", "RELEASE part", ("ROLLBACK TO part", "RELEASE part"))
 
 
 class Database:
-    """Owns the connection; the queries live in the classes that extend it."""
+    """Owns the connection; the parts of `openclaw.ledger.store.Ledger` query it."""
 
     def __init__(
         self, path: str | Path, clock: Callable[[], float] = time.time, redaction: Redactor | None = None
@@ -54,18 +54,18 @@ class Database:
         self.path = Path(path)
         self.clock = clock
         self.redaction = redaction
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         private_folder(self.path.parent)
         log = read_log(self.path)
         self._make_private()
-        with self._named_errors():
-            self._connection = sqlite3.connect(
+        with self.named_errors():
+            self.connection = sqlite3.connect(
                 self.path, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None, check_same_thread=False
             )
             try:
                 self._prepare(log)
             except BaseException:
-                self._connection.close()
+                self.connection.close()
                 raise
 
     def _make_private(self) -> None:
@@ -78,13 +78,13 @@ class Database:
 
     def _prepare(self, log: Log | None) -> None:
         """Set up the connection, check the file and migrate it."""
-        self._connection.row_factory = sqlite3.Row
-        self._connection.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_SECONDS * 1000)}")
+        self.connection.row_factory = sqlite3.Row
+        self.connection.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_SECONDS * 1000)}")
         self._switch_to_wal()
-        self._connection.execute("PRAGMA synchronous = FULL")
-        self._connection.execute("PRAGMA foreign_keys = ON")
-        self._connection.execute("PRAGMA secure_delete = ON")
-        lost = lost_transactions(log, self._connection, self.path)
+        self.connection.execute("PRAGMA synchronous = FULL")
+        self.connection.execute("PRAGMA foreign_keys = ON")
+        self.connection.execute("PRAGMA secure_delete = ON")
+        lost = lost_transactions(log, self.connection, self.path)
         if lost != 0:
             count = "an unknown number of" if lost is None else lost
             logger.error(
@@ -92,11 +92,11 @@ class Database:
                 self.path,
                 count,
             )
-        check_file(self._connection, self.path)
-        migrate(self._connection, self.path)
+        check_file(self.connection, self.path)
+        migrate(self.connection, self.path)
 
     @contextmanager
-    def _named_errors(self) -> Generator[None]:
+    def named_errors(self) -> Generator[None]:
         """Convert SQLite's errors about file and disk to ledger errors."""
         try:
             yield
@@ -111,7 +111,7 @@ class Database:
         deadline = time.monotonic() + BUSY_TIMEOUT_SECONDS
         while True:
             try:
-                self._connection.execute("PRAGMA journal_mode = WAL")
+                self.connection.execute("PRAGMA journal_mode = WAL")
                 return
             except sqlite3.OperationalError as error:
                 if "locked" not in str(error) or time.monotonic() > deadline:
@@ -120,8 +120,8 @@ class Database:
 
     def close(self) -> None:
         """Close the connection."""
-        with self._lock:
-            self._connection.close()
+        with self.lock:
+            self.connection.close()
 
     @contextmanager
     def transaction(self) -> Generator[sqlite3.Connection]:
@@ -135,24 +135,35 @@ class Database:
             LedgerUnavailableError: if the transaction is not possible now; nothing of it is in the file.
             LedgerDamagedError: if the body reads a damaged page.
         """
-        with self._lock, self._named_errors():
-            begin, commit, undo = PART if self._connection.in_transaction else WHOLE
-            self._connection.execute(begin)
+        with self.lock, self.named_errors():
+            begin, commit, undo = PART if self.connection.in_transaction else WHOLE
+            self.connection.execute(begin)
             try:
-                yield self._connection
-                self._connection.execute(commit)
+                yield self.connection
+                self.connection.execute(commit)
             except BaseException as error:
                 # SQLite has already rolled back if the disk is full or failed.
-                for statement in undo if self._connection.in_transaction else ():
-                    self._connection.execute(statement)
+                for statement in undo if self.connection.in_transaction else ():
+                    self.connection.execute(statement)
                 if isinstance(error, sqlite3.IntegrityError) and "illegal " in str(error):
                     raise TransitionError(str(error)) from error
                 raise
 
     def rows(self, sql: str, parameters: tuple[Any, ...] = ()) -> list[sqlite3.Row]:
         """Return all rows of a read-only query."""
-        with self._lock, self._named_errors():
-            return self._connection.execute(sql, parameters).fetchall()
+        with self.lock, self.named_errors():
+            return self.connection.execute(sql, parameters).fetchall()
+
+    def insert(self, connection: sqlite3.Connection, table: str, columns: Mapping[str, Any]) -> int:
+        """Insert a row inside a transaction and return its row id."""
+        marks = ", ".join("?" for _ in columns)
+        statement = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})"
+        return connection.execute(statement, tuple(columns.values())).lastrowid or 0
+
+    def in_transaction(self) -> bool:
+        """Return whether this thread is inside a transaction."""
+        with self.lock:
+            return self.connection.in_transaction
 
     def turn_row(self, turn_id: str, columns: str = "*") -> sqlite3.Row:
         """Return columns of one turn.
@@ -183,3 +194,24 @@ class Database:
             raise TransitionError(f"{table} {row_id}: {current} -> {columns['state']} is not allowed") from error
         if changed == 0:
             raise UnknownRecordError(f"{table} holds no {row_id!r} in {self.path}")
+
+
+def move_samples(
+    connection: sqlite3.Connection, move: str, condition: str, parameters: Sequence[Any] = (), **columns: object
+) -> int:
+    """Move the samples that meet an SQL condition, and set columns of theirs; return their number.
+
+    Args:
+        connection: in a transaction.
+        move: name in `SAMPLE_MOVES`; samples in other states than it starts from stay.
+        condition: in SQL.
+        parameters: of the condition.
+        columns: to set besides the state.
+    """
+    sources, target, clears = SAMPLE_MOVES[move]
+    values = {**dict.fromkeys(clears), **columns, "state": target}
+    states = ", ".join(f"'{state}'" for state in sources)
+    return connection.execute(
+        f"UPDATE samples SET {', '.join(f'{name} = ?' for name in values)} WHERE state IN ({states}) AND {condition}",
+        (*values.values(), *parameters),
+    ).rowcount

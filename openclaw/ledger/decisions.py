@@ -1,9 +1,17 @@
-"""What the gate decided about each version of the weights, and what becomes of a batch that it refused.
+"""What the gate decided about each version of the weights, what becomes of a refused batch, and rollbacks.
 
 Guarantees, relative to the restored checkpoint: a refused batch is in quarantine, and none of its samples is trained until
-it is released; a release makes each of them ready exactly once. Each method is one transaction, and doing it again changes nothing. A decision
-is undone with its batch when an older checkpoint is restored (`SampleQueries.reconcile`); an acceptance, which is a person's,
-never is. `openclaw.ledger.rollbacks` has the rollbacks.
+it is released; a release makes each of them ready exactly once. Each method is one transaction, and doing it again changes
+nothing. A decision is undone with its batch when an older checkpoint is restored (`Samples.reconcile`); an acceptance, which
+is a person's, never is.
+
+After `Decisions.record_rollback` the trained samples are those that the weights which serve have learned from: later ones are
+dropped with the reason `ROLLBACK`, and those that an earlier rollback had dropped count as trained again if these weights
+have them (somebody went forward again). Told again about the same rollback, one decision is left. Tombstones of samples
+that were forgotten after a rollback dropped them count for no step, even if somebody goes forward again.
+
+The line of a checkpoint: a rollback at batch f to batch t writes its weights into the checkpoint of f, so later checkpoints
+have learned from the batches after f and from what the checkpoint of t had learned from.
 
 The row's kinds: ``start`` (the weights of the first comparison), ``step`` (accepted), ``refused``, ``rollback``, ``accept``.
 """
@@ -14,9 +22,9 @@ import json
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from openclaw.ledger.database import Database
+from openclaw.ledger.database import Database, move_samples
 
 Kind = Literal["start", "step", "refused", "rollback", "accept"]
 QUARANTINE, ROLLBACK = "quarantine", "rollback"
@@ -88,19 +96,50 @@ class Window:
     end: int
 
 
-class DecisionQueries(Database):
-    """The ledger's queries for the gate, its commands and the data source."""
+BACK_TO, UNLEARNED = "rollback/to", "rollback/unlearned"
+"""Numbers of a rollback's decision: the last batch in its weights, and how many samples it dropped."""
+_STEP_OR_REFUSED = "kind IN ('step', 'refused')"
+
+
+class Line(NamedTuple):
+    """What the weights of a checkpoint have learned from.
+
+    Attributes:
+        parts: batches after the first number, up to the second.
+        rollbacks: batch and weight version of each rollback on the way.
+        known: about batches up to this one nothing is known; an earlier program recorded a rollback there.
+    """
+
+    parts: tuple[tuple[int, int], ...]
+    rollbacks: tuple[tuple[int, str], ...]
+    known: int
+
+    def has(self, column: str) -> str:
+        """Return an SQL condition on a batch's number; the numbers are the ledger's own, so they stand in the text."""
+        return "(" + " OR ".join(f"{column} > {first} AND {column} <= {last}" for first, last in self.parts) + ")"
+
+    def is_rollback(self) -> str:
+        """Return an SQL condition on a row of ``steps``, which may stand for a rollback on the way."""
+        pairs = [f"rollout_id = {batch} AND weight_version = '{int(version)}'" for batch, version in self.rollbacks]
+        return "(" + " OR ".join(pairs or ["0"]) + ")"
+
+
+class Decisions:
+    """The gate's decisions, quarantine and rollbacks."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     def middle_turn(self, rollout_id: int) -> int | None:
         """Return the number of the middle one of the turns whose samples a batch has; None without any."""
-        found = self.rows(
+        found = self._database.rows(
             "SELECT turns.number FROM samples JOIN turns ON turns.id = samples.turn_id"
             " WHERE samples.rollout_id = ? AND (samples.state = 'leased' OR samples.reason = ?) ORDER BY turns.number",
             (rollout_id, QUARANTINE),
         )
         return found[(len(found) - 1) // 2]["number"] if found else None
 
-    def record_decision(
+    def record(
         self,
         rollout_id: int,
         kind: Literal["start", "step", "refused"],
@@ -126,11 +165,11 @@ class DecisionQueries(Database):
             first_turn: number of the batch's middle turn.
             scores: mean log-probability per token of each probe's reply, by turn.
         """
-        with self.transaction() as connection:
+        with self._database.transaction() as connection:
             connection.execute(
                 "UPDATE decisions SET undone_at = ? WHERE rollout_id = ? AND kind IN ('step', 'refused')"
                 " AND undone_at IS NULL AND ? <> 'start'",
-                (self.clock(), rollout_id, kind),
+                (self._database.clock(), rollout_id, kind),
             )
             number = self._insert_decision(
                 connection,
@@ -146,12 +185,8 @@ class DecisionQueries(Database):
         return number
 
     def _insert_decision(self, connection: sqlite3.Connection, **columns: Any) -> int:
-        columns = {"metrics": "{}", **columns, "decided_at": self.clock()}
-        marks = ", ".join("?" for _ in columns)
-        cursor = connection.execute(
-            f"INSERT INTO decisions ({', '.join(columns)}) VALUES ({marks})", tuple(columns.values())
-        )
-        return int(cursor.lastrowid or 0)
+        columns = {"metrics": "{}", **columns, "decided_at": self._database.clock()}
+        return self._database.insert(connection, "decisions", columns)
 
     def _score(self, connection: sqlite3.Connection, number: int, scores: Mapping[str, float]) -> None:
         """Add scores of probes; a turn that was forgotten meanwhile gets none."""
@@ -163,12 +198,12 @@ class DecisionQueries(Database):
 
     def add_scores(self, number: int, scores: Mapping[str, float]) -> None:
         """Store scores of probes under the weights of an earlier decision."""
-        with self.transaction() as connection:
+        with self._database.transaction() as connection:
             self._score(connection, number, scores)
 
     def serving(self) -> DecisionRecord | None:
         """Return the newest decision whose weights serve: a start, a step or a rollback; None before the first."""
-        found = self.decisions(f"AND kind IN {SERVING} ORDER BY number DESC LIMIT 1")
+        found = self.all(f"AND kind IN {SERVING} ORDER BY number DESC LIMIT 1")
         return found[0] if found else None
 
     def accepted_scores(self, count: int) -> dict[int, dict[str, float]]:
@@ -176,7 +211,7 @@ class DecisionQueries(Database):
 
         Scores of older ones are deleted.
         """
-        with self.transaction() as connection:
+        with self._database.transaction() as connection:
             marks = connection.execute(
                 "SELECT MAX(number) FROM decisions WHERE kind IN ('rollback', 'accept') AND undone_at IS NULL"
             ).fetchone()
@@ -205,7 +240,7 @@ class DecisionQueries(Database):
 
         A series ends with `QUIET` accepted batches in a row, a rollback or an acceptance.
         """
-        found = self.rows(
+        found = self._database.rows(
             "SELECT number, kind FROM decisions WHERE undone_at IS NULL AND kind <> 'start' ORDER BY number DESC LIMIT ?",
             (LONGEST_SERIES,),
         )
@@ -215,7 +250,7 @@ class DecisionQueries(Database):
             if quiet == QUIET or row["kind"] in ("rollback", "accept"):
                 end = row["number"]
                 break
-        return self.decisions("AND kind = 'refused' AND number > ? ORDER BY number DESC", (end,))
+        return self.all("AND kind = 'refused' AND number > ? ORDER BY number DESC", (end,))
 
     def offer(self, fewest: int) -> Offer | None:
         """Return what a person may accept: at least ``fewest`` refusals of a series by the users' opinions; None without."""
@@ -232,11 +267,13 @@ class DecisionQueries(Database):
         Args:
             first_turn: number of the batch's middle turn; None if unknown.
         """
-        accepted = self.decisions("AND kind = 'accept' ORDER BY number DESC LIMIT 1")
+        accepted = self.all("AND kind = 'accept' ORDER BY number DESC LIMIT 1")
         row = [each.first_turn for each in self.refusals() if each.by_margin and each.first_turn is not None]
         first, known = (accepted[0].first_turn or 0, accepted[0].last_turn or 0) if accepted else (0, 0)
         newest = (
-            self.rows("SELECT COALESCE(MAX(number), 0) AS n FROM turns")[0]["n"] if first_turn is None else first_turn
+            self._database.rows("SELECT COALESCE(MAX(number), 0) AS n FROM turns")[0]["n"]
+            if first_turn is None
+            else first_turn
         )
         old = max(first + EARLY, (first + newest) // 2, newest - LATE)
         ends = [end for end in (first_turn, old, *row) if end is not None]
@@ -250,17 +287,14 @@ class DecisionQueries(Database):
         Returns:
             The acceptance, with the number of released samples; None, with nothing written, if there are fewer refusals.
         """
-        with self.transaction() as connection:
+        with self._database.transaction() as connection:
             row = [each for each in self.refusals() if each.by_margin]
             if not row or len(row) < fewest:
                 return None
             batches = [each.rollout_id for each in row]
             marks = ", ".join("?" for _ in batches)
-            released = connection.execute(
-                "UPDATE samples SET state = 'ready', rollout_id = NULL, reason = NULL"
-                f" WHERE state = 'dropped' AND reason = ? AND rollout_id IN ({marks})",
-                (QUARANTINE, *batches),
-            ).rowcount
+            quarantined = f"reason = ? AND rollout_id IN ({marks})"
+            released = move_samples(connection, "readmit", quarantined, (QUARANTINE, *batches))
             last = connection.execute("SELECT COALESCE(MAX(number), 0) AS n FROM turns").fetchone()["n"]
             number = self._insert_decision(
                 connection,
@@ -271,7 +305,7 @@ class DecisionQueries(Database):
                 first_turn=row[-1].first_turn,
                 last_turn=last,
             )
-        (accepted,) = self.decisions("AND number = ?", (number,))
+        (accepted,) = self.all("AND number = ?", (number,))
         return replace(accepted, samples=released)
 
     def quarantine(self, rollout_id: int) -> int:
@@ -279,7 +313,7 @@ class DecisionQueries(Database):
 
         If a person has accepted the refusal before its steps were undone, the samples are ready again instead.
         """
-        with self.transaction() as connection:
+        with self._database.transaction() as connection:
             connection.execute("UPDATE forgotten_samples SET rollout_id = NULL WHERE rollout_id = ?", (rollout_id,))
             released = connection.execute(
                 "SELECT 1 FROM decisions AS refused JOIN decisions AS accepted ON accepted.kind = 'accept'"
@@ -288,19 +322,13 @@ class DecisionQueries(Database):
                 (rollout_id,),
             ).fetchone()
             if released is not None:
-                connection.execute(
-                    "UPDATE samples SET state = 'ready', rollout_id = NULL WHERE state = 'leased' AND rollout_id = ?",
-                    (rollout_id,),
-                )
+                move_samples(connection, "release", "rollout_id = ?", (rollout_id,))
                 return 0
-            return connection.execute(
-                "UPDATE samples SET state = 'dropped', reason = ? WHERE state = 'leased' AND rollout_id = ?",
-                (QUARANTINE, rollout_id),
-            ).rowcount
+            return move_samples(connection, "refuse", "rollout_id = ?", (rollout_id,), reason=QUARANTINE)
 
-    def decisions(self, condition: str = "ORDER BY number", parameters: tuple[Any, ...] = ()) -> list[DecisionRecord]:
+    def all(self, condition: str = "ORDER BY number", parameters: tuple[Any, ...] = ()) -> list[DecisionRecord]:
         """Return the decisions that were not undone and meet the end of an SQL query, by default all, oldest first."""
-        found = self.rows(
+        found = self._database.rows(
             "SELECT decisions.*, (SELECT MIN(live_at) FROM steps WHERE steps.rollout_id = decisions.rollout_id"
             " AND steps.weight_version = decisions.weight_version AND steps.undone_at IS NULL) AS live_at,"
             " (SELECT COUNT(*) FROM samples WHERE samples.rollout_id = decisions.rollout_id"
@@ -325,3 +353,121 @@ class DecisionQueries(Database):
             )
             for row in found
         ]
+
+    def record_rollback(self, to_rollout_id: int, from_rollout_id: int, weight_version: str, at: float) -> int:
+        """Record that the weights after ``to_rollout_id`` serve again, as ``weight_version``, in place of later ones.
+
+        Args:
+            to_rollout_id: last batch in these weights; -1 for the initial ones.
+            from_rollout_id: last batch in the weights that served before.
+            weight_version: under which they serve now.
+            at: since when, seconds since the epoch.
+
+        Returns:
+            The number of samples that they have not learned from any more.
+        """
+        with self._database.transaction() as connection:
+            earlier = self._told_before(connection, to_rollout_id, from_rollout_id, weight_version, at)
+            line = line_of(connection, to_rollout_id)
+            old = connection.execute(
+                "SELECT weight_version FROM steps WHERE rollout_id <= ? AND rollout_id NOT IN"
+                " (SELECT rollout_id FROM decisions WHERE kind = 'refused' AND undone_at IS NULL)"
+                " ORDER BY rollout_id DESC, number DESC LIMIT 1",
+                (to_rollout_id,),
+            ).fetchone()
+            dropped = align(connection, line, from_rollout_id, at)
+            connection.execute(
+                "UPDATE steps SET undone_at = ? WHERE undone_at IS NULL AND rollout_id = ?", (at, from_rollout_id)
+            )
+            connection.execute(
+                "INSERT INTO steps (rollout_id, weight_version, trained_at, live_at) VALUES (?, ?, ?, ?)",
+                (from_rollout_id, weight_version, at, at),
+            )
+            back = "the initial weights" if old is None else f"version {old['weight_version']}"
+            unlearned = earlier + dropped
+            self._insert_decision(
+                connection,
+                rollout_id=from_rollout_id,
+                kind="rollback",
+                weight_version=weight_version,
+                why=f"back to {back}; {unlearned} samples are unlearned",
+                metrics=json.dumps({BACK_TO: to_rollout_id, UNLEARNED: unlearned}),
+            )
+        return dropped
+
+    def _told_before(
+        self, connection: sqlite3.Connection, to_rollout_id: int, from_rollout_id: int, version: str, at: float
+    ) -> int:
+        """Undo the decision of the same rollback if a process died behind it; return how many samples it had dropped."""
+        newest = connection.execute(
+            f"SELECT * FROM decisions WHERE undone_at IS NULL AND kind IN {SERVING} ORDER BY number DESC LIMIT 1"
+        ).fetchone()
+        if newest is None or newest["kind"] != "rollback" or newest["rollout_id"] != from_rollout_id:
+            return 0
+        numbers = json.loads(newest["metrics"])
+        if newest["weight_version"] != version and numbers.get(BACK_TO) != to_rollout_id:
+            return 0
+        connection.execute("UPDATE decisions SET undone_at = ? WHERE number = ?", (at, newest["number"]))
+        return int(numbers.get(UNLEARNED, 0)) if numbers.get(BACK_TO) == to_rollout_id else 0
+
+
+def line_of(connection: sqlite3.Connection, rollout_id: int) -> Line:
+    """Return the line of the checkpoint of a batch."""
+    found = connection.execute(
+        f"SELECT rollout_id, weight_version, json_extract(metrics, '$.\"{BACK_TO}\"') AS back FROM decisions"
+        " WHERE kind = 'rollback' AND undone_at IS NULL ORDER BY number"
+    ).fetchall()
+    parts, rollbacks, end = list[tuple[int, int]](), list[tuple[int, str]](), rollout_id
+    for row in reversed(found):
+        if row["rollout_id"] > end:
+            continue
+        parts.append((row["rollout_id"], end))
+        rollbacks.append((row["rollout_id"], row["weight_version"]))
+        if row["back"] is None:
+            return Line(tuple(parts), tuple(rollbacks), row["rollout_id"])
+        end = int(row["back"])
+    return Line((*parts, (-1, end)), tuple(rollbacks), -1)
+
+
+def align(connection: sqlite3.Connection, line: Line, last: int, at: float) -> int:
+    """Let samples, steps and decisions up to the batch ``last`` say what ``line`` has learned from; return how many were dropped."""
+    known, has = f"rollout_id > {line.known} AND rollout_id <= {last}", line.has("rollout_id")
+    again = connection.execute(
+        f"SELECT id FROM samples WHERE state = 'dropped' AND reason = ? AND {known} AND {has}", (ROLLBACK,)
+    ).fetchall()
+    for state in ("ready", "leased", "trained"):  # the way that a sample may go
+        connection.executemany(
+            "UPDATE samples SET state = ?, reason = NULL WHERE id = ?", [(state, row["id"]) for row in again]
+        )
+    dropped = move_samples(connection, "unlearn", f"{known} AND NOT {has}", reason=ROLLBACK)
+    connection.execute(f"UPDATE forgotten_samples SET rollout_id = NULL WHERE {known} AND NOT {has}")
+    connection.execute(
+        f"UPDATE steps SET undone_at = ? WHERE undone_at IS NULL AND {known} AND NOT {has} AND NOT {line.is_rollback()}",
+        (at,),
+    )
+    connection.execute(
+        f"UPDATE decisions SET undone_at = ? WHERE undone_at IS NULL AND kind IN ('start', 'step') AND {known} AND NOT {has}",
+        (at,),
+    )
+    _revive(connection, known, has, line.is_rollback())
+    return dropped
+
+
+def _revive(connection: sqlite3.Connection, known: str, has: str, is_rollback: str) -> None:
+    """Let the newest step and decision of batches that are trained again count again."""
+    trained = "EXISTS (SELECT 1 FROM samples WHERE samples.rollout_id = {0}.rollout_id AND samples.state = 'trained')"
+    of_rollback = (
+        "EXISTS (SELECT 1 FROM decisions WHERE kind = 'rollback' AND decisions.rollout_id = steps.rollout_id"
+        " AND decisions.weight_version = steps.weight_version)"
+    )
+    live = "rollout_id IN (SELECT rollout_id FROM {0} WHERE undone_at IS NULL{1})"
+    connection.execute(
+        "UPDATE steps SET undone_at = NULL WHERE number IN (SELECT MAX(number) FROM steps"
+        f" WHERE {known} AND ({has} AND {trained.format('steps')} AND NOT {of_rollback} OR {is_rollback})"
+        f" GROUP BY rollout_id) AND NOT {live.format('steps', '')}"
+    )
+    connection.execute(
+        "UPDATE decisions SET undone_at = NULL WHERE kind = 'step' AND number IN (SELECT MAX(number) FROM decisions"
+        f" WHERE {_STEP_OR_REFUSED} AND {known} AND {has} AND {trained.format('decisions')} GROUP BY rollout_id)"
+        f" AND NOT {live.format('decisions', f' AND {_STEP_OR_REFUSED}')}"
+    )

@@ -1,11 +1,12 @@
-"""Episodes: an agent's runs, from the key to the reward. `openclaw.ledger.episode_groups` makes their samples.
+"""Episodes: an agent's runs, from the key to the reward. `openclaw.credit.episodes` makes their samples.
 
 States: open -> closed (it has its reward) -> settled (its samples are made, or there is a reason for none); an episode that
 cannot be rewarded is settled at once. Any state -> deleted, which leaves a row without contents.
 
 Guarantees: of an episode's key only the SHA-256 is stored, until the episode ends. An episode gets one reward; the same
 one again changes nothing, another one is refused. A turn that is recorded after the end of its episode is in no sample
-(`openclaw.ledger.turns`), so the turns of a closed episode stay as they are.
+(`openclaw.ledger.turns`), so the turns of a closed episode stay as they are. All episodes of a group are settled in one
+transaction.
 """
 
 from __future__ import annotations
@@ -13,31 +14,174 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from groundwork.chat_messages import pictures_in
-from openclaw.ledger.codec import decode_turn
-from openclaw.ledger.episode_records import (
-    ABORTED,
-    EPISODE,
-    EXPIRED,
-    INFRA_ERROR,
-    NO_REWARD,
-    Episode,
-    EpisodeCounts,
-    EpisodeStatus,
-    Settled,
-)
+from openclaw.ledger.codec import decode_turn, encode_sample
+from openclaw.ledger.database import Database
 from openclaw.ledger.exceptions import EpisodeConflictError, UnknownRecordError, UnknownTurnError
-from openclaw.ledger.pictures import PictureQueries
-from openclaw.ledger.records import Turn
+from openclaw.ledger.records import EPISODE, Turn
+from openclaw.ledger.turns import Pictures
+from openclaw.owners import MARK, episode_owner
+from slime.utils.types import Sample
+
+EpisodeState = Literal["open", "closed", "settled", "deleted"]
+EpisodeStatus = Literal["ok", "task_failed", "timeout", "infra_error", "expired"]
+FORGOTTEN = "episode_forgotten"
+"""Reason of a turn whose sample was deleted together with another session of its episode."""
+NO_TOKENS = "no_tokens"
+"""Reason of a turn of a settled episode without ids: an empty reply, or one that contained a secret."""
+INFRA_ERROR = "infra_error"
+EXPIRED = "expired"
+NO_REWARD = "no_reward"
+NO_TURNS = "no_turns"
+NO_SIGNAL = "no_signal"
+STRAGGLER = "straggler"
+REWARD_UNUSED = "reward_unused"
+"""Reasons of an episode without samples; the last one: the run's method does not learn from rewards."""
 
 
-class EpisodeQueries(PictureQueries):
-    """The ledger's queries for the episode routes and the inspect command."""
+@dataclass(frozen=True, kw_only=True)
+class Episode:
+    """One run of an agent.
 
-    def create_episode(self, episode: Episode, most_open: int) -> Episode | None:
+    Attributes:
+        id: unique, ``episode-HEX``.
+        owner: who created it (`openclaw.owners`); the owner of its turns is a child.
+        key_name: name of the key that created it.
+        key_digest: SHA-256 of its own key; None once it has ended.
+        task: what the agent does, in the driver's words.
+        group: name of the episodes whose rewards are compared with each other, or None.
+        group_size: how many they are, or None.
+        metadata: the driver's own data.
+        created_at: seconds since the epoch, like the other times.
+        expires_at: when it ends by itself.
+        state: ``open``; ``closed``: it has its reward and waits for its group; ``settled``; ``deleted``.
+        status: how it ended, None while it is open.
+        reward: from -1 to 1, or None.
+        scores: of some of its turns, by turn id, from -1 to 1.
+        closed_at: when it ended.
+        settled_at: when its samples were made, or it was decided that there are none.
+        reason: why it gave no samples, or None.
+        segments: number of its samples.
+        merged_turns: number of its turns that share a sample with an earlier turn.
+    """
+
+    id: str
+    owner: str
+    key_name: str
+    key_digest: bytes | None
+    task: str
+    created_at: float
+    expires_at: float
+    group: str | None = None
+    group_size: int | None = None
+    metadata: Mapping[str, Any]
+    state: EpisodeState = "open"
+    status: EpisodeStatus | None = None
+    reward: float | None = None
+    scores: Mapping[str, float] = field(default_factory=dict[str, float])
+    closed_at: float | None = None
+    settled_at: float | None = None
+    reason: str | None = None
+    segments: int = 0
+    merged_turns: int = 0
+
+    @property
+    def turn_owner(self) -> str:
+        """The owner of its turns."""
+        return episode_owner(self.owner, self.id)
+
+    @property
+    def session_range(self) -> tuple[str, str]:
+        """Bounds of the stored ids of its sessions: from the first, included, to the second, excluded."""
+        return f"{MARK}{self.turn_owner}:", f"{MARK}{self.turn_owner};"
+
+    @staticmethod
+    def of(row: sqlite3.Row) -> Episode:
+        """Return the episode of a row of ``episodes``."""
+        return Episode(
+            id=row["id"],
+            owner=row["owner"],
+            key_name=row["key_name"],
+            key_digest=row["key_digest"],
+            task=row["task"],
+            created_at=row["created_at"],
+            expires_at=row["expires_at"],
+            group=row["group_name"],
+            group_size=row["group_size"],
+            metadata=json.loads(row["metadata"]),
+            state=row["state"],
+            status=row["status"],
+            reward=row["reward"],
+            scores=json.loads(row["scores"] or "{}"),
+            closed_at=row["closed_at"],
+            settled_at=row["settled_at"],
+            reason=row["reason"],
+            segments=row["segments"],
+            merged_turns=row["merged_turns"],
+        )
+
+
+@dataclass(frozen=True)
+class EpisodeCounts:
+    """What an episode has so far.
+
+    Attributes:
+        turns: replies, ``aborted`` ones included.
+        aborted: replies that did not reach their end.
+        prompt_tokens: tokens that the engine read.
+        generated_tokens: tokens that it sampled.
+        weight_versions: versions of the weights that sampled them, in order.
+        reasons: why turns are in no sample, with their numbers.
+        samples: its samples by state.
+    """
+
+    turns: int
+    aborted: int
+    prompt_tokens: int
+    generated_tokens: int
+    weight_versions: tuple[str, ...]
+    reasons: Mapping[str, int]
+    samples: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Settled:
+    """An episode that was settled: its reason if it gave no samples, its samples, and its merged turns."""
+
+    id: str
+    reason: str | None
+    segments: int = 0
+    merged_turns: int = 0
+
+
+@dataclass(frozen=True)
+class Due:
+    """Episodes to settle together; ``reason``: they give no samples."""
+
+    episodes: Sequence[Episode]
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class EpisodeSample:
+    """A sample with the turns that it holds, in order."""
+
+    turns: tuple[str, ...]
+    sample: Sample
+
+
+class Episodes:
+    """The episodes of the ledger."""
+
+    def __init__(self, database: Database, pictures: Pictures) -> None:
+        self._database = database
+        self._pictures = pictures
+
+    def create(self, episode: Episode, most_open: int) -> Episode | None:
         """Commit a new episode; or, if it is open already, its new key.
 
         Args:
@@ -51,12 +195,12 @@ class EpisodeQueries(PictureQueries):
             EpisodeConflictError: its owner has too many open episodes, its group is full, the group's other episodes
                 have another task or size, or the id is of an episode that has ended or is another one.
         """
-        if self.redaction is not None:
-            [told] = self.redaction.messages([{"task": episode.task, "metadata": dict(episode.metadata)}])
+        if self._database.redaction is not None:
+            [told] = self._database.redaction.messages([{"task": episode.task, "metadata": dict(episode.metadata)}])
             episode = replace(episode, task=told["task"], metadata=told["metadata"])
-        with self.transaction() as connection:
+        with self._database.transaction() as connection:
             if (earlier := _same(connection, episode)) is not None:
-                self.update_one(connection, "episodes", episode.id, key_digest=episode.key_digest)
+                self._database.update_one(connection, "episodes", episode.id, key_digest=episode.key_digest)
                 return earlier
             opened = connection.execute(
                 "SELECT COUNT(*) FROM episodes WHERE state = 'open' AND owner = ?", (episode.owner,)
@@ -80,30 +224,37 @@ class EpisodeQueries(PictureQueries):
                 "expires_at": episode.expires_at,
                 "state": "open",
             }
-            marks = ", ".join("?" for _ in columns)
-            connection.execute(f"INSERT INTO episodes ({', '.join(columns)}) VALUES ({marks})", tuple(columns.values()))
+            self._database.insert(connection, "episodes", columns)
         return None
 
-    def episode(self, episode_id: str, *, deleted: bool = False) -> Episode:
+    def get(self, episode_id: str, *, deleted: bool = False) -> Episode:
         """Return one episode; ``deleted``: also one whose contents were deleted.
 
         Raises:
             UnknownRecordError: if there is none.
         """
-        found = self.rows("SELECT * FROM episodes WHERE id = ? AND (? OR state != 'deleted')", (episode_id, deleted))
+        found = self._database.rows(
+            "SELECT * FROM episodes WHERE id = ? AND (? OR state != 'deleted')", (episode_id, deleted)
+        )
         if not found:
-            raise UnknownRecordError(f"{self.path} holds no episode {episode_id!r}")
+            raise UnknownRecordError(f"{self._database.path} holds no episode {episode_id!r}")
         return Episode.of(found[0])
 
-    def episodes(self) -> list[Episode]:
+    def all(self) -> list[Episode]:
         """Return all episodes that were not deleted, oldest first."""
-        return [Episode.of(row) for row in self.rows("SELECT * FROM episodes WHERE state != 'deleted' ORDER BY number")]
+        return [
+            Episode.of(row)
+            for row in self._database.rows("SELECT * FROM episodes WHERE state != 'deleted' ORDER BY number")
+        ]
 
-    def open_episodes(self) -> list[Episode]:
+    def open(self) -> list[Episode]:
         """Return the open episodes, oldest first."""
-        return [Episode.of(row) for row in self.rows("SELECT * FROM episodes WHERE state = 'open' ORDER BY number")]
+        return [
+            Episode.of(row)
+            for row in self._database.rows("SELECT * FROM episodes WHERE state = 'open' ORDER BY number")
+        ]
 
-    def close_episode(
+    def close(
         self, episode_id: str, status: EpisodeStatus, reward: float | None, scores: Mapping[str, float] | None = None
     ) -> bool:
         """Commit how an episode ended; return False if this is known already.
@@ -120,8 +271,8 @@ class EpisodeQueries(PictureQueries):
             EpisodeConflictError: if it has ended in another way.
         """
         given = dict(scores or {})
-        with self.transaction() as connection:
-            episode = self.episode(episode_id)
+        with self._database.transaction() as connection:
+            episode = self.get(episode_id)
             if episode.state != "open":
                 if (episode.status, episode.reward, episode.scores) == (status, reward, given):
                     return False
@@ -133,59 +284,63 @@ class EpisodeQueries(PictureQueries):
             connection.execute(
                 "UPDATE episodes SET state = 'closed', status = ?, reward = ?, scores = ?, closed_at = ?, key_digest = NULL"
                 " WHERE id = ?",
-                (status, reward, json.dumps(given) if given else None, self.clock(), episode_id),
+                (status, reward, json.dumps(given) if given else None, self._database.clock(), episode_id),
             )
             unusable = {INFRA_ERROR: INFRA_ERROR, EXPIRED: EXPIRED}.get(status, NO_REWARD if reward is None else None)
             if unusable is not None:
-                settle(connection, episode, Settled(episode_id, unusable), self.clock())
+                settle(connection, episode, Settled(episode_id, unusable), self._database.clock())
         return True
 
     def group(self, owner: str, name: str) -> list[Episode]:
         """Return an owner's episodes of a group that were not deleted, oldest first."""
-        found = self.rows("SELECT * FROM episodes WHERE owner = ? AND group_name = ? ORDER BY number", (owner, name))
+        found = self._database.rows(
+            "SELECT * FROM episodes WHERE owner = ? AND group_name = ? ORDER BY number", (owner, name)
+        )
         return [Episode.of(row) for row in found]
 
-    def expire_episodes(self) -> list[Settled]:
+    def expire(self) -> list[Settled]:
         """Close the open episodes whose time is over, without reward; return them."""
-        now = self.clock()
-        late = self.rows("SELECT id FROM episodes WHERE state = 'open' AND expires_at <= ?", (now,))
+        now = self._database.clock()
+        late = self._database.rows("SELECT id FROM episodes WHERE state = 'open' AND expires_at <= ?", (now,))
         return [Settled(row["id"], EXPIRED) for row in late if self._expire(row["id"])]
 
     def move_expiry(self, seconds: float) -> None:
         """Let the episodes that have not settled expire later by ``seconds``, because the clock has jumped by them."""
-        with self.transaction() as connection:
+        with self._database.transaction() as connection:
             connection.execute(
                 "UPDATE episodes SET expires_at = expires_at + ? WHERE state IN ('open', 'closed')", (seconds,)
             )
 
     def _expire(self, episode_id: str) -> bool:
         try:
-            return self.close_episode(episode_id, EXPIRED, None)
+            return self.close(episode_id, EXPIRED, None)
         except (EpisodeConflictError, UnknownRecordError):  # it was rewarded or deleted a moment ago
             return False
 
-    def episode_turns(self, episode: Episode) -> list[Turn]:
+    def turns(self, episode: Episode) -> list[Turn]:
         """Return an episode's turns in the order in which they were recorded, with the places of their pictures."""
-        found = self.rows(
+        found = self._database.rows(
             "SELECT * FROM turns WHERE session_id >= ? AND session_id < ? ORDER BY number", episode.session_range
         )
         turns = [decode_turn(row) for row in found]
-        seen = self.picture_places([turn.id for turn in turns if pictures_in(turn.messages)])
+        seen = self._pictures.places([turn.id for turn in turns if pictures_in(turn.messages)])
         return [replace(turn, pictures=seen.get(turn.id, ())) for turn in turns]
 
-    def episode_sessions(self, episode: Episode) -> list[str]:
+    def sessions(self, episode: Episode) -> list[str]:
         """Return the stored ids of an episode's sessions, in order."""
-        found = self.rows("SELECT id FROM sessions WHERE id >= ? AND id < ? ORDER BY id", episode.session_range)
+        found = self._database.rows(
+            "SELECT id FROM sessions WHERE id >= ? AND id < ? ORDER BY id", episode.session_range
+        )
         return [row["id"] for row in found]
 
-    def episode_counts(self, episode: Episode) -> EpisodeCounts:
+    def counts(self, episode: Episode) -> EpisodeCounts:
         """Return what an episode has so far."""
-        found = self.rows(
+        found = self._database.rows(
             "SELECT reason, finish_reason, length(prompt_ids) / 4 AS prompt, length(response_ids) / 4 AS reply,"
             " weight_versions FROM turns WHERE session_id >= ? AND session_id < ? ORDER BY number",
             episode.session_range,
         )
-        samples = self.rows(
+        samples = self._database.rows(
             "SELECT state, COUNT(*) AS n FROM samples WHERE episode = ? GROUP BY state ORDER BY state", (episode.id,)
         )
         versions = [span["version"] for row in found for span in json.loads(row["weight_versions"])]
@@ -199,8 +354,8 @@ class EpisodeQueries(PictureQueries):
             samples={row["state"]: row["n"] for row in samples},
         )
 
-    def delete_episode(self, episode_id: str) -> Episode:
-        """Delete an episode's contents and key; its sessions are deleted with `openclaw.ledger.forget`.
+    def delete(self, episode_id: str) -> Episode:
+        """Delete an episode's contents and key; its sessions are deleted with `openclaw.ledger.sessions`.
 
         A reply that is under way is not recorded any more. Deleting it again returns it again, so that a caller who died
         before it deleted the sessions can go on.
@@ -208,10 +363,10 @@ class EpisodeQueries(PictureQueries):
         Raises:
             UnknownRecordError: if there is no such episode, or nothing of it is left.
         """
-        with self.transaction() as connection:
+        with self._database.transaction() as connection:
             row = connection.execute("SELECT * FROM episodes WHERE id = ?", (episode_id,)).fetchone()
-            if row is None or (row["state"] == "deleted" and not self.episode_sessions(Episode.of(row))):
-                raise UnknownRecordError(f"{self.path} holds no episode {episode_id!r}")
+            if row is None or (row["state"] == "deleted" and not self.sessions(Episode.of(row))):
+                raise UnknownRecordError(f"{self._database.path} holds no episode {episode_id!r}")
             connection.execute(
                 "UPDATE episodes SET state = 'deleted', task = '', metadata = '{}', group_name = NULL, key_digest = NULL,"
                 " status = NULL, reward = NULL, scores = NULL, reason = NULL WHERE id = ?",
@@ -219,13 +374,122 @@ class EpisodeQueries(PictureQueries):
             )
         return Episode.of(row)
 
-    def delete_quiet_episodes(self, since: float) -> int:
+    def delete_quiet(self, since: float) -> int:
         """Delete the contents of settled episodes that ended before ``since`` and have no session left; return their number."""
-        found = self.rows("SELECT * FROM episodes WHERE state = 'settled' AND settled_at < ? ORDER BY number", (since,))
-        quiet = [episode for episode in map(Episode.of, found) if not self.episode_sessions(episode)]
+        found = self._database.rows(
+            "SELECT * FROM episodes WHERE state = 'settled' AND settled_at < ? ORDER BY number", (since,)
+        )
+        quiet = [episode for episode in map(Episode.of, found) if not self.sessions(episode)]
         for episode in quiet:
-            self.delete_episode(episode.id)
+            self.delete(episode.id)
         return len(quiet)
+
+    def close_group(self, owner: str, name: str, *, end_open: bool = False) -> list[Settled]:
+        """Commit that a group gets no more members, so that `openclaw.credit.episodes.settle` compares those it has.
+
+        Does nothing to a group that is settled. Nothing is kept of the group itself: a new episode of this name waits for
+        others again.
+
+        Args:
+            owner: of the group.
+            name: of the group.
+            end_open: end its open episodes as spoiled by the infrastructure; otherwise they are a conflict.
+
+        Returns:
+            The episodes that were open.
+
+        Raises:
+            UnknownRecordError: if the owner has no episode in such a group.
+            EpisodeConflictError: if an episode of it is open.
+        """
+        now = self._database.clock()
+        with self._database.transaction() as connection:
+            found = self.group(owner, name)
+            if not found:
+                raise UnknownRecordError(f"{self._database.path} holds no group {name!r}")
+            opened = [episode.id for episode in found if episode.state == "open"]
+            if opened and not end_open:
+                raise EpisodeConflictError(
+                    f"{len(opened)} episodes of the group {name!r} are open; reward or delete them, or send end_open"
+                )
+            for each in opened:
+                self.close(each, INFRA_ERROR, None)
+            connection.execute(
+                "UPDATE episodes SET expires_at = ? WHERE owner = ? AND group_name = ? AND state = 'closed' AND expires_at > ?",
+                (now, owner, name, now),
+            )
+        return [Settled(each, INFRA_ERROR) for each in opened]
+
+    def due(self) -> list[Due]:
+        """Return the closed episodes that can be settled: alone, or with all of their group that there will be."""
+        closed = [
+            Episode.of(row)
+            for row in self._database.rows("SELECT * FROM episodes WHERE state = 'closed' ORDER BY number")
+        ]
+        groups: dict[tuple[str, str], list[Episode]] = {}
+        due: list[Due] = []
+        for episode in closed:
+            if episode.group is None:
+                due.append(Due([episode]))
+            else:
+                groups.setdefault((episode.owner, episode.group), []).append(episode)
+        for (owner, group), found in groups.items():
+            waited = self._database.rows(
+                "SELECT 1 FROM episodes WHERE state = 'open' AND owner = ? AND group_name = ? LIMIT 1", (owner, group)
+            )
+            if len(found) == found[0].group_size:
+                due.append(Due(found))
+            elif not waited and max(episode.expires_at for episode in found) <= self._database.clock():
+                due.append(Due(found, STRAGGLER if len(found) == 1 else None))
+        return due
+
+    def earlier(self, owner: str, limit: int) -> list[Episode]:
+        """Return an owner's last settled episodes that have a reward and no group, newest first."""
+        found = self._database.rows(
+            "SELECT * FROM episodes WHERE owner = ? AND state = 'settled' AND group_name IS NULL AND reward IS NOT NULL"
+            " ORDER BY settled_at DESC, number DESC LIMIT ?",
+            (owner, limit),
+        )
+        return [Episode.of(row) for row in found]
+
+    def is_as_read(self, episodes: Sequence[Episode], turns: Sequence[str]) -> bool:
+        """Return whether the episodes are still closed, their group has no other members, and no turn was deleted."""
+        with self._database.transaction() as connection:
+            if episodes[0].group is None:
+                where = "SELECT id FROM episodes WHERE id = ? AND state = 'closed'"
+                ids = [row["id"] for row in connection.execute(where, (episodes[0].id,))]
+            else:
+                ids = [episode.id for episode in members(connection, episodes[0])]
+            there = "SELECT 1 FROM turns WHERE id = ?"
+            return ids == [episode.id for episode in episodes] and all(
+                connection.execute(there, (turn,)).fetchone() is not None for turn in turns
+            )
+
+    def settle(
+        self, episode: Episode, reason: str | None, samples: Sequence[EpisodeSample], unused: Mapping[str, str]
+    ) -> Settled:
+        """Commit the samples of a closed episode, or the reason why it has none.
+
+        Args:
+            episode: the episode.
+            reason: why it has no samples, or None.
+            samples: its samples.
+            unused: why turns are in none of them, by turn id.
+        """
+        settled = Settled(episode.id, reason, len(samples), sum(len(each.turns) - 1 for each in samples))
+        with self._database.transaction() as connection:
+            for each in samples:
+                columns = {"state": "ready", "created_at": self._database.clock(), "episode": episode.id}
+                columns |= {"turn_id": each.turns[0], **encode_sample(each.sample)}
+                segment = self._database.insert(connection, "samples", columns)
+                connection.executemany(
+                    "UPDATE turns SET segment = ?, reason = NULL WHERE id = ?",
+                    [(segment, turn_id) for turn_id in each.turns],
+                )
+            reasons = [(why, turn_id) for turn_id, why in unused.items()]
+            connection.executemany("UPDATE turns SET reason = ? WHERE id = ?", reasons)
+            settle(connection, episode, settled, self._database.clock())
+        return settled
 
 
 def _same(connection: sqlite3.Connection, episode: Episode) -> Episode | None:
@@ -289,21 +553,3 @@ def _check_group(episode: Episode, others: list[Episode]) -> None:
         raise EpisodeConflictError(
             f"the group {episode.group!r} has its {size} episodes; choose another name, or wait until it is settled"
         )
-
-
-def turn_reason(connection: sqlite3.Connection, episode_id: str, turn: Turn, over: str) -> str | None:
-    """Return why a new turn of an episode is not judged; None if the episode was deleted, so that nothing is recorded.
-
-    Args:
-        connection: in a transaction.
-        episode_id: of the turn's owner; a collector's ledger has only the turns of an episode.
-        turn: the turn with the reason that excludes it in any session, or None.
-        over: the reason if the episode has ended.
-    """
-    found = connection.execute("SELECT state FROM episodes WHERE id = ?", (episode_id,)).fetchone()
-    state = "open" if found is None else found["state"]
-    if state == "deleted":
-        return None
-    if state != "open":
-        return over
-    return turn.reason or (ABORTED if turn.finish_reason == "abort" else EPISODE)

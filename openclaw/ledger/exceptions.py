@@ -35,7 +35,7 @@ class UnknownRecordError(LedgerError):
 
 
 class TransitionError(LedgerError):
-    """A state change that `openclaw.ledger.states` does not list."""
+    """A state change that `openclaw.ledger.schema` does not list."""
 
 
 class EpisodeConflictError(LedgerError):

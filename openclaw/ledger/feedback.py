@@ -1,31 +1,135 @@
-"""Feedback in the ledger: a person's opinion on a reply, outside of the conversation.
+"""Feedback: a person's opinion on a reply outside of the conversation, how it is read, and corrections of what was learned.
 
-Guarantees: feedback is always stored. Until a step has used the turn's samples it counts (``applied``) as the turn's next
-state, or in addition to it; a turn that was judged before is judged again, and its samples are dropped (`SUPERSEDED`). After
-that, a stated opinion counts as a correction (`openclaw.ledger.corrections`), and words alone do not. Repeating feedback is a no-op. A verdict is committed only if it has seen all feedback that counts
-(`TurnQueries.record_judged`).
+Guarantees: feedback is always stored; repeating it is a no-op. Until a step has used the turn's samples it counts
+(``applied``) as the turn's next state, or in addition to it; a turn that was judged before is judged again, and its samples
+are dropped. After that, a stated opinion counts as a correction, and words alone do not.
+
+A stated opinion (thumbs or score) becomes the verdict's score without a judge. So does a message or a comment that is only
+a thumb (`openclaw.messages.thumbs`). Words are a next state like any other. Of several statements on one reply, the last
+opinion and all words count. The choices of one request together have the weight of one reply, however many of them a
+person rates; a judge's or a rule's score counts in full.
+
+A correction is a further sample of the same turn that turns the reward around:
+
+    reward of the correction = what the person's opinion gives - the sum of what steps have learned from the turn
+
+So all steps together have learned what the person says: after a +1 a thumbs-down gives -2. The sample has the ids and
+log-probabilities with which the reply was sampled, so its ratio is that of any other stale sample, and the bound on
+staleness holds for it. It has no teacher and no baseline, since the difference of two rewards needs none. At most one
+correction up and one down per turn are trained, each at most once. One that waits is replaced by a later opinion. Its reward
+is fixed when a batch takes it: if the first sample's step was undone or refused meanwhile, only what is still learned counts.
+The samples of episodes, and those of a method without rewards, have nothing to turn around.
 """
 
 from __future__ import annotations
 
+import copy
+import json
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from groundwork.chat_messages import Message
-from openclaw.ledger.corrections import correct
-from openclaw.ledger.exceptions import TransitionError, UnknownRecordError
-from openclaw.ledger.opinion import stated_score
-from openclaw.ledger.probes import PROBE
-from openclaw.ledger.records import Feedback, TurnState
-from openclaw.ledger.turns import FIRST_NEXT_STATE, TurnQueries
+from openclaw.ledger.codec import decode_feedback
+from openclaw.ledger.database import Database, move_samples
+from openclaw.ledger.exceptions import UnknownRecordError
+from openclaw.ledger.records import (
+    BASELINE,
+    BLAMED,
+    WEIGHT,
+    Feedback,
+    Thumbs,
+    Turn,
+    TurnState,
+    Verdict,
+)
+from openclaw.ledger.turns import FIRST_NEXT_STATE, SUPERSEDED, Turns
+from openclaw.messages.thumbs import thumb_of, without_thumbs
+from slime.utils.types import Sample
 
-SUPERSEDED = "superseded"
-"""Why a sample was dropped: feedback on its turn, or another next state, arrived before a step used it."""
+THUMBS_SCORE: dict[Thumbs, int] = {"up": 1, "down": -1}
+HALF = 0.5
 
-OTHER_METHOD = "other_method"
-"""Why a sample was dropped: the run went on with another method, which judges the turn again."""
+
+@dataclass(frozen=True)
+class Opinion:
+    """The sum of all feedback on one reply.
+
+    Attributes:
+        score: -1, 0 or 1; None if nobody stated one.
+        texts: feedback in words, oldest first, without duplicates.
+    """
+
+    score: int | None = None
+    texts: tuple[str, ...] = ()
+
+
+def stated_score(feedback: Feedback) -> int | None:
+    """Return a statement's score, rounded to -1, 0 or 1, with halves away from 0."""
+    if feedback.score is not None:
+        return 0 if abs(feedback.score) < HALF else 1 if feedback.score > 0 else -1
+    thumbs = feedback.thumbs or thumb_of(feedback.text or "")
+    return THUMBS_SCORE[thumbs] if thumbs else None
+
+
+def opinion(feedback: Sequence[Feedback], turn: Turn | None = None) -> Opinion:
+    """Return the combined opinion of statements, given oldest first, and of the thumb that is ``turn``'s next state."""
+    scores = [(item.created_at, score) for item in feedback if (score := stated_score(item)) is not None]
+    if turn is not None and (thumb := _conversation(turn)[1]):
+        scores.append((turn.next_state_at or 0.0, THUMBS_SCORE[thumb]))
+    scores.sort(key=lambda each: each[0])
+    texts = dict.fromkeys(item.text for item in feedback if item.text and not thumb_of(item.text))
+    return Opinion(scores[-1][1] if scores else None, tuple(texts))
+
+
+def as_next_state(feedback: Feedback) -> list[Message]:
+    """Return one statement as the ledger's next state."""
+    score = stated_score(feedback)
+    return [{"role": "user", "content": feedback.text or f"(feedback: {score:+d})"}]
+
+
+def judged_messages(turn: Turn, stated: Opinion) -> list[Message]:
+    """Return the judges' messages: the next state from the conversation, then feedback in words.
+
+    The result is empty if the only reaction was an opinion without words.
+    """
+    return _conversation(turn)[0] + [{"role": "user", "content": text} for text in stated.texts]
+
+
+def _conversation(turn: Turn) -> tuple[list[Message], Thumbs | None]:
+    """Return what followed a turn in the conversation: words and tool results, and a thumb."""
+    if turn.signal == "feedback":
+        return [], None
+    return without_thumbs(turn.next_state or [], turn.response_message)
+
+
+def weighted(samples: Sequence[Sample], verdict: Verdict, choices: int) -> list[Sample]:
+    """Return the samples of a verdict; feedback on one of several choices counts as its share of one reply.
+
+    Args:
+        samples: of one turn.
+        verdict: the turn's.
+        choices: of the turn's request.
+    """
+    if verdict.score_source != "feedback":
+        return list(samples)
+    weight = 1 / choices
+    result = [copy.copy(sample) for sample in samples]
+    for sample in result:
+        sample.reward *= weight
+        sample.metadata = {**sample.metadata, WEIGHT: weight}
+    return result
+
+
+FEEDBACK_OF_TURN = "SELECT * FROM feedback WHERE turn_id = ? ORDER BY id"
+CORRECTS, TARGET = "corrects", "target"
+"""Keys in a correction's metadata: that it is one, and the reward that all samples of its turn shall have together."""
+NO_TEACHER = (
+    "teacher_log_probs", "teacher_topk_log_probs", "teacher_topk_indices", "rollout_topk_log_probs",
+)  # fmt: skip
+EQUAL = 1e-9
+OF_TURN = "SELECT * FROM samples WHERE turn_id = ? AND episode IS NULL ORDER BY id"
 
 
 @dataclass(frozen=True)
@@ -45,10 +149,18 @@ class FeedbackReceipt:
     reason: str | None
 
 
-class FeedbackQueries(TurnQueries):
-    """The ledger's queries for the feedback route."""
+class FeedbackLog:
+    """All feedback of the ledger."""
 
-    def record_feedback(self, feedback: Feedback, next_state: Sequence[Message]) -> FeedbackReceipt:
+    def __init__(self, database: Database, turns: Turns) -> None:
+        self._database = database
+        self._turns = turns
+
+    def of(self, turn_id: str) -> list[Feedback]:
+        """Return all feedback on a turn, oldest first."""
+        return [decode_feedback(row) for row in self._database.rows(FEEDBACK_OF_TURN, (turn_id,))]
+
+    def record(self, feedback: Feedback, next_state: Sequence[Message]) -> FeedbackReceipt:
         """Commit feedback; a turn without a next state takes it as next state and becomes pending.
 
         Args:
@@ -58,110 +170,102 @@ class FeedbackQueries(TurnQueries):
         Raises:
             UnknownRecordError: if the ledger has no such turn.
         """
-        if self.redaction is not None and feedback.text is not None:
-            feedback = replace(feedback, text=self.redaction.text(feedback.text))
-        with self.transaction() as connection:
+        if self._database.redaction is not None and feedback.text is not None:
+            feedback = replace(feedback, text=self._database.redaction.text(feedback.text))
+        with self._database.transaction() as connection:
             row = connection.execute("SELECT state, reason FROM turns WHERE id = ?", (feedback.turn_id,)).fetchone()
             found: Mapping[str, Any] | None = row and dict(row)
             if found is None:
-                raise UnknownRecordError(f"{self.path} holds no turn {feedback.turn_id!r}")
-            earlier = self.feedback(feedback.turn_id)
+                raise UnknownRecordError(f"{self._database.path} holds no turn {feedback.turn_id!r}")
+            earlier = self.of(feedback.turn_id)
             if earlier and _said(earlier[-1]) == _said(feedback):
                 return FeedbackReceipt(earlier[-1].applied, True, found["state"], found["reason"])
-            if found["state"] == "judged" and self._take_back(connection, feedback.turn_id):
+            if found["state"] == "judged" and self._turns.take_back(connection, feedback.turn_id):
                 found = {"state": "pending", "reason": None}
             score, corrected = stated_score(feedback), False
             if found["state"] == "judged" and score is not None:
-                choices = self.choices(feedback.turn_id)
-                corrected = correct(connection, feedback.turn_id, score, choices, SUPERSEDED, self.clock())
+                choices = self._turns.choices(feedback.turn_id)
+                corrected = correct(self._database, connection, feedback.turn_id, score, choices)
             starts = found["state"] in FIRST_NEXT_STATE
             if starts:
-                self._set_next_state(connection, feedback.turn_id, next_state, feedback.created_at, "feedback")
+                self._turns.set_next_state(connection, feedback.turn_id, next_state, feedback.created_at, "feedback")
             applied = starts or corrected or found["state"] == "pending"
-            columns = {**asdict(feedback), "applied": int(applied)}
-            connection.execute(
-                f"INSERT INTO feedback ({', '.join(columns)}) VALUES ({', '.join('?' for _ in columns)})",
-                tuple(columns.values()),
-            )
+            self._database.insert(connection, "feedback", {**asdict(feedback), "applied": int(applied)})
         if applied:
             return FeedbackReceipt(True, False, "judged" if corrected else "pending", None)
         return FeedbackReceipt(False, False, found["state"], found["reason"])
 
-    def replace_next_state(self, turn_id: str, messages: Sequence[Message], at: float) -> bool:
-        """Commit another next state than a turn had; the turn is judged again.
-
-        Args:
-            turn_id: the turn.
-            messages: the next state.
-            at: when it arrived, seconds since the epoch.
-
-        Returns:
-            False, with nothing written, if a step has used the turn's samples.
-
-        Raises:
-            TransitionError: if the turn has no next state from the conversation, but for example feedback.
-            UnknownRecordError: if the ledger does not hold it.
-        """
-        with self.transaction() as connection:
-            row = connection.execute("SELECT state, signal FROM turns WHERE id = ?", (turn_id,)).fetchone()
-            if row is None:
-                raise UnknownRecordError(f"{self.path} holds no turn {turn_id!r}")
-            if row["state"] not in ("pending", "judged") or row["signal"] == "feedback":
-                raise TransitionError(f"turns {turn_id}: {row['state']} ({row['signal']}) has no next state to replace")
-            if row["state"] == "judged" and not self._take_back(connection, turn_id):
-                return False
-            columns = self._next_state_columns(messages, at, "next_state")
-            self.update_one(connection, "turns", turn_id, **columns, not_before=0.0)
-        return True
-
-    def makers(self) -> set[str]:
-        """Return the methods that made the ready samples, as far as known."""
-        found = self.rows("SELECT DISTINCT made_by FROM samples WHERE state = 'ready' AND made_by IS NOT NULL")
-        return {row["made_by"] for row in found}
-
-    def judge_for(self, made_by: str, *, trains_rewards: bool) -> tuple[int, int]:
-        """Take back the ready samples of other methods, whose losses need other numbers, and let their turns be judged again.
-
-        Args:
-            made_by: the method that trains from now on.
-            trains_rewards: whether it learns from rewards; otherwise the samples of episodes are dropped.
-
-        Returns:
-            The numbers of turns that are judged again, and of samples that are dropped because their turn cannot be.
-        """
-        with self.transaction() as connection:
-            found = connection.execute(
-                "SELECT DISTINCT turn_id FROM samples WHERE state = 'ready' AND episode IS NULL AND made_by <> ?",
-                (made_by,),
-            ).fetchall()
-            again = [row["turn_id"] for row in found if self._take_back(connection, row["turn_id"], OTHER_METHOD)]
-            of_others = "made_by <> ?" if trains_rewards else "(made_by <> ? OR episode IS NOT NULL)"
-            dropped = connection.execute(
-                f"UPDATE samples SET state = 'dropped', reason = ?, rollout_id = NULL WHERE state = 'ready' AND {of_others}",
-                (OTHER_METHOD, made_by),
-            ).rowcount
-        return len(again), dropped
-
-    def _take_back(self, connection: sqlite3.Connection, turn_id: str, why: str = SUPERSEDED) -> bool:
-        """Make a judged turn pending again if no step has used its samples; return whether it is."""
-        samples = connection.execute(
-            "SELECT id, state, rollout_id FROM samples WHERE turn_id = ?", (turn_id,)
-        ).fetchall()
-        if any(sample["state"] in ("leased", "trained") for sample in samples):
-            return False
-        # Their verdict no longer counts, and neither a release nor a restored checkpoint brings them back beside new ones.
-        gone = {"reason": why, "baseline_role": None, "rollout_id": None}
-        for sample in samples:
-            if sample["state"] == "ready":
-                self.update_one(connection, "samples", sample["id"], state="dropped", **gone)
-            elif sample["rollout_id"] is not None:
-                self.update_one(connection, "samples", sample["id"], **gone)
-        connection.execute("DELETE FROM verdicts WHERE turn_id = ?", (turn_id,))
-        (turn,) = connection.execute("SELECT reason FROM turns WHERE id = ?", (turn_id,)).fetchall()
-        stays = PROBE if turn["reason"] == PROBE else None
-        self.update_one(connection, "turns", turn_id, state="pending", reason=stays)
-        return True
-
 
 def _said(feedback: Feedback) -> tuple[object, ...]:
     return feedback.thumbs, feedback.score, feedback.text
+
+
+def correct(database: Database, connection: sqlite3.Connection, turn_id: str, score: int, choices: int) -> bool:
+    """Commit an opinion on a turn whose samples steps have used; return False, with nothing written, if it cannot count.
+
+    Args:
+        database: the ledger's.
+        connection: in a transaction.
+        turn_id: a judged turn.
+        score: what the person states: -1, 0 or 1.
+        choices: of the turn's request; they share the weight of a reply.
+    """
+    rows = connection.execute(OF_TURN, (turn_id,)).fetchall()
+    used = [row for row in rows if row["state"] in ("leased", "trained")]
+    first = next((row for row in used if _reward(row) and CORRECTS not in _metadata(row)), None)
+    if first is None or not _metadata(first).get("raw_reward"):
+        return False
+    said = connection.execute("SELECT verdict FROM verdicts WHERE turn_id = ?", (turn_id,)).fetchone()
+    if json.loads(said["verdict"])["score"] == score:
+        return True
+    metadata = _metadata(first)
+    scale = _reward(first) / metadata["raw_reward"] / metadata.get(WEIGHT, 1.0)
+    target, learned = scale * score / choices, sum(map(_reward, used))
+    amount = 0.0 if score * learned > 0 else target - learned
+    if any(_reward(row) * amount > 0 for row in used if CORRECTS in _metadata(row)):
+        return False
+    for row in rows:
+        if row["state"] == "ready" and CORRECTS in _metadata(row):
+            move_samples(connection, "discard", "id = ?", (row["id"],), reason=SUPERSEDED)
+    if abs(amount) > EQUAL:
+        kept = {name: value for name, value in metadata.items() if name not in (BASELINE, BLAMED, "hint")}
+        own = {WEIGHT: 1 / choices, "raw_reward": float(score), CORRECTS: True, TARGET: target}
+        sample = {**json.loads(first["sample"]), "reward": amount, "metadata": {**kept, **own}}
+        columns = {**dict(first), **dict.fromkeys(NO_TEACHER), "sample": json.dumps(sample), "state": "ready"}
+        columns |= {"reason": None, "rollout_id": None, "created_at": database.clock(), "baseline_role": None}
+        del columns["id"]
+        database.insert(connection, "samples", columns)
+    connection.execute(
+        "UPDATE samples SET baseline_reward = ?, baseline_role = CASE WHEN ? THEN baseline_role END WHERE id = ?",
+        (scale * score, score != 0, first["id"]),
+    )
+    connection.execute(
+        "UPDATE verdicts SET verdict = json_set(verdict, '$.score', ?, '$.score_source', 'feedback') WHERE turn_id = ?",
+        (score, turn_id),
+    )
+    return True
+
+
+def fix_rewards(connection: sqlite3.Connection, samples: Sequence[Sample]) -> None:
+    """Set the rewards of the corrections among leased samples to what is missing now; each call gives the same."""
+    for sample in samples:
+        if CORRECTS not in sample.metadata:
+            continue
+        own, turn_id = sample.metadata["ledger_id"], sample.metadata["turn_id"]
+        others = connection.execute(
+            "SELECT TOTAL(json_extract(sample, '$.reward')) FROM samples"
+            " WHERE turn_id = ? AND episode IS NULL AND id < ? AND state IN ('leased', 'trained')",
+            (turn_id, own),
+        ).fetchone()
+        sample.reward = sample.metadata[TARGET] - others[0]
+        connection.execute(
+            "UPDATE samples SET sample = json_set(sample, '$.reward', ?) WHERE id = ?", (sample.reward, own)
+        )
+
+
+def _reward(row: Mapping[str, Any] | sqlite3.Row) -> float:
+    return float(json.loads(row["sample"])["reward"] or 0.0)
+
+
+def _metadata(row: Mapping[str, Any] | sqlite3.Row) -> dict[str, Any]:
+    return json.loads(row["sample"])["metadata"]

@@ -13,9 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from openclaw.ledger.codec import decode_turn, encode_turn
+from openclaw.ledger.database import Database
+from openclaw.ledger.judging import Judging
 from openclaw.ledger.records import TopK, Turn, Verdict, VersionSpan
 from openclaw.ledger.samples import ROLLOUT
-from openclaw.ledger.turns import TurnQueries
+from openclaw.ledger.turns import Turns
 
 RESCORED = "rescored"
 """Why a sample was dropped: its scores were too old, and its turn is scored again."""
@@ -40,18 +42,21 @@ class ReplyScores:
     topk: TopK | None = None
 
 
-class LogQueries(TurnQueries):
-    """The ledger's queries for reading logs and for the scorer."""
+class Logs:
+    """Turns that were read from logs, and their scores."""
 
-    def record_log_turns(
-        self, session_id: str, turns: Sequence[tuple[Turn, Verdict | None]], *, closed: bool = False
-    ) -> int:
+    def __init__(self, database: Database, turns: Turns, judging: Judging) -> None:
+        self._database = database
+        self._turns = turns
+        self._judging = judging
+
+    def record(self, session_id: str, turns: Sequence[tuple[Turn, Verdict | None]], *, closed: bool = False) -> int:
         """Commit the new turns of a conversation and the verdicts to keep; return how many were new.
 
         A new session is ended at once, because nobody continues it; with ``closed`` it gives no samples as a whole either.
         """
-        now, added = self.clock(), 0
-        with self.transaction() as connection:
+        now, added = self._database.clock(), 0
+        with self._database.transaction() as connection:
             connection.execute(
                 "INSERT INTO sessions (id, started_at, ended_at, closed_at) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
                 (session_id, now, now, now if closed else None),
@@ -60,14 +65,14 @@ class LogQueries(TurnQueries):
                 if connection.execute("SELECT 1 FROM turns WHERE id = ?", (turn.id,)).fetchone() is not None:
                     continue
                 added += 1
-                self._insert_turn(connection, turn)
+                self._turns.insert(connection, turn)
                 text = None if verdict is None else json.dumps(verdict.to_dict())
-                self._insert(connection, "logs", {"turn_id": turn.id, "verdict": text})
+                self._database.insert(connection, "logs", {"turn_id": turn.id, "verdict": text})
         return added
 
     def unscored_session(self) -> list[Turn]:
         """Return the unscored turns of the oldest conversation that has any, in order; empty if there is none."""
-        found = self.rows(
+        found = self._database.rows(
             "SELECT * FROM turns WHERE state = 'unscored' AND session_id ="
             " (SELECT session_id FROM turns WHERE state = 'unscored' ORDER BY number LIMIT 1) ORDER BY number"
         )
@@ -78,13 +83,13 @@ class LogQueries(TurnQueries):
 
         A turn that was deleted meanwhile is skipped.
         """
-        with self.transaction() as connection:
+        with self._database.transaction() as connection:
             for turn, outcome in outcomes:
                 known = connection.execute("SELECT state FROM turns WHERE id = ?", (turn.id,)).fetchone()
                 if known is None or known["state"] != "unscored":
                     continue
                 if isinstance(outcome, str):
-                    self.update_one(connection, "turns", turn.id, state="ended", reason=outcome)
+                    self._database.update_one(connection, "turns", turn.id, state="ended", reason=outcome)
                     continue
                 scored = replace(
                     turn,
@@ -99,7 +104,7 @@ class LogQueries(TurnQueries):
                 scored.validate()
                 columns = encode_turn(scored)
                 del columns["id"]
-                self.update_one(connection, "turns", turn.id, **columns)
+                self._database.update_one(connection, "turns", turn.id, **columns)
 
     def score_again(self, sample_id: int) -> bool:
         """Take back a claimed sample of a scored turn with the turn's others, and let the turn be scored again.
@@ -108,7 +113,7 @@ class LogQueries(TurnQueries):
             Whether the sample is out of its batch. It stays in it if another batch has a sample of the same turn, which the
             turn would give once more.
         """
-        with self.transaction() as connection:
+        with self._database.transaction() as connection:
             row = connection.execute(
                 "SELECT turn_id, state, rollout_id FROM samples WHERE id = ?", (sample_id,)
             ).fetchone()
@@ -127,39 +132,41 @@ class LogQueries(TurnQueries):
             for sample in unused:
                 # Without a rollout id no restored checkpoint makes it ready again, beside its successor.
                 gone = {"state": "dropped", "reason": RESCORED, "rollout_id": None, "baseline_role": None}
-                self.update_one(connection, "samples", sample["id"], **gone)
+                self._database.update_one(connection, "samples", sample["id"], **gone)
             verdict = connection.execute("SELECT verdict FROM verdicts WHERE turn_id = ?", (turn_id,)).fetchone()
             connection.execute(
                 "INSERT INTO logs (turn_id, verdict) VALUES (?, ?) ON CONFLICT DO UPDATE SET verdict = excluded.verdict",
                 (turn_id, verdict["verdict"]),
             )
             connection.execute("DELETE FROM verdicts WHERE turn_id = ?", (turn_id,))
-            self.update_one(connection, "turns", turn_id, state="unscored", reason=None)
+            self._database.update_one(connection, "turns", turn_id, state="unscored", reason=None)
             # What its session gave as a whole went with the turn's samples, so the session is asked again.
             connection.execute(
                 "UPDATE sessions SET closed_at = NULL, reopened_at = COALESCE(reopened_at, ?)"
                 " WHERE id = (SELECT session_id FROM turns WHERE id = ?) AND closed_at IS NOT NULL",
-                (self.clock(), turn_id),
+                (self._database.clock(), turn_id),
             )
         return True
 
     def holds_unscored(self) -> bool:
         """Return whether any turn waits for scores."""
-        return bool(self.rows("SELECT 1 FROM turns WHERE state = 'unscored' LIMIT 1"))
+        return bool(self._database.rows("SELECT 1 FROM turns WHERE state = 'unscored' LIMIT 1"))
 
     def batches_taken(self) -> int:
         """Return how many batches were handed out; the last one's step may still be under way."""
-        found = self.rows("SELECT COUNT(DISTINCT rollout_id) AS n FROM samples WHERE state IN ('leased', 'trained')")
+        found = self._database.rows(
+            "SELECT COUNT(DISTINCT rollout_id) AS n FROM samples WHERE state IN ('leased', 'trained')"
+        )
         return found[0]["n"]
 
     def nothing_to_come(self) -> bool:
         """Return whether no sample can follow from what is in the ledger: all is scored, judged and closed."""
-        waits = self.rows("SELECT 1 FROM turns WHERE state IN ('unscored', 'pending') LIMIT 1")
-        return not waits and not self.finished_sessions(1)
+        waits = self._database.rows("SELECT 1 FROM turns WHERE state IN ('unscored', 'pending') LIMIT 1")
+        return not waits and not self._judging.finished_sessions(1)
 
     def ahead_of_training(self) -> int:
         """Return how many turns wait for the judge, and rollouts for a batch."""
-        found = self.rows(
+        found = self._database.rows(
             f"SELECT (SELECT COUNT(*) FROM turns WHERE state = 'pending') + (SELECT COUNT(DISTINCT {ROLLOUT})"
             " FROM samples WHERE state = 'ready') AS n"
         )

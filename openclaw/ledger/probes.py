@@ -24,12 +24,9 @@ from typing import TypeVar
 from groundwork.chat_messages import pictures_in
 from openclaw.ledger.codec import decode_turn, pack_ids
 from openclaw.ledger.database import Database
-from openclaw.ledger.passes import PASS, first_pass
-from openclaw.ledger.records import Turn
+from openclaw.ledger.records import PASS, PROBE, Turn, first_pass
 from openclaw.owners import owner_of, root
 
-PROBE = "probe"
-"""Why a judged turn gives no sample: it is kept to compare versions of the weights."""
 BLOCK = 16
 """Turns in a row of a session that are probes, or not, together: some people have one session for days."""
 RECENT = 128
@@ -40,7 +37,6 @@ MULTIPLIER = 2654435761
 """Knuth's multiplicative hash: 2**32 divided by the golden ratio. The lowest hashes are spread evenly over time."""
 SCALE = 2**64
 KEY_BYTES = 32
-
 T = TypeVar("T")
 
 
@@ -129,8 +125,11 @@ def in_turn(items: Iterable[T], owner: Callable[[T], str]) -> Iterator[T]:
                 del queues[name]
 
 
-class ProbeQueries(Database):
-    """The ledger's queries for the probe set."""
+class Probes:
+    """The probe set."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     def becomes_probe(self, turn: Turn, share: float) -> bool:
         """Return whether a turn that is being judged with an opinion shall be a probe, at this share of all turns.
@@ -149,7 +148,7 @@ class ProbeQueries(Database):
         if not drawn(part_of(turn.session_id, turn.id, turn.index), share, self.draw_key()):
             return False
         owner = root(owner_of(turn.session_id))
-        found = self.rows(
+        found = self._database.rows(
             "SELECT session_id, reason FROM turns WHERE state = 'judged' AND (reason IS NULL OR reason = ?)"
             " ORDER BY number DESC LIMIT ?",
             (PROBE, RECENT),
@@ -160,11 +159,11 @@ class ProbeQueries(Database):
     def draw_key(self) -> bytes:
         """Return the secret of the draw, made at its first use."""
         query = "SELECT value FROM secrets WHERE name = 'probes'"
-        if not (found := self.rows(query)):
-            with self.transaction() as connection:
+        if not (found := self._database.rows(query)):
+            with self._database.transaction() as connection:
                 made = secrets.token_bytes(KEY_BYTES)
                 connection.execute("INSERT INTO secrets VALUES ('probes', ?) ON CONFLICT DO NOTHING", (made,))
-            found = self.rows(query)
+            found = self._database.rows(query)
         return found[0]["value"]
 
     def _in_other_passes(self, turn: Turn) -> bool | None:
@@ -174,18 +173,18 @@ class ProbeQueries(Database):
         same = (turn.index, pack_ids(turn.response_ids))
         found = [
             row["reason"]
-            for row in self.rows(
+            for row in self._database.rows(
                 f"SELECT id, session_id, reason FROM turns WHERE session_id > ? AND session_id < ? AND {decided}",
                 (f"{first}{PASS}", f"{first}{PASS}:", *same),  # the colon follows the digits
             )
             if first_pass(row["session_id"], row["id"]) == first
         ]
         if first != turn.session_id:
-            own = self.rows(f"SELECT reason FROM turns WHERE session_id = ? AND {decided}", (first, *same))
+            own = self._database.rows(f"SELECT reason FROM turns WHERE session_id = ? AND {decided}", (first, *same))
             found += [row["reason"] for row in own]
         return PROBE in found if found else None
 
-    def probe_candidates(self, first: int, end: int, rollout_id: int, most: int) -> list[Candidate]:
+    def candidates(self, first: int, end: int, rollout_id: int, most: int) -> list[Candidate]:
         """Return turns with numbers from ``first``, below ``end``, on which versions can be compared, in the order of choice.
 
         Probes come before trained turns, and each of the two in `reservoir_order`; the owners take turns.
@@ -196,7 +195,7 @@ class ProbeQueries(Database):
             rollout_id: the batch; only turns that earlier ones have trained count.
             most: that are needed of each opinion.
         """
-        found = self.rows(
+        found = self._database.rows(
             "SELECT number, session_id, reason FROM turns WHERE state = 'judged' AND number >= ? AND number < ?"
             " AND (reason IS NULL OR reason = 'probe')",
             (first, end),
@@ -214,7 +213,7 @@ class ProbeQueries(Database):
     def _compared(self, numbers: Sequence[int], rollout_id: int) -> list[Candidate]:
         """Return those of the turns that have an opinion and are probes, or were trained before ``rollout_id``."""
         marks = ", ".join("?" for _ in numbers)
-        found = self.rows(
+        found = self._database.rows(
             "SELECT number, id, session_id, position, reason, verdict, (length(prompt_ids) + length(response_ids)) / 4 AS tokens"
             f" FROM turns JOIN verdicts ON verdicts.turn_id = turns.id WHERE number IN ({marks}) AND (reason = 'probe' OR EXISTS"
             " (SELECT 1 FROM samples WHERE samples.turn_id = turns.id AND samples.state IN ('leased', 'trained')"
@@ -238,16 +237,16 @@ class ProbeQueries(Database):
         }
         return [by_number[number] for number in numbers if number in by_number]
 
-    def turns_of(self, turn_ids: Sequence[str]) -> list[Turn]:
+    def turns(self, turn_ids: Sequence[str]) -> list[Turn]:
         """Return the turns with these ids that the ledger still has, in this order."""
         marks = ", ".join("?" for _ in turn_ids)
-        found = self.rows(f"SELECT * FROM turns WHERE id IN ({marks})", tuple(turn_ids))
+        found = self._database.rows(f"SELECT * FROM turns WHERE id IN ({marks})", tuple(turn_ids))
         turns = {row["id"]: decode_turn(row) for row in found}
         return [turns[each] for each in turn_ids if each in turns]
 
     def newest_turns(self, count: int, tokens: int) -> list[Turn]:
         """Return the newest judged turns that gave samples, up to ``count`` and ``tokens`` of prompts and replies in all."""
-        found = self.rows(
+        found = self._database.rows(
             "SELECT id, (length(prompt_ids) + length(response_ids)) / 4 AS tokens FROM turns"
             " WHERE state = 'judged' AND reason IS NULL ORDER BY number DESC LIMIT ?",
             (count,),
@@ -257,4 +256,4 @@ class ProbeQueries(Database):
             tokens -= row["tokens"]
             if tokens >= 0:
                 chosen.append(row["id"])
-        return self.turns_of(chosen)
+        return self.turns(chosen)

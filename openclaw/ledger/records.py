@@ -2,11 +2,16 @@
 
 Guarantees: a record is immutable and validates its own shape (`Turn.validate`), so a turn with inconsistent ids and
 logprobs cannot be stored. Stateless; `openclaw.ledger.store` has the rows.
+
+The id of a turn names its choice (``ID.k`` is choice k of the request ``ID``), and in a run that goes through its logs several
+times its pass: the first pass keeps an id, and pass N adds ``~N`` to it. A session counts as one of a further pass only if the
+program itself named its turns so; a client's session ``x~2`` is a session of its own.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +31,17 @@ Thumbs = Literal["up", "down"]
 TEMPERATURE_TOLERANCE = 1e-6
 REDACTED = "redacted"
 """Reason of a turn whose request or reply contained a secret."""
+ABORTED = "aborted"
+PROBE = "probe"
+"""Why a judged turn gives no sample: it is kept to compare versions of the weights."""
+EPISODE = "episode"
+"""Reason of a turn that belongs to an episode which has not given its samples yet; no judge reads such a turn."""
+OVER = "episode_over"
+"""Reason of a turn whose reply ended after its episode; it is in no sample."""
+WEIGHT = "feedback_weight"
+"""Key in the metadata of a sample that feedback scored: the factor in its reward."""
+BASELINE = "baseline"
+"""Key in a sample's metadata: what the trainer subtracts from its reward."""
 BLAMED = "blamed"
 """Key in a sample's metadata: the rule of hygiene that kept its reply from praise (`openclaw.judge.hygiene`)."""
 SCORED = "scored"
@@ -80,7 +96,7 @@ class Turn:
         response_message: the assistant message as the client got it.
         temperature: sampling temperature.
         top_p: nucleus bound of sampling.
-        state: see `openclaw.ledger.states`; assigned by the ledger.
+        state: see `openclaw.ledger.schema`; assigned by the ledger.
         reason: why the turn gives no sample, or None. A turn recorded with a reason is excluded from the start.
         next_state: the messages that followed it, or None.
         next_state_at: when they arrived, seconds since the epoch.
@@ -92,7 +108,7 @@ class Turn:
         scored: whether the turn came as text from a log: the ids are rendered from it, and the log-probabilities are
             scores by the weights in ``weight_versions``, which did not write the reply.
         pictures: of the prompt, in order, with their files, when the turn is recorded; a turn that was read has none, see
-            `openclaw.ledger.pictures`.
+            `openclaw.ledger.turns`.
     """
 
     id: str
@@ -128,7 +144,7 @@ class Turn:
         """Why such a turn is never judged or trained: ``side``, ``aborted`` or None."""
         if self.kind == "side":
             return "side"
-        return "aborted" if self.finish_reason == "abort" else None
+        return ABORTED if self.finish_reason == "abort" else None
 
     def misfits(self, temperature: float, max_tokens: int) -> dict[str, bool]:
         """Return what keeps the trainer from using the numbers of this reply: each reason, and whether it holds.
@@ -255,6 +271,17 @@ class Verdict:
     seconds: float = 0.0
     score_source: ScoreSource = "judge"
 
+    def redacted(self, redaction: Redactor | None) -> Verdict:
+        """Return the verdict without secrets in its words."""
+        if redaction is None:
+            return self
+
+        def clear(text: str | None) -> str | None:
+            return None if text is None else redaction.text(text)
+
+        votes = tuple(replace(vote, answer=clear(vote.answer) or "", hint=clear(vote.hint)) for vote in self.votes)
+        return replace(self, hint=clear(self.hint), votes=votes)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict as JSON-ready values, without the teacher's logprobs, which have a column of exact floats."""
         values = asdict(replace(self, teacher_topk=None))
@@ -318,3 +345,53 @@ class Feedback:
     text: str | None = None
     source: str | None = None
     applied: bool = False
+
+
+@dataclass(frozen=True)
+class ReactionReward:
+    """The reward that a sample's owner gave, as later baselines count it (`openclaw.credit.baseline`).
+
+    Attributes:
+        owner: who gave it.
+        role: whose reaction the verdict read, ``user`` or ``tool``.
+        reward: before the weight of feedback.
+    """
+
+    owner: str
+    role: str
+    reward: float
+
+
+CHOICE = re.compile(r"(?P<request>.+)\.(?P<number>[0-9]{1,3})", re.DOTALL)
+PASS = "~"
+"""What the ids of sessions and turns of a further pass have before its number."""
+OF_LOG = "log-"
+"""How the id of a turn begins that came as text from a log."""
+
+
+def choice_of(turn_id: str) -> tuple[str, int]:
+    """Return the request that a turn answers, and the number of its choice: ``ID.k`` is choice k, ``ID`` choice 0."""
+    found = CHOICE.fullmatch(turn_id)
+    return (found["request"], int(found["number"])) if found else (turn_id, 0)
+
+
+def suffixed(name: str, number: int) -> str:
+    """Return an id of pass ``number`` through the data; the first pass keeps it."""
+    return name if number == 1 else f"{name}{PASS}{number}"
+
+
+def turn_of_pass(turn_id: str, number: int) -> str:
+    """Return the id of a turn in pass ``number``; the number of its choice stays at the end."""
+    request, choice = choice_of(turn_id)
+    return suffixed(turn_id, number) if request == turn_id else f"{suffixed(request, number)}.{choice}"
+
+
+def is_of_pass(turn_id: str, number: str) -> bool:
+    """Return whether a turn of a session ``ID~number`` is of that pass, and no client chose the session's name."""
+    return number.isdigit() and (turn_id.startswith(OF_LOG) or f"{PASS}{number}" in turn_id)
+
+
+def first_pass(session_id: str, turn_id: str) -> str:
+    """Return what a turn's session is called in the first pass."""
+    name, mark, number = session_id.rpartition(PASS)
+    return name if mark and is_of_pass(turn_id, number) else session_id

@@ -1,25 +1,128 @@
-"""Samples and training steps: the half of the ledger that the trainer writes.
+"""Samples and training steps: what the trainer takes, and what became of it.
 
 Guarantees, relative to the restored checkpoint: no sample is trained twice and none is lost. A sample is *trained* only
-when a checkpoint that contains its step is on disk (`mark_trained`). Restoring an older checkpoint undoes every later
-lease, use and drop (`reconcile`). Samples beyond a batch stay ready for the next one. `openclaw.ledger.quota` chooses
-among the samples of several owners.
+when a checkpoint that contains its step is on disk (`Samples.mark_trained`). Restoring an older checkpoint undoes every later
+lease, use and drop (`Samples.reconcile`). Samples beyond a batch stay ready for the next one.
 
 A batch counts in rollouts: the sample of a turn is one, and all samples of an episode together are one. The samples of an
 episode are leased, dropped and undone together.
+
+When several owners have ready samples (`choose`), and while another owner has ready samples left: an owner holds at most
+its share of the batch, and samples that the owner scored by feedback at most theirs. The owner's share goes first: when both
+cannot hold, more feedback is taken. Within the shares, and where they cannot fill the batch, the owner is next that has had
+the fewest samples in this batch and those before it (max-min fairness). So of N owners each gets all that it sends, or at
+least the N-th part of what is trained over `BATCHES` batches, however much the others send and however old their samples
+are. A batch is full whenever enough samples are ready, so nobody waits for an owner who sends little. The samples of a single
+owner are taken oldest first, whatever the shares.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import math
+import os
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from decimal import Decimal
+from typing import NamedTuple, cast
 
-from openclaw.ledger.codec import decode_sample
-from openclaw.ledger.corrections import fix_rewards
-from openclaw.ledger.database import Database
-from openclaw.ledger.quota import BATCHES, Candidate, Quota, choose
-from openclaw.ledger.rollbacks import align, line_of
+from openclaw.config.runtime_variables import RuntimeVariables
+from openclaw.ledger.codec import (
+    decode_sample,
+)
+from openclaw.ledger.database import Database, move_samples
+from openclaw.ledger.decisions import align, line_of
+from openclaw.ledger.feedback import fix_rewards
 from openclaw.owners import owner_of, prefixes, root
 from slime.utils.types import Sample
+
+BATCHES = 10
+"""Batches over which owners get equal parts: the one that is being filled and those before it."""
+NOBODY: Mapping[str, int] = {}
+
+
+@dataclass(frozen=True)
+class Quota:
+    """Shares of a batch, above 0 and at most 1; 1 means no bound.
+
+    Attributes:
+        owner: samples of one owner.
+        feedback: samples of one owner whose score its own feedback stated.
+    """
+
+    owner: float = RuntimeVariables.owner_share
+    feedback: float = RuntimeVariables.feedback_share
+
+    @staticmethod
+    def from_env(environment: Mapping[str, str] = os.environ) -> Quota:
+        """Return the shares that the environment sets.
+
+        Raises:
+            ConfigError: a variable is invalid; the message says what to type.
+        """
+        values = (RuntimeVariables.declared(f"{each.name}_share").read(environment)[0] for each in fields(Quota))
+        return Quota(*cast("Iterator[float]", values))
+
+
+class Candidate(NamedTuple):
+    """A sample as the choice sees it; ``stated``: feedback scored it."""
+
+    id: int
+    owner: str
+    stated: bool
+
+
+def most(share: float, batch: int) -> int:
+    """Return how many samples of a batch a share allows, rounded up."""
+    return math.ceil(Decimal(str(share)) * batch)
+
+
+def choose(
+    ready: Sequence[Candidate], held: Sequence[Candidate], batch: int, quota: Quota, recent: Mapping[str, int] = NOBODY
+) -> list[int]:
+    """Return the ids of the ready samples that join a batch.
+
+    Args:
+        ready: the samples to choose from, oldest first.
+        held: the samples that the batch has already.
+        batch: number of samples of a full batch.
+        quota: the shares.
+        recent: how many samples of each owner are in the `BATCHES` - 1 batches before.
+    """
+    wanted = max(0, batch - len(held))
+    queues: dict[str, dict[bool, deque[Candidate]]] = {}
+    for sample in ready:
+        queues.setdefault(sample.owner, {True: deque(), False: deque()})[sample.stated].append(sample)
+    if len(ready) <= wanted or len(queues) == 1:
+        return [sample.id for sample in ready[:wanted]]
+    samples = Counter(sample.owner for sample in held)
+    stated = Counter(sample.owner for sample in held if sample.stated)
+    most_samples, most_stated = most(quota.owner, batch), most(quota.feedback, batch)
+
+    def within_share(sample: Candidate) -> bool:
+        return samples[sample.owner] < most_samples
+
+    def within_both(sample: Candidate) -> bool:
+        return within_share(sample) and not (sample.stated and stated[sample.owner] >= most_stated)
+
+    def next_of(owner: str) -> tuple[tuple[int, int, int], Candidate]:
+        """Return an owner's next sample after its rank: what the shares allow, then who has had the fewest, then its age."""
+        heads = [queue[0] for queue in queues[owner].values() if queue]
+        sample = min(heads, key=lambda each: (not within_both(each), each.id))
+        tier = 0 if within_both(sample) else 1 if within_share(sample) else 2
+        return (tier, recent.get(owner, 0) + samples[owner], sample.id), sample
+
+    chosen: list[int] = []
+    while len(chosen) < wanted:
+        _, sample = min(map(next_of, queues))
+        chosen.append(sample.id)
+        samples[sample.owner] += 1
+        stated[sample.owner] += sample.stated
+        queues[sample.owner][sample.stated].popleft()
+        if not any(queues[sample.owner].values()):
+            del queues[sample.owner]
+    return chosen
+
 
 STATED = (
     "(EXISTS (SELECT 1 FROM feedback WHERE feedback.turn_id = samples.turn_id AND applied"
@@ -30,6 +133,8 @@ STATED = (
 IN_BATCHES = "samples.rollout_id >= ? AND samples.rollout_id < ? AND +samples.state IN ('leased', 'trained')"
 """Whether a sample is in a batch of a range. The plus keeps SQLite from reading all trained samples."""
 NO_QUOTA = Quota(owner=1.0, feedback=1.0)
+OF_OWNER = "SELECT baseline_reward FROM samples WHERE baseline_owner = ? AND baseline_role = ? ORDER BY id DESC LIMIT ?"
+OF_ALL = "SELECT baseline_reward, baseline_owner FROM samples WHERE baseline_role = ? ORDER BY id DESC LIMIT ?"
 ROLLOUT = "COALESCE(samples.episode, samples.id)"
 """What the samples of one rollout have in common."""
 TOGETHER = "(id = ? OR episode = (SELECT episode FROM samples WHERE id = ?))"
@@ -41,8 +146,11 @@ def rollout_of(sample: Sample) -> str | int:
     return sample.metadata.get("episode") or sample.metadata["ledger_id"]
 
 
-class SampleQueries(Database):
-    """The ledger's queries for the rollout function and the data source."""
+class Samples:
+    """The samples of the ledger and the steps that used them."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     def ready_count(self, owner: str | None = None) -> int:
         """Return the number of ready rollouts: samples of turns, and whole episodes.
@@ -50,9 +158,10 @@ class SampleQueries(Database):
         Only those of ``owner``, which is not `LOCAL`, and its children; of all owners if it is None.
         """
         if owner is None:
-            return self.rows(f"SELECT COUNT(DISTINCT {ROLLOUT}) AS n FROM samples WHERE state = 'ready'")[0]["n"]
+            [row] = self._database.rows(f"SELECT COUNT(DISTINCT {ROLLOUT}) AS n FROM samples WHERE state = 'ready'")
+            return row["n"]
         own, children = prefixes(owner)
-        return self.rows(
+        return self._database.rows(
             f"SELECT COUNT(DISTINCT {ROLLOUT}) AS n FROM samples JOIN turns ON turns.id = samples.turn_id"
             " WHERE samples.state = 'ready' AND (substr(session_id, 1, ?) = ? OR substr(session_id, 1, ?) = ?)",
             (len(own), own, len(children), children),
@@ -60,14 +169,14 @@ class SampleQueries(Database):
 
     def leased_count(self, rollout_id: int) -> int:
         """Return the number of rollouts, as `ready_count` counts them, that are leased to a batch."""
-        return self.rows(
+        return self._database.rows(
             f"SELECT COUNT(DISTINCT {ROLLOUT}) AS n FROM samples WHERE state = 'leased' AND rollout_id = ?",
             (rollout_id,),
         )[0]["n"]
 
     def untrained_leases(self) -> int:
         """Return the number of samples leased to rollouts whose step is not live yet."""
-        return self.rows(
+        return self._database.rows(
             "SELECT COUNT(*) AS n FROM samples WHERE state = 'leased' AND rollout_id NOT IN"
             " (SELECT rollout_id FROM steps WHERE undone_at IS NULL)"
         )[0]["n"]
@@ -77,14 +186,14 @@ class SampleQueries(Database):
 
         A deleted sample counts as one.
         """
-        found = self.rows(
+        found = self._database.rows(
             f"SELECT COUNT(*) AS n FROM steps JOIN (SELECT rollout_id, {ROLLOUT} AS rollout FROM samples"
             " WHERE state IN ('leased', 'trained') UNION SELECT rollout_id, id FROM forgotten_samples)"
             " USING (rollout_id) WHERE undone_at IS NULL GROUP BY rollout_id ORDER BY rollout_id"
         )
         return [row["n"] for row in found]
 
-    def claim_samples(self, rollout_id: int, count: int, quota: Quota = NO_QUOTA) -> list[Sample]:
+    def claim(self, rollout_id: int, count: int, quota: Quota = NO_QUOTA) -> list[Sample]:
         """Lease ready samples to a batch until it has ``count`` rollouts, oldest first within ``quota``; return all of them.
 
         Claiming again for the same rollout returns the same samples, so a caller that died in between loses none. Fewer
@@ -94,11 +203,10 @@ class SampleQueries(Database):
         ready = self._candidates("samples.state = 'ready'") if len(held) < count else []  # long, so outside the lock
         before = self._candidates(IN_BATCHES, (rollout_id - BATCHES + 1, rollout_id)) if ready else []
         recent = Counter(sample.owner for sample in before)
-        chosen = [(rollout_id, sample_id, sample_id) for sample_id in choose(ready, held, count, quota, recent)]
-        with self.transaction() as connection:
-            connection.executemany(
-                f"UPDATE samples SET state = 'leased', rollout_id = ? WHERE {TOGETHER} AND state = 'ready'", chosen
-            )
+        chosen = choose(ready, held, count, quota, recent)
+        with self._database.transaction() as connection:
+            for sample_id in chosen:
+                move_samples(connection, "lease", TOGETHER, (sample_id, sample_id), rollout_id=rollout_id)
             leased = connection.execute(
                 "SELECT * FROM samples WHERE state = 'leased' AND rollout_id = ? ORDER BY id", (rollout_id,)
             ).fetchall()
@@ -109,19 +217,19 @@ class SampleQueries(Database):
     def _candidates(self, condition: str, parameters: tuple[int, ...] = ()) -> list[Candidate]:
         """Return the first sample of each rollout whose samples meet ``condition``, oldest first."""
         first = "samples.id = COALESCE((SELECT MIN(id) FROM samples AS other WHERE other.episode = samples.episode), samples.id)"
-        found = self.rows(
+        found = self._database.rows(
             f"SELECT samples.id, turns.session_id, {STATED} AS stated FROM samples"
             f" JOIN turns ON turns.id = samples.turn_id WHERE {condition} AND {first} ORDER BY samples.id",
             parameters,
         )
         return [Candidate(row["id"], root(owner_of(row["session_id"])), bool(row["stated"])) for row in found]
 
-    def drop_sample(self, sample_id: int, reason: str, rollout_id: int) -> None:
+    def drop(self, sample_id: int, reason: str, rollout_id: int) -> None:
         """Drop a ready or leased sample, with the others of its episode; ``rollout_id`` is the batch that had them.
 
         If the sample was deleted after its lease, its tombstone now says that no step used it.
         """
-        with self.transaction() as connection:
+        with self._database.transaction() as connection:
             forgotten = connection.execute(
                 "UPDATE forgotten_samples SET rollout_id = NULL WHERE id = ?", (sample_id,)
             ).rowcount
@@ -129,23 +237,20 @@ class SampleQueries(Database):
                 return
             found = connection.execute(f"SELECT id FROM samples WHERE {TOGETHER}", (sample_id, sample_id)).fetchall()
             for each in [row["id"] for row in found] or [sample_id]:
-                self.update_one(connection, "samples", each, state="dropped", reason=reason, rollout_id=rollout_id)
+                self._database.update_one(
+                    connection, "samples", each, state="dropped", reason=reason, rollout_id=rollout_id
+                )
 
     def drop_leased(self, rollout_id: int, reason: str) -> int:
         """Drop the samples leased to a rollout whose step was not taken; return their number."""
-        with self.transaction() as connection:
+        with self._database.transaction() as connection:
             connection.execute("UPDATE forgotten_samples SET rollout_id = NULL WHERE rollout_id = ?", (rollout_id,))
-            return connection.execute(
-                "UPDATE samples SET state = 'dropped', reason = ? WHERE state = 'leased' AND rollout_id = ?",
-                (reason, rollout_id),
-            ).rowcount
+            return move_samples(connection, "refuse", "rollout_id = ?", (rollout_id,), reason=reason)
 
     def mark_trained(self, rollout_id: int) -> int:
         """Mark samples up to ``rollout_id`` as trained, because a checkpoint has their steps; return their number."""
-        with self.transaction() as connection:
-            return connection.execute(
-                "UPDATE samples SET state = 'trained' WHERE state = 'leased' AND rollout_id <= ?", (rollout_id,)
-            ).rowcount
+        with self._database.transaction() as connection:
+            return move_samples(connection, "commit", "rollout_id <= ?", (rollout_id,))
 
     def reconcile(self, rollout_id: int) -> dict[str, int]:
         """Align the ledger with a restored checkpoint that contains every step up to ``rollout_id``.
@@ -156,24 +261,19 @@ class SampleQueries(Database):
         Returns:
             ``trained``: leased samples whose step the checkpoint contains; ``ready``: samples that became ready again.
         """
-        with self.transaction() as connection:
-            trained = connection.execute(
-                "UPDATE samples SET state = 'trained' WHERE state = 'leased' AND rollout_id <= ?", (rollout_id,)
-            ).rowcount
-            ready = connection.execute(
-                "UPDATE samples SET state = 'ready', rollout_id = NULL, reason = NULL"
-                " WHERE state IN ('leased', 'trained', 'dropped') AND rollout_id > ?",
-                (rollout_id,),
-            ).rowcount
+        with self._database.transaction() as connection:
+            trained = move_samples(connection, "commit", "rollout_id <= ?", (rollout_id,))
+            ready = move_samples(connection, "undo", "rollout_id > ?", (rollout_id,))
             connection.execute("UPDATE forgotten_samples SET rollout_id = NULL WHERE rollout_id > ?", (rollout_id,))
             connection.execute(
-                "UPDATE steps SET undone_at = ? WHERE rollout_id > ? AND undone_at IS NULL", (self.clock(), rollout_id)
+                "UPDATE steps SET undone_at = ? WHERE rollout_id > ? AND undone_at IS NULL",
+                (self._database.clock(), rollout_id),
             )
             connection.execute(
                 "UPDATE decisions SET undone_at = ? WHERE rollout_id > ? AND undone_at IS NULL AND kind <> 'accept'",
-                (self.clock(), rollout_id),
+                (self._database.clock(), rollout_id),
             )
-            align(connection, line_of(connection, rollout_id), rollout_id, self.clock())
+            align(connection, line_of(connection, rollout_id), rollout_id, self._database.clock())
         return {"trained": trained, "ready": ready}
 
     def record_step(self, rollout_id: int, weight_version: str, trained_at: float, live_at: float) -> None:
@@ -181,24 +281,39 @@ class SampleQueries(Database):
 
         A second push of the same step, after an engine restart, is a no-op.
         """
-        with self.transaction() as connection:
+        with self._database.transaction() as connection:
             connection.execute(
                 "INSERT INTO steps (rollout_id, weight_version, trained_at, live_at) VALUES (?, ?, ?, ?)"
                 " ON CONFLICT DO NOTHING",
                 (rollout_id, str(weight_version), trained_at, live_at),
             )
 
+    def earlier_rewards(self, owner: str, role: str, limit: int) -> list[float]:
+        """Return the last rewards that an owner gave in a role, as `ReactionReward` has them, newest first."""
+        return [row["baseline_reward"] for row in self._database.rows(OF_OWNER, (owner, role, limit))]
+
+    def rewards_of_others(self, owner: str, role: str, limit: int) -> list[float]:
+        """Return those of the last ``limit`` rewards of a role that other owners gave, newest first."""
+        found = self._database.rows(OF_ALL, (role, limit))
+        return [row["baseline_reward"] for row in found if row["baseline_owner"] != owner]
+
     def live_weight_version(self) -> str | None:
         """Return the weight version of the last live step, None before the first."""
-        found = self.rows("SELECT weight_version FROM steps WHERE undone_at IS NULL ORDER BY number DESC LIMIT 1")
+        found = self._database.rows(
+            "SELECT weight_version FROM steps WHERE undone_at IS NULL ORDER BY number DESC LIMIT 1"
+        )
         return found[0]["weight_version"] if found else None
 
     def feedback_to_live_seconds(self) -> list[float]:
         """Return the seconds from feedback to live weights for each sample whose step is live."""
-        found = self.rows(
+        found = self._database.rows(
             "SELECT steps.live_at - turns.next_state_at AS seconds FROM samples"
             " JOIN turns ON turns.id = samples.turn_id JOIN steps ON steps.rollout_id = samples.rollout_id"
             " WHERE samples.state IN ('leased', 'trained') AND steps.undone_at IS NULL"
             " AND turns.next_state_at IS NOT NULL ORDER BY samples.id"
         )
         return [row["seconds"] for row in found]
+
+    def forgotten_count(self) -> int:
+        """Return the number of deleted samples."""
+        return self._database.rows("SELECT COUNT(*) AS n FROM forgotten_samples")[0]["n"]

@@ -1,30 +1,414 @@
-"""Migrates a ledger file to the newest schema when it is opened.
+"""The ledger's schema: its state machines, its migrations, and how a file gets the newest version.
 
-Guarantees: a file of a newer version is refused and never changed. A file of an older version is backed up
-(``FILE.v1.backup``, named in the log) and migrated in one transaction, so a crash leaves the old file. If several
-processes open a file at once, one of them migrates it.
+Guarantees: a released migration is never edited; a schema change is a new migration. A new file runs all migrations, so it
+equals a migrated one. A file of a newer version is refused and never changed. A file of an older version is backed up
+(``FILE.v1.backup``, named in the log) and migrated in one transaction, so a crash leaves the old file. If several processes
+open a file at once, one of them migrates it. Triggers enforce the tables of states after the last migration, so no query
+of any process can make an illegal transition.
+
+Turn: waiting (no next state yet) -> pending (has one, waits for the judge) -> judged; judged -> pending when feedback
+arrives before a step has used its samples; waiting -> ended when its session ends, ended -> pending when the session
+resumes; excluded turns (side, aborted, evaluation) stay so. A turn of a log that holds text only is unscored until the
+policy's engine has scored its reply, then pending; judged -> unscored when its scores are too old to train on; unscored ->
+ended when it cannot be scored, with a reason.
+
+Sample: ready -> leased (to a rollout id) -> trained (a checkpoint contains its step); leased or trained -> ready when a
+checkpoint before that step is restored; ready or leased -> dropped with a reason, and back when the drop is undone by
+a restored checkpoint or a quarantined batch is accepted; leased or trained -> dropped when a rollback takes the step back.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from groundwork.private_files import private
 from openclaw.ledger.exceptions import LedgerVersionError
-from openclaw.ledger.migrations import MIGRATIONS, VERSION
-from openclaw.ledger.states import (
-    FIRST_SAMPLE_STATES,
-    FIRST_TURN_STATES,
-    VALID_SAMPLE_TRANSITIONS,
-    VALID_TURN_TRANSITIONS,
-    deletion_triggers_sql,
-    triggers_sql,
+from openclaw.messages.fingerprint import conversation_digest
+from openclaw.owners import owner_of, root
+
+VALID_TURN_TRANSITIONS: Mapping[str, frozenset[str]] = {
+    "waiting": frozenset({"pending", "ended"}),
+    "ended": frozenset({"pending"}),
+    "pending": frozenset({"judged"}),
+    "judged": frozenset({"pending", "unscored"}),
+    "unscored": frozenset({"pending", "ended"}),
+    "excluded": frozenset(),
+}
+FIRST_TURN_STATES: frozenset[str] = frozenset({"waiting", "unscored", "excluded"})
+VALID_SAMPLE_TRANSITIONS: Mapping[str, frozenset[str]] = {
+    "ready": frozenset({"leased", "dropped"}),
+    "leased": frozenset({"ready", "trained", "dropped"}),
+    "trained": frozenset({"ready", "dropped"}),
+    "dropped": frozenset({"ready"}),
+}
+FIRST_SAMPLE_STATES: frozenset[str] = frozenset({"ready"})
+
+
+class Move(NamedTuple):
+    """One way to move the samples of a batch: from which states, to which, and the columns that it clears."""
+
+    sources: tuple[str, ...]
+    target: str
+    clears: tuple[str, ...] = ()
+
+
+SAMPLE_MOVES: Mapping[str, Move] = {
+    "lease": Move(("ready",), "leased"),
+    "commit": Move(("leased",), "trained"),
+    "release": Move(("leased",), "ready", ("rollout_id",)),
+    "undo": Move(("leased", "trained", "dropped"), "ready", ("rollout_id", "reason")),
+    "readmit": Move(("dropped",), "ready", ("rollout_id", "reason")),
+    "discard": Move(("ready",), "dropped", ("rollout_id",)),
+    "refuse": Move(("leased",), "dropped"),
+    "unlearn": Move(("leased", "trained"), "dropped"),
+}
+"""How samples move for a step: the only way in which many of them change their state at once.
+
+A claim leases. A checkpoint commits; a restored one undoes. A refused step drops its batch (``refuse``), a rollback what the
+weights have not learned any more (``unlearn``). A person who accepts a refused batch readmits it, or releases it while it is
+still leased. Samples that another method made, or that a later opinion replaces, are discarded.
+"""
+
+
+def triggers_sql(table: str, transitions: Mapping[str, frozenset[str]], first: frozenset[str]) -> list[str]:
+    """Return the statements that (re)create the triggers for ``table.state``."""
+    allowed = [
+        f"(OLD.state = '{source}' AND NEW.state = '{target}')"
+        for source, targets in transitions.items()
+        for target in sorted(targets)
+    ]
+    starts = ", ".join(f"'{state}'" for state in sorted(first))
+    return [
+        f"DROP TRIGGER IF EXISTS {table}_first_state",
+        f"DROP TRIGGER IF EXISTS {table}_next_state",
+        f"CREATE TRIGGER {table}_first_state BEFORE INSERT ON {table} WHEN NEW.state NOT IN ({starts}) "
+        f"BEGIN SELECT RAISE(ABORT, 'illegal first state in {table}'); END",
+        f"CREATE TRIGGER {table}_next_state BEFORE UPDATE OF state ON {table} WHEN NOT ({' OR '.join(allowed)}) "
+        f"BEGIN SELECT RAISE(ABORT, 'illegal transition in {table}'); END",
+    ]
+
+
+def deletion_triggers_sql() -> list[str]:
+    """Return the statements that (re)create the trigger that requires a tombstone before a sample is deleted."""
+    return [
+        "DROP TRIGGER IF EXISTS samples_deleted",
+        "CREATE TRIGGER samples_deleted BEFORE DELETE ON samples"
+        " WHEN NOT EXISTS (SELECT 1 FROM forgotten_samples WHERE id = OLD.id)"
+        " BEGIN SELECT RAISE(ABORT, 'illegal deletion in samples'); END",
+    ]
+
+
+_VERSION_1 = """
+CREATE TABLE sessions (
+    id TEXT PRIMARY KEY,
+    started_at REAL NOT NULL,
+    ended_at REAL,               -- set when the session ends, cleared when it resumes
+    closed_at REAL               -- set once, when a finished session has contributed
+);
+CREATE TABLE turns (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    session_id TEXT NOT NULL REFERENCES sessions(id),
+    position INTEGER NOT NULL,
+    kind TEXT NOT NULL CHECK (kind IN ('main', 'side')),
+    created_at REAL NOT NULL,
+    finished_at REAL NOT NULL,
+    messages TEXT NOT NULL,
+    tools TEXT NOT NULL,
+    chat_template_kwargs TEXT NOT NULL,
+    prompt_ids BLOB NOT NULL,
+    response_ids BLOB NOT NULL,
+    response_logprobs BLOB NOT NULL,
+    weight_versions TEXT NOT NULL,
+    finish_reason TEXT NOT NULL,
+    response_message TEXT NOT NULL,
+    temperature REAL NOT NULL,
+    top_p REAL NOT NULL,
+    state TEXT NOT NULL,
+    reason TEXT,
+    next_state TEXT,
+    next_state_at REAL,
+    judge_attempts INTEGER NOT NULL DEFAULT 0,
+    judge_error TEXT,
+    not_before REAL NOT NULL DEFAULT 0
+);
+CREATE INDEX turns_by_state ON turns(state, number);
+CREATE INDEX turns_by_session ON turns(session_id, number);
+CREATE TABLE verdicts (
+    turn_id TEXT PRIMARY KEY REFERENCES turns(id),
+    verdict TEXT NOT NULL,
+    teacher_log_probs BLOB,
+    judged_at REAL NOT NULL
+);
+CREATE TABLE samples (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    turn_id TEXT NOT NULL REFERENCES turns(id),
+    sample TEXT NOT NULL,
+    tokens BLOB NOT NULL,
+    rollout_log_probs BLOB,
+    teacher_log_probs BLOB,
+    state TEXT NOT NULL,
+    reason TEXT,
+    rollout_id INTEGER,
+    created_at REAL NOT NULL
+);
+CREATE INDEX samples_by_state ON samples(state, id);
+CREATE INDEX samples_by_turn ON samples(turn_id);
+CREATE TABLE steps (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    rollout_id INTEGER NOT NULL,
+    weight_version TEXT NOT NULL,
+    trained_at REAL NOT NULL,
+    live_at REAL NOT NULL,
+    undone_at REAL
+);
+CREATE UNIQUE INDEX steps_by_rollout ON steps(rollout_id) WHERE undone_at IS NULL;
+"""
+_VERSION_2 = """
+ALTER TABLE turns ADD COLUMN conversation BLOB;  -- digest of the messages and the reply, see openclaw.messages.fingerprint
+ALTER TABLE turns ADD COLUMN signal TEXT         -- how the next state came; NULL is next_state
+    CHECK (signal IN ('next_state', 'regenerated', 'feedback'));
+CREATE INDEX turns_by_conversation ON turns(conversation, number) WHERE conversation IS NOT NULL;
+CREATE TABLE feedback (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    turn_id TEXT NOT NULL REFERENCES turns(id),
+    created_at REAL NOT NULL,
+    thumbs TEXT CHECK (thumbs IN ('up', 'down')),
+    score REAL,
+    text TEXT,
+    source TEXT,
+    applied INTEGER NOT NULL DEFAULT 0 CHECK (applied IN (0, 1))  -- 1 when it became the next state of its turn
+);
+CREATE INDEX feedback_by_turn ON feedback(turn_id);
+CREATE TABLE forgotten_samples (                 -- what is left of a sample: that a step used one more
+    id INTEGER PRIMARY KEY,
+    rollout_id INTEGER,                          -- NULL when no step used it
+    forgotten_at REAL NOT NULL
+);
+CREATE TABLE forgotten_sessions (
+    session BLOB PRIMARY KEY,                    -- digest of the session id
+    forgotten_at REAL NOT NULL
+);
+"""
+_VERSION_3 = """
+CREATE INDEX sessions_open ON sessions(id) WHERE ended_at IS NULL;
+"""
+_VERSION_4 = """
+CREATE INDEX turns_by_session_state ON turns(session_id, state, number);
+"""
+_VERSION_5 = """
+ALTER TABLE samples ADD COLUMN teacher_topk_log_probs BLOB;  -- K float64 per response token
+ALTER TABLE samples ADD COLUMN teacher_topk_indices BLOB;    -- K int32 per response token
+"""
+_VERSION_6 = """
+-- The triggers, which follow from the states, also let a judged turn become pending again.
+ALTER TABLE turns ADD COLUMN malformed_calls INTEGER NOT NULL DEFAULT 0;  -- tool calls of the reply that nobody can read
+"""
+_VERSION_7 = """
+ALTER TABLE samples ADD COLUMN baseline_role TEXT;    -- whose reaction gave the reward, see openclaw.credit.baseline
+ALTER TABLE samples ADD COLUMN baseline_reward REAL;  -- the reward of a whole reply, before its share of a request
+CREATE INDEX samples_by_role ON samples(baseline_role, id, baseline_reward) WHERE baseline_role IS NOT NULL;
+"""
+_VERSION_8 = """
+ALTER TABLE turns ADD COLUMN topk_log_probs BLOB;            -- K float64 per response token: the policy's own top K
+ALTER TABLE turns ADD COLUMN topk_ids BLOB;                  -- K int32 per response token
+ALTER TABLE samples ADD COLUMN rollout_topk_log_probs BLOB;  -- K float64 per response token
+"""
+_VERSION_9 = """
+CREATE TABLE episodes (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    owner TEXT NOT NULL,               -- who created it, see openclaw.owners
+    key_name TEXT NOT NULL,            -- name of the key that created it
+    key_digest BLOB,                   -- SHA-256 of the episode's own key; NULL once it has ended
+    task TEXT NOT NULL,
+    group_name TEXT,
+    group_size INTEGER,
+    metadata TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    expires_at REAL NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('open', 'closed', 'settled', 'deleted')),
+    status TEXT,                       -- how it ended
+    reward REAL,
+    closed_at REAL,
+    settled_at REAL,
+    reason TEXT,                       -- why it gave no samples
+    segments INTEGER NOT NULL DEFAULT 0,
+    merged_turns INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX episodes_unsettled ON episodes(state, number) WHERE state IN ('open', 'closed');
+CREATE INDEX episodes_by_owner ON episodes(owner, settled_at);
+ALTER TABLE samples ADD COLUMN episode TEXT;   -- all samples of an episode change their state together
+CREATE INDEX samples_by_episode ON samples(episode) WHERE episode IS NOT NULL;
+ALTER TABLE turns ADD COLUMN segment INTEGER;  -- the sample that holds the turn together with others of its episode
+CREATE INDEX turns_by_segment ON turns(segment) WHERE segment IS NOT NULL;
+"""
+_VERSION_10 = """
+ALTER TABLE episodes ADD COLUMN scores TEXT;  -- the driver's scores of turns, by turn id
+"""
+_VERSION_11 = """
+-- The triggers, which follow from the states, also let a trained sample be dropped, because a rollback takes its step back.
+CREATE TABLE decisions (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    rollout_id INTEGER NOT NULL,        -- the batch; of a rollback or an acceptance the last one before it
+    kind TEXT NOT NULL CHECK (kind IN ('start', 'step', 'refused', 'rollback', 'accept')),
+    weight_version TEXT NOT NULL,       -- the weights that serve if the batch is accepted
+    why TEXT NOT NULL,
+    by_margin INTEGER NOT NULL DEFAULT 0 CHECK (by_margin IN (0, 1)),  -- refused by the users' opinions alone
+    metrics TEXT NOT NULL,
+    first_turn INTEGER,                 -- number of the batch's middle turn; of an acceptance: older probes are retired
+    last_turn INTEGER,                  -- of an acceptance: newest turn then
+    decided_at REAL NOT NULL,
+    undone_at REAL                      -- when a checkpoint from before the batch was restored, or it was decided again
+);
+CREATE UNIQUE INDEX decisions_by_rollout ON decisions(rollout_id) WHERE undone_at IS NULL AND kind IN ('step', 'refused');
+CREATE TABLE probe_scores (             -- mean log-probability per token of a probe's reply under some weights
+    decision INTEGER NOT NULL REFERENCES decisions(number),
+    turn_id TEXT NOT NULL REFERENCES turns(id),
+    score REAL NOT NULL,
+    PRIMARY KEY (decision, turn_id)
+);
+CREATE INDEX probe_scores_by_turn ON probe_scores(turn_id);
+CREATE INDEX samples_by_rollout ON samples(rollout_id) WHERE rollout_id IS NOT NULL;
+CREATE INDEX turns_for_probes ON turns(number) WHERE reason = 'probe';
+"""
+_VERSION_12 = """
+-- The triggers, which follow from the states, let a turn of a log wait for its scores.
+ALTER TABLE turns ADD COLUMN scored INTEGER NOT NULL DEFAULT 0;  -- 1: ids rendered from text, log-probabilities scored
+CREATE TABLE logs (                  -- turns that logs brought
+    turn_id TEXT PRIMARY KEY REFERENCES turns(id),
+    verdict TEXT                     -- the verdict that the log had, which is kept; NULL: judged here
+);
+"""
+_VERSION_16 = """
+ALTER TABLE turns ADD COLUMN copied INTEGER NOT NULL DEFAULT 0;  -- 1: from another run's ledger, whose weights replied
+ALTER TABLE sessions ADD COLUMN reopened_at REAL;  -- when a turn of a closed log was scored again; NULL once it is closed
+"""
+_VERSION_17 = """
+CREATE TABLE pictures (
+    sha256 TEXT PRIMARY KEY,       -- of the file
+    png BLOB NOT NULL              -- at the model's size
+);
+CREATE TABLE turn_pictures (       -- the pictures of each turn's prompt
+    turn_id TEXT NOT NULL REFERENCES turns(id),
+    start INTEGER NOT NULL,        -- position of the first placeholder in the prompt's ids
+    tokens INTEGER NOT NULL,       -- number of placeholders
+    sha256 TEXT NOT NULL REFERENCES pictures(sha256),
+    PRIMARY KEY (turn_id, start)
+);
+CREATE INDEX turn_pictures_by_file ON turn_pictures(sha256);
+"""
+_VERSION_19 = """
+CREATE TABLE secrets (           -- made here, never shown and never exported
+    name TEXT PRIMARY KEY,
+    value BLOB NOT NULL
+);
+ALTER TABLE samples ADD COLUMN baseline_owner TEXT;  -- who gave the reward, see openclaw.owners
+ALTER TABLE samples ADD COLUMN made_by TEXT;         -- the method that made it, see openclaw.method; NULL if unknown
+DROP INDEX samples_by_role;
+CREATE INDEX samples_by_role ON samples(baseline_role, id, baseline_reward, baseline_owner) WHERE baseline_role IS NOT NULL;
+CREATE INDEX samples_by_owner ON samples(baseline_owner, baseline_role, id, baseline_reward) WHERE baseline_role IS NOT NULL;
+"""
+
+
+def fill_baseline_owners(connection: sqlite3.Connection) -> None:
+    """Set who gave the rewards that were recorded before their column existed."""
+    found = connection.execute(
+        "SELECT samples.id, session_id FROM samples JOIN turns ON turns.id = turn_id WHERE baseline_role IS NOT NULL"
+    ).fetchall()
+    owners = [(root(owner_of(session_id)), sample_id) for sample_id, session_id in found]
+    connection.executemany("UPDATE samples SET baseline_owner = ? WHERE id = ?", owners)
+
+
+def fill_conversations(connection: sqlite3.Connection) -> None:
+    """Set the digest of main turns that were recorded before its column existed."""
+    last = 0
+    while True:
+        row = connection.execute(
+            "SELECT number, messages, response_message FROM turns WHERE number > ? AND kind = 'main'"
+            " ORDER BY number LIMIT 1",
+            (last,),
+        ).fetchone()
+        if row is None:
+            return
+        last, messages, reply = row
+        digest = conversation_digest(json.loads(messages), json.loads(reply))
+        connection.execute("UPDATE turns SET conversation = ? WHERE number = ?", (digest, last))
+
+
+def renew_conversations(connection: sqlite3.Connection) -> None:
+    """Set the digest of every turn that has one to what `openclaw.messages.fingerprint` gives now.
+
+    A redacted turn keeps its digest, because the ledger does not hold the words that it is of.
+    """
+    last = 0
+    while True:
+        row = connection.execute(
+            "SELECT number, session_id, messages, response_message, conversation FROM turns"
+            " WHERE number > ? AND conversation IS NOT NULL AND COALESCE(reason, '') <> 'redacted'"
+            " ORDER BY number LIMIT 1",
+            (last,),
+        ).fetchone()
+        if row is None:
+            return
+        last, session_id, messages, reply, before = row
+        digest = conversation_digest(json.loads(messages), json.loads(reply), owner_of(session_id))
+        if digest != before:
+            connection.execute("UPDATE turns SET conversation = ? WHERE number = ?", (digest, last))
+
+
+@dataclass(frozen=True)
+class Migration:
+    """One migration.
+
+    Attributes:
+        version: the file's version after it.
+        summary: what it adds.
+        statements: SQL.
+        fill: fills the new columns, or None.
+    """
+
+    version: int
+    summary: str
+    statements: str
+    fill: Callable[[sqlite3.Connection], None] | None = None
+
+
+MIGRATIONS: tuple[Migration, ...] = (
+    Migration(1, "sessions, turns, verdicts, samples, steps", _VERSION_1),
+    Migration(2, "conversation digests, signals, feedback, what was forgotten", _VERSION_2, fill_conversations),
+    Migration(3, "an index of the sessions that have not ended", _VERSION_3),
+    Migration(4, "an index of the turns of a session by state", _VERSION_4),
+    Migration(5, "the teacher's top K with a sample", _VERSION_5),
+    Migration(
+        6, "unreadable tool calls of a turn; a judged turn is judged again when feedback arrives in time", _VERSION_6
+    ),
+    Migration(7, "the earlier rewards that a reward is compared with", _VERSION_7),
+    Migration(8, "the policy's own top K at sampling, with a turn and a sample", _VERSION_8),
+    Migration(9, "episodes of agents, and their samples of several turns", _VERSION_9),
+    Migration(10, "scores of an episode's turns", _VERSION_10),
+    Migration(11, "what the gate decided about each version of the weights", _VERSION_11),
+    Migration(12, "turns of logs, which wait for scores and may keep their verdicts", _VERSION_12),
+    Migration(16, "marks of turns that come from another run, and of sessions that close again", _VERSION_16),
+    Migration(17, "the pictures that turns saw", _VERSION_17),
+    Migration(18, "conversation digests that ignore thoughts and white space", "", renew_conversations),
+    Migration(
+        19,
+        "whose rewards a reward is compared with, which method made a sample, and secrets",
+        _VERSION_19,
+        fill_baseline_owners,
+    ),
 )
+VERSION = MIGRATIONS[-1].version
+
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +448,7 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def create_triggers(connection: sqlite3.Connection) -> None:
-    """Replace the triggers that enforce the tables of `openclaw.ledger.states`."""
+    """Replace the triggers that enforce the tables of `openclaw.ledger.schema`."""
     for statement in [
         *triggers_sql("turns", VALID_TURN_TRANSITIONS, FIRST_TURN_STATES),
         *triggers_sql("samples", VALID_SAMPLE_TRANSITIONS, FIRST_SAMPLE_STATES),

@@ -1,43 +1,88 @@
 """The ledger: one SQLite file that holds every turn, verdict, sample and step of a run.
 
-Guarantees: every method commits before it returns. `kill -9` of any process at any moment leaves a consistent file. The
-runtime process writes turns, next states and verdicts, while the rollout manager writes leases and steps. Methods are
-synchronous: call them from asyncio through ``asyncio.to_thread``.
+Guarantees: every method of its parts commits before it returns, and methods called inside `Ledger.transaction` commit
+together. `kill -9` of any process at any moment leaves a consistent file. The runtime process writes turns, next states and
+verdicts, while the rollout manager writes leases and steps. Methods are synchronous: call them from asyncio through
+``asyncio.to_thread``.
 
-The methods are grouped by who calls them: `openclaw.ledger.turns`, `openclaw.ledger.feedback`, `openclaw.ledger.graph`,
-`openclaw.ledger.samples`, `openclaw.ledger.outcome`, `openclaw.ledger.reports`, `openclaw.ledger.forget`,
-`openclaw.ledger.transfer`, `openclaw.ledger.episodes`, `openclaw.ledger.episode_groups`, `openclaw.ledger.logs`,
-`openclaw.ledger.probes`, `openclaw.ledger.decisions`, `openclaw.ledger.served_turns` and `openclaw.ledger.pictures`.
+    with closing(Ledger("runs/mine/ledger.sqlite")) as ledger:
+        ledger.turns.record(turn)
+        ledger.turns.record_next_state(turn.id, [{"role": "user", "content": "thanks"}], at=time.time())
+        [waiting] = ledger.judging.pending(limit=1)
 """
 
 from __future__ import annotations
 
-from openclaw.ledger.episode_groups import EpisodeGroupQueries
-from openclaw.ledger.forget import ForgetQueries
-from openclaw.ledger.graph import GraphQueries
-from openclaw.ledger.logs import LogQueries
-from openclaw.ledger.outcome import OutcomeQueries
-from openclaw.ledger.pictures import PictureQueries
-from openclaw.ledger.probes import ProbeQueries
-from openclaw.ledger.reports import ReportQueries
-from openclaw.ledger.rollbacks import RollbackQueries
-from openclaw.ledger.samples import SampleQueries
-from openclaw.ledger.served_turns import ServedTurnQueries
-from openclaw.ledger.transfer import TransferQueries
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from openclaw.ledger.copying import Transfer
+from openclaw.ledger.database import Database
+from openclaw.ledger.decisions import Decisions
+from openclaw.ledger.episodes import Episodes
+from openclaw.ledger.feedback import FeedbackLog
+from openclaw.ledger.judging import Judging
+from openclaw.ledger.logs import Logs
+from openclaw.ledger.probes import Probes
+from openclaw.ledger.samples import Samples
+from openclaw.ledger.sessions import Sessions
+from openclaw.ledger.turns import Pictures, Turns
+from openclaw.ledger.views import Views
+
+if TYPE_CHECKING:
+    from openclaw.privacy.redactor import Redactor
 
 
-class Ledger(
-    TransferQueries,
-    GraphQueries,
-    SampleQueries,
-    OutcomeQueries,
-    ReportQueries,
-    ForgetQueries,
-    EpisodeGroupQueries,
-    LogQueries,
-    ProbeQueries,
-    RollbackQueries,
-    ServedTurnQueries,
-    PictureQueries,
-):
-    """``Ledger(path)`` opens the file, creating or migrating it."""
+class Ledger:
+    """A handle on a ledger file; each part has the methods of one user.
+
+    Attributes:
+        database: connection, clock and redaction.
+        turns: the gateway records replies and next states.
+        pictures: of prompts.
+        feedback: people's opinions on replies.
+        sessions: conversations, their end and deletion.
+        judging: what the judge worker reads and commits.
+        samples: what the trainer claims, and its steps.
+        episodes: agents' runs.
+        decisions: of the gate.
+        probes: turns on which the gate compares weights.
+        logs: turns that came as text.
+        transfer: to and from other ledgers.
+        views: for reports, commands and clients.
+    """
+
+    def __init__(
+        self, path: str | Path, clock: Callable[[], float] = time.time, redaction: Redactor | None = None
+    ) -> None:
+        """Open the ledger at ``path``, creating or migrating the file; see `Database`."""
+        self.database = database = Database(path, clock, redaction)
+        self.turns = Turns(database)
+        self.pictures = Pictures(database)
+        self.feedback = FeedbackLog(database, self.turns)
+        self.sessions = Sessions(database)
+        self.judging = Judging(database, self.turns, self.feedback)
+        self.samples = Samples(database)
+        self.episodes = Episodes(database, self.pictures)
+        self.decisions = Decisions(database)
+        self.probes = Probes(database)
+        self.logs = Logs(database, self.turns, self.judging)
+        self.transfer = Transfer(database, self.turns, self.feedback, self.sessions)
+        self.views = Views(database)
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.database.path
+
+    def transaction(self) -> AbstractContextManager[sqlite3.Connection]:
+        """Run the body as one atomic write transaction, see `Database.transaction`."""
+        return self.database.transaction()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.database.close()

@@ -22,7 +22,7 @@ from hashlib import blake2b
 from typing import Any
 
 from groundwork.chat_messages import Message, is_trained
-from openclaw.ledger.importing import ImportedTurn, ImportFormatError
+from openclaw.ledger.conversations import ImportedTurn, ImportFormatError
 from openclaw.messages.fingerprint import conversation_digest, read_history
 from openclaw.offline.other_forms import FailedCallError, read_answer, read_chat, read_request, read_tool_list
 from openclaw.privacy.secret_finder import kept_id

@@ -18,7 +18,7 @@ LOOKED_AT = 32
 def check_tokens(path: Path, model: str) -> None:
     """Raise ConfigError if the ids of a ledger are not those of the model's tokenizer: no reply reads as it was recorded."""
     with closing(Ledger(path)) as ledger:
-        replies = (record.turn for record in ledger.export_turns() if record.turn.response_ids)
+        replies = (record.turn for record in ledger.views.turn_records() if record.turn.response_ids)
         spoken = [
             (turn.response_ids, text)
             for turn in islice(replies, LOOKED_AT)
@@ -39,7 +39,7 @@ def check_tokens(path: Path, model: str) -> None:
 def same_batches(path: Path, batch_size: int) -> str | None:
     """Return what to set for the batches of the earlier run; None if they are the same, or it took no step."""
     with closing(Ledger(path)) as ledger:
-        sizes = Counter(ledger.batch_sizes())
+        sizes = Counter(ledger.samples.batch_sizes())
     if not sizes or set(sizes) == {batch_size}:
         return None
     usual = sizes.most_common(1)[0][0]

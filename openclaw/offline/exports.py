@@ -15,8 +15,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from openclaw.ledger.conversations import CUT_OFF
-from openclaw.ledger.importing import ImportFormatError
+from openclaw.ledger.conversations import CUT_OFF, ImportFormatError
 
 Line = dict[str, Any]
 

@@ -18,15 +18,12 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 from groundwork.chat_messages import Message
-from openclaw.ledger.conversations import IMPORTED
+from openclaw.ledger.conversations import IMPORTED, ImportedTurn, described_turn, identity_of
 from openclaw.ledger.copying import COPIED, copy_run
-from openclaw.ledger.counted import counted
-from openclaw.ledger.importing import ImportedTurn, described_turn, identity_of, redacted_verdict
-from openclaw.ledger.passes import OF_LOG, PASS, suffixed
-from openclaw.ledger.records import REDACTED, Turn, Verdict
-from openclaw.ledger.reports import TurnRecord
+from openclaw.ledger.records import OF_LOG, PASS, REDACTED, Turn, Verdict, suffixed
+from openclaw.ledger.sessions import NO_NEXT_STATE
 from openclaw.ledger.store import Ledger
-from openclaw.ledger.turns import NO_NEXT_STATE
+from openclaw.ledger.views import TurnRecord, counted
 from openclaw.offline import other_forms
 from openclaw.offline.chat_logs import DERIVED, LoggedConversation
 from openclaw.offline.reading import Logs
@@ -124,7 +121,9 @@ def take_in(logs: Logs, ledger: Ledger, wishes: Wishes, on_progress: Progress = 
 
 def _take_run(source: Ledger, ledger: Ledger, wishes: Wishes, number: int, on_progress: Progress) -> Report:
     """Copy the turns with token ids, and queue those that came to the run as text."""
-    found = _whole_episodes([name for name in source.session_ids() if _has_turns_to_copy(source, name)], wishes.limit)
+    found = _whole_episodes(
+        [name for name in source.views.session_ids() if _has_turns_to_copy(source, name)], wishes.limit
+    )
     sessions = [name for name in found if not _forgotten(ledger, name, number)]
     copied = copy_run(source, ledger, sessions, judge_again=wishes.judge_again, number=number, on_progress=on_progress)
     ready = copied.samples.pop("ready", 0)
@@ -142,7 +141,7 @@ def _take_run(source: Ledger, ledger: Ledger, wishes: Wishes, number: int, on_pr
         reasons=copied.turns + copied.samples,
     )
     for name in sessions:
-        turns = [record for record in source.export_turns(name) if record.turn.kind == "main"]
+        turns = [record for record in source.views.turn_records(name) if record.turn.kind == "main"]
         texts = [each for each in turns if each.turn.state == "unscored" or each.turn.reason == IMPORTED]
         if texts:
             _queue(
@@ -159,7 +158,7 @@ def _whole_episodes(sessions: Sequence[str], limit: int | None) -> list[str]:
 
 
 def _has_turns_to_copy(source: Ledger, session_id: str) -> bool:
-    return bool(source.rows(f"SELECT 1 FROM turns WHERE session_id = ? AND {COPIED} LIMIT 1", (session_id,)))
+    return bool(source.database.rows(f"SELECT 1 FROM turns WHERE session_id = ? AND {COPIED} LIMIT 1", (session_id,)))
 
 
 def _as_imported(record: TurnRecord) -> ImportedTurn:
@@ -198,14 +197,15 @@ def _queue(conversation: LoggedConversation, ledger: Ledger, wishes: Wishes, num
         digest = blake2b(json.dumps([scope, seen[identity], identity]).encode(), digest_size=DIGEST_BYTES)
         seen[identity] += 1
         reason = _untrained(turn, described)
-        verdict = None if wishes.judge_again else redacted_verdict(described.verdict, ledger)
+        kept = None if wishes.judge_again else described.verdict
+        verdict = kept and kept.redacted(ledger.database.redaction)
         turn = replace(
             turn, id=f"{OF_LOG}{digest.hexdigest()}", state="excluded" if reason else "unscored", reason=reason
         )
         turns.append((turn, verdict))
-    known = {turn.id for turn, _ in turns if ledger.rows("SELECT 1 FROM turns WHERE id = ?", (turn.id,))}
+    known = {turn.id for turn, _ in turns if ledger.database.rows("SELECT 1 FROM turns WHERE id = ?", (turn.id,))}
     if len(known) < len(turns):
-        ledger.record_log_turns(session_id, turns)
+        ledger.logs.record(session_id, turns)
     for turn, verdict in turns:
         if turn.id in known:
             report.known += 1
@@ -219,12 +219,12 @@ def _queue(conversation: LoggedConversation, ledger: Ledger, wishes: Wishes, num
 
 
 def _has_session(ledger: Ledger, session_id: str) -> bool:
-    return bool(ledger.rows("SELECT 1 FROM sessions WHERE id = ?", (session_id,)))
+    return bool(ledger.database.rows("SELECT 1 FROM sessions WHERE id = ?", (session_id,)))
 
 
 def _forgotten(ledger: Ledger, session_id: str, number: int) -> bool:
     """Return whether a conversation was deleted from the ledger, or this pass of it was."""
-    return any(map(ledger.is_forgotten, {session_id, suffixed(session_id, number)}))
+    return any(map(ledger.sessions.is_forgotten, {session_id, suffixed(session_id, number)}))
 
 
 def _scope(session_id: str) -> str:

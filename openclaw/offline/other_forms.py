@@ -15,8 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from groundwork.chat_messages import Message, MessageError, check_messages, is_trained, known_fields
-from openclaw.ledger.conversations import CUT_OFF
-from openclaw.ledger.importing import ImportFormatError
+from openclaw.ledger.conversations import CUT_OFF, ImportFormatError
 from openclaw.messages.preview import harmless, preview
 
 TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from groundwork.command_line import nearest_path
-from openclaw.ledger.importing import FORMAT, ImportFormatError, read_objects, read_session_id, read_turns
+from openclaw.ledger.conversations import FORMAT, ImportFormatError, read_objects, read_session_id, read_turns
 from openclaw.offline.chat_logs import (
     FAILED_CALL,
     WRITE_MESSAGES,

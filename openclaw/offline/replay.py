@@ -18,17 +18,14 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from openclaw.ledger.baseline import BASELINE
 from openclaw.ledger.copying import copy_run
-from openclaw.ledger.corrections import CORRECTS
-from openclaw.ledger.counted import counted
-from openclaw.ledger.feedback import SUPERSEDED
+from openclaw.ledger.feedback import CORRECTS, weighted
 from openclaw.ledger.logs import RESCORED
-from openclaw.ledger.opinion import weighted
-from openclaw.ledger.records import BLAMED, TopK
-from openclaw.ledger.reports import SampleRecord, TurnRecord
+from openclaw.ledger.records import BASELINE, BLAMED, TopK
 from openclaw.ledger.samples import rollout_of
 from openclaw.ledger.store import Ledger
+from openclaw.ledger.turns import SUPERSEDED
+from openclaw.ledger.views import SampleRecord, TurnRecord, counted
 from openclaw.method import Method
 from slime.utils.types import Sample
 
@@ -75,8 +72,8 @@ class Replay:
 
 def replay(ledger: Ledger, method: Method) -> Replay:
     """Compare the samples that ``method`` makes of a ledger's turns and verdicts with the stored ones."""
-    result, stored = Replay(), ledger.sample_records()
-    turns = {record.turn.id: record for record in ledger.export_turns()}
+    result, stored = Replay(), ledger.views.sample_records()
+    turns = {record.turn.id: record for record in ledger.views.turn_records()}
     corrected = {sample.turn_id for sample in stored if CORRECTS in sample.sample.metadata}
     for sample in stored:
         record = turns.get(sample.turn_id)
@@ -94,7 +91,7 @@ def replay(ledger: Ledger, method: Method) -> Replay:
         tempfile.TemporaryDirectory(prefix="openclaw-replay-") as folder,
         closing(Ledger(Path(folder) / "ledger.sqlite")) as copy,
     ):
-        copy_run(ledger, copy, ledger.session_ids())
+        copy_run(ledger, copy, ledger.views.session_ids())
         _compare_batches(stored, copy, result)
     return result
 
@@ -104,7 +101,7 @@ def _difference(ledger: Ledger, method: Method, record: TurnRecord, stored: Samp
     assert record.verdict is not None
     verdict = replace(record.verdict, teacher_topk=_teacher_topk(stored))
     decision = method.samples(record.turn, verdict)
-    made = weighted(decision.samples, verdict, ledger.choices(record.turn.id))
+    made = weighted(decision.samples, verdict, ledger.turns.choices(record.turn.id))
     if not made:
         return f"the method gives no sample ({decision.reason})"
     fewest = min((fields_that_differ(sample, stored) for sample in made), key=len)
@@ -132,7 +129,7 @@ def _compare_batches(stored: list[SampleRecord], copy: Ledger, result: Replay) -
         if record.state in ("leased", "trained") and record.rollout_id is not None:
             used.setdefault(record.rollout_id, []).append(record)
     for rollout_id, batch in sorted(used.items()):
-        again = copy.claim_samples(rollout_id, len({rollout_of(record.sample) for record in batch}))
+        again = copy.samples.claim(rollout_id, len({rollout_of(record.sample) for record in batch}))
         if [sample.metadata["turn_id"] for sample in again] == [record.turn_id for record in batch]:
             result.batches += 1
         else:

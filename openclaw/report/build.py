@@ -44,7 +44,7 @@ def build(run: RunFolder, owner: str | None = None) -> Report:
         LedgerError: the ledger cannot be read.
     """
     with closing(run.open_ledger()) as ledger:
-        totals = count(ledger.turn_facts(owner), ledger.sample_facts(owner))
+        totals = count(ledger.views.turn_facts(owner), ledger.views.sample_facts(owner))
         series = {} if owner is not None else read_series(run.metrics_path, _wanted)
         charts = [chart for chart in (liked_chart(totals.learning), latency_chart(totals)) if chart]
         gate, decisions = sections.decisions(ledger) if owner is None else ({}, [])
@@ -54,7 +54,7 @@ def build(run: RunFolder, owner: str | None = None) -> Report:
             "pairs": pairs(ledger, totals.firsts),
             "reasons": sections.reason_rows(totals.reasons, totals.sessions),
             "versions": sections.versions(ledger, totals),
-            "updates": ledger.step_count(),
+            "updates": ledger.views.step_count(),
             "gate": gate,
             "decisions": decisions,
             "faults": sections.faults(run, ledger, totals, series) if owner is None else [],

@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from openclaw.ledger.overview import TurnText
 from openclaw.ledger.store import Ledger
+from openclaw.ledger.views import TurnText
 from openclaw.messages.text import clip_middle, content_text, response_text
 from openclaw.report.totals import FirstReply
 
@@ -78,7 +78,7 @@ def _likeness(one: _Candidate, other: _Candidate) -> float:
 def _texts(ledger: Ledger, firsts: Sequence[FirstReply]) -> list[_Candidate]:
     chosen = [first for kind in ("main", "side") for first in _spread([each for each in firsts if each.kind == kind])]
     by_number = {first.number: first for first in chosen}
-    return [_candidate(text, by_number[text.number]) for text in ledger.turn_texts(sorted(by_number))]
+    return [_candidate(text, by_number[text.number]) for text in ledger.views.turn_texts(sorted(by_number))]
 
 
 def _spread(firsts: Sequence[FirstReply]) -> Sequence[FirstReply]:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from openclaw.ledger.overview import belongs
 from openclaw.ledger.store import Ledger
+from openclaw.ledger.views import belongs
 from openclaw.report.totals import Totals
 from openclaw.runs.folder import RunFolder
 from openclaw.runs.metrics_file import Series
@@ -80,7 +80,7 @@ def reason_rows(reasons: Counter[str], sessions: int = 0) -> list[ReasonRow]:
 
 def versions(ledger: Ledger, totals: Totals) -> list[Version]:
     """Return the newest versions, newest first; ``samples`` counts those of ``totals``."""
-    newest = ledger.newest_steps(MOST_ROWS)
+    newest = ledger.views.newest_steps(MOST_ROWS)
     return [
         Version(step.weight_version, step.rollout_id, totals.rollouts[step.rollout_id], step.live_at) for step in newest
     ]
@@ -91,7 +91,7 @@ def decisions(ledger: Ledger) -> tuple[Counter[str], list[Decisions]]:
 
     Decisions in a row that differ by the numbers in their reason only are one row.
     """
-    found = ledger.gate_decisions()
+    found = ledger.views.gate_decisions()
     rows: list[Decisions] = []
     for each in reversed(found):
         newer = rows[-1] if rows else None
@@ -108,7 +108,7 @@ def decisions(ledger: Ledger) -> tuple[Counter[str], list[Decisions]]:
 
 def faults(run: RunFolder, ledger: Ledger, totals: Totals, series: Mapping[str, Series]) -> list[tuple[str, str]]:
     """Return what went wrong, as (what, how much)."""
-    error, note = ledger.judge_error(), run.paused
+    error, note = ledger.views.judge_error(), run.paused
     lost = {name: totals.reasons[name] for name in ("judge_gave_up", "judge_refused", "no_quorum", "stale", "fuse")}
     found = [
         ("training is paused", str(note) if note else ""),
@@ -137,7 +137,7 @@ def _sum(series: Mapping[str, Series], name: str) -> str:
 
 def episodes(ledger: Ledger, owner: str | None) -> Episodes | None:
     """Return what became of the episodes of an owner (of everybody: None); None if there are none."""
-    found = [each for each in ledger.episodes() if belongs(f"@{each.owner}:", owner)]
+    found = [each for each in ledger.episodes.all() if belongs(f"@{each.owner}:", owner)]
     if not found:
         return None
     rewards = [each.reward for each in found if each.reward is not None]

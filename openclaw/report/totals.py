@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from openclaw.ledger.overview import SampleFacts, TurnFacts
+from openclaw.ledger.views import SampleFacts, TurnFacts
 from openclaw.runs.evidence import FROM_LOGS, Evidence, evidence, updates_of
 
 

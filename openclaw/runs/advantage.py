@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from openclaw.ledger.baseline import BASELINE
-from openclaw.ledger.reports import SampleRecord
+from openclaw.ledger.records import BASELINE
+from openclaw.ledger.views import SampleRecord
 from openclaw.training.rollout import compares_rewards, prepare
 from slime.algorithms.advantages import compute_advantages
 from slime.args import Arguments

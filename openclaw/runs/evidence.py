@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from openclaw.ledger.overview import TurnFacts
+from openclaw.ledger.views import TurnFacts
 from slime.rollout.staleness import version_number
 
 Z = 1.959964

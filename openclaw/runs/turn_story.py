@@ -16,8 +16,8 @@ from rich.text import Text
 from groundwork.command_line import named_by_beginning
 from openclaw.ledger.exceptions import UnknownRecordError
 from openclaw.ledger.records import Turn, Verdict
-from openclaw.ledger.reports import SampleRecord, TurnRecord
 from openclaw.ledger.store import Ledger
+from openclaw.ledger.views import SampleRecord, TurnRecord
 from openclaw.messages.preview import harmless, preview
 from openclaw.messages.text import next_state_text, response_text
 from openclaw.runs.advantage import Advantages, advantages_of
@@ -44,19 +44,19 @@ def meant_turn(ledger: Ledger, named: str) -> str:
     """
     session, mark, index = named.rpartition("#")
     if mark and index.isdigit():
-        found = ledger.turn_at(session, int(index))
+        found = ledger.views.turn_at(session, int(index))
         if found is None:
             raise UnknownRecordError(f"session {session!r} has no turn {index}; --turns lists them")
         return found
     try:
-        return named_by_beginning(named, ledger.turn_ids(named), "turn", "--turns lists them")
+        return named_by_beginning(named, ledger.views.turn_ids(named), "turn", "--turns lists them")
     except LookupError as error:
         raise UnknownRecordError(str(error)) from error
 
 
 def turn_story(run: RunFolder, ledger: Ledger, named: str, *, tokens: bool) -> Iterator[Text]:
     """Yield the story of a turn; ``tokens`` adds a line per token with its numbers."""
-    record = ledger.turn_record(meant_turn(ledger, named))
+    record = ledger.views.turn_record(meant_turn(ledger, named))
     turn = record.turn
     yield _line(f"turn {turn.id}", "bold")
     yield _line(f"  session {turn.session_id}  #{turn.index}  {turn.kind}  {_time(turn.created_at)}")

@@ -99,7 +99,7 @@ async def serve(config: RuntimeConfig) -> None:
     keyring = Keyring(config.api_key, config.api_keys_file)
     own_keys = OwnKeyFinder(secret_values(os.environ), keyring.holds if keyring.path else None)
     ledger = Ledger(config.ledger or "", redaction=build_redactor(config.redact, registry, own_keys))
-    ledger.reserve()
+    ledger.sessions.reserve()
     slots = Slots(requests_path(config.ledger or ""))
     try:
         judge = None

@@ -21,10 +21,10 @@ from groundwork.process import StopRequested
 from openclaw.config.runtime_variables import client_key
 from openclaw.exceptions import OpenClawError
 from openclaw.ledger.conversations import CONVERSATIONS_NAME, conversations, write_conversations, write_lines
-from openclaw.ledger.counted import counted
+from openclaw.ledger.copying import ChangedTurn
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.store import Ledger
-from openclaw.ledger.transfer import ChangedTurn
+from openclaw.ledger.views import counted
 from openclaw.runtime.where import LEDGER_NAME
 
 OVERLAP_SECONDS = 60.0
@@ -66,7 +66,7 @@ class Collector:
         since, after, count = max(0.0, self._since - OVERLAP_SECONDS), 0, 0
         while True:
             page = self._page(since, after)
-            count += sum(self.ledger.take_in(ChangedTurn.from_dict(item)) for item in page["data"])
+            count += sum(self.ledger.transfer.merge(ChangedTurn.from_dict(item)) for item in page["data"])
             since, after = page["next"]["since"], page["next"]["after"]
             self._since = max(self._since, since)
             if not page["has_more"]:

@@ -42,7 +42,7 @@ def session_rows(path: str | Path) -> list[dict[str, Any]]:
     if not file.is_file():
         raise FileNotFoundError(f"{path} has no {LEDGER_NAME}; collect_rollouts.py writes one")
     with closing(Ledger(file)) as ledger:
-        counted = ledger.rows(UNJUDGED)
+        counted = ledger.database.rows(UNJUDGED)
         unjudged = {row["session_id"]: int(row["n"]) for row in counted}
         return [_row(each, unjudged.get(each["session_id"], 0)) for each in conversations(ledger)]
 

@@ -18,8 +18,8 @@ from groundwork.private_files import private_run_folder
 from groundwork.process import StopRequested
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.ledger.conversations import CONVERSATIONS_NAME, write_conversations
-from openclaw.ledger.counted import counted
 from openclaw.ledger.store import Ledger
+from openclaw.ledger.views import counted
 from openclaw.runtime.process import RuntimeSupervisor
 from openclaw.runtime.start import supervise
 from openclaw.runtime.where import LEDGER_NAME, RUNTIME_LOG_NAME

@@ -27,9 +27,9 @@ from openclaw.launch.plan import Recipe
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.resolve import make_plan
 from openclaw.launch.variables import LaunchVariables, parse_gpus
-from openclaw.ledger.counted import counted
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.store import Ledger
+from openclaw.ledger.views import counted
 from openclaw.offline.reading import read_logs
 from openclaw.runtime.where import LEDGER_NAME, own_import_paths, shown_path
 
@@ -147,7 +147,7 @@ def is_collected(folder: Path, save: Path) -> bool:
     if save == folder or (save / RUN_NAME).is_dir():
         return not (save / LEDGER_NAME).is_file() or save == folder
     with closing(Ledger(folder / LEDGER_NAME)) as ledger:
-        return not ledger.step_records()
+        return not ledger.views.step_records()
 
 
 def method_names() -> dict[str, str]:
@@ -160,12 +160,12 @@ def method_names() -> dict[str, str]:
 
 def nothing_left(ledger: Ledger, batch_size: int) -> bool:
     """Return whether nothing is left to judge or train."""
-    counts = ledger.counts()
+    counts = ledger.views.counts()
     return (
         not counts["turns"].get("pending")
-        and ledger.ready_count() < batch_size
-        and not ledger.finished_sessions(1)
-        and not ledger.untrained_leases()
+        and ledger.samples.ready_count() < batch_size
+        and not ledger.judging.finished_sessions(1)
+        and not ledger.samples.untrained_leases()
     )
 
 
@@ -222,7 +222,9 @@ def too_few(ready: int, batch_size: int, ledger: str) -> str:
 def _train(job: Job, environment: Mapping[str, str], ledger: Ledger, batch_size: int, keep_running: bool) -> int:
     """Run the job until nothing is left to do."""
     if not keep_running and nothing_left(ledger, batch_size):
-        print(f"nothing to train: {too_few(ledger.ready_count(), batch_size, job.variables['OPENCLAW_LEDGER'])}")
+        print(
+            f"nothing to train: {too_few(ledger.samples.ready_count(), batch_size, job.variables['OPENCLAW_LEDGER'])}"
+        )
         return 0
     stop = StopRequested().install()
     child = spawn(job.command, env=environment, name="training")
@@ -231,12 +233,12 @@ def _train(job: Job, environment: Mapping[str, str], ledger: Ledger, batch_size:
         looks = looks + 1 if nothing_left(ledger, batch_size) else 0
     status = _end(child)
     if status == 0:
-        steps = ledger.counts()["steps"]
+        steps = ledger.views.counts()["steps"]
         if steps:
             print(f"{counted(steps, 'step')} trained; checkpoints are in {environment['SAVE_CKPT']}", flush=True)
         else:
             print(
-                f"0 steps trained: {too_few(ledger.ready_count(), batch_size, job.variables['OPENCLAW_LEDGER'])}",
+                f"0 steps trained: {too_few(ledger.samples.ready_count(), batch_size, job.variables['OPENCLAW_LEDGER'])}",
                 flush=True,
             )
     return stop.exit_code or status

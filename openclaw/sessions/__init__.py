@@ -11,14 +11,12 @@ from __future__ import annotations
 from openclaw.sessions.consequences import RegeneratedPolicy
 from openclaw.sessions.follow import Sessions, TurnContext
 from openclaw.sessions.identity import Identity, is_retry, stated_identity
-from openclaw.sessions.store import TurnStore
 
 __all__ = [
     "Identity",
     "RegeneratedPolicy",
     "Sessions",
     "TurnContext",
-    "TurnStore",
     "is_retry",
     "stated_identity",
 ]

@@ -17,9 +17,9 @@ from typing import Literal
 from groundwork.chat_messages import Message
 from openclaw.ledger.exceptions import TransitionError, UnknownRecordError
 from openclaw.ledger.group_commit import GroupCommit
+from openclaw.ledger.turns import Turns
 from openclaw.messages.fingerprint import messages_digest
 from openclaw.sessions.nodes import Node
-from openclaw.sessions.store import TurnStore
 from openclaw.sessions.table import Session, Table
 from openclaw.sessions.turn_matching import Due, Relation
 
@@ -47,7 +47,7 @@ class Consequences:
     def __init__(
         self,
         table: Table,
-        store: TurnStore,
+        turns: Turns,
         commits: GroupCommit,
         *,
         regenerated: RegeneratedPolicy,
@@ -56,7 +56,7 @@ class Consequences:
         on_pending: Callable[[], None],
     ) -> None:
         self._table = table
-        self._store = store
+        self._turns = turns
         self._call = commits.call
         self._regenerated = regenerated
         self._clock = clock
@@ -124,13 +124,13 @@ class Consequences:
         return given
 
     async def _mark_regenerated(self, node: Node) -> bool:
-        await self._call(self._store.mark_regenerated, node.turn_id)
+        await self._call(self._turns.mark_regenerated, node.turn_id)
         return True
 
     async def _replace_next_state(self, due: Due) -> bool:
         turn_id = due.node.turn_id
         try:
-            in_time = await self._call(self._store.replace_next_state, turn_id, due.following, self._clock())
+            in_time = await self._call(self._turns.replace_next_state, turn_id, due.following, self._clock())
         except (TransitionError, UnknownRecordError) as error:
             logger.info("turn %s did not get another next state: %s", turn_id, error)
             self._on_event("conflict")
@@ -143,7 +143,7 @@ class Consequences:
 
     async def _record_next_state(self, due: Due) -> bool:
         try:
-            await self._call(self._store.record_next_state, due.node.turn_id, due.following, self._clock())
+            await self._call(self._turns.record_next_state, due.node.turn_id, due.following, self._clock())
         except (TransitionError, UnknownRecordError) as error:
             logger.info("turn %s did not get its next state: %s", due.node.turn_id, error)
             self._on_event("conflict")
@@ -158,7 +158,7 @@ class Consequences:
         if session is not None and node is not None:
             self._table.set_state(session, node, "followed")
         try:
-            await self._call(self._store.record_next_state, turn_id, [ANOTHER_ANSWER], self._clock(), "regenerated")
+            await self._call(self._turns.record_next_state, turn_id, [ANOTHER_ANSWER], self._clock(), "regenerated")
         except (TransitionError, UnknownRecordError) as error:
             logger.info("turn %s did not get its next state: %s", turn_id, error)
             return
@@ -169,5 +169,5 @@ class Consequences:
         """Reject the regenerated turns of an ending session, if such turns are judged."""
         session = self._table.get(session_id)
         if self._regenerated == "negative":
-            for turn_id in await self._call(self._store.regenerated_turns, session_id):
+            for turn_id in await self._call(self._turns.regenerated, session_id):
                 await self._reject(turn_id, session)

@@ -11,12 +11,12 @@ import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from openclaw.ledger.graph import TurnNode
 from openclaw.ledger.group_commit import GroupCommit
+from openclaw.ledger.sessions import Sessions as StoredSessions
+from openclaw.ledger.sessions import TurnNode
 from openclaw.messages.fingerprint import CarriedReply, History
 from openclaw.owners import stored_id
 from openclaw.sessions.nodes import correct_went_on, node_of_record
-from openclaw.sessions.store import TurnStore
 from openclaw.sessions.table import NODES_PER_SESSION, PLAIN_PREFIX, Match, Session, Table
 from openclaw.sessions.turn_matching import unrecognised
 
@@ -31,14 +31,14 @@ class SessionFinder:
     def __init__(
         self,
         table: Table,
-        store: TurnStore,
+        stored: StoredSessions,
         commits: GroupCommit,
         *,
         clock: Callable[[], float],
         on_event: Callable[[str], None],
     ) -> None:
         self._table = table
-        self._store = store
+        self._stored = stored
         self._call = commits.call
         self._clock = clock
         self._on_event = on_event
@@ -54,7 +54,7 @@ class SessionFinder:
             return self._use(match, history)
         records = await self._call(
             partial(
-                self._store.conversation_nodes,
+                self._stored.nodes_of_conversations,
                 turns=_turns(match.unknown),
                 session_prefix=stored_id(history.owner, PLAIN_PREFIX),
             ),
@@ -100,7 +100,7 @@ class SessionFinder:
 
     async def _load(self, session: Session) -> None:
         try:
-            session.turns, records = await self._call(self._store.session_nodes, session.id, LOADED_NODES)
+            session.turns, records = await self._call(self._stored.nodes, session.id, LOADED_NODES)
         except BaseException:
             self._table.forget(session)
             raise
@@ -119,7 +119,7 @@ class SessionFinder:
         if unknown := unrecognised(history, session.nodes):
             self._merge(
                 await self._call(
-                    partial(self._store.conversation_nodes, turns=_turns(unknown), session_id=session.id),
+                    partial(self._stored.nodes_of_conversations, turns=_turns(unknown), session_id=session.id),
                     _conversations(unknown),
                     LOOKED_UP_TURNS,
                 )

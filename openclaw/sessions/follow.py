@@ -18,9 +18,10 @@ from functools import partial
 
 from groundwork.chat_messages import Message
 from openclaw.ledger.exceptions import LedgerUnavailableError
-from openclaw.ledger.forget import Forgotten
 from openclaw.ledger.group_commit import GroupCommit
 from openclaw.ledger.records import Turn, TurnKind
+from openclaw.ledger.sessions import Forgotten
+from openclaw.ledger.store import Ledger
 from openclaw.messages.classify import side_kind
 from openclaw.messages.fingerprint import History, read_history
 from openclaw.messages.side_calls import Asked
@@ -29,7 +30,6 @@ from openclaw.sessions.consequences import Consequences, RegeneratedPolicy
 from openclaw.sessions.find import SessionFinder
 from openclaw.sessions.identity import Origin, is_retry, logged_name, stated_identity
 from openclaw.sessions.nodes import node_of_turn
-from openclaw.sessions.store import TurnStore
 from openclaw.sessions.table import Session, Table
 from openclaw.sessions.turn_matching import Relation, RelationKind, relate
 
@@ -68,7 +68,7 @@ class Sessions:
 
     def __init__(
         self,
-        store: TurnStore,
+        store: Ledger,
         *,
         idle_seconds: float,
         max_sessions: int,
@@ -103,10 +103,10 @@ class Sessions:
         self._unerased = False
         self._commits = GroupCommit(store)
         self._call = self._commits.call
-        self._finder = SessionFinder(self._table, store, self._commits, clock=clock, on_event=on_event)
+        self._finder = SessionFinder(self._table, store.sessions, self._commits, clock=clock, on_event=on_event)
         self._consequences = Consequences(
             self._table,
-            store,
+            store.turns,
             self._commits,
             regenerated=regenerated,
             clock=clock,
@@ -180,7 +180,7 @@ class Sessions:
         node = node_of_turn(turn, context.history)
         turn = replace(turn, index=session.turns, conversation=node.conversation)
         session.turns += 1
-        recorded = await self._call(self._store.record_turn, turn)
+        recorded = await self._call(self._store.turns.record, turn)
         if recorded is None:
             self._on_event("forgotten")
             self._on_forgotten(session.id)
@@ -194,7 +194,7 @@ class Sessions:
 
     async def end(self, session_id: str) -> bool:
         """End a session at its client's request; return whether it is known. A further request resumes it."""
-        turns, _ = await self._call(self._store.session_nodes, session_id, 1)
+        turns, _ = await self._call(self._store.sessions.nodes, session_id, 1)
         if turns == 0:
             return self._table.get(session_id) is not None
         await self._end(session_id, "ended_done")
@@ -208,7 +208,7 @@ class Sessions:
         """
         session = self._table.get(session_id)
         under_way = session is not None and session.in_flight > 0
-        gone = await self._call(partial(self._store.forget_session, session_id, under_way=under_way))
+        gone = await self._call(partial(self._store.sessions.forget, session_id, under_way=under_way))
         session = self._table.get(session_id)
         if session is not None:
             self._table.clear(session)
@@ -220,7 +220,7 @@ class Sessions:
     async def forget_quiet(self, since: float) -> int:
         """Delete the sessions whose last turn is older than ``since``; return their number."""
         count = 0
-        for name in await self._call(self._store.sessions_quiet_since, since, SWEPT_SESSIONS):
+        for name in await self._call(self._store.sessions.quiet_since, since, SWEPT_SESSIONS):
             session = self._table.get(name)
             if session is None or (session.in_flight == 0 and session.last_active < since):
                 await self.forget(name)
@@ -232,7 +232,7 @@ class Sessions:
         if self._unerased:
             self._unerased = False
             try:
-                await asyncio.to_thread(self._store.erase)
+                await asyncio.to_thread(self._store.sessions.erase)
             except BaseException as error:
                 self._unerased = True
                 if not isinstance(error, LedgerUnavailableError):
@@ -264,7 +264,7 @@ class Sessions:
         limit = self._clock() - self._idle_seconds
         ended = 0
         errors: list[Exception] = []
-        idle, self._swept = await self._call(self._store.idle_sessions, limit, self._swept, SWEPT_SESSIONS)
+        idle, self._swept = await self._call(self._store.sessions.idle, limit, self._swept, SWEPT_SESSIONS)
         for name in idle:
             session = self._table.get(name)
             if session is not None and (session.in_flight or session.last_active > limit):
@@ -285,7 +285,7 @@ class Sessions:
 
     async def _end(self, session_id: str, event: str) -> None:
         await self._consequences.reject_regenerated(session_id)
-        await self._call(self._store.end_session, session_id, self._clock())
+        await self._call(self._store.sessions.end, session_id, self._clock())
         self._on_event(event)
         self._on_pending()
 

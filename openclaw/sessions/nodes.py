@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from openclaw.ledger.graph import TurnNode
 from openclaw.ledger.records import Turn, TurnKind
+from openclaw.ledger.sessions import TurnNode
 from openclaw.messages.fingerprint import (
     History,
     exact_hash,

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from openclaw.ledger.baseline import BASELINE
-from openclaw.ledger.opinion import WEIGHT
-from openclaw.ledger.records import SCORED
+from openclaw.ledger.records import BASELINE, SCORED, WEIGHT
 from openclaw.ledger.store import Ledger
 from openclaw.owners import owner_of, root
 from slime.utils.types import Sample
@@ -25,7 +23,7 @@ def batch_metrics(ledger: Ledger, samples: list[Sample], bound: int | None) -> d
 
     ``bound`` is ``--max-weight-staleness`` if samples beyond it are trained with correction, otherwise None.
     """
-    counts = ledger.counts()
+    counts = ledger.views.counts()
     stale = [sample.metadata["staleness"] for sample in samples]
     hinted = [s for s in samples if s.teacher_log_probs is not None or s.teacher_topk_indices is not None]
     owners = Counter(root(owner_of(sample.session_id or "")) for sample in samples)
@@ -40,7 +38,7 @@ def batch_metrics(ledger: Ledger, samples: list[Sample], bound: int | None) -> d
         "openclaw/scored_share": sum(SCORED in sample.metadata for sample in samples) / len(samples),
         "openclaw/feedback_scored_share": sum(WEIGHT in sample.metadata for sample in samples) / len(samples),
         "openclaw/baseline": sum(sample.metadata.get(BASELINE, 0.0) for sample in samples) / len(samples),
-        "openclaw/degenerate_share": ledger.degenerate_share(DEGENERATE),
+        "openclaw/degenerate_share": ledger.views.degenerate_share(DEGENERATE),
         "openclaw/owners": float(len(owners)),
         "openclaw/largest_owner_share": max(owners.values()) / len(samples),
         "openclaw/episodes": float(len({sample.metadata["episode"] for sample in of_episodes})),

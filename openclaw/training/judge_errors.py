@@ -38,7 +38,7 @@ class JudgeErrors:
             return
         self._next_look = now + LOOK_SECONDS
         try:
-            found = self._ledger.judge_error()
+            found = self._ledger.views.judge_error()
         except LedgerUnavailableError:
             return
         if found is None:

@@ -45,7 +45,7 @@ class SamplePictures:
         A sample of several turns has the pictures of its last one, whose prompt extends the others.
         """
         turn = (sample.metadata.get("turns") or [sample.metadata["turn_id"]])[-1]
-        pictures = self._ledger.pictures_of(turn)
+        pictures = self._ledger.pictures.of(turn)
         if not pictures:
             return True
         if not _has(sample, pictures, self._processor.image_token_id):

@@ -19,14 +19,12 @@ from typing import Any, TypeVar
 
 from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.engine.canary import close_share
-from openclaw.ledger.baseline import BASELINE
-from openclaw.ledger.counted import counted
 from openclaw.ledger.exceptions import LedgerUnavailableError
-from openclaw.ledger.pictures import NO_PICTURE
-from openclaw.ledger.quota import Quota
-from openclaw.ledger.records import SCORED
-from openclaw.ledger.samples import rollout_of
+from openclaw.ledger.records import BASELINE, SCORED
+from openclaw.ledger.samples import Quota, rollout_of
 from openclaw.ledger.store import Ledger
+from openclaw.ledger.turns import NO_PICTURE
+from openclaw.ledger.views import counted
 from openclaw.method import maker, trains_rewards
 from openclaw.runtime.process import RuntimeSupervisor
 from openclaw.runtime.start import start_runtime
@@ -98,12 +96,12 @@ class LedgerDataSource(DataSource):
 
     def judge_for_own_method(self, method_path: str) -> None:
         """Let turns be judged again whose samples, made by another method, no step has used; say how many."""
-        if not (makers := self.ledger.makers()):
+        if not (makers := self.ledger.judging.makers()):
             return
         own = maker(method_path, self.args.distill_topk)
         if makers == {own}:
             return
-        again, dropped = self.ledger.judge_for(own, trains_rewards=trains_rewards(method_path))
+        again, dropped = self.ledger.judging.judge_for(own, trains_rewards=trains_rewards(method_path))
         logger.warning(
             "this run goes on with %s: %s of %s will be judged again, %s dropped (reason other_method)",
             *(own, counted(again, "turn"), ", ".join(sorted(makers - {own})), counted(dropped, "sample")),
@@ -142,12 +140,12 @@ class LedgerDataSource(DataSource):
 
     def save(self, rollout_id: int) -> None:
         """Mark the samples of ``rollout_id`` as trained, because a checkpoint with its step is on disk."""
-        count = until_available(lambda: self.ledger.mark_trained(rollout_id), self.stopped)
+        count = until_available(lambda: self.ledger.samples.mark_trained(rollout_id), self.stopped)
         logger.info("ledger: %d samples became trained, up to rollout %d", count, rollout_id)
 
     def load(self, rollout_id: int | None = None) -> None:
         """Align the ledger with a restored checkpoint up to ``rollout_id`` (None or -1: the initial weights)."""
-        result = self.ledger.reconcile(-1 if rollout_id is None else rollout_id)
+        result = self.ledger.samples.reconcile(-1 if rollout_id is None else rollout_id)
         logger.info("ledger %s: rollout %s restored, %s", self.ledger.path, rollout_id, result)
 
     def mark(self, rollout_id: int) -> None:
@@ -157,16 +155,16 @@ class LedgerDataSource(DataSource):
         """Record that the engines answer with the weights after the step of ``rollout_id``."""
         now = time.time()
         trained = now if trained_at is None else trained_at
-        until_available(lambda: self.ledger.record_step(rollout_id, str(version), trained, now), self.stopped)
+        until_available(lambda: self.ledger.samples.record_step(rollout_id, str(version), trained, now), self.stopped)
 
     def step_refused(self, rollout_id: int, why: str) -> None:
         """Drop the samples of a batch whose step a fuse held back; the reason is `FUSE`."""
-        count = until_available(lambda: self.ledger.drop_leased(rollout_id, FUSE), self.stopped)
+        count = until_available(lambda: self.ledger.samples.drop_leased(rollout_id, FUSE), self.stopped)
         logger.error("rollout %d: %d samples are dropped, because its step was not taken: %s", rollout_id, count, why)
 
     def step_undone(self, rollout_id: int, why: str) -> None:
         """Quarantine the samples of a batch whose steps the gate undid; ``openclaw-rl accept`` may release them."""
-        count = until_available(lambda: self.ledger.quarantine(rollout_id), self.stopped)
+        count = until_available(lambda: self.ledger.decisions.quarantine(rollout_id), self.stopped)
         logger.warning("rollout %d: %d samples are in quarantine: %s", rollout_id, count, why)
 
     def gate_decided(self, rollout_id: int, decision: Decision) -> None:
@@ -176,7 +174,8 @@ class LedgerDataSource(DataSource):
     def weights_restored(self, rollout_id: int, from_rollout_id: int, version: str) -> None:
         """Record a rollback: the weights after ``rollout_id`` serve as ``version`` in place of those after ``from_rollout_id``."""
         count = until_available(
-            lambda: self.ledger.record_rollback(rollout_id, from_rollout_id, str(version), time.time()), self.stopped
+            lambda: self.ledger.decisions.record_rollback(rollout_id, from_rollout_id, str(version), time.time()),
+            self.stopped,
         )
         logger.warning(
             "version %s serves: the weights after rollout %d; %d samples are unlearned", version, rollout_id, count
@@ -200,7 +199,7 @@ class LedgerDataSource(DataSource):
             self._runtime = None
 
     def __len__(self) -> int:
-        return self.ledger.ready_count()
+        return self.ledger.samples.ready_count()
 
 
 def live_rollout(
@@ -240,16 +239,16 @@ def collect(
     ledger, wanted = source.ledger, args.rollout_batch_size
     dropped = 0
     while True:
-        held = ledger.leased_count(rollout_id)
+        held = ledger.samples.leased_count(rollout_id)
         wait_for_samples(source, rollout_id, wanted - held, supervisor)
-        samples = until_available(lambda: ledger.claim_samples(rollout_id, wanted, source.quota), source.stopped)
-        version = ledger.live_weight_version()
+        samples = until_available(lambda: ledger.samples.claim(rollout_id, wanted, source.quota), source.stopped)
+        version = ledger.samples.live_weight_version()
         bound = args.max_weight_staleness
         rollouts, rescored = fresh_scores(source, by_rollout(samples), version, bound)
         old = [pieces for pieces in rollouts if too_old(pieces, version, bound, args.stale_samples)]
         for pieces in old:
             sample_id = pieces[0].metadata["ledger_id"]
-            until_available(partial(ledger.drop_sample, sample_id, STALE, rollout_id), source.stopped)
+            until_available(partial(ledger.samples.drop, sample_id, STALE, rollout_id), source.stopped)
         stale = sum(map(len, old))
         dropped += stale
         blind = 0 if stale else drop_blind(source, rollouts, rollout_id)
@@ -268,7 +267,7 @@ def drop_blind(source: LedgerDataSource, rollouts: list[list[Sample]], rollout_i
     shown = [[source.pictures.show(sample) for sample in pieces] for pieces in rollouts]
     blind = [pieces[0] for pieces, seen in zip(rollouts, shown, strict=True) if not all(seen)]
     for first in blind:
-        drop = partial(source.ledger.drop_sample, first.metadata["ledger_id"], NO_PICTURE, rollout_id)
+        drop = partial(source.ledger.samples.drop, first.metadata["ledger_id"], NO_PICTURE, rollout_id)
         until_available(drop, source.stopped)
     return len(blind)
 
@@ -284,7 +283,7 @@ def fresh_scores(
         for pieces in rollouts
         if pieces[0].metadata.get(SCORED)
         and is_stale(pieces[0], version, bound)
-        and until_available(partial(source.ledger.score_again, pieces[0].metadata["ledger_id"]), source.stopped)
+        and until_available(partial(source.ledger.logs.score_again, pieces[0].metadata["ledger_id"]), source.stopped)
     ]
     return [pieces for pieces in rollouts if pieces not in old], len(old)
 
@@ -317,18 +316,20 @@ def wait_for_samples(source: LedgerDataSource, rollout_id: int, count: int, supe
     ledger = source.ledger
     next_word = time.monotonic() + PROGRESS_SECONDS
     while True:
-        used = source.offline and ledger.nothing_to_come()  # before the count, so that no last sample is missed
-        if (ready := ledger.ready_count()) >= count:
+        used = source.offline and ledger.logs.nothing_to_come()  # before the count, so that no last sample is missed
+        if (ready := ledger.samples.ready_count()) >= count:
             return
         if used:
-            raise DataUsedError(used_text(ledger, source.args.rollout_batch_size, ledger.leased_count(rollout_id)))
+            raise DataUsedError(
+                used_text(ledger, source.args.rollout_batch_size, ledger.samples.leased_count(rollout_id))
+            )
         supervisor.check()
         source.judge_errors.look()
         if source.stopped.wait(POLL_SECONDS):
             raise InterruptedError(f"rollout {rollout_id} was cancelled with {ready} of {count} samples ready")
         if time.monotonic() >= next_word:
             next_word += PROGRESS_SECONDS
-            counts = ledger.counts()
+            counts = ledger.views.counts()
             logger.info(
                 "rollout %d: %d of %d samples ready; turns %s, without a sample %s",
                 rollout_id,
@@ -341,10 +342,10 @@ def wait_for_samples(source: LedgerDataSource, rollout_id: int, count: int, supe
 
 def used_text(ledger: Ledger, batch_size: int, held: int) -> str:
     """Return what the run did with its logs, by reason; ``held`` samples wait in a batch that does not become full."""
-    counts = ledger.counts()
+    counts = ledger.views.counts()
     samples = counts["samples"]
     used, left = samples.get("leased", 0) + samples.get("trained", 0) - held, samples.get("ready", 0) + held
-    steps = ledger.batches_taken() - bool(held)
+    steps = ledger.logs.batches_taken() - bool(held)
     reasons = [
         f"{name} {count}" for group in ("turn_reasons", "sample_reasons") for name, count in counts[group].items()
     ]
@@ -394,13 +395,13 @@ def is_stale(sample: Sample, live_version: str | None, bound: int | None) -> boo
 def prepare(sample: Sample, live_version: str | None, compares: bool, first: Sample | None = None) -> Sample:
     """Return a leased sample as the trainer reads it; every sample is its own advantage group.
 
-    The rewards of an episode were compared within its group already (`openclaw.ledger.episode_groups`). Its samples are one
+    The rewards of an episode were compared within its group already (`openclaw.credit.episodes`). Its samples are one
     rollout, so that all of its tokens share a denominator.
 
     Args:
-        sample: as `Ledger.claim_samples` returned it; changed in place.
+        sample: as `openclaw.ledger.samples.Samples.claim` returned it; changed in place.
         live_version: the weights that serve.
-        compares: subtract the baseline of earlier rewards (`openclaw.ledger.baseline`) from its reward.
+        compares: subtract the baseline of earlier rewards (`openclaw.credit.baseline`) from its reward.
         first: the first sample of its rollout; default: itself.
     """
     if compares:

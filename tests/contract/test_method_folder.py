@@ -185,19 +185,19 @@ async def test_the_judge_builds_what_its_teacher_reads(
     )
     plain = make_turn("turn-1", session_id="other", messages=[{"role": "user", "content": "Hello."}])
     for turn in (make_turn(), plain):
-        ledger.record_turn(turn)
-        ledger.record_next_state(turn.id, [*USER_NEXT, *USER_NEXT], 102.0)
+        ledger.turns.record(turn)
+        ledger.turns.record_next_state(turn.id, [*USER_NEXT, *USER_NEXT], 102.0)
     stop = asyncio.Event()
     task = asyncio.create_task(worker.run(stop))
     async with asyncio.timeout(10.0):
-        while ledger.counts()["turns"].get("judged", 0) < 2:
+        while ledger.views.counts()["turns"].get("judged", 0) < 2:
             await asyncio.sleep(0.005)
     stop.set()
     await task
     assert rendered == [[*make_turn().messages, *read]]
-    [sample] = ledger.claim_samples(0, 5)
+    [sample] = ledger.samples.claim(0, 5)
     assert len(sample.teacher_log_probs or []) == 3
-    assert ledger.judged_turns("other")[0].turn.reason == "no_foresight"
+    assert ledger.judging.judged("other")[0].turn.reason == "no_foresight"
     assert all(payload.get("return_logprob") for payload in engine.payloads), "no judge was asked"
 
 

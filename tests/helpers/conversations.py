@@ -100,7 +100,7 @@ class World:
 
     def next_state(self, turn: Turn) -> list[dict[str, Any]] | None:
         """Return what the ledger holds as a turn's next state."""
-        return self.ledger.turn(turn.id).next_state
+        return self.ledger.turns.get(turn.id).next_state
 
 
 async def talk_past_memory(world: World, sessions: int, memory: int) -> None:

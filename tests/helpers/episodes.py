@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from lab.testkit.ledger_records import make_turn
-from openclaw.ledger.episode_records import Episode, EpisodeRules
+from openclaw.credit.episodes import EpisodeRules, settle
+from openclaw.ledger.episodes import Episode
 from openclaw.ledger.records import VersionSpan
 from openclaw.ledger.store import Ledger
 from openclaw.owners import stored_id
@@ -17,7 +18,7 @@ MOST = 100
 def create(ledger: Ledger, name: str = "a", *, owner: str = "alice", ttl: float = 50.0, **changes: Any) -> Episode:
     """Create an episode called ``episode-NAME``."""
     values: dict[str, Any] = {"group": None, "group_size": None, "metadata": {}, **changes}
-    now = ledger.clock()
+    now = ledger.database.clock()
     episode = Episode(
         id=f"episode-{name}",
         owner=owner,
@@ -28,7 +29,7 @@ def create(ledger: Ledger, name: str = "a", *, owner: str = "alice", ttl: float 
         expires_at=now + ttl,
         **values,
     )
-    ledger.create_episode(episode, MOST)
+    ledger.episodes.create(episode, MOST)
     return episode
 
 
@@ -44,7 +45,7 @@ def say(
         "weight_versions": [VersionSpan("1", 0, len(reply))],
         **changes,
     }
-    ledger.record_turn(make_turn(f"{episode.id}-{name}", **values))
+    ledger.turns.record(make_turn(f"{episode.id}-{name}", **values))
 
 
 def three_turns(ledger: Ledger, episode: Episode) -> None:
@@ -58,6 +59,6 @@ def rewarded(ledger: Ledger, name: str, reward: float = 1.0, *, owner: str = "al
     """Create an episode of two samples, and settle it."""
     episode = create(ledger, name, owner=owner)
     three_turns(ledger, episode)
-    ledger.close_episode(episode.id, "ok", reward)
-    ledger.settle_episodes(RULES)
+    ledger.episodes.close(episode.id, "ok", reward)
+    settle(ledger, RULES)
     return episode

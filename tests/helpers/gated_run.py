@@ -176,7 +176,7 @@ class GatedRun:
 
     def wait_live(self, version: str) -> None:
         """Wait until the run has told the ledger that the version is live, and the engine says the same."""
-        self.until(lambda: self.ledger(lambda it: it.live_weight_version()) == version, f"version {version}")
+        self.until(lambda: self.ledger(lambda it: it.samples.live_weight_version()) == version, f"version {version}")
         self.until(lambda: live_version(self.engine_url()) == version, f"version {version} of the engine")
 
     def wait_saved(self, rollout_id: int) -> None:
@@ -194,7 +194,7 @@ class GatedRun:
         """Return state, reason and batch of each turn's sample."""
 
         def read(ledger: Ledger) -> dict[str, tuple[str, str | None, int | None]]:
-            rows = ledger.rows("SELECT turn_id, state, reason, rollout_id FROM samples ORDER BY id")
+            rows = ledger.database.rows("SELECT turn_id, state, reason, rollout_id FROM samples ORDER BY id")
             assert len({row["turn_id"] for row in rows}) == len(rows), "a turn has two samples"
             return {row["turn_id"]: (row["state"], row["reason"], row["rollout_id"]) for row in rows}
 

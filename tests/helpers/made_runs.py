@@ -13,6 +13,7 @@ from typing import Any
 
 from groundwork.chat_messages import Message
 from lab.testkit.ledger_records import make_turn
+from openclaw.credit.baseline import record_judged
 from openclaw.ledger.records import Verdict, VersionSpan, Vote
 from openclaw.ledger.store import Ledger
 from openclaw.training.samples import make_sample
@@ -50,12 +51,12 @@ class MadeRun:
             **changes,
         }
         turn_id = f"turn-{number}"
-        self.ledger.record_turn(make_turn(turn_id, **values))
+        self.ledger.turns.record(make_turn(turn_id, **values))
         return turn_id
 
     def react(self, turn_id: str, messages: Sequence[Message] = COMPLAINT) -> str:
         """Record what follows a reply."""
-        self.ledger.record_next_state(turn_id, messages, self.now)
+        self.ledger.turns.record_next_state(turn_id, messages, self.now)
         return turn_id
 
     def judge(
@@ -74,9 +75,9 @@ class MadeRun:
         samples = []
         if reason is None:
             teacher = verdict.get("teacher_log_probs")
-            turn = self.ledger.turn(turn_id)
+            turn = self.ledger.turns.get(turn_id)
             samples = [make_sample(turn, float(score or 0), score=score, teacher_log_probs=teacher)]
-        self.ledger.record_judged(turn_id, given, samples, reason)
+        record_judged(self.ledger, turn_id, given, samples, reason)
         return turn_id
 
     def talk(self, score: int, **changes: Any) -> str:
@@ -86,10 +87,10 @@ class MadeRun:
     def step(self, **metrics: float) -> None:
         """Train a batch if there is one: lease it, push the weights, save, and log the step's metrics."""
         rollout = self.version
-        assert self.ledger.claim_samples(rollout, BATCH)
+        assert self.ledger.samples.claim(rollout, BATCH)
         self.version += 1
-        self.ledger.record_step(rollout, str(self.version), self.now, self.now + 1)
-        self.ledger.mark_trained(rollout)
+        self.ledger.samples.record_step(rollout, str(self.version), self.now, self.now + 1)
+        self.ledger.samples.mark_trained(rollout)
         shown = {
             "rollout/reward": 0.1,
             "openclaw/runtime_restarts": 0.0,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lab.testkit.ledger_records import USER_NEXT, make_turn
-from openclaw.ledger.probes import PROBE
-from openclaw.ledger.records import ScoreSource, Verdict
+from openclaw.credit.baseline import record_judged
+from openclaw.ledger.records import PROBE, ScoreSource, Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.training.samples import make_sample
 
@@ -32,10 +32,10 @@ def judged(
         weight_versions=[],
         conversation=conversation,
     )
-    ledger.record_turn(turn)
-    ledger.record_next_state(turn_id, USER_NEXT, 102.0)
+    ledger.turns.record(turn)
+    ledger.turns.record_next_state(turn_id, USER_NEXT, 102.0)
     samples = [] if probe else [make_sample(turn, float(score), score=score)]
-    ledger.record_judged(turn_id, Verdict(score=score, score_source=source), samples, PROBE if probe else None)
+    record_judged(ledger, turn_id, Verdict(score=score, score_source=source), samples, PROBE if probe else None)
 
 
 def probes(ledger: Ledger, count: int, prefix: str = "probe") -> None:
@@ -49,9 +49,9 @@ def leased_batch(ledger: Ledger, rollout_id: int, size: int = 4) -> list[int]:
     """Record a batch of judged turns and lease it; return the ids of its samples."""
     for number in range(size):
         judged(ledger, f"turn-{rollout_id}-{number}", 1)
-    return [sample.metadata["ledger_id"] for sample in ledger.claim_samples(rollout_id, size)]
+    return [sample.metadata["ledger_id"] for sample in ledger.samples.claim(rollout_id, size)]
 
 
 def states(ledger: Ledger) -> dict[int, tuple[str, str | None, int | None]]:
     """Return state, reason and batch of every sample."""
-    return {each.id: (each.state, each.reason, each.rollout_id) for each in ledger.sample_records()}
+    return {each.id: (each.state, each.reason, each.rollout_id) for each in ledger.views.sample_records()}

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from benchmarks.fault_parts.trainer import NoRuntime
 from lab.testkit import trainer
 from lab.testkit.ledger_records import USER_NEXT, make_turn
+from openclaw.credit.baseline import record_judged
 from openclaw.ledger.records import Verdict, VersionSpan
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.where import ledger_path
@@ -46,9 +47,9 @@ def fill_ledger(folder: str) -> None:
             response_logprobs=logprobs, weight_versions=spans,
         )  # fmt: skip
         score = generator.choice([-1, 1])
-        with_ledger.record_turn(turn)
-        with_ledger.record_next_state(turn.id, USER_NEXT, 102.0)
-        with_ledger.record_judged(turn.id, Verdict(score=score), [make_sample(turn, float(score), score=score)], None)
+        with_ledger.turns.record(turn)
+        with_ledger.turns.record_next_state(turn.id, USER_NEXT, 102.0)
+        record_judged(with_ledger, turn.id, Verdict(score=score), [make_sample(turn, float(score), score=score)], None)
     with_ledger.close()
 
 

@@ -105,7 +105,7 @@ class Simulation:
             seed: of replies and reactions.
         """
         self.ledger = Ledger(folder / f"simulation-{seed}-{without}-{compares}.sqlite")
-        self.ledger.rows("PRAGMA synchronous = OFF")  # nothing here has to survive a power cut
+        self.ledger.database.rows("PRAGMA synchronous = OFF")  # nothing here has to survive a power cut
         self._replies = replies
         self._random = random.Random(seed)
         self._compares = compares
@@ -138,7 +138,7 @@ class Simulation:
         task = asyncio.create_task(self._worker.run(stop))
         try:
             for number in range(updates):
-                while self.ledger.ready_count() < BATCH:
+                while self.ledger.samples.ready_count() < BATCH:
                     await self._converse()
                 self._update(number)
         finally:
@@ -172,16 +172,16 @@ class Simulation:
             )
             chances, reactions = zip(*reply.reactions, strict=True)
             with self.ledger.transaction():
-                self.ledger.record_turn(turn)
-                self.ledger.record_next_state(turn.id, [self._random.choices(reactions, chances)[0]], 102.0)
+                self.ledger.turns.record(turn)
+                self.ledger.turns.record_next_state(turn.id, [self._random.choices(reactions, chances)[0]], 102.0)
         self._worker.notify()
         async with asyncio.timeout(PATIENCE):
-            while self.ledger.rows("SELECT 1 FROM turns WHERE state = 'pending' LIMIT 1"):
+            while self.ledger.database.rows("SELECT 1 FROM turns WHERE state = 'pending' LIMIT 1"):
                 await asyncio.sleep(0.01)
 
     def _update(self, number: int) -> None:
         """Take the step of a batch as the trainer does: samples, advantages, loss, AdamW."""
-        samples = [prepare(sample, None, self._compares) for sample in self.ledger.claim_samples(number, BATCH)]
+        samples = [prepare(sample, None, self._compares) for sample in self.ledger.samples.claim(number, BATCH)]
         data = convert(self._args, samples)
         streams = ("rollout_log_probs", "loss_masks")
         rollout: dict[str, Any] = {**data, **{name: [torch.tensor(each) for each in data[name]] for name in streams}}

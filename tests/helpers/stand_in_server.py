@@ -51,7 +51,7 @@ class StandInServer:
 
     def turns(self) -> list[Turn]:
         """The turns in the ledger."""
-        return [record.turn for record in self.ledger.export_turns()]
+        return [record.turn for record in self.ledger.views.turn_records()]
 
 
 class _Recorder:

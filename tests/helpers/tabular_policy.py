@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 
-from openclaw.ledger.baseline import WINDOW, mean_of
+from openclaw.credit.baseline import WINDOW, mean_of
 
 BATCH = 16
 RATE, FIRST, SECOND = 0.1, 0.9, 0.98

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 
 from groundwork.network import find_available_port, is_port_available
 from lab.testkit.policy_and_judge import REPLY, PolicyAndJudge
-from openclaw.ledger.baseline import mean_of
+from openclaw.credit.baseline import mean_of
 from openclaw.training.rollout import LedgerDataSource, LiveRollout
 from slime.args import Arguments
 from slime.contract.engine import logprob_of
@@ -115,5 +115,5 @@ async def test_conversations_become_batches_across_a_kill(
         drops = [t - old for t, old in zip(sample.teacher_log_probs, sample.rollout_log_probs, strict=True)]
         assert all(drop == pytest.approx(drops[0]) and drop < 0 for drop in drops)
     source.weights_live(0, "2")
-    assert len(source.ledger.feedback_to_live_seconds()) == 2
+    assert len(source.ledger.samples.feedback_to_live_seconds()) == 2
     assert is_port_available(port)

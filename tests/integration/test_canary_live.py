@@ -168,16 +168,16 @@ def test_one_engine_is_first(repository: Path, tmp_path: Path) -> None:
             run.stop()
     assert not (tmp_path / NAME).exists()
     ledger = Ledger(run.ledger_path)
-    turns = {record.turn.id: record.turn for record in ledger.export_turns()}
+    turns = {record.turn.id: record.turn for record in ledger.views.turn_records()}
     assert set(talkers.replies) <= set(turns)
-    live = {step["weight_version"]: step["live_at"] for step in ledger.step_records()}
+    live = {step["weight_version"]: step["live_at"] for step in ledger.views.step_records()}
     spans = [(span.version, turn.finished_at) for turn in turns.values() for span in turn.weight_versions]
     assert any(at < live.get(version, 0.0) for version, at in spans), "some replies had an update before the others"
     begun_with = {turn.weight_versions[0].version for turn in turns.values() if turn.weight_versions}
     assert broken not in begun_with, "only a reply that outlasts `DRAIN_SECONDS` may go on with a refused version"
-    decided = {each.weight_version: each for each in ledger.decisions()}
+    decided = {each.weight_version: each for each in ledger.decisions.all()}
     kinds = [decided[version].kind for version in (healthy, broken, share.version)]
     assert kinds == ["step", "refused", "step"]
     assert decided[share.version].metrics["gate/canary_deaths"] == 1.0
-    quarantined = {each.rollout_id for each in ledger.sample_records() if each.reason == "quarantine"}
+    quarantined = {each.rollout_id for each in ledger.views.sample_records() if each.reason == "quarantine"}
     assert decided[broken].rollout_id in quarantined

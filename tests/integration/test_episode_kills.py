@@ -23,7 +23,7 @@ from lab.testkit.engine import mock_engine
 from lab.testkit.live_engine import engine_arguments, live_engine
 from lab.testkit.processes import assert_all_gone, eventually, title_of
 from lab.testkit.tiny_random import build_tokenizer
-from openclaw.ledger.episode_records import Episode
+from openclaw.ledger.episodes import Episode
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.process import RuntimeSupervisor
 from openclaw.training.rollout import LedgerDataSource, collect
@@ -87,7 +87,7 @@ async def first_reply(servers: Servers) -> Episode:
     ledger = Ledger(servers.ledger)
     try:
         async with asyncio.timeout(SECONDS):
-            while not (found := [each for each in ledger.open_episodes() if ledger.episode_counts(each).turns]):
+            while not (found := [each for each in ledger.episodes.open() if ledger.episodes.counts(each).turns]):
                 assert servers.driver.status() is None, servers.said()
                 await asyncio.sleep(0.02)
     finally:
@@ -140,9 +140,9 @@ def collected(servers: Servers, folder: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("OPENCLAW_LEDGER", str(servers.ledger))
     args = rollout_args(folder, rollout_batch_size=len(REWARDED))
     source = LedgerDataSource(args)
-    assert source.ledger.ready_count() == len(REWARDED)
+    assert source.ledger.samples.ready_count() == len(REWARDED)
     samples, _ = collect(args, 0, source, cast("RuntimeSupervisor", None))
-    assert source.ledger.ready_count() == 0
+    assert source.ledger.samples.ready_count() == 0
     source.dispose()
     return samples
 
@@ -166,14 +166,14 @@ def check_ledger(servers: Servers, killed: Episode, samples: list[Sample]) -> No
     ledger = Ledger(servers.ledger)
     try:
         kept = {str(run["episode"]): run for run in servers.ended_runs() if run["episode"] is not None}
-        episodes = {each.id: each for each in ledger.episodes()}
+        episodes = {each.id: each for each in ledger.episodes.all()}
         assert episodes.keys() == kept.keys()
-        assert not ledger.open_episodes()
+        assert not ledger.episodes.open()
         for name, episode in episodes.items():
             assert (episode.status, episode.reward) == (kept[name]["status"], kept[name]["reward"])
-        assert ledger.episode_counts(episodes[killed.id]).turns >= 1
+        assert ledger.episodes.counts(episodes[killed.id]).turns >= 1
         replies = {
-            name: [turn.response_ids for turn in ledger.episode_turns(episode)]
+            name: [turn.response_ids for turn in ledger.episodes.turns(episode)]
             for name, episode in episodes.items()
             if episode.reward is not None
         }

@@ -83,7 +83,7 @@ async def test_two_hundred_turns_are_exact(
 ) -> None:
     async with gateway(engine_url, tiny_random_model, tmp_path) as (client, ledger, registry):
         await asyncio.gather(*(converse(client, number) for number in range(SESSIONS)))
-    turns = [record.turn for record in ledger.export_turns()]
+    turns = [record.turn for record in ledger.views.turn_records()]
     assert len(turns) == SESSIONS * TURNS
     # A random model may end its reply before the engine hears that the client has left.
     assert 1 <= sum(turn.finish_reason == "abort" for turn in turns) <= LEAVERS
@@ -93,7 +93,7 @@ async def test_two_hundred_turns_are_exact(
         assert [(span.start, span.end) for span in turn.weight_versions] == [(0, len(turn.response_ids))]
     assert registry.get_sample_value("openclaw_refused_total") == 0
     assert registry.get_sample_value("openclaw_session_events_total", {"event": "next_state"}) is not None
-    print(ledger.counts())
+    print(ledger.views.counts())
     ledger.close()
 
 
@@ -134,7 +134,7 @@ async def test_the_grammar_holds_a_random_model(
     assert [call.function.name for call in forced.choices[0].message.tool_calls] == ["ask"]
     assert len(one.choices[0].message.tool_calls) == 1
     assert {forced.choices[0].finish_reason, one.choices[0].finish_reason} == {"tool_calls"}
-    assert [record.turn.reason for record in ledger.export_turns()] == ["grammar"] * 3
+    assert [record.turn.reason for record in ledger.views.turn_records()] == ["grammar"] * 3
     ledger.close()
 
 
@@ -145,7 +145,7 @@ async def test_choices_and_logprobs_are_the_engines(
         reply = await client.chat.completions.create(
             model="any", messages=ASKED, n=3, max_tokens=20, logprobs=True, top_logprobs=4
         )
-    turns = {turn.id: turn for turn in (record.turn for record in ledger.export_turns())}
+    turns = {turn.id: turn for turn in (record.turn for record in ledger.views.turn_records())}
     silent = Vocabulary(AutoTokenizer.from_pretrained(tiny_random_model)).silent
     for choice in reply.choices:
         turn = turns[reply.id if choice.index == 0 else f"{reply.id}.{choice.index}"]
@@ -185,7 +185,7 @@ async def test_a_changed_distribution_is_served_and_not_trained(
 ) -> None:
     async with gateway(engine_url, tiny_random_model, tmp_path) as (client, ledger, _):
         await client.chat.completions.create(model="any", messages=ASKED, max_tokens=10, extra_body=change)
-    (record,) = ledger.export_turns()
+    (record,) = ledger.views.turn_records()
     assert (record.turn.state, record.turn.reason) == ("excluded", "sampling_parameters")
     exact = forward(references[0], record.turn)
     assert (record.turn.response_logprobs == pytest.approx(exact, abs=TOLERANCE)) == ("top_p" in change)
@@ -206,7 +206,7 @@ async def test_the_end_of_a_reply_is_the_requests(
 ) -> None:
     async with gateway(engine_url, tiny_random_model, tmp_path) as (client, ledger, _):
         reply = await client.chat.completions.create(model="any", messages=ASKED, max_tokens=10, extra_body=change)
-    (record,) = ledger.export_turns()
+    (record,) = ledger.views.turn_records()
     end = AutoTokenizer.from_pretrained(tiny_random_model).eos_token_id
     ids = record.turn.response_ids
     if reason is not None:
@@ -246,7 +246,7 @@ async def test_updates_under_streams_refuse_nothing(
     sender.close()
     summary = observed.summary()
     print(summary)
-    turns = [record.turn for record in ledger.export_turns()]
+    turns = [record.turn for record in ledger.views.turn_records()]
     ledger.close()
     assert observed.refused == []
     assert registry.get_sample_value("openclaw_refused_total") == 0

@@ -87,17 +87,17 @@ async def test_pictures_are_served_recorded_and_trained(repository: Path, tmp_pa
     model = Qwen3VLForConditionalGeneration.from_pretrained(str(model_path), dtype=torch.float32).eval()
     processor = load_processor(str(model_path))
     ledger = Ledger(run.ledger_path)
-    turns = [record.turn for record in ledger.export_turns()]
+    turns = [record.turn for record in ledger.views.turn_records()]
     exact = [
         turn for turn in turns if turn.weight_versions == turns[0].weight_versions and turn.reason != "placeholder"
     ]
     worst = 0.0
     for turn in exact:
-        pictures = ledger.pictures_of(turn.id)
+        pictures = ledger.pictures.of(turn.id)
         assert len(pictures) == min(2, 1 + turn.index)
         found = recomputed(model, processor, turn, pictures)
         worst = max(worst, *(abs(a - b) for a, b in zip(found, turn.response_logprobs, strict=True)))
-    used = [sample for sample in ledger.sample_records() if sample.state in ("leased", "trained")]
+    used = [sample for sample in ledger.views.sample_records() if sample.state in ("leased", "trained")]
     print(
         f"{len(exact)} turns, worst difference {worst:.1e}, trainer {apart:.1e}; trained {[sample.turn_id for sample in used]}"
     )
@@ -105,5 +105,5 @@ async def test_pictures_are_served_recorded_and_trained(repository: Path, tmp_pa
     assert len(exact) >= BATCH
     assert worst < BOUND
     assert len(used) == BATCH
-    assert all(ledger.pictures_of(sample.turn_id) for sample in used)
-    assert len(list(ledger.picture_files())) == len(set(SIZES))
+    assert all(ledger.pictures.of(sample.turn_id) for sample in used)
+    assert len(list(ledger.pictures.files())) == len(set(SIZES))

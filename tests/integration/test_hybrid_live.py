@@ -55,7 +55,7 @@ async def turns(
             for number in range(12):
                 messages: Any = [{"role": "user", "content": f"What is {number} + 3?"}]
                 await client.chat.completions.create(model="any", messages=messages, max_tokens=24)
-    found = [record.turn for record in ledger.export_turns()]
+    found = [record.turn for record in ledger.views.turn_records()]
     yield [turn for turn in found if references[0].config.vocab_size - 1 not in turn.response_ids][:3]
     ledger.close()
 

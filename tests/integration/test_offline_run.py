@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM
 from lab.testkit.live_run import LiveRun, wait_until
 from lab.testkit.processes import alive
 from openclaw.judge.tempered import TOLERANCE
-from openclaw.ledger.reports import TurnRecord
 from openclaw.ledger.store import Ledger
+from openclaw.ledger.views import TurnRecord
 from tests.helpers.tolerance import MODEL, tolerance
 
 pytestmark = pytest.mark.timeout(900)
@@ -92,7 +92,14 @@ def story(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Story:
             again.process.kill()
     ledger = Ledger(run.ledger_path)
     return Story(
-        model, steps, again.steps(), exit_code, again.text(), left, list(ledger.export_turns()), ledger.counts()
+        model,
+        steps,
+        again.steps(),
+        exit_code,
+        again.text(),
+        left,
+        list(ledger.views.turn_records()),
+        ledger.views.counts(),
     )
 
 

@@ -101,10 +101,10 @@ def talk_to_the_stand_in(openclaw: OpenClaw, server: StandInServer) -> tuple[str
     openclaw.call("sessions.reset", key=session["key"])
     last = next(turn for turn in reversed(server.turns()) if turn.session_id == session["sessionId"])
     wait_until(
-        lambda: server.ledger.turn(last.id).state != "waiting",
+        lambda: server.ledger.turns.get(last.id).state != "waiting",
         lambda: f"nobody said that the session ended\n{openclaw.tail()}",
     )
-    return note_answer, server.ledger.turn(last.id).state
+    return note_answer, server.ledger.turns.get(last.id).state
 
 
 def train_through(openclaw: OpenClaw, run: LiveRun) -> tuple[list[Turn], int, int]:
@@ -115,7 +115,7 @@ def train_through(openclaw: OpenClaw, run: LiveRun) -> tuple[list[Turn], int, in
     rng, ledger, number = random.Random(0), Ledger(run.ledger_path), 0
 
     def turns() -> list[Turn]:
-        return [record.turn for record in ledger.export_turns()]
+        return [record.turn for record in ledger.views.turn_records()]
 
     def version(turn: Turn) -> int:
         return int(turn.weight_versions[-1].version)
@@ -128,7 +128,7 @@ def train_through(openclaw: OpenClaw, run: LiveRun) -> tuple[list[Turn], int, in
             openclaw.say("tiny", f"user{number}", complaint(rng, "held"))
         return bool(run.steps()) and version(turns()[-1]) > version(turns()[0])
 
-    wait_until(talk, lambda: f"no newer weights answer: {ledger.counts()}\n{run.text()[-4000:]}")
+    wait_until(talk, lambda: f"no newer weights answer: {ledger.views.counts()}\n{run.text()[-4000:]}")
     found = turns()
     ledger.close()
     return found, version(found[0]), version(found[-1])

@@ -84,7 +84,7 @@ def test_a_hostile_conversation_does_nothing(tmp_path: Path, attackers_server: t
             run.judge(run.react(turn_id, words), score, votes=[Vote("prm", attack(url), score)], hint=attack(url))
         run.step()
     run.judge(run.react(run.turn()), None, reason=attack(url))
-    run.ledger.postpone(run.react(run.turn()), attack(url), run.now)
+    run.ledger.judging.postpone(run.react(run.turn()), attack(url), run.now)
     page = tmp_path / "report.html"
     write_output(page, build(open_run(run.close())).page)
     shown = opened(page, tmp_path / "profile")

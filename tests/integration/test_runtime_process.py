@@ -65,7 +65,7 @@ async def test_serves_and_ends_on_sigterm(repository: Path, tiny_random_model: P
                 process.kill()
                 await process.wait()
     ledger = Ledger(tmp_path / "ledger.sqlite")
-    turns = [record.turn for record in ledger.export_turns()]
+    turns = [record.turn for record in ledger.views.turn_records()]
     ledger.close()
     assert [turn.finish_reason for turn in turns] == ["stop", "abort"]
     assert turns[1].response_ids == [70, 71, 72]

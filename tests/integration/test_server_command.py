@@ -119,7 +119,7 @@ def test_serve_talk_collect_stop(served: Served, tmp_path: Path) -> None:
         client=httpx.Client(verify=context, trust_env=False, timeout=SECONDS),
     )
     assert collector.collect() == 2
-    collected = [record.turn.response_ids for record in collector.ledger.export_turns()]
+    collected = [record.turn.response_ids for record in collector.ledger.views.turn_records()]
     collector.close()
 
     rename_key(served, tmp_path / "keys")
@@ -133,7 +133,7 @@ def test_serve_talk_collect_stop(served: Served, tmp_path: Path) -> None:
     assert [turn["prompt"][-1]["content"] for turn in turns] == [SAID, "Shorter."]
     assert turns[0]["next_state"] == [{"role": "user", "content": "Shorter."}]
     ledger = Ledger(served.folder / "ledger.sqlite")
-    recorded = [record.turn for record in ledger.export_turns()]
+    recorded = [record.turn for record in ledger.views.turn_records()]
     ledger.close()
     assert [turn.response_ids for turn in recorded] == collected
     assert [(turn.state, turn.signal) for turn in recorded] == [("pending", "next_state"), ("pending", "feedback")]

@@ -20,8 +20,8 @@ from openai import APIError, AsyncOpenAI
 
 from lab.testkit.live_run import FolderRun, LiveRun, call_tool, talk, wait_until
 from lab.testkit.processes import alive
-from openclaw.ledger.reports import TurnRecord
 from openclaw.ledger.store import Ledger
+from openclaw.ledger.views import TurnRecord
 from tests.helpers.tolerance import MODEL, tolerance
 
 pytestmark = pytest.mark.timeout(1500)
@@ -107,7 +107,7 @@ def story(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Story:
         if run.process.poll() is None:
             run.process.kill()
     ledger = Ledger(run.ledger_path)
-    samples_at_kill = [record.id for record in ledger.sample_records()]
+    samples_at_kill = [record.id for record in ledger.views.sample_records()]
     checkpoint = int((folder / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
 
     hf = folder / SECOND_EXPORTS / "{rollout_id}"
@@ -120,11 +120,11 @@ def story(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Story:
         replies += conversations(resumed.base_url, 2, 45)
         wait_until(
             lambda: (
-                ledger.counts()["turns"].get("pending", 0) == 0
-                and ledger.ready_count() < BATCH_SIZE
-                and ledger.counts()["samples"].get("leased", 0) == 0
+                ledger.views.counts()["turns"].get("pending", 0) == 0
+                and ledger.samples.ready_count() < BATCH_SIZE
+                and ledger.views.counts()["samples"].get("leased", 0) == 0
             ),
-            lambda: f"every sample in a batch: {ledger.counts()}\n{resumed.text()[-4000:]}",
+            lambda: f"every sample in a batch: {ledger.views.counts()}\n{resumed.text()[-4000:]}",
         )
         family = resumed.family()
         exit_at_end = resumed.stop()
@@ -136,7 +136,7 @@ def story(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Story:
         folder=folder,
         model=model,
         replies=replies,
-        turns=list(ledger.export_turns()),
+        turns=list(ledger.views.turn_records()),
         samples_at_kill=samples_at_kill,
         restarted_at=restarted_at,
         checkpoint_at_kill=checkpoint,
@@ -148,8 +148,8 @@ def story(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Story:
         left_at_end=left_at_end,
         killed_text=run.text(),
         end_text=resumed.text(),
-        end_counts=ledger.counts(),
-        sample_rows=ledger.sample_records(),
+        end_counts=ledger.views.counts(),
+        sample_rows=ledger.views.sample_records(),
     )
 
 

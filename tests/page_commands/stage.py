@@ -49,7 +49,7 @@ def make_ledger(path: Path) -> Path:
     ledger = Ledger(path)
     for session in SESSIONS:
         judged_sample(ledger, f"{session}-judged", session_id=session)
-        ledger.record_turn(make_turn(f"{session}-waiting", session_id=session, index=1, messages=USER_NEXT))
+        ledger.turns.record(make_turn(f"{session}-waiting", session_id=session, index=1, messages=USER_NEXT))
     ledger.close()
     return path
 

@@ -72,7 +72,7 @@ def _batch(server: Server) -> list[str]:
         ids = {sample.metadata["ledger_id"] for sample in samples}
         ledger = Ledger(copy)
         try:
-            rows = ledger.rows("SELECT id, turn_id FROM samples")
+            rows = ledger.database.rows("SELECT id, turn_id FROM samples")
             return [cast(str, row["turn_id"]) for row in rows if row["id"] in ids]
         finally:
             ledger.close()

@@ -146,7 +146,7 @@ def _continue(server: Server, bob: httpx.Client, answer: dict[str, Any]) -> None
 def _feedback(server: Server, reply: str) -> bool:
     ledger = Ledger(server.ledger_path)
     try:
-        return bool(ledger.feedback(reply))
+        return bool(ledger.feedback.of(reply))
     finally:
         ledger.close()
 

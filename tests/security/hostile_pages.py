@@ -62,12 +62,14 @@ class Victim:
         """Return what a page could change: turns, samples, feedback, and whether the session goes on."""
         ledger = Ledger(server.ledger_path)
         try:
-            records = [record for record in ledger.export_turns() if record.turn.session_id.endswith(self.session)]
+            records = [
+                record for record in ledger.views.turn_records() if record.turn.session_id.endswith(self.session)
+            ]
             stored = {record.turn.session_id for record in records}
-            ended = [dict(row) for row in ledger.rows("SELECT * FROM sessions") if row["id"] in stored]
+            ended = [dict(row) for row in ledger.database.rows("SELECT * FROM sessions") if row["id"] in stored]
             return {
                 "turns": [(record.turn.state, record.turn.next_state, len(record.samples)) for record in records],
-                "feedback": len(ledger.feedback(self.reply)),
+                "feedback": len(ledger.feedback.of(self.reply)),
                 "session": ended,
                 "planted": server.stored(self.words),
             }

@@ -24,8 +24,8 @@ import psutil
 from groundwork.network import find_available_port
 from groundwork.process import ChildProcess, spawn
 from lab.testkit.processes import wait_until
-from openclaw.ledger.reports import TurnRecord
 from openclaw.ledger.store import Ledger
+from openclaw.ledger.views import TurnRecord
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CHAT = "/v1/chat/completions"
@@ -171,7 +171,7 @@ class Server:
         """Return all turns in the ledger."""
         ledger = Ledger(self.ledger_path)
         try:
-            return list(ledger.export_turns())
+            return list(ledger.views.turn_records())
         finally:
             ledger.close()
 

@@ -25,7 +25,7 @@ from agentrl.tasks.toolcall.rows import read_rows as toolcall_rows
 from groundwork.data_rows import json_objects
 from groundwork.exceptions import ConfigError
 from openclaw.gate.tasks import read_tasks
-from openclaw.ledger.importing import ImportFormatError, import_conversations
+from openclaw.ledger.conversations import ImportFormatError, import_conversations
 from openclaw.ledger.store import Ledger
 from openclaw.offline.reading import read_logs
 from openclaw.server.collect import main as collect_main
@@ -55,7 +55,7 @@ def terminal_rows(file: Path) -> list[str]:
 def ledger_turns(file: Path) -> list[Any]:
     ledger = Ledger(file.with_suffix(".sqlite"))
     import_conversations(ledger, file)
-    return [record.turn.messages for record in ledger.export_turns()]
+    return [record.turn.messages for record in ledger.views.turn_records()]
 
 
 def results_in(file: Path) -> list[Any]:

@@ -132,7 +132,7 @@ async def test_what_the_pool_refuses_is_bad_input(
     monkeypatch.setenv("AGENTRL_KEY", key)
     with pytest.raises(ConfigError, match=told):
         await driven([*served, *words])
-    assert ((await pool.pool.status()).leases, stack.ledger.open_episodes()) == (0, [])
+    assert ((await pool.pool.status()).leases, stack.ledger.episodes.open()) == (0, [])
 
 
 async def test_a_full_pool_is_waited_for(served: list[str], pool: AgentPool) -> None:
@@ -196,9 +196,9 @@ async def test_the_command_drives_a_group(served: list[str], stack: Stack, tmp_p
     assert (status, err) == (0, "")
     assert "group 0 (easy): mean reward 0.000, solved 1 of 2" in out
     assert "solved share" in out
-    assert len(stack.ledger.episodes()) == 2
+    assert len(stack.ledger.episodes.all()) == 2
     status, out, err = await ended(await begun(words))
-    assert (status, err, len(stack.ledger.episodes())) == (0, "", 2)
+    assert (status, err, len(stack.ledger.episodes.all())) == (0, "", 2)
 
 
 async def test_the_status_says_whether_all_groups_are_finished(
@@ -240,4 +240,4 @@ async def test_a_signal_ends_the_runs_and_leaves_nothing(
             process.kill()
     assert (status, err) == (128 + number, "")
     assert "runs rewarded" in out
-    assert ((await pool.pool.status()).leases, stack.ledger.episodes()) == (0, [])
+    assert ((await pool.pool.status()).leases, stack.ledger.episodes.all()) == (0, [])

@@ -20,7 +20,7 @@ from agentrl.harness.records import EPISODES, GROUPS, lines
 from agentrl.protocol import Verdict
 from groundwork.exceptions import ConfigError
 from lab.testkit.agent_pools import ADDRESS, PATIENT_S, CutTransport, until
-from openclaw.ledger.episode_records import Episode
+from openclaw.ledger.episodes import Episode
 from tests.helpers.agent_runs import AGENT, FAILED, SOLVED, AgentPool, Drive, Elsewhere, Runs, start_pool
 from tests.unit.gateway import conftest as gateways
 
@@ -104,7 +104,7 @@ async def test_groups_are_driven_rewarded_and_trained(
     pool.runs.ask = asks(stack)
     await drive.run(group_size=3, parallel=2, records=tmp_path / "records")
 
-    groups = by_group(stack.ledger.episodes())
+    groups = by_group(stack.ledger.episodes.all())
     assert sorted(group.partition("#")[0] for group in groups) == ["easy", "hard"]
     for members in groups.values():
         assert [episode.group_size for episode in members] == [3, 3, 3]
@@ -112,13 +112,13 @@ async def test_groups_are_driven_rewarded_and_trained(
         assert Counter(episode.status for episode in members).keys() == {"ok", "task_failed"}
         assert all(episode.reward == (1.0 if episode.status == "ok" else -1.0) for episode in members)
         assert all((episode.state, episode.reason) == ("settled", None) for episode in members)
-    assert stack.ledger.ready_count() == 6
+    assert stack.ledger.samples.ready_count() == 6
     assert pool.runs.most <= 2
     assert {(action["model"], action["timeout_s"]) for action in pool.runs.actions} == {("policy", 50.0)}
     assert await leases(pool) == 0
 
     kept = list(lines(tmp_path / "records" / EPISODES))
-    assert {line["episode"] for line in kept} == {episode.id for episode in stack.ledger.episodes()}
+    assert {line["episode"] for line in kept} == {episode.id for episode in stack.ledger.episodes.all()}
     assert {(line["attempt"], line["turns"], line["problem"]) for line in kept} == {(1, 1, "")}
     assert sorted(states(tmp_path / "records")) == ["begun", "begun", "finished", "finished"]
     assert "mean reward" in drive.said
@@ -133,7 +133,7 @@ async def test_a_lost_run_is_never_rewarded_and_another_takes_its_place(
     spoiled = Verdict(status="infra_error", detail="the grader is gone")
     pool.runs.ends += [LOST, spoiled, SOLVED, Verdict(status="timeout"), Verdict(status="timeout", score=0.0)]
     await drive.run(groups=1, parallel=1)
-    episodes = stack.ledger.episodes()
+    episodes = stack.ledger.episodes.all()
     told = [(episode.status, episode.reward) for episode in episodes]
     lost = ("infra_error", None)
     assert told == [lost, lost, ("ok", 1.0), lost, ("timeout", -1.0)]
@@ -150,13 +150,13 @@ async def test_a_group_without_a_member_is_given_up_and_the_next_one_begins(
 ) -> None:
     pool.runs.ends += [SOLVED, LOST, LOST]
     await drive.run(parallel=1, tries=2, group_size=3, records=tmp_path)
-    first, second = by_group(stack.ledger.episodes()).values()
+    first, second = by_group(stack.ledger.episodes.all()).values()
     assert [episode.status for episode in first] == ["ok", "infra_error", "infra_error"]
     assert [episode.state for episode in second] == ["settled"] * 3
     assert "given up with 1 rewarded members: 2 runs of a member were lost" in drive.said
     assert (drive.screen.tally.finished, drive.screen.tally.given_up) == (1, 1)
     assert sorted(states(tmp_path)) == ["begun", "begun", "finished", "given_up"]
-    assert stack.ledger.episode(first[0].id).reason == "straggler", "it waits for no other member"
+    assert stack.ledger.episodes.get(first[0].id).reason == "straggler", "it waits for no other member"
 
 
 async def test_answers_that_are_lost_create_and_reward_nothing_twice(
@@ -166,7 +166,7 @@ async def test_answers_that_are_lost_create_and_reward_nothing_twice(
     drive.gateway.cuts, drive.pool.cuts = (["before", "after", ""] * 40 for _ in range(2))
     pool.runs.ends += [LOST]
     await drive.run(groups=1, parallel=1)
-    told = [(episode.status, episode.reward) for episode in stack.ledger.episodes()]
+    told = [(episode.status, episode.reward) for episode in stack.ledger.episodes.all()]
     assert Counter(told) == {("infra_error", None): 1, ("ok", 1.0): 1, ("task_failed", -1.0): 1}
     assert len(pool.runs.keys) == len(pool.runs.resets) == 3
     assert drive.gateway.seen.count("POST episodes") == 9
@@ -187,7 +187,7 @@ async def test_a_run_goes_on_when_the_gateway_was_restarted(
     await until(lambda: there.refused > 2)
     there.url = (await start()).url
     await driving
-    assert sorted(str(episode.status) for episode in stack.ledger.episodes()) == ["ok", "task_failed"]
+    assert sorted(str(episode.status) for episode in stack.ledger.episodes.all()) == ["ok", "task_failed"]
 
 
 async def test_a_gateway_that_stays_away_ends_the_driver(stack: Stack, pool: AgentPool) -> None:
@@ -207,7 +207,7 @@ async def test_a_run_whose_pool_died_is_lost_and_repeated_at_the_next_pool(
     await until(lambda: "waiting for the pool" in drive.said)
     drive.pool.inner = (await pools()).transport
     await driving
-    told = Counter((episode.status, episode.reward) for episode in stack.ledger.episodes())
+    told = Counter((episode.status, episode.reward) for episode in stack.ledger.episodes.all())
     assert told == {("infra_error", None): 2, ("ok", 1.0): 1, ("task_failed", -1.0): 1}
 
 
@@ -220,7 +220,7 @@ async def test_no_group_begins_while_many_samples_wait_for_the_trainer(
     assert len(pool.runs.keys) == 2
     assert await leases(pool) == 0
     async with httpx.AsyncClient(base_url=stack.url, trust_env=False) as http:
-        for episode in stack.ledger.episodes():
+        for episode in stack.ledger.episodes.all():
             assert (await http.delete(f"/v1/episodes/{episode.id}")).status_code == 200
     await driving
     assert drive.screen.tally.finished == 2
@@ -237,8 +237,8 @@ async def test_an_interrupted_driver_leaves_no_lease_and_no_open_episode(
     with pytest.raises(asyncio.CancelledError):
         await driving
     assert (await leases(pool), pool.runs.running) == (0, 0)
-    assert stack.ledger.open_episodes() == []
-    assert len(stack.ledger.episodes()) == 2
+    assert stack.ledger.episodes.open() == []
+    assert len(stack.ledger.episodes.all()) == 2
 
 
 @pytest.mark.parametrize("held", ["POST episodes", "POST reward"])
@@ -265,8 +265,8 @@ async def test_an_interruption_while_the_gateway_answers_leaves_nothing_open(
     go.set()
     with pytest.raises(asyncio.CancelledError):
         await driving
-    assert stack.ledger.open_episodes() == []
-    assert [episode.reward for episode in stack.ledger.episodes()] == ([-1.0] if held == "POST reward" else [])
+    assert stack.ledger.episodes.open() == []
+    assert [episode.reward for episode in stack.ledger.episodes.all()] == ([-1.0] if held == "POST reward" else [])
     assert await leases(pool) == 0
 
 
@@ -282,7 +282,7 @@ async def test_an_episode_whose_replies_do_not_end_is_deleted_and_run_again(
 
     stack.service.episodes.quiet = quiet
     await drive.run(groups=1, parallel=1)
-    assert sorted(str(episode.status) for episode in stack.ledger.episodes()) == ["ok", "task_failed"]
+    assert sorted(str(episode.status) for episode in stack.ledger.episodes.all()) == ["ok", "task_failed"]
     assert len(pool.runs.keys) == 3
     assert "replies of the episode are under way" in drive.said
 
@@ -320,7 +320,7 @@ async def test_what_every_run_is_refused_ends_the_driver_and_leaves_nothing(
 ) -> None:
     with pytest.raises(ConfigError, match="the pool refuses to run the agent: this pool offers no harness 'other'"):
         await drive.run(agent=replace(AGENT, harness="other"))
-    assert (await leases(pool), stack.ledger.open_episodes()) == (0, [])
+    assert (await leases(pool), stack.ledger.episodes.open()) == (0, [])
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ async def test_a_score_that_is_no_reward_is_refused(
     pool.runs.ends += [Verdict(status="ok", score=score)]
     with pytest.raises(ConfigError, match=f"{told}.*use --reward binary"):
         await drive.run(parallel=1, agent=replace(AGENT, reward=reward))
-    assert stack.ledger.open_episodes() == []
+    assert stack.ledger.episodes.open() == []
 
 
 async def test_an_episode_that_expired_is_lost(stack: Stack, pool: AgentPool, drive: Drive) -> None:

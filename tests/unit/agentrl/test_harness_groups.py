@@ -40,7 +40,7 @@ def holding(stack: Stack, pool: AgentPool, first: int) -> asyncio.Event:
 
 
 def told(stack: Stack) -> Counter[tuple[str, str | None, float | None]]:
-    return Counter((episode.state, episode.reason, episode.reward) for episode in stack.ledger.episodes())
+    return Counter((episode.state, episode.reason, episode.reward) for episode in stack.ledger.episodes.all())
 
 
 async def test_what_a_group_has_that_is_given_up_is_trained_at_once(
@@ -54,7 +54,7 @@ async def test_what_a_group_has_that_is_given_up_is_trained_at_once(
         ("settled", None, -1.0): 1,
         ("settled", "infra_error", None): 2,
     }
-    assert stack.ledger.ready_count() == 2
+    assert stack.ledger.samples.ready_count() == 2
     assert driving.states(tmp_path) == ["begun", "given_up"]
 
 
@@ -103,12 +103,12 @@ async def test_groups_that_a_killed_driver_left_are_closed_by_the_next_one(
         rewarded, opened = [await gateway.create("easy", "left", 3, 9000, {}) for _ in range(2)]
         await driving.asks(stack)(rewarded.api_key)
         await gateway.reward(rewarded.id, "ok", 1.0)
-    assert stack.ledger.episode(rewarded.id).state == "closed"
+    assert stack.ledger.episodes.get(rewarded.id).state == "closed"
 
     again = driving.again(drive)
     await again.run(groups=1, records=tmp_path)
-    assert stack.ledger.episode(rewarded.id).reason == "straggler"
-    assert stack.ledger.episode(opened.id).status == "infra_error"
+    assert stack.ledger.episodes.get(rewarded.id).reason == "straggler"
+    assert stack.ledger.episodes.get(opened.id).status == "infra_error"
     assert "group 0 (easy) of an earlier run: closed, 0 runs are trained, 1 straggler, 1 infra_error" in again.said
     kept = [line["group"] for line in lines(tmp_path / GROUPS) if line["state"] == "given_up"]
     assert kept == ["left", "empty"]
@@ -124,8 +124,8 @@ async def test_spare_runs_are_ended_when_their_group_is_full(
     holding(stack, pool, 2)
     await drive.run(groups=1, group_size=2, spare=2, parallel=4, records=tmp_path)
     assert told(stack) == {("settled", None, 1.0): 1, ("settled", None, -1.0): 1}
-    assert stack.ledger.open_episodes() == []
-    assert stack.ledger.ready_count() == 2
+    assert stack.ledger.episodes.open() == []
+    assert stack.ledger.samples.ready_count() == 2
     assert (await driving.leases(pool), pool.runs.running) == (0, 0)
     assert "full, 2 spare runs ended" in drive.said
     tally = drive.screen.tally
@@ -152,7 +152,7 @@ async def test_no_more_runs_are_rewarded_than_a_group_has(stack: Stack, pool: Ag
         await asyncio.sleep(0.01)
     go.set()
     await run
-    assert len(stack.ledger.episodes()) == drive.gateway.seen.count("POST reward") == 2
+    assert len(stack.ledger.episodes.all()) == drive.gateway.seen.count("POST reward") == 2
     assert drive.screen.tally.spared == 2
 
 
@@ -164,14 +164,14 @@ async def test_a_refused_reward_gives_its_place_to_a_spare_run(stack: Stack, poo
         async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
             if request.url.path.endswith("/reward") and not gone:
                 gone.append(request.url.path.split("/")[-2])
-                await asyncio.to_thread(stack.ledger.delete_episode, gone[0])
+                await asyncio.to_thread(stack.ledger.episodes.delete, gone[0])
             return await inner.handle_async_request(request)
 
     drive.gateway.inner = Deleting()
     async with asyncio.timeout(PATIENT_S):
         await drive.run(groups=1, group_size=2, spare=1, parallel=1, tries=1)
     assert (drive.screen.tally.finished, drive.screen.tally.lost) == (1, 1)
-    assert len(stack.ledger.episodes()) == 2
+    assert len(stack.ledger.episodes.all()) == 2
 
 
 @pytest.mark.parametrize(("lost", "state"), [(1, "finished"), (2, "given_up")])

@@ -25,8 +25,8 @@ class Scene:
         self.weights = Weights()
         for number in range(3):
             judged_sample(self.ledger, f"turn-{number}")
-        self.weights = Weights(0, [sample.metadata["ledger_id"] for sample in self.ledger.claim_samples(0, 2)])
-        self.ledger.mark_trained(0)
+        self.weights = Weights(0, [sample.metadata["ledger_id"] for sample in self.ledger.samples.claim(0, 2)])
+        self.ledger.samples.mark_trained(0)
         self.checker = Checker(self.path, lambda: self.weights)
 
     def damage(self, sql: str) -> None:
@@ -69,15 +69,15 @@ def test_a_sample_twice_in_a_checkpoint_is_found(scene: Scene) -> None:
 
 
 def test_what_clients_were_told_must_be_there(scene: Scene) -> None:
-    scene.ledger.record_turn(make_turn("waits"))
+    scene.ledger.turns.record(make_turn("waits"))
     assert scene.found({"waits", "turn-1"}, {"turn-1"}) == {}
     assert scene.found({"gone"}, {"waits"}) == {"acknowledged_lost": 1, "feedback_lost": 1}
 
 
 def test_the_end_asks_for_more(scene: Scene) -> None:
-    scene.ledger.record_turn(make_turn("late", session_id="other"))
-    scene.ledger.record_next_state("late", USER_NEXT, 1.0)
-    scene.ledger.claim_samples(1, 1)
+    scene.ledger.turns.record(make_turn("late", session_id="other"))
+    scene.ledger.turns.record_next_state("late", USER_NEXT, 1.0)
+    scene.ledger.samples.claim(1, 1)
     scene.checker.at_the_end({"late"})
     assert scene.checker.findings.counts() | {"feedback_lost": 1, "damaged": 1} == scene.checker.findings.counts()
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from lab.testkit.ledger_records import judged_sample
+from openclaw.credit.episodes import settle
 from openclaw.ledger.records import VersionSpan
 from openclaw.runtime.process import RuntimeSupervisor
 from openclaw.training.batch_metrics import batch_metrics
@@ -75,18 +76,18 @@ def test_an_episode_is_stale_as_a_whole_and_as_its_oldest_token(args: Arguments,
     episode = create(source.ledger, "old")
     say(source.ledger, episode, "one", [1], [2])
     say(source.ledger, episode, "new", [3], [4], weight_versions=[VersionSpan("5", 0, 1)])
-    source.ledger.close_episode(episode.id, "ok", 1.0)
+    source.ledger.episodes.close(episode.id, "ok", 1.0)
     judged_sample(source.ledger, "turn", version="5")
     fresh = create(source.ledger, "fresh")
     say(source.ledger, fresh, "one", [1], [2], weight_versions=[VersionSpan("3", 0, 1)])
-    source.ledger.close_episode(fresh.id, "ok", -1.0)
-    source.ledger.settle_episodes(RULES)
+    source.ledger.episodes.close(fresh.id, "ok", -1.0)
+    settle(source.ledger, RULES)
     source.weights_live(0, "5")
     samples, dropped = batch(args, source, 1)
     assert dropped == 2
     assert [sample.metadata.get("episode") for sample in samples] == [None, fresh.id]
     assert [sample.metadata["staleness"] for sample in samples] == [0, 2]
-    assert source.ledger.counts()["sample_reasons"] == {"stale": 2}
+    assert source.ledger.views.counts()["sample_reasons"] == {"stale": 2}
     source.load(None)
     assert len(source) == 3, "a restored checkpoint brings all of it back"
 
@@ -97,16 +98,16 @@ def test_only_the_stale_tokens_of_an_episode_are_masked(args: Arguments, source:
     say(source.ledger, episode, "one", [1], [2])
     spans = [VersionSpan("1", 0, 1), VersionSpan("5", 1, 3)]
     say(source.ledger, episode, "two", [1, 2, 3], [4, 5, 6], weight_versions=spans)
-    source.ledger.close_episode(episode.id, "ok", 1.0)
+    source.ledger.episodes.close(episode.id, "ok", 1.0)
     gone = create(source.ledger, "gone", owner="bob")
     say(source.ledger, gone, "one", [1], [2])
-    source.ledger.close_episode(gone.id, "ok", -1.0)
-    source.ledger.settle_episodes(RULES)
+    source.ledger.episodes.close(gone.id, "ok", -1.0)
+    settle(source.ledger, RULES)
     judged_sample(source.ledger, "turn", version="3")
     source.weights_live(0, "5")
     samples, dropped = batch(args, source, 1)
     assert dropped == 1
-    assert source.ledger.counts()["sample_reasons"] == {"stale": 1}
+    assert source.ledger.views.counts()["sample_reasons"] == {"stale": 1}
     (merged,) = [sample for sample in samples if "episode" in sample.metadata]
     assert (merged.tokens, merged.loss_mask) == ([1, 2, 3, 4, 5, 6], [0, 0, 0, 1, 1])
     assert convert(args, samples)["rollout_mask_sums"][samples.index(merged)] == 2

@@ -19,6 +19,7 @@ import pytest
 from groundwork.exceptions import ConfigError
 from lab.testkit.ledger_records import USER_NEXT, failed_turn, judged_sample, make_turn
 from openclaw.config.runtime import RuntimeConfig
+from openclaw.credit.baseline import record_judged
 from openclaw.ledger.logs import ReplyScores
 from openclaw.ledger.records import Feedback, Verdict
 from openclaw.ledger.store import Ledger
@@ -201,7 +202,7 @@ def test_a_judge_error_is_said_once_until_it_changes(
     failed_turn(source.ledger, "turn-1", "second")
     assert [said_at(61.5), said_at(63.0)] == [1, 0]
     for turn_id in ("turn-0", "turn-1"):
-        source.ledger.record_judged(turn_id, Verdict(score=0), [], "score_zero")
+        record_judged(source.ledger, turn_id, Verdict(score=0), [], "score_zero")
     assert said_at(200.0) == 0
 
 
@@ -233,7 +234,7 @@ def test_stale_samples_are_dropped_with_a_reason_and_replaced(args: Arguments, s
     assert output.metrics["openclaw/staleness_min"] == 0.0
     assert output.metrics["openclaw/staleness_max"] == 1.0
     assert output.metrics["openclaw/corrected_stale"] == 0.0
-    assert source.ledger.counts()["sample_reasons"] == {"stale": 2}
+    assert source.ledger.views.counts()["sample_reasons"] == {"stale": 2}
 
 
 def test_stale_samples_can_be_kept_for_the_loss_to_correct(args: Arguments, source: LedgerDataSource) -> None:
@@ -246,16 +247,16 @@ def test_stale_samples_can_be_kept_for_the_loss_to_correct(args: Arguments, sour
     assert output.metrics["openclaw/dropped_stale"] == 0.0
     assert output.metrics["openclaw/corrected_stale"] == 1.0
     assert output.metrics["openclaw/staleness_max"] == 4.0
-    assert source.ledger.counts()["sample_reasons"] == {}
+    assert source.ledger.views.counts()["sample_reasons"] == {}
 
 
 def scored_sample(ledger: Ledger, turn_id: str, version: str) -> None:
     turn = make_turn(turn_id, state="unscored", next_state=USER_NEXT, next_state_at=1.0, session_id=turn_id)
-    ledger.record_log_turns(turn_id, [(turn, None)], closed=True)
+    ledger.logs.record(turn_id, [(turn, None)], closed=True)
     scores = ReplyScores(turn.prompt_ids, turn.response_ids, turn.response_logprobs, version)
-    ledger.record_scores([(ledger.turn(turn_id), scores)])
-    sample = make_sample(ledger.turn(turn_id), 1.0, score=1)
-    ledger.record_judged(turn_id, Verdict(score=1), [sample], None)
+    ledger.logs.record_scores([(ledger.turns.get(turn_id), scores)])
+    sample = make_sample(ledger.turns.get(turn_id), 1.0, score=1)
+    record_judged(ledger, turn_id, Verdict(score=1), [sample], None)
 
 
 @pytest.mark.parametrize("mode", ["drop", "correct"])
@@ -267,8 +268,8 @@ def test_old_scores_of_logs_are_renewed_and_never_dropped(args: Arguments, sourc
     source.weights_live(0, "5")
     output = claim(args, source, 1)
     assert ids(output) == [2, 3]
-    assert source.ledger.turn("turn-0").state == "unscored"
-    assert source.ledger.counts()["sample_reasons"] == {"rescored": 1}
+    assert source.ledger.turns.get("turn-0").state == "unscored"
+    assert source.ledger.views.counts()["sample_reasons"] == {"rescored": 1}
     assert output.metrics["openclaw/scored_share"] == 0.5
 
 
@@ -278,7 +279,7 @@ def test_a_run_on_logs_ends_when_no_batch_is_left_and_says_what_it_used(
     source.offline = True
     for number in range(3):
         scored_sample(source.ledger, f"turn-{number}", "1")
-    source.ledger.record_log_turns(
+    source.ledger.logs.record(
         "side",
         [(make_turn("side", session_id="side", kind="side", state="excluded", reason="side"), None)],
         closed=True,
@@ -301,24 +302,24 @@ def test_a_batch_that_does_not_become_full_is_no_step(args: Arguments, source: L
     source.weights_live(0, "5")
     with ThreadPoolExecutor(1) as pool:
         batch = pool.submit(claim, args, source, 1)
-        while source.ledger.turn("old").state != "unscored":
+        while source.ledger.turns.get("old").state != "unscored":
             assert not batch.done(), batch.result()
-        old = source.ledger.turn("old")
-        source.ledger.record_scores([(old, "log_refused")])
-        assert source.ledger.close_session(old.session_id, [], 200.0), "the runtime closes it again"
+        old = source.ledger.turns.get("old")
+        source.ledger.logs.record_scores([(old, "log_refused")])
+        assert source.ledger.judging.close_session(old.session_id, [], 200.0), "the runtime closes it again"
         with pytest.raises(DataUsedError, match="all used: 0 samples in 0 steps, 1 left, too few for a batch of 2"):
             batch.result(DEADLINE)
 
 
 def test_a_run_on_logs_waits_for_what_is_to_come(args: Arguments, source: LedgerDataSource) -> None:
     source.offline = True
-    source.ledger.record_turn(make_turn())
-    source.ledger.record_next_state("turn-0", USER_NEXT, 102.0)
+    source.ledger.turns.record(make_turn())
+    source.ledger.turns.record_next_state("turn-0", USER_NEXT, 102.0)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(claim, args, source, 0)
         with pytest.raises(TimeoutError):
             waiting.result(0.1)
-        source.ledger.record_judged("turn-0", Verdict(score=0), [], "score_zero")
+        record_judged(source.ledger, "turn-0", Verdict(score=0), [], "score_zero")
         with pytest.raises(DataUsedError):
             waiting.result(DEADLINE)
 
@@ -343,7 +344,7 @@ def test_the_trainers_side_waits_for_a_ledger_that_cannot_be_written(
     monkeypatch.setattr(rollout, "LEDGER_PAUSE_SECONDS", 0.005)
     for number in range(2):
         judged_sample(source.ledger, f"turn-{number}")
-    source.ledger.rows("PRAGMA busy_timeout = 1")
+    source.ledger.database.rows("PRAGMA busy_timeout = 1")
     outputs: list[Any] = []
 
     def step() -> None:
@@ -361,7 +362,7 @@ def test_the_trainers_side_waits_for_a_ledger_that_cannot_be_written(
         other.execute("ROLLBACK")
     thread.join(DEADLINE)
     assert ids(outputs[0]) == [1, 2]
-    assert source.ledger.counts()["samples"] == {"trained": 2}
+    assert source.ledger.views.counts()["samples"] == {"trained": 2}
 
 
 def test_a_session_forgotten_before_the_claim_leaves_no_short_batch(
@@ -377,7 +378,7 @@ def test_a_session_forgotten_before_the_claim_leaves_no_short_batch(
             judged_sample(source.ledger, "turn-2")
         wait(*arguments)
         if len(waits) == 1:
-            source.ledger.forget_session("session-0")
+            source.ledger.sessions.forget("session-0")
 
     monkeypatch.setattr(rollout, "wait_for_samples", forget_after_the_first_wait)
     assert ids(claim(args, source, 0)) == [2, 3]
@@ -392,7 +393,7 @@ def test_checkpoint_and_restore_move_the_ledger(args: Arguments, source: LedgerD
     restarted = LedgerDataSource(args)
     restarted.load(0)
     restarted.before_rollouts()
-    assert source.ledger.counts()["samples"] == {"ready": 2, "trained": 2}
+    assert source.ledger.views.counts()["samples"] == {"ready": 2, "trained": 2}
     assert ids(claim(args, restarted, 1)) == lost
     restarted.load(None)
     assert len(restarted) == 4
@@ -630,7 +631,7 @@ def test_the_trainer_gets_rewards_compared_with_earlier_ones(
     assert [group[0].metadata["raw_reward"] for group in first.samples] == [1.0, 1.0]
     monkeypatch.setenv("OPENCLAW_BASELINE", "0")
     plain = LedgerDataSource(args)
-    assert [rollout.prepare(sample, None, plain.compares).reward for sample in plain.ledger.claim_samples(1, 2)] == [
+    assert [rollout.prepare(sample, None, plain.compares).reward for sample in plain.ledger.samples.claim(1, 2)] == [
         1.0,
         1.0,
     ]
@@ -642,21 +643,21 @@ def test_the_samples_of_a_refused_step_are_dropped_for_good(args: Arguments, sou
         judged_sample(source.ledger, f"turn-{number}")
     claim(args, source, 0)
     source.step_refused(0, "train/ppo_kl>0.5 (it is 2)")
-    assert source.ledger.counts()["sample_reasons"] == {"fuse": 2}
+    assert source.ledger.views.counts()["sample_reasons"] == {"fuse": 2}
     source.save(0)
     again = LedgerDataSource(args)
     again.load(0)
-    assert again.ledger.counts()["samples"] == {"dropped": 2, "ready": 2}
+    assert again.ledger.views.counts()["samples"] == {"dropped": 2, "ready": 2}
     assert ids(claim(args, source, 1)) == [3, 4]
     again.load(-1)
-    assert again.ledger.ready_count() == 4, "a checkpoint before the pause undoes the drop"
+    assert again.ledger.samples.ready_count() == 4, "a checkpoint before the pause undoes the drop"
 
 
 def test_the_share_of_replies_that_fall_apart(args: Arguments, source: LedgerDataSource) -> None:
     for number, reason in enumerate(["truncated", "repetition", "score_zero"]):
-        source.ledger.record_turn(make_turn(f"without-{number}"))
-        source.ledger.record_next_state(f"without-{number}", USER_NEXT, 102.0)
-        source.ledger.record_judged(f"without-{number}", Verdict(), [], reason)
+        source.ledger.turns.record(make_turn(f"without-{number}"))
+        source.ledger.turns.record_next_state(f"without-{number}", USER_NEXT, 102.0)
+        record_judged(source.ledger, f"without-{number}", Verdict(), [], reason)
     for number in range(5):
         judged_sample(source.ledger, f"turn-{number}")
     assert claim(args, source, 0).metrics["openclaw/degenerate_share"] == 2 / 8
@@ -672,28 +673,28 @@ def test_a_run_that_goes_on_with_another_method_judges_again(
     episode = rewarded(ledger, "a")
     for name in ("trained", "ready", "unknown", "corrected"):
         made_by = None if name == "unknown" else "openclaw_rl_method.BinaryRL"
-        ledger.record_turn(make_turn(name))
-        ledger.record_next_state(name, USER_NEXT, 102.0)
-        sample = make_sample(ledger.turn(name), 1.0, score=1)
-        ledger.record_judged(name, Verdict(score=1), [sample], None, made_by=made_by)
+        ledger.turns.record(make_turn(name))
+        ledger.turns.record_next_state(name, USER_NEXT, 102.0)
+        sample = make_sample(ledger.turns.get(name), 1.0, score=1)
+        record_judged(ledger, name, Verdict(score=1), [sample], None, made_by=made_by)
         if name in ("trained", "corrected"):
             with ledger.transaction() as connection:
                 connection.execute("UPDATE samples SET state = 'leased', rollout_id = 0 WHERE turn_id = ?", (name,))
     down = Feedback(turn_id="corrected", created_at=103.0, thumbs="down")
-    assert ledger.record_feedback(down, USER_NEXT).applied
+    assert ledger.feedback.record(down, USER_NEXT).applied
     same = rollout_args(tmp_path, rollout_function_path="openclaw_rollout.generate_rollout_openclaw")
     LedgerDataSource(same).before_rollouts()
-    assert ledger.counts()["sample_reasons"] == {}
+    assert ledger.views.counts()["sample_reasons"] == {}
     other = rollout_args(tmp_path, rollout_function_path="openclaw_opd_rollout.generate_rollout_openclaw_opd")
     for _ in range(2):  # a second start finds nothing to do
         LedgerDataSource(other).before_rollouts()
-        states = {each.turn.id: each.turn.state for each in ledger.export_turns() if each.turn.kind == "main"}
+        states = {each.turn.id: each.turn.state for each in ledger.views.turn_records() if each.turn.kind == "main"}
         assert {name: states[name] for name in ("trained", "ready", "unknown")} == {
             "trained": "judged",
             "ready": "pending",
             "unknown": "judged",
         }
-        samples = [(each.turn_id, each.state, each.reason) for each in ledger.sample_records()]
+        samples = [(each.turn_id, each.state, each.reason) for each in ledger.views.sample_records()]
         assert [each for each in samples if not each[0].startswith(episode.id)] == [
             ("trained", "leased", None),
             ("ready", "dropped", "other_method"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from openclaw.credit.baseline import record_judged
 from openclaw.ledger.records import Verdict
 from openclaw.training.samples import make_sample
 from tests.helpers.stand_in_server import StandInServer, stand_in_server
@@ -20,7 +21,7 @@ def judge(gateway: StandInServer, score: int, hint: str | None = None) -> str:
     """Judge the newest turn that waits for it; return its id."""
     turn = [turn for turn in gateway.turns() if turn.state == "pending"][-1]
     sample = [make_sample(turn, float(score), score=score)] if score else []
-    gateway.ledger.record_judged(turn.id, Verdict(score=score, hint=hint), sample, None if score else "score_zero")
+    record_judged(gateway.ledger, turn.id, Verdict(score=score, hint=hint), sample, None if score else "score_zero")
     return turn.id
 
 
@@ -64,7 +65,7 @@ def test_thumbs_and_words_reach_the_last_reply(gateway: StandInServer, talk: Tal
     status, text = talk(gateway.url, ["/up", "One.", "/down too long", "Two.", "+", "Three.", "-"])
     assert status == 0
     assert text.count("there is no reply to rate yet") == 1
-    said = [gateway.ledger.feedback(turn.id) for turn in gateway.turns()[-3:]]
+    said = [gateway.ledger.feedback.of(turn.id) for turn in gateway.turns()[-3:]]
     assert [[(each.thumbs, each.text) for each in of] for of in said] == [
         [("down", "too long")],
         [("up", None)],
@@ -80,7 +81,7 @@ def test_a_typed_thumb_is_no_message(gateway: StandInServer, talk: Talk) -> None
     assert "there is no reply to rate yet" in text
     turns = gateway.turns()[before:]
     assert [turn.messages[-1]["content"] for turn in turns] == ["One.", "Two.", "Three.", "👍 or not"]
-    said = [[each.thumbs for each in gateway.ledger.feedback(turn.id)] for turn in turns]
+    said = [[each.thumbs for each in gateway.ledger.feedback.of(turn.id)] for turn in turns]
     assert said == [["up"], ["down"], [], []]
 
 
@@ -90,7 +91,7 @@ def test_a_thumb_on_a_trained_reply_counts_once_in_each_direction(gateway: Stand
         yield "+"
         judge(gateway, 1)
         for step, thumb in enumerate("-+-"):
-            gateway.ledger.claim_samples(step, 1)
+            gateway.ledger.samples.claim(step, 1)
             yield thumb
 
     text = talk(gateway.url, typed)[1]
@@ -104,8 +105,8 @@ def test_a_verdict_is_shown_when_it_arrives_and_then_the_weights(gateway: StandI
         yield "No bold text, please."
         judge(gateway, -1, hint="Write plainly.")
         yield from chat.until("judged:")
-        gateway.ledger.claim_samples(100, 99)
-        gateway.ledger.record_step(100, "2", 1.0, 2.0)
+        gateway.ledger.samples.claim(100, 99)
+        gateway.ledger.samples.record_step(100, "2", 1.0, 2.0)
         gateway.engine.version = "2"
         yield from chat.until("learned from")
         yield "Three."

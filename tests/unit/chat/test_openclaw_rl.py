@@ -81,7 +81,7 @@ def test_export_and_forget_are_those_of_inspect(repository: Path, tmp_path: Path
     assert "What is 2 + 3?" in out.read_text()
     forgotten = run("forget", str(tmp_path), "mine", repository=repository)
     assert (forgotten.returncode, forgotten.stdout.splitlines()[0]) == (0, "deleted 1 turn and 1 sample of 'mine'")
-    assert Ledger(tmp_path / "ledger.sqlite").session_ids() == []
+    assert Ledger(tmp_path / "ledger.sqlite").views.session_ids() == []
     helped = run("forget", "--help", repository=repository)
     assert (helped.returncode, helped.stdout.split("\n")[0]) == (
         0,

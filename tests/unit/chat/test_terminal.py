@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from lab.testkit.processes import wait_until
+from openclaw.credit.baseline import record_judged
 from openclaw.ledger.records import Verdict
 from tests.helpers.stand_in_server import StandInServer
 
@@ -108,7 +109,7 @@ def test_keys_at_the_prompt(gateway: StandInServer, terminal: OpenTerminal) -> N
         chat.prompt()
         chat.type(CTRL_C)
         assert chat.process.wait(DEADLINE_SECONDS) == 0
-    assert gateway.ledger.feedback(gateway.turns()[-1].id)[0].thumbs == "down"
+    assert gateway.ledger.feedback.of(gateway.turns()[-1].id)[0].thumbs == "down"
 
 
 def test_ctrl_d_ends_the_session(gateway: StandInServer, terminal: OpenTerminal) -> None:
@@ -146,7 +147,7 @@ def test_news_appear_above_an_empty_prompt(gateway: StandInServer, terminal: Ope
             chat.until("weights 1")
             chat.prompt()
         turn = gateway.turns()[-2]
-        gateway.ledger.record_judged(turn.id, Verdict(score=0), [], "score_zero")
+        record_judged(gateway.ledger, turn.id, Verdict(score=0), [], "score_zero")
         chat.until('judged: 0 (nothing to learn from "Two.": score_zero)')
         chat.prompt()
         chat.type(f"/quit{ENTER}")

@@ -131,9 +131,9 @@ class World:
         ids = reply or [5, 6, 7]
         spans = [VersionSpan(version, number, number + 1) for number, version in enumerate(versions)]
         for _ in range(count):
-            name = f"live-{self.ledger.newest_turn()}"
+            name = f"live-{self.ledger.views.newest_turn()}"
             changes: dict[str, Any] = {"response_ids": ids, "response_logprobs": [-0.5] * len(ids)}
-            self.ledger.record_turn(
+            self.ledger.turns.record(
                 make_turn(name, session_id=name, weight_versions=spans, finish_reason=finish, **changes)
             )
 
@@ -154,13 +154,13 @@ def test_a_candidate_that_does_well_on_its_engine_serves(world: World) -> None:
     assert decision.metrics["gate/canary_deaths"] == 0.0
     assert set(world.open) == {Share(world.engine.url, "1", 0.5)}
     assert len(world.open) == 3
-    (step,) = [each for each in world.ledger.decisions() if each.kind == "step"]
+    (step,) = [each for each in world.ledger.decisions.all() if each.kind == "step"]
     assert step.metrics["gate/canary_turns"] == 3.0
 
 
 def test_the_engine_is_asked_what_the_trainer_was_asked(world: World) -> None:
     world.decide(replace(BOUNDS, gate_canary=0.0))
-    turn = world.ledger.turn("disliked-5")
+    turn = world.ledger.turns.get("disliked-5")
     scored = [each for each in world.engine.requests if each["sampling_params"]["max_new_tokens"] == 0]
     assert [*turn.prompt_ids, *turn.response_ids] in [each["input_ids"] for each in scored]
     assert len(scored) == 12
@@ -169,7 +169,7 @@ def test_the_engine_is_asked_what_the_trainer_was_asked(world: World) -> None:
 
 
 def test_a_question_that_the_engines_context_does_not_hold_is_left_out(world: World) -> None:
-    turn = world.ledger.turn("disliked-5")  # one token longer than the liked ones
+    turn = world.ledger.turns.get("disliked-5")  # one token longer than the liked ones
     longest = len(turn.prompt_ids) + len(turn.response_ids)
     bounds = replace(BOUNDS, gate_canary=0.0, gate_reply_tokens=0)
     for context, asked in ((longest - 1, 0), (longest, 6), (longest + 1, 12)):
@@ -208,8 +208,8 @@ def test_an_engine_that_disagrees_with_the_trainer_gets_no_conversation(world: W
     assert "version 1 is refused, version 0 keeps serving: its engine gives stored replies other log" in decision.why
     assert "its samples are in quarantine" in decision.why
     assert not world.open
-    assert [each.kind for each in world.ledger.decisions()] == ["start", "refused"]
-    (refused,) = world.ledger.refusals()
+    assert [each.kind for each in world.ledger.decisions.all()] == ["start", "refused"]
+    (refused,) = world.ledger.decisions.refusals()
     assert not refused.by_margin, "nobody is offered to accept it"
 
 

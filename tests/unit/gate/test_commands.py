@@ -26,18 +26,18 @@ def run(tmp_path: Path) -> Path:
     """A run of two accepted steps and one refused, whose checkpoints hold the first and the second version."""
     save = tmp_path / "checkpoints"
     with closing(Ledger(save / "ledger.sqlite")) as ledger:
-        ledger.record_decision(-1, "start", "0", "the weights of the first comparison")
+        ledger.decisions.record(-1, "start", "0", "the weights of the first comparison")
         for number in range(2):
             leased_batch(ledger, number)
             metrics = {"gate/margin": 0.01, "gate/margin_error": 0.002, "gate/tasks_candidate": 0.75}
-            ledger.record_decision(number, "step", str(number + 1), "better", metrics=metrics)
-            ledger.record_step(number, str(number + 1), 1.0, 2.0)
+            ledger.decisions.record(number, "step", str(number + 1), "better", metrics=metrics)
+            ledger.samples.record_step(number, str(number + 1), 1.0, 2.0)
             folder = save / f"iter_{number + 1:07d}"
             folder.mkdir()
             (folder / "meta.json").write_text(json.dumps({"rollout_id": number, "weight_version": number + 1}))
         leased_batch(ledger, 2)
-        ledger.record_decision(2, "refused", "3", "version 3 is refused: worse", by_margin=True)
-        ledger.quarantine(2)
+        ledger.decisions.record(2, "refused", "3", "version 3 is refused: worse", by_margin=True)
+        ledger.decisions.quarantine(2)
     (save / LATEST).write_text("2")
     return tmp_path
 
@@ -88,7 +88,7 @@ def test_versions_tell_of_a_rollback_that_a_run_has_not_made_yet(run: Path, caps
 def test_steps_without_a_gate_are_shown_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
         leased_batch(ledger, 0)
-        ledger.record_step(0, "1", 1.0, 2.0)
+        ledger.samples.record_step(0, "1", 1.0, 2.0)
     (row,) = shown(tmp_path, capsys)["versions"]
     assert (row["version"], row["why"], row["samples"], row["serves"]) == ("1", "no gate decided", 4, True)
 
@@ -164,7 +164,7 @@ class Driver(threading.Thread):
             threading.Event().wait(0.01)
         if self._can:
             with closing(Ledger(self._run / "checkpoints" / "ledger.sqlite")) as ledger:
-                ledger.record_rollback(0, 2, "4", 9.0)
+                ledger.decisions.record_rollback(0, 2, "4", 9.0)
         forget_rollback(self._run)
 
 

@@ -78,11 +78,11 @@ def test_an_update_with_the_users_serves_and_is_recorded(world: World) -> None:
     assert decision.why == (
         "version 1 may serve: margin +0.200 ± 0.000 nats/token, 6 liked and 6 disliked parts of sessions"
     )
-    start, step = world.ledger.decisions()
+    start, step = world.ledger.decisions.all()
     assert (start.kind, start.weight_version, start.rollout_id) == ("start", "0", -1)
     assert (step.kind, step.weight_version, step.rollout_id) == ("step", "1", 0)
     assert step.metrics["gate/margin"] == pytest.approx(0.2)
-    scores = world.ledger.accepted_scores(9)
+    scores = world.ledger.decisions.accepted_scores(9)
     assert scores[start.number] == pytest.approx(dict.fromkeys(scores[start.number], -1.0))
     assert len(scores[start.number]) == len(scores[step.number]) == 12
     assert scores[step.number]["liked-0"] == pytest.approx(-0.9)
@@ -95,10 +95,10 @@ def test_an_update_against_the_users_is_refused_with_what_to_type(world: World) 
         "version 1 is refused, version 0 keeps serving: it moves towards what users disliked: margin -0.200 ± 0.000"
     )
     assert "openclaw-rl versions " in decision.why
-    (refused,) = world.ledger.refusals()
+    (refused,) = world.ledger.decisions.refusals()
     assert refused.by_margin
     assert refused.first_turn == 14
-    assert refused.number not in world.ledger.accepted_scores(9)
+    assert refused.number not in world.ledger.decisions.accepted_scores(9)
 
 
 def test_the_third_refusal_in_a_row_offers_to_accept(world: World) -> None:
@@ -107,11 +107,11 @@ def test_the_third_refusal_in_a_row_offers_to_accept(world: World) -> None:
         if rollout_id:
             leased_batch(world.ledger, rollout_id)
         whys.append(world.decide(rollout_id, -0.1, 0.1).why)
-        world.ledger.quarantine(rollout_id)
+        world.ledger.decisions.quarantine(rollout_id)
     assert ["openclaw-rl accept " in why for why in whys] == [False, False, True], whys
     assert "this is refusal 3 of a series" in whys[2]
-    assert world.ledger.accept_refused(3) is not None
-    world.ledger.claim_samples(3, 12)
+    assert world.ledger.decisions.accept_refused(3) is not None
+    world.ledger.samples.claim(3, 12)
     decision = world.decide(3, -0.1, 0.1)  # the old probes are retired
     assert decision.accepted
     assert "too few probes" in decision.why
@@ -120,7 +120,7 @@ def test_the_third_refusal_in_a_row_offers_to_accept(world: World) -> None:
 def test_a_decision_that_is_repeated_counts_once(world: World) -> None:
     for _ in range(3):
         assert "openclaw-rl versions" in world.decide(0, -0.1, 0.1).why
-    assert len(world.ledger.refusals()) == 1
+    assert len(world.ledger.decisions.refusals()) == 1
 
 
 def test_the_probes_are_stored_ids_and_those_of_the_batch_do_not_count(world: World) -> None:
@@ -129,7 +129,7 @@ def test_the_probes_are_stored_ids_and_those_of_the_batch_do_not_count(world: Wo
     world.gate().decide(0, Policies(serving, candidate))
     assert serving.asked == candidate.asked
     assert len(serving.asked) == 12
-    turn = world.ledger.turn("disliked-5")
+    turn = world.ledger.turns.get("disliked-5")
     assert Probe(turn.prompt_ids, turn.response_ids, 40) in serving.asked
     assert sum(probe.max_new_tokens > 0 for probe in serving.asked) == BOUNDS.gate_replies
 
@@ -144,7 +144,7 @@ def test_small_falls_add_up(world: World) -> None:
         before.score = lambda probe, moved=moved: moved[len(probe.reply_ids)] + 0.02 * (len(probe.reply_ids) == 3)
         after.score = lambda probe, moved=moved: moved[len(probe.reply_ids)]
         decision = world.gate(bounds).decide(rollout_id, Policies(before, after))
-        world.ledger.record_step(rollout_id, str(rollout_id + 1), 1.0, 2.0)
+        world.ledger.samples.record_step(rollout_id, str(rollout_id + 1), 1.0, 2.0)
         assert decision.accepted == (rollout_id < 2), decision.why
         if not decision.accepted:
             assert "small steps away from version 0 add up: margin -0.060" in decision.why
@@ -156,7 +156,7 @@ def test_degenerate_replies_are_refused(world: World) -> None:
     candidate = Asked("1", lambda probe: -1.0, greedy=lambda probe: REPETITIVE)
     decision = world.gate().decide(0, Policies(serving, candidate))
     assert "100% of its greedy replies are degenerate, of the serving version 0%" in decision.why
-    assert not world.ledger.refusals()[0].by_margin
+    assert not world.ledger.decisions.refusals()[0].by_margin
 
 
 def test_without_anything_to_compare_an_update_serves_and_that_is_said_once(
@@ -176,16 +176,16 @@ def test_trained_turns_tell_about_drift_while_there_are_few_probes(tmp_path: Pat
     world = World(Ledger(tmp_path / "ledger.sqlite"), rollout_args(tmp_path))
     leased_batch(world.ledger, 0)
     assert "scores moved by 9.00 nats/token" in world.decide(0, -9.0, 0.0).why
-    assert world.ledger.accepted_scores(9) == {1: {}}  # trained turns are not probes
+    assert world.ledger.decisions.accepted_scores(9) == {1: {}}  # trained turns are not probes
 
 
 def test_a_change_that_is_accepted_meanwhile_counts(world: World) -> None:
     leased_batch(world.ledger, 1)
     assert not world.decide(1, -0.1, 0.1).accepted
-    world.ledger.quarantine(1)
+    world.ledger.decisions.quarantine(1)
     serving = Asked("0", lambda probe: -1.0)
     candidate = Asked("1", lambda probe: -1.0 + (-0.1 if len(probe.reply_ids) == 3 else 0.1))
-    candidate.on_ask = lambda: world.ledger.accept_refused(1)
+    candidate.on_ask = lambda: world.ledger.decisions.accept_refused(1)
     leased_batch(world.ledger, 2)
     decision = world.gate().decide(2, Policies(serving, candidate))
     assert decision.accepted
@@ -250,4 +250,4 @@ def test_the_data_source_keeps_what_the_gate_refuses(tmp_path: Path, monkeypatch
     assert {found[sample][:2] for sample in second} == {("dropped", "quarantine")}
     source.weights_restored(-1, 1, "2")
     assert {states(source.ledger)[sample][:2] for sample in first} == {("dropped", "rollback")}
-    assert source.ledger.live_weight_version() == "2"
+    assert source.ledger.samples.live_weight_version() == "2"

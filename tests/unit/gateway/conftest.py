@@ -57,7 +57,7 @@ class Stack:
         self.replies.extend([*self.tokenizer.encode(text, add_special_tokens=False), end] for text in texts)
 
     def turns(self) -> list[Turn]:
-        return [record.turn for record in self.ledger.export_turns()]
+        return [record.turn for record in self.ledger.views.turn_records()]
 
     def metric(self, name: str, **labels: str) -> float:
         return self.registry.get_sample_value(name, labels) or 0.0

@@ -93,7 +93,7 @@ async def test_no_key_and_no_content_anywhere_but_in_the_ledger(
         for secret in (KEY, SAID, ANSWERED, SESSION):
             assert secret not in text
     assert not any(KEY in answer.text for answer in refused)
-    stack.ledger.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+    stack.ledger.database.rows("PRAGMA wal_checkpoint(TRUNCATE)")
     stored = b"".join(path.read_bytes() for path in Path(stack.ledger.path).parent.glob("ledger.sqlite*"))
     assert ANSWERED.encode() in stored
     assert KEY.encode() not in stored

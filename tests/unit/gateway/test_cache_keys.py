@@ -101,7 +101,7 @@ async def test_the_end_of_the_retention_time_renews_the_key(stack: Stack) -> Non
 
 async def test_a_session_that_another_process_forgot_renews_the_key_at_its_next_reply(stack: Stack) -> None:
     before = await key_of(stack, "key-a")
-    stack.ledger.forget_session("@alice:s")
+    stack.ledger.sessions.forget("@alice:s")
     await key_of(stack, "key-a")
     assert await key_of(stack, "key-a", session="new") != before
 

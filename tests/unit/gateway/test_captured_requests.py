@@ -171,7 +171,7 @@ async def replay(stack: Stack, http: httpx.AsyncClient, client: Client) -> dict[
         if mark.reply != REFUSED:
             recorded[number] = response.headers["x-request-id"]
             assert response.headers["x-turn-type"] == mark.kind
-    return {number: stack.ledger.turn(turn_id) for number, turn_id in recorded.items()}
+    return {number: stack.ledger.turns.get(turn_id) for number, turn_id in recorded.items()}
 
 
 @pytest.mark.parametrize("name", CLIENTS)

@@ -52,7 +52,7 @@ async def test_turns_and_their_next_states_are_kept(start: Starter, tmp_path: Pa
     assert [(line["session_id"], len(line["turns"])) for line in lines] == [("s", 2), ("other", 1)]
     assert lines[0]["turns"][0]["next_state"] == [{"role": "user", "content": "And now?"}]
     collector = Collector(stack.url, folder)
-    assert collector.ledger.turn(first).response_ids == stack.ledger.turn(first).response_ids
+    assert collector.ledger.turns.get(first).response_ids == stack.ledger.turns.get(first).response_ids
     assert collector.write(session_aware=False) == 3
     collector.close()
 

@@ -118,7 +118,7 @@ class Conversations(RuleBasedStateMachine):
             elif before.next_state != state and (before.went_on if end is None else not answered):
                 continue
             if before.next_state is not None and not remembers:
-                held = self.world.ledger.turn(before.turn.id).next_state
+                held = self.world.ledger.turns.get(before.turn.id).next_state
                 assert held in (before.next_state, state)
                 if held == before.next_state:
                     continue
@@ -220,7 +220,7 @@ class Conversations(RuleBasedStateMachine):
     def be_idle(self) -> None:
         self.world.now += 61
         self.runner.run(self.world.sessions.sweep())
-        assert self.world.ledger.counts()["turns"].get("waiting", 0) == 0
+        assert self.world.ledger.views.counts()["turns"].get("waiting", 0) == 0
 
     @invariant()
     def memory_is_bounded(self) -> None:
@@ -230,7 +230,7 @@ class Conversations(RuleBasedStateMachine):
     def teardown(self) -> None:
         try:
             for reply in self.replies.values():
-                turn = self.world.ledger.turn(reply.turn.id)
+                turn = self.world.ledger.turns.get(reply.turn.id)
                 assert turn.next_state == reply.next_state
                 if turn.signal == "regenerated":
                     assert reply.asked_again

@@ -69,17 +69,19 @@ async def test_the_rewarded_members_of_a_closed_group_are_compared_and_trained(s
     await reward(stack, first, 1.0)
     await reward(stack, second, -1.0)
     await reward(stack, lost, None, status="infra_error")
-    assert stack.ledger.ready_count() == 0, "the group waits for a third member"
+    assert stack.ledger.samples.ready_count() == 0, "the group waits for a third member"
     answer = await close(stack)
     assert (answer.status_code, answer.json()) == (
         200,
         {"object": "episode_group", "group": GROUP, "trained": 2, "reasons": {"infra_error": 1}},
     )
-    rewards = {record.sample.metadata["episode"]: record.sample.reward for record in stack.ledger.sample_records()}
+    rewards = {
+        record.sample.metadata["episode"]: record.sample.reward for record in stack.ledger.views.sample_records()
+    }
     assert rewards == pytest.approx({first["id"]: 0.7071, second["id"]: -0.7071}, abs=1e-3)
     again = await close(stack)
     assert (again.status_code, again.json()) == (200, answer.json())
-    assert stack.ledger.ready_count() == 2
+    assert stack.ledger.samples.ready_count() == 2
     assert stack.metric("openclaw_episodes_total", event="settled_samples") == 2
 
 
@@ -104,7 +106,7 @@ async def test_a_group_with_an_open_member_is_closed_only_if_told_so(stack: Stac
     await reward(stack, rewarded, 1.0)
     assert told(await close(stack)) == (409, "group_open", "group")
     assert (await ask(stack, opened)).status_code == 200, "the refusal ended nothing"
-    assert stack.ledger.episode(rewarded["id"]).state == "closed"
+    assert stack.ledger.episodes.get(rewarded["id"]).state == "closed"
 
     assert (await close(stack, end_open=True)).json()["reasons"] == {"straggler": 1, "infra_error": 1}
     assert (await ask(stack, opened)).status_code == 401
@@ -112,7 +114,7 @@ async def test_a_group_with_an_open_member_is_closed_only_if_told_so(stack: Stac
     assert (await close(stack)).json()["reasons"] == {"straggler": 1, "infra_error": 1}
     fresh = await member(stack)
     await reward(stack, fresh, -1.0)
-    assert stack.ledger.episode(fresh["id"]).state == "closed", "a new member waits for others again"
+    assert stack.ledger.episodes.get(fresh["id"]).state == "closed", "a new member waits for others again"
 
 
 @pytest.mark.parametrize("owner", ["bob", "alice/tests", "root"])
@@ -122,7 +124,7 @@ async def test_another_owners_group_is_like_an_unknown_one(stack: Stack, owner: 
     assert told(stranger) == (404, "group_not_found", "group")
     unknown = await close(stack, owner, group="other")
     assert unknown.text.replace("other", GROUP) == stranger.text
-    [episode] = stack.ledger.episodes()
+    [episode] = stack.ledger.episodes.all()
     assert episode.state == "closed"
     await member(stack, owner, size=2)
     assert told(await close(stack, owner)) == (409, "group_open", "group"), "its own group of the same name"

@@ -78,7 +78,7 @@ async def test_an_agent_may_only_ask_the_model(start: Starter, keyed: Stack, key
     [turn] = stack.turns()
     parent = "" if keyless else "alice"
     assert turn.session_id == f"@{parent}/{episode['id']}:s"
-    assert stack.ledger.episode(episode["id"]).state == "open"
+    assert stack.ledger.episodes.get(episode["id"]).state == "open"
 
 
 async def test_an_ended_key_is_nobodys_also_without_keys(stack: Stack) -> None:

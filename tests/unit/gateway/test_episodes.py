@@ -55,7 +55,7 @@ async def three_turns(stack: Stack, episode: dict[str, Any]) -> None:
 
 
 def samples(stack: Stack) -> list[Sample]:
-    return [record.sample for record in stack.ledger.sample_records()]
+    return [record.sample for record in stack.ledger.views.sample_records()]
 
 
 async def test_an_agents_turns_become_merged_samples_with_the_reward(stack: Stack, http: httpx.AsyncClient) -> None:
@@ -163,7 +163,7 @@ async def test_a_reward_that_cannot_be_is_refused(
     assert answer.status_code == 400, answer.text
     if "NaN" not in text:
         assert answer.json()["error"]["param"] == param
-    assert stack.ledger.episode(episode["id"]).state == "open"
+    assert stack.ledger.episodes.get(episode["id"]).state == "open"
 
 
 async def test_scores_of_replies_join_the_reward(stack: Stack, http: httpx.AsyncClient) -> None:
@@ -193,16 +193,16 @@ async def test_a_key_stays_ended_if_another_request_rewards_meanwhile(
 ) -> None:
     episode = await create(http)
     await ask(stack, episode, TASK, "Done.")
-    close = stack.ledger.close_episode
+    close = stack.ledger.episodes.close
 
     def second(episode_id: str, *given: Any) -> bool:
         try:
             return close(episode_id, *given)
         finally:
-            monkeypatch.setattr(stack.ledger, "close_episode", close)
+            monkeypatch.setattr(stack.ledger.episodes, "close", close)
             close(episode_id, "ok", 1.0)
 
-    monkeypatch.setattr(stack.ledger, "close_episode", second)
+    monkeypatch.setattr(stack.ledger.episodes, "close", second)
     body = {"status": "ok", "reward": 1.0, "scores": {"chatcmpl-1": 1.0}}
     assert (await http.post(f"/v1/episodes/{episode['id']}/reward", json=body)).status_code == 400
     assert not len(stack.service.episodes.keys)
@@ -292,7 +292,7 @@ async def test_a_key_survives_a_restart_and_ends_with_its_time(start: Starter) -
     with pytest.raises(AuthenticationError):
         await ask(second, episode, TASK, "Too late.")
     await second.service.episodes.sweep()
-    assert second.ledger.episode(episode["id"]).reason == "expired"
+    assert second.ledger.episodes.get(episode["id"]).reason == "expired"
     assert second.metric("openclaw_episodes_total", event="settled_expired") == 1
     assert samples(second) == []
 

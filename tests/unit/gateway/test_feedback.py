@@ -7,8 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
+from openclaw.credit.baseline import record_judged
 from openclaw.ledger.exceptions import LedgerUnavailableError
-from openclaw.ledger.opinion import Opinion, as_next_state, opinion
+from openclaw.ledger.feedback import Opinion, as_next_state, opinion
 from openclaw.ledger.records import Feedback, Verdict
 from openclaw.training.samples import make_sample
 from tests.unit.gateway.conftest import Stack
@@ -39,7 +40,7 @@ async def test_feedback_makes_a_waiting_turn_pending(stack: Stack, http: httpx.A
     turn = stack.turns()[0]
     assert (turn.state, turn.signal, turn.next_state_at) == ("pending", "feedback", 1500.0)
     assert turn.next_state == [{"role": "user", "content": "Too long."}]
-    [kept] = stack.ledger.feedback(turn_id)
+    [kept] = stack.ledger.feedback.of(turn_id)
     assert (kept.thumbs, kept.text, kept.source) == ("down", "Too long.", "local")
     assert stack.metric("openclaw_feedback_total", value="-1", outcome="applied") == 1
 
@@ -71,16 +72,16 @@ async def test_feedback_beside_a_next_state_counts_until_the_turn_is_trained(
     turn_id = await reply(stack)
     await reply(stack, [*USER, {"role": "assistant", "content": "Hello you."}, {"role": "user", "content": "More."}])
     assert (await send(http, turn_id, thumbs="up"))["applied"]
-    stack.ledger.record_judged(turn_id, Verdict(score=0), [], "score_zero")
+    record_judged(stack.ledger, turn_id, Verdict(score=0), [], "score_zero")
     assert (await send(http, turn_id, thumbs="down"))["applied"]
-    turn = stack.ledger.turn(turn_id)
-    stack.ledger.record_judged(turn_id, Verdict(score=-1), [make_sample(turn, -1.0, score=-1)], None)
-    stack.ledger.claim_samples(0, 1)
+    turn = stack.ledger.turns.get(turn_id)
+    record_judged(stack.ledger, turn_id, Verdict(score=-1), [make_sample(turn, -1.0, score=-1)], None)
+    stack.ledger.samples.claim(0, 1)
     words = await send(http, turn_id, text="Shorter next time.")
     assert (words["applied"], words["reason"]) == (False, "already_trained")
     late = await send(http, turn_id, thumbs="up")
     assert (late["applied"], late["reason"]) == (True, None), "it corrects what a step learns"
-    assert [item.thumbs for item in stack.ledger.feedback(turn_id)] == ["up", "down", None, "up"]
+    assert [item.thumbs for item in stack.ledger.feedback.of(turn_id)] == ["up", "down", None, "up"]
     assert stack.metric("openclaw_feedback_total", value="words", outcome="kept") == 1
 
 
@@ -94,7 +95,7 @@ async def test_saying_it_twice_is_saying_it_once(stack: Stack, http: httpx.Async
     turn_id = await reply(stack)
     answers = [await send(http, turn_id, thumbs="up", text="Good.") for _ in range(3)]
     assert answers[0] == answers[1] == answers[2]
-    assert len(stack.ledger.feedback(turn_id)) == 1
+    assert len(stack.ledger.feedback.of(turn_id)) == 1
     assert stack.metric("openclaw_feedback_total", value="1", outcome="repeated") == 2
 
 
@@ -113,7 +114,7 @@ async def test_feedback_that_cannot_be_recorded_is_an_error(
     def full(*_: Any) -> None:
         raise LedgerUnavailableError("the disk is full")
 
-    monkeypatch.setattr(stack.ledger, "record_feedback", full)
+    monkeypatch.setattr(stack.ledger.feedback, "record", full)
     response = await http.post("/v1/feedback", json={"response_id": turn_id, "thumbs": "up"})
     assert (response.status_code, response.json()["error"]["code"]) == (500, "ledger_unavailable")
     assert stack.metric("openclaw_ledger_failures_total") == 1
@@ -145,7 +146,7 @@ async def test_what_cannot_be_meant_is_refused(
     response = await http.post("/v1/feedback", json={"response_id": turn_id, **said})
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param
-    assert stack.ledger.feedback(turn_id) == []
+    assert stack.ledger.feedback.of(turn_id) == []
     assert stack.turns()[0].state == "waiting"
 
 

@@ -62,7 +62,7 @@ async def test_a_full_disk_says_what_to_do(stack: Stack, monkeypatch: pytest.Mon
 
     stack.say("one")
     await ask(stack, USER)
-    monkeypatch.setattr(stack.ledger, "forget_session", full)
+    monkeypatch.setattr(stack.ledger.sessions, "forget", full)
     response = await delete(stack, "me")
     assert (response.status_code, response.json()["error"]["code"]) == (507, "disk_full")
     assert "free some space" in response.json()["error"]["message"]
@@ -82,13 +82,13 @@ async def test_forgotten_words_leave_the_prompt_cache(stack: Stack) -> None:
 async def test_reply_under_way_is_served_and_not_recorded(stack: Stack) -> None:
     stack.say("one", "two")
     await ask(stack, USER)
-    record = stack.ledger.record_turn
+    record = stack.ledger.turns.record
 
     def forget_first(turn: Any) -> Any:
-        stack.ledger.forget_session("me")  # what the command does in another process
+        stack.ledger.sessions.forget("me")  # what the command does in another process
         return record(turn)
 
-    stack.ledger.record_turn = forget_first  # type: ignore[method-assign]
+    stack.ledger.turns.record = forget_first  # type: ignore[method-assign]
     reply = await ask(stack, USER)
     assert reply["content"] == "two"
     assert stack.turns() == []
@@ -115,7 +115,7 @@ async def test_old_sessions_are_forgotten_by_the_sweep(start: Starter, monkeypat
 
 
 async def test_a_secret_leaves_the_conversation_together(stack: Stack) -> None:
-    stack.ledger.redaction = Redactor("secrets")
+    stack.ledger.database.redaction = Redactor("secrets")
     stack.say("noted", "sure", "bye")
     first = [{"role": "user", "content": f"remember {SECRET}"}]
     second = [*first, await ask(stack, first, None), {"role": "user", "content": "and then?"}]

@@ -331,7 +331,7 @@ async def test_what_the_gate_keeps_refusing_is_shown(
     monkeypatch.setattr(outcomes, "OFFER_SECONDS", 60.0)
     for rollout_id in range(3):
         assert "gate" not in (await http.get("/healthz")).json()
-        stack.ledger.record_decision(rollout_id, "refused", "1", "worse", by_margin=True)
+        stack.ledger.decisions.record(rollout_id, "refused", "1", "worse", by_margin=True)
     assert "gate" not in (await http.get("/healthz")).json()  # a server without a run
     stack.service.config = replace(stack.service.config, run_dir=str(tmp_path))
     told = (await http.get("/healthz")).json()
@@ -347,7 +347,7 @@ async def test_a_busy_ledger_does_not_make_the_gateway_look_frozen(
     stack.service.config = replace(stack.service.config, run_dir=str(tmp_path))
     monkeypatch.setattr(outcomes, "OFFER_SECONDS", 0.01)
     free = threading.Event()
-    monkeypatch.setattr(stack.ledger, "offer", lambda fewest: None if free.wait(3.0) else Offer(3, 4))
+    monkeypatch.setattr(stack.ledger.decisions, "offer", lambda fewest: None if free.wait(3.0) else Offer(3, 4))
     told = (await http.get("/healthz")).json()
     free.set()
     assert told["status"] == "ok"

@@ -160,7 +160,7 @@ async def test_a_reply_that_cannot_be_recorded_ends_in_an_error(stack: Stack, mo
     def refuse(turn: object) -> None:
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr(stack.ledger, "record_turn", refuse)
+    monkeypatch.setattr(stack.ledger.turns, "record", refuse)
     stack.say("hi", "hi")
     response = await post(stack, {"messages": USER})
     assert response.status_code == 500

@@ -55,13 +55,13 @@ def test_an_id_of_another_form_names_no_turn(foreign: Any) -> None:
 @RESTARTED
 async def test_equal_conversations_are_told_apart(world: World, restarted: bool) -> None:
     (first, reply), (second, other) = await two_equal_conversations(world)
-    assert world.ledger.turn(first).session_id != world.ledger.turn(second).session_id
+    assert world.ledger.turns.get(first).session_id != world.ledger.turns.get(second).session_id
     for turn, message in ((second, other), (first, reply)):
         if restarted:
             await world.restart()
         context, _ = await world.turn([user("read a"), message, tool(f"of {turn}")], assistant("done"))
         assert context.next_state_of == turn
-        assert context.session_id == world.ledger.turn(turn).session_id
+        assert context.session_id == world.ledger.turns.get(turn).session_id
         if restarted:
             await world.restart()
         followed = [user("read a"), message, tool(f"of {turn}"), assistant("done"), user("thanks")]
@@ -133,9 +133,11 @@ async def test_the_last_calling_turn_stays_in_memory(world: World, monkeypatch: 
     talk = [user("read a"), calling(completion)]
     _, turn = await world.turn(talk[:1], talk[1], turn_id=completion)
     looked_up = []
-    find = world.ledger.conversation_nodes
+    find = world.ledger.sessions.nodes_of_conversations
     monkeypatch.setattr(
-        world.ledger, "conversation_nodes", lambda *args, **named: looked_up.append(args) or find(*args, **named)
+        world.ledger.sessions,
+        "nodes_of_conversations",
+        lambda *args, **named: looked_up.append(args) or find(*args, **named),
     )
     talk.append(tool("A"))
     for number in range(40):
@@ -179,4 +181,4 @@ async def test_ids_of_a_served_reply_name_its_turn(stack: Stack) -> None:
             {"role": "tool", "tool_call_id": call, "content": f"result for {call}"},
         ]
         await stack.client.chat.completions.create(model="m", messages=history, tools=TOOLS)
-        assert stack.ledger.turn(turn).next_state == history[-1:]
+        assert stack.ledger.turns.get(turn).next_state == history[-1:]

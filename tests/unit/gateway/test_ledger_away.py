@@ -33,7 +33,7 @@ async def post(stack: Stack, messages: list[dict[str, Any]], **fields: Any) -> h
 @pytest.fixture
 def impatient(stack: Stack) -> Stack:
     """A gateway whose ledger waits one millisecond for others."""
-    stack.ledger.rows("PRAGMA busy_timeout = 1")
+    stack.ledger.database.rows("PRAGMA busy_timeout = 1")
     return stack
 
 

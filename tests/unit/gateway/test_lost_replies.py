@@ -19,14 +19,14 @@ FIRST: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello?"}], "s
 async def test_a_client_that_left_before_the_end_asks_again(
     stack: Stack, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    record, entered, leave = stack.ledger.record_turn, threading.Event(), threading.Event()
+    record, entered, leave = stack.ledger.turns.record, threading.Event(), threading.Event()
 
     def held(turn: Any) -> Any:
         entered.set()
         assert leave.wait(10)
         return record(turn)
 
-    monkeypatch.setattr(stack.ledger, "record_turn", held)
+    monkeypatch.setattr(stack.ledger.turns, "record", held)
     stack.say("Hi.", "Hello.")
     request = asyncio.create_task(http.post("/v1/chat/completions", json={**FIRST, "stream": stream}))
     await asyncio.to_thread(entered.wait, 10)

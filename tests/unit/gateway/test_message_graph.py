@@ -33,7 +33,7 @@ async def test_an_edited_message_takes_the_place_of_the_first_one(world: World, 
     assert world.next_state(branch) == [user("good")]
     assert world.next_state(left) is None
     assert (world.count("replaced"), world.count("branch"), world.count("conflict")) == (1, 0, 0)
-    assert sum(world.ledger.counts()["turns"].values()) == 4
+    assert sum(world.ledger.views.counts()["turns"].values()) == 4
 
 
 async def test_an_edited_first_message_starts_anew(world: World) -> None:
@@ -70,11 +70,11 @@ async def test_a_regenerated_reply_that_was_passed_over(world: World, policy: An
     _, first = await world.turn([user("q")], assistant("a1"), session="s")
     again, second = await world.turn([user("q")], assistant("a2"), session="s")
     assert again.relation == "regeneration"
-    marked = world.ledger.turn(first.id)
+    marked = world.ledger.turns.get(first.id)
     assert (marked.state, marked.signal, marked.reason) == ("waiting", "regenerated", "regenerated")
     chosen, _ = await world.turn([user("q"), assistant("a2"), user("this one")], assistant("b"), session="s")
     assert chosen.next_state_of == second.id
-    passed_over = world.ledger.turn(first.id)
+    passed_over = world.ledger.turns.get(first.id)
     if policy == "negative":
         assert (passed_over.state, passed_over.signal) == ("pending", "regenerated")
         assert (passed_over.next_state, passed_over.reason) == ([ANOTHER_ANSWER], None)
@@ -92,13 +92,13 @@ async def test_a_regeneration_whose_mark_failed_is_marked_when_it_is_asked_for_a
         raise LedgerUnavailableError("the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(world.ledger, "mark_regenerated", full)
+        patch.setattr(world.ledger.turns, "mark_regenerated", full)
         with pytest.raises(LedgerUnavailableError):
             await world.turn([user("q")], assistant("a2"), session="s")
-    assert world.ledger.turn(first.id).signal is None
+    assert world.ledger.turns.get(first.id).signal is None
     again, _ = await world.turn([user("q")], assistant("a2"), session="s")
     assert again.relation == "regeneration"
-    assert world.ledger.turn(first.id).signal == "regenerated"
+    assert world.ledger.turns.get(first.id).signal == "regenerated"
 
 
 @pytest.mark.parametrize("policy", ["exclude", "negative"])
@@ -111,7 +111,7 @@ async def test_a_user_who_goes_back_to_the_first_reply(world: World, policy: Any
         await world.restart(regenerated=policy)
     chosen, _ = await world.turn([user("q"), assistant("a1"), user("this one")], assistant("b"), session="s")
     assert chosen.next_state_of == first.id
-    turn = world.ledger.turn(first.id)
+    turn = world.ledger.turns.get(first.id)
     assert (turn.state, turn.signal, turn.reason) == ("pending", "next_state", None)
     assert world.next_state(second) is None
 
@@ -128,9 +128,12 @@ async def test_the_end_of_a_session_settles_regenerated_turns(
         await world.restart(regenerated=policy)
     world.now += 61
     assert await world.sessions.sweep() == 1
-    assert world.ledger.turn(first.id).state == state
-    assert world.ledger.turn(first.id).signal == "regenerated"
-    assert (world.ledger.turn(second.id).state, world.ledger.turn(second.id).reason) == ("ended", "no_next_state")
+    assert world.ledger.turns.get(first.id).state == state
+    assert world.ledger.turns.get(first.id).signal == "regenerated"
+    assert (world.ledger.turns.get(second.id).state, world.ledger.turns.get(second.id).reason) == (
+        "ended",
+        "no_next_state",
+    )
 
 
 async def test_a_plain_reply_asked_for_again(world: World) -> None:
@@ -141,7 +144,7 @@ async def test_a_plain_reply_asked_for_again(world: World) -> None:
     assert again.relation == "regeneration"
     await world.turn([*start, assistant("a3"), user("better")], assistant("b"))
     assert world.next_state(second) == [user("better")]
-    assert world.ledger.turn(first.id).reason == "regenerated"
+    assert world.ledger.turns.get(first.id).reason == "regenerated"
     assert world.count("branch") == 0
 
 
@@ -151,14 +154,14 @@ async def test_other_instructions_for_the_same_words_are_no_regeneration(world: 
     _, first = await world.turn([SYSTEM, user("q")], assistant("a"), session=session)
     again, _ = await world.turn([titles, user("q")], assistant("t"), session=session)
     assert again.relation == "new"
-    assert world.ledger.turn(first.id).reason is None
+    assert world.ledger.turns.get(first.id).reason is None
 
 
 async def test_a_request_sent_again_by_the_clients_library_is_a_retry(world: World) -> None:
     _, first = await world.turn([user("q")], assistant("a1"), session="s")
     again, _ = await world.turn([user("q")], assistant("a2"), session="s", headers={"x-stainless-retry-count": "1"})
     assert again.relation == "retry"
-    assert world.ledger.turn(first.id).signal is None
+    assert world.ledger.turns.get(first.id).signal is None
 
 
 async def test_a_request_sent_again_after_a_lost_reply_is_a_retry(world: World) -> None:
@@ -166,7 +169,7 @@ async def test_a_request_sent_again_after_a_lost_reply_is_a_retry(world: World) 
     world.sessions.undelivered(context, first.id)
     again, _ = await world.turn([user("q")], assistant("a2"), session="s")
     assert again.relation == "retry"
-    assert world.ledger.turn(first.id).signal is None
+    assert world.ledger.turns.get(first.id).signal is None
 
 
 @SESSIONS
@@ -181,7 +184,7 @@ async def test_a_request_sent_again_after_a_failure_is_a_retry(world: World, ses
     again, answered = await world.turn(messages, assistant("a2"), session=session)
     assert (again.relation, again.session_id) == ("retry", failed.session_id)
     assert world.next_state(first) == [user("b")]
-    assert world.ledger.turn(aborted.id).reason == "aborted"
+    assert world.ledger.turns.get(aborted.id).reason == "aborted"
     following, _ = await world.turn([*messages, assistant("a2"), user("ok")], assistant("c"), session=session)
     assert following.next_state_of == answered.id
     assert world.count("branch") == 0
@@ -208,7 +211,7 @@ async def test_a_partial_reply_that_the_user_goes_on_with(world: World) -> None:
     first, stopped = await world.turn([user("q")], assistant("par"), finish_reason="abort")
     following, _ = await world.turn([user("q"), assistant("par"), user("go on")], assistant("b"))
     assert (following.session_id, following.next_state_of) == (first.session_id, None)
-    assert (world.ledger.turn(stopped.id).state, world.next_state(stopped)) == ("excluded", None)
+    assert (world.ledger.turns.get(stopped.id).state, world.next_state(stopped)) == ("excluded", None)
 
 
 async def test_compaction_of_a_plain_conversation(world: World) -> None:
@@ -281,7 +284,7 @@ async def test_an_old_branch_is_known_after_a_restart(world: World, session: str
     assert (edited.relation, edited.next_state_of) == ("branch", None)
     last, _ = await world.turn([*history, user("end")], assistant("ok"), session=session)
     assert last.next_state_of is not None
-    assert world.ledger.turn(last.next_state_of).messages == history[:-1]
+    assert world.ledger.turns.get(last.next_state_of).messages == history[:-1]
 
 
 async def test_a_shortened_request_sent_again_is_not_the_next_state_of_its_own_reply(world: World) -> None:
@@ -303,7 +306,7 @@ async def test_a_reply_of_somebody_else_with_the_same_words_is_not_taken_for_a_t
 
 async def test_a_turn_that_was_deleted_takes_no_next_state(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     _, turn = await world.turn([user("q")], assistant("a"), session="s")
-    world.ledger.record_next_state(turn.id, [user("from elsewhere")], 1.0)
+    world.ledger.turns.record_next_state(turn.id, [user("from elsewhere")], 1.0)
     context, _ = await world.turn([user("q"), assistant("a"), user("b")], assistant("c"), session="s")
     assert context.next_state_of is None
     assert world.count("conflict") == 1
@@ -315,15 +318,15 @@ async def test_a_failing_ledger_leaves_the_turn_waiting(
 ) -> None:
     _, turn = await world.turn([user("q")], assistant("a"), session=session)
     following = [user("q"), assistant("a"), user("b")]
-    record = world.ledger.record_next_state
+    record = world.ledger.turns.record_next_state
 
     def fail(*arguments: Any, **options: Any) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(world.ledger, "record_next_state", fail)
+    monkeypatch.setattr(world.ledger.turns, "record_next_state", fail)
     with pytest.raises(OSError, match="disk full"):
         await world.turn(following, assistant("c"), session=session)
-    monkeypatch.setattr(world.ledger, "record_next_state", record)
+    monkeypatch.setattr(world.ledger.turns, "record_next_state", record)
     context, _ = await world.turn(following, assistant("c"), session=session)
     assert context.next_state_of == turn.id
 

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from openclaw.credit.baseline import record_judged
 from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.records import Verdict
 from openclaw.training.samples import make_sample
@@ -43,19 +44,19 @@ async def test_a_turn_from_its_reply_to_the_live_weights(stack: Stack, http: htt
     turn_id = await reply(stack)
     assert await outcome(http, turn_id) == told(state="waiting")
 
-    stack.ledger.record_next_state(turn_id, [{"role": "user", "content": "No."}], 1001.0)
-    stack.ledger.postpone(turn_id, "http://judge:1 is away", 0.0)
+    stack.ledger.turns.record_next_state(turn_id, [{"role": "user", "content": "No."}], 1001.0)
+    stack.ledger.judging.postpone(turn_id, "http://judge:1 is away", 0.0)
     assert await outcome(http, turn_id) == told(state="pending", judge_attempts=1)
 
-    sample = make_sample(stack.ledger.turn(turn_id), -1.0, score=-1)
-    stack.ledger.record_judged(turn_id, Verdict(score=-1, hint="Be brief."), [sample], None)
+    sample = make_sample(stack.ledger.turns.get(turn_id), -1.0, score=-1)
+    record_judged(stack.ledger, turn_id, Verdict(score=-1, hint="Be brief."), [sample], None)
     judged = told(state="judged", score=-1, score_source="judge", hint="Be brief.", judge_attempts=1)
     assert await outcome(http, turn_id) == {**judged, "sample": "ready"}
 
-    stack.ledger.claim_samples(7, 1)
+    stack.ledger.samples.claim(7, 1)
     assert await outcome(http, turn_id) == {**judged, "sample": "leased", "step": 7}
-    stack.ledger.record_step(7, "4", 1002.0, 1003.0)
-    stack.ledger.mark_trained(7)
+    stack.ledger.samples.record_step(7, "4", 1002.0, 1003.0)
+    stack.ledger.samples.mark_trained(7)
     trained = {**judged, "sample": "trained", "step": 7, "weight_version": "4"}
     assert await outcome(http, turn_id) == trained
 
@@ -64,24 +65,24 @@ async def test_a_thumb_says_where_the_score_comes_from(stack: Stack, http: httpx
     turn_id = await reply(stack)
     verdict = Verdict(score=1, score_source="feedback")
     await http.post("/v1/feedback", json={"response_id": turn_id, "thumbs": "up"})
-    stack.ledger.record_judged(turn_id, verdict, [], "redacted")
+    record_judged(stack.ledger, turn_id, verdict, [], "redacted")
     assert await outcome(http, turn_id) == told(state="judged", score=1, score_source="feedback", reason="redacted")
 
 
 async def test_a_verdict_without_a_score_has_no_source(stack: Stack, http: httpx.AsyncClient) -> None:
     turn_id = await reply(stack)
-    stack.ledger.record_next_state(turn_id, USER, 1001.0)
-    stack.ledger.record_judged(turn_id, Verdict(), [], "no_hint")
+    stack.ledger.turns.record_next_state(turn_id, USER, 1001.0)
+    record_judged(stack.ledger, turn_id, Verdict(), [], "no_hint")
     assert await outcome(http, turn_id) == told(state="judged", reason="no_hint")
 
 
 async def test_a_dropped_sample_says_why(stack: Stack, http: httpx.AsyncClient) -> None:
     turn_id = await reply(stack)
-    stack.ledger.record_next_state(turn_id, USER, 1001.0)
-    sample = make_sample(stack.ledger.turn(turn_id), 1.0, score=1)
-    stack.ledger.record_judged(turn_id, Verdict(score=1), [sample], None)
-    [ready] = stack.ledger.claim_samples(3, 1)
-    stack.ledger.drop_sample(ready.metadata["ledger_id"], "stale", 3)
+    stack.ledger.turns.record_next_state(turn_id, USER, 1001.0)
+    sample = make_sample(stack.ledger.turns.get(turn_id), 1.0, score=1)
+    record_judged(stack.ledger, turn_id, Verdict(score=1), [sample], None)
+    [ready] = stack.ledger.samples.claim(3, 1)
+    stack.ledger.samples.drop(ready.metadata["ledger_id"], "stale", 3)
     answer = await outcome(http, turn_id)
     assert (answer["sample"], answer["reason"]) == ("dropped", "stale")
 
@@ -103,7 +104,7 @@ async def test_a_ledger_that_is_away_is_a_503(
     def locked(_: str) -> None:
         raise LedgerUnavailableError("locked")
 
-    monkeypatch.setattr(stack.ledger, "outcome", locked)
+    monkeypatch.setattr(stack.ledger.views, "outcome", locked)
     assert (await http.get("/v1/turns/any")).status_code == 503
 
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from openclaw.credit.baseline import record_judged
 from openclaw.ledger.exceptions import FeedbackArrivedError
-from openclaw.ledger.feedback import SUPERSEDED
 from openclaw.ledger.records import Feedback, Turn, Verdict
+from openclaw.ledger.turns import SUPERSEDED
 from openclaw.messages.own_requests import own_request
 from openclaw.training.samples import make_sample
 from tests.helpers.conversations import World, assistant, tool, user
@@ -144,7 +145,7 @@ async def test_a_user_who_asks_for_a_title_and_goes_on(world: World, session: st
     _, turn = await world.turn([QUESTION], REPLY, session=session)
     asked, title = await world.turn([*START, user(OWN[0])], assistant("Apples"), session=session)
     assert (asked.kind, asked.relation, asked.next_state_of) == ("main", "held", None)
-    assert world.ledger.turn(turn.id).state == "waiting"
+    assert world.ledger.turns.get(turn.id).state == "waiting"
     await world.turn([*START, user(OWN[0]), assistant("Apples"), user("good")], assistant("ok"), session=session)
     assert world.next_state(turn) == [user(OWN[0])]
     assert world.next_state(title) == [user("good")]
@@ -170,9 +171,9 @@ async def test_a_tool_result_that_the_client_shortened_later_changes_nothing(wor
 
 
 def judge(world: World, turn: Turn, score: int) -> None:
-    found = world.ledger.turn(turn.id)
+    found = world.ledger.turns.get(turn.id)
     samples = [make_sample(found, float(score), score=score)]
-    world.ledger.record_judged(turn.id, Verdict(score=score), samples, None, 0, found.next_state)
+    record_judged(world.ledger, turn.id, Verdict(score=score), samples, None, 0, found.next_state)
 
 
 @pytest.fixture
@@ -185,58 +186,58 @@ async def titled(world: World) -> Turn:
 
 
 async def test_a_verdict_on_the_clients_request_is_not_committed(world: World, titled: Turn) -> None:
-    seen = world.ledger.turn(titled.id).next_state
+    seen = world.ledger.turns.get(titled.id).next_state
     await world.turn([*START, COMPLAINT], assistant("7."), session="s")
     with pytest.raises(FeedbackArrivedError, match="another next state"):
-        world.ledger.record_judged(titled.id, Verdict(score=0), [], "score_zero", 0, seen)
-    assert world.ledger.turn(titled.id).state == "pending"
+        record_judged(world.ledger, titled.id, Verdict(score=0), [], "score_zero", 0, seen)
+    assert world.ledger.turns.get(titled.id).state == "pending"
     judge(world, titled, -1)
 
 
 async def test_a_ready_sample_is_dropped_and_the_turn_is_judged_again(world: World, titled: Turn) -> None:
     judge(world, titled, 1)
     await world.turn([*START, COMPLAINT], assistant("7."), session="s")
-    assert world.ledger.counts()["sample_reasons"] == {SUPERSEDED: 1}
-    found = world.ledger.turn(titled.id)
+    assert world.ledger.views.counts()["sample_reasons"] == {SUPERSEDED: 1}
+    found = world.ledger.turns.get(titled.id)
     assert (found.state, found.next_state, found.next_state_at) == ("pending", [COMPLAINT], world.now)
     judge(world, titled, -1)
-    assert [sample.reward for sample in world.ledger.claim_samples(0, 5)] == [-1.0]
+    assert [sample.reward for sample in world.ledger.samples.claim(0, 5)] == [-1.0]
     assert world.count("replaced") == 1
 
 
 @pytest.mark.parametrize("trained", [False, True])
 async def test_what_a_step_used_stays_and_is_counted(world: World, titled: Turn, trained: bool) -> None:
     judge(world, titled, 1)
-    world.ledger.claim_samples(0, 1)
+    world.ledger.samples.claim(0, 1)
     if trained:
-        world.ledger.mark_trained(0)
+        world.ledger.samples.mark_trained(0)
     context, _ = await world.turn([*START, COMPLAINT], assistant("7."), session="s")
     assert context.next_state_of is None
-    assert (world.ledger.turn(titled.id).state, world.next_state(titled)) == ("judged", [UNKNOWN])
+    assert (world.ledger.turns.get(titled.id).state, world.next_state(titled)) == ("judged", [UNKNOWN])
     await world.turn([*START, COMPLAINT, assistant("7."), user("ok")], assistant("."), session="s")
     assert (world.count("late"), world.count("replaced")) == (1, 0)
 
 
 async def test_a_turn_without_a_sample_is_judged_again(world: World, titled: Turn) -> None:
-    world.ledger.record_judged(titled.id, Verdict(score=0), [], "score_zero")
+    record_judged(world.ledger, titled.id, Verdict(score=0), [], "score_zero")
     await world.turn([*START, COMPLAINT], assistant("7."), session="s")
-    assert world.ledger.turn(titled.id).state == "pending"
+    assert world.ledger.turns.get(titled.id).state == "pending"
 
 
 async def test_a_probe_stays_a_probe(world: World, titled: Turn) -> None:
-    world.ledger.record_judged(titled.id, Verdict(score=1), [], "probe")
+    record_judged(world.ledger, titled.id, Verdict(score=1), [], "probe")
     await world.turn([*START, COMPLAINT], assistant("7."), session="s")
-    assert (world.ledger.turn(titled.id).state, world.ledger.turn(titled.id).reason) == ("pending", "probe")
+    assert (world.ledger.turns.get(titled.id).state, world.ledger.turns.get(titled.id).reason) == ("pending", "probe")
 
 
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_feedback_outside_of_the_conversation_stays_the_next_state(world: World, restarted: bool) -> None:
     _, turn = await world.turn([QUESTION], REPLY, session="s")
-    world.ledger.record_feedback(Feedback(turn_id=turn.id, created_at=1.0, thumbs="up"), [user("(feedback: +1)")])
+    world.ledger.feedback.record(Feedback(turn_id=turn.id, created_at=1.0, thumbs="up"), [user("(feedback: +1)")])
     if restarted:
         await world.restart()
     await world.turn([*START, COMPLAINT], assistant("7."), session="s")
-    assert (world.ledger.turn(turn.id).signal, world.next_state(turn)) == ("feedback", [user("(feedback: +1)")])
+    assert (world.ledger.turns.get(turn.id).signal, world.next_state(turn)) == ("feedback", [user("(feedback: +1)")])
 
 
 async def test_a_disk_that_is_full_leaves_the_first_next_state(
@@ -246,7 +247,7 @@ async def test_a_disk_that_is_full_leaves_the_first_next_state(
         raise OSError("disk full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(world.ledger, "replace_next_state", full)
+        patch.setattr(world.ledger.turns, "replace_next_state", full)
         with pytest.raises(OSError, match="disk full"):
             await world.turn([*START, COMPLAINT], assistant("7."), session="s")
     assert world.next_state(titled) == [UNKNOWN]

@@ -90,7 +90,7 @@ class Interleaving:
                     if turn.response_message.get("tool_calls"):
                         assert given == turn.id, "the id of a call names the turn"
                 for turn in talk.turns:
-                    stored = world.ledger.turn(turn.id)
+                    stored = world.ledger.turns.get(turn.id)
                     kept = f"{stored.messages} {stored.next_state}"
                     assert not any(word in kept for word in foreign)
             followed = [given for talk in mine for given in talk.given if given is not None]

@@ -120,10 +120,10 @@ async def test_turns_with_pictures_are_exact_and_stored_once(seeing: Stack, proc
     assert one.state == "pending"
     last = seeing.engine.requests[-1]
     assert last["input_ids"] == one_per_image(two.prompt_ids, frozenset({processor.image_token_id}))
-    files = [each.png for each in seeing.ledger.pictures_of(two.id)]
+    files = [each.png for each in seeing.ledger.pictures.of(two.id)]
     assert [decoded(url) for url in last["image_data"]] == files
-    assert seeing.ledger.pictures_of(one.id)[0].png == files[0]
-    assert len(list(seeing.ledger.picture_files())) == 2, "the first picture, seen twice, is stored once"
+    assert seeing.ledger.pictures.of(one.id)[0].png == files[0]
+    assert len(list(seeing.ledger.pictures.files())) == 2, "the first picture, seen twice, is stored once"
     sample = make_sample(two, 1.0, score=1)
     sample.metadata["turn_id"] = two.id
     assert SamplePictures(seeing.ledger, str(model)).show(sample)
@@ -278,25 +278,25 @@ async def test_pictures_go_with_the_last_session_that_saw_them(seeing: Stack) ->
     seeing.say("A cat.", "A cat.")
     await ask(seeing, [shown(FIRST)], "mine")
     await ask(seeing, [shown(FIRST)], "yours")
-    ((_, file),) = seeing.ledger.picture_files()
+    ((_, file),) = seeing.ledger.pictures.files()
     async with httpx.AsyncClient(base_url=seeing.url, trust_env=False) as client:
         await client.delete("/v1/sessions/mine")
-        assert [each for _, each in seeing.ledger.picture_files()] == [file]
+        assert [each for _, each in seeing.ledger.pictures.files()] == [file]
         await client.delete("/v1/sessions/yours")
-    assert not list(seeing.ledger.picture_files())
+    assert not list(seeing.ledger.pictures.files())
     for path in seeing.ledger.path.parent.glob("ledger.sqlite*"):
         assert file[-40:] not in path.read_bytes()
 
 
 async def test_a_secret_beside_a_picture_takes_the_picture_along(seeing: Stack) -> None:
-    seeing.ledger.redaction = Redactor("secrets")
+    seeing.ledger.database.redaction = Redactor("secrets")
     seeing.say("Fine.", "Fine.")
     await ask(seeing, [shown(FIRST, SECRET)])
     (turn,) = seeing.turns()
     assert turn.reason == "redacted"
-    assert not list(seeing.ledger.picture_files())
+    assert not list(seeing.ledger.pictures.files())
     await ask(seeing, [shown(SECOND)], "other")
-    assert len(list(seeing.ledger.picture_files())) == 1
+    assert len(list(seeing.ledger.pictures.files())) == 1
 
 
 async def test_a_judge_reads_that_there_is_a_picture(seeing: Stack) -> None:

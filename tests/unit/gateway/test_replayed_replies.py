@@ -12,7 +12,7 @@ import openclaw.gateway.served as served_module
 from chat_codec.formats import ReplyFormat
 from lab.testkit import tiny_random
 from openclaw.gateway.served import ServedReplies
-from openclaw.ledger.graph import RecordedReply
+from openclaw.ledger.turns import RecordedReply
 from openclaw.messages.fingerprint import read_history
 from tests.helpers.qwen_tokenizers import qwen3, qwen3_5
 from tests.unit.gateway.conftest import Stack, Starter
@@ -262,7 +262,7 @@ async def test_what_was_read_before_forgetting_is_not_remembered() -> None:
         memory.forget()
         return [RecordedReply(carried.conversation, [1, 2], [])]
 
-    memory._store.recorded_replies = forget_meanwhile  # type: ignore[method-assign]
+    memory._turns.recorded_replies = forget_meanwhile  # type: ignore[method-assign]
     served, _ = await memory.find(turns(1), {})
     assert not served.replies
 

@@ -55,7 +55,7 @@ async def test_a_reply_past_its_end_is_served_counted_and_not_trained(stack: Sta
     assert reply.choices[0].message.content == "one twoone two"
     assert reply.choices[0].finish_reason == "length"
     assert state(stack) == ("excluded", "ignore_eos")
-    assert stack.ledger.counts()["turn_reasons"] == {"ignore_eos": 1}
+    assert stack.ledger.views.counts()["turn_reasons"] == {"ignore_eos": 1}
     assert stack.turns()[0].response_ids.count(stack.tokenizer.eos_token_id) == 2
 
 

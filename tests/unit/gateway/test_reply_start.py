@@ -22,7 +22,7 @@ class Gate:
 
     def __init__(self, stack: Stack, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
         self.entered, self.leave = threading.Event(), threading.Event()
-        record = stack.ledger.record_next_state
+        record = stack.ledger.turns.record_next_state
 
         def held(*arguments: Any) -> None:
             self.entered.set()
@@ -31,7 +31,7 @@ class Gate:
                 raise error
             record(*arguments)
 
-        monkeypatch.setattr(stack.ledger, "record_next_state", held)
+        monkeypatch.setattr(stack.ledger.turns, "record_next_state", held)
 
 
 async def second_turn(stack: Stack, http: httpx.AsyncClient) -> dict[str, Any]:

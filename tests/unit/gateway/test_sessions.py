@@ -112,10 +112,10 @@ async def test_a_tool_loop_gives_each_turn_its_results(world: World) -> None:
     context, second = await world.turn([*history, INTERNAL], assistant("Done. "), session="s")
     assert context.next_state_of == first.id
     assert world.next_state(first) == [tool("A"), tool("B")]
-    assert world.ledger.turn(first.id).state == "pending"
+    assert world.ledger.turns.get(first.id).state == "pending"
     await world.turn([*history, assistant("Done."), user("thanks"), INTERNAL], assistant("ok"), session="s")
     assert world.next_state(second) == [user("thanks")]
-    assert [world.ledger.turn(turn.id).index for turn in (first, second)] == [0, 1]
+    assert [world.ledger.turns.get(turn.id).index for turn in (first, second)] == [0, 1]
 
 
 async def test_plain_clients_are_told_apart_by_what_they_say(world: World) -> None:
@@ -131,7 +131,7 @@ async def test_plain_clients_are_told_apart_by_what_they_say(world: World) -> No
         [user("q1"), assistant("a1"), user("no bold"), assistant("a2"), user("good")], assistant("a4")
     )
     assert third.next_state_of == turn_b.id
-    assert world.ledger.counts()["sessions"] == 2
+    assert world.ledger.views.counts()["sessions"] == 2
 
 
 async def test_two_plain_clients_with_the_same_words_each_get_a_session(world: World) -> None:
@@ -157,7 +157,7 @@ async def test_side_turns_neither_wait_nor_answer(world: World) -> None:
     heartbeat = [user("q"), assistant("a"), user("[OpenClaw heartbeat poll]")]
     side, side_turn = await world.turn(heartbeat, assistant("ok"), session="s")
     assert (side.kind, side.next_state_of) == ("side", None)
-    assert world.ledger.turn(side_turn.id).reason == "side"
+    assert world.ledger.turns.get(side_turn.id).reason == "side"
     after, _ = await world.turn([*heartbeat, assistant("ok"), user("thanks")], assistant("b"), session="s")
     assert after.next_state_of == main.id
     assert world.next_state(main) == [user("thanks")]
@@ -206,17 +206,17 @@ async def test_idle_sessions_end_and_come_back(world: World) -> None:
     busy = await world.sessions.begin({"x-session-id": "busy"}, [user("q")])
     world.now += 61
     assert await world.sessions.sweep() == 1
-    assert world.ledger.turn(turn.id).state == "ended"
+    assert world.ledger.turns.get(turn.id).state == "ended"
     assert await world.sessions.sweep() == 0
     world.sessions.abandon(busy)
     context, _ = await world.turn([user("q"), assistant("a"), user("still here")], assistant("b"), session="s")
     assert context.next_state_of == turn.id
-    assert world.ledger.turn(turn.id).state == "pending"
+    assert world.ledger.turns.get(turn.id).state == "pending"
 
 
 async def test_a_session_ends_when_the_client_says_so(world: World) -> None:
     _, turn = await world.turn([user("q")], assistant("a"), session="s", done=True)
-    assert world.ledger.turn(turn.id).state == "ended"
+    assert world.ledger.turns.get(turn.id).state == "ended"
     assert "ended_done" in world.events
 
 
@@ -229,7 +229,7 @@ async def test_memory_is_bounded_and_nothing_is_lost(world: World) -> None:
     assert await world.sessions.sweep() == 0
     world.now += 61
     assert await world.sessions.sweep() == 20
-    assert world.ledger.turn(turns[1].id).state == "ended"
+    assert world.ledger.turns.get(turns[1].id).state == "ended"
 
 
 async def test_many_sessions_talk_past_a_small_memory(world: World) -> None:
@@ -264,17 +264,17 @@ async def test_a_session_that_cannot_be_ended_holds_up_no_other(world: World, mo
     await world.restart(max_sessions=2)
     turns = [(await world.turn([user(f"q{n}")], assistant("a"), session=f"s{n}"))[1] for n in range(4)]
     world.now += 61
-    end, broken = world.ledger.end_session, {"s0", "s2"}
+    end, broken = world.ledger.sessions.end, {"s0", "s2"}
 
     def end_session(session_id: str, at: float) -> None:
         if session_id in broken:
             raise OSError("disk full")
         end(session_id, at)
 
-    monkeypatch.setattr(world.ledger, "end_session", end_session)
+    monkeypatch.setattr(world.ledger.sessions, "end", end_session)
     with pytest.raises(OSError, match="disk full"):
         await world.sessions.sweep()
-    assert [world.ledger.turn(turn.id).state for turn in turns] == ["waiting", "ended", "waiting", "ended"]
+    assert [world.ledger.turns.get(turn.id).state for turn in turns] == ["waiting", "ended", "waiting", "ended"]
     broken.clear()
     assert await world.sessions.sweep() == 2
-    assert {world.ledger.turn(turn.id).state for turn in turns} == {"ended"}
+    assert {world.ledger.turns.get(turn.id).state for turn in turns} == {"ended"}

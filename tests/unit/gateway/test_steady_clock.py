@@ -93,11 +93,11 @@ def test_open_episodes_keep_the_time_they_had_left(tmp_path: Path, jump: float) 
     episode = create(ledger, ttl=50.0)
     keys.add(b"k", EpisodeKey(episode.id, "alice", "alice", episode.expires_at))
     now[0] += 20.0 + jump
-    ledger.move_expiry(jump)
+    ledger.episodes.move_expiry(jump)
     keys.move_expiry(jump)
     now[0] += 29.0
-    assert ledger.expire_episodes() == []
+    assert ledger.episodes.expire() == []
     assert keys.find(b"k") is not None
     now[0] += 1.0
-    assert [each.id for each in ledger.expire_episodes()] == [episode.id]
+    assert [each.id for each in ledger.episodes.expire()] == [episode.id]
     assert keys.find(b"k") is None

@@ -70,18 +70,18 @@ async def test_a_follow_up_goes_to_its_owners_turn(clients: Clients) -> None:
     hers, his = await ask(stack, clients.alice, HELLO), await ask(stack, clients.bob, HELLO)
     again = [*HELLO, {"role": "assistant", "content": "Hello."}, {"role": "user", "content": "bob's secret"}]
     await ask(stack, clients.bob, again)
-    assert stack.ledger.turn(hers).next_state is None
-    assert stack.ledger.turn(his).next_state == again[-1:]
+    assert stack.ledger.turns.get(hers).next_state is None
+    assert stack.ledger.turns.get(his).next_state == again[-1:]
     sessions = {turn.session_id for turn in stack.turns() if "bob's secret" in str(turn.messages)}
-    assert sessions == {stack.ledger.turn(his).session_id}
-    assert stack.ledger.turn(his).session_id.startswith("@bob:plain-")
+    assert sessions == {stack.ledger.turns.get(his).session_id}
+    assert stack.ledger.turns.get(his).session_id.startswith("@bob:plain-")
     assert stack.metric("openclaw_session_events_total", event="ambiguous") == 0
 
 
 async def test_the_same_session_id_names_two_sessions(clients: Clients) -> None:
     stack = clients.stack
     hers, his = await ask(stack, clients.alice, HELLO, "work"), await ask(stack, clients.bob, HELLO, "work")
-    assert [stack.ledger.turn(reply).session_id for reply in (hers, his)] == ["@alice:work", "@bob:work"]
+    assert [stack.ledger.turns.get(reply).session_id for reply in (hers, his)] == ["@alice:work", "@bob:work"]
     assert (await clients.bob.delete("/v1/sessions/work")).status_code == 200
     assert [turn.session_id for turn in stack.turns()] == ["@alice:work"]
 
@@ -94,8 +94,8 @@ async def test_anothers_session_and_reply_are_unknown(clients: Clients, named: s
     unknown = await refusals(clients.bob, "nothing", "chatcmpl-0")
     assert [status for status, _ in unknown] == [404, 404, 404, 404]
     assert await refusals(clients.bob, named, hers) == unknown
-    turn = stack.ledger.turn(hers)
-    assert (turn.state, turn.next_state, stack.ledger.feedback(hers)) == ("waiting", None, [])
+    turn = stack.ledger.turns.get(hers)
+    assert (turn.state, turn.next_state, stack.ledger.feedback.of(hers)) == ("waiting", None, [])
 
 
 async def test_without_a_key_foreign_and_unknown_are_a_401(clients: Clients) -> None:
@@ -109,7 +109,7 @@ async def test_without_a_key_foreign_and_unknown_are_a_401(clients: Clients) -> 
 async def test_a_parent_acts_for_its_child_and_not_the_other_way_round(clients: Clients) -> None:
     stack = clients.stack
     child, parent = await ask(stack, clients.tests, HELLO, "run"), await ask(stack, clients.alice, HELLO, "work")
-    assert stack.ledger.turn(child).session_id == "@alice/tests:run"
+    assert stack.ledger.turns.get(child).session_id == "@alice/tests:run"
     unknown = await refusals(clients.tests, "nothing", "chatcmpl-0")
     assert await refusals(clients.tests, "@alice:work", parent) == unknown
     assert (await clients.alice.post("/v1/feedback", json={"response_id": child, "thumbs": "up"})).json()["applied"]
@@ -123,7 +123,7 @@ async def test_words_do_not_link_a_child_and_its_parent(clients: Clients) -> Non
     hers = await ask(stack, clients.alice, HELLO)
     again = [*HELLO, {"role": "assistant", "content": "Hello."}, {"role": "user", "content": "go on"}]
     await ask(stack, clients.tests, again)
-    assert stack.ledger.turn(hers).next_state is None
+    assert stack.ledger.turns.get(hers).next_state is None
 
 
 async def test_an_admin_reaches_every_session_by_its_stored_id(clients: Clients) -> None:
@@ -135,12 +135,12 @@ async def test_an_admin_reaches_every_session_by_its_stored_id(clients: Clients)
     assert (await clients.root.delete("/v1/sessions/@:work")).status_code == 200
     assert [turn.session_id for turn in stack.turns()] == ["@alice:work"]
     assert (await clients.operator.post("/v1/sessions/@alice:work/done")).status_code == 200
-    assert stack.ledger.turn(hers).state == "ended"
+    assert stack.ledger.turns.get(hers).state == "ended"
 
 
 async def test_the_operators_sessions_keep_their_names(clients: Clients) -> None:
     reply = await ask(clients.stack, clients.operator, HELLO, "work")
-    assert clients.stack.ledger.turn(reply).session_id == "work"
+    assert clients.stack.ledger.turns.get(reply).session_id == "work"
     assert (await clients.bob.delete("/v1/sessions/@:work")).status_code == 404
     assert (await clients.operator.delete("/v1/sessions/work")).status_code == 200
 
@@ -180,5 +180,5 @@ async def test_two_owners_stay_apart_over_a_restart(clients: Clients, start: Sta
     again = [*HELLO, {"role": "assistant", "content": "Hello."}, {"role": "user", "content": "go on"}]
     async with httpx.AsyncClient(base_url=second.url, trust_env=False, headers={"X-Api-Key": "key-b"}) as bob:
         await ask(second, bob, again)
-    assert second.ledger.turn(hers).next_state is None
-    assert second.ledger.turn(his).next_state == again[-1:]
+    assert second.ledger.turns.get(hers).next_state is None
+    assert second.ledger.turns.get(his).next_state == again[-1:]

@@ -118,7 +118,7 @@ async def test_answers_that_are_no_votes_train_nothing(
         found.judge.mode = mode
         await found.say("What is 2 + 3?", "Without bold, please.")
         await eventually(lambda: found.count("openclaw_judge_turns_total", outcome=NO_QUORUM), 1.0, PATIENCE)
-        assert found.ledger.counts()["turn_reasons"] == {NO_QUORUM: 1}
+        assert found.ledger.views.counts()["turn_reasons"] == {NO_QUORUM: 1}
         assert found.judge.asked == VOTES * CASTINGS
         assert found.count("openclaw_judge_votes_total", judge="prm", value=INVALID[mode]) == VOTES
         lines = [record.getMessage() for record in caplog.records if record.name == "openclaw.judge.worker"]
@@ -138,7 +138,7 @@ async def test_a_judge_that_fails_trains_nothing_and_is_given_up(
             found.patience(SHORT)
         await found.say("What is 2 + 3?", "Without bold, please.")
         await eventually(lambda: found.count("openclaw_judge_turns_total", outcome=GAVE_UP), 1.0, PATIENCE)
-        assert found.ledger.counts()["turn_reasons"] == {GAVE_UP: 1}
+        assert found.ledger.views.counts()["turn_reasons"] == {GAVE_UP: 1}
         assert found.judge.asked <= ATTEMPTS * VOTES * TRIES
         failures = sum(found.count("openclaw_judge_failures_total", kind=name) for name in ("unavailable", "timeout"))
         assert failures == ATTEMPTS
@@ -150,9 +150,9 @@ async def test_a_judge_that_fails_trains_nothing_and_is_given_up(
 
 async def _mended(found: Bench) -> None:
     """Check that nothing is to be trained, and that the next turn is once the judge answers properly."""
-    assert found.ledger.ready_count() == 0
+    assert found.ledger.samples.ready_count() == 0
     found.judge.mode = "good"
     await found.say("Still bold!")
-    await eventually(found.ledger.ready_count, 1, PATIENCE)
-    [sample] = found.ledger.claim_samples(0, 5)
+    await eventually(found.ledger.samples.ready_count, 1, PATIENCE)
+    [sample] = found.ledger.samples.claim(0, 5)
     assert sample.reward == -1.0

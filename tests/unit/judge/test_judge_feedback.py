@@ -12,7 +12,7 @@ from openclaw_opd_method import OnPolicyDistillation
 from openclaw_rl_method import BinaryRL
 
 from lab.testkit.ledger_records import USER_NEXT, make_turn
-from openclaw.ledger.opinion import as_next_state, weighted
+from openclaw.ledger.feedback import as_next_state, weighted
 from openclaw.ledger.records import Feedback, JudgedTurn, ScoreSource, Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.training.samples import make_sample
@@ -23,13 +23,13 @@ from tests.unit.judge.test_judge_worker import CONFIG, HINT_ANSWER, Bench, judge
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
     ledger = Ledger(tmp_path / "ledger.sqlite")
-    ledger.record_turn(make_turn())
+    ledger.turns.record(make_turn())
     return ledger
 
 
 def state(ledger: Ledger, **said: Any) -> None:
     feedback = Feedback(turn_id="turn-0", created_at=110.0, **said)
-    assert ledger.record_feedback(feedback, as_next_state(feedback)).applied
+    assert ledger.feedback.record(feedback, as_next_state(feedback)).applied
 
 
 def bench_of(ledger: Ledger, method: Any) -> Bench:
@@ -44,7 +44,7 @@ def bench_of(ledger: Ledger, method: Any) -> Bench:
 async def judge(bench: Bench) -> JudgedTurn:
     async with bench.running():
         await until(judged(bench))
-    [record] = bench.ledger.judged_turns("session")
+    [record] = bench.ledger.judging.judged("session")
     return record
 
 
@@ -56,7 +56,7 @@ async def test_a_thumb_is_the_score_and_no_judge_is_asked(ledger: Ledger, method
     assert (record.verdict.score, record.verdict.score_source) == (-1, "feedback")
     assert record.verdict.votes == ()
     assert bench.engine.payloads == []
-    samples = ledger.claim_samples(0, 5)
+    samples = ledger.samples.claim(0, 5)
     assert [sample.reward for sample in samples] == rewards
     assert record.turn.reason == (None if rewards else "no_hint")
 
@@ -68,7 +68,7 @@ async def test_words_beside_a_thumb_become_a_hint(ledger: Ledger, method: Any) -
     record = await judge(bench)
     assert {vote.judge for vote in record.verdict.votes} == {"hint"}
     assert (record.verdict.score, record.verdict.hint) == (-1, "Write plain prose.")
-    [sample] = ledger.claim_samples(0, 5)
+    [sample] = ledger.samples.claim(0, 5)
     assert sample.teacher_log_probs is not None
     assert sample.metadata["feedback_weight"] == 1.0
     assert sample.reward == (-1.0 if method is Combine else 0.0)
@@ -80,7 +80,7 @@ async def test_words_alone_are_judged_like_a_next_state(ledger: Ledger) -> None:
     record = await judge(bench)
     assert (record.verdict.score, record.verdict.score_source) == (1, "judge")
     assert [vote.judge for vote in record.verdict.votes] == ["prm"]
-    [sample] = ledger.claim_samples(0, 5)
+    [sample] = ledger.samples.claim(0, 5)
     assert "feedback_weight" not in sample.metadata
 
 
@@ -91,7 +91,7 @@ async def test_a_stated_score_of_zero_gives_no_sample(ledger: Ledger) -> None:
 
 
 async def test_feedback_beside_a_next_state(ledger: Ledger) -> None:
-    ledger.record_next_state("turn-0", USER_NEXT, 105.0)
+    ledger.turns.record_next_state("turn-0", USER_NEXT, 105.0)
     state(ledger, thumbs="up")
     record = await judge(bench_of(ledger, Combine))
     assert (record.verdict.score, record.verdict.score_source) == (1, "feedback")
@@ -101,13 +101,13 @@ async def test_feedback_beside_a_next_state(ledger: Ledger) -> None:
 async def test_the_choices_of_one_request_weigh_as_one_reply(ledger: Ledger) -> None:
     ids = ["chatcmpl-1", *(f"chatcmpl-1.{number}" for number in range(1, 8))]
     for turn_id in [*ids, "chatcmpl-12"]:
-        ledger.record_turn(make_turn(turn_id))
+        ledger.turns.record(make_turn(turn_id))
         feedback = Feedback(turn_id=turn_id, created_at=110.0, thumbs="up")
-        ledger.record_feedback(feedback, as_next_state(feedback))
+        ledger.feedback.record(feedback, as_next_state(feedback))
     bench = bench_of(ledger, BinaryRL)
     async with bench.running():
         await until(judged(bench, 9))
-    *choices, alone = sorted(ledger.claim_samples(0, 99), key=lambda sample: sample.metadata["turn_id"])[:9]
+    *choices, alone = sorted(ledger.samples.claim(0, 99), key=lambda sample: sample.metadata["turn_id"])[:9]
     assert [sample.reward for sample in choices] == [0.125] * 8
     assert {sample.metadata["feedback_weight"] for sample in choices} == {0.125}
     assert {sample.metadata["raw_reward"] for sample in choices} == {1.0}
@@ -124,16 +124,16 @@ def test_only_feedback_is_shared_among_the_choices(source: ScoreSource, share: f
 
 
 async def test_a_choice_that_is_rated_before_the_others_are_stored_weighs_no_more(ledger: Ledger) -> None:
-    ledger.record_turn(make_turn("chatcmpl-1.7"))
-    assert ledger.choices("chatcmpl-1.7") == 8, "the last choice is stored first"
-    ledger.record_turn(make_turn("chatcmpl-1.6"))
-    ledger.record_turn(make_turn("chatcmpl-1.7.1"))
-    assert ledger.choices("chatcmpl-1.6") == 8
-    assert ledger.choices("turn-0") == 1
+    ledger.turns.record(make_turn("chatcmpl-1.7"))
+    assert ledger.turns.choices("chatcmpl-1.7") == 8, "the last choice is stored first"
+    ledger.turns.record(make_turn("chatcmpl-1.6"))
+    ledger.turns.record(make_turn("chatcmpl-1.7.1"))
+    assert ledger.turns.choices("chatcmpl-1.6") == 8
+    assert ledger.turns.choices("turn-0") == 1
 
 
 async def test_feedback_while_the_turn_is_judged_is_not_missed(ledger: Ledger) -> None:
-    ledger.record_next_state("turn-0", USER_NEXT, 105.0)
+    ledger.turns.record_next_state("turn-0", USER_NEXT, 105.0)
     asked, go_on = asyncio.Event(), asyncio.Event()
 
     class Slow(FakeEngine):
@@ -148,7 +148,7 @@ async def test_feedback_while_the_turn_is_judged_is_not_missed(ledger: Ledger) -
         state(ledger, thumbs="down")
         go_on.set()
         await until(judged(bench))
-    [sample] = ledger.claim_samples(0, 5)
+    [sample] = ledger.samples.claim(0, 5)
     assert sample.reward == -1.0
     assert bench.count("openclaw_judge_failures_total", kind="feedback_arrived") == 1
-    assert ledger.counts()["judge_attempts_failed"] == 0
+    assert ledger.views.counts()["judge_attempts_failed"] == 0

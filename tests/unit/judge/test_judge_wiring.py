@@ -99,18 +99,18 @@ async def test_configured_loop_judges_and_closes_its_connections(config: Runtime
     stop = asyncio.Event()
     task = asyncio.create_task(loop.run(stop))
     turn = make_turn()
-    ledger.record_turn(turn)
-    ledger.record_next_state(turn.id, USER_NEXT, 102.0)
+    ledger.turns.record(turn)
+    ledger.turns.record_next_state(turn.id, USER_NEXT, 102.0)
     loop.notify()
     async with asyncio.timeout(20.0):
-        while ledger.ready_count() == 0:
+        while ledger.samples.ready_count() == 0:
             await asyncio.sleep(0.005)
     stop.set()
     await asyncio.wait_for(task, 10.0)
-    [sample] = ledger.claim_samples(0, 1)
+    [sample] = ledger.samples.claim(0, 1)
     assert sample.reward == 1.0
     assert sample.teacher_log_probs == pytest.approx([value - 2.0 for value in turn.response_logprobs])
-    [judged] = ledger.judged_turns("session")
+    [judged] = ledger.judging.judged("session")
     assert judged.verdict.teacher_versions == ("3",)
     assert all(engine._client.is_closed for engine in loop.engines)
 
@@ -132,14 +132,14 @@ async def test_a_judge_that_comes_back_is_noticed_long_before_the_pause_is_over(
     monkeypatch.setattr(loop.engines[0], "answers", answers)
     turns = [make_turn(f"turn-{number}", session_id=f"s{number}") for number in range(3)]
     for turn in turns:
-        ledger.record_turn(turn)
-        ledger.record_next_state(turn.id, USER_NEXT, 102.0)
+        ledger.turns.record(turn)
+        ledger.turns.record_next_state(turn.id, USER_NEXT, 102.0)
     stop = asyncio.Event()
     task = asyncio.create_task(loop.run(stop))
-    await eventually(lambda: len(ledger.pending_turns(10)), 0)
+    await eventually(lambda: len(ledger.judging.pending(10)), 0)
     await eventually(lambda: False in looks, True)
     away.come_back()
-    await eventually(ledger.ready_count, len(turns))
+    await eventually(ledger.samples.ready_count, len(turns))
     stop.set()
     await asyncio.wait_for(task, 10.0)
 

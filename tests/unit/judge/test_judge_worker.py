@@ -26,8 +26,8 @@ from openclaw.judge.voting import CASTINGS
 from openclaw.judge.worker import GAVE_UP, NO_QUORUM, JudgeWorker, WorkerSettings
 from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.logs import ReplyScores
-from openclaw.ledger.probes import PROBE, drawn, part_of
-from openclaw.ledger.records import Verdict, Vote
+from openclaw.ledger.probes import drawn, part_of
+from openclaw.ledger.records import PROBE, Verdict, Vote
 from openclaw.ledger.store import Ledger
 from openclaw.training.samples import make_sample
 from tests.helpers.fake_engine import FakeEngine
@@ -81,8 +81,8 @@ class Bench:
         return self.registry.get_sample_value(name, labels) or 0.0
 
     def pend(self, turn_id: str = "turn-0", **changes: Any) -> None:
-        self.ledger.record_turn(make_turn(turn_id, **changes))
-        self.ledger.record_next_state(turn_id, USER_NEXT, 102.0)
+        self.ledger.turns.record(make_turn(turn_id, **changes))
+        self.ledger.turns.record_next_state(turn_id, USER_NEXT, 102.0)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -93,7 +93,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def judged(bench: Bench, count: int = 1) -> Callable[[], bool]:
-    return lambda: bench.ledger.counts()["turns"].get("judged", 0) == count
+    return lambda: bench.ledger.views.counts()["turns"].get("judged", 0) == count
 
 
 @pytest.fixture
@@ -107,9 +107,9 @@ async def test_pending_turn_becomes_a_sample(ledger: Ledger) -> None:
     async with bench.running():
         # Counted after the commit, so that the worker may not be stopped in between.
         await until(lambda: bench.count("openclaw_judge_turns_total", outcome="sample") == 1)
-    [sample] = ledger.claim_samples(0, 5)
+    [sample] = ledger.samples.claim(0, 5)
     assert sample.reward == -1.0
-    [record] = ledger.judged_turns("session")
+    [record] = ledger.judging.judged("session")
     assert [(vote.judge, vote.value) for vote in record.verdict.votes] == [("prm", -1)]
     assert bench.count("openclaw_judge_votes_total", judge="prm", value="-1") == 1
 
@@ -118,28 +118,30 @@ async def test_a_verdict_of_a_log_is_kept_and_only_the_teacher_reads_it(ledger: 
     kept = Verdict(score=-1, hint="Write plain prose.", votes=(Vote("prm", "\\boxed{-1}", -1),))
     bench = Bench(ledger, FakeEngine(score=lambda ids: [-0.5] * len(ids)), method=Combine(CONFIG))
     turn = make_turn("of-a-log", state="unscored", next_state=USER_NEXT, next_state_at=102.0)
-    ledger.record_log_turns("session", [(turn, kept)])
+    ledger.logs.record("session", [(turn, kept)])
     scores = ReplyScores(turn.prompt_ids, turn.response_ids, turn.response_logprobs, "1")
-    ledger.record_scores([(ledger.turn("of-a-log"), scores)])
+    ledger.logs.record_scores([(ledger.turns.get("of-a-log"), scores)])
     async with bench.running():
         await until(judged(bench))
-    [record] = ledger.judged_turns("session")
+    [record] = ledger.judging.judged("session")
     assert replace(record.verdict, teacher_log_probs=None, teacher_versions=()) == kept
     assert all(payload.get("return_logprob") for payload in bench.engine.payloads), "no judge was asked"
-    [sample] = ledger.claim_samples(0, 5)
+    [sample] = ledger.samples.claim(0, 5)
     assert (sample.reward, sample.teacher_log_probs, sample.metadata["scored"]) == (-1.0, turn.response_logprobs, True)
 
 
 async def test_a_turn_of_a_log_that_keeps_its_verdict_may_become_a_probe(ledger: Ledger) -> None:
-    name = next(each for each in map(str, range(99)) if drawn(part_of(each, "of-a-log", 0), 0.5, ledger.draw_key()))
+    name = next(
+        each for each in map(str, range(99)) if drawn(part_of(each, "of-a-log", 0), 0.5, ledger.probes.draw_key())
+    )
     bench = Bench(ledger, FakeEngine(score=lambda ids: [-0.5] * len(ids)), replace(SETTINGS, gate_share=0.5))
     turn = make_turn("of-a-log", session_id=name, state="unscored", next_state=USER_NEXT, next_state_at=102.0)
-    ledger.record_log_turns(name, [(turn, Verdict(score=-1))])
-    ledger.record_scores([(turn, ReplyScores(turn.prompt_ids, turn.response_ids, turn.response_logprobs, "1"))])
+    ledger.logs.record(name, [(turn, Verdict(score=-1))])
+    ledger.logs.record_scores([(turn, ReplyScores(turn.prompt_ids, turn.response_ids, turn.response_logprobs, "1"))])
     async with bench.running():
         await until(judged(bench))
-    assert ledger.turn("of-a-log").reason == PROBE
-    assert ledger.ready_count() == 0
+    assert ledger.turns.get("of-a-log").reason == PROBE
+    assert ledger.samples.ready_count() == 0
 
 
 async def test_notify_judges_without_waiting_for_the_poll(ledger: Ledger) -> None:
@@ -165,8 +167,8 @@ async def test_unreachable_judge_leaves_the_turn_pending_then_it_is_judged(ledge
     async with bench.running():
         await until(judged(bench))
     assert bench.count("openclaw_judge_failures_total", kind="unavailable") == 3
-    assert ledger.counts()["judge_attempts_failed"] == 3
-    [sample] = ledger.claim_samples(0, 5)
+    assert ledger.views.counts()["judge_attempts_failed"] == 3
+    [sample] = ledger.samples.claim(0, 5)
     assert sample.reward == 1.0
 
 
@@ -178,13 +180,13 @@ async def test_failed_turn_waits_longer_each_time_and_others_go_on(ledger: Ledge
     bench.pend()
     async with bench.running():
         await until(lambda: bench.count("openclaw_judge_failures_total", kind="unavailable") == 1)
-        await until(lambda: ledger.counts()["judge_attempts_failed"] == 1)
-        assert ledger.pending_turns(10) == []
+        await until(lambda: ledger.views.counts()["judge_attempts_failed"] == 1)
+        assert ledger.judging.pending(10) == []
         bench.engine._answer = lambda _: "\\boxed{1}"
         bench.pend("turn-1")
         await until(judged(bench))
-    assert ledger.turn("turn-0").state == "pending"
-    assert ledger.turn("turn-1").state == "judged"
+    assert ledger.turns.get("turn-0").state == "pending"
+    assert ledger.turns.get("turn-1").state == "judged"
 
 
 async def test_turn_that_takes_too_long_stays_pending(ledger: Ledger) -> None:
@@ -196,9 +198,9 @@ async def test_turn_that_takes_too_long_stays_pending(ledger: Ledger) -> None:
     bench = Bench(ledger, Hanging(), replace(SETTINGS, timeout=0.01, first_pause=1000.0))
     bench.pend()
     async with bench.running():
-        await until(lambda: ledger.counts()["judge_attempts_failed"] == 1)
+        await until(lambda: ledger.views.counts()["judge_attempts_failed"] == 1)
     assert bench.count("openclaw_judge_failures_total", kind="timeout") == 1
-    assert ledger.turn("turn-0").state == "pending"
+    assert ledger.turns.get("turn-0").state == "pending"
 
 
 async def test_bug_in_a_method_is_counted_and_leaves_the_turn_pending(ledger: Ledger) -> None:
@@ -209,7 +211,7 @@ async def test_bug_in_a_method_is_counted_and_leaves_the_turn_pending(ledger: Le
     bench = Bench(ledger, FakeEngine(lambda _: "\\boxed{1}"), replace(SETTINGS, first_pause=1000.0), Broken(CONFIG))
     bench.pend()
     async with bench.running():
-        await until(lambda: ledger.counts()["judge_attempts_failed"] == 1)
+        await until(lambda: ledger.views.counts()["judge_attempts_failed"] == 1)
     assert bench.count("openclaw_judge_failures_total", kind="internal") == 1
 
 
@@ -221,7 +223,7 @@ async def test_refused_question_is_final_with_a_reason(ledger: Ledger) -> None:
     bench.pend()
     async with bench.running():
         await until(judged(bench))
-    assert ledger.counts()["turn_reasons"] == {"judge_refused": 1}
+    assert ledger.views.counts()["turn_reasons"] == {"judge_refused": 1}
 
 
 async def test_turn_with_a_defect_is_not_shown_to_the_judge(ledger: Ledger) -> None:
@@ -230,7 +232,7 @@ async def test_turn_with_a_defect_is_not_shown_to_the_judge(ledger: Ledger) -> N
     async with bench.running():
         await until(judged(bench))
     assert bench.engine.payloads == []
-    assert ledger.counts()["turn_reasons"] == {"temperature": 1}
+    assert ledger.views.counts()["turn_reasons"] == {"temperature": 1}
 
 
 async def test_stopping_leaves_turns_pending_and_a_new_worker_goes_on(ledger: Ledger) -> None:
@@ -245,12 +247,12 @@ async def test_stopping_leaves_turns_pending_and_a_new_worker_goes_on(ledger: Le
         first.pend(f"turn-{number}")
     async with first.running():
         await until(lambda: len(first.engine.payloads) == 3)
-    assert ledger.counts()["turns"] == {"pending": 5}
+    assert ledger.views.counts()["turns"] == {"pending": 5}
     assert len(first.engine.payloads) == SETTINGS.concurrency
     second = Bench(ledger, FakeEngine(lambda _: "\\boxed{1}"))
     async with second.running():
         await until(judged(second, 5))
-    assert ledger.ready_count() == 5
+    assert ledger.samples.ready_count() == 5
 
 
 async def test_two_workers_give_one_sample_per_turn(ledger: Ledger) -> None:
@@ -260,7 +262,7 @@ async def test_two_workers_give_one_sample_per_turn(ledger: Ledger) -> None:
         bench.pend(f"turn-{number}")
     async with bench.running(), other.running():
         await until(judged(bench, 8))
-    assert ledger.ready_count() == 8
+    assert ledger.samples.ready_count() == 8
 
 
 async def test_hint_brings_teacher_logprobs(ledger: Ledger) -> None:
@@ -271,8 +273,8 @@ async def test_hint_brings_teacher_logprobs(ledger: Ledger) -> None:
     bench.pend()
     async with bench.running():
         await until(judged(bench))
-    [sample] = ledger.claim_samples(0, 5)
-    turn = ledger.turn("turn-0")
+    [sample] = ledger.samples.claim(0, 5)
+    turn = ledger.turns.get("turn-0")
     assert sample.teacher_log_probs == pytest.approx([value - 1.0 for value in turn.response_logprobs])
     assert sample.metadata["hint"] == "Write plain prose."
 
@@ -289,7 +291,7 @@ async def test_teacher_that_refuses_leaves_the_score_and_is_counted(ledger: Ledg
     async with bench.running():
         await until(judged(bench))
     assert bench.count("openclaw_judge_teacher_failures_total", kind="refused") == 1
-    [sample] = ledger.claim_samples(0, 5)
+    [sample] = ledger.samples.claim(0, 5)
     assert (sample.reward, sample.teacher_log_probs) == (1.0, None)
 
 
@@ -300,11 +302,11 @@ async def test_a_session_of_zeros_trains_nothing(ledger: Ledger) -> None:
     bench.pend("turn-1", index=1)
     async with bench.running() as worker:
         await until(judged(bench, 2))
-        ledger.end_session("session", 200.0)
+        ledger.sessions.end("session", 200.0)
         worker.notify()
-        await until(lambda: not ledger.finished_sessions(5))
-    assert ledger.counts()["samples"] == {}
-    assert ledger.counts()["turn_reasons"] == {"score_zero": 2}
+        await until(lambda: not ledger.judging.finished_sessions(5))
+    assert ledger.views.counts()["samples"] == {}
+    assert ledger.views.counts()["turn_reasons"] == {"score_zero": 2}
 
 
 @pytest.mark.parametrize(("answer", "invalid"), [("I cannot say.", "no_box"), ("\\boxed{7}", "other_box")])
@@ -314,9 +316,9 @@ async def test_garbage_answers_are_asked_again_and_train_nothing(ledger: Ledger,
     bench.pend()
     async with bench.running():
         await until(judged(bench))
-    [found] = ledger.judged_turns("session")
+    [found] = ledger.judging.judged("session")
     assert (found.turn.reason, found.verdict.score) == (NO_QUORUM, None)
-    assert ledger.ready_count() == 0
+    assert ledger.samples.ready_count() == 0
     assert len(bench.engine.payloads) == 2 * CASTINGS
     assert bench.count("openclaw_judge_votes_recast_total", judge="prm") == 2 * (CASTINGS - 1)
     assert bench.count("openclaw_judge_votes_total", judge="prm", value=invalid) == 2
@@ -328,7 +330,7 @@ async def test_votes_without_a_quorum_are_cast_again(ledger: Ledger) -> None:
     bench.pend()
     async with bench.running():
         await until(judged(bench))
-    [sample] = ledger.claim_samples(0, 5)
+    [sample] = ledger.samples.claim(0, 5)
     assert sample.reward == 1.0
 
 
@@ -339,7 +341,7 @@ async def test_one_vote_of_three_is_no_majority(ledger: Ledger) -> None:
     bench.pend()
     async with bench.running():
         await until(judged(bench))
-    assert ledger.counts()["turn_reasons"] == {NO_QUORUM: 1}
+    assert ledger.views.counts()["turn_reasons"] == {NO_QUORUM: 1}
 
 
 async def test_a_turn_that_fails_again_and_again_is_given_up(ledger: Ledger) -> None:
@@ -350,11 +352,11 @@ async def test_a_turn_that_fails_again_and_again_is_given_up(ledger: Ledger) -> 
 
     bench = Bench(ledger, FakeEngine(answer), replace(SETTINGS, attempts=3))
     bench.pend()
-    ledger.end_session("session", 200.0)
+    ledger.sessions.end("session", 200.0)
     async with bench.running():
         await until(judged(bench))
-        await until(lambda: not ledger.finished_sessions(5))
-    assert ledger.counts()["turn_reasons"] == {GAVE_UP: 1}
+        await until(lambda: not ledger.judging.finished_sessions(5))
+    assert ledger.views.counts()["turn_reasons"] == {GAVE_UP: 1}
     assert len(bench.engine.payloads) == 3
 
 
@@ -364,9 +366,9 @@ async def test_an_unreadable_tool_call_is_blamed_without_a_judge(ledger: Ledger)
     bench.pend(malformed_calls=1)
     async with bench.running():
         await until(judged(bench))
-    [sample] = ledger.claim_samples(0, 5)
+    [sample] = ledger.samples.claim(0, 5)
     assert sample.reward == -1.0
-    assert ledger.outcome("turn-0").score_source == "rule"
+    assert ledger.views.outcome("turn-0").score_source == "rule"
     assert bench.engine.payloads == []
 
 
@@ -379,8 +381,8 @@ async def test_the_same_reply_again_gives_no_second_sample(ledger: Ledger) -> No
         bench.pend("turn-2", index=2, conversation=b"same", session_id="another")
         worker.notify()
         await until(judged(bench, 3))
-    assert ledger.turn("turn-1").reason == "duplicate"
-    assert ledger.ready_count() == 2
+    assert ledger.turns.get("turn-1").reason == "duplicate"
+    assert ledger.samples.ready_count() == 2
 
 
 async def test_the_same_reply_again_gives_a_second_sample_where_the_rule_is_off(ledger: Ledger) -> None:
@@ -392,7 +394,7 @@ async def test_the_same_reply_again_gives_a_second_sample_where_the_rule_is_off(
         bench.pend("turn-1", index=1, conversation=b"same")
         worker.notify()
         await until(judged(bench, 2))
-    assert ledger.ready_count() == 2
+    assert ledger.samples.ready_count() == 2
 
 
 async def test_an_outage_gives_up_no_turn(ledger: Ledger) -> None:
@@ -403,7 +405,7 @@ async def test_an_outage_gives_up_no_turn(ledger: Ledger) -> None:
     bench.pend()
     async with bench.running():
         await until(lambda: len(bench.engine.payloads) >= 5)
-    assert ledger.turn("turn-0").state == "pending"
+    assert ledger.turns.get("turn-0").state == "pending"
 
 
 def test_method_with_a_teacher_needs_one(ledger: Ledger) -> None:
@@ -432,10 +434,10 @@ async def test_a_session_that_cannot_be_closed_holds_up_no_other(ledger: Ledger)
     names = ["bad-0", "bad-1", "bad-2", "good"]
     for at, name in enumerate(names):
         bench.pend(f"turn-{name}", session_id=name)
-        ledger.end_session(name, 200.0 + at)
+        ledger.sessions.end(name, 200.0 + at)
     async with bench.running():
         await until(lambda: bench.count("openclaw_judge_session_failures_total", reason="KeyError") == 3)
-        await until(lambda: ledger.finished_sessions(10) == names[:3])
+        await until(lambda: ledger.judging.finished_sessions(10) == names[:3])
 
 
 async def test_a_turn_that_cannot_be_postponed_is_counted(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -445,7 +447,7 @@ async def test_a_turn_that_cannot_be_postponed_is_counted(ledger: Ledger, monkey
     def answer(_: dict[str, Any]) -> str:
         raise EngineUnavailableError("gone")
 
-    monkeypatch.setattr(ledger, "postpone", postpone)
+    monkeypatch.setattr(ledger.judging, "postpone", postpone)
     bench = Bench(ledger, FakeEngine(answer))
     bench.pend()
     async with bench.running():
@@ -457,7 +459,7 @@ async def test_a_verdict_waits_for_the_ledger_and_no_judge_is_asked_again(
 ) -> None:
     bench = Bench(ledger, FakeEngine(lambda _: "\\boxed{1}"))
     bench.pend()
-    record, refusals = ledger.record_judged, 3
+    record, refusals = ledger.judging.record, 3
 
     def full(*arguments: Any) -> None:
         nonlocal refusals
@@ -466,17 +468,17 @@ async def test_a_verdict_waits_for_the_ledger_and_no_judge_is_asked_again(
             raise LedgerUnavailableError("the disk is full")
         record(*arguments)
 
-    monkeypatch.setattr(ledger, "record_judged", full)
+    monkeypatch.setattr(ledger.judging, "record", full)
     async with bench.running():
         await until(judged(bench))
     assert bench.count("openclaw_judge_failures_total", kind="ledger") == 3
     assert bench.count("openclaw_judge_votes_total", judge="prm", value="1") == 1
-    assert ledger.counts()["judge_attempts_failed"] == 0
+    assert ledger.views.counts()["judge_attempts_failed"] == 0
 
 
 async def test_a_turn_forgotten_while_it_is_judged_is_let_go(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
     def forget(_: dict[str, Any]) -> str:
-        ledger.forget_session("gone")
+        ledger.sessions.forget("gone")
         return "\\boxed{1}"
 
     bench = Bench(ledger, FakeEngine(forget))
@@ -484,8 +486,8 @@ async def test_a_turn_forgotten_while_it_is_judged_is_let_go(ledger: Ledger, cap
     with caplog.at_level("INFO"):
         async with bench.running():
             await until(lambda: "was deleted while it was judged" in caplog.text)
-    assert ledger.counts()["turns"] == {}
-    assert ledger.ready_count() == 0
+    assert ledger.views.counts()["turns"] == {}
+    assert ledger.samples.ready_count() == 0
 
 
 async def test_a_share_of_the_turns_becomes_probes_and_gives_no_sample(ledger: Ledger) -> None:
@@ -495,9 +497,9 @@ async def test_a_share_of_the_turns_becomes_probes_and_gives_no_sample(ledger: L
         bench.pend(name, session_id=name)
     async with bench.running():
         await until(judged(bench, len(names)))
-    wanted = {name for name in names if drawn(part_of(name, name, 0), 0.5, ledger.draw_key())}
+    wanted = {name for name in names if drawn(part_of(name, name, 0), 0.5, ledger.probes.draw_key())}
     assert 0 < len(wanted) < len(names)
-    records = {record.turn.id: record for record in ledger.export_turns()}
+    records = {record.turn.id: record for record in ledger.views.turn_records()}
     assert {name for name, record in records.items() if record.turn.reason == PROBE} == wanted
     assert all(bool(record.samples) == (name not in wanted) for name, record in records.items())
     assert all(record.verdict is not None and record.verdict.score == 1 for record in records.values())
@@ -514,8 +516,8 @@ async def test_a_session_with_a_probe_gives_no_samples_as_a_whole(ledger: Ledger
     names = [f"turn-{number}" for number in range(24)]
     for name in names:
         bench.pend(name, session_id=name)
-        ledger.end_session(name, 103.0)
+        ledger.sessions.end(name, 103.0)
     async with bench.running():
-        await until(lambda: not ledger.finished_sessions(99) and judged(bench, len(names))())
-    for record in ledger.export_turns():
+        await until(lambda: not ledger.judging.finished_sessions(99) and judged(bench, len(names))())
+    for record in ledger.views.turn_records():
         assert len(record.samples) == (0 if record.turn.reason == PROBE else 2)

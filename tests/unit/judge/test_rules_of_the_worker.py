@@ -27,11 +27,11 @@ def ledger(tmp_path: Path) -> Ledger:
 
 async def judge(bench: Bench, next_state: Any = USER_NEXT, **changes: Any) -> Any:
     """Judge one turn; return its record."""
-    bench.ledger.record_turn(make_turn(**changes))
-    bench.ledger.record_next_state("turn-0", next_state, 102.0)
+    bench.ledger.turns.record(make_turn(**changes))
+    bench.ledger.turns.record_next_state("turn-0", next_state, 102.0)
     async with bench.running():
         await until(judged(bench))
-    [record] = bench.ledger.export_turns()
+    [record] = bench.ledger.views.turn_records()
     return record
 
 
@@ -60,13 +60,13 @@ async def test_a_hint_teaches_under_an_answered_question(ledger: Ledger) -> None
 
 
 async def test_a_person_may_like_a_question(ledger: Ledger) -> None:
-    ledger.record_turn(make_turn(response_message=QUESTION))
-    ledger.record_next_state("turn-0", USER_NEXT, 102.0)
-    ledger.record_feedback(Feedback(turn_id="turn-0", created_at=103.0, thumbs="up"), USER_NEXT)
+    ledger.turns.record(make_turn(response_message=QUESTION))
+    ledger.turns.record_next_state("turn-0", USER_NEXT, 102.0)
+    ledger.feedback.record(Feedback(turn_id="turn-0", created_at=103.0, thumbs="up"), USER_NEXT)
     bench = Bench(ledger, FakeEngine(lambda _: "\\boxed{0}"))
     async with bench.running():
         await until(judged(bench))
-    [sample] = ledger.claim_samples(0, 1)
+    [sample] = ledger.samples.claim(0, 1)
     assert sample.reward == 1.0
 
 
@@ -92,20 +92,20 @@ async def test_a_rule_forbids_praise_and_not_blame(
     engine = FakeEngine(lambda _: f"\\boxed{{{said}}}", score=lambda ids: [-1.0] * len(ids))
     bench = Bench(ledger, engine, method=Combine(CONFIG), limits=STRICT)
     if stated:
-        ledger.record_turn(make_turn(**changes))
+        ledger.turns.record(make_turn(**changes))
         thumbs = {"1": "up", "-1": "down"}.get(said)
         feedback = Feedback(turn_id="turn-0", created_at=103.0, thumbs=thumbs, score=None if thumbs else 0.0)  # type: ignore[arg-type]
-        ledger.record_feedback(feedback, USER_NEXT)
+        ledger.feedback.record(feedback, USER_NEXT)
         async with bench.running():
             await until(judged(bench))
-        [record] = ledger.export_turns()
+        [record] = ledger.views.turn_records()
     else:
         record = await judge(bench, **changes)
     assert [each.sample.reward for each in record.samples] == rewards
     assert [each.sample.teacher_log_probs for each in record.samples] == [None] * len(rewards)
     assert record.turn.reason == (None if rewards else rule if said != "x" or stated else "no_quorum")
     degenerate = rule in ("truncated", "repetition") and record.turn.reason != "no_quorum"
-    assert ledger.degenerate_share(("truncated", "repetition")) == degenerate, "a fuse counts it, blamed or not"
+    assert ledger.views.degenerate_share(("truncated", "repetition")) == degenerate, "a fuse counts it, blamed or not"
 
 
 @pytest.mark.parametrize(("changes", "rule"), UNPRAISED)

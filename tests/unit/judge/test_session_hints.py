@@ -102,11 +102,11 @@ class Bench:
 
     def pend(self, *turn_ids: str, session_id: str = "session", at: float = 102.0) -> None:
         for turn_id in turn_ids:
-            self.ledger.record_turn(make_turn(turn_id, session_id=session_id))
-            self.ledger.record_next_state(turn_id, USER_NEXT, at)
+            self.ledger.turns.record(make_turn(turn_id, session_id=session_id))
+            self.ledger.turns.record_next_state(turn_id, USER_NEXT, at)
 
     async def judged(self, count: int) -> None:
-        await eventually(lambda: self.ledger.counts()["turns"].get("judged", 0), count)
+        await eventually(lambda: self.ledger.views.counts()["turns"].get("judged", 0), count)
 
     def count(self, name: str, **labels: str) -> float:
         return self.registry.get_sample_value(name, labels) or 0.0
@@ -121,38 +121,38 @@ def ledger(tmp_path: Path) -> Ledger:
 async def test_a_session_is_asked_about_once_and_each_turn_gets_the_hint(ledger: Ledger, concurrency: int) -> None:
     bench = Bench(ledger, settings=replace(SETTINGS, concurrency=concurrency))
     bench.pend("a", "b", "c")
-    ledger.end_session("session", 200.0)
+    ledger.sessions.end("session", 200.0)
     async with bench.running():
         await bench.judged(3)
     assert bench.asked == ["c: ['No bold please, write it again.']"]
-    assert [record.verdict.hint for record in ledger.judged_turns("session")] == [LESSON] * 3
+    assert [record.verdict.hint for record in ledger.judging.judged("session")] == [LESSON] * 3
     assert [LESSON in text for text in bench.read] == [True] * 3
-    assert len(ledger.claim_samples(0, 5)) == 3
+    assert len(ledger.samples.claim(0, 5)) == 3
     assert bench.count("openclaw_judge_votes_total", judge="hint", value="1") == 1
 
 
 async def test_turns_wait_for_the_end_of_their_session(ledger: Ledger) -> None:
     bench = Bench(ledger)
-    now = ledger.clock()
+    now = ledger.database.clock()
     bench.pend("a", at=now)
     bench.pend("other", session_id="ended", at=now)
-    ledger.end_session("ended", now)
+    ledger.sessions.end("ended", now)
     async with bench.running() as worker:
         await bench.judged(1)
-        assert ledger.turn("a").state == "pending"
-        ledger.end_session("session", now)
+        assert ledger.turns.get("a").state == "pending"
+        ledger.sessions.end("session", now)
         worker.notify()
         await bench.judged(2)
 
 
 async def test_a_session_that_goes_on_is_judged_after_the_longest_wait(ledger: Ledger) -> None:
     bench = Bench(ledger, method=Chapters(longest_wait=600.0))
-    now = ledger.clock()
+    now = ledger.database.clock()
     bench.pend("old", "older", at=now - 601.0)
     bench.pend("new", at=now)
     async with bench.running():
         await bench.judged(2)
-        assert ledger.turn("new").state == "pending"
+        assert ledger.turns.get("new").state == "pending"
     assert len(bench.asked) == 1
     assert bench.asked[0].startswith("new: "), "the judge reads the session so far"
 
@@ -160,30 +160,30 @@ async def test_a_session_that_goes_on_is_judged_after_the_longest_wait(ledger: L
 async def test_questions_are_asked_until_one_gives_a_hint(ledger: Ledger) -> None:
     bench = Bench(ledger, lambda text: GIVES if text.startswith("b") else GIVES_NONE)
     bench.pend("a", "b", "c")
-    ledger.end_session("session", 200.0)
+    ledger.sessions.end("session", 200.0)
     async with bench.running():
         await bench.judged(3)
     assert [text[0] for text in bench.asked] == ["c", "b"]
-    assert ledger.judged_turns("session")[0].verdict.hint == LESSON
+    assert ledger.judging.judged("session")[0].verdict.hint == LESSON
 
 
 async def test_a_session_without_a_hint_gives_none(ledger: Ledger) -> None:
     bench = Bench(ledger, lambda _: GIVES_NONE)
     bench.pend("a", "b")
-    ledger.end_session("session", 200.0)
+    ledger.sessions.end("session", 200.0)
     async with bench.running():
         await bench.judged(2)
-    assert ledger.counts()["turn_reasons"] == {"no_lesson": 2}
+    assert ledger.views.counts()["turn_reasons"] == {"no_lesson": 2}
     assert bench.read == []
 
 
 async def test_garbage_is_no_lesson(ledger: Ledger) -> None:
     bench = Bench(ledger, lambda _: "I would say so.")
     bench.pend("a")
-    ledger.end_session("session", 200.0)
+    ledger.sessions.end("session", 200.0)
     async with bench.running():
         await bench.judged(1)
-    assert ledger.counts()["turn_reasons"] == {NO_QUORUM: 1}
+    assert ledger.views.counts()["turn_reasons"] == {NO_QUORUM: 1}
 
 
 async def test_a_failed_question_is_asked_again_for_every_turn(ledger: Ledger) -> None:
@@ -196,20 +196,20 @@ async def test_a_failed_question_is_asked_again_for_every_turn(ledger: Ledger) -
 
     bench = Bench(ledger, answer)
     bench.pend("a", "b", "c")
-    ledger.end_session("session", 200.0)
+    ledger.sessions.end("session", 200.0)
     async with bench.running():
         await bench.judged(3)
-    assert [record.verdict.hint for record in ledger.judged_turns("session")] == [LESSON] * 3
+    assert [record.verdict.hint for record in ledger.judging.judged("session")] == [LESSON] * 3
 
 
 async def test_feedback_after_the_verdict_is_read_by_a_new_question(ledger: Ledger) -> None:
     bench = Bench(ledger)
     bench.pend("a", "b")
-    ledger.end_session("session", 200.0)
+    ledger.sessions.end("session", 200.0)
     async with bench.running() as worker:
         await bench.judged(2)
         words = [{"role": "user", "content": "Too long."}]
-        ledger.record_feedback(Feedback(turn_id="b", created_at=300.0, text="Too long."), words)
+        ledger.feedback.record(Feedback(turn_id="b", created_at=300.0, text="Too long."), words)
         worker.notify()
         await bench.judged(2)
     assert "Too long." not in bench.asked[0]
@@ -219,11 +219,11 @@ async def test_feedback_after_the_verdict_is_read_by_a_new_question(ledger: Ledg
 async def test_a_session_that_resumes_is_judged_again_at_its_next_end(ledger: Ledger) -> None:
     bench = Bench(ledger)
     bench.pend("a")
-    ledger.end_session("session", 200.0)
+    ledger.sessions.end("session", 200.0)
     async with bench.running() as worker:
         await bench.judged(1)
-        bench.pend("b", at=ledger.clock())
-        ledger.end_session("session", ledger.clock())
+        bench.pend("b", at=ledger.database.clock())
+        ledger.sessions.end("session", ledger.database.clock())
         worker.notify()
         await bench.judged(2)
     assert [text[0] for text in bench.asked] == ["a", "b"]
@@ -240,8 +240,8 @@ async def test_what_cannot_be_trained_is_left_out_and_a_stopped_worker_loses_not
 
     bench = Bench(ledger)
     bench.pend("a")
-    ledger.record_turn(make_turn("side", kind="side"))
-    ledger.end_session("session", 200.0)
+    ledger.turns.record(make_turn("side", kind="side"))
+    ledger.sessions.end("session", 200.0)
     judge = JudgeClient(Hanging(), bench.tokenizer, "full", JudgeSampling())
     teacher = TeacherScorer(policy=Hanging(), teacher=Hanging(), render=bench.render, concurrency=1)
     worker = JudgeWorker(
@@ -254,7 +254,7 @@ async def test_what_cannot_be_trained_is_left_out_and_a_stopped_worker_loses_not
     await asyncio.wait_for(hanging.wait(), 10.0)
     stop.set()
     await asyncio.wait_for(task, 10.0)
-    assert ledger.turn("a").state == "pending"
+    assert ledger.turns.get("a").state == "pending"
     async with bench.running():
         await bench.judged(1)
     assert [text[0] for text in bench.asked] == ["a"]

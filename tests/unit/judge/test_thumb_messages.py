@@ -11,7 +11,7 @@ from openclaw_opd_method import OnPolicyDistillation
 from openclaw_rl_method import BinaryRL
 
 from lab.testkit.ledger_records import make_turn
-from openclaw.ledger.opinion import as_next_state, judged_messages, opinion
+from openclaw.ledger.feedback import as_next_state, judged_messages, opinion
 from openclaw.ledger.records import Feedback, Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.messages.thumbs import thumb_of
@@ -94,7 +94,7 @@ def test_a_long_message_costs_no_time() -> None:
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
     ledger = Ledger(tmp_path / "ledger.sqlite")
-    ledger.record_turn(make_turn())
+    ledger.turns.record(make_turn())
     return ledger
 
 
@@ -105,17 +105,17 @@ def ledger(tmp_path: Path) -> Ledger:
 async def test_a_typed_thumb_is_the_score_and_no_judge_is_asked(
     ledger: Ledger, method: Any, trains: bool, said: Any, score: int
 ) -> None:
-    ledger.record_next_state("turn-0", [{"role": "user", "content": said}], 105.0)
+    ledger.turns.record_next_state("turn-0", [{"role": "user", "content": said}], 105.0)
     bench = bench_of(ledger, method)
     record = await judge(bench)
     assert (record.verdict.score, record.verdict.score_source, record.verdict.hint) == (score, "feedback", None)
     assert bench.engine.payloads == []
-    assert [sample.reward for sample in ledger.claim_samples(0, 5)] == ([float(score)] if trains else [])
+    assert [sample.reward for sample in ledger.samples.claim(0, 5)] == ([float(score)] if trains else [])
 
 
 async def test_what_a_tool_said_before_the_thumb_is_still_read(ledger: Ledger) -> None:
-    ledger.record_next_state("turn-0", [tool("file"), user("👎")], 105.0)
-    turn = ledger.turn("turn-0")
+    ledger.turns.record_next_state("turn-0", [tool("file"), user("👎")], 105.0)
+    turn = ledger.turns.get("turn-0")
     assert judged_messages(turn, opinion((), turn)) == [tool("file")]
     assert opinion((), turn).score == -1
 
@@ -125,8 +125,8 @@ def feedback(at: float, **said: Any) -> Feedback:
 
 
 def test_of_a_thumb_in_the_chat_and_one_beside_it_the_last_counts(ledger: Ledger) -> None:
-    ledger.record_next_state("turn-0", [user("👍")], 105.0)
-    turn = ledger.turn("turn-0")
+    ledger.turns.record_next_state("turn-0", [user("👍")], 105.0)
+    turn = ledger.turns.get("turn-0")
     assert opinion([feedback(104.0, thumbs="down")], turn).score == 1
     assert opinion([feedback(106.0, thumbs="down")], turn).score == -1
     assert opinion([feedback(106.0, text="fine")], turn).score == 1
@@ -134,14 +134,14 @@ def test_of_a_thumb_in_the_chat_and_one_beside_it_the_last_counts(ledger: Ledger
 
 def test_a_comment_that_is_a_thumb_is_one(ledger: Ledger) -> None:
     stated = feedback(110.0, text="👎")
-    ledger.record_feedback(stated, as_next_state(stated))
-    turn = ledger.turn("turn-0")
+    ledger.feedback.record(stated, as_next_state(stated))
+    turn = ledger.turns.get("turn-0")
     assert opinion([stated], turn) == opinion([feedback(110.0, thumbs="down")])
     assert judged_messages(turn, opinion([stated], turn)) == []
 
 
 async def test_the_verdict_that_a_log_kept_stays(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.sqlite")
-    ledger.record_log_turns("session", [(make_turn(), Verdict(score=-1))])
-    ledger.record_next_state("turn-0", [user("👍")], 105.0)
+    ledger.logs.record("session", [(make_turn(), Verdict(score=-1))])
+    ledger.turns.record_next_state("turn-0", [user("👍")], 105.0)
     assert (await judge(bench_of(ledger, BinaryRL))).verdict == Verdict(score=-1)

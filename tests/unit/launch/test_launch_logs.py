@@ -86,8 +86,8 @@ def test_a_dry_run_on_the_ledger_of_a_run(
 ) -> None:
     run = Ledger(tmp_path / "old" / "checkpoints" / "ledger.sqlite")
     judged_sample(run, "turn-0")
-    run.claim_samples(0, 1)
-    run.record_step(0, "1", 200.0, 201.0)
+    run.samples.claim(0, 1)
+    run.samples.record_step(0, "1", 200.0, 201.0)
     launch(monkeypatch, tmp_path, "--dry-run", DATA_PATH=tmp_path / "old")
     out = capsys.readouterr().out
     assert "1 sample of the earlier run, trained with the ids and log-probabilities it sampled" in out

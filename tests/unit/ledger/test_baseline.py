@@ -11,9 +11,10 @@ import pytest
 
 from groundwork.chat_messages import Message
 from lab.testkit.ledger_records import USER_NEXT, make_turn
-from openclaw.ledger.baseline import BASELINE, OF_ALL, OF_OWNER, PRIOR, WINDOW, mean_of
-from openclaw.ledger.opinion import WEIGHT, as_next_state
-from openclaw.ledger.records import Feedback, Verdict
+from openclaw.credit.baseline import PRIOR, WINDOW, mean_of, record_judged
+from openclaw.ledger.feedback import as_next_state
+from openclaw.ledger.records import BASELINE, WEIGHT, Feedback, Verdict
+from openclaw.ledger.samples import OF_ALL, OF_OWNER
 from openclaw.ledger.store import Ledger
 from openclaw.owners import stored_id
 from openclaw.training.samples import make_sample
@@ -30,18 +31,18 @@ def ledger(tmp_path: Path) -> Ledger:
 def judge(ledger: Ledger, reward: float, next_state: list[Message] = USER_NEXT, **changes: Any) -> float:
     """Record a turn with a sample of ``reward``; return what the trainer subtracts from it."""
     session = stored_id(changes.pop("owner", ""), "session")
-    turn = make_turn(f"turn-{ledger.counts()['turns']}-{random.random()}", session_id=session)
-    ledger.record_turn(turn)
-    ledger.record_next_state(turn.id, next_state, 102.0)
+    turn = make_turn(f"turn-{ledger.views.counts()['turns']}-{random.random()}", session_id=session)
+    ledger.turns.record(turn)
+    ledger.turns.record_next_state(turn.id, next_state, 102.0)
     weight = changes.pop("weight", None)
     metadata = {} if weight is None else {WEIGHT: weight}
     verdict = Verdict(score=1, **changes)
-    ledger.record_judged(turn.id, verdict, [make_sample(turn, reward, score=1, metadata=metadata)], None)
+    record_judged(ledger, turn.id, verdict, [make_sample(turn, reward, score=1, metadata=metadata)], None)
     return newest(ledger).metadata.get(BASELINE, 0.0)
 
 
 def newest(ledger: Ledger) -> Sample:
-    return ledger.sample_records()[-1].sample
+    return ledger.views.sample_records()[-1].sample
 
 
 def advantages(ledger: Ledger, rewards: list[float], **changes: Any) -> list[float]:
@@ -99,23 +100,23 @@ def test_a_share_of_a_request_is_compared_as_a_share(ledger: Ledger) -> None:
 
 def test_a_restart_and_a_repeated_step_use_the_same_numbers(ledger: Ledger) -> None:
     advantages(ledger, [1.0, -1.0, 1.0, 1.0])
-    first = [sample.metadata[BASELINE] for sample in ledger.claim_samples(0, 3)]
+    first = [sample.metadata[BASELINE] for sample in ledger.samples.claim(0, 3)]
     again = Ledger(ledger.path)
-    again.reconcile(-1)
+    again.samples.reconcile(-1)
     judge(again, 1.0)
-    assert [sample.metadata[BASELINE] for sample in again.claim_samples(0, 3)] == first
+    assert [sample.metadata[BASELINE] for sample in again.samples.claim(0, 3)] == first
     assert judge(again, 1.0) == mean_of([1.0, 1.0, 1.0, -1.0, 1.0])
 
 
 def test_a_verdict_that_feedback_replaced_does_not_count(ledger: Ledger) -> None:
     judge(ledger, 1.0)
     feedback = Feedback(turn_id=newest_turn(ledger), created_at=110.0, thumbs="down")
-    ledger.record_feedback(feedback, as_next_state(feedback))
+    ledger.feedback.record(feedback, as_next_state(feedback))
     assert judge(ledger, 1.0) == 0.0
 
 
 def newest_turn(ledger: Ledger) -> str:
-    return ledger.sample_records()[-1].turn_id
+    return ledger.views.sample_records()[-1].turn_id
 
 
 @pytest.mark.parametrize("order", ["alternating", "one after the other"])
@@ -148,5 +149,5 @@ def test_a_new_person_begins_with_what_the_others_say(ledger: Ledger) -> None:
     ],
 )
 def test_the_cost_is_two_indexed_reads(ledger: Ledger, query: str, index: str, values: tuple[Any, ...]) -> None:
-    plan = ledger.rows(f"EXPLAIN QUERY PLAN {query}", values)
+    plan = ledger.database.rows(f"EXPLAIN QUERY PLAN {query}", values)
     assert [row["detail"] for row in plan] == [f"SEARCH samples USING COVERING INDEX {index}"]

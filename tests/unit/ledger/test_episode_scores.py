@@ -10,9 +10,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from openclaw.credit.baseline import PRIOR, WINDOW
+from openclaw.credit.episodes import settle
 from openclaw.inspect import main as inspect
-from openclaw.ledger.baseline import BASELINE, PRIOR, WINDOW
 from openclaw.ledger.exceptions import EpisodeConflictError, UnknownTurnError
+from openclaw.ledger.records import BASELINE
 from openclaw.ledger.store import Ledger
 from tests.helpers.episodes import RULES, create, three_turns
 
@@ -33,7 +35,7 @@ def close(ledger: Ledger, name: str, reward: float, scores: dict[str, float], **
     """Create an episode with three turns, and reward it; return its id."""
     episode = create(ledger, name, **changes)  # type: ignore[arg-type]
     three_turns(ledger, episode)
-    ledger.close_episode(episode.id, "ok", reward, {f"{episode.id}-{turn}": score for turn, score in scores.items()})
+    ledger.episodes.close(episode.id, "ok", reward, {f"{episode.id}-{turn}": score for turn, score in scores.items()})
     return episode.id
 
 
@@ -44,7 +46,7 @@ def whole(reward: float, scores: dict[str, float], coefficient: float) -> np.flo
 
 
 def rewards_of(ledger: Ledger) -> dict[str, float]:
-    return {sample.metadata["episode"]: sample.reward for sample in ledger.claim_samples(0, 99)}
+    return {sample.metadata["episode"]: sample.reward for sample in ledger.samples.claim(0, 99)}
 
 
 @settings(UNSHRUNK, max_examples=15)
@@ -55,7 +57,7 @@ def test_advantages_of_a_group_are_those_of_the_definition(
     ledger = Ledger(tmp_path_factory.mktemp("ledger") / "ledger.sqlite")
     together = {"group": "g", "group_size": len(episodes)}
     ids = [close(ledger, f"e{number}", *each, **together) for number, each in enumerate(episodes)]
-    ledger.settle_episodes(replace(RULES, step_coefficient=coefficient))
+    settle(ledger, replace(RULES, step_coefficient=coefficient))
     values = np.array([whole(*each, coefficient) for each in episodes])
     found = rewards_of(ledger)
     ledger.close()
@@ -76,8 +78,8 @@ def test_without_scores_the_coefficient_changes_nothing(
         for place, reward in enumerate(rewards):
             close(ledger, f"g{place}", reward, {}, group="g", group_size=len(rewards))
             close(ledger, f"alone{place}", reward, {})
-            ledger.settle_episodes(replace(RULES, step_coefficient=number))
-        samples = ledger.claim_samples(0, 99)
+            settle(ledger, replace(RULES, step_coefficient=number))
+        samples = ledger.samples.claim(0, 99)
         found.append([(each.metadata["episode"], each.reward, each.metadata.get(BASELINE)) for each in samples])
         ledger.close()
     assert found[0] == found[1]
@@ -88,10 +90,10 @@ def test_an_episode_without_a_group_is_compared_with_earlier_rewards_and_their_s
     rules, earlier = replace(RULES, step_coefficient=0.4), list[float]()
     for number, each in enumerate(told):
         name = close(ledger, str(number), *each)
-        ledger.settle_episodes(rules)
+        settle(ledger, rules)
         fade = PRIOR * (1 - len(earlier) / WINDOW)
         baseline = np.sum(earlier) / (len(earlier) + fade)
-        [first, _] = [sample for sample in ledger.claim_samples(number, 1) if sample.metadata["episode"] == name]
+        [first, _] = [sample for sample in ledger.samples.claim(number, 1) if sample.metadata["episode"] == name]
         earlier.append(float(whole(*each, 0.4)))
         assert (first.reward, first.metadata[BASELINE]) == pytest.approx((earlier[-1], baseline))
         assert first.metadata["raw_reward"] == each[0]
@@ -102,12 +104,12 @@ def test_scores_alone_can_make_a_difference_or_take_it_away(ledger: Ledger) -> N
         close(ledger, name, reward, {"one": score}, group="same", group_size=2)
     for name, reward, score in (("c", 1.0, -1.0), ("d", -1.0, 1.0)):
         close(ledger, name, reward, {"two": score}, group="other", group_size=2)
-    reasons = {settled.id: settled.reason for settled in ledger.settle_episodes(RULES)}
+    reasons = {settled.id: settled.reason for settled in settle(ledger, RULES)}
     assert reasons == {"episode-a": None, "episode-b": None, "episode-c": "no_signal", "episode-d": "no_signal"}
     close(ledger, "alone", 0.5, {"one": -0.5})
-    assert [settled.reason for settled in ledger.settle_episodes(RULES)] == ["no_signal"]
+    assert [settled.reason for settled in settle(ledger, RULES)] == ["no_signal"]
     close(ledger, "another", 0.0, {"one": -0.5})
-    assert [settled.reason for settled in ledger.settle_episodes(RULES)] == [None]
+    assert [settled.reason for settled in settle(ledger, RULES)] == [None]
 
 
 def test_scores_are_given_once_with_the_reward(ledger: Ledger) -> None:
@@ -116,17 +118,17 @@ def test_scores_are_given_once_with_the_reward(ledger: Ledger) -> None:
         three_turns(ledger, each)
     for unknown in (f"{other.id}-one", "chatcmpl-1"):
         with pytest.raises(UnknownTurnError, match=unknown):
-            ledger.close_episode(episode.id, "ok", 1.0, {f"{episode.id}-one": 0.5, unknown: 0.5})
-    assert (ledger.episode(episode.id).state, ledger.episode(episode.id).scores) == ("open", {})
+            ledger.episodes.close(episode.id, "ok", 1.0, {f"{episode.id}-one": 0.5, unknown: 0.5})
+    assert (ledger.episodes.get(episode.id).state, ledger.episodes.get(episode.id).scores) == ("open", {})
     scores = {f"{episode.id}-one": 0.5, f"{episode.id}-branch": -1.0}
-    assert ledger.close_episode(episode.id, "ok", 1.0, scores)
-    assert not ledger.close_episode(episode.id, "ok", 1.0, dict(reversed(scores.items())))
+    assert ledger.episodes.close(episode.id, "ok", 1.0, scores)
+    assert not ledger.episodes.close(episode.id, "ok", 1.0, dict(reversed(scores.items())))
     for different in ({}, {**scores, f"{episode.id}-one": 0.4}, {**scores, "chatcmpl-1": 0.0}):
         with pytest.raises(EpisodeConflictError, match="2 scores"):
-            ledger.close_episode(episode.id, "ok", 1.0, different)
-    assert ledger.episode(episode.id).scores == scores
-    ledger.delete_episode(episode.id)
-    assert ledger.rows("SELECT scores FROM episodes WHERE id = ?", (episode.id,))[0]["scores"] is None
+            ledger.episodes.close(episode.id, "ok", 1.0, different)
+    assert ledger.episodes.get(episode.id).scores == scores
+    ledger.episodes.delete(episode.id)
+    assert ledger.database.rows("SELECT scores FROM episodes WHERE id = ?", (episode.id,))[0]["scores"] is None
 
 
 def test_inspect_shows_scores(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:

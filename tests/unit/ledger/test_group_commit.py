@@ -22,21 +22,22 @@ class CountingLedger(Ledger):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.commits = 0
-        self.gate = threading.Event()
-        self.gate.set()
-        self.fail_next_group = False
+        self.commits, begin = 0, self.database.transaction
 
-    @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
-            outer = not self._connection.in_transaction
-            with super().transaction() as connection:
+        @contextmanager
+        def transaction() -> Iterator[sqlite3.Connection]:
+            outer = not self.database.in_transaction()
+            with begin() as connection:
                 yield connection
                 if outer and self.fail_next_group:
                     self.fail_next_group = False
                     raise sqlite3.OperationalError("database or disk is full")
             self.commits += outer
+
+        self.database.transaction = transaction
+        self.gate = threading.Event()
+        self.gate.set()
+        self.fail_next_group = False
 
     def wait_at_gate(self) -> None:
         assert self.gate.wait(10)
@@ -66,34 +67,36 @@ async def together(ledger: CountingLedger, *calls: tuple) -> list[object]:
 
 async def test_calls_that_wait_together_are_one_commit(ledger: CountingLedger) -> None:
     turns = [make_turn(f"turn-{number}", index=number) for number in range(20)]
-    results = await together(ledger, *[(ledger.record_turn, turn) for turn in turns], (ledger.turn_count, "session"))
-    assert results == [*turns, 20]
+    results = await together(
+        ledger, *[(ledger.turns.record, turn) for turn in turns], (ledger.sessions.nodes, "session", 1)
+    )
+    assert results == [*turns, (20, [])]
     assert ledger.commits == 1
-    assert [record.turn.id for record in ledger.export_turns()] == [turn.id for turn in turns]
+    assert [record.turn.id for record in ledger.views.turn_records()] == [turn.id for turn in turns]
 
 
 async def test_one_that_fails_leaves_no_trace_and_the_others_count(ledger: CountingLedger) -> None:
     results = await together(
         ledger,
-        (ledger.record_turn, make_turn("a")),
-        (ledger.record_next_state, "unknown", USER_NEXT, 5.0),
-        (ledger.record_turn, make_turn("a")),
-        (ledger.record_next_state, "a", USER_NEXT, 5.0),
+        (ledger.turns.record, make_turn("a")),
+        (ledger.turns.record_next_state, "unknown", USER_NEXT, 5.0),
+        (ledger.turns.record, make_turn("a")),
+        (ledger.turns.record_next_state, "a", USER_NEXT, 5.0),
     )
     assert results[0] == make_turn("a")
     assert isinstance(results[1], UnknownRecordError)
     assert isinstance(results[2], sqlite3.IntegrityError)
     assert results[3] is None
     assert ledger.commits == 1
-    assert [(record.turn.id, record.turn.state) for record in ledger.export_turns()] == [("a", "pending")]
+    assert [(record.turn.id, record.turn.state) for record in ledger.views.turn_records()] == [("a", "pending")]
 
 
 async def test_calls_whose_transaction_fails_are_made_alone(ledger: CountingLedger) -> None:
     ledger.fail_next_group = True
-    results = await together(ledger, *[(ledger.record_turn, make_turn(f"turn-{n}", index=n)) for n in range(3)])
+    results = await together(ledger, *[(ledger.turns.record, make_turn(f"turn-{n}", index=n)) for n in range(3)])
     assert results == [make_turn(f"turn-{n}", index=n) for n in range(3)]
     assert ledger.commits == 3
-    assert ledger.turn_count("session") == 3
+    assert ledger.sessions.nodes("session", 1)[0] == 3
 
 
 async def test_a_transaction_that_sqlite_gave_up_is_not_half_counted(ledger: CountingLedger) -> None:
@@ -107,10 +110,10 @@ async def test_a_transaction_that_sqlite_gave_up_is_not_half_counted(ledger: Cou
                 raise sqlite3.OperationalError("disk I/O error")
 
     results = await together(
-        ledger, (ledger.record_turn, make_turn("a")), (give_up_once,), (ledger.record_turn, make_turn("b", index=1))
+        ledger, (ledger.turns.record, make_turn("a")), (give_up_once,), (ledger.turns.record, make_turn("b", index=1))
     )
     assert results == [make_turn("a"), None, make_turn("b", index=1)]
-    assert ledger.turn_count("session") == 2
+    assert ledger.sessions.nodes("session", 1)[0] == 2
 
 
 async def test_a_caller_that_leaves_does_not_take_its_call_back(ledger: CountingLedger) -> None:
@@ -118,11 +121,11 @@ async def test_a_caller_that_leaves_does_not_take_its_call_back(ledger: Counting
     ledger.gate.clear()
     held = asyncio.ensure_future(commits.call(ledger.wait_at_gate))
     await asyncio.sleep(0)
-    leaving = asyncio.ensure_future(commits.call(ledger.record_turn, make_turn("a")))
+    leaving = asyncio.ensure_future(commits.call(ledger.turns.record, make_turn("a")))
     await asyncio.sleep(0)
     leaving.cancel()
     await asyncio.gather(leaving, return_exceptions=True)
     ledger.gate.set()
     await held
     await commits.close()
-    assert ledger.turn_count("session") == 1
+    assert ledger.sessions.nodes("session", 1)[0] == 1

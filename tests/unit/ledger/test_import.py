@@ -9,8 +9,7 @@ import pytest
 
 from lab.testkit.ledger_records import judged_sample, make_turn
 from openclaw.inspect import main
-from openclaw.ledger.conversations import write_conversations
-from openclaw.ledger.importing import ImportFormatError, import_conversations
+from openclaw.ledger.conversations import ImportFormatError, import_conversations, write_conversations
 from openclaw.ledger.store import Ledger
 from openclaw.privacy.redactor import Redactor
 
@@ -38,12 +37,12 @@ def write(path: Path, *lines: object) -> Path:
 def test_export_import_export_is_the_same(tmp_path: Path) -> None:
     first = Ledger(tmp_path / "first.sqlite")
     judged_sample(first, "trained")
-    first.record_turn(make_turn("side", kind="side", index=1))
-    first.record_turn(
+    first.turns.record(make_turn("side", kind="side", index=1))
+    first.turns.record(
         make_turn("waiting", session_id="other", response_message={"role": "assistant", "content": "ä\ud83d"})
     )
     judged_sample(first, "dropped", session_id="other")
-    first.drop_sample(2, "stale", 0)
+    first.samples.drop(2, "stale", 0)
     write_conversations(first, tmp_path / "first.jsonl")
     second = Ledger(tmp_path / "second.sqlite")
     result = import_conversations(second, tmp_path / "first.jsonl")
@@ -60,7 +59,7 @@ def test_export_import_export_is_the_same(tmp_path: Path) -> None:
 def test_one_object_with_texts(tmp_path: Path, indent: int | None) -> None:
     ledger = Ledger(tmp_path / "ledger.sqlite")
     import_conversations(ledger, write(tmp_path / "one.json", json.dumps(WRITTEN, indent=indent)))
-    first, second = [record.turn for record in ledger.export_turns("by-hand")]
+    first, second = [record.turn for record in ledger.views.turn_records("by-hand")]
     assert first.messages == [{"role": "user", "content": "What is 2 + 3?"}]
     assert first.response_message == {"role": "assistant", "content": "5"}
     assert first.next_state == [{"role": "user", "content": "Thanks."}]
@@ -74,10 +73,10 @@ def test_one_object_with_texts(tmp_path: Path, indent: int | None) -> None:
 def test_imported_turns_are_neither_judged_nor_trained(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.sqlite")
     import_conversations(ledger, write(tmp_path / "one.json", WRITTEN))
-    assert ledger.pending_turns(5) == []
-    assert ledger.finished_sessions(5) == []
-    assert ledger.idle_sessions(1e12, "", 5)[0] == []
-    assert ledger.ready_count() == 0
+    assert ledger.judging.pending(5) == []
+    assert ledger.judging.finished_sessions(5) == []
+    assert ledger.sessions.idle(1e12, "", 5)[0] == []
+    assert ledger.samples.ready_count() == 0
 
 
 def test_the_same_words_said_twice_stay_two_turns(tmp_path: Path) -> None:
@@ -116,7 +115,7 @@ def test_a_wrong_line_is_named_and_nothing_is_added(tmp_path: Path, line: object
     path = write(tmp_path / "a.jsonl", WRITTEN, line)
     with pytest.raises(ImportFormatError, match=f"a.jsonl line 2.*{message}"):
         import_conversations(ledger, path)
-    assert ledger.counts()["turns"] == {}
+    assert ledger.views.counts()["turns"] == {}
 
 
 def test_commands_import_and_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from lab.testkit.ledger_records import judged_sample
+from openclaw.credit.episodes import settle
 from openclaw.ledger.samples import rollout_of
 from openclaw.ledger.store import Ledger
 from tests.helpers.episodes import RULES, create, three_turns
@@ -48,7 +49,7 @@ class TrainingRun(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.crash_and_restore(back=0)
-        ready = self.ledger.ready_count()
+        ready = self.ledger.samples.ready_count()
         if ready:
             self.claim(ready)
             self.step()
@@ -66,12 +67,12 @@ class TrainingRun(RuleBasedStateMachine):
     def reward_an_episode(self, killed_before_its_samples: bool) -> None:
         episode = create(self.ledger, f"{self.created:04}", ttl=1e9)
         three_turns(self.ledger, episode)
-        self.ledger.close_episode(episode.id, "ok", 1.0 if self.created % 2 else -1.0)
+        self.ledger.episodes.close(episode.id, "ok", 1.0 if self.created % 2 else -1.0)
         if killed_before_its_samples:
             self.ledger.close()
             self.ledger = Ledger(self.folder / "ledger.sqlite")
         for _ in range(2):
-            self.ledger.settle_episodes(RULES)
+            settle(self.ledger, RULES)
         for _ in range(2):
             self.created += 1
             self.episodes[self.created] = episode.id
@@ -86,15 +87,15 @@ class TrainingRun(RuleBasedStateMachine):
     def forget(self, data: st.DataObject) -> None:
         sample = data.draw(st.sampled_from(sorted(set(range(1, self.created + 1)) - self.forgotten)))
         name = self.episodes.get(sample)
-        self.ledger.forget_session(f"@alice/{name}:other" if name else f"session-{sample}")
+        self.ledger.sessions.forget(f"@alice/{name}:other" if name else f"session-{sample}")
         self.forgotten |= self.whole(sample)
         self.uncounted |= self.whole(sample) & set(self.dropped)
 
-    @precondition(lambda self: self.next_rollout - self.next_step < 2 and self.ledger.ready_count() > 0)
+    @precondition(lambda self: self.next_rollout - self.next_step < 2 and self.ledger.samples.ready_count() > 0)
     @rule(count=st.integers(1, 4))
     def claim(self, count: int) -> None:
-        wanted = min(count, self.ledger.ready_count())
-        samples = self.ledger.claim_samples(self.next_rollout, count)
+        wanted = min(count, self.ledger.samples.ready_count())
+        samples = self.ledger.samples.claim(self.next_rollout, count)
         assert len({rollout_of(sample) for sample in samples}) == wanted
         self.batches[self.next_rollout] = [sample.metadata["ledger_id"] for sample in samples]
         self.next_rollout += 1
@@ -104,7 +105,7 @@ class TrainingRun(RuleBasedStateMachine):
     def claim_again_after_the_caller_died(self) -> None:
         rollout_id = self.next_rollout - 1
         rollouts = {min(self.whole(sample)) for sample in self.batches[rollout_id]}
-        again = self.ledger.claim_samples(rollout_id, len(rollouts))
+        again = self.ledger.samples.claim(rollout_id, len(rollouts))
         held = [sample for sample in self.batches[rollout_id] if sample not in self.forgotten]
         got = [sample.metadata["ledger_id"] for sample in again]
         assert set(held) <= set(got)
@@ -115,7 +116,7 @@ class TrainingRun(RuleBasedStateMachine):
     def drop(self) -> None:
         rollout_id = self.next_rollout - 1
         sample_id = self.batches[rollout_id][-1]
-        self.ledger.drop_sample(sample_id, "stale", rollout_id)
+        self.ledger.samples.drop(sample_id, "stale", rollout_id)
         gone = self.whole(sample_id)
         self.batches[rollout_id] = [sample for sample in self.batches[rollout_id] if sample not in gone]
         self.dropped |= dict.fromkeys(gone, rollout_id)
@@ -127,19 +128,19 @@ class TrainingRun(RuleBasedStateMachine):
         batch = self.batches.pop(self.next_step)
         self.weights += batch
         self.trained_in |= dict.fromkeys(batch, self.next_step)
-        self.ledger.record_step(self.next_step, str(self.next_step + 1), 1.0, 2.0)
+        self.ledger.samples.record_step(self.next_step, str(self.next_step + 1), 1.0, 2.0)
         self.next_step += 1
 
     @precondition(lambda self: self.next_rollout > self.next_step)
     @rule(killed_before_its_quarantine=st.booleans())
     def refuse(self, killed_before_its_quarantine: bool) -> None:
         rollout_id = self.next_step
-        self.ledger.record_decision(rollout_id, "refused", "9", "worse", by_margin=True)
+        self.ledger.decisions.record(rollout_id, "refused", "9", "worse", by_margin=True)
         if killed_before_its_quarantine:
             self.crash_and_restore(back=0)
             return
         for _ in range(2):
-            self.ledger.quarantine(rollout_id)
+            self.ledger.decisions.quarantine(rollout_id)
         batch = self.batches.pop(rollout_id)
         self.next_step += 1
         self.dropped |= dict.fromkeys(batch, rollout_id)
@@ -147,8 +148,8 @@ class TrainingRun(RuleBasedStateMachine):
 
     @rule(fewest=st.integers(1, 2))
     def accept(self, fewest: int) -> None:
-        batches = {each.rollout_id for each in self.ledger.refusals()}
-        accepted = self.ledger.accept_refused(fewest)
+        batches = {each.rollout_id for each in self.ledger.decisions.refusals()}
+        accepted = self.ledger.decisions.accept_refused(fewest)
         assert (accepted is not None) == (len(batches) >= fewest)
         if accepted is not None:
             released = {sample for sample, rollout in self.refused.items() if rollout in batches}
@@ -172,12 +173,12 @@ class TrainingRun(RuleBasedStateMachine):
             self.go_back_to(to, last, weights, steps)  # the note is still there
         kept = [each for each in self.checkpoints if each[0] < last]
         self.checkpoints = [*kept, (last, list(weights), dict(self.steps))]
-        self.ledger.mark_trained(last)
+        self.ledger.samples.mark_trained(last)
 
     def go_back_to(self, to: int, last: int, weights: list[int], steps: dict[int, int]) -> None:
         """Record a rollback and do to the model what it does."""
         gone = {sample for sample in self.weights if sample not in weights}
-        self.ledger.record_rollback(to, last, str(self.versions), 3.0)
+        self.ledger.decisions.record_rollback(to, last, str(self.versions), 3.0)
         self.weights = list(weights)
         self.dropped = {sample: rollout for sample, rollout in self.dropped.items() if sample not in weights}
         self.dropped |= {sample: self.trained_in[sample] for sample in gone}
@@ -204,7 +205,7 @@ class TrainingRun(RuleBasedStateMachine):
         if killed_before_the_ledger_knows:
             self.crash_and_restore(back=0)
         else:
-            self.ledger.mark_trained(self.next_step - 1)
+            self.ledger.samples.mark_trained(self.next_step - 1)
 
     @rule(back=st.integers(0, 2))
     def crash_and_restore(self, back: int) -> None:
@@ -212,7 +213,7 @@ class TrainingRun(RuleBasedStateMachine):
         del self.checkpoints[max(1, len(self.checkpoints) - back) :]
         rollout_id, weights, steps = self.checkpoints[-1]
         self.ledger = Ledger(self.folder / "ledger.sqlite")
-        self.ledger.reconcile(rollout_id)
+        self.ledger.samples.reconcile(rollout_id)
         self.weights = list(weights)
         self.batches = {}
         back = {sample for sample, rollout in self.dropped.items() if rollout > rollout_id or sample in weights}
@@ -224,7 +225,7 @@ class TrainingRun(RuleBasedStateMachine):
 
     def ready(self) -> int:
         """Return the number of ready samples."""
-        return self.ledger.counts()["samples"].get("ready", 0)
+        return self.ledger.views.counts()["samples"].get("ready", 0)
 
     @invariant()
     def nothing_is_trained_twice(self) -> None:
@@ -232,7 +233,7 @@ class TrainingRun(RuleBasedStateMachine):
 
     @invariant()
     def the_ledger_knows_what_the_weights_have_learned(self) -> None:
-        known = {each.id for each in self.ledger.sample_records() if each.state in ("leased", "trained")}
+        known = {each.id for each in self.ledger.views.sample_records() if each.state in ("leased", "trained")}
         waiting = {sample for batch in self.batches.values() for sample in batch}
         assert known - waiting == set(self.weights) - self.forgotten
 
@@ -245,14 +246,14 @@ class TrainingRun(RuleBasedStateMachine):
     @invariant()
     def the_samples_of_an_episode_share_their_state(self) -> None:
         states: dict[str, set[object]] = {}
-        for record in self.ledger.sample_records():
+        for record in self.ledger.views.sample_records():
             if name := self.episodes.get(record.id):
                 states.setdefault(name, set()).add((record.state, record.rollout_id))
         assert all(len(found) == 1 for found in states.values())
 
     @invariant()
     def steps_keep_their_count(self) -> None:
-        assert {step["rollout_id"]: step["samples"] for step in self.ledger.step_records()} == self.steps
+        assert {step["rollout_id"]: step["samples"] for step in self.ledger.views.step_records()} == self.steps
 
 
 TestTrainingRun = TrainingRun.TestCase

@@ -15,10 +15,9 @@ import pytest
 
 from lab.testkit.ledger_records import judged_sample, make_turn
 from openclaw.inspect import main
-from openclaw.ledger import database, reserve
+from openclaw.ledger import database, sessions
 from openclaw.ledger.exceptions import LedgerDamagedError, LedgerFullError, LedgerUnavailableError
-from openclaw.ledger.forget import Forgotten
-from openclaw.ledger.reserve import RESERVE_BYTES, keep_reserve, reserve_path
+from openclaw.ledger.sessions import RESERVE_BYTES, Forgotten, keep_reserve, reserve_path
 from openclaw.ledger.store import Ledger
 
 PAGE = 4096
@@ -44,13 +43,13 @@ def fill(ledger: Ledger, prefix: str) -> int:
     taken = 0
     with pytest.raises(LedgerUnavailableError, match=f"{ledger.path}: the disk is full; free some space"):  # noqa: PT012
         while taken < 1000:
-            ledger.record_turn(make_turn(f"{prefix}-{taken}", messages=LONG))
+            ledger.turns.record(make_turn(f"{prefix}-{taken}", messages=LONG))
             taken += 1
     return taken
 
 
 def turn_ids(ledger: Ledger) -> list[str]:
-    return [record.turn.id for record in ledger.export_turns()]
+    return [record.turn.id for record in ledger.views.turn_records()]
 
 
 def test_full_disk_is_named_and_writing_goes_on_when_there_is_room(small_disk: Path) -> None:
@@ -61,16 +60,16 @@ def test_full_disk_is_named_and_writing_goes_on_when_there_is_room(small_disk: P
     assert taken > 3
     assert turn_ids(ledger) == [f"before-{number}" for number in range(taken)]
     ballast.unlink()
-    ledger.record_turn(make_turn("after", messages=LONG))
+    ledger.turns.record(make_turn("after", messages=LONG))
     assert turn_ids(ledger)[-1] == "after"
     ledger.close()
-    assert Ledger(small_disk / "ledger.sqlite").rows("PRAGMA integrity_check")[0][0] == "ok"
+    assert Ledger(small_disk / "ledger.sqlite").database.rows("PRAGMA integrity_check")[0][0] == "ok"
 
 
 def fill_to_the_last_page(ledger: Ledger, folder: Path) -> None:
     """Record a session of five turns, then fill the disk until not even a page is left."""
     for number in range(5):
-        ledger.record_turn(make_turn(f"mine-{number}", session_id="mine", messages=LONG))
+        ledger.turns.record(make_turn(f"mine-{number}", session_id="mine", messages=LONG))
     fill(ledger, "other")
     with pytest.raises(OSError, match="No space left"), (folder / "rest").open("wb", buffering=0) as file:  # noqa: PT012
         while True:
@@ -78,15 +77,15 @@ def fill_to_the_last_page(ledger: Ledger, folder: Path) -> None:
 
 
 def test_a_session_is_deleted_on_a_full_disk(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reserve, "LEAST_FREE", 1)
+    monkeypatch.setattr(sessions, "LEAST_FREE", 1)
     path = small_disk / "ledger.sqlite"
     ledger = Ledger(path)
-    ledger.rows("PRAGMA wal_autocheckpoint = 20")  # as small as this disk, compared with the reserve
+    ledger.database.rows("PRAGMA wal_autocheckpoint = 20")  # as small as this disk, compared with the reserve
     assert keep_reserve(path, 400_000)
     fill_to_the_last_page(ledger, small_disk)
-    assert ledger.forget_session("mine").turns == 5
-    ledger.erase()
-    assert {record.turn.session_id for record in ledger.export_turns()} == {"session"}
+    assert ledger.sessions.forget("mine").turns == 5
+    ledger.sessions.erase()
+    assert {record.turn.session_id for record in ledger.views.turn_records()} == {"session"}
 
 
 def test_without_a_reserve_a_full_disk_is_named(small_disk: Path) -> None:
@@ -94,61 +93,61 @@ def test_without_a_reserve_a_full_disk_is_named(small_disk: Path) -> None:
     fill_to_the_last_page(ledger, small_disk)
     turns = turn_ids(ledger)
     with pytest.raises(LedgerFullError):
-        ledger.forget_session("mine")
+        ledger.sessions.forget("mine")
     assert turn_ids(ledger) == turns
 
 
 @pytest.mark.parametrize("together", [False, True])
 def test_a_reserve_is_used_by_a_deletion_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: bool) -> None:
     ledger = Ledger(tmp_path / "ledger.sqlite")
-    ledger.record_turn(make_turn(session_id="mine"))
-    assert ledger.reserve()
+    ledger.turns.record(make_turn(session_id="mine"))
+    assert ledger.sessions.reserve()
     held = reserve_path(ledger.path)
     assert held.stat().st_size == RESERVE_BYTES
     assert held.stat().st_mode & 0o777 == 0o600
-    forget = ledger._forget
+    forget = ledger.sessions._forget
 
     def full_disk(session_id: str, episode: str | None, *, under_way: bool) -> Forgotten:
         if held.stat().st_size:
             raise LedgerFullError("full")
         return forget(session_id, episode, under_way=under_way)
 
-    monkeypatch.setattr(ledger, "_forget", full_disk)
+    monkeypatch.setattr(ledger.sessions, "_forget", full_disk)
     if together:
         with pytest.raises(LedgerFullError), ledger.transaction():
-            ledger.forget_session("mine")
+            ledger.sessions.forget("mine")
         assert held.stat().st_size == RESERVE_BYTES, "the group runs the deletion again, alone"
         return
-    assert ledger.forget_session("mine").turns == 1
+    assert ledger.sessions.forget("mine").turns == 1
     assert held.stat().st_size == 0
-    ledger.erase()
+    ledger.sessions.erase()
     assert held.stat().st_size == RESERVE_BYTES, "taken again"
 
 
 def test_a_reserve_leaves_room_on_a_small_disk(small_disk: Path) -> None:
     ledger = Ledger(small_disk / "ledger.sqlite")
-    assert not ledger.reserve()
-    ledger.record_turn(make_turn(session_id="mine"))
-    assert ledger.forget_session("mine").turns == 1
-    ledger.erase()
+    assert not ledger.sessions.reserve()
+    ledger.turns.record(make_turn(session_id="mine"))
+    assert ledger.sessions.forget("mine").turns == 1
+    ledger.sessions.erase()
     assert reserve_path(ledger.path).stat().st_size == 0
 
 
 def test_full_database_keeps_every_commit(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.sqlite")
     judged_sample(ledger, "first")
-    ledger.rows("PRAGMA max_page_count = 60")
+    ledger.database.rows("PRAGMA max_page_count = 60")
     taken = fill(ledger, "turn")
     with pytest.raises(LedgerUnavailableError), ledger.transaction() as connection:  # noqa: PT012
         connection.execute("UPDATE samples SET state = 'leased', rollout_id = 0")
         connection.execute("UPDATE turns SET judge_error = ?", ("x" * 400_000,))
-    assert ledger.counts()["samples"] == {"ready": 1}, "half a transaction must not stay"
-    ledger.rows("PRAGMA max_page_count = 100000")
+    assert ledger.views.counts()["samples"] == {"ready": 1}, "half a transaction must not stay"
+    ledger.database.rows("PRAGMA max_page_count = 100000")
     assert fill_one_more(ledger) == ["first", *(f"turn-{number}" for number in range(taken)), "after"]
 
 
 def fill_one_more(ledger: Ledger) -> list[str]:
-    ledger.record_turn(make_turn("after", messages=LONG))
+    ledger.turns.record(make_turn("after", messages=LONG))
     return turn_ids(ledger)
 
 
@@ -158,10 +157,10 @@ def test_lock_beyond_the_time_out_is_named_and_ends(tmp_path: Path, monkeypatch:
     with closing(sqlite3.connect(ledger.path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(LedgerUnavailableError, match="another process locks the file"):
-            ledger.record_turn(make_turn())
+            ledger.turns.record(make_turn())
         assert turn_ids(ledger) == [], "reading goes on"
         other.execute("ROLLBACK")
-    ledger.record_turn(make_turn())
+    ledger.turns.record(make_turn())
     assert turn_ids(ledger) == ["turn-0"]
 
 
@@ -206,9 +205,9 @@ def test_damaged_file_is_refused_and_salvaged(written: Path, damage, capsys: pyt
     # The pages in the middle may be of an index, which holds nothing that is not elsewhere.
     assert 20 < len(kept) <= (99 if damage is cut_tail else 100)
     assert f"turns {len(kept)} kept" in " ".join(report.split())
-    assert all(ledger.turn(turn_id).prompt_ids == [1, 2, 3, 4] for turn_id in kept)
-    assert ledger.rows("PRAGMA foreign_key_check") == []
-    samples = ledger.claim_samples(0, 1000)
+    assert all(ledger.turns.get(turn_id).prompt_ids == [1, 2, 3, 4] for turn_id in kept)
+    assert ledger.database.rows("PRAGMA foreign_key_check") == []
+    samples = ledger.samples.claim(0, 1000)
     assert {sample.metadata["turn_id"] for sample in samples} <= set(kept)
     judged_sample(ledger, "new")
     assert main([str(written), "salvage", str(target)]) == 2
@@ -217,13 +216,13 @@ def test_damaged_file_is_refused_and_salvaged(written: Path, damage, capsys: pyt
 
 def test_salvage_of_a_whole_file_loses_nothing(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = Ledger(written)
-    before.claim_samples(0, 5)
-    before.record_step(0, "1", 1.0, 2.0)
+    before.samples.claim(0, 5)
+    before.samples.record_step(0, "1", 1.0, 2.0)
     target = written.with_name("salvaged.sqlite")
     assert main([str(written), "salvage", str(target)]) == 0
-    assert list(Ledger(target).export_turns()) == list(before.export_turns())
-    assert Ledger(target).step_records() == before.step_records()
-    assert Ledger(target).counts() == before.counts()
+    assert list(Ledger(target).views.turn_records()) == list(before.views.turn_records())
+    assert Ledger(target).views.step_records() == before.views.step_records()
+    assert Ledger(target).views.counts() == before.views.counts()
 
 
 def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
@@ -238,7 +237,7 @@ def unfinished(tmp_path: Path) -> Path:
     """What a killed process leaves: twenty turns in the write-ahead log."""
     ledger = Ledger(tmp_path / "live.sqlite")
     for number in range(20):
-        ledger.record_turn(make_turn(f"turn-{number}"))
+        ledger.turns.record(make_turn(f"turn-{number}"))
     path = tmp_path / "killed.sqlite"
     for suffix in ("", "-wal"):
         shutil.copyfile(f"{ledger.path}{suffix}", f"{path}{suffix}")
@@ -280,4 +279,4 @@ def test_zeroed_log_is_said(unfinished: Path, caplog: pytest.LogCaptureFixture) 
         ledger = Ledger(unfinished)
     assert "killed.sqlite-wal is damaged" in caplog.text
     assert turn_ids(ledger) == []
-    ledger.record_turn(make_turn())
+    ledger.turns.record(make_turn())

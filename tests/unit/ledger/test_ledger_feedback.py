@@ -10,13 +10,13 @@ import pytest
 from openclaw_rl_method import BinaryRL
 
 from lab.testkit.ledger_records import USER_NEXT, make_turn
+from openclaw.credit.baseline import record_judged
 from openclaw.inspect import main as inspect
-from openclaw.ledger.baseline import BASELINE
 from openclaw.ledger.exceptions import FeedbackArrivedError, TransitionError, UnknownRecordError
-from openclaw.ledger.feedback import SUPERSEDED, FeedbackReceipt
-from openclaw.ledger.opinion import WEIGHT, as_next_state
-from openclaw.ledger.records import Feedback, Verdict
+from openclaw.ledger.feedback import FeedbackReceipt, as_next_state
+from openclaw.ledger.records import BASELINE, WEIGHT, Feedback, Verdict
 from openclaw.ledger.store import Ledger
+from openclaw.ledger.turns import SUPERSEDED
 from openclaw.offline.replay import replay
 from openclaw.training.samples import make_sample
 
@@ -27,79 +27,79 @@ WORDS = [{"role": "user", "content": "Too long."}]
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
     ledger = Ledger(tmp_path / "ledger.sqlite")
-    ledger.record_turn(make_turn())
+    ledger.turns.record(make_turn())
     return ledger
 
 
 @pytest.mark.parametrize("ended", [False, True])
 def test_feedback_is_the_next_state_of_a_turn_without_one(ledger: Ledger, ended: bool) -> None:
     if ended:
-        ledger.end_session("session", 105.0)
+        ledger.sessions.end("session", 105.0)
     given = Feedback(turn_id="turn-0", created_at=110.0, thumbs="down", score=0.5, text="Too long.", source="chat")
-    assert ledger.record_feedback(given, WORDS) == FeedbackReceipt(True, False, "pending", None)
-    turn = ledger.turn("turn-0")
+    assert ledger.feedback.record(given, WORDS) == FeedbackReceipt(True, False, "pending", None)
+    turn = ledger.turns.get("turn-0")
     assert (turn.state, turn.signal, turn.next_state, turn.next_state_at) == ("pending", "feedback", WORDS, 110.0)
-    [kept] = ledger.feedback("turn-0")
+    [kept] = ledger.feedback.of("turn-0")
     assert (kept.applied, kept.thumbs, kept.score, kept.text, kept.source) == (True, "down", 0.5, "Too long.", "chat")
 
 
 def test_feedback_to_a_pending_turn_counts_beside_its_next_state(ledger: Ledger) -> None:
-    ledger.record_next_state("turn-0", USER_NEXT, 105.0)
-    assert ledger.record_feedback(THUMB, WORDS).applied
-    assert (ledger.turn("turn-0").next_state, ledger.turn("turn-0").signal) == (USER_NEXT, "next_state")
-    [pending] = ledger.pending_turns(5)
+    ledger.turns.record_next_state("turn-0", USER_NEXT, 105.0)
+    assert ledger.feedback.record(THUMB, WORDS).applied
+    assert (ledger.turns.get("turn-0").next_state, ledger.turns.get("turn-0").signal) == (USER_NEXT, "next_state")
+    [pending] = ledger.judging.pending(5)
     assert [item.thumbs for item in pending.feedback] == ["up"]
 
 
 def test_no_verdict_is_committed_that_has_not_seen_the_feedback(ledger: Ledger) -> None:
-    ledger.record_next_state("turn-0", USER_NEXT, 105.0)
-    ledger.record_feedback(THUMB, WORDS)
+    ledger.turns.record_next_state("turn-0", USER_NEXT, 105.0)
+    ledger.feedback.record(THUMB, WORDS)
     with pytest.raises(FeedbackArrivedError, match="turn-0"):
-        ledger.record_judged("turn-0", Verdict(score=0), [], "score_zero", feedback_seen=0)
-    assert ledger.turn("turn-0").state == "pending"
-    ledger.record_judged("turn-0", Verdict(score=0), [], "score_zero", feedback_seen=1)
+        record_judged(ledger, "turn-0", Verdict(score=0), [], "score_zero", feedback_seen=0)
+    assert ledger.turns.get("turn-0").state == "pending"
+    record_judged(ledger, "turn-0", Verdict(score=0), [], "score_zero", feedback_seen=1)
 
 
 @pytest.fixture
 def judged(ledger: Ledger) -> Ledger:
     """A ledger whose turn was judged +1 and waits as a ready sample."""
-    ledger.record_next_state("turn-0", USER_NEXT, 105.0)
-    turn = ledger.turn("turn-0")
-    ledger.record_judged("turn-0", Verdict(score=1), [make_sample(turn, 1.0, score=1)], None)
+    ledger.turns.record_next_state("turn-0", USER_NEXT, 105.0)
+    turn = ledger.turns.get("turn-0")
+    record_judged(ledger, "turn-0", Verdict(score=1), [make_sample(turn, 1.0, score=1)], None)
     return ledger
 
 
 def test_feedback_after_judging_replaces_samples_that_wait(judged: Ledger) -> None:
     """Finding A8: a thumbs-down was ignored though the sample had not been trained."""
-    receipt = judged.record_feedback(replace(THUMB, thumbs="down"), WORDS)
+    receipt = judged.feedback.record(replace(THUMB, thumbs="down"), WORDS)
     assert receipt == FeedbackReceipt(True, False, "pending", None)
-    assert judged.counts()["sample_reasons"] == {SUPERSEDED: 1}
-    assert judged.claim_samples(0, 5) == []
-    [pending] = judged.pending_turns(5)
+    assert judged.views.counts()["sample_reasons"] == {SUPERSEDED: 1}
+    assert judged.samples.claim(0, 5) == []
+    [pending] = judged.judging.pending(5)
     assert [item.thumbs for item in pending.feedback] == ["down"]
-    judged.record_judged(
-        "turn-0", Verdict(score=-1), [make_sample(pending.turn, -1.0, score=-1)], None, feedback_seen=1
+    record_judged(
+        judged, "turn-0", Verdict(score=-1), [make_sample(pending.turn, -1.0, score=-1)], None, feedback_seen=1
     )
-    [sample] = judged.claim_samples(0, 5)
+    [sample] = judged.samples.claim(0, 5)
     assert sample.reward == -1.0
-    assert (judged.outcome("turn-0").sample, judged.outcome("turn-0").score) == ("leased", -1)
+    assert (judged.views.outcome("turn-0").sample, judged.views.outcome("turn-0").score) == ("leased", -1)
 
 
 def test_feedback_on_a_turn_without_a_sample_has_it_judged_again(ledger: Ledger) -> None:
-    ledger.record_next_state("turn-0", USER_NEXT, 105.0)
-    ledger.record_judged("turn-0", Verdict(score=0), [], "score_zero")
-    assert ledger.record_feedback(THUMB, WORDS).applied
-    assert (ledger.turn("turn-0").state, ledger.turn("turn-0").reason) == ("pending", None)
-    assert ledger.turn("turn-0").next_state == USER_NEXT
+    ledger.turns.record_next_state("turn-0", USER_NEXT, 105.0)
+    record_judged(ledger, "turn-0", Verdict(score=0), [], "score_zero")
+    assert ledger.feedback.record(THUMB, WORDS).applied
+    assert (ledger.turns.get("turn-0").state, ledger.turns.get("turn-0").reason) == ("pending", None)
+    assert ledger.turns.get("turn-0").next_state == USER_NEXT
 
 
 def say(ledger: Ledger, said: str, turn_id: str = "turn-0") -> bool:
     """Give feedback; return whether it counts."""
     given = {"thumbs": said} if said in ("up", "down") else {"score": 0.0} if said == "neutral" else {"text": said}
     feedback = replace(THUMB, turn_id=turn_id, **{"thumbs": None, **given})  # type: ignore[arg-type]
-    receipt = ledger.record_feedback(feedback, as_next_state(feedback))
+    receipt = ledger.feedback.record(feedback, as_next_state(feedback))
     assert receipt.state == "judged"
-    assert ledger.turn(turn_id).state == "judged"
+    assert ledger.turns.get(turn_id).state == "judged"
     return receipt.applied
 
 
@@ -112,12 +112,12 @@ def test_feedback_after_a_step_turns_its_reward_around(
     judged: Ledger, said: str, applied: bool, reward: float | None, trained: bool
 ) -> None:
     """A thumbs-down that came an hour later did not correct a wrong +1."""
-    [first] = judged.claim_samples(0, 1)
+    [first] = judged.samples.claim(0, 1)
     if trained:
-        judged.mark_trained(0)
+        judged.samples.mark_trained(0)
     assert say(judged, said) is applied
-    assert [item.applied for item in judged.feedback("turn-0")] == [applied]
-    corrections = judged.claim_samples(1, 5)
+    assert [item.applied for item in judged.feedback.of("turn-0")] == [applied]
+    corrections = judged.samples.claim(1, 5)
     assert [each.reward for each in corrections] == ([] if reward is None else [reward])
     for each in corrections:
         assert (each.tokens, each.rollout_log_probs, each.weight_versions) == (
@@ -128,83 +128,85 @@ def test_feedback_after_a_step_turns_its_reward_around(
         assert each.teacher_log_probs is None
         assert BASELINE not in each.metadata
     score = {"down": -1, "neutral": 0}.get(said, 1)
-    assert judged.outcome("turn-0").score == score
+    assert judged.views.outcome("turn-0").score == score
 
 
 def test_a_person_may_change_its_mind_once_in_each_direction(judged: Ledger) -> None:
-    judged.claim_samples(0, 1)
+    judged.samples.claim(0, 1)
     learned = 1.0
     for step, said in enumerate(("down", "up", "down", "up"), start=1):
         assert say(judged, said) is (step != 3), "the last thumb up says what the verdict says already"
-        found = judged.claim_samples(step, 5)
+        found = judged.samples.claim(step, 5)
         assert [each.reward for each in found] == ([] if step > 2 else [-2.0 if said == "down" else 2.0])
         learned += sum(each.reward for each in found)
     assert learned == 1.0
 
 
 def test_a_correction_that_waits_is_replaced(judged: Ledger) -> None:
-    judged.claim_samples(0, 1)
+    judged.samples.claim(0, 1)
     assert [say(judged, said) for said in ("down", "up", "down", "neutral")] == [True] * 4
-    assert [each.reward for each in judged.claim_samples(1, 5)] == [-1.0]
-    assert judged.counts()["sample_reasons"] == {SUPERSEDED: 2}
+    assert [each.reward for each in judged.samples.claim(1, 5)] == [-1.0]
+    assert judged.views.counts()["sample_reasons"] == {SUPERSEDED: 2}
 
 
 def test_only_what_is_still_learned_is_turned_around(judged: Ledger) -> None:
     """The gate refuses the step after the person has spoken; a release makes both count."""
-    judged.claim_samples(0, 1)
+    judged.samples.claim(0, 1)
     say(judged, "down")
-    judged.quarantine(0)
-    assert [each.reward for each in judged.claim_samples(1, 1)] == [-1.0]
-    assert [each.reward for each in judged.claim_samples(1, 1)] == [-1.0], "claimed again"
-    judged.reconcile(-1)
-    both = judged.claim_samples(0, 2)
+    judged.decisions.quarantine(0)
+    assert [each.reward for each in judged.samples.claim(1, 1)] == [-1.0]
+    assert [each.reward for each in judged.samples.claim(1, 1)] == [-1.0], "claimed again"
+    judged.samples.reconcile(-1)
+    both = judged.samples.claim(0, 2)
     assert [each.reward for each in both] == [1.0, -2.0]
-    judged.reconcile(0)
-    assert judged.claim_samples(1, 2) == [], "no sample is trained twice"
+    judged.samples.reconcile(0)
+    assert judged.samples.claim(1, 2) == [], "no sample is trained twice"
 
 
 def test_a_restored_checkpoint_without_the_step_has_the_turn_judged_again(judged: Ledger) -> None:
-    judged.claim_samples(0, 1)
+    judged.samples.claim(0, 1)
     say(judged, "down")
-    judged.reconcile(-1)
-    assert judged.record_feedback(replace(THUMB, thumbs="up"), WORDS) == FeedbackReceipt(True, False, "pending", None)
-    assert judged.counts()["samples"] == {"dropped": 2}
+    judged.samples.reconcile(-1)
+    assert judged.feedback.record(replace(THUMB, thumbs="up"), WORDS) == FeedbackReceipt(True, False, "pending", None)
+    assert judged.views.counts()["samples"] == {"dropped": 2}
 
 
 def test_the_choices_of_a_request_share_a_correction(ledger: Ledger) -> None:
     for turn_id in ("many.3", "many"):
-        ledger.record_turn(make_turn(turn_id))
-        ledger.record_next_state(turn_id, USER_NEXT, 105.0)
-        ledger.record_judged(turn_id, Verdict(score=1), [make_sample(ledger.turn(turn_id), 0.5, score=1)], None)
-    ledger.claim_samples(0, 2)
+        ledger.turns.record(make_turn(turn_id))
+        ledger.turns.record_next_state(turn_id, USER_NEXT, 105.0)
+        record_judged(ledger, turn_id, Verdict(score=1), [make_sample(ledger.turns.get(turn_id), 0.5, score=1)], None)
+    ledger.samples.claim(0, 2)
     assert say(ledger, "up", "many")
     assert say(ledger, "down", "many")
-    [sample] = ledger.claim_samples(1, 2)
+    [sample] = ledger.samples.claim(1, 2)
     assert sample.reward == pytest.approx(-0.5 / 4 - 0.5), "the method's weight of 0.5 holds for the opinion, too"
     assert sample.metadata[WEIGHT] == 0.25
 
 
 def test_later_baselines_count_the_correction(judged: Ledger) -> None:
-    judged.claim_samples(0, 1)
-    assert judged.rows("SELECT baseline_reward FROM samples")[0][0] == 1.0
+    judged.samples.claim(0, 1)
+    assert judged.database.rows("SELECT baseline_reward FROM samples")[0][0] == 1.0
     say(judged, "down")
-    assert [tuple(row) for row in judged.rows("SELECT baseline_role, baseline_reward FROM samples ORDER BY id")] == [
+    assert [
+        tuple(row) for row in judged.database.rows("SELECT baseline_role, baseline_reward FROM samples ORDER BY id")
+    ] == [
         ("user", -1.0),
         (None, 1.0),
     ]
 
 
 def test_a_sample_without_a_reward_has_nothing_to_turn_around(ledger: Ledger) -> None:
-    ledger.record_next_state("turn-0", USER_NEXT, 105.0)
-    sample = make_sample(ledger.turn("turn-0"), 0.0, score=None, teacher_log_probs=[-1.0] * 3)
-    ledger.record_judged("turn-0", Verdict(hint="No bold."), [sample], None)
-    ledger.claim_samples(0, 1)
+    ledger.turns.record_next_state("turn-0", USER_NEXT, 105.0)
+    sample = make_sample(ledger.turns.get("turn-0"), 0.0, score=None, teacher_log_probs=[-1.0] * 3)
+    record_judged(ledger, "turn-0", Verdict(hint="No bold."), [sample], None)
+    ledger.samples.claim(0, 1)
     assert not say(ledger, "down")
-    assert ledger.claim_samples(1, 1) == []
+    assert ledger.samples.claim(1, 1) == []
 
 
 def test_inspect_and_replay_know_a_correction(judged: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
-    judged.claim_samples(0, 1)
+    judged.samples.claim(0, 1)
     say(judged, "down")
     assert inspect([str(judged.path), "--samples"]) == 0
     assert "reward -2.00" in capsys.readouterr().out.splitlines()[1]
@@ -214,26 +216,26 @@ def test_inspect_and_replay_know_a_correction(judged: Ledger, capsys: pytest.Cap
 
 def test_a_judged_turn_gets_no_second_next_state(judged: Ledger) -> None:
     with pytest.raises(TransitionError, match="judged -> pending"):
-        judged.record_next_state("turn-0", USER_NEXT, 300.0)
+        judged.turns.record_next_state("turn-0", USER_NEXT, 300.0)
 
 
 def test_feedback_to_a_turn_that_is_never_trained_is_kept(ledger: Ledger) -> None:
-    ledger.record_turn(make_turn("turn-1", kind="side"))
-    receipt = ledger.record_feedback(replace(THUMB, turn_id="turn-1"), WORDS)
+    ledger.turns.record(make_turn("turn-1", kind="side"))
+    receipt = ledger.feedback.record(replace(THUMB, turn_id="turn-1"), WORDS)
     assert receipt == FeedbackReceipt(False, False, "excluded", "side")
-    assert len(ledger.feedback("turn-1")) == 1
+    assert len(ledger.feedback.of("turn-1")) == 1
 
 
 def test_saying_the_same_again_changes_nothing(ledger: Ledger) -> None:
-    ledger.record_feedback(THUMB, WORDS)
+    ledger.feedback.record(THUMB, WORDS)
     later = replace(THUMB, created_at=200.0, source="phone")
-    assert ledger.record_feedback(later, WORDS) == FeedbackReceipt(True, True, "pending", None)
-    ledger.record_feedback(replace(later, thumbs="down"), WORDS)
-    ledger.record_feedback(later, WORDS)
-    assert [item.thumbs for item in ledger.feedback("turn-0")] == ["up", "down", "up"]
+    assert ledger.feedback.record(later, WORDS) == FeedbackReceipt(True, True, "pending", None)
+    ledger.feedback.record(replace(later, thumbs="down"), WORDS)
+    ledger.feedback.record(later, WORDS)
+    assert [item.thumbs for item in ledger.feedback.of("turn-0")] == ["up", "down", "up"]
 
 
 def test_feedback_to_nothing_is_refused(ledger: Ledger) -> None:
     with pytest.raises(UnknownRecordError, match="no turn 'none'"):
-        ledger.record_feedback(Feedback(turn_id="none", created_at=110.0), WORDS)
-    assert ledger.feedback("none") == []
+        ledger.feedback.record(Feedback(turn_id="none", created_at=110.0), WORDS)
+    assert ledger.feedback.of("none") == []

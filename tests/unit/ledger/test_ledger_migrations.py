@@ -14,7 +14,7 @@ import pytest
 from lab.testkit.ledger_records import USER_NEXT, judged_sample, make_turn
 from openclaw.ledger import schema
 from openclaw.ledger.exceptions import TransitionError
-from openclaw.ledger.migrations import MIGRATIONS, VERSION, Migration, renew_conversations
+from openclaw.ledger.schema import MIGRATIONS, VERSION, Migration, renew_conversations
 from openclaw.ledger.store import Ledger
 from openclaw.messages.fingerprint import conversation_digest
 from openclaw.owners import LOCAL
@@ -68,17 +68,17 @@ def test_every_row_of_version_1_survives(old_file: Path, caplog: pytest.LogCaptu
     assert contents(backup) == before
     assert version_of(backup) == 1
     assert str(backup) in caplog.text
-    assert ledger.counts()["samples"] == {"dropped": 1, "leased": 1, "ready": 1, "trained": 2}
-    assert ledger.turn("judged-0").signal is None
+    assert ledger.views.counts()["samples"] == {"dropped": 1, "leased": 1, "ready": 1, "trained": 2}
+    assert ledger.turns.get("judged-0").signal is None
 
 
 def test_a_migrated_file_goes_on_as_a_new_one(old_file: Path, tmp_path: Path) -> None:
     ledger = Ledger(old_file)
     judged_sample(ledger, "new", session_id="alice")
-    ledger.record_next_state("waiting", USER_NEXT, 130.0, "regenerated")
-    assert ledger.turn("waiting").signal == "regenerated"
-    assert ledger.reconcile(0) == {"trained": 0, "ready": 2}
-    assert ledger.ready_count() == 4
+    ledger.turns.record_next_state("waiting", USER_NEXT, 130.0, "regenerated")
+    assert ledger.turns.get("waiting").signal == "regenerated"
+    assert ledger.samples.reconcile(0) == {"trained": 0, "ready": 2}
+    assert ledger.samples.ready_count() == 4
     with pytest.raises(TransitionError, match="illegal deletion in samples"), ledger.transaction() as connection:
         connection.execute("DELETE FROM samples")
     Ledger(tmp_path / "new.sqlite").close()
@@ -87,13 +87,13 @@ def test_a_migrated_file_goes_on_as_a_new_one(old_file: Path, tmp_path: Path) ->
 
 def test_conversations_of_old_turns_are_found(old_file: Path) -> None:
     ledger = Ledger(old_file)
-    waiting = ledger.turn("waiting")
+    waiting = ledger.turns.get("waiting")
     digest = conversation_digest(waiting.messages, waiting.response_message)
-    assert "waiting" in [node.id for node in ledger.conversation_nodes([digest], 5)]
-    assert ledger.turn("side").conversation is None
-    ended = ledger.turn("ended")
-    assert ended.conversation == ledger.turn("judged-0").conversation, "the same words are the same conversation"
-    assert ledger.conversation_nodes([ended.conversation or b""], 5)[0].id == "ended"
+    assert "waiting" in [node.id for node in ledger.sessions.nodes_of_conversations([digest], 5)]
+    assert ledger.turns.get("side").conversation is None
+    ended = ledger.turns.get("ended")
+    assert ended.conversation == ledger.turns.get("judged-0").conversation, "the same words are the same conversation"
+    assert ledger.sessions.nodes_of_conversations([ended.conversation or b""], 5)[0].id == "ended"
 
 
 def test_digests_are_renewed_for_every_owner(tmp_path: Path) -> None:
@@ -101,17 +101,17 @@ def test_digests_are_renewed_for_every_owner(tmp_path: Path) -> None:
     named = {"local": "s", "alice's": "@alice:s"}
     with closing(Ledger(path)) as ledger:
         for name, session in named.items():
-            ledger.record_turn(make_turn(name, session_id=session, conversation=b"of an older program"))
-        ledger.record_turn(make_turn("secret", conversation=b"of the secret", reason="redacted"))
-        ledger.record_turn(make_turn("none"))
+            ledger.turns.record(make_turn(name, session_id=session, conversation=b"of an older program"))
+        ledger.turns.record(make_turn("secret", conversation=b"of the secret", reason="redacted"))
+        ledger.turns.record(make_turn("none"))
         with ledger.transaction() as connection:
             renew_conversations(connection)
         turn = make_turn()
         for name, owner in (("local", LOCAL), ("alice's", "alice")):
             expected = conversation_digest(turn.messages, turn.response_message, owner)
-            assert ledger.turn(name).conversation == expected
-        assert ledger.turn("secret").conversation == b"of the secret"
-        assert ledger.turn("none").conversation is None
+            assert ledger.turns.get(name).conversation == expected
+        assert ledger.turns.get("secret").conversation == b"of the secret"
+        assert ledger.turns.get("none").conversation is None
 
 
 def test_a_crash_while_migrating_leaves_the_old_file(old_file: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_crash_while_migrating_leaves_the_old_file(old_file: Path) -> None:
         Ledger(old_file)
     assert version_of(old_file) == 1
     assert contents(old_file) == before
-    assert Ledger(old_file).turn("waiting").conversation is not None
+    assert Ledger(old_file).turns.get("waiting").conversation is not None
 
 
 def test_opening_again_makes_no_second_copy(old_file: Path) -> None:

@@ -9,15 +9,15 @@ import pytest
 
 from groundwork.chat_messages import picture_part
 from lab.testkit.ledger_records import USER_NEXT, make_turn
+from openclaw.credit.baseline import record_judged
+from openclaw.credit.episodes import EpisodeRules, episode_samples
 from openclaw.inspect import main
-from openclaw.ledger.copying import copy_run
-from openclaw.ledger.episode_records import EPISODE, Episode, EpisodeRules
-from openclaw.ledger.episode_samples import episode_samples
-from openclaw.ledger.pictures import NO_PICTURE
-from openclaw.ledger.records import SeenPicture, Turn, Verdict
+from openclaw.ledger.copying import ChangedTurn, copy_run
+from openclaw.ledger.episodes import Episode
+from openclaw.ledger.records import EPISODE, SeenPicture, Turn, Verdict
 from openclaw.ledger.salvage import salvage
 from openclaw.ledger.store import Ledger
-from openclaw.ledger.transfer import ChangedTurn
+from openclaw.ledger.turns import NO_PICTURE
 from openclaw.training.samples import make_sample
 
 PAD = 9
@@ -43,22 +43,22 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 def test_a_file_is_stored_once_and_goes_with_its_last_turn(ledger: Ledger) -> None:
-    ledger.record_turn(seeing("one", CAT, session_id="a"))
-    ledger.record_turn(seeing("two", CAT, DOG, session_id="b"))
-    assert list(ledger.picture_files()) == [(digest(CAT), CAT), (digest(DOG), DOG)]
-    assert [(each.start, each.tokens, each.png) for each in ledger.pictures_of("two")] == [(1, 2, CAT), (4, 2, DOG)]
-    ledger.forget_session("b")
-    assert list(ledger.picture_files()) == [(digest(CAT), CAT)]
-    assert ledger.pictures_of("one")[0].png == CAT
-    ledger.forget_session("a")
-    assert not list(ledger.picture_files())
+    ledger.turns.record(seeing("one", CAT, session_id="a"))
+    ledger.turns.record(seeing("two", CAT, DOG, session_id="b"))
+    assert list(ledger.pictures.files()) == [(digest(CAT), CAT), (digest(DOG), DOG)]
+    assert [(each.start, each.tokens, each.png) for each in ledger.pictures.of("two")] == [(1, 2, CAT), (4, 2, DOG)]
+    ledger.sessions.forget("b")
+    assert list(ledger.pictures.files()) == [(digest(CAT), CAT)]
+    assert ledger.pictures.of("one")[0].png == CAT
+    ledger.sessions.forget("a")
+    assert not list(ledger.pictures.files())
 
 
 def test_a_turn_that_is_not_recorded_leaves_no_picture(ledger: Ledger) -> None:
-    ledger.record_turn(seeing("one", CAT))
-    ledger.forget_session("session")
-    assert ledger.record_turn(seeing("late", CAT)) is None
-    assert not list(ledger.picture_files())
+    ledger.turns.record(seeing("one", CAT))
+    ledger.sessions.forget("session")
+    assert ledger.turns.record(seeing("late", CAT)) is None
+    assert not list(ledger.pictures.files())
 
 
 def test_another_picture_at_a_place_begins_another_sample() -> None:
@@ -81,41 +81,41 @@ def test_another_picture_at_a_place_begins_another_sample() -> None:
 
 def test_turns_with_pictures_are_no_probes(ledger: Ledger) -> None:
     for turn in (seeing("one", CAT), make_turn("two")):
-        ledger.record_turn(turn)
-        ledger.record_next_state(turn.id, USER_NEXT, 102.0)
-        ledger.record_judged(turn.id, Verdict(score=1), [make_sample(turn, 1.0, score=1)], None)
-    assert [ledger.becomes_probe(ledger.turn(name), 1.0) for name in ("one", "two")] == [False, True]
-    assert len(ledger.claim_samples(0, 2)) == 2
-    assert [each.turn_id for each in ledger.probe_candidates(0, 99, 1, 9)] == ["two"]
+        ledger.turns.record(turn)
+        ledger.turns.record_next_state(turn.id, USER_NEXT, 102.0)
+        record_judged(ledger, turn.id, Verdict(score=1), [make_sample(turn, 1.0, score=1)], None)
+    assert [ledger.probes.becomes_probe(ledger.turns.get(name), 1.0) for name in ("one", "two")] == [False, True]
+    assert len(ledger.samples.claim(0, 2)) == 2
+    assert [each.turn_id for each in ledger.probes.candidates(0, 99, 1, 9)] == ["two"]
 
 
 def test_copies_have_the_pictures(ledger: Ledger, tmp_path: Path) -> None:
-    ledger.record_turn(seeing("one", CAT))
-    ledger.record_next_state("one", USER_NEXT, 102.0)
-    ledger.record_judged("one", Verdict(score=1), [make_sample(ledger.turn("one"), 1.0, score=1)], None)
+    ledger.turns.record(seeing("one", CAT))
+    ledger.turns.record_next_state("one", USER_NEXT, 102.0)
+    record_judged(ledger, "one", Verdict(score=1), [make_sample(ledger.turns.get("one"), 1.0, score=1)], None)
     copy = Ledger(tmp_path / "copy.sqlite")
     copy_run(ledger, copy, ["session"])
     copy_run(ledger, copy, ["session"], number=2)
-    assert [copy.pictures_of(name)[0].png for name in ("one", "one~2")] == [CAT, CAT]
+    assert [copy.pictures.of(name)[0].png for name in ("one", "one~2")] == [CAT, CAT]
     ledger.close()
     rescued = tmp_path / "rescued.sqlite"
     result = salvage(tmp_path / "ledger.sqlite", rescued)
     assert (result.kept["pictures"], result.kept["turn_pictures"]) == (1, 1)
-    assert Ledger(rescued).pictures_of("one")[0].png == CAT
+    assert Ledger(rescued).pictures.of("one")[0].png == CAT
 
 
 def test_another_ledger_gets_the_turn_but_does_not_train_it(ledger: Ledger, tmp_path: Path) -> None:
-    ledger.record_turn(seeing("one", CAT))
-    (changed,) = ledger.changed_turns(0.0, 0, 9)
+    ledger.turns.record(seeing("one", CAT))
+    (changed,) = ledger.transfer.changed(0.0, 0, 9)
     other = Ledger(tmp_path / "other.sqlite")
     assert "pictures" not in changed.to_dict()["turn"]
-    other.take_in(ChangedTurn.from_dict(changed.to_dict()))
-    turn = other.turn("one")
+    other.transfer.merge(ChangedTurn.from_dict(changed.to_dict()))
+    turn = other.turns.get("one")
     assert (turn.state, turn.reason) == ("excluded", NO_PICTURE)
 
 
 def test_an_export_has_the_files_for_their_owner_alone(ledger: Ledger, tmp_path: Path) -> None:
-    ledger.record_turn(seeing("one", CAT, DOG))
+    ledger.turns.record(seeing("one", CAT, DOG))
     out = tmp_path / "out.jsonl"
     assert main([str(ledger.path), "export", str(out)]) == 0
     files = {path.name: path for path in (tmp_path / "out.jsonl.pictures").iterdir()}

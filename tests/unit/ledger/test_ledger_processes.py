@@ -75,10 +75,10 @@ def test_kill_in_a_transaction_keeps_what_was_committed(tmp_path: Path) -> None:
     child.join(DEADLINE)
     ledger = Ledger(path)
     assert integrity(path) == "ok"
-    assert ledger.counts()["samples"] == {"ready": 3}
-    assert len(ledger.judged_turns("session")) == 3
+    assert ledger.views.counts()["samples"] == {"ready": 3}
+    assert len(ledger.judging.judged("session")) == 3
     judged_sample(ledger, "after")
-    assert ledger.ready_count() == 4
+    assert ledger.samples.ready_count() == 4
 
 
 @pytest.mark.parametrize("commits", [1, 20])
@@ -97,7 +97,7 @@ def test_kill_at_any_moment_loses_no_commit(tmp_path: Path, commits: int) -> Non
     ledger = Ledger(path)
     assert integrity(path) == "ok"
     assert isinstance(last, int)
-    assert [sample.metadata["turn_id"] for sample in ledger.claim_samples(0, last + 1)] == [
+    assert [sample.metadata["turn_id"] for sample in ledger.samples.claim(0, last + 1)] == [
         f"turn-{number}" for number in range(last + 1)
     ]
 
@@ -117,14 +117,14 @@ def test_processes_write_at_once_while_another_claims(tmp_path: Path) -> None:
     claimed: list[int] = []
     rollout_id = 0
     while len(claimed) < 60:
-        claimed += [sample.metadata["ledger_id"] for sample in ledger.claim_samples(rollout_id, 8)]
+        claimed += [sample.metadata["ledger_id"] for sample in ledger.samples.claim(rollout_id, 8)]
         rollout_id += 1
     assert [receive(pipe) for pipe in pipes] == ["done", "done"]
     for child in children:
         child.join(DEADLINE)
         assert child.exitcode == 0
     assert sorted(claimed) == list(range(1, 61))
-    assert ledger.counts()["turns"] == {"judged": 60}
+    assert ledger.views.counts()["turns"] == {"judged": 60}
 
 
 def test_two_processes_create_the_file_at_once(tmp_path: Path) -> None:
@@ -139,5 +139,5 @@ def test_two_processes_create_the_file_at_once(tmp_path: Path) -> None:
         pipe.send("go")
     assert [receive(pipe) for pipe in pipes] == ["done", "done"]
     ledger = Ledger(path)
-    assert ledger.ready_count() == 2
-    ledger.record_turn(make_turn("third"))
+    assert ledger.samples.ready_count() == 2
+    ledger.turns.record(make_turn("third"))

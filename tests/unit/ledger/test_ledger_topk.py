@@ -11,6 +11,7 @@ from openclaw_opd_method import OnPolicyDistillation
 
 from lab.testkit.ledger_records import USER_NEXT, make_turn
 from openclaw.config.runtime import RuntimeConfig
+from openclaw.credit.baseline import record_judged
 from openclaw.ledger.records import TopK, Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.training.samples import make_sample
@@ -27,13 +28,13 @@ def test_a_hinted_turn_is_a_sample_with_the_teachers_top_k(tmp_path: Path) -> No
     verdict = Verdict(hint="Write plain prose.", teacher_log_probs=(-1.0, -2.0, -3.0), teacher_topk=TOPK)
     for name in ("with", "without"):
         turn = make_turn(name)
-        ledger.record_turn(turn)
-        ledger.record_next_state(name, USER_NEXT, 102.0)
+        ledger.turns.record(turn)
+        ledger.turns.record_next_state(name, USER_NEXT, 102.0)
         if name == "without":
             verdict = Verdict(hint="Write plain prose.", teacher_log_probs=(-1.0, -2.0, -3.0))
         decision = method.samples(turn, verdict)
-        ledger.record_judged(name, verdict, decision.samples, decision.reason)
-    with_topk, without = ledger.claim_samples(0, 2)
+        record_judged(ledger, name, verdict, decision.samples, decision.reason)
+    with_topk, without = ledger.samples.claim(0, 2)
     assert with_topk.teacher_topk_log_probs == TOPK.log_probs
     assert with_topk.teacher_topk_indices == TOPK.ids
     assert (without.teacher_topk_log_probs, without.teacher_topk_indices) == (None, None)
@@ -48,21 +49,21 @@ def test_a_hinted_turn_is_a_sample_with_the_teachers_top_k(tmp_path: Path) -> No
 def test_the_policys_own_top_k_goes_from_the_turn_to_the_loss(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.sqlite")
     method, teacher = Hybrid(RuntimeConfig()), TopK([[-0.2, -2.0], [-0.4, -1.0], [-1.0, -9.0]], TOPK.ids)
-    ledger.record_turn(make_turn(response_topk=TOPK))
-    ledger.record_next_state("turn-0", USER_NEXT, 102.0)
-    [pending] = ledger.pending_turns(1)
+    ledger.turns.record(make_turn(response_topk=TOPK))
+    ledger.turns.record_next_state("turn-0", USER_NEXT, 102.0)
+    [pending] = ledger.judging.pending(1)
     assert pending.turn.response_topk == TOPK
     verdict = Verdict(score=-1, hint="Write plain prose.", teacher_topk=teacher)
     decision = method.samples(pending.turn, verdict)
-    ledger.record_judged("turn-0", verdict, decision.samples, decision.reason)
-    [sample] = ledger.claim_samples(0, 1)
+    record_judged(ledger, "turn-0", verdict, decision.samples, decision.reason)
+    [sample] = ledger.samples.claim(0, 1)
     assert (sample.rollout_topk_log_probs, sample.teacher_topk_log_probs) == (TOPK.log_probs, teacher.log_probs)
     assert sample.teacher_topk_indices == TOPK.ids
     args = arguments(global_batch_size=1, max_tokens_per_gpu=1000)
     shard = RolloutShard(split_by_dp(convert(args, [sample]), 1, args)[0])
     [values] = shard.fields["rollout_topk_log_probs"]
     torch.testing.assert_close(values, torch.tensor(TOPK.log_probs))
-    row = ledger.rows("SELECT length(topk_log_probs) AS v, length(topk_ids) AS i FROM turns")[0]
+    row = ledger.database.rows("SELECT length(topk_log_probs) AS v, length(topk_ids) AS i FROM turns")[0]
     assert (row["v"], row["i"]) == (3 * 2 * 8, 3 * 2 * 4), "12 K bytes per response token, no padding"
 
 
@@ -77,7 +78,7 @@ def test_the_policys_own_top_k_goes_from_the_turn_to_the_loss(tmp_path: Path) ->
 )
 def test_a_turn_with_another_top_k_is_not_stored(topk: TopK, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
-        Ledger(tmp_path / "ledger.sqlite").record_turn(make_turn(response_topk=topk))
+        Ledger(tmp_path / "ledger.sqlite").turns.record(make_turn(response_topk=topk))
 
 
 def test_the_teachers_tokens_are_the_policys() -> None:
@@ -88,8 +89,8 @@ def test_the_teachers_tokens_are_the_policys() -> None:
 def test_a_top_k_with_holes_is_not_stored(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.sqlite")
     turn = make_turn()
-    ledger.record_turn(turn)
-    ledger.record_next_state(turn.id, USER_NEXT, 102.0)
+    ledger.turns.record(turn)
+    ledger.turns.record_next_state(turn.id, USER_NEXT, 102.0)
     sample = make_sample(turn, 0.0, score=None, teacher_topk=TopK([[-1.0], [-1.0, -2.0], [-1.0]], [[1], [1, 2], [1]]))
     with pytest.raises(ValueError, match="different lengths"):
-        ledger.record_judged(turn.id, Verdict(), [sample], None)
+        record_judged(ledger, turn.id, Verdict(), [sample], None)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lab.testkit.ledger_records import USER_NEXT, judged_sample, make_turn
+from openclaw.credit.baseline import record_judged
 from openclaw.inspect import main, whole_id
 from openclaw.ledger.conversations import conversations
 from openclaw.ledger.exceptions import UnknownRecordError
@@ -23,21 +24,21 @@ def ledger(tmp_path: Path) -> Ledger:
     """One trained turn, one without a sample, one dropped, one waiting, one that the judge could not read."""
     ledger = Ledger(tmp_path / "ledger.sqlite")
     judged_sample(ledger, "trained")
-    ledger.claim_samples(0, 1)
-    ledger.record_step(0, "1", 105.0, 107.5)
-    ledger.record_turn(make_turn("zero", index=1))
-    ledger.record_next_state("zero", USER_NEXT, 103.0)
-    ledger.record_judged("zero", Verdict(score=0, votes=(Vote("prm", "(c) \\boxed{0}", 0),)), [], "score_zero")
+    ledger.samples.claim(0, 1)
+    ledger.samples.record_step(0, "1", 105.0, 107.5)
+    ledger.turns.record(make_turn("zero", index=1))
+    ledger.turns.record_next_state("zero", USER_NEXT, 103.0)
+    record_judged(ledger, "zero", Verdict(score=0, votes=(Vote("prm", "(c) \\boxed{0}", 0),)), [], "score_zero")
     dropped = make_turn("dropped", session_id="other")
-    ledger.record_turn(dropped)
-    ledger.record_next_state("dropped", USER_NEXT, 104.0)
+    ledger.turns.record(dropped)
+    ledger.turns.record_next_state("dropped", USER_NEXT, 104.0)
     sample = make_sample(dropped, -1.0, score=-1, teacher_log_probs=[-0.1, -0.2, -0.3])
-    ledger.record_judged("dropped", Verdict(score=-1, hint="Write plain prose."), [sample], None)
-    ledger.drop_sample(2, "stale", 1)
-    ledger.record_turn(make_turn("waiting", session_id="other", index=1))
-    ledger.record_turn(make_turn("stuck", session_id="third"))
-    ledger.record_next_state("stuck", USER_NEXT, 104.0)
-    ledger.postpone("stuck", "connection refused", 0.0)
+    record_judged(ledger, "dropped", Verdict(score=-1, hint="Write plain prose."), [sample], None)
+    ledger.samples.drop(2, "stale", 1)
+    ledger.turns.record(make_turn("waiting", session_id="other", index=1))
+    ledger.turns.record(make_turn("stuck", session_id="third"))
+    ledger.turns.record_next_state("stuck", USER_NEXT, 104.0)
+    ledger.judging.postpone("stuck", "connection refused", 0.0)
     return ledger
 
 
@@ -79,7 +80,7 @@ def test_samples_and_one_session(ledger: Ledger, capsys: pytest.CaptureFixture[s
 
 
 def test_the_beginning_of_a_session_is_enough(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
-    ids = ledger.session_ids()
+    ids = ledger.views.session_ids()
     whole = next(each for each in ids if sum(other.startswith(each) for other in ids) == 1 and len(each) > 1)
     begin = next(whole[:end] for end in range(1, len(whole) + 1) if sum(i.startswith(whole[:end]) for i in ids) == 1)
     told, _, rest = shown(ledger, capsys, "--session", begin).partition("\n")
@@ -123,7 +124,7 @@ def test_a_folder_of_a_run_is_as_good_as_its_ledger(
 
 def test_side_turns_are_counted_and_shown_on_request(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(2):
-        ledger.record_turn(make_turn(f"measure-{number}", session_id=f"m{number}", kind="side"))
+        ledger.turns.record(make_turn(f"measure-{number}", session_id=f"m{number}", kind="side"))
     lines = shown(ledger, capsys, "--turns").splitlines()
     assert len(lines) == 6
     assert lines[-1] == "2 side turns (measurements, heartbeats, ...) not shown; --all shows them"

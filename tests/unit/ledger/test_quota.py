@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from groundwork.exceptions import ConfigError
 from lab.testkit.ledger_records import USER_NEXT, judged_sample, make_turn
+from openclaw.credit.baseline import record_judged
 from openclaw.inspect import main
-from openclaw.ledger.opinion import as_next_state
-from openclaw.ledger.quota import BATCHES, Candidate, Quota, choose, most
+from openclaw.ledger.feedback import as_next_state
 from openclaw.ledger.records import Feedback, ScoreSource, Verdict
-from openclaw.ledger.samples import IN_BATCHES
+from openclaw.ledger.samples import BATCHES, IN_BATCHES, Candidate, Quota, choose, most
 from openclaw.ledger.store import Ledger
 from openclaw.owners import stored_id
 from openclaw.training.samples import make_sample
@@ -169,11 +169,11 @@ def test_the_environment_sets_the_shares() -> None:
 def stated_sample(ledger: Ledger, turn_id: str, session_id: str) -> None:
     """Record a turn with a thumbs-up and the sample that follows from it."""
     turn = make_turn(turn_id, session_id=session_id)
-    ledger.record_turn(turn)
+    ledger.turns.record(turn)
     feedback = Feedback(turn_id=turn_id, created_at=102.0, thumbs="up")
-    ledger.record_feedback(feedback, as_next_state(feedback))
+    ledger.feedback.record(feedback, as_next_state(feedback))
     verdict = Verdict(score=1, score_source="feedback")
-    ledger.record_judged(turn_id, verdict, [make_sample(turn, 1.0, score=1)], None, 1)
+    record_judged(ledger, turn_id, verdict, [make_sample(turn, 1.0, score=1)], None, 1)
 
 
 def test_a_typed_thumb_counts_for_the_share_of_feedback(ledger: Ledger) -> None:
@@ -181,17 +181,17 @@ def test_a_typed_thumb_counts_for_the_share_of_feedback(ledger: Ledger) -> None:
     for number in range(8):
         source: ScoreSource = "feedback" if number < 4 else "judge"
         turn = make_turn(f"a-{number}", session_id=stored_id("alice", source))
-        ledger.record_turn(turn)
+        ledger.turns.record(turn)
         verdict = Verdict(score=1, score_source=source)
-        ledger.record_next_state(turn.id, USER_NEXT, 1.0)
-        ledger.record_judged(turn.id, verdict, [make_sample(turn, 1.0, score=1)], None, 0)
+        ledger.turns.record_next_state(turn.id, USER_NEXT, 1.0)
+        record_judged(ledger, turn.id, verdict, [make_sample(turn, 1.0, score=1)], None, 0)
     judged_sample(ledger, "b", session_id=stored_id("bob", "s"))
-    batch = ledger.claim_samples(0, 4, Quota(owner=1.0, feedback=0.25))
+    batch = ledger.samples.claim(0, 4, Quota(owner=1.0, feedback=0.25))
     assert Counter(sample.session_id for sample in batch) == {"@alice:feedback": 1, "@alice:judge": 2, "@bob:s": 1}
 
 
 def owners_of(ledger: Ledger, rollout_id: int, count: int) -> Counter[str]:
-    samples = ledger.claim_samples(rollout_id, count, HALF)
+    samples = ledger.samples.claim(rollout_id, count, HALF)
     return Counter((sample.session_id or "").partition(":")[0] for sample in samples)
 
 
@@ -220,7 +220,7 @@ def test_batches_before_count_for_their_owners(ledger: Ledger) -> None:
     for number in range(8):
         judged_sample(ledger, f"c-{number}", session_id=stored_id("carol", "s"))
     assert [owners_of(ledger, step, 8)["@carol"] for step in (1, 2)] == [4, 4]
-    plan = ledger.rows(f"EXPLAIN QUERY PLAN SELECT id FROM samples WHERE {IN_BATCHES}", (0, 9))
+    plan = ledger.database.rows(f"EXPLAIN QUERY PLAN SELECT id FROM samples WHERE {IN_BATCHES}", (0, 9))
     assert [row["detail"] for row in plan] == [
         "SEARCH samples USING INDEX samples_by_rollout (rollout_id>? AND rollout_id<?)"
     ]
@@ -229,18 +229,18 @@ def test_batches_before_count_for_their_owners(ledger: Ledger) -> None:
 def test_claiming_again_gives_the_same_samples_when_others_have_arrived(ledger: Ledger) -> None:
     for number in range(9):
         judged_sample(ledger, f"a-{number}", session_id=stored_id("alice", "s"))
-    first = [sample.metadata["ledger_id"] for sample in ledger.claim_samples(0, 8, HALF)]
+    first = [sample.metadata["ledger_id"] for sample in ledger.samples.claim(0, 8, HALF)]
     assert first == list(range(1, 9))
     for number in range(9):
         judged_sample(ledger, f"b-{number}", session_id=stored_id("bob", "s"))
-    assert [sample.metadata["ledger_id"] for sample in ledger.claim_samples(0, 8, HALF)] == first
-    ledger.drop_sample(8, "stale", 0)
-    assert [sample.metadata["ledger_id"] for sample in ledger.claim_samples(0, 8, HALF)] == [*range(1, 8), 10]
+    assert [sample.metadata["ledger_id"] for sample in ledger.samples.claim(0, 8, HALF)] == first
+    ledger.samples.drop(8, "stale", 0)
+    assert [sample.metadata["ledger_id"] for sample in ledger.samples.claim(0, 8, HALF)] == [*range(1, 8), 10]
 
 
 def test_inspect_shows_owners_when_there_are_several(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
     judged_sample(ledger, "l-0")
-    ledger.claim_samples(0, 1)
+    ledger.samples.claim(0, 1)
     assert main([str(ledger.path)]) == 0
     assert "owner" not in capsys.readouterr().out
     stated_sample(ledger, "a-0", stored_id("alice", "s"))

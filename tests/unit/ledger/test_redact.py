@@ -129,26 +129,26 @@ def test_a_message_seen_before_is_not_scanned_again() -> None:
 def test_turn_with_a_secret_keeps_no_ids_and_is_excluded(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.sqlite", redaction=Redactor("secrets"))
     clean = make_turn()
-    assert ledger.record_turn(clean) == clean
+    assert ledger.turns.record(clean) == clean
     words = [{"role": "user", "content": f"my key is {GITHUB}"}]
     topk = TopK([[-0.1]] * 3, [[5], [6], [7]])
-    ledger.record_turn(make_turn("asked", messages=words, response_topk=topk, conversation=b"\x01" * 16))
-    ledger.record_turn(make_turn("said", response_message={"role": "assistant", "content": GITHUB}))
-    ledger.record_turn(make_turn("side", kind="side", messages=words))
+    ledger.turns.record(make_turn("asked", messages=words, response_topk=topk, conversation=b"\x01" * 16))
+    ledger.turns.record(make_turn("said", response_message={"role": "assistant", "content": GITHUB}))
+    ledger.turns.record(make_turn("side", kind="side", messages=words))
     for name in ("asked", "said"):
-        turn = ledger.turn(name)
+        turn = ledger.turns.get(name)
         assert (turn.state, turn.reason) == ("excluded", "redacted")
     for name in ("asked", "said", "side"):
-        turn = ledger.turn(name)
+        turn = ledger.turns.get(name)
         assert (turn.prompt_ids, turn.response_ids, turn.response_logprobs, turn.weight_versions) == ([], [], [], [])
         assert turn.response_topk is None
-    assert ledger.turn("side").reason == "side"
-    assert ledger.turn("asked").conversation == b"\x01" * 16, "the conversation is recognised as before"
-    ledger.record_next_state("turn-0", words, 105.0)
-    assert ledger.turn("turn-0").state == "pending", "a secret in the next state does not spoil the turn"
-    assert ledger.turn("turn-0").next_state == [{"role": "user", "content": "my key is [REDACTED:github_token]"}]
-    ledger.record_feedback(Feedback(turn_id="turn-0", created_at=1.0, text=f"it was {GITHUB}"), words)
-    assert [item.text for item in ledger.feedback("turn-0")] == ["it was [REDACTED:github_token]"]
+    assert ledger.turns.get("side").reason == "side"
+    assert ledger.turns.get("asked").conversation == b"\x01" * 16, "the conversation is recognised as before"
+    ledger.turns.record_next_state("turn-0", words, 105.0)
+    assert ledger.turns.get("turn-0").state == "pending", "a secret in the next state does not spoil the turn"
+    assert ledger.turns.get("turn-0").next_state == [{"role": "user", "content": "my key is [REDACTED:github_token]"}]
+    ledger.feedback.record(Feedback(turn_id="turn-0", created_at=1.0, text=f"it was {GITHUB}"), words)
+    assert [item.text for item in ledger.feedback.of("turn-0")] == ["it was [REDACTED:github_token]"]
     for path in tmp_path.iterdir():
         assert GITHUB.encode() not in path.read_bytes()
 

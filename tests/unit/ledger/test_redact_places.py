@@ -58,8 +58,8 @@ def test_names_of_fields_are_redacted_and_stay_apart(redactor: Redactor) -> None
 
 def test_template_keywords_are_redacted_and_cost_the_ids(tmp_path: Path, redactor: Redactor) -> None:
     ledger = Ledger(tmp_path / "ledger.sqlite", redaction=redactor)
-    ledger.record_turn(make_turn("kwargs", chat_template_kwargs={"note": GITHUB, OTHER: True}))
-    turn = ledger.turn("kwargs")
+    ledger.turns.record(make_turn("kwargs", chat_template_kwargs={"note": GITHUB, OTHER: True}))
+    turn = ledger.turns.get("kwargs")
     assert turn.chat_template_kwargs == {"note": "[REDACTED:github_token]", "[REDACTED:github_token]": True}
     assert (turn.reason, turn.prompt_ids, turn.response_ids) == ("redacted", [], [])
 

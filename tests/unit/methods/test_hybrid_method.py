@@ -155,7 +155,7 @@ def worker(ledger: Ledger, hints: list[str], registry: CollectorRegistry, own: C
 async def judge(ledger: Ledger, loop: JudgeWorker) -> None:
     stop = asyncio.Event()
     task = asyncio.create_task(loop.run(stop))
-    await eventually(lambda: ledger.counts()["turns"].get("judged"), 1)
+    await eventually(lambda: ledger.views.counts()["turns"].get("judged"), 1)
     stop.set()
     await task
 
@@ -165,15 +165,15 @@ async def judge(ledger: Ledger, loop: JudgeWorker) -> None:
 )
 async def test_the_worker_keeps_the_hint_that_the_teacher_read(choice: HintChoice, hint: str, tmp_path: Path) -> None:
     ledger, registry = Ledger(tmp_path / "ledger.sqlite"), CollectorRegistry()
-    ledger.record_turn(make_turn(response_topk=OWN))
-    ledger.record_next_state("turn-0", USER_NEXT, 102.0)
+    ledger.turns.record(make_turn(response_topk=OWN))
+    ledger.turns.record_next_state("turn-0", USER_NEXT, 102.0)
     hints = ["Write short sentences without lists or bold type.", HINT, "No bold text."]
     await judge(ledger, worker(ledger, hints, registry, Config(hint_choice=choice)))
-    [sample] = ledger.claim_samples(0, 1)
+    [sample] = ledger.samples.claim(0, 1)
     assert (sample.metadata["hint"], sample.reward) == (hint, -1.0)
     assert sample.teacher_topk_indices == OWN.ids
     assert sample.rollout_topk_log_probs == OWN.log_probs
-    [judged] = ledger.judged_turns("session")
+    [judged] = ledger.judging.judged("session")
     assert (judged.verdict.hint, judged.verdict.teacher_versions) == (hint, ("1",))
     positions = "openclaw_judge_teacher_positions_total"
     settled = {name: registry.get_sample_value(positions, {"settled": name}) for name in ("together", "alone")}
@@ -183,10 +183,10 @@ async def test_the_worker_keeps_the_hint_that_the_teacher_read(choice: HintChoic
 
 async def test_a_turn_from_before_the_method_has_its_reward_only(tmp_path: Path) -> None:
     ledger, registry = Ledger(tmp_path / "ledger.sqlite"), CollectorRegistry()
-    ledger.record_turn(make_turn())
-    ledger.record_next_state("turn-0", USER_NEXT, 102.0)
+    ledger.turns.record(make_turn())
+    ledger.turns.record_next_state("turn-0", USER_NEXT, 102.0)
     await judge(ledger, worker(ledger, [HINT], registry))
-    [sample] = ledger.claim_samples(0, 1)
+    [sample] = ledger.samples.claim(0, 1)
     assert (sample.reward, sample.teacher_topk_indices, sample.rollout_topk_log_probs) == (-1.0, None, None)
     assert registry.get_sample_value("openclaw_judge_teacher_failures_total", {"kind": "mismatch"}) == 1.0
 

@@ -174,10 +174,10 @@ async def test_every_turn_of_a_session_is_distilled_under_its_lesson(tmp_path: P
             response_ids=ids,
             response_logprobs=sampled,
         )
-        ledger.record_turn(replace(turn, weight_versions=[replace(turn.weight_versions[0], end=4)]))
+        ledger.turns.record(replace(turn, weight_versions=[replace(turn.weight_versions[0], end=4)]))
         if reaction:
-            ledger.record_next_state(name, [{"role": "user", "content": reaction}], 102.0)
-    ledger.end_session("session", 200.0)
+            ledger.turns.record_next_state(name, [{"role": "user", "content": reaction}], 102.0)
+    ledger.sessions.end("session", 200.0)
 
     def render(messages: Sequence[Message], *_: Any) -> list[int]:
         return [each for message in messages for each in letters(content_text(message["content"]))]
@@ -195,14 +195,14 @@ async def test_every_turn_of_a_session_is_distilled_under_its_lesson(tmp_path: P
     )
     stop = asyncio.Event()
     task = asyncio.create_task(worker.run(stop))
-    await eventually(lambda: ledger.counts()["turns"].get("judged", 0), 2)
+    await eventually(lambda: ledger.views.counts()["turns"].get("judged", 0), 2)
     stop.set()
     await task
-    assert ledger.turn("cut off").reason == "no_next_state"
+    assert ledger.turns.get("cut off").reason == "no_next_state"
     assert sum(not payload.get("return_logprob") for payload in engine.payloads) == 1, "one question for the session"
     flags = make_plan(Recipe("oel", None, PROFILES["tiny_cpu"]), [], {}).args
     args = trainer_args("", advantage_estimator=flags.advantage_estimator, opd_clip=flags.opd_clip)
-    samples = ledger.claim_samples(0, 5)
+    samples = ledger.samples.claim(0, 5)
     stored = [torch.tensor(sample.rollout_log_probs, dtype=torch.float64) for sample in samples]
     rollout = {
         "rewards": [sample.reward for sample in samples],

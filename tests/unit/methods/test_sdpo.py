@@ -161,7 +161,7 @@ async def judged(ledger: Ledger, turns: Sequence[Turn]) -> None:
     """Judge every pending turn of ``ledger`` with SDPO and no judge."""
     stop = asyncio.Event()
     task = asyncio.create_task(bench(ledger, SelfDistillation(RuntimeConfig(), Config(most_surprise=9.0))).run(stop))
-    await eventually(lambda: ledger.counts()["turns"].get("judged", 0), len(turns))
+    await eventually(lambda: ledger.views.counts()["turns"].get("judged", 0), len(turns))
     stop.set()
     await task
 
@@ -173,8 +173,8 @@ def recorded(ledger: Ledger, **next_states: list[Message]) -> list[Turn]:
         prompt = render(make_turn().messages)
         turn = make_turn(name, prompt_ids=prompt, response_ids=ids, response_logprobs=[-0.5, -2.0, -0.125, -1.0])
         turn = replace(turn, weight_versions=[replace(turn.weight_versions[0], end=4)])
-        ledger.record_turn(turn)
-        ledger.record_next_state(turn.id, messages, 102.0)
+        ledger.turns.record(turn)
+        ledger.turns.record_next_state(turn.id, messages, 102.0)
         turns.append(turn)
     return turns
 
@@ -184,7 +184,7 @@ async def test_the_advantage_of_a_token_is_the_bounded_log_ratio(tmp_path: Path)
     ledger = Ledger(tmp_path / "ledger.sqlite")
     [turn] = turns = recorded(ledger, a=USER_NEXT)
     await judged(ledger, turns)
-    [sample] = ledger.claim_samples(0, 5)
+    [sample] = ledger.samples.claim(0, 5)
     follow = f"What is 2 + 3?\n\n[what the user says next]\n{USER_NEXT[0]['content']}"
     with_it, without = ([ord(letter) for letter in text] for text in (follow, "What is 2 + 3?"))
     expected = []
@@ -211,29 +211,29 @@ async def test_the_advantage_of_a_token_is_the_bounded_log_ratio(tmp_path: Path)
 async def test_turns_without_a_follow_up_are_counted_and_words_of_feedback_are_one(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.sqlite")
     turns = recorded(ledger, tool=[TOOL], user=USER_NEXT, worded=[TOOL])
-    ledger.record_feedback(Feedback(turn_id="worded", created_at=103.0, text="Wrong tool."), said("Wrong tool."))
+    ledger.feedback.record(Feedback(turn_id="worded", created_at=103.0, text="Wrong tool."), said("Wrong tool."))
     await judged(ledger, turns)
-    assert ledger.counts()["turn_reasons"] == {"no_follow_up": 1}
-    assert len(ledger.claim_samples(0, 5)) == 2
+    assert ledger.views.counts()["turn_reasons"] == {"no_follow_up": 1}
+    assert len(ledger.samples.claim(0, 5)) == 2
 
 
 async def test_thumbs_alone_teach_nothing(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.sqlite")
     turn = make_turn("thumbed")
-    ledger.record_turn(turn)
-    ledger.record_feedback(Feedback(turn_id="thumbed", created_at=103.0, thumbs="down"), said("(feedback: -1)"))
+    ledger.turns.record(turn)
+    ledger.feedback.record(Feedback(turn_id="thumbed", created_at=103.0, thumbs="down"), said("(feedback: -1)"))
     await judged(ledger, [turn])
-    assert ledger.claim_samples(0, 5) == []
+    assert ledger.samples.claim(0, 5) == []
 
 
 async def test_a_session_that_is_cut_off_trains_what_was_answered(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.sqlite")
     turns = recorded(ledger, a=USER_NEXT)
-    ledger.record_turn(make_turn("last"))
-    ledger.end_session("session", 200.0)
+    ledger.turns.record(make_turn("last"))
+    ledger.sessions.end("session", 200.0)
     await judged(ledger, turns)
-    assert len(ledger.claim_samples(0, 5)) == 1
-    assert ledger.turn("last").reason == "no_next_state"
+    assert len(ledger.samples.claim(0, 5)) == 1
+    assert ledger.turns.get("last").reason == "no_next_state"
 
 
 @pytest.mark.parametrize(("profile", "serve"), [("gpu8", 4), ("gpu4_lora", 2), ("tiny_cpu", 1)])

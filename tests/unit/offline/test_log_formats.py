@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from openclaw.ledger.importing import ImportFormatError
+from openclaw.ledger.conversations import ImportFormatError
 from openclaw.ledger.store import Ledger
 from openclaw.offline.chat_logs import LoggedConversation
 from openclaw.offline.reading import read_logs

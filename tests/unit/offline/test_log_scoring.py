@@ -14,6 +14,7 @@ import pytest
 from chat_codec.renderer import Renderer, RenderError
 from lab.testkit.ledger_records import USER_NEXT, judged_sample, make_turn
 from lab.testkit.tiny_random import build_tokenizer
+from openclaw.credit.baseline import record_judged
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
 from openclaw.judge.log_scoring import LogScorer, ScorerSettings
 from openclaw.ledger.records import Turn, Verdict
@@ -54,7 +55,7 @@ def queue(ledger: Ledger, turn_id: str, session_id: str = "s", **changes: Any) -
             **changes,
         },
     )
-    ledger.record_log_turns(session_id, [(turn, None)])
+    ledger.logs.record(session_id, [(turn, None)])
 
 
 def table(ids: Sequence[int]) -> list[float]:
@@ -111,7 +112,7 @@ def test_scores_are_those_of_the_trainers_temperature_and_marked(
     queue(ledger, "t")
     engine = Exact()
     assert step(scorer(ledger, engine, renderer, temperature=temperature))
-    turn = ledger.turn("t")
+    turn = ledger.turns.get("t")
     assert (turn.state, turn.scored, turn.temperature) == ("pending", True, temperature)
     assert [(span.version, span.start, span.end) for span in turn.weight_versions] == [("7", 0, len(turn.response_ids))]
     assert turn.prompt_ids == renderer.render([USER])
@@ -125,13 +126,13 @@ def test_scores_are_those_of_the_trainers_temperature_and_marked(
         )
     assert make_sample(turn, 1.0, score=1).metadata["scored"] is True
     assert "scored" not in make_sample(make_turn(), 1.0, score=1).metadata
-    assert ledger.counts()["scored"] == 1
+    assert ledger.views.counts()["scored"] == 1
 
 
 def test_a_method_of_the_policys_top_k_gets_it(ledger: Ledger, renderer: Renderer) -> None:
     queue(ledger, "t")
     assert step(scorer(ledger, Exact(), renderer, student_topk=3))
-    turn = ledger.turn("t")
+    turn = ledger.turns.get("t")
     assert turn.response_topk is not None
     for position, (ids, values) in enumerate(zip(turn.response_topk.ids, turn.response_topk.log_probs, strict=True)):
         expected = at([*turn.prompt_ids, *turn.response_ids[:position]], 0.6)
@@ -176,8 +177,8 @@ def test_a_template_that_cannot_show_a_reply_is_a_reason(ledger: Ledger, rendere
     queue(ledger, "odd", response_message={"role": "assistant", "content": "x", "tool_calls": [{"function": {}}]})
     queue(ledger, "good")
     assert step(scorer(ledger, Exact(), renderer))
-    assert (ledger.turn("odd").state, ledger.turn("odd").reason) == ("ended", "log_not_rendered")
-    assert ledger.turn("good").state == "pending"
+    assert (ledger.turns.get("odd").state, ledger.turns.get("odd").reason) == ("ended", "log_not_rendered")
+    assert ledger.turns.get("good").state == "pending"
     tokenizer = build_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }} {% endfor %}"
     with pytest.raises(RenderError, match="does not end a reply with a control token"):
@@ -187,7 +188,7 @@ def test_a_template_that_cannot_show_a_reply_is_a_reason(ledger: Ledger, rendere
 def test_a_reply_that_was_cut_off_gets_no_end(ledger: Ledger, renderer: Renderer) -> None:
     queue(ledger, "t", finish_reason="length")
     assert step(scorer(ledger, Exact(), renderer))
-    assert decoded(renderer, ledger.turn("t").response_ids) == "It is 5."
+    assert decoded(renderer, ledger.turns.get("t").response_ids) == "It is 5."
 
 
 def test_too_long_and_refused_turns_end_with_a_reason(ledger: Ledger, renderer: Renderer) -> None:
@@ -199,7 +200,7 @@ def test_too_long_and_refused_turns_end_with_a_reason(ledger: Ledger, renderer: 
     assert step(scorer(ledger, Exact(), renderer, max_tokens=5))
     queue(ledger, "refused")
     assert step(scorer(ledger, Refusing(), renderer))
-    assert [ledger.turn(name).reason for name in ("long", "refused")] == ["too_long", "log_refused"]
+    assert [ledger.turns.get(name).reason for name in ("long", "refused")] == ["too_long", "log_refused"]
 
 
 def test_a_failure_of_the_engine_is_no_reason(ledger: Ledger, renderer: Renderer) -> None:
@@ -210,7 +211,7 @@ def test_a_failure_of_the_engine_is_no_reason(ledger: Ledger, renderer: Renderer
     queue(ledger, "t")
     with pytest.raises(EngineUnavailableError):
         step(scorer(ledger, Away(), renderer))
-    assert ledger.turn("t").state == "unscored"
+    assert ledger.turns.get("t").state == "unscored"
     assert step(scorer(ledger, Exact(), renderer))
 
 
@@ -222,7 +223,7 @@ def test_all_numbers_of_a_turn_come_from_the_same_weights(ledger: Ledger, render
         *([[-9.0, token] for token in range(count)] for _ in ids[1:]),
     ]  # settles nothing
     assert step(scorer(ledger, flat, renderer))
-    assert [span.version for span in ledger.turn("t").weight_versions] == ["2"]
+    assert [span.version for span in ledger.turns.get("t").weight_versions] == ["2"]
 
 
 def test_scoring_stays_near_training_and_keeps_conversations_whole(ledger: Ledger, renderer: Renderer) -> None:
@@ -231,55 +232,55 @@ def test_scoring_stays_near_training_and_keeps_conversations_whole(ledger: Ledge
         queue(ledger, f"b{number}", "second")
     worker = scorer(ledger, Exact(), renderer, ahead=2)
     assert step(worker)
-    assert {ledger.turn(f"a{number}").state for number in range(3)} == {"pending"}
+    assert {ledger.turns.get(f"a{number}").state for number in range(3)} == {"pending"}
     assert not step(worker), "three turns wait for the judge"
     for number in range(3):
-        ledger.record_judged(f"a{number}", Verdict(score=0), [], "score_zero")
+        record_judged(ledger, f"a{number}", Verdict(score=0), [], "score_zero")
     assert step(worker)
-    assert ledger.turn("b2").state == "pending"
-    assert not ledger.holds_unscored()
+    assert ledger.turns.get("b2").state == "pending"
+    assert not ledger.logs.holds_unscored()
 
 
 def test_old_scores_are_renewed_and_the_verdict_is_kept(ledger: Ledger, renderer: Renderer) -> None:
     queue(ledger, "t")
     step(scorer(ledger, Exact(), renderer))
-    turn, verdict = ledger.turn("t"), Verdict(score=1)
-    ledger.record_judged("t", verdict, [make_sample(turn, 1.0, score=1)], None)
-    [sample] = ledger.claim_samples(5, 1)
-    ledger.score_again(sample.metadata["ledger_id"])
-    assert (ledger.turn("t").state, ledger.kept_verdict("t")) == ("unscored", verdict)
-    assert ledger.reconcile(-1)["ready"] == 0, "no restored checkpoint brings the old scores back"
+    turn, verdict = ledger.turns.get("t"), Verdict(score=1)
+    record_judged(ledger, "t", verdict, [make_sample(turn, 1.0, score=1)], None)
+    [sample] = ledger.samples.claim(5, 1)
+    ledger.logs.score_again(sample.metadata["ledger_id"])
+    assert (ledger.turns.get("t").state, ledger.judging.kept_verdict("t")) == ("unscored", verdict)
+    assert ledger.samples.reconcile(-1)["ready"] == 0, "no restored checkpoint brings the old scores back"
     assert step(scorer(ledger, Exact(versions=["9"]), renderer))
-    [pending] = ledger.pending_turns(5)
+    [pending] = ledger.judging.pending(5)
     assert (pending.kept, pending.turn.weight_versions[0].version) == (verdict, "9")
-    ledger.record_judged("t", verdict, [make_sample(pending.turn, 1.0, score=1)], None)
-    assert ledger.counts()["samples"] == {"dropped": 1, "ready": 1}
-    assert ledger.rows("SELECT COUNT(*) AS n FROM samples WHERE baseline_role IS NOT NULL")[0]["n"] == 1
+    record_judged(ledger, "t", verdict, [make_sample(pending.turn, 1.0, score=1)], None)
+    assert ledger.views.counts()["samples"] == {"dropped": 1, "ready": 1}
+    assert ledger.database.rows("SELECT COUNT(*) AS n FROM samples WHERE baseline_role IS NOT NULL")[0]["n"] == 1
 
 
 def two_samples(ledger: Ledger, renderer: Renderer) -> None:
     queue(ledger, "t")
     step(scorer(ledger, Exact(), renderer))
-    sample = make_sample(ledger.turn("t"), 1.0, score=1)
-    ledger.record_judged("t", Verdict(score=1), [sample, sample], None)
+    sample = make_sample(ledger.turns.get("t"), 1.0, score=1)
+    record_judged(ledger, "t", Verdict(score=1), [sample, sample], None)
 
 
 def test_samples_of_a_turn_are_taken_back_together(ledger: Ledger, renderer: Renderer) -> None:
     two_samples(ledger, renderer)
-    both = ledger.claim_samples(5, 2)
-    assert [ledger.score_again(sample.metadata["ledger_id"]) for sample in both] == [True, True]
-    assert ledger.counts()["samples"] == {"dropped": 2}
-    assert (ledger.turn("t").state, ledger.kept_verdict("t")) == ("unscored", Verdict(score=1))
+    both = ledger.samples.claim(5, 2)
+    assert [ledger.logs.score_again(sample.metadata["ledger_id"]) for sample in both] == [True, True]
+    assert ledger.views.counts()["samples"] == {"dropped": 2}
+    assert (ledger.turns.get("t").state, ledger.judging.kept_verdict("t")) == ("unscored", Verdict(score=1))
 
 
 def test_a_turn_of_which_another_batch_has_a_sample_gives_none_again(ledger: Ledger, renderer: Renderer) -> None:
     two_samples(ledger, renderer)
-    ledger.claim_samples(5, 1)
-    [later] = ledger.claim_samples(6, 1)
-    assert not ledger.score_again(later.metadata["ledger_id"])
-    assert (ledger.turn("t").state, ledger.counts()["samples"]) == ("judged", {"leased": 2})
-    ledger.mark_trained(5)
-    assert not ledger.score_again(later.metadata["ledger_id"])
+    ledger.samples.claim(5, 1)
+    [later] = ledger.samples.claim(6, 1)
+    assert not ledger.logs.score_again(later.metadata["ledger_id"])
+    assert (ledger.turns.get("t").state, ledger.views.counts()["samples"]) == ("judged", {"leased": 2})
+    ledger.samples.mark_trained(5)
+    assert not ledger.logs.score_again(later.metadata["ledger_id"])
 
 
 def test_what_a_session_gave_as_a_whole_is_given_again(tmp_path: Path, renderer: Renderer) -> None:
@@ -290,51 +291,53 @@ def test_what_a_session_gave_as_a_whole_is_given_again(tmp_path: Path, renderer:
     step(scorer(ledger, Exact(), renderer))
 
     def judge(turn_id: str, *, sample: bool) -> None:
-        turn = ledger.turn(turn_id)
+        turn = ledger.turns.get(turn_id)
         made = [make_sample(turn, 1.0, score=1)] if sample else []
-        ledger.record_judged(turn_id, Verdict(score=int(sample)), made, None if sample else "score_zero")
+        record_judged(ledger, turn_id, Verdict(score=int(sample)), made, None if sample else "score_zero")
 
     def of_session() -> list[tuple[str, Sample]]:
         """One more sample of each turn, as a method may give that does not look at ``reason``."""
-        return [(each.turn.id, make_sample(each.turn, 0.5, score=0)) for each in ledger.judged_turns("s")]
+        return [(each.turn.id, make_sample(each.turn, 0.5, score=0)) for each in ledger.judging.judged("s")]
 
     for turn_id in ("a", "b", "c"):
         judge(turn_id, sample=turn_id == "a")
-    assert ledger.close_session("s", of_session()[:2], ledger.clock())
-    assert ledger.counts()["samples"] == {"ready": 3}, "two of the first turn, and that of the session for the second"
-    claimed = ledger.claim_samples(5, 3)
+    assert ledger.judging.close_session("s", of_session()[:2], ledger.database.clock())
+    assert ledger.views.counts()["samples"] == {"ready": 3}, (
+        "two of the first turn, and that of the session for the second"
+    )
+    claimed = ledger.samples.claim(5, 3)
     old = next(each.metadata["ledger_id"] for each in claimed if each.metadata["turn_id"] == "b")
-    assert ledger.score_again(old)
-    assert ledger.finished_sessions(9) == [], "the turn waits for scores"
+    assert ledger.logs.score_again(old)
+    assert ledger.judging.finished_sessions(9) == [], "the turn waits for scores"
     step(scorer(ledger, Exact(versions=["9"]), renderer))
-    assert not ledger.nothing_to_come()
+    assert not ledger.logs.nothing_to_come()
     judge("b", sample=False)
-    assert ledger.finished_sessions(9) == ["s"]
-    assert ledger.close_session("s", of_session()[:2], ledger.clock())
-    [again] = ledger.claim_samples(6, 9)
+    assert ledger.judging.finished_sessions(9) == ["s"]
+    assert ledger.judging.close_session("s", of_session()[:2], ledger.database.clock())
+    [again] = ledger.samples.claim(6, 9)
     assert (again.metadata["turn_id"], again.weight_versions) == ("b", ["9"]), "and none of the others again"
-    assert ledger.turn("b").reason is None
-    assert not ledger.close_session("s", of_session(), ledger.clock())
+    assert ledger.turns.get("b").reason is None
+    assert not ledger.judging.close_session("s", of_session(), ledger.database.clock())
 
 
 def test_a_deleted_conversation_is_not_scored(ledger: Ledger, renderer: Renderer) -> None:
     queue(ledger, "t", "gone")
-    [turn] = ledger.unscored_session()
-    ledger.forget_session("gone")
-    ledger.record_scores([(turn, "too_long")])
-    assert ledger.rows("SELECT * FROM logs") == []
+    [turn] = ledger.logs.unscored_session()
+    ledger.sessions.forget("gone")
+    ledger.logs.record_scores([(turn, "too_long")])
+    assert ledger.database.rows("SELECT * FROM logs") == []
     judged_sample(ledger, "other")
-    assert ledger.nothing_to_come() is True
+    assert ledger.logs.nothing_to_come() is True
 
 
 def test_nothing_is_to_come_when_all_is_scored_judged_and_closed(ledger: Ledger) -> None:
-    assert ledger.nothing_to_come()
+    assert ledger.logs.nothing_to_come()
     queue(ledger, "t")
-    assert not ledger.nothing_to_come(), "to score"
-    ledger.record_scores([(ledger.turn("t"), "too_long")])
-    assert not ledger.nothing_to_come(), "the session may give a sample"
-    assert ledger.close_session("s", [], 104.0)
-    assert ledger.nothing_to_come()
+    assert not ledger.logs.nothing_to_come(), "to score"
+    ledger.logs.record_scores([(ledger.turns.get("t"), "too_long")])
+    assert not ledger.logs.nothing_to_come(), "the session may give a sample"
+    assert ledger.judging.close_session("s", [], 104.0)
+    assert ledger.logs.nothing_to_come()
 
 
 def test_the_worker_goes_on_after_a_failure_and_ends_when_told(ledger: Ledger, renderer: Renderer) -> None:
@@ -355,7 +358,7 @@ def test_the_worker_goes_on_after_a_failure_and_ends_when_told(ledger: Ledger, r
         await scored.wait()
         stop.set()
         await task
-        return ledger.turn("t")
+        return ledger.turns.get("t")
 
     queue(ledger, "t")
     with pytest.MonkeyPatch.context() as patch:

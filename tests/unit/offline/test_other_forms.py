@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from openclaw.ledger.importing import ImportedTurn, ImportFormatError
+from openclaw.ledger.conversations import ImportedTurn, ImportFormatError
 from openclaw.ledger.store import Ledger
 from openclaw.messages.text import content_text
 from openclaw.offline.intake import Wishes, take_in

@@ -10,6 +10,7 @@ from openclaw_combine_method import Combine
 
 from lab.testkit.ledger_records import USER_NEXT, make_turn
 from openclaw.config.runtime import RuntimeConfig
+from openclaw.credit.baseline import record_judged
 from openclaw.ledger.records import Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.offline.replay import replay
@@ -25,19 +26,19 @@ def run(tmp_path: Path) -> Ledger:
     ledger = Ledger(tmp_path / "ledger.sqlite")
     for number in range(7):
         turn = make_turn(f"t{number}", session_id=f"s{number}", response_ids=[5, 6, 7 + number])
-        ledger.record_turn(turn)
-        ledger.record_next_state(turn.id, USER_NEXT, 102.0 + number)
+        ledger.turns.record(turn)
+        ledger.turns.record_next_state(turn.id, USER_NEXT, 102.0 + number)
         verdict = Verdict(
             score=(-1) ** number,
             hint="Plain." if number % 2 else None,
             teacher_log_probs=TEACHER if number % 2 else None,
         )
-        decision = METHOD.samples(ledger.turn(turn.id), verdict)
-        ledger.record_judged(turn.id, verdict, decision.samples, decision.reason)
+        decision = METHOD.samples(ledger.turns.get(turn.id), verdict)
+        record_judged(ledger, turn.id, verdict, decision.samples, decision.reason)
     for rollout_id in range(3):
-        ledger.claim_samples(rollout_id, 2)
-        ledger.record_step(rollout_id, str(rollout_id), 200.0, 201.0)
-    ledger.mark_trained(1)
+        ledger.samples.claim(rollout_id, 2)
+        ledger.samples.record_step(rollout_id, str(rollout_id), 200.0, 201.0)
+    ledger.samples.mark_trained(1)
     return ledger
 
 
@@ -72,7 +73,7 @@ def last_bit(blob: bytes) -> bytes:
 def test_one_bit_is_noticed(
     run: Ledger, table: str, column: str, field: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    [row] = run.rows(f"SELECT {column} FROM {table} WHERE {'id' if table == 'turns' else 'turn_id'} = 't3'")
+    [row] = run.database.rows(f"SELECT {column} FROM {table} WHERE {'id' if table == 'turns' else 'turn_id'} = 't3'")
     change(run, table, "t3", **{column: last_bit(row[column])})
     result = replay(run, METHOD)
     assert result.same == 6

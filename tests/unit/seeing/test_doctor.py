@@ -71,13 +71,13 @@ def all_side_by_text(run: MadeRun) -> None:
 def one_turn_sessions(run: MadeRun) -> None:
     for _ in range(30):
         turn_id = run.turn()
-        run.ledger.end_session(run.ledger.turn(turn_id).session_id, run.now)
+        run.ledger.sessions.end(run.ledger.turns.get(turn_id).session_id, run.now)
 
 
 def judge_is_away(run: MadeRun) -> None:
     run.healthy(2)
     for _ in range(12):
-        run.ledger.postpone(run.react(run.turn()), "connection refused", run.now)
+        run.ledger.judging.postpone(run.react(run.turn()), "connection refused", run.now)
 
 
 def judge_gives_up(run: MadeRun) -> None:
@@ -123,10 +123,10 @@ def everything_is_stale(run: MadeRun) -> None:
     for number in range(8):
         run.talk(1)
         run.talk(-1)
-        run.ledger.claim_samples(90 + number, 2)
-        for sample in run.ledger.sample_records():
+        run.ledger.samples.claim(90 + number, 2)
+        for sample in run.ledger.views.sample_records():
             if sample.state == "leased":
-                run.ledger.drop_sample(sample.id, "stale", 90 + number)
+                run.ledger.samples.drop(sample.id, "stale", 90 + number)
 
 
 def engines_differ(run: MadeRun) -> None:
@@ -191,15 +191,15 @@ def replies_are_cut_off(run: MadeRun) -> None:
 
 def the_gate_refuses(run: MadeRun) -> None:
     run.healthy(3)
-    run.ledger.record_decision(2, "step", "3", "no worse")
+    run.ledger.decisions.record(2, "step", "3", "no worse")
     for rollout in (3, 4, 5):
-        run.ledger.record_decision(rollout, "refused", "4", f"opinions: -0.2 nats in batch {rollout}", by_margin=True)
+        run.ledger.decisions.record(rollout, "refused", "4", f"opinions: -0.2 nats in batch {rollout}", by_margin=True)
 
 
 def the_gate_refuses_what_nobody_can_accept(run: MadeRun) -> None:
     run.healthy(3)
     for rollout in (3, 4, 5):
-        run.ledger.record_decision(rollout, "refused", "4", "scores moved by 2.10 nats/token", by_margin=rollout == 3)
+        run.ledger.decisions.record(rollout, "refused", "4", "scores moved by 2.10 nats/token", by_margin=rollout == 3)
 
 
 def the_runtime_dies(run: MadeRun) -> None:
@@ -287,8 +287,8 @@ def test_what_was_mended_is_not_reported(run: MadeRun, monkeypatch: pytest.Monke
 
 def test_a_gate_that_accepts_now_and_then_is_no_fault(run: MadeRun) -> None:
     the_gate_refuses(run)
-    run.ledger.record_decision(6, "step", "4", "no worse")
-    run.ledger.record_decision(7, "refused", "5", "tasks")
+    run.ledger.decisions.record(6, "step", "4", "no worse")
+    run.ledger.decisions.record(7, "refused", "5", "tasks")
     assert names(run) == []
 
 

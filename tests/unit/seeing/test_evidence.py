@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from openclaw.ledger.overview import TurnFacts
+from openclaw.ledger.views import TurnFacts
 from openclaw.runs.evidence import Share, difference, evidence
 
 TURN = TurnFacts(

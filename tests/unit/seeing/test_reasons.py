@@ -8,17 +8,17 @@ from pathlib import Path
 
 from openclaw.config.runtime import HYGIENE_RULES
 from openclaw.judge import hygiene, worker
-from openclaw.ledger import episode_records, feedback, graph, records, turns
+from openclaw.ledger import episodes, records, sessions, turns
 from openclaw.runs.reasons import REASONS, explain, in_words
 from openclaw.training import rollout
 from tests.helpers.reasons import explained_constants, explained_reasons, stated_reasons
 
 BY_NAME = {
-    *(turns.NO_NEXT_STATE, graph.REGENERATED, records.REDACTED, feedback.SUPERSEDED),
+    *(sessions.NO_NEXT_STATE, turns.REGENERATED, records.REDACTED, turns.SUPERSEDED),
     *(rollout.STALE, rollout.FUSE, worker.NO_QUORUM, worker.GAVE_UP),
     *(hygiene.DUPLICATE, hygiene.ASKS_BACK, *HYGIENE_RULES),
-    *(episode_records.EPISODE, episode_records.OVER, episode_records.FORGOTTEN, episode_records.NO_TOKENS),
-    *(episode_records.NO_SIGNAL, episode_records.STRAGGLER, episode_records.REWARD_UNUSED, episode_records.NO_REWARD),
+    *(records.EPISODE, records.OVER, episodes.FORGOTTEN, episodes.NO_TOKENS),
+    *(episodes.NO_SIGNAL, episodes.STRAGGLER, episodes.REWARD_UNUSED, episodes.NO_REWARD),
 }
 NOT_OF_A_TURN = {"ok", "task_failed", "timeout"}
 

@@ -19,9 +19,10 @@ import pytest
 from benchmarks.report import write_run
 from groundwork.paused import pause
 from openclaw.ledger.copying import copy_run
-from openclaw.ledger.overview import GateDecision
+from openclaw.ledger.database import Database
 from openclaw.ledger.records import Vote
 from openclaw.ledger.store import Ledger
+from openclaw.ledger.views import GateDecision
 from openclaw.report import examples, sections
 from openclaw.report.build import build
 from openclaw.report.command import main
@@ -165,7 +166,7 @@ def hostile_run(run: MadeRun) -> MadeRun:
             run.judge(run.react(turn_id), score, votes=[Vote("prm", HOSTILE, score)])
         run.judge(run.react(run.turn()), None, reason="<script>alert(2)</script>")
         run.step()
-    run.ledger.postpone(run.react(run.turn()), HOSTILE.replace("\ud800", ""), run.now)
+    run.ledger.judging.postpone(run.react(run.turn()), HOSTILE.replace("\ud800", ""), run.now)
     run.tracker.log({"eval/<script>alert(3)</script>": 0.5, "eval/step": 1}, "eval/step")
     pause(run.folder, 3, "<script>alert(4)</script>")
     return run
@@ -197,7 +198,7 @@ def test_an_owner_sees_nothing_of_another(tmp_path: Path) -> None:
         run.judge(run.react(run.turn(session_id=f"@bob:{run.now}")), None, reason="BOBREASON")
         run.talk(1, session_id=f"plain-{update}", messages=[{"role": "user", "content": "LOCALWORDS question apples"}])
         run.step(**{"eval/BOBSET": 0.5})
-    run.ledger.postpone(run.react(run.turn(session_id="@bob:late")), "BOBERROR", run.now)
+    run.ledger.judging.postpone(run.react(run.turn(session_id="@bob:late")), "BOBERROR", run.now)
     pause(run.folder, 3, "BOBFUSE")
     run.close()
     everybody, alice, local = (build(open_run(run.folder), owner).page for owner in (None, "alice", ""))
@@ -223,7 +224,7 @@ def test_replies_of_logs_are_no_evidence(tmp_path: Path) -> None:
     assert build(open_run(earlier.folder)).sentence.startswith("Yes:")
     copy = MadeRun(tmp_path / "copy")
     with closing(Ledger(earlier.ledger.path)) as source:
-        copy_run(source, copy.ledger, source.session_ids())
+        copy_run(source, copy.ledger, source.views.session_ids())
     told = build(open_run(copy.close()))
     assert told.sentence.startswith("Nobody can say from these replies: other weights gave them")
     assert 'class="pair"' not in told.page
@@ -245,7 +246,7 @@ def test_a_run_that_began_with_copies_is_judged_by_its_own_replies(tmp_path: Pat
     alone = build(open_run(folder)).sentence
     assert alone.startswith("Yes:")
     with closing(Ledger(earlier.ledger.path)) as source, closing(open_run(folder).open_ledger()) as ledger:
-        copy_run(source, ledger, source.session_ids(), number=2)
+        copy_run(source, ledger, source.views.session_ids(), number=2)
     both = build(open_run(folder))
     assert both.sentence == alone
     assert f"Another run or program gave the replies of {2 * FEWEST} turns." in both.page
@@ -255,8 +256,8 @@ def test_gate_decisions_are_shown(run: MadeRun, tmp_path: Path) -> None:
     run.healthy(3)
     assert "Gate decisions" not in page_of(run)
     gated = MadeRun(tmp_path / "gated").healthy(3)
-    gated.ledger.record_decision(1, "step", "2", "no worse")
-    gated.ledger.record_decision(2, "refused", "3", "opinions: <b>worse</b>")
+    gated.ledger.decisions.record(1, "step", "2", "no worse")
+    gated.ledger.decisions.record(2, "refused", "3", "opinions: <b>worse</b>")
     text = Elements(page_of(gated)).text
     assert "Versions and gate decisions" in text
     assert re.search(r"Gate decisions (step 1, refused 1|refused 1, step 1)\.", text)
@@ -303,13 +304,13 @@ def test_the_report_works_while_the_run_writes(tmp_path: Path) -> None:
 def statements(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The queries that the ledger is asked."""
     asked: list[str] = []
-    rows = Ledger.rows
+    rows = Database.rows
 
-    def counting(self: Ledger, sql: str, parameters: tuple[object, ...] = ()) -> list[sqlite3.Row]:
+    def counting(self: Database, sql: str, parameters: tuple[object, ...] = ()) -> list[sqlite3.Row]:
         asked.append(sql)
         return rows(self, sql, parameters)
 
-    monkeypatch.setattr(Ledger, "rows", counting)
+    monkeypatch.setattr(Database, "rows", counting)
     return asked
 
 
@@ -369,7 +370,7 @@ def test_the_last_reply_of_each_conversation_needs_no_advice() -> None:
 def test_decisions_alike_in_a_row_are_one_row() -> None:
     few = [GateDecision(n, "step", str(n), f"too few probes: {n} of 4", False, float(n)) for n in range(5)]
     refused = GateDecision(5, "refused", "4", "it moves away", True, 5.0)
-    ledger: Any = SimpleNamespace(gate_decisions=lambda: [*few, refused, *few[:1]])
+    ledger: Any = SimpleNamespace(views=SimpleNamespace(gate_decisions=lambda: [*few, refused, *few[:1]]))
     kinds, rows = sections.decisions(ledger)
     assert kinds == {"step": 6, "refused": 1}
     assert [(row.batches, row.kind, row.why) for row in rows] == [

@@ -11,9 +11,8 @@ import torch
 
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.inspect import main
-from openclaw.ledger.baseline import BASELINE
-from openclaw.ledger.records import Vote
-from openclaw.ledger.reports import SampleRecord
+from openclaw.ledger.records import BASELINE, Vote
+from openclaw.ledger.views import SampleRecord
 from openclaw.runs.advantage import advantages_of
 from openclaw.runs.reasons import REASONS
 from openclaw.runs.tokens import run_tokenizer, token_texts
@@ -114,7 +113,7 @@ def test_the_advantages_are_the_trainers(run: MadeRun, capsys: pytest.CaptureFix
 def run_sample(run: MadeRun, turn_id: str) -> SampleRecord:
     from openclaw.ledger.store import Ledger
 
-    return Ledger(run.folder / "ledger.sqlite").sample_records(turn_id)[0]
+    return Ledger(run.folder / "ledger.sqlite").views.sample_records(turn_id)[0]
 
 
 def test_without_a_baseline_nothing_is_subtracted(run: MadeRun) -> None:
@@ -160,10 +159,10 @@ def test_why_a_turn_was_not_trained(run: MadeRun, capsys: pytest.CaptureFixture[
     run.turn(kind="side")
     run.turn()
     run.react(run.turn())
-    run.ledger.postpone(run.react(run.turn()), "connection \x1b[2Jrefused", run.now)
+    run.ledger.judging.postpone(run.react(run.turn()), "connection \x1b[2Jrefused", run.now)
     run.talk(0)
     run.talk(1)
-    run.ledger.drop_sample(run.ledger.sample_records(run.talk(-1))[0].id, "stale", 0)
+    run.ledger.samples.drop(run.ledger.views.sample_records(run.talk(-1))[0].id, "stale", 0)
     run.close()
     expected = [
         f"Not trained (side). {REASONS['side'].sentence}",

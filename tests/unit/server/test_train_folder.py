@@ -9,6 +9,7 @@ import pytest
 
 from groundwork.exceptions import ConfigError
 from lab.testkit.ledger_records import USER_NEXT, judged_sample, make_turn
+from openclaw.credit.baseline import record_judged
 from openclaw.launch.plan import Recipe
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.resolve import make_plan
@@ -71,8 +72,8 @@ def job_of(folder: Path, save: Path, **changes: object) -> Job:
 
 def test_the_record_of_a_run_is_only_read(ledger: Ledger, tmp_path: Path) -> None:
     judged_sample(ledger, "turn-0")
-    ledger.claim_samples(0, 1)
-    ledger.record_step(0, "1", 200.0, 201.0)
+    ledger.samples.claim(0, 1)
+    ledger.samples.record_step(0, "1", 200.0, 201.0)
     folder, save = ledger.path.parent, tmp_path / "c"
     job = job_of(folder, save, epochs=2, limit=5, judge_again=True, keep_running=True)
     assert (job.variables["DATA_PATH"], "OPENCLAW_LEDGER" in job.variables) == (str(folder), False)
@@ -133,20 +134,20 @@ def test_too_little_for_a_batch_starts_nothing(
 
 def test_what_is_left_to_do(ledger: Ledger) -> None:
     assert nothing_left(ledger, 2)
-    ledger.record_turn(make_turn())
+    ledger.turns.record(make_turn())
     assert nothing_left(ledger, 2), "nobody said anything about it yet"
-    ledger.record_next_state("turn-0", USER_NEXT, 102.0)
+    ledger.turns.record_next_state("turn-0", USER_NEXT, 102.0)
     assert not nothing_left(ledger, 2), "to be judged"
-    ledger.record_judged("turn-0", Verdict(score=0), [], "score_zero")
+    record_judged(ledger, "turn-0", Verdict(score=0), [], "score_zero")
     assert nothing_left(ledger, 2)
-    ledger.end_session("session", 103.0)
+    ledger.sessions.end("session", 103.0)
     assert not nothing_left(ledger, 2), "the session may give a sample"
-    assert ledger.close_session("session", [], 104.0)
+    assert ledger.judging.close_session("session", [], 104.0)
     judged_sample(ledger, "turn-1", session_id="b")
     assert nothing_left(ledger, 2)
     judged_sample(ledger, "turn-2", session_id="b")
     assert not nothing_left(ledger, 2), "a batch"
-    ledger.claim_samples(0, 2)
+    ledger.samples.claim(0, 2)
     assert not nothing_left(ledger, 2), "a batch is being trained"
-    ledger.record_step(0, "1", 200.0, 201.0)
+    ledger.samples.record_step(0, "1", 200.0, 201.0)
     assert nothing_left(ledger, 2)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lab.testkit.ledger_records import USER_NEXT, make_turn
+from openclaw.credit.baseline import record_judged
 from openclaw.ledger.records import Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.training.samples import make_sample
@@ -74,10 +75,10 @@ def test_a_sample_refuses_values_that_do_not_fit(declared: tuple[Stream, list[An
 def test_the_ledger_gives_back_every_number(declared: tuple[Stream, list[Any]], tmp_path: Path) -> None:
     stream, values = declared
     ledger, turn = Ledger(tmp_path / "ledger.sqlite"), make_turn()
-    ledger.record_turn(turn)
-    ledger.record_next_state(turn.id, USER_NEXT, 102.0)
-    ledger.record_judged(turn.id, Verdict(score=1), [sample_with(stream.name, values)], None)
-    [found] = ledger.claim_samples(0, 1)
+    ledger.turns.record(turn)
+    ledger.turns.record_next_state(turn.id, USER_NEXT, 102.0)
+    record_judged(ledger, turn.id, Verdict(score=1), [sample_with(stream.name, values)], None)
+    [found] = ledger.samples.claim(0, 1)
     assert getattr(found, stream.name) == values
 
 

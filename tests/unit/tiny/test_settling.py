@@ -15,6 +15,7 @@ from lab.personal import trainer
 from lab.personal.trainer import Trainer
 from lab.testkit.ledger_records import USER_NEXT, judged_sample, make_turn
 from lab.tiny_demo.launched import LaunchedRun, RunFailed, Settings
+from openclaw.credit.baseline import record_judged
 from openclaw.ledger.records import Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.where import ARGUMENTS_NAME
@@ -63,11 +64,11 @@ async def settles(run: Trainer) -> bool:
 async def test_from_a_reaction_to_live_weights(make: Callable[..., Trainer], ledger: Ledger) -> None:
     run = make()
     assert await settles(run)
-    ledger.record_turn(make_turn("a"))
+    ledger.turns.record(make_turn("a"))
     assert await settles(run), "a reply without a reaction teaches nothing"
-    ledger.record_next_state("a", USER_NEXT, 102.0)
+    ledger.turns.record_next_state("a", USER_NEXT, 102.0)
     assert not await settles(run), "it waits for the judge"
-    ledger.record_judged("a", Verdict(score=0), [], "no_score")
+    record_judged(ledger, "a", Verdict(score=0), [], "no_score")
     assert await settles(run), "it was judged, and gives no sample"
 
 
@@ -77,10 +78,10 @@ async def test_an_update_is_waited_for(make: Callable[..., Trainer], ledger: Led
     assert await settles(run), "half a batch starts nothing"
     judged_sample(ledger, "b", session_id="b")
     assert not await settles(run), "an update is due"
-    ledger.claim_samples(0, 2)
+    ledger.samples.claim(0, 2)
     assert not await settles(run), "its weights are not live"
     assert await settles(held_back), "they will not be for several updates"
-    ledger.record_step(0, "1", 103.0, 104.0)
+    ledger.samples.record_step(0, "1", 103.0, 104.0)
     assert await settles(run)
     assert (run.updates, run.samples_trained, run.ready) == (1, 2, 0)
 
@@ -89,7 +90,7 @@ async def test_a_run_that_stands_still_is_an_error(
     make: Callable[..., Trainer], ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer, "STUCK_SECONDS", 0.0)
-    ledger.record_turn(make_turn("a"))
-    ledger.record_next_state("a", USER_NEXT, 102.0)
+    ledger.turns.record(make_turn("a"))
+    ledger.turns.record_next_state("a", USER_NEXT, 102.0)
     with pytest.raises(RunFailed, match="nothing changed for 0 s: 1 turns wait for the judge, 0 samples are"):
         await make().settle()

@@ -19,64 +19,71 @@ below the worst honest one.
 from __future__ import annotations
 
 import copy
-import sqlite3
-from typing import Literal
+from collections.abc import Sequence
 
 from groundwork.chat_messages import Message
-from openclaw.ledger.opinion import WEIGHT
-from openclaw.ledger.records import Verdict
+from openclaw.ledger.records import BASELINE, WEIGHT, ReactionReward, Verdict
+from openclaw.ledger.store import Ledger
 from openclaw.messages.text import next_state_role
+from openclaw.owners import owner_of, root
 from slime.utils.types import Sample
-
-Role = Literal["user", "tool"]
 
 WINDOW = 64
 """Number of earlier rewards in the mean: four batches of the default size, so that it follows the policy."""
 PRIOR = 8
-BASELINE = "baseline"
-"""Key in a sample's metadata: what the trainer subtracts from its reward."""
 
 
-OF_OWNER = "SELECT baseline_reward FROM samples WHERE baseline_owner = ? AND baseline_role = ? ORDER BY id DESC LIMIT ?"
-OF_ALL = "SELECT baseline_reward, baseline_owner FROM samples WHERE baseline_role = ? ORDER BY id DESC LIMIT ?"
-
-
-def mean_of(rewards: list[float], prior: float = 0.0) -> float:
+def mean_of(rewards: Sequence[float], prior: float = 0.0) -> float:
     """Return the baseline of up to `WINDOW` earlier rewards; ``prior`` without any."""
     count = len(rewards)
     weight = PRIOR * (1 - count / WINDOW)
     return (sum(rewards) + weight * prior) / (count + weight)
 
 
-def baseline_of(connection: sqlite3.Connection, owner: str, role: Role) -> float:
+def baseline_of(ledger: Ledger, owner: str, role: str) -> float:
     """Return the baseline of the next reward that ``role`` gives in a session of ``owner``."""
-    own = [row[0] for row in connection.execute(OF_OWNER, (owner, role, WINDOW))]
+    own = ledger.samples.earlier_rewards(owner, role, WINDOW)
     if len(own) == WINDOW:
         return mean_of(own)
-    recent = connection.execute(OF_ALL, (role, WINDOW)).fetchall()
-    return mean_of(own, mean_of([reward for reward, other in recent if other != owner]))
+    return mean_of(own, mean_of(ledger.samples.rewards_of_others(owner, role, WINDOW)))
+
+
+def record_judged(
+    ledger: Ledger,
+    turn_id: str,
+    verdict: Verdict,
+    samples: Sequence[Sample],
+    reason: str | None,
+    feedback_seen: int | None = None,
+    next_state_seen: Sequence[Message] | None = None,
+    made_by: str | None = None,
+) -> None:
+    """Commit a verdict with its samples and their baselines; see `openclaw.ledger.judging.Judging.record`."""
+    with ledger.transaction():
+        rewards: list[ReactionReward | None] = []
+        if samples:
+            session_id, following = ledger.judging.reaction(turn_id)
+            samples, rewards = compared(ledger, samples, verdict, following, root(owner_of(session_id)))
+        ledger.judging.record(turn_id, verdict, samples, reason, feedback_seen, next_state_seen, made_by, rewards)
 
 
 def compared(
-    connection: sqlite3.Connection, samples: list[Sample], verdict: Verdict, next_state: list[Message], owner: str
-) -> list[tuple[Sample, dict[str, object]]]:
-    """Return a turn's samples with their baselines in the metadata, and the columns by which later ones count them."""
+    ledger: Ledger, samples: Sequence[Sample], verdict: Verdict, next_state: Sequence[Message], owner: str
+) -> tuple[list[Sample], list[ReactionReward | None]]:
+    """Return a turn's samples with their baselines in the metadata, and what later baselines count of each."""
     role = next_state_role(next_state)
-    baseline = baseline_of(connection, owner, role)
+    baseline = baseline_of(ledger, owner, role)
     if verdict.score_source == "rule":
         baseline = max(baseline, 0.0)
-    found: list[tuple[Sample, dict[str, object]]] = []
+    found: list[Sample] = []
+    rewards: list[ReactionReward | None] = []
     for sample in samples:
         reward, weight = sample.reward, float(sample.metadata.get(WEIGHT, 1.0))
-        if not isinstance(reward, (int, float)) or not reward:
-            found.append((sample, {}))
-            continue
-        sample = copy.copy(sample)
-        sample.metadata = {**sample.metadata, BASELINE: weight * baseline}
-        columns: dict[str, object] = {
-            "baseline_role": role,
-            "baseline_reward": reward / weight,
-            "baseline_owner": owner,
-        }
-        found.append((sample, {} if verdict.score_source == "rule" else columns))
-    return found
+        counts = isinstance(reward, (int, float)) and bool(reward)
+        if counts:
+            sample = copy.copy(sample)
+            sample.metadata = {**sample.metadata, BASELINE: weight * baseline}
+        found.append(sample)
+        stated = counts and verdict.score_source != "rule"
+        rewards.append(ReactionReward(owner, role, reward / weight) if stated else None)
+    return found, rewards
