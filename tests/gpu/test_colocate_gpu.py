@@ -15,8 +15,7 @@ from benchmarks.weight_receiver import local_handle
 from lab.testkit import tiny_random, trainer
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
-from slime.backends.sglang_utils.engine import SGLangEngine
-from slime.backends.sglang_utils.memory_calls import CACHE, WEIGHTS
+from slime.backends.sglang_utils.engine import CACHE, WEIGHTS, SGLangEngine
 from slime.backends.trainer.offload import HostMemory
 from slime.weight_sync.transports import make_weight_sync
 from tests.helpers import megatron_ranks, trainer_ranks

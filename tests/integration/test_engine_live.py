@@ -18,9 +18,8 @@ from lab.testkit.live_engine import WeightSender, engine_arguments, files_of, go
 from lab.testkit.processes import reachable_from_outside
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
-from slime.backends.sglang_utils.engine import SGLangEngine
+from slime.backends.sglang_utils.engine import CACHE, WEIGHTS, SGLangEngine
 from slime.backends.sglang_utils.external_release import DEFAULT_VERSION, follow
-from slime.backends.sglang_utils.memory_calls import CACHE, WEIGHTS
 from slime.exceptions import EngineError
 from tests.helpers.engine_checks import check_streams_through_updates, check_the_trainer_agrees
 from tests.helpers.engine_streams import (

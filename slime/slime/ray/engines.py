@@ -27,7 +27,7 @@ from slime.ray.engine_machines import by_machine
 from slime.ray.placement import ENGINE_GPU_SHARE, ReservedPlacement
 from slime.ray.restarts import first_line
 from slime.ray.router_workers import RouterWorkers
-from slime.weight_sync.remote_engine import EngineCalls, RemoteEngine, RemoteProcess
+from slime.weight_sync.remote_engine import EngineCalls, RemoteEngine, RemoteProcess, RemoteServer
 
 logger = logging.getLogger(__name__)
 
@@ -165,8 +165,8 @@ class EngineGroup:
 
     def _discard(self, index: int) -> None:
         """End what is left of an engine, so that its port and GPUs are free."""
-        actors: list[RemoteProcess] = [self.handles[index], *self._others.pop(index, [])]
-        EngineCalls.to_all(actors, RemoteProcess.kill).unanswered(_STOP_TIMEOUT_SECONDS)
+        actors: list[RemoteServer] = [self.handles[index], *self._others.pop(index, [])]
+        EngineCalls.to_all(actors, RemoteServer.kill).unanswered(_STOP_TIMEOUT_SECONDS)
         for handle in actors:
             ray.kill(handle.actor)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from slime.args import Arguments
-from slime.backends.sglang_utils.memory_calls import CACHE, WEIGHTS
+from slime.backends.sglang_utils.engine import CACHE, WEIGHTS
 from slime.ray.trainer import Trainer
 from slime.utils.misc import should_run_periodic_action
 

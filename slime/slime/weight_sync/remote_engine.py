@@ -26,17 +26,31 @@ LOOK_SECONDS = 5.0
 BLAME_SECONDS = 5.0
 """Seconds for an engine's call to fail after the operation beside it failed, so that the engine is identified."""
 
-H = TypeVar("H", bound="RemoteProcess")
+H = TypeVar("H", bound="RemoteServer")
 T = TypeVar("T")
 P = ParamSpec("P")
 Ts = TypeVarTuple("Ts")
 
 
 @dataclass(frozen=True)
-class RemoteProcess:
-    """Handle of an `EngineProcess`, the part of an engine on one machine; ``actor`` is Ray's handle."""
+class RemoteServer:
+    """What an engine and its part on another machine share; ``actor`` is Ray's handle."""
 
     actor: Any
+
+    def hosts(self) -> ObjectRef[list[str]]:
+        return self.actor.hosts.remote()
+
+    def stop(self) -> ObjectRef[None]:
+        return self.actor.stop.remote()
+
+    def kill(self) -> ObjectRef[None]:
+        return self.actor.kill.remote()
+
+
+@dataclass(frozen=True)
+class RemoteProcess(RemoteServer):
+    """Handle of an `EngineProcess`, the part of an engine on one machine."""
 
     def launch(self, rendezvous: str) -> ObjectRef[None]:
         return self.actor.launch.remote(rendezvous=rendezvous)
@@ -50,18 +64,9 @@ class RemoteProcess:
     def explain(self, problem: str) -> ObjectRef[str]:
         return self.actor.explain.remote(problem)
 
-    def hosts(self) -> ObjectRef[list[str]]:
-        return self.actor.hosts.remote()
-
-    def stop(self) -> ObjectRef[None]:
-        return self.actor.stop.remote()
-
-    def kill(self) -> ObjectRef[None]:
-        return self.actor.kill.remote()
-
 
 @dataclass(frozen=True)
-class RemoteEngine(RemoteProcess):
+class RemoteEngine(RemoteServer):
     """Handle of an `SGLangEngine` or `ExternalEngine`."""
 
     # Life
@@ -155,7 +160,7 @@ class RemoteEngine(RemoteProcess):
 class EngineCalls(Generic[T]):
     """The running calls of one method: ``EngineCalls.to_all(engines, RemoteEngine.pause_generation, "retract")``."""
 
-    def __init__(self, method: str, engines: Sequence[RemoteProcess], calls: Sequence[ObjectRef[T]]) -> None:
+    def __init__(self, method: str, engines: Sequence[RemoteServer], calls: Sequence[ObjectRef[T]]) -> None:
         self.method = method
         self._engines = list(engines)
         self._futures: list[Future[T]] = [call.future() for call in calls]

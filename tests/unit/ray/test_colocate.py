@@ -17,8 +17,7 @@ import train
 from groundwork.paused import pause
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec, Placement
-from slime.backends.sglang_utils.engine import SGLangEngine
-from slime.backends.sglang_utils.memory_calls import CACHE, WEIGHTS
+from slime.backends.sglang_utils.engine import CACHE, WEIGHTS, SGLangEngine
 from slime.exceptions import DataUsedError, EngineError, RankLostError
 from slime.ray import run_start
 from slime.ray.gpu_alternation import GpuAlternation

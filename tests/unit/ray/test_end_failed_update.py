@@ -28,7 +28,7 @@ class Child:
 def started(run_dir: Path) -> tuple[SGLangEngine, Child]:
     engine = SGLangEngine(Arguments(run_dir=str(run_dir), device="cpu"), EngineSpec("policy", 0, 1), 1)
     child = Child()
-    engine._child, engine._starts = child, 1  # pyright: ignore[reportAttributeAccessIssue]
+    engine.process.child, engine._starts = child, 1  # pyright: ignore[reportAttributeAccessIssue]
     return engine, child
 
 

@@ -15,7 +15,7 @@ from groundwork.exceptions import ConfigError
 from groundwork.machine import this_host
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec, describe_placement
-from slime.backends.sglang_utils import engine_process, other_nodes
+from slime.backends.sglang_utils import engine_process
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.engine_process import EngineProcess
 from slime.backends.sglang_utils.server_args import server_command
@@ -271,10 +271,10 @@ def test_a_machine_that_is_gone_is_named(tmp_path: Path, spawned: list[Any], mon
     assert "the end of a log\nengine-policy-0: its process on machine 2 of 2" in engine._explain("is silent")
     engine.kill()
     assert not spawned[1][2].alive(), "what can be reached is ended"
-    monkeypatch.setattr(other_nodes, "ANSWER_SECONDS", 0.0)
+    monkeypatch.setattr(engine_process, "ANSWER_SECONDS", 0.0)
     silent = SimpleNamespace(alive=SimpleNamespace(remote=lambda: SimpleNamespace(future=Future)))
     with pytest.raises(EngineNodeLostError, match=r"does not answer alive \(for 0 s\)"):
-        other_nodes.OtherNodes("engine-prm-1", [RemoteProcess(silent)]).alive()
+        engine_process.OtherNodes("engine-prm-1", [RemoteProcess(silent)]).alive()
 
 
 class Made:

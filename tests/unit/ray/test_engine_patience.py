@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from slime.args import Arguments
@@ -15,7 +18,8 @@ def test_an_engine_hangs_after_its_timeout_and_its_first_wait(monkeypatch: pytes
     monkeypatch.setattr(engine_module.time, "monotonic", lambda: now)
     made = SGLangEngine.__new__(SGLangEngine)
     made._args = Arguments(rollout_health_check_timeout=10.0, rollout_health_check_first_wait=30.0)
-    made._child = None
+    process: Any = SimpleNamespace(stopped=lambda: False)
+    made.process = process
     made._started_at, made._silent_since = 1000.0, 0.0
     monkeypatch.setattr(made, "health", lambda: healthy, raising=False)
     assert made.hangs() is False

@@ -170,7 +170,7 @@ def test_a_hanging_engine_is_ended_and_started_again(tmp_path: Path, monkeypatch
 
     engine = SGLangEngine(arguments(tmp_path), EngineSpec("policy", 0, 1))
     child, starts = Child(), []
-    engine._child = child  # type: ignore[assignment]
+    engine.process.child = child  # type: ignore[assignment]
     monkeypatch.setattr(engine, "start", lambda hold: starts.append((child.running, hold)))
     monkeypatch.setattr(engine, "hangs", lambda: False)
     assert engine.restart_if_dead() is False

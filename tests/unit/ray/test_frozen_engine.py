@@ -19,6 +19,7 @@ from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils import engine as engine_module
 from slime.backends.sglang_utils.engine import SGLangEngine
+from slime.backends.sglang_utils.engine_process import EngineProcess
 
 SCHEDULER = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
 
@@ -33,11 +34,11 @@ def members(group: int) -> list[int]:
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SGLangEngine]:
     """An engine with a real server process and a real worker behind it."""
 
-    def launch(engine: SGLangEngine, port: int = 0, **options: object) -> None:
-        engine._child = spawn([sys.executable, "-c", SCHEDULER], name="policy-0")
-        wait_until(lambda: len(members(engine._child.pid)) == 2, lambda: "no worker")  # pyright: ignore
+    def launch(process: EngineProcess, port: int = 0, **options: object) -> None:
+        process.child = spawn([sys.executable, "-c", SCHEDULER], name="policy-0")
+        wait_until(lambda: len(members(process.child.pid)) == 2, lambda: "no worker")  # pyright: ignore
 
-    monkeypatch.setattr(SGLangEngine, "launch", launch)
+    monkeypatch.setattr(EngineProcess, "launch", launch)
     monkeypatch.setattr(SGLangEngine, "health", lambda engine: True)
     arguments = Arguments(run_dir=str(tmp_path), device="cpu", rollout_health_check_timeout=30.0)
     engine = SGLangEngine(arguments, EngineSpec("policy", 0, 1, ()))
@@ -47,8 +48,8 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SGLangEn
 
 
 def child(engine: SGLangEngine) -> ChildProcess:
-    assert engine._child is not None
-    return engine._child
+    assert engine.process.child is not None
+    return engine.process.child
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["server", "worker"])

@@ -35,7 +35,7 @@ def test_a_silent_engine_is_given_its_time(tmp_path: Path, monkeypatch: pytest.M
 
     def start(engine: SGLangEngine, hold: bool = False) -> str:
         started.append(Child())
-        engine._child = started[-1]  # pyright: ignore[reportAttributeAccessIssue]
+        engine.process.child = started[-1]  # pyright: ignore[reportAttributeAccessIssue]
         return ""
 
     monkeypatch.setattr(engine_module.time, "monotonic", lambda: now)

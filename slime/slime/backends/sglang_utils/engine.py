@@ -1,31 +1,40 @@
-"""One SGLang engine: its processes, and the calls that the trainer and the manager make on it.
+"""One SGLang engine: its server, and the calls that the trainer and the manager make on it.
 
 Guarantees: the server keeps its port for the engine's whole life, across crashes and restarts. ``start`` returns once
 it serves, or raises with the last lines of its log. ``stop`` or the actor's death leaves nothing behind. An engine that
-spans machines starts, ends and dies as a whole. A call that SGLang refuses raises
-:class:`~slime.exceptions.EngineError` with SGLang's message. :class:`SGLangEngine` is a plain class;
-``slime.ray.engines`` makes a Ray actor of it.
+spans machines starts, ends and dies as a whole. A call returns once the server has done the work; one that SGLang
+refuses raises :class:`~slime.exceptions.EngineError` with SGLang's message.
+
+Memory (``--offload-rollout``): requests are held from ``sleep`` until all memory is back; none is refused or runs
+without it. Each part is requested back once, because SGLang's server dies when asked twice, so both calls may be
+repeated. A restarted server has all its memory.
+
+:class:`SGLangEngine` is a plain class; ``slime.ray.engines`` makes a Ray actor of it.
 """
 
 from __future__ import annotations
 
+import base64
 import logging
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 
 from groundwork.network import find_available_port
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
-from slime.backends.sglang_utils.engine_process import EngineProcess
-from slime.backends.sglang_utils.memory_calls import MemoryCalls
-from slime.backends.sglang_utils.other_nodes import ANSWER_SECONDS, OtherNodes
-from slime.backends.sglang_utils.weight_calls import WeightCalls
+from slime.backends.sglang_utils.engine_process import ANSWER_SECONDS, EngineProcess, OtherNodes
+from slime.backends.sglang_utils.server_hooks import IN_USE
 from slime.exceptions import EngineError, EngineNodeLostError
 from slime.weight_sync.remote_engine import RemoteProcess
+
+PauseMode = Literal["retract", "in_place", "abort"]
+WEIGHTS: tuple[str, ...] = ("weights",)
+CACHE: tuple[str, ...] = ("kv_cache", "cuda_graph")
+"""SGLang's names of the memory parts. Weights come back empty unless they have a host copy."""
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +45,19 @@ _POLL_SECONDS = 0.1
 _HEALTH_SECONDS = 5.0
 
 
-class SGLangEngine(WeightCalls, MemoryCalls, EngineProcess):
-    """Owns one server process. Methods block until the server answers; thread-safe."""
+class SGLangEngine:
+    """Owns one server. Methods block until the server answers; thread-safe, except for sleep and wake.
+
+    Attributes:
+        process: the server's process, or that of the engine's first machine.
+    """
 
     def __init__(self, args: Arguments, spec: EngineSpec, port: int = 0, others: Sequence[RemoteProcess] = ()) -> None:
         """``others``: the processes on the engine's other machines, in order."""
-        super().__init__(args, spec)
+        self.process = EngineProcess(args, spec)
+        self._args = args
+        self._spec = spec
+        self._cpu = args.device == "cpu"
         self._port = port
         self._others = OtherNodes(spec.name, others)
         self._starts = 0
@@ -67,7 +83,7 @@ class SGLangEngine(WeightCalls, MemoryCalls, EngineProcess):
             rendezvous = f"{self._spec.host}:{find_available_port(host=self._spec.host)}" if several else ""
             try:
                 self._others.launch(rendezvous)
-                self.launch(self._port, rendezvous=rendezvous, hold=hold)
+                self.process.launch(self._port, rendezvous=rendezvous, hold=hold)
                 self._starts += 1
                 self._away = set()
                 self._wait_until_it_serves()
@@ -90,11 +106,11 @@ class SGLangEngine(WeightCalls, MemoryCalls, EngineProcess):
 
     def _explain(self, problem: str) -> str:
         """Return ``problem`` with the ends of the logs on all machines."""
-        return "\n".join(filter(None, (self.explain(problem), self._others.explain())))
+        return "\n".join(filter(None, (self.process.explain(problem), self._others.explain())))
 
     def _statuses(self) -> str:
         """Return the exit status of the process on each machine, None for a running one."""
-        return ", ".join(map(str, (self.returncode(), *self._others.returncodes())))
+        return ", ".join(map(str, (self.process.returncode(), *self._others.returncodes())))
 
     def is_dead(self) -> bool:
         """Return whether the server's process is gone or hangs."""
@@ -114,7 +130,7 @@ class SGLangEngine(WeightCalls, MemoryCalls, EngineProcess):
     def _why_dead(self) -> str:
         if not self.alive():
             return f"is dead (status {self._statuses()})"
-        stopped = ", and a signal has stopped a process of it" if self.stopped() else ""
+        stopped = ", and a signal has stopped a process of it" if self.process.stopped() else ""
         return f"has failed its health checks for {time.monotonic() - self._silent_since:.0f} s{stopped}"
 
     def hangs(self) -> bool:
@@ -123,7 +139,7 @@ class SGLangEngine(WeightCalls, MemoryCalls, EngineProcess):
         An engine with a stopped process is not healthy, even if its server still answers. Returns False during the first
         ``--rollout-health-check-first-wait`` seconds after the start.
         """
-        if self.health() and not self.stopped():
+        if self.health() and not self.process.stopped():
             self._silent_since = 0.0
             return False
         now = time.monotonic()
@@ -135,14 +151,14 @@ class SGLangEngine(WeightCalls, MemoryCalls, EngineProcess):
         """End the server and everything it started, on all machines at once; a no-op if it is not running."""
         with self._lock:
             others = self._others.stop()
-            super().stop()
+            self.process.stop()
             others.unanswered(ANSWER_SECONDS)
 
     def kill(self) -> None:
         """Kill the server with SIGKILL on all machines, like a crash; it can be restarted."""
         with self._lock:
             others = self._others.kill()
-            super().kill()
+            self.process.kill()
             others.unanswered(ANSWER_SECONDS)
 
     def starts(self) -> int:
@@ -165,7 +181,7 @@ class SGLangEngine(WeightCalls, MemoryCalls, EngineProcess):
 
     def alive(self) -> bool:
         """Return whether the processes on all machines run."""
-        return super().alive() and self._others.alive()
+        return self.process.alive() and self._others.alive()
 
     def has_ended(self) -> bool:
         """Return whether any process of the engine has ended, without calling the server, which may be busy."""
@@ -176,7 +192,7 @@ class SGLangEngine(WeightCalls, MemoryCalls, EngineProcess):
 
     def hosts(self) -> list[str]:
         """Return the names of the machines (and containers) of the engine's ranks."""
-        return super().hosts() + self._others.hosts()
+        return self.process.hosts() + self._others.hosts()
 
     def health(self) -> bool:
         """Return whether the server answers on its port right now."""
@@ -194,10 +210,194 @@ class SGLangEngine(WeightCalls, MemoryCalls, EngineProcess):
         return {
             "name": self._spec.name,
             "url": self.url(),
-            "pid": self._child.pid if self._child else None,
+            "pid": self.process.pid,
             "starts": self._starts,
-            "log_path": str(self._log_path),
+            "log_path": str(self.process.log_path),
         }
+
+    # Memory
+
+    def sleep(self) -> None:
+        """Hold all requests, empty the prefix cache, and release all memory."""
+        present = [part for part in WEIGHTS + CACHE if part not in self._away]
+        if not present:
+            return
+        self.pause_generation("retract")
+        self._post("/release_memory_occupation", tags=present)
+        self._away.update(present)
+
+    def wake(self, parts: tuple[str, ...]) -> None:
+        """Take ``parts`` back; continue the requests once no memory is released any more."""
+        back = [part for part in parts if part in self._away]
+        if not back:
+            return
+        self._post("/resume_memory_occupation", tags=back)
+        self._away.difference_update(back)
+        self.continue_generation()
+
+    # An update of the weights
+
+    def num_weight_ranks(self) -> int:
+        """Return this engine's number of ranks in the weight update group."""
+        return self._spec.nodes if self._cpu else self._spec.num_gpus
+
+    def init_weights_update_group(
+        self, master_addr: str, master_port: int, rank_offset: int, world_size: int, group_name: str, backend: str
+    ) -> None:
+        """Join the trainer's group and wait for all ranks; first leave a dead trainer's group of the same name."""
+        self.destroy_weights_update_group(group_name)
+        self._post(
+            "/init_weights_update_group",
+            master_address=master_addr,
+            master_port=master_port,
+            rank_offset=rank_offset,
+            world_size=world_size,
+            group_name=group_name,
+            backend=backend,
+        )
+
+    def destroy_weights_update_group(self, group_name: str) -> None:
+        """Leave the trainer's group; a no-op for a restarted engine, which is in no group."""
+        try:
+            self._post("/destroy_weights_update_group", group_name=group_name)
+        except EngineError as error:
+            if "does not exist" not in str(error):
+                raise
+
+    def pause_generation(self, mode: PauseMode = "retract") -> None:
+        """Hold all requests; new ones wait. ``retract`` recomputes the running ones with the new weights."""
+        self._post("/pause_generation", mode=mode)
+
+    def continue_generation(self) -> None:
+        """Continue held requests; an engine with released memory keeps holding until it wakes."""
+        if not self._away:
+            self._post("/continue_generation", torch_empty_cache=False)
+
+    def begin_weight_update(self) -> None:
+        """Open an update session; weights can be loaded until ``end_weight_update``.
+
+        First closes a session that a dead trainer left open.
+        """
+        try:
+            self._post("/begin_weight_update")
+        except EngineError as error:
+            if "already open" not in str(error):
+                raise
+            self.close_left_session()
+            self._post("/begin_weight_update")
+
+    def close_left_session(self) -> None:
+        """Close a session that a dead trainer left open, if any."""
+        try:
+            self._post("/end_weight_update")
+        except EngineError as error:
+            if "no weight-update session is open" not in str(error):
+                raise
+
+    def update_weights_from_distributed(
+        self,
+        names: list[str],
+        dtypes: list[str],
+        shapes: list[list[int]],
+        group_name: str,
+        flush_cache: bool = False,
+        weight_version: str | None = None,
+        load_format: str | None = None,
+    ) -> None:
+        """Receive one bucket from rank 0 of the group, which must broadcast while this call is in flight.
+
+        ``flush_cache`` on the last bucket empties the prefix cache at no extra cost; refused while requests run.
+        """
+        self._post(
+            "/update_weights_from_distributed",
+            names=names,
+            dtypes=dtypes,
+            shapes=shapes,
+            group_name=group_name,
+            flush_cache=flush_cache,
+            weight_version=weight_version,
+            load_format=load_format,
+        )
+
+    def update_weights_from_tensor(
+        self,
+        serialized: bytes,
+        load_format: str | None = None,
+        flush_cache: bool = False,
+        weight_version: str | None = None,
+    ) -> None:
+        """Load named tensors, a pickled list of pairs, on every rank of the engine."""
+        payload = base64.b64encode(serialized).decode()
+        self._post(
+            "/update_weights_from_tensor",
+            serialized_named_tensors=[payload] * self.num_weight_ranks(),
+            load_format=load_format,
+            flush_cache=flush_cache,
+            weight_version=weight_version,
+        )
+
+    def update_weights_from_disk(self, path: str, flush_cache: bool, weight_version: str) -> None:
+        """Load the Hugging Face folder ``path``, which the server's machine must see."""
+        self._post("/update_weights_from_disk", model_path=path, flush_cache=flush_cache, weight_version=weight_version)
+
+    def load_lora_adapter_from_tensors(
+        self, name: str, config: dict[str, Any], serialized: bytes, checksums: dict[str, str] | None
+    ) -> None:
+        """Load an additional adapter, a pickled dict of tensors under PEFT's names.
+
+        ``checksums``: SHA-256 of each tensor; a server with a mismatch exits.
+        """
+        payload = base64.b64encode(serialized).decode()
+        self._post(
+            "/load_lora_adapter_from_tensors",
+            lora_name=name,
+            config_dict=config,
+            serialized_named_tensors=[payload] * self.num_weight_ranks(),
+            expected_checksums=checksums,
+        )
+
+    def unload_lora_adapter(self, name: str) -> bool:
+        """Unload an adapter; return False if requests still use it, True also if it is already gone."""
+        try:
+            self._post("/unload_lora_adapter", lora_name=name)
+        except EngineError as error:
+            if IN_USE in str(error):
+                return False
+            if "does not exist" not in str(error):
+                raise
+        return True
+
+    def lora_adapters(self) -> list[str]:
+        """Return the names that the server serves: its model and its loaded adapters."""
+        return [str(model["id"]) for model in self._get("/v1/models")["data"]]
+
+    def set_weight_version(self, version: str) -> None:
+        """Set the version that the server reports, without changing weights."""
+        self._post("/update_weight_version", new_version=version, abort_all_requests=False)
+
+    def end_weight_update(self, weight_version: str | None = None) -> None:
+        """Close the session; running and later requests report ``weight_version`` from now on."""
+        if weight_version is not None:
+            self.set_weight_version(weight_version)
+        self._post("/end_weight_update")
+
+    def flush_cache(self) -> None:
+        """Empty the prefix cache in 0.4 s; refused while requests run, allowed while ``retract`` pauses them."""
+        self._post("/flush_cache")
+
+    def hold_after_failed_update(self) -> None:
+        """Close a failed update's session and keep holding requests, because the weights may be mixed.
+
+        The next update continues the requests.
+        """
+        self.pause_generation("retract")
+        self.close_left_session()
+
+    def get_weight_version(self) -> str:
+        """Return the version that the server reports for new tokens."""
+        return str(self._get("/model_info")["weight_version"])
+
+    # The server's routes
 
     def abort_all(self) -> None:
         """Abort every request; clients get the text generated so far."""

@@ -1,8 +1,9 @@
-"""An engine's process on one machine: the whole engine, or this machine's ranks of an engine that spans several.
+"""The processes of an engine: one per machine, the whole engine's or this machine's ranks of one that spans several.
 
-Guarantees: it logs to ``<run_dir>/logs/<name>.log``. ``stop``, ``kill`` or its owner's death leaves nothing behind.
-:class:`EngineProcess` is a plain class; ``slime.ray.engines`` makes a Ray actor of it on each of an engine's machines
-except the first.
+Guarantees: a process logs to ``<run_dir>/logs/<name>.log``. ``stop``, ``kill`` or its owner's death leaves nothing
+behind. :class:`EngineProcess` is a plain class; ``slime.ray.engines`` makes a Ray actor of it on each of an engine's
+machines except the first, which reaches them through :class:`OtherNodes`: its ``launch`` waits at most
+``CREATE_SECONDS``, any other call ``ANSWER_SECONDS``, and errors name a machine whose actor is gone or silent.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from groundwork.machine import this_host
 from groundwork.network import find_available_port
@@ -23,7 +25,9 @@ from slime.arguments.process_environment import engine_variables
 from slime.backends.sglang_utils.server import engine_environment
 from slime.backends.sglang_utils.server_args import gives_memory_away, server_command
 from slime.backends.sglang_utils.server_hooks import HOLD
+from slime.exceptions import EngineNodeLostError
 from slime.utils.forwarded_environment import own_of_machine
+from slime.weight_sync.remote_engine import EngineCalls, RemoteProcess
 
 # SIGTERM also ends SGLang's workers, which the server mistakes for a crash: it sleeps five seconds before it ends.
 _STOP_SECONDS = 1.0
@@ -64,8 +68,8 @@ class EngineProcess:
         self._args = args
         self._spec = spec
         self._cpu = args.device == "cpu"
-        self._log_path = Path(args.run_dir) / "logs" / f"{spec.name}.log"
-        self._child: ChildProcess | None = None
+        self.log_path = Path(args.run_dir) / "logs" / f"{spec.name}.log"
+        self.child: ChildProcess | None = None
 
     def launch(self, port: int = 0, *, rendezvous: str = "", hold: bool = False) -> None:
         """Start the process without waiting until it is ready.
@@ -78,34 +82,39 @@ class EngineProcess:
         port = port or find_available_port(host=self._spec.host)
         command = server_command(self._args, self._spec, port=port, cpu=self._cpu, rendezvous=rendezvous)
         command += [HOLD] if hold else []
-        private_folder(self._log_path.parent)
-        with open(self._log_path, "a", opener=private) as log:
+        private_folder(self.log_path.parent)
+        with open(self.log_path, "a", opener=private) as log:
             log.write(f"$ {shlex.join(command)}\n")
-        self._child = spawn(
+        self.child = spawn(
             command,
             env=process_environment(self._args, self._spec, os.environ),
-            log_path=self._log_path,
+            log_path=self.log_path,
             name=self._spec.name,
         )
 
+    @property
+    def pid(self) -> int | None:
+        """Number of the process; None before its first start and after its end."""
+        return self.child.pid if self.child else None
+
     def alive(self) -> bool:
         """Return whether the process runs."""
-        return self._child is not None and self._child.alive()
+        return self.child is not None and self.child.alive()
 
     def stopped(self) -> bool:
         """Return whether a signal has stopped any of the processes, such as the scheduler behind the server."""
-        return self._child is not None and group_stopped(self._child.pid)
+        return self.child is not None and group_stopped(self.child.pid)
 
     def stop(self) -> None:
         """End the process and everything it started; a no-op if it is not running."""
-        if self._child is not None:
-            self._child.stop(_STOP_SECONDS)
-            self._child = None
+        if self.child is not None:
+            self.child.stop(_STOP_SECONDS)
+            self.child = None
 
     def kill(self) -> None:
         """Kill the process with SIGKILL, like a crash; it can be restarted."""
-        if self._child is not None:
-            self._child.kill()
+        if self.child is not None:
+            self.child.kill()
 
     def hosts(self) -> list[str]:
         """Return the names of the machines (and containers) of the ranks."""
@@ -113,9 +122,70 @@ class EngineProcess:
 
     def returncode(self) -> int | None:
         """Return the exit status of the process (negative: the signal); None while it runs or before its first start."""
-        return self._child.returncode if self._child else None
+        return self.child.returncode if self.child else None
 
     def explain(self, problem: str) -> str:
         """Return ``problem`` with the end of the log."""
-        tail = self._child.log_tail() if self._child else "(it was never started)"
-        return f"{self._spec.name} {problem}. Log: {self._log_path}. Its last lines:\n{tail}"
+        tail = self.child.log_tail() if self.child else "(it was never started)"
+        return f"{self._spec.name} {problem}. Log: {self.log_path}. Its last lines:\n{tail}"
+
+
+T = TypeVar("T")
+
+ANSWER_SECONDS = 60.0
+CREATE_SECONDS = 300.0
+"""Time limit for a new actor, whose process imports this package, perhaps from a slow shared folder."""
+
+
+class OtherNodes:
+    """Calls on the actors of the engine ``name``; see the module."""
+
+    def __init__(self, name: str, handles: Sequence[RemoteProcess] = ()) -> None:
+        self._name = name
+        self._handles = list(handles)
+
+    def launch(self, rendezvous: str) -> None:
+        """Start the processes; raise EngineNodeLostError if a machine is lost."""
+        self._answers(EngineCalls.to_all(self._handles, RemoteProcess.launch, rendezvous), CREATE_SECONDS)
+
+    def alive(self) -> bool:
+        """Return whether all processes run; raise EngineNodeLostError if a machine is lost."""
+        return all(self._answers(EngineCalls.to_all(self._handles, RemoteProcess.alive), ANSWER_SECONDS))
+
+    def returncodes(self) -> list[int | None]:
+        """Return each process's exit status, None while it runs; raise EngineNodeLostError if a machine is lost."""
+        return self._answers(EngineCalls.to_all(self._handles, RemoteProcess.returncode), ANSWER_SECONDS)
+
+    def explain(self) -> str:
+        """Return the ends of the logs, or which machine does not answer."""
+        try:
+            calls = EngineCalls.to_all(self._handles, RemoteProcess.explain, "is a part of it")
+            return "\n".join(self._answers(calls, ANSWER_SECONDS))
+        except EngineNodeLostError as error:
+            return str(error)
+
+    def hosts(self) -> list[str]:
+        """Return the machines' names; raise EngineNodeLostError if a machine is lost."""
+        return [
+            host
+            for hosts in self._answers(EngineCalls.to_all(self._handles, RemoteProcess.hosts), ANSWER_SECONDS)
+            for host in hosts
+        ]
+
+    def stop(self) -> EngineCalls[None]:
+        """Start ending the reachable processes; wait with ``unanswered(ANSWER_SECONDS)``."""
+        return EngineCalls.to_all(self._handles, RemoteProcess.stop)
+
+    def kill(self) -> EngineCalls[None]:
+        """Start killing the reachable processes; wait with ``unanswered(ANSWER_SECONDS)``."""
+        return EngineCalls.to_all(self._handles, RemoteProcess.kill)
+
+    def _answers(self, calls: EngineCalls[T], seconds: float) -> list[T]:
+        """Return the answers of all machines; raise EngineNodeLostError unless they come within ``seconds``."""
+        lost = calls.unanswered(seconds)
+        if lost:
+            raise EngineNodeLostError(
+                f"{self._name}: its process on machine {lost[0] + 2} of {len(self._handles) + 1} does not answer {calls.method} "
+                f"({calls.error(lost[0]) or f'for {seconds:.0f} s'})"
+            )
+        return calls.values()

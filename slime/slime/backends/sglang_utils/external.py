@@ -22,8 +22,7 @@ from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.arguments.weight_sync import STAGES_REFUSED, misses_stages, uses_loader
 from slime.backends.sglang_utils import external_release as external_release
-from slime.backends.sglang_utils.engine import SGLangEngine
-from slime.backends.sglang_utils.weight_calls import PauseMode
+from slime.backends.sglang_utils.engine import PauseMode, SGLangEngine
 from slime.exceptions import EngineError
 from slime.weight_sync import LOADER
 
@@ -128,8 +127,8 @@ class ExternalEngine(SGLangEngine):
     def _note(self, word: str) -> None:
         """Tell `external_release` the engine's state; start it on the first call."""
         if self._helper is None:
-            private_folder(self._log_path.parent)
-            self._helper = start_script(Path(external_release.__file__), self.url(), str(self._log_path))
+            private_folder(self.process.log_path.parent)
+            self._helper = start_script(Path(external_release.__file__), self.url(), str(self.process.log_path))
             self._helper.wait()  # it continues in a process that is not a child of this one
         tell(self._helper, word)
 
