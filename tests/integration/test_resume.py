@@ -37,8 +37,8 @@ def without_seconds(metrics: dict[str, float]) -> dict[str, float]:
     ("ranks", "changes", "moment"),
     [
         pytest.param(1, FULL, LEASED, id="full-1-leased"),
-        pytest.param(1, LORA, TRAINED, id="lora-1-trained"),
-        pytest.param(2, FULL, TRAINED, id="full-2-trained"),
+        pytest.param(1, LORA, TRAINED, id="lora-1-trained", marks=pytest.mark.long),
+        pytest.param(2, FULL, TRAINED, id="full-2-trained", marks=pytest.mark.long),
         pytest.param(2, LORA, SAVED, id="lora-2-saved"),
     ],
 )

@@ -21,7 +21,7 @@ from agentrl.tasks.swe.draft import FIRST, SECOND
 from agentrl.tasks.swe.families.easy import NOUNS
 from agentrl.tasks.toolcall.draft import THINGS
 from lab import agent_learning
-from lab.tiny_learning import report
+from lab.tiny_learning import report, warm_start
 from lab.tiny_learning.encode import Coder
 from lab.tiny_learning.outcomes import Outcomes, share, transcript
 from lab.tiny_learning.sets import TASK_SETS, UPDATES, judges
@@ -137,6 +137,8 @@ def test_the_gate_names_what_is_wrong() -> None:
 def test_a_warm_starts_key_is_of_what_the_traces_and_the_judge_say(
     tasks: TaskSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(warm_start, "KEYED", 4)
+    monkeypatch.setattr(warm_start, "KEYED_WORDS", 20)
     first = key(tasks)
     assert key(tasks) == first, "the judge's fences have a random word"
 

@@ -122,7 +122,8 @@ def test_earlier_replies_are_trained_without_their_first_token(tokenizer: Any) -
     assert not "".join(piece for piece, _ in trained).startswith("Okay")
 
 
-def test_batches_are_deterministic_and_bounded(tokenizer: Any) -> None:
+def test_batches_are_deterministic_and_bounded(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lab.tiny_models.batches.POOL", 100)
     first, again = next(batches(tokenizer, 3, 512)), next(batches(tokenizer, 3, 512))
     assert first[0].equal(again[0])
     assert first[1].equal(again[1])
