@@ -92,7 +92,7 @@ def main(argv: list[str]) -> int:
             print(f"eval_only.py: --json {error}", file=sys.stderr)
             return 2
     # These import Ray, for which a mistyped flag need not wait.
-    from slime.ray.execute import execute
+    from slime.ray.run import execute
     from slime.rollout.metrics import scores
 
     console = Console(stderr=True)

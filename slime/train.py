@@ -26,9 +26,9 @@ def train(run: Run) -> None:
         except DataUsedError as end:
             run.data_used(end)
             break
-        step = run.step(rollout_id, batch)
+        update = run.step(rollout_id, batch)
         run.save_if_due(rollout_id)
-        run.publish(rollout_id, batch, step)
+        run.publish(update)
         run.evaluate_if_due(rollout_id)
     if run.args.serve_when_done:
         run.serve_until_stopped()
@@ -37,7 +37,7 @@ def train(run: Run) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the loop with the arguments of the command line and return the exit code."""
     args = parse_args(argv)
-    from slime.ray.execute import execute  # imports Ray, for which a mistyped flag need not wait
+    from slime.ray.run import execute  # imports Ray, for which a mistyped flag need not wait
 
     return execute(args, train)
 

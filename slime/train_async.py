@@ -37,7 +37,7 @@ def train(run: Run) -> None:
 def main() -> int:
     """Run the loop with the arguments of the command line and return the exit code."""
     args = parse_args(check=lambda args: check_asynchronous(args, "train_async.py"))
-    from slime.ray.execute import execute  # imports Ray, for which a mistyped flag need not wait
+    from slime.ray.run import execute  # imports Ray, for which a mistyped flag need not wait
 
     return execute(args, train)
 

@@ -10,7 +10,6 @@ import copy
 import random
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -140,7 +139,7 @@ class Simulation:
         self._sampler = Sampler(self._model, self._tokenizer, setting.seed)
         self._ledger = Ledger(folder / "ledger.sqlite")
         args = Arguments(hf_checkpoint=str(path), run_dir=str(folder))
-        self._gate = Gate(args, self._ledger, self._bounds, threading.Event())
+        self._gate = Gate(args, self._ledger, self._bounds)
         self._args = args
         self._version = 0
         self._sessions = 0

@@ -11,18 +11,20 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from functools import cache, partial
 from typing import TypeVar
 
+from groundwork.exceptions import ConfigError
 from openclaw.config.gate_variables import GateVariables
 from openclaw.gate.canary import try_first
 from openclaw.gate.decision import Evidence, Finding, decide_on
 from openclaw.gate.questions import ask_about
 from openclaw.ledger.decisions import SERVING, DecisionRecord
 from openclaw.ledger.store import Ledger
-from openclaw.runtime.where import gate_command
-from openclaw.training.rollout import LedgerDataSource, until_available
+from openclaw.runtime.where import gate_command, ledger_path
+from openclaw.training.rollout import until_available, uses_ledger
 from slime.args import Arguments
 from slime.rollout.before_push import Decision, Policies
 
@@ -35,64 +37,55 @@ def decide(args: Arguments, rollout_id: int, data_source: object, policies: Poli
     """Decide whether the weights after the steps of ``rollout_id`` may serve.
 
     Raises:
-        ValueError: the data source has no ledger.
-        ConfigError: a variable of the gate is invalid.
+        ConfigError: the data source has no ledger, or a variable of the gate is invalid.
     """
-    if not isinstance(data_source, LedgerDataSource):
-        raise ValueError(
+    if not uses_ledger(args):
+        raise ConfigError(
             "the gate reads the ledger; add --data-source-path openclaw.training.rollout.LedgerDataSource, "
             "or leave out --before-push-path openclaw.gate.plugin.decide"
         )
-    gate = Gate(args, data_source.ledger, GateVariables.from_env(), data_source.stopped)
-    return gate.decide(rollout_id, policies)
+    with closing(patiently(lambda: Ledger(ledger_path(args)))) as ledger:
+        return Gate(args, ledger, GateVariables.from_env()).decide(rollout_id, policies)
+
+
+def patiently(call: Callable[[], T]) -> T:
+    """Return ``call()`` once the ledger is available; the thread of the plugin ends with the driver's process at the latest."""
+    return until_available(call, threading.Event())
 
 
 class Gate:
     """Decides about updates of one run; stateless, the ledger remembers."""
 
-    def __init__(self, args: Arguments, ledger: Ledger, bounds: GateVariables, stopped: threading.Event) -> None:
-        """Create the gate.
-
-        Args:
-            args: of the run.
-            ledger: of the run.
-            bounds: of the decision.
-            stopped: ends the wait for an unavailable ledger.
-        """
+    def __init__(self, args: Arguments, ledger: Ledger, bounds: GateVariables) -> None:
+        """``args`` and ``ledger`` of the run, ``bounds`` of the decision."""
         self._args = args
         self._ledger = ledger
         self._bounds = bounds
-        self._stopped = stopped
 
     def decide(self, rollout_id: int, policies: Policies) -> Decision:
         """Ask both versions, decide, and record the decision."""
         started = time.monotonic()
         ledger, bounds = self._ledger, self._bounds
-        first_turn = self._patiently(lambda: ledger.decisions.middle_turn(rollout_id))
+        first_turn = patiently(lambda: ledger.decisions.middle_turn(rollout_id))
         while True:
-            window = self._patiently(lambda: ledger.decisions.probe_window(first_turn))
-            questions = self._patiently(partial(ask_about, self._args, ledger, window, rollout_id, bounds))
+            window = patiently(lambda: ledger.decisions.probe_window(first_turn))
+            questions = patiently(partial(ask_about, self._args, ledger, window, rollout_id, bounds))
             answers = [policy.ask(questions.probes) if questions.probes else [] for policy in policies]
             evidence = questions.evidence(*answers)
-            serving = self._patiently(lambda: self._serving(rollout_id, policies.serving.version))
-            evidence = self._patiently(partial(self._with_earlier, evidence, serving))
+            serving = patiently(lambda: self._serving(rollout_id, policies.serving.version))
+            evidence = patiently(partial(self._with_earlier, evidence, serving))
             finding = decide_on(evidence, bounds)
-            if self._patiently(lambda: ledger.decisions.probe_window(first_turn)) == window:
+            if patiently(lambda: ledger.decisions.probe_window(first_turn)) == window:
                 break
             logger.info("rollout %d: a change was accepted meanwhile; both versions are compared again", rollout_id)
         if finding.accepted and self._args.canary_engine:
-            trial = try_first(self._args, ledger, policies, (questions, answers[1]), bounds, self._patiently)
+            trial = try_first(self._args, ledger, policies, (questions, answers[1]), bounds, patiently)
             finding = replace(finding, refusals=trial.refusals, metrics=finding.metrics | trial.metrics)
-        why = self._patiently(lambda: self._why(rollout_id, finding, policies))
+        why = patiently(lambda: self._why(rollout_id, finding, policies))
         metrics = {**finding.metrics, "gate/seconds": time.monotonic() - started}
         decision = Decision(finding.accepted, why, metrics)
-        self._patiently(
-            lambda: self._record(rollout_id, first_turn, policies, finding, decision, evidence, serving.number)
-        )
+        patiently(lambda: self._record(rollout_id, first_turn, policies, finding, decision, evidence, serving.number))
         return decision
-
-    def _patiently(self, call: Callable[[], T]) -> T:
-        return until_available(call, self._stopped)
 
     def _serving(self, rollout_id: int, version: str) -> DecisionRecord:
         """Return the decision that let the serving version serve; record a start if there is none."""

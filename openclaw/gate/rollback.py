@@ -1,6 +1,6 @@
 """``openclaw-rl rollback RUN --to V``: let an earlier version of the weights serve again.
 
-Guarantees: the wish is a note in the run's folder (`slime.utils.rollback`), so it survives the end of any process. A run
+Guarantees: the wish is a note in the run's folder (`slime.updates.rollback`), so it survives the end of any process. A run
 that is up acts within seconds; one that is down, when it is resumed. Nothing is asked for that the run cannot do.
 """
 
@@ -16,7 +16,7 @@ from openclaw.gate.run_folder import RunFolder, open_run
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.where import add_run
-from slime.utils.rollback import ask_rollback, asked_rollback
+from slime.updates.rollback import ask_rollback, asked_rollback
 
 POLL_SECONDS = 0.5
 PROGRESS_SECONDS = 10.0

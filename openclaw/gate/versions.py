@@ -23,7 +23,7 @@ from openclaw.ledger.decisions import DecisionRecord, Kind
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.where import add_run, gate_command
-from slime.utils.rollback import asked_rollback
+from slime.updates.rollback import asked_rollback
 
 PIPE_WIDTH = 200
 WORDS: dict[Kind, str] = {

@@ -202,6 +202,12 @@ class LedgerDataSource(DataSource):
         return self.ledger.samples.ready_count()
 
 
+def uses_ledger(args: Arguments) -> bool:
+    """Return whether the run's data source is the ledger's."""
+    source = load_function(args.data_source_path)
+    return isinstance(source, type) and issubclass(source, LedgerDataSource)
+
+
 def live_rollout(
     args: Arguments, rollout_id: int, data_source: Any, evaluation: bool = False
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:

@@ -18,8 +18,7 @@ from unittest.mock import patch
 from openclaw.gate import plugin
 from openclaw.training.rollout import LedgerDataSource
 from slime.args import Arguments
-from slime.rollout.before_push import Answer, Candidate, Decision, Policies, Probe
-from slime.rollout.canary import Canary
+from slime.rollout.before_push import Answer, Canary, Candidate, Decision, Policies, Probe
 
 REFUSE = "refuse"
 

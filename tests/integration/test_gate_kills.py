@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slime.utils.rollback import asked_rollback
+from slime.updates.rollback import asked_rollback
 from tests.helpers.gated_run import BATCH, SECONDS, GatedRun
 
 pytestmark = pytest.mark.timeout(900)

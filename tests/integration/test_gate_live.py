@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from lab.testkit.processes import assert_all_gone
 from slime.checkpoints.versions import saved_versions
-from slime.utils.rollback import ask_rollback, asked_rollback
+from slime.updates.rollback import ask_rollback, asked_rollback
 from tests.helpers.driver import Driver, live_version
 from tests.helpers.gate_plugin import PROBES, answers_file
 

@@ -12,8 +12,7 @@ from slime.contract.rollout_side import is_number
 from slime.contract.signature import check_call, check_synchronous
 from slime.contract.surroundings import Surroundings
 from slime.exceptions import PluginError
-from slime.rollout.before_push import Answer, Decision, Policies, Probe
-from slime.rollout.canary import Canary
+from slime.rollout.before_push import Answer, Canary, Decision, Policies, Probe
 from slime.utils.misc import load_function
 
 Plugin = Callable[..., Any]

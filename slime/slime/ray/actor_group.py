@@ -26,9 +26,8 @@ from slime.backends.trainer.remote_rank import RemoteCritic, RemoteRank
 from slime.exceptions import CheckpointError, RankLostError, TrainerError
 from slime.ray.nodes import POLL_SECONDS, check_nodes
 from slime.ray.placement import ACTOR_GPU_SHARE, ReservedPlacement
-from slime.ray.report import say
 from slime.ray.restarts import death_line
-from slime.utils.misc import load_function
+from slime.utils.misc import load_function, say
 
 ACTORS = {
     ("fsdp", "actor"): "slime.backends.fsdp_utils.backend.FSDPTrainActor",

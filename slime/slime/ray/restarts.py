@@ -19,7 +19,7 @@ from ray.exceptions import RayActorError
 from slime.args import Arguments
 from slime.arguments.checkpoint import LATEST
 from slime.exceptions import LostError, TrainerError
-from slime.ray.report import Trained
+from slime.updates.update import Update
 
 _ERROR = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt): ")
 
@@ -27,17 +27,17 @@ _ERROR = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt): ")
 class Restarts:
     """Owns the batch references since the last checkpoint, and the number of restarts since."""
 
-    def __init__(self, save: str | None, allowed: int, *, trains: bool = True) -> None:
-        """``save``: checkpoint root or None; ``allowed``: restarts between two checkpoints.
-
-        A run without training has nothing to continue from.
-        """
-        self._trains = trains
-        self._save = save
-        self._allowed = allowed if save else 0
-        self._count = 0
+    def __init__(self) -> None:
+        """Allow none, as in a run without training, which has nothing to continue from."""
+        self._trains = False
+        self._save: str | None = None
+        self._allowed = self._count = 0
         self._batches: dict[int, Any] = {}
-        self._without: dict[int, Trained] = {}
+        self._without: dict[int, Update] = {}
+
+    def allow(self, save: str | None, count: int) -> None:
+        """Allow ``count`` restarts between two checkpoints of the root ``save``; none without it."""
+        self._trains, self._save, self._allowed = True, save, count if save else 0
 
     def batch(self, rollout_id: int, collect: Callable[[], Any]) -> Any:
         """Return the kept reference of a batch, else call ``collect`` and keep its result."""
@@ -47,11 +47,11 @@ class Restarts:
             self._batches[rollout_id] = collect()
         return self._batches[rollout_id]
 
-    def not_trained(self, outcome: Trained) -> None:
+    def not_trained(self, update: Update) -> None:
         """Record that the data source knows that this batch is not trained."""
-        self._without[outcome.rollout_id] = outcome
+        self._without[update.rollout_id] = update
 
-    def outcome(self, rollout_id: int) -> Trained | None:
+    def outcome(self, rollout_id: int) -> Update | None:
         """Return what became of a batch without steps, so that it is not trained again; None of any other."""
         return self._without.get(rollout_id)
 

@@ -1,15 +1,13 @@
 """The rollout manager: the actor that owns the engines, the data source and the rollout function.
 
 Guarantees: ``generate`` blocks only its own caller, so ``save``, ``on_weights_live`` and ``recover_engines`` run
-meanwhile. The next health check (``--rollout-health-check-interval``) restarts a dead or hung engine, unless
-``--no-use-fault-tolerance``; ``recover_engines`` counts it until the driver has noticed. Everything that the manager
-started ends with it. It writes the engines' addresses into its copy of ``args``, where plugins read them.
+meanwhile. Everything that the manager started ends with it. It writes the engines' addresses into its copy of ``args``, where
+plugins read them. `slime.ray.remote_manager` is the driver's view.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,14 +19,15 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from groundwork.exceptions import ConfigError
 from groundwork.private_files import private, private_folder
 from slime.args import Arguments, required
-from slime.arguments.placement import ENGINE_ROLES, Placement, data_parallel_size, stage_of
+from slime.arguments.placement import Placement, data_parallel_size
 from slime.exceptions import PluginError
 from slime.observability.metric_utils import compute_rollout_step
-from slime.ray.canary_engine import CanaryEngine
-from slime.ray.decisions import Decisions
-from slime.ray.engines import EngineGroup, engine_groups
+from slime.ray.engine_pool import EnginePool, SetApart
+from slime.ray.engines import engine_groups
 from slime.ray.placement import ReservedPlacement
+from slime.ray.remote_manager import RemoteManager
 from slime.rollout.base_types import RolloutFnEvalOutput, call_rollout_fn
+from slime.rollout.before_push import Decision
 from slime.rollout.custom_conversion import convert_with
 from slime.rollout.data_source import Story, number_of_prompts
 from slime.rollout.evaluation import PROGRESS
@@ -39,16 +38,13 @@ from slime.utils.data_files import load_data, save_data
 from slime.utils.http_utils import init_http_client
 from slime.utils.misc import group_by, load_function
 from slime.utils.types import Sample
-from slime.weight_sync.remote_engine import EngineCalls, RemoteEngine
+from slime.weight_sync.remote_engine import RemoteEngine
 
 __all__ = ["RolloutBatch", "RolloutManager", "compute_rollout_step", "create_rollout_manager"]
 
 logger = logging.getLogger(__name__)
 
 _MANAGER_THREADS = 16
-HOLD_SECONDS = 30.0
-MEMORY_SECONDS = 180.0
-"""Time limit for an engine to release its memory or take it back."""
 
 
 class RolloutBatch(TypedDict):
@@ -59,144 +55,157 @@ class RolloutBatch(TypedDict):
     metrics: dict[str, Any]
 
 
-class RolloutManager(Decisions, CanaryEngine):
-    """The actor that :func:`create_rollout_manager` creates; see the module."""
+class BatchMaker:
+    """Makes batches and evaluations of what the rollout functions return. Owned by the rollout manager."""
 
-    _newest_rollout = -1
-    _told_of_mark = False
-    _changing = False
+    def __init__(self, args: Arguments, placement: Placement) -> None:
+        self._args = args
+        self._dp_size = max(1, data_parallel_size(args, len(placement.actor)))
+        self._critic_size = data_parallel_size(args, len(placement.critic))
+        self._generate = load_function(args.rollout_function_path)
+        self._evaluate = load_function(args.eval_function_path or args.rollout_function_path)
+
+    def generate(self, rollout_id: int, source: object, mark: Callable[[int], None]) -> RolloutBatch:
+        """Run the rollout function on ``source`` and return its samples, one shard per training rank.
+
+        ``mark`` is called once all samples are there.
+        """
+        start = time.monotonic()
+        if self._args.load_debug_rollout_data:
+            samples, extra = self._load_debug_samples(rollout_id), {}
+        else:
+            output = call_rollout_fn(self._generate, self._args, rollout_id, source, evaluation=False)
+            if isinstance(output, RolloutFnEvalOutput):
+                raise PluginError(f"{self._args.rollout_function_path} returned an evaluation; return samples instead")
+            samples, extra = flatten(output.samples), output.metrics or {}
+            mark(rollout_id)
+        if not samples:
+            raise ValueError(f"{self._args.rollout_function_path} returned no samples for rollout {rollout_id}")
+        self._save_debug_samples(rollout_id, samples)
+        seconds = time.monotonic() - start
+        train_data = self._train_data(samples)
+        metrics = {
+            **rollout_metrics(self._args, samples, seconds),
+            **field_means(train_data),
+            **oldest_versions(samples),
+            **extra,
+        }
+        custom_log = self._args.custom_rollout_log_function_path
+        if custom_log and load_function(custom_log)(rollout_id, self._args, samples, extra, seconds):
+            metrics = {"perf/rollout_time": seconds}
+        shards, critic_shards = self._shards(train_data)
+        return {"shards": shards, "critic_shards": critic_shards, "metrics": metrics}
+
+    def _train_data(self, samples: list[Sample]) -> TrainData:
+        custom_convert = self._args.custom_convert_samples_to_train_data_path
+        if custom_convert:
+            return convert_with(load_function(custom_convert), self._args, samples)
+        return convert(self._args, samples)
+
+    def _shards(self, train_data: TrainData) -> tuple[list[Any], list[Any]]:
+        """Return the training data split over the policy's ranks, and over the critic's."""
+        sizes = {self._dp_size, self._critic_size} - {0}
+        split = {size: [ray.put(shard) for shard in split_by_dp(train_data, size, self._args)] for size in sizes}
+        return split[self._dp_size], split.get(self._critic_size, [])
+
+    def eval(self, rollout_id: int, source: object) -> dict[str, Any]:
+        """Run the evaluation function and return metrics ``eval/<dataset>``."""
+        output = call_rollout_fn(self._evaluate, self._args, rollout_id, source, evaluation=True)
+        if not isinstance(output, RolloutFnEvalOutput):
+            raise PluginError(f"{self._args.eval_function_path} returned samples; return an evaluation instead")
+        metrics = dict(output.metrics or {})
+        for name, result in output.data.items():
+            metrics |= eval_metrics(name, result)
+        custom_log = self._args.custom_eval_rollout_log_function_path
+        if custom_log and load_function(custom_log)(rollout_id, self._args, output.data, output.metrics):
+            return {}
+        return metrics
+
+    def _save_debug_samples(self, rollout_id: int, samples: list[Sample]) -> None:
+        template = self._args.save_debug_rollout_data
+        if not template:
+            return
+        path = Path(template.format(rollout_id=rollout_id))
+        private_folder(path.parent)
+        with open(path, "wb", opener=private) as file:
+            save_data({"rollout_id": rollout_id, "samples": [sample.to_dict() for sample in samples]}, file)
+
+    def _load_debug_samples(self, rollout_id: int) -> list[Sample]:
+        path = required("--load-debug-rollout-data", self._args.load_debug_rollout_data).format(rollout_id=rollout_id)
+        dump = load_data(path)
+        samples = [Sample.from_dict(record) for record in dump["samples"]]
+        return subsample(samples, self._args.load_debug_rollout_data_subsample)
+
+    def dispose(self) -> None:
+        """End what a rollout function started that is an object with processes."""
+        if hasattr(self._generate, "dispose"):
+            self._generate.dispose()
+
+
+class RolloutManager:
+    """The actor that :func:`create_rollout_manager` creates; see the module."""
 
     def __init__(self, args: Arguments, reserved: ReservedPlacement) -> None:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
         logging.getLogger("httpx").setLevel(logging.WARNING)
         self.args = args
-        self._groups = engine_groups(args, reserved)
-        self._dp_size = max(1, data_parallel_size(args, len(reserved.placement.actor)))
-        self._critic_size = data_parallel_size(args, len(reserved.placement.critic))
-        self._engines_lock = threading.Lock()
-        self._revived: list[int] = []
-        self._get_weights: list[int] = []
-        self._asleep = False
-        self._closing = threading.Event()
-        self._start_engines(reserved.placement)
+        self.engines = EnginePool(args, engine_groups(args, reserved))
+        self.engines.start(reserved.placement)
         init_http_client(args)
         self._data_source = load_function(args.data_source_path)(args)
         self._source_hooks = with_optional_methods(self._data_source)
-        self._generate = load_function(args.rollout_function_path)
-        self._evaluate = load_function(args.eval_function_path or args.rollout_function_path)
-        if args.use_fault_tolerance:
-            threading.Thread(target=self._watch_engines, name="engine-monitor", daemon=True).start()
+        self._batches = BatchMaker(args, reserved.placement)
+        self._newest_rollout = -1
+        self._told_of_mark = False
+        self.engines.watch()
 
     # Engines
 
-    def _start_engines(self, placement: Placement) -> None:
-        stages = {group.role: stage_of(placement, ENGINE_ROLES[group.role]) for group in self._groups}
-        for stage in sorted(set(stages.values())):
-            self._start_together([group for group in self._groups if stages[group.role] == stage])
+    def addresses(self) -> dict[str, str]:
+        """Return the URL of each role."""
+        return self.engines.addresses()
 
-    def _start_together(self, groups: list[EngineGroup]) -> None:
-        """Start the engines of ``groups`` together and wait for all of them."""
-        starts = [(group, group.start()) for group in groups]
-        for group, references in starts:
-            address = group.finish_start(ray.get(references))
-            prefix = "sglang" if group.role == "policy" else "prm"
-            setattr(self.args, f"{prefix}_router_ip", address.host)
-            setattr(self.args, f"{prefix}_router_port", address.port)
-            logger.info("%s engines serve at http://%s:%d", group.role, address.host, address.port)
-
-    def _watch_engines(self) -> None:
-        interval = self.args.rollout_health_check_interval
-        while not self._closing.wait(interval):
-            try:
-                self._revive_engines()
-            except Exception:  # the monitor survives a failed restart and tries again
-                logger.exception("an engine could not be restarted; trying again in %.0f s", interval)
-
-    def _revive_engines(self) -> None:
-        with self._engines_lock:
-            if self._closing.is_set() or not self.args.use_fault_tolerance:
-                return
-            for group in self._groups:
-                if self._asleep and group.role == "policy":
-                    continue  # the trainer has the GPUs; dead engines restart once the engines have them again
-                revived = group.revive()
-                if group.role == "policy":
-                    self._revived += revived
-                    self._get_weights = [index for index in self._get_weights if index not in revived]
-
-    def recover_engines(self) -> int:
-        """Restart dead engines, and return how many policy engines were restarted since the last call.
-
-        Restarted engines serve the start weights, so the trainer must reconnect to all engines and push its weights.
-        None counts before it is awake. Also raises what the data source's ``check`` raises.
-        """
-        self._source_hooks.check()
-        self._revive_engines()
-        with self._engines_lock:
-            if self._asleep:
-                return 0  # a push would find no memory for the weights
-            revived, self._revived = self._revived, []
-            self._get_weights += revived
-        return len(revived)
-
-    def weights_arrived(self) -> None:
-        """Recovered engines have current weights; let the router send them requests again."""
-        engines, self._get_weights = self._get_weights, []
-        engines += self.canary_lost(engines)
-        for group in self._groups:
-            if group.role == "policy":
-                group.answers(engines)
+    def engine_arguments(self) -> dict[str, Any]:
+        """Return the arguments of the run that name its engines' addresses."""
+        names = ("sglang_router_ip", "sglang_router_port", "prm_router_ip", "prm_router_port")
+        return {name: value for name in names if (value := getattr(self.args, name)) is not None}
 
     def engine_handles(self) -> list[RemoteEngine]:
         """Return the handles of the policy engines, by index."""
-        return next((list(group.handles) for group in self._groups if group.role == "policy"), [])
+        return self.engines.handles()
+
+    def recover_engines(self) -> int:
+        """Restart dead engines; see `EnginePool.recover`. Also raises what the data source's ``check`` raises."""
+        self._source_hooks.check()
+        return self.engines.recover()
+
+    def weights_arrived(self) -> bool | None:
+        """Recovered engines have current weights; see `EnginePool.weights_arrived`."""
+        return self.engines.weights_arrived()
 
     def hold_engines(self, only_last: bool = False) -> None:
-        """Hold the policy engines' requests after an update whose trainer died; end an engine that does not answer.
-
-        With ``only_last`` the update went to the last engine alone, and the others go on.
-        """
-        handles = self.engine_handles()[-1:] if only_last else self.engine_handles()
-        for position in EngineCalls.to_all(handles, RemoteEngine.hold_after_failed_update).unanswered(HOLD_SECONDS):
-            EngineCalls.to_all([handles[position]], RemoteEngine.kill).unanswered(HOLD_SECONDS)
+        """Hold the policy engines' requests after an update whose trainer died."""
+        self.engines.hold(only_last)
 
     def sleep_engines(self) -> None:
-        """Make the policy engines release their memory, and restart none until they wake.
-
-        An engine that fails to do so is ended, which also frees its memory.
-        """
-        with self._engines_lock:
-            self._asleep = True
-            self._change_memory(lambda engines: EngineCalls.to_all(engines, RemoteEngine.sleep))
+        """Make the policy engines release their memory."""
+        self.engines.sleep()
 
     def wake_engines(self, parts: tuple[str, ...]) -> None:
-        """Restore ``parts`` of the policy engines' memory, and restart engines that died or do not wake."""
-        with self._engines_lock:
-            self._asleep = False
-            self._change_memory(lambda engines: EngineCalls.to_all(engines, RemoteEngine.wake, parts))
-        self._revive_engines()
+        """Restore ``parts`` of the policy engines' memory."""
+        self.engines.wake(parts)
 
     def end_engines(self) -> None:
         """Kill the policy engines immediately, for a run that is about to end."""
-        self._closing.set()
-        EngineCalls.to_all(self.engine_handles(), RemoteEngine.kill).unanswered(HOLD_SECONDS)
+        self.engines.end()
 
-    def _change_memory(self, send: Callable[[list[RemoteEngine]], EngineCalls[None]]) -> None:
-        handles = self.engine_handles()
-        self._changing = True
-        calls = send(handles)
-        lost = calls.unanswered(MEMORY_SECONDS)
-        self._changing = False
-        if lost and not self.args.use_fault_tolerance:
-            calls.values()
-        for position in lost:
-            logger.error("policy engine %d did not %s; ending it", position, calls.method)
-            EngineCalls.to_all([handles[position]], RemoteEngine.kill).unanswered(HOLD_SECONDS)
+    def set_apart(self) -> SetApart | None:
+        """Take the last engine out of the router for a candidate; see `EnginePool.set_apart`."""
+        return self.engines.set_apart()
 
-    def addresses(self) -> dict[str, str]:
-        """Return the URL of each role."""
-        known = [(group.role, group.address) for group in self._groups]
-        return {role: f"http://{where.host}:{where.port}" for role, where in known if where is not None}
+    def rejoin(self) -> None:
+        """Let the router send requests to the engine again."""
+        self.engines.rejoin()
 
     # Rollouts
 
@@ -212,63 +221,19 @@ class RolloutManager(Decisions, CanaryEngine):
 
     def generate(self, rollout_id: int) -> RolloutBatch:
         """Run the rollout function and return its samples, one shard per training rank."""
-        start = time.monotonic()
-        if self.args.load_debug_rollout_data:
-            samples, extra = self._load_debug_samples(rollout_id), {}
-        else:
+        if not self.args.load_debug_rollout_data:
             self._newest_rollout = rollout_id
-            output = call_rollout_fn(self._generate, self.args, rollout_id, self._data_source, evaluation=False)
-            if isinstance(output, RolloutFnEvalOutput):
-                raise PluginError(f"{self.args.rollout_function_path} returned an evaluation; return samples instead")
-            samples, extra = flatten(output.samples), output.metrics or {}
-            self._source_hooks.mark(rollout_id)
-        if not samples:
-            raise ValueError(f"{self.args.rollout_function_path} returned no samples for rollout {rollout_id}")
-        self._save_debug_samples(rollout_id, samples)
-        seconds = time.monotonic() - start
-        train_data = self._train_data(samples)
-        metrics = {
-            **rollout_metrics(self.args, samples, seconds),
-            **field_means(train_data),
-            **oldest_versions(samples),
-            **extra,
-        }
-        custom_log = self.args.custom_rollout_log_function_path
-        if custom_log and load_function(custom_log)(rollout_id, self.args, samples, extra, seconds):
-            metrics = {"perf/rollout_time": seconds}
-        shards, critic_shards = self._shards(train_data)
-        return {"shards": shards, "critic_shards": critic_shards, "metrics": metrics}
-
-    def _train_data(self, samples: list[Sample]) -> TrainData:
-        custom_convert = self.args.custom_convert_samples_to_train_data_path
-        if custom_convert:
-            return convert_with(load_function(custom_convert), self.args, samples)
-        return convert(self.args, samples)
-
-    def _shards(self, train_data: TrainData) -> tuple[list[Any], list[Any]]:
-        """Return the training data split over the policy's ranks, and over the critic's."""
-        sizes = {self._dp_size, self._critic_size} - {0}
-        split = {size: [ray.put(shard) for shard in split_by_dp(train_data, size, self.args)] for size in sizes}
-        return split[self._dp_size], split.get(self._critic_size, [])
+        return self._batches.generate(rollout_id, self._data_source, self._source_hooks.mark)
 
     def eval(self, rollout_id: int) -> dict[str, Any]:
         """Run the evaluation function and return metrics ``eval/<dataset>``."""
-        output = call_rollout_fn(self._evaluate, self.args, rollout_id, self._data_source, evaluation=True)
-        if not isinstance(output, RolloutFnEvalOutput):
-            raise PluginError(f"{self.args.eval_function_path} returned samples; return an evaluation instead")
-        metrics = dict(output.metrics or {})
-        for name, result in output.data.items():
-            metrics |= eval_metrics(name, result)
-        custom_log = self.args.custom_eval_rollout_log_function_path
-        if custom_log and load_function(custom_log)(rollout_id, self.args, output.data, output.metrics):
-            return {}
-        return metrics
+        return self._batches.eval(rollout_id, self._data_source)
 
     def evaluation_progress(self) -> tuple[int, int]:
         """Return the finished and the requested answers of the default evaluation."""
         return PROGRESS.done, PROGRESS.total
 
-    # State
+    # The data source
 
     def save(self, rollout_id: int) -> None:
         """Save the data source's position; call it after writing the trainer's checkpoint of this rollout."""
@@ -303,35 +268,36 @@ class RolloutManager(Decisions, CanaryEngine):
         """Tell the data source that the batch of ``rollout_id`` was not trained, and never will be."""
         self._source_hooks.step_refused(rollout_id, why)
 
-    def _save_debug_samples(self, rollout_id: int, samples: list[Sample]) -> None:
-        template = self.args.save_debug_rollout_data
-        if not template:
-            return
-        path = Path(template.format(rollout_id=rollout_id))
-        private_folder(path.parent)
-        with open(path, "wb", opener=private) as file:
-            save_data({"rollout_id": rollout_id, "samples": [sample.to_dict() for sample in samples]}, file)
+    def on_gate_decided(self, rollout_id: int, decision: Decision) -> None:
+        """Tell the data source what ``--before-push-path`` decided."""
+        self._source_hooks.gate_decided(rollout_id, decision)
 
-    def _load_debug_samples(self, rollout_id: int) -> list[Sample]:
-        path = required("--load-debug-rollout-data", self.args.load_debug_rollout_data).format(rollout_id=rollout_id)
-        dump = load_data(path)
-        samples = [Sample.from_dict(record) for record in dump["samples"]]
-        return subsample(samples, self.args.load_debug_rollout_data_subsample)
+    def on_step_undone(self, rollout_id: int, why: str) -> None:
+        """Tell the data source that the steps of ``rollout_id`` were undone."""
+        self._source_hooks.step_undone(rollout_id, why)
+
+    def on_weights_restored(self, rollout_id: int, from_rollout_id: int, version: str) -> None:
+        """Tell the data source that the weights went back on command."""
+        self._source_hooks.weights_restored(rollout_id, from_rollout_id, version)
+
+    def data_source_attribute(self, name: str) -> tuple[bool, Any]:
+        """Return whether an attribute of the data source is a method, and its value if it is none; for a plugin in the driver."""
+        value = getattr(self._data_source, name)
+        return (True, None) if callable(value) else (False, value)
+
+    def call_data_source(self, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Call a method of the data source, for a plugin in the driver."""
+        return getattr(self._data_source, name)(*arguments, **keywords)
 
     def dispose(self) -> None:
         """Stop the monitor, the rollout function and the data source (their ``dispose``), and the engines."""
-        self._closing.set()
-        if self._changing:
-            self.end_engines()  # else the lock below stays held until the last engine sleeps
-        if hasattr(self._generate, "dispose"):  # a rollout function may be an object that owns processes
-            self._generate.dispose()
+        self.engines.close()
+        self._batches.dispose()
         self._source_hooks.dispose()
-        with self._engines_lock:
-            for group in self._groups:
-                group.stop()
+        self.engines.stop()
 
 
-def create_rollout_manager(args: Arguments, reserved: ReservedPlacement) -> Any:
+def create_rollout_manager(args: Arguments, reserved: ReservedPlacement) -> RemoteManager:
     """Create the manager's actor on the driver's machine; its engines are up once its first call returns.
 
     It requests no CPU core, because the run's GPU bundles may hold all of them.
@@ -340,7 +306,7 @@ def create_rollout_manager(args: Arguments, reserved: ReservedPlacement) -> Any:
     remote = ray.remote(RolloutManager).options(
         num_cpus=0, num_gpus=0, max_concurrency=_MANAGER_THREADS, scheduling_strategy=here
     )
-    return remote.remote(args, reserved)
+    return RemoteManager(remote.remote(args, reserved))
 
 
 def subsample(samples: list[Sample], share: float | None) -> list[Sample]:

@@ -1,19 +1,72 @@
 """What a ``--before-push-path`` plugin sees and says: questions to two versions of the policy, and a decision.
 
-The plugin is ``decide(args, rollout_id, data_source, policies) -> Decision``. It is called in the rollout manager's process after the
+The plugin is ``decide(args, rollout_id, data_source, policies) -> Decision``. The driver calls it in a thread of its own after the
 steps of ``rollout_id`` and before their weights reach any engine that serves everybody. If it refuses, the trainer goes back
-to the weights and the optimizer of before, and the data source learns that by ``step_undone``. Imports no torch.
+to the weights and the optimizer of before, and the data source learns that by ``step_undone``. Imports neither torch nor Ray.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from slime.rollout.canary import Canary, CanaryEndedError
+from slime.exceptions import TrainerError
 from slime.utils.probes import Answer, Probe
 
 __all__ = ["Answer", "BeforePush", "Canary", "CanaryEndedError", "Candidate", "Decision", "Policies", "Policy", "Probe"]
+
+
+class DecisionEndedError(TrainerError):
+    """Nobody waits for the decision any more: the trainer died, or the run ends."""
+
+
+class CanaryEndedError(TrainerError):
+    """The engine has the candidate no longer.
+
+    Attributes:
+        died: whether this engine itself died.
+    """
+
+    def __init__(self, why: str, *, died: bool = False) -> None:
+        super().__init__(why)
+        self.died = died
+
+
+class Canary:
+    """One engine that has the candidate before the others. Thread-safe.
+
+    Until it loses the candidate it answers with it at ``url``, and no router sends it requests unless all other engines
+    are dead. A plugin that waits learns at once when that ends: another engine or this one restarted, so all have the
+    weights that serve, or the trainer died.
+    """
+
+    def __init__(self, url: str, lives: Callable[[], bool] = lambda: True) -> None:
+        """``url``: of the engine; ``lives``: returns whether it is still the process that got the candidate."""
+        self.url = url
+        self.lives = lives
+        self._ended = threading.Event()
+        self._error = CanaryEndedError("")
+
+    def wait(self, seconds: float) -> None:
+        """Wait.
+
+        Raises:
+            CanaryEndedError: the engine loses the candidate meanwhile, or had lost it before.
+        """
+        if self._ended.wait(seconds):
+            raise self._error
+
+    def end(self, why: str, *, died: bool = False) -> None:
+        """Let nobody wait any longer; the first reason stays."""
+        if not self._ended.is_set():
+            self._error = CanaryEndedError(why, died=died)
+            self._ended.set()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the engine has lost the candidate."""
+        return self._ended.is_set()
 
 
 class Policy(Protocol):
@@ -35,7 +88,7 @@ class Candidate(Policy, Protocol):
     def on_one_engine(self) -> Canary:
         """Let the last engine have these weights before the others, and return it; needs ``--canary-engine``.
 
-        Again after a `slime.rollout.canary.CanaryEndedError`. A decision ends it: the others get the weights too, or this engine goes back.
+        Again after a `CanaryEndedError`. A decision ends it: the others get the weights too, or this engine goes back.
         """
         ...
 
@@ -66,6 +119,13 @@ class BeforePush(Protocol):
 
     def __call__(self, args: object, rollout_id: int, data_source: object, policies: Policies) -> Decision:
         """Compare both versions and decide.
+
+        Args:
+            args: of the run, with the addresses of its engines.
+            rollout_id: whose steps were taken.
+            data_source: the run's data source. It lives in the rollout manager's process: a method is called there, and
+                its result comes back as a copy.
+            policies: both versions.
 
         Raises:
             Exception: any error ends the run with it, because nobody knows whether the candidate may serve.

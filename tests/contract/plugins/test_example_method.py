@@ -8,10 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from slime.arguments.placement import Placement
 from slime.contract import check
 from slime.contract.surroundings import surroundings
 from slime.ray import rollout
-from slime.ray.rollout import RolloutManager
+from slime.ray.rollout import BatchMaker
 from slime.utils.misc import load_function
 
 PLUGINS = {
@@ -89,17 +90,13 @@ def test_what_is_dumped_is_what_is_loaded(words: list[str], tmp_path: Path, monk
     monkeypatch.setattr(rollout.ray, "put", lambda shard: shard)
     dump = f"{tmp_path}/dump/{{rollout_id}}.pt"
     with surroundings([*words, "--save-debug-rollout-data", dump]) as around:
-        manager = RolloutManager.__new__(RolloutManager)
-        manager.args, manager._dp_size, manager._critic_size = around.args, 1, 0
-        manager._generate = load_function(around.args.rollout_function_path)
-        manager._data_source = load_function(around.args.data_source_path)(around.args)
-        manager._source_hooks = manager._data_source
-        given, get_samples = [], manager._data_source.get_samples
-        manager._data_source.get_samples = lambda count: given.extend(get_samples(count)) or given[-count:]
-        collected = manager.generate(0)
+        batches = BatchMaker(around.args, Placement((0,), (), ()))
+        source = load_function(around.args.data_source_path)(around.args)
+        given, get_samples = [], source.get_samples
+        source.get_samples = lambda count: given.extend(get_samples(count)) or given[-count:]
+        collected = batches.generate(0, source, source.mark)
         around.args.load_debug_rollout_data = dump
-        manager._generate, manager._data_source = None, SimpleNamespace()
-        loaded = manager.generate(0)
+        loaded = batches.generate(0, None, lambda _: pytest.fail("nothing is taken"))
     [shard], [again] = collected["shards"], loaded["shards"]
     assert shard == again
     assert len(shard["tokens"]) == 4

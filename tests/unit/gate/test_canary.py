@@ -22,9 +22,8 @@ from openclaw.gate.plugin import Gate
 from openclaw.ledger.records import VersionSpan
 from openclaw.ledger.store import Ledger
 from slime.args import Arguments
-from slime.rollout.before_push import Decision, Policies
-from slime.rollout.canary import Canary
-from slime.rollout.questions import QuestionsEndedError
+from slime.rollout.before_push import Canary, Decision, Policies
+from slime.updates.decisions import DecisionEndedError
 from tests.helpers.probes import judged, leased_batch
 from tests.helpers.rollout_args import rollout_args
 from tests.helpers.threaded_server import serving
@@ -85,7 +84,7 @@ class Candidate(Asked):
 
     engine: Engine
     trials: list[Canary]
-    ends: QuestionsEndedError | None = None
+    ends: DecisionEndedError | None = None
 
     def on_one_engine(self) -> Canary:
         if self.ends is not None:
@@ -121,7 +120,7 @@ class World:
         monkeypatch.setattr(canary_module, "POLL_SECONDS", 0.0)
 
     def decide(self, bounds: GateVariables = BOUNDS) -> Decision:
-        gate = Gate(self.args, self.ledger, bounds, threading.Event())
+        gate = Gate(self.args, self.ledger, bounds)
         decision = gate.decide(0, Policies(Asked("0", lambda probe: SCORE), self.candidate))
         assert not (self.folder / NAME).exists(), "the share is closed, however the trial ends"
         return decision
@@ -330,10 +329,10 @@ def test_a_dead_engine_that_fails_requests_is_waited_for(world: World) -> None:
 
 def test_a_trainer_that_dies_ends_the_trial(world: World) -> None:
     def end() -> None:
-        world.candidate.ends = QuestionsEndedError("the trainer died")
+        world.candidate.ends = DecisionEndedError("the trainer died")
         world.candidate.trials[-1].end("the trainer died")
 
     world.polls = end
-    with pytest.raises(QuestionsEndedError):
+    with pytest.raises(DecisionEndedError):
         world.decide()
     assert not (world.folder / NAME).exists()

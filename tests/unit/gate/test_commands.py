@@ -17,7 +17,7 @@ from openclaw.ledger.store import Ledger
 from openclaw.runtime.where import SETTINGS_NAME
 from slime.checkpoints.versions import LATEST
 from slime.ray.save_lock import LOCK
-from slime.utils.rollback import ask_rollback, asked_rollback, forget_rollback
+from slime.updates.rollback import ask_rollback, asked_rollback, forget_rollback
 from tests.helpers.probes import leased_batch
 
 

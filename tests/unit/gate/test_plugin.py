@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -52,7 +51,7 @@ class World:
     args: Arguments
 
     def gate(self, bounds: GateVariables = BOUNDS) -> Gate:
-        return Gate(self.args, self.ledger, bounds, threading.Event())
+        return Gate(self.args, self.ledger, bounds)
 
     def decide(self, rollout_id: int, liked: float, disliked: float, bounds: GateVariables = BOUNDS) -> Decision:
         """Decide about a batch whose step changes the scores of liked and disliked replies."""

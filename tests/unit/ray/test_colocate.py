@@ -19,16 +19,13 @@ from slime.args import Arguments
 from slime.arguments.placement import EngineSpec, Placement
 from slime.backends.sglang_utils.engine import CACHE, WEIGHTS, SGLangEngine
 from slime.exceptions import DataUsedError, EngineError, RankLostError
-from slime.ray import run_start
-from slime.ray.gpu_alternation import GpuAlternation
+from slime.ray import run as run_module
+from slime.ray.engine_pool import EnginePool
 from slime.ray.placement import ReservedPlacement
-from slime.ray.restarts import Restarts
-from slime.ray.rollout import RolloutManager
-from slime.ray.run import Run, Stopped
-from slime.ray.run_state import Phase, RunLife
-from slime.rollout.foreign_data_source import ForeignDataSource
+from slime.ray.remote_manager import RemoteManager
+from slime.ray.run import Phase, Run, Stopped
+from slime.updates.rollback import ask_rollback, asked_rollback
 from slime.utils import logging_utils
-from slime.utils.rollback import ask_rollback, asked_rollback
 from slime.weight_sync.remote_engine import RemoteEngine
 
 BOTH = {"colocate": True, "offload_train": True, "offload_rollout": True}
@@ -55,7 +52,7 @@ class Recorder:
         if text in self.deaths:
             raise self.deaths.pop(text)
 
-    def manager(self) -> Any:
+    def manager(self) -> RemoteManager:
         answers = {
             "addresses": lambda: {},
             "recover_engines": lambda: self.revived.pop(0) if self.revived else 0,
@@ -72,7 +69,8 @@ class Recorder:
             "generate": lambda rollout_id: self.batch(rollout_id),
             "eval": lambda rollout_id: self.note("eval", rollout_id) or {},
         }
-        return SimpleNamespace(**{name: SimpleNamespace(remote=answer) for name, answer in answers.items()})
+        actor = SimpleNamespace(**{name: SimpleNamespace(remote=answer) for name, answer in answers.items()})
+        return RemoteManager(actor)
 
     def batch(self, rollout_id: int) -> Any:
         self.note("generate", rollout_id)
@@ -101,7 +99,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     made = Recorder()
     monkeypatch.setattr(ray, "get", lambda reference: reference)
     monkeypatch.setattr(ray, "wait", lambda references, timeout: (references, []))
-    monkeypatch.setattr(run_start, "Trainer", made.trainer)
+    monkeypatch.setattr(run_module, "Trainer", made.trainer)
     monkeypatch.setattr(logging_utils, "log", lambda *_, **__: None)
     return made
 
@@ -111,13 +109,13 @@ def started(recorder: Recorder, **flags: Any) -> Run:
     values = {"save": "folder", "save_interval": 1, "num_rollout": 2, "update_weights_interval": 1}
     values |= {"rollout_batch_size": 1, "num_steps_per_rollout": 1, "global_batch_size": 1}
     run = Run(Arguments(**(values | BOTH | flags)))
-    run._life = RunLife(Phase.UP)
-    run._processes.reserved = ReservedPlacement(Placement((0,), (0,), ()), None, ())
-    run._processes.manager, run._processes.loaded = recorder.manager(), True
-    run._restarts = Restarts("folder", 2)
-    run._alternation.before_a_trainer()
-    run._processes.trainer = recorder.trainer()
-    run._hand_over(connect=True)
+    run.life.phase = Phase.UP
+    run.processes.reserved = ReservedPlacement(Placement((0,), (0,), ()), None, ())
+    run.processes.manager, run.processes.loaded = recorder.manager(), True
+    run.restarts.allow("folder", 2)
+    run.engines.before_a_trainer()
+    run.processes.trainer = recorder.trainer()
+    run.engines.take_gpus(connect=True)
     return run
 
 
@@ -174,7 +172,7 @@ def test_an_engine_that_came_back_gets_weights_while_the_trainer_is_away(recorde
     run = started(recorder)
     recorder.log.clear()
     recorder.revived = [1]
-    run.recover()
+    run.engines.recover()
     assert recorder.log == ["connect", "push"]
 
 
@@ -225,9 +223,9 @@ def test_engines_serve_again_after_a_rollback_that_no_step_follows(
     folder.mkdir()
     (folder / "meta.json").write_text('{"rollout_id": 0, "weight_version": 7}')
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("1")
-    trainer: Any = run._processes.trainer
+    trainer: Any = run.processes.trainer
     trainer.restore = lambda iteration: recorder.note("restore", iteration)
-    manager: Any = run._processes.manager
+    manager: Any = run.processes.manager._actor
     manager.on_weights_restored = SimpleNamespace(remote=lambda *_: None)
     ask_rollback(tmp_path, 7)
     recorder.log.clear()
@@ -235,7 +233,7 @@ def test_engines_serve_again_after_a_rollback_that_no_step_follows(
         pause(tmp_path, 0, "a fuse")
     monkeypatch.setattr(run.stop, "wait", lambda _: asked_rollback(tmp_path) is None)
     with pytest.raises(Stopped) if paused else contextlib.nullcontext():
-        run._wait_while_paused() if paused else run.serve_until_stopped()
+        run.updates.wait_while_paused(run._served_a_moment) if paused else run.serve_until_stopped()
     woken = phases("offload; wake_engines weights; push; wake_engines kv_cache,cuda_graph")
     asleep = ["sleep_engines", "onload"]
     assert recorder.log == [*asleep, "restore 1", *woken, *asleep, "save -1", *woken]
@@ -252,12 +250,12 @@ def test_engines_serve_again_after_the_end_of_the_data(recorder: Recorder) -> No
 
 
 def test_roles_with_gpus_of_their_own_are_never_asked() -> None:
-    alternation = GpuAlternation(Arguments(), lambda *_: pytest.fail("asked"))
-    alternation.before_a_trainer()
-    alternation.for_trainer(pytest.fail)  # type: ignore[arg-type]
-    pushed = []
-    alternation.for_engines(pytest.fail, lambda: pushed.append(1))  # type: ignore[arg-type]
-    assert pushed == [1]
+    run = Run(Arguments())
+    run.processes.trainer = SimpleNamespace(update_weights=lambda: "7")  # type: ignore[assignment]
+    run.engines.before_a_trainer()
+    run.engines.leave_gpus()
+    run.engines.take_gpus(push=False)
+    assert not run.engines.alternate
 
 
 # An engine
@@ -321,7 +319,7 @@ def test_an_engine_goes_to_sleep_again_in_the_middle_of_a_push(
     assert server.away == {*WEIGHTS, *CACHE}
 
 
-# The manager
+# The manager's engines
 
 
 class Handles:
@@ -348,47 +346,43 @@ class Handles:
         return RemoteEngine(SimpleNamespace(**{name: method(name) for name in ("sleep", "wake", "kill")}))
 
 
-def manager_with(handles: Handles, revived: list[str], fault_tolerant: bool = True) -> RolloutManager:
+def pool_with(handles: Handles, revived: list[str], fault_tolerant: bool = True) -> EnginePool:
     def group(role: str) -> Any:
-        return SimpleNamespace(role=role, handles=handles.handles, revive=lambda: revived.append(role) or [])
+        revive, stop = lambda: revived.append(role) or [], lambda: None
+        return SimpleNamespace(role=role, handles=handles.handles, revive=revive, stop=stop)
 
-    manager = RolloutManager.__new__(RolloutManager)
-    manager.args = Arguments(use_fault_tolerance=fault_tolerant)
-    manager._groups = [group("policy"), group("prm")]
-    manager._engines_lock, manager._closing = threading.Lock(), threading.Event()
-    manager._revived, manager._get_weights, manager._asleep = [], [], False
-    return manager
+    return EnginePool(Arguments(use_fault_tolerance=fault_tolerant), [group("policy"), group("prm")])
 
 
 def test_no_engine_is_started_on_the_trainers_gpus() -> None:
     handles, revived = Handles(2), []
-    manager = manager_with(handles, revived)
-    manager.sleep_engines()
+    pool = pool_with(handles, revived)
+    pool.sleep()
     assert handles.asked == [(0, "sleep"), (1, "sleep")]
-    manager._revive_engines()
+    pool.revive()
     assert revived == ["prm"], "the judge has GPUs of its own"
-    manager.wake_engines(WEIGHTS)
+    pool.wake(WEIGHTS)
     assert revived == ["prm", "policy", "prm"]
 
 
 def test_a_restarted_engine_gets_no_weights_while_it_sleeps() -> None:
     """The driver looks after engines while the gate decides, in the trainer's turn."""
-    manager = manager_with(Handles(2), [])
-    manager._source_hooks, manager._revived = ForeignDataSource(None), [1]
-    manager.sleep_engines()
-    assert manager.recover_engines() == 0
-    manager.wake_engines(WEIGHTS)
-    assert manager.recover_engines() == 1
-    assert manager.recover_engines() == 0
+    pool = pool_with(Handles(2), [])
+    pool._revived = [1]
+    pool.sleep()
+    assert pool.recover() == 0
+    pool.wake(WEIGHTS)
+    assert pool.recover() == 1
+    assert pool.recover() == 0
 
 
 @pytest.mark.parametrize("method", ["sleep", "wake"])
 def test_an_engine_that_does_not_follow_is_ended(method: str) -> None:
     handles, revived = Handles(2), []
     handles.bad = {(1, method)}
-    manager = manager_with(handles, revived)
-    manager.sleep_engines()
-    manager.wake_engines(WEIGHTS)
+    pool = pool_with(handles, revived)
+    pool.sleep()
+    pool.wake(WEIGHTS)
     assert [entry for entry in handles.asked if entry[1] == "kill"] == [(1, "kill")]
     assert "policy" in revived
 
@@ -397,7 +391,7 @@ def test_without_fault_tolerance_its_error_stands() -> None:
     handles = Handles(1)
     handles.bad = {(0, "sleep")}
     with pytest.raises(EngineError, match="engine 0"):
-        manager_with(handles, [], fault_tolerant=False).sleep_engines()
+        pool_with(handles, [], fault_tolerant=False).sleep()
 
 
 def signalled_while_it_waits(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -419,11 +413,11 @@ def test_a_signal_ends_a_run_whose_engines_do_not_fall_asleep(
     """They are ended instead, so the last checkpoint is written at once."""
     run = started(recorder)
     run.step(0, {"shards": [], "critic_shards": [], "metrics": {}})
-    run._hand_over()
+    run.engines.take_gpus()
     signalled_while_it_waits(run, monkeypatch)
     del recorder.log[:]
     with pytest.raises(Stopped):
-        run.save(0)
+        run.updates.save(0)
     run.__exit__(Stopped, None, None)
     assert recorder.log == ["sleep_engines", "end_engines", "onload", "save 0", "saved 0"]
 
@@ -436,7 +430,7 @@ def test_a_checkpoint_that_a_signal_finds_begun_is_finished(
     run.step(0, {"shards": [], "critic_shards": [], "metrics": {}})
     del recorder.log[:]
     signalled_while_it_waits(run, monkeypatch)
-    run.save(0)
+    run.updates.save(0)
     run.__exit__(Stopped, None, None)
     assert recorder.log == ["save 0", "saved 0"]
 
@@ -458,18 +452,16 @@ def test_a_manager_that_ends_ends_the_engines_that_do_not_fall_asleep() -> None:
 
     handles.handles[0].actor.sleep.remote = sleep
     handles.handles[0].actor.kill.remote = kill
-    manager = manager_with(handles, revived, fault_tolerant=False)
-    for group in manager._groups:
-        group.stop = lambda: None
-    manager._generate, manager._source_hooks = None, ForeignDataSource(None)
+    pool = pool_with(handles, revived, fault_tolerant=False)
 
     def sleep_until_ended() -> None:
         with contextlib.suppress(EngineError):
-            manager.sleep_engines()
+            pool.sleep()
 
     sleeping = threading.Thread(target=sleep_until_ended, daemon=True)
     sleeping.start()
     assert asked.wait(60)
-    manager.dispose()
+    pool.close()
+    pool.stop()
     sleeping.join(60)
     assert asleep.done()

@@ -11,8 +11,9 @@ from slime.args import Arguments
 from slime.arguments.placement import Placement
 from slime.backends.fsdp_utils.backend import FSDPTrainActor
 from slime.backends.trainer.remote_rank import RemoteCritic, RemotePolicy
-from slime.ray import actor_group, rollout
+from slime.ray import actor_group, engine_pool, rollout
 from slime.ray.actor_group import TrainGroup
+from slime.ray.engine_pool import EnginePool
 from slime.ray.rollout import RolloutManager
 from slime.ray.trainer import Trainer
 
@@ -117,19 +118,21 @@ class Closing:
     def __init__(self) -> None:
         self.waited: list[float] = []
 
+    def is_set(self) -> bool:
+        return False
+
     def wait(self, seconds: float) -> bool:
         self.waited.append(seconds)
         return len(self.waited) > 2
 
 
 def test_engines_are_looked_at_in_the_interval_of_the_flag() -> None:
-    manager = RolloutManager.__new__(RolloutManager)
-    manager.args = Arguments(rollout_health_check_interval=0.25)
     looks: list[int] = []
+    group: Any = SimpleNamespace(role="prm", revive=lambda: looks.append(1))
+    pool = EnginePool(Arguments(rollout_health_check_interval=0.25, use_fault_tolerance=True), [group])
     closing: Any = Closing()
-    manager._closing = closing
-    manager._revive_engines = lambda: looks.append(1)  # type: ignore[method-assign]
-    manager._watch_engines()
+    pool._closing = closing
+    pool._watch()
     assert (closing.waited, len(looks)) == ([0.25] * 3, 2)
 
 
@@ -138,9 +141,9 @@ def test_engines_are_watched_where_the_flag_wants_it(monkeypatch: pytest.MonkeyP
     threads = []
     group = SimpleNamespace(role="policy", revive=lambda: ["engine"])
     started = SimpleNamespace(start=lambda: threads.append(1))
-    monkeypatch.setattr(rollout.threading, "Thread", lambda **_: started)
+    monkeypatch.setattr(engine_pool.threading, "Thread", lambda **_: started)
     monkeypatch.setattr(rollout, "engine_groups", lambda *_: [group])
-    monkeypatch.setattr(RolloutManager, "_start_engines", lambda self, placement: None)
+    monkeypatch.setattr(EnginePool, "start", lambda self, placement: None)
     monkeypatch.setattr(rollout, "init_http_client", lambda args: None)
     reserved: Any = SimpleNamespace(placement=Placement(actor=(0,), rollout=(1,), judge=()))
     args = Arguments(
@@ -152,7 +155,8 @@ def test_engines_are_watched_where_the_flag_wants_it(monkeypatch: pytest.MonkeyP
     )
     manager = RolloutManager(args, reserved)
     assert type(manager._data_source).__name__ == "RolloutDataSource"
-    assert (manager._generate.__module__, manager._evaluate.__module__) == (
+    functions = (manager._batches._generate, manager._batches._evaluate)
+    assert tuple(function.__module__ for function in functions) == (
         "slime.rollout.sft_rollout",
         "slime.rollout.sleep_rollout",
     )

@@ -16,8 +16,9 @@ from slime.args import Arguments
 from slime.arguments.checkpoint import LATEST
 from slime.arguments.placement import Placement
 from slime.exceptions import DataUsedError
-from slime.ray import run_start
+from slime.ray import run as run_module
 from slime.ray.placement import ReservedPlacement
+from slime.ray.remote_manager import RemoteManager
 from slime.ray.run import Run
 from slime.utils import logging_utils
 
@@ -41,15 +42,15 @@ class Loop:
         return batch
 
     def train(self, rollout_id: int, batch: int) -> None:
-        self.publish(rollout_id, batch, self.step(rollout_id, batch))
+        self.publish(self.step(rollout_id, batch))
 
     def step(self, rollout_id: int, batch: int) -> int:
         assert rollout_id == batch
         self.trained.append(rollout_id)
         return rollout_id
 
-    def publish(self, rollout_id: int, batch: int, step: int) -> None:
-        assert rollout_id == batch == step
+    def publish(self, update: int) -> None:
+        assert update == self.trained[-1]
 
     def serve_until_stopped(self) -> None:
         self.served = True
@@ -121,10 +122,10 @@ def started(monkeypatch: pytest.MonkeyPatch, **flags: Any) -> tuple[Run, list[in
         return contextlib.nullcontext()
 
     nowhere = ReservedPlacement(Placement((), (0,), ()), None, ())
-    monkeypatch.setattr(run_start, "ray_cluster", cluster)
-    monkeypatch.setattr(run_start, "create_placement", lambda args, stop: nowhere)
-    monkeypatch.setattr(run_start, "release_placement", lambda reserved: None)
-    monkeypatch.setattr(run_start, "create_rollout_manager", lambda args, reserved: Manager())
+    monkeypatch.setattr(run_module, "ray_cluster", cluster)
+    monkeypatch.setattr(run_module, "create_placement", lambda args, stop: nowhere)
+    monkeypatch.setattr(run_module, "release_placement", lambda reserved: None)
+    monkeypatch.setattr(run_module, "create_rollout_manager", lambda args, reserved: RemoteManager(Manager()))
     monkeypatch.setattr(logging_utils, "init_tracking", lambda args: None)
     run = Run(
         Arguments(
@@ -159,9 +160,9 @@ def test_checkpoints_that_another_run_wrote_while_this_one_waited_for_gpus_are_k
         (tmp_path / LATEST).write_text("2")
         return ReservedPlacement(Placement((0,), (), ()), None, ())
 
-    monkeypatch.setattr(run_start, "ray_cluster", lambda *_, **__: contextlib.nullcontext())
-    monkeypatch.setattr(run_start, "create_placement", wait)
-    monkeypatch.setattr(run_start, "create_rollout_manager", lambda *_: pytest.fail("it started"))
+    monkeypatch.setattr(run_module, "ray_cluster", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(run_module, "create_placement", wait)
+    monkeypatch.setattr(run_module, "create_rollout_manager", lambda *_: pytest.fail("it started"))
     run = Run(Arguments(save=str(tmp_path), rollout_global_dataset=False, rollout_num_gpus=1))
     monkeypatch.setattr(run.stop, "install", lambda: None)
     with pytest.raises(ConfigError, match="holds checkpoints of an earlier run; add --resume"), run:

@@ -12,12 +12,13 @@ from PIL import Image
 
 from slime.algorithms.losses.custom import contract_batch
 from slime.args import Arguments
+from slime.arguments.placement import Placement
 from slime.backends.trainer.micro_batch import RolloutShard
 from slime.ray import rollout as manager_module
-from slime.ray.rollout import RolloutManager
+from slime.ray.rollout import BatchMaker
 from slime.rollout.custom_conversion import ConversionError, convert_with
-from slime.rollout.foreign_data_source import ForeignDataSource
 from slime.rollout.train_data import convert, split_by_dp
+from slime.utils.data_files import load_data
 from slime.utils.types import Sample
 
 CPU = torch.device("cpu")
@@ -134,19 +135,17 @@ def test_a_plugin_gives_an_entry_per_sample() -> None:
 def test_a_dumped_rollout_is_replayed_with_its_images(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     given = [sample(index, processed(index), IMAGE) for index in range(3)]
 
-    def manager(**flags: Any) -> RolloutManager:
-        made = RolloutManager.__new__(RolloutManager)
-        made.args = arguments(rollout_function_path="given", **flags)
-        made._generate = lambda args, rollout_id, source, evaluation=False: given
-        made._data_source, made._source_hooks = None, ForeignDataSource(None)
-        made._dp_size, made._critic_size = 1, 0
-        return made
+    def shard_of(**flags: Any) -> Any:
+        args = arguments(rollout_function_path="builtins.print", **flags)
+        batches = BatchMaker(args, Placement((0,), (), ()))
+        batches._generate = lambda args, rollout_id, source, evaluation=False: given
+        return batches.generate(0, None, lambda _: None)["shards"][0]
 
     monkeypatch.setattr(manager_module.ray, "put", lambda value: value)
     template = str(tmp_path / "{rollout_id}.pt")
-    live = manager(save_debug_rollout_data=template).generate(0)["shards"][0]["multimodal_train_inputs"]
-    replayed = manager(load_debug_rollout_data=template)._load_debug_samples(0)
-    assert replayed[2].multimodal_inputs["images"][0].getpixel((0, 0)) == (255, 0, 0)
-    shard = manager(load_debug_rollout_data=template).generate(0)["shards"][0]
+    live = shard_of(save_debug_rollout_data=template)["multimodal_train_inputs"]
+    dumped = Sample.from_dict(load_data(template.format(rollout_id=0))["samples"][2])
+    assert dumped.multimodal_inputs["images"][0].getpixel((0, 0)) == (255, 0, 0)
+    shard = shard_of(load_debug_rollout_data=template)
     for one, other in zip(live, shard["multimodal_train_inputs"], strict=True):
         assert all(np.array_equal(one[name], other[name]) for name in ("pixel_values", "image_grid_thw"))

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from slime.args import Arguments
+from slime.arguments.placement import Placement
 from slime.ray import rollout as manager_module
-from slime.ray.rollout import RolloutManager
-from slime.rollout.foreign_data_source import ForeignDataSource
+from slime.ray.rollout import BatchMaker
 from slime.utils.types import Sample
 
 
@@ -29,21 +29,20 @@ def samples_of(args: Arguments, rollout_id: int, source: Any, evaluation: bool =
     ]
 
 
-def manager(monkeypatch: pytest.MonkeyPatch, **flags: Any) -> RolloutManager:
+def batches(monkeypatch: pytest.MonkeyPatch, **flags: Any) -> BatchMaker:
     monkeypatch.setattr(manager_module.ray, "put", lambda value: value)
-    made = RolloutManager.__new__(RolloutManager)
-    values = {"global_batch_size": 4, "rollout_function_path": "samples_of", "use_dynamic_global_batch_size": True}
-    made.args = Arguments(**(values | flags))
-    made._generate = samples_of
-    made._data_source, made._source_hooks = None, ForeignDataSource(None)
-    made._dp_size, made._critic_size = 1, 0
-    return made
+    values = {
+        "global_batch_size": 4,
+        "rollout_function_path": f"{__name__}.samples_of",
+        "use_dynamic_global_batch_size": True,
+    }
+    return BatchMaker(Arguments(**(values | flags)), Placement((0,), (), ()))
 
 
 def test_a_dump_is_replayed_in_part(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     template = str(tmp_path / "dump" / "{rollout_id}.pt")
-    manager(monkeypatch, save_debug_rollout_data=template).generate(7)
-    replay = manager(monkeypatch, load_debug_rollout_data=template)
-    assert len(replay.generate(7)["shards"][0]["tokens"]) == 4
-    replay.args.load_debug_rollout_data_subsample = 0.5
-    assert replay.generate(7)["shards"][0]["sample_indices"] == [0, 1]
+    batches(monkeypatch, save_debug_rollout_data=template).generate(7, None, lambda _: None)
+    replay = batches(monkeypatch, load_debug_rollout_data=template)
+    assert len(replay.generate(7, None, lambda _: None)["shards"][0]["tokens"]) == 4
+    replay._args.load_debug_rollout_data_subsample = 0.5
+    assert replay.generate(7, None, lambda _: None)["shards"][0]["sample_indices"] == [0, 1]

@@ -10,12 +10,14 @@ import pytest
 
 from groundwork.exceptions import ConfigError
 from slime.args import Arguments
+from slime.arguments.placement import Placement
 from slime.exceptions import EngineError, PluginError
 from slime.ray import rollout
+from slime.ray.placement import ReservedPlacement
 from slime.ray.rollout import RolloutManager
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.data_source import DataSource, number_of_prompts
-from slime.rollout.foreign_data_source import ForeignDataSource, marks, with_optional_methods
+from slime.rollout.foreign_data_source import marks, with_optional_methods
 from slime.rollout.rm_hub import async_rm, batched_async_rm
 from slime.utils.types import Sample
 from slime.weight_sync.remote_engine import RemoteEngine
@@ -38,22 +40,19 @@ def answered(args: Arguments, rollout_id: int, source: Any, evaluation: bool = F
 def manager(monkeypatch: pytest.MonkeyPatch) -> RolloutManager:
     CALLS.clear()
     monkeypatch.setattr(rollout.ray, "put", lambda shard: shard)
-    made = RolloutManager.__new__(RolloutManager)
-    made.args = arguments(
+    args = arguments(
         load_debug_rollout_data=None,
         save_debug_rollout_data=None,
         rollout_num_gpus=1,
         reward_key=None,
         rewards_normalization=False,
-        eval_function_path="plugin",
-        rollout_function_path="plugin",
+        eval_function_path=None,
+        rollout_function_path=f"{__name__}.answered",
+        data_source_path=f"{__name__}.Plain",
+        use_fault_tolerance=False,
     )
-    made.args.skip_default_logging = False
-    made._dp_size = 1
-    made._critic_size = 0
-    made._generate = made._evaluate = answered
-    made._data_source, made._source_hooks = None, ForeignDataSource(None)
-    return made
+    args.skip_default_logging = False
+    return RolloutManager(args, ReservedPlacement(Placement((0,), (), ()), None, ()))
 
 
 def test_a_log_function_adds_to_the_default_logging_or_replaces_it(manager: RolloutManager) -> None:
@@ -100,7 +99,7 @@ def test_after_a_broken_push_to_one_engine_only_that_one_is_held(
         hold, kill = SimpleNamespace(remote=refused), SimpleNamespace(remote=killed)
         return RemoteEngine(SimpleNamespace(hold_after_failed_update=hold, kill=kill))
 
-    monkeypatch.setattr(manager, "engine_handles", lambda: [handle(0), handle(1)])
+    monkeypatch.setattr(manager.engines, "handles", lambda: [handle(0), handle(1)])
     manager.hold_engines()
     assert calls == [(0, "hold"), (1, "hold"), (0, "kill"), (1, "kill")]
     calls.clear()
@@ -124,7 +123,7 @@ def test_samples_are_converted_by_a_plugin(manager: RolloutManager) -> None:
 
 
 def test_an_evaluation_is_no_batch(manager: RolloutManager) -> None:
-    manager._generate = lambda *values, evaluation: RolloutFnEvalOutput(data={})
+    manager._batches._generate = lambda *values, evaluation: RolloutFnEvalOutput(data={})
     with pytest.raises(PluginError, match="returned an evaluation; return samples instead"):
         manager.generate(0)
 
@@ -153,7 +152,7 @@ def test_a_source_that_saves_what_is_under_way_is_told_of_once(
 class Plain:
     """A data source of another family, with two of the optional methods."""
 
-    def __init__(self) -> None:
+    def __init__(self, args: Arguments | None = None) -> None:
         self.heard: list[Any] = []
 
     def get_samples(self, num_samples: int) -> list[list[Sample]]:
@@ -176,8 +175,7 @@ class Plain:
 
 
 def test_a_foreign_data_source_gets_the_optional_methods_it_lacks(manager: RolloutManager) -> None:
-    plain = Plain()
-    manager._data_source, manager._source_hooks = plain, with_optional_methods(plain)
+    plain = manager._data_source
     assert marks(manager._source_hooks)
     given: list[Any] = []
 
@@ -185,7 +183,7 @@ def test_a_foreign_data_source_gets_the_optional_methods_it_lacks(manager: Rollo
         given.append(source)
         return answered(args, rollout_id, source, evaluation)
 
-    manager._generate = generate
+    manager._batches._generate = generate
     manager.generate(3)
     manager.on_weights_live(3, "4")
     manager.before_rollouts()

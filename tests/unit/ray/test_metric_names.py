@@ -12,9 +12,10 @@ from slime.algorithms.losses import LOSSES
 from slime.algorithms.losses.reduce import make_reducer
 from slime.args import Arguments
 from slime.backends.trainer.metrics import forward_flops, speeds, step_flops
-from slime.ray.run import Run
+from slime.ray.reports import Reports
 from slime.rollout.metrics import field_means, is_repetitive, rollout_metrics
 from slime.rollout.train_data import convert
+from slime.updates.update import Update
 from slime.utils import logging_utils
 from slime.utils.types import Sample
 from tests.unit.ray.test_trajectories import arguments, sample
@@ -94,10 +95,10 @@ def test_the_share_of_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = []
     monkeypatch.setattr(logging_utils, "log", lambda args, metrics, step_key: rows.append(metrics))
     batch = {"rollout_batch_size": 1, "n_samples_per_prompt": 1, "global_batch_size": 1}
-    run = Run(Arguments(**batch))
-    run._report(0, {}, {"steps": [{"train/loss": 1.0}], "perf/train_time": 2.0}, 3.0, 1.0)
+    reports = Reports(Arguments(**batch))
+    reports.update(Update(0, {}, {"steps": [{"train/loss": 1.0}], "perf/train_time": 2.0}, waited=1.0), 3.0, "1")
     assert (rows[0]["perf/step_time"], rows[0]["perf/train_wait_time"], rows[0]["perf/wait_time_ratio"]) == (3, 1, 0.25)
-    run._report(1, {"rollout/samples": 1}, {}, 0.0)
+    reports.update(Update(1, {"rollout/samples": 1}, {}), 0.0, "1")
     assert "perf/wait_time_ratio" not in rows[2]
 
 

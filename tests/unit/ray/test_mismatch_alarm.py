@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slime.observability.metric_utils import STEPS
-from slime.ray.mismatch_alarm import AGE, DIFFERENCE, KL, ROLLOUTS_BETWEEN, MismatchAlarm
+from slime.ray.reports import AGE, DIFFERENCE, KL, ROLLOUTS_BETWEEN, MismatchAlarm
 
 
 def steps(*values: float) -> dict[str, object]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +15,9 @@ from slime.args import Arguments
 from slime.exceptions import EngineError
 from slime.ray import engines as engines_module
 from slime.ray import router_workers
+from slime.ray.engine_pool import EnginePool
 from slime.ray.engines import RESTART_ATTEMPTS, EngineGroup
-from slime.ray.rollout import RolloutManager
 from slime.ray.router_workers import RouterWorkers
-from slime.rollout.foreign_data_source import ForeignDataSource
 from slime.weight_sync.remote_engine import RemoteEngine
 
 URLS = ["http://10.0.0.1:1", "http://10.0.0.1:2", "http://10.0.0.2:1"]
@@ -248,15 +246,12 @@ def test_an_engine_that_always_dies_ends_the_restarts_and_keeps_no_other_one_out
 def test_an_engine_is_back_in_the_router_after_the_push_that_knew_of_it() -> None:
     revived = iter([[0], [1], [], []])
     back: list[list[int]] = []
-    manager = RolloutManager.__new__(RolloutManager)
-    manager.args, manager._source_hooks = Arguments(use_fault_tolerance=True), ForeignDataSource(None)
-    manager._engines_lock, manager._closing = threading.Lock(), threading.Event()
-    manager._revived, manager._get_weights, manager._asleep = [], [], False
-    manager._groups = [SimpleNamespace(role="policy", revive=lambda: next(revived), answers=back.append)]  # type: ignore[list-item]
-    assert manager.recover_engines() == 1
-    manager._revive_engines()  # another one, while the first gets the weights
-    manager.weights_arrived()
-    assert manager.recover_engines() == 1
-    manager.weights_arrived()
-    assert manager.recover_engines() == 0
+    group: Any = SimpleNamespace(role="policy", revive=lambda: next(revived), answers=back.append)
+    pool = EnginePool(Arguments(use_fault_tolerance=True), [group])
+    assert pool.recover() == 1
+    pool.revive()  # another one, while the first gets the weights
+    pool.weights_arrived()
+    assert pool.recover() == 1
+    pool.weights_arrived()
+    assert pool.recover() == 0
     assert back == [[0], [1]]

@@ -12,10 +12,10 @@ from groundwork.process import Stopped
 from slime.args import Arguments
 from slime.exceptions import RankLostError
 from slime.observability.metric_utils import STEPS
-from slime.ray import run_weights
-from slime.ray.fuses import Fuses
-from slime.ray.report import Step, Trained
+from slime.ray import run as run_module
 from slime.ray.run import Run
+from slime.updates.fuses import Fuses
+from slime.updates.update import Update
 from slime.utils import logging_utils
 from slime.utils.fuses import blown
 from slime.utils.metric_names import PAUSED, RECENT_ENTROPY
@@ -30,11 +30,9 @@ BOUND = ["train/ppo_kl>0.5", "rollout/response_len/of_limit>0.9"]
 
 def make_run(world: World, monkeypatch: pytest.MonkeyPatch, *, where: str = "loss", fuses: Any = BOUND) -> Run:
     """Return a run whose rollout `BAD` blows a fuse: of its ``loss`` or of its ``batch``."""
-    run = test_run_restart.make_run(world, interval=10, rollouts=5)
-    run.args.fuses = fuses
-    run._fuses = Fuses(run.args)
-    manager: Any = run._processes.manager
-    monkeypatch.setattr(run_weights, "POLL_SECONDS", 0.001)
+    run = test_run_restart.make_run(world, interval=10, rollouts=5, fuses=fuses)
+    manager: Any = run.processes.manager._actor
+    monkeypatch.setattr(run_module, "POLL_SECONDS", 0.001)
     monkeypatch.setattr(
         manager,
         "on_step_refused",
@@ -69,7 +67,7 @@ def resumes_after(run: Run, monkeypatch: pytest.MonkeyPatch, looks: int) -> list
         if len(seen) == looks:
             resume(run.args.run_dir)
 
-    monkeypatch.setattr(run, "recover", recover)
+    monkeypatch.setattr(run.engines, "recover", recover)
     return seen
 
 
@@ -141,7 +139,7 @@ def test_a_rank_that_dies_during_the_pause_starts_again_and_stays_paused(
         if len(looks) == 4:
             resume(run.args.run_dir)
 
-    monkeypatch.setattr(run, "recover", recover)
+    monkeypatch.setattr(run.engines, "recover", recover)
     run.repeat(loop)
     assert len(looks) >= 4
     after = world.log[world.log.index("trainer 1 killed") :]
@@ -199,7 +197,7 @@ def test_one_certain_batch_blows_nothing_and_eight_do(tmp_path: Path, capsys: py
 
 def test_the_run_pauses_when_the_policy_says_one_thing_only(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(world, monkeypatch, fuses=[f"{RECENT_ENTROPY}<0.01"])
-    run._fuses.of_steps(entropies(*[1e-5] * 7), {})
+    run.updates.fuses.of_steps(entropies(*[1e-5] * 7), {})
     monkeypatch.setattr(
         test_run_restart.Trainer, "train", lambda self, rollout_id, shards, critic_shards: entropies(1e-5)
     )
@@ -218,5 +216,5 @@ def test_the_tracker_learns_of_the_pause(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(logging_utils, "log", lambda args, metrics, step_key: told.append(metrics))
     cause = blown(BOUND, {"train/ppo_kl": 1.0})
     for refused in (None, cause):
-        run._tell(Trained(1, {}, Step({}, 0.0, 0.0, refused)), 0.0, live=False)
+        run.reports.update(Update(1, {}, {}, held=refused), 0.0, "1")
     assert [each[PAUSED] for each in told] == [0.0, 1.0]

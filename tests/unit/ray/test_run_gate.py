@@ -12,14 +12,15 @@ import ray
 
 from groundwork.process import Stopped
 from slime.exceptions import PluginError, RankLostError
-from slime.ray import gate as gate_module
-from slime.ray import run_start
-from slime.ray.decisions import Decisions
-from slime.ray.gate import Gate
-from slime.ray.report import Step, Trained
+from slime.ray import run as run_module
+from slime.ray.remote_manager import RemoteManager
+from slime.ray.reports import Reports
 from slime.ray.run import Run
 from slime.rollout.before_push import Answer, Decision, Policies, Probe
 from slime.rollout.foreign_data_source import with_optional_methods
+from slime.updates import decisions
+from slime.updates.decisions import DecisionEndedError
+from slime.updates.update import State, Update
 from tests.unit.ray import test_run_restart
 from tests.unit.ray.test_run_restart import Remote, World, loop, world
 
@@ -64,23 +65,16 @@ class Source:
         self.log.append(f"undone {rollout_id}: {why}")
 
 
-class Manager(Decisions):
-    """The manager's part, in this process; its methods run in threads, as those of the actor do."""
-
-    def __init__(self, args: Any, log: list[str], pool: ThreadPoolExecutor, rest: Any) -> None:
-        self.args, self._data_source = args, Source(log)
-        self._source_hooks = with_optional_methods(self._data_source)
-        self._pool, self._rest = pool, rest
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in {*vars(Decisions)} and not name.startswith("_"):
-            method = super().__getattribute__(name)
-            calls_itself = threading.current_thread().name.startswith("manager")
-            return method if calls_itself else Remote(lambda *words: self._pool.submit(method, *words))
-        try:
-            return super().__getattribute__(name)
-        except AttributeError:
-            return getattr(self._rest, name)
+def gated(manager: RemoteManager, log: list[str], pool: ThreadPoolExecutor) -> RemoteManager:
+    """Add what the gate calls to a manager of the world; the data source's methods run in threads, as those of an actor do."""
+    source = with_optional_methods(Source(log))
+    actor = manager._actor
+    actor.engine_arguments = Remote(lambda: {"sglang_router_ip": "10.0.0.1", "sglang_router_port": 30000})
+    actor.on_gate_decided = Remote(lambda *words: pool.submit(source.gate_decided, *words))
+    actor.on_step_undone = Remote(lambda *words: pool.submit(source.step_undone, *words))
+    actor.call_data_source = Remote(lambda name, words, keywords: ("called", name, words, keywords))
+    actor.data_source_attribute = Remote(lambda name: (name != "epoch_id", 7))
+    return manager
 
 
 class Trainer(test_run_restart.Trainer):
@@ -129,15 +123,17 @@ def run(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """A run with the plugin above and four rollouts."""
     EVENTS.clear()
     ACTIONS.clear()
-    monkeypatch.setattr(run_start, "Trainer", lambda args, *_: make_trainer(world, args))
+    monkeypatch.setattr(run_module, "Trainer", lambda args, *_: make_trainer(world, args))
     monkeypatch.setattr(ray, "wait", wait_for)
     monkeypatch.setattr(ray, "get", lambda it: it.result() if isinstance(it, Future) else value_of(it))
-    run = test_run_restart.make_run(world, interval=100)
-    run.args.before_push_path = f"{__name__}.decide"
-    run._gate = Gate(run.args, run._processes, run._look_after, run._value)
-    run._processes.trainer = make_trainer(world, run.args)
+    run = test_run_restart.make_run(world, interval=100, before_push_path=f"{__name__}.decide")
+    run.processes.trainer = make_trainer(world, run.args)
     with ThreadPoolExecutor(8, "manager") as pool:
-        run._processes.manager = Manager(run.args, world.log, pool, run._processes.manager)
+        make_manager = world.manager
+        monkeypatch.setattr(
+            run_module, "create_rollout_manager", lambda *words: gated(make_manager(*words), world.log, pool)
+        )
+        gated(run.processes.manager, world.log, pool)
         yield run
 
 
@@ -205,8 +201,8 @@ def test_a_refused_batch_that_the_data_source_has_back_is_not_trained_again(run:
 
 def test_a_lost_manager_takes_the_fate_of_refused_batches_along(run: Run, world: World) -> None:
     """The data source goes back and leases the samples anew, so the batch is trained and decided again."""
-    run._restarts.not_trained(Trained(REFUSED, {}, Step({}, 0.0, 0.0, undone="worse")))
-    run._restarts.batches_lost()
+    run.restarts.not_trained(Update(REFUSED, {}, {}, undone="worse", state=State.UNDONE))
+    run.restarts.batches_lost()
     run.repeat(loop)
     assert "undone 1: worse" in world.log
 
@@ -220,14 +216,13 @@ def test_a_signal_waits_until_the_data_source_knows_that_the_steps_are_undone(ru
 
     ACTIONS["undone"] = signal_meanwhile
     ACTIONS["look"] = lambda: None
-    run._gate._look_after = lambda: None
     run.step(REFUSED, {"shards": ["batch 1"], "critic_shards": [], "metrics": {}})
     assert world.log.index("undone 1: worse") < world.log.index("trainer 1 save 1")
 
 
 def test_the_trackers_learn_the_decision_and_its_seconds(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     reported: list[dict[str, Any]] = []
-    monkeypatch.setattr(Run, "_report", lambda self, rollout_id, metrics, *_: reported.append(metrics))
+    monkeypatch.setattr(Reports, "update", lambda self, update, *_: reported.append(update.metrics))
     run.repeat(loop)
     assert [metrics["gate/accepted"] for metrics in reported] == [1.0, 0.0, 1.0, 1.0]
     assert [metrics["gate/margin"] for metrics in reported] == [0.5] * 4
@@ -242,20 +237,20 @@ def test_steps_that_change_nothing_are_not_asked_about(run: Run, world: World) -
     assert world.log.count("kept") == 4
 
 
-def test_an_engine_that_restarts_meanwhile_gets_what_serves(run: Run, world: World) -> None:
+def test_an_engine_that_restarts_meanwhile_gets_what_serves(
+    run: Run, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The driver looks after engines while the plugin thinks."""
     looked = threading.Event()
-    ACTIONS["look"] = lambda: None
     ACTIONS["decide"] = lambda: looked.wait(5.0)
-    original = run._gate._look_after
+    monkeypatch.setattr(decisions, "POLL_SECONDS", 0.001)
 
     def look_after() -> None:
         if not looked.is_set():
-            run._send_weights(connect=True)
+            run.engines.push(connect=True)
             looked.set()
-        original()
 
-    run._gate._look_after = look_after
+    monkeypatch.setattr(run.engines, "look_after", look_after)
     run.train(0, {"shards": ["batch 0"], "critic_shards": [], "metrics": {}})
     pushes = [line for line in world.log if "push" in line]
     assert pushes == ["trainer 1 push what serves, 0", "trainer 1 push 1"]
@@ -269,21 +264,23 @@ def test_a_rank_that_dies_during_a_probe_ends_the_plugin_and_the_batch_is_traine
     assert [line for line in told(world) if "decided" in line][:2] == ["decided 0 True fine", "decided 1 False worse"]
 
 
-def test_a_run_that_stops_during_a_probe_saves_nothing_undecided(run: Run, world: World) -> None:
+def test_a_run_that_stops_during_a_probe_saves_nothing_undecided(
+    run: Run, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stopped = threading.Event()
 
     def look_after() -> None:
         stopped.set()
         raise Stopped
 
-    run._gate._look_after = look_after
-    ACTIONS["look"] = lambda: None
+    monkeypatch.setattr(run.engines, "look_after", look_after)
+    monkeypatch.setattr(decisions, "POLL_SECONDS", 0.001)
     ACTIONS["decide"] = lambda: stopped.wait(5.0)
     batch: Any = {"shards": ["batch 0"], "critic_shards": [], "metrics": {}}
     with pytest.raises(Stopped):
         run.step(0, batch)
     assert "trainer 1 undo" in world.log
-    assert run._progress.trained is None, "leaving the run saves what the progress names"
+    assert run.updates.progress.trained is None, "leaving the run saves what the progress names"
     assert not [line for line in world.log if "decided" in line]
 
 
@@ -291,7 +288,7 @@ def test_a_signal_is_heard_between_questions_that_follow_at_once(
     run: Run, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A plugin with many questions lets the driver wait for none of them."""
-    monkeypatch.setattr(gate_module, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(decisions, "POLL_SECONDS", 0.0)
     run.args.before_push_path = f"{__name__}.asks_on_and_on"
     original = Trainer.ask
 
@@ -320,11 +317,69 @@ def test_an_error_of_the_plugin_ends_the_run(run: Run, world: World, plugin: str
     assert not [line for line in world.log if "decided" in line]
 
 
+def test_an_error_of_another_kind_names_the_plugin(run: Run) -> None:
+    def broken() -> None:
+        raise KeyError("margin")
+
+    ACTIONS["decide"] = broken
+    with pytest.raises(PluginError, match="before-push-path plugin failed: KeyError: 'margin'"):
+        run.repeat(loop)
+
+
+def test_the_plugin_reaches_the_data_source_and_the_engines_addresses(run: Run) -> None:
+    heard: list[Any] = []
+
+    def decide(args: Any, rollout_id: int, data_source: Any, policies: Policies) -> Decision:
+        heard.extend([args.sglang_router_ip, data_source.count(2, of="x"), data_source.epoch_id])
+        assert threading.current_thread() is not threading.main_thread()
+        return Decision(True, "fine")
+
+    ACTIONS["plugin"] = decide
+    run.args.before_push_path = f"{__name__}.calls_the_plugin_of_the_test"
+    run.train(0, {"shards": ["batch 0"], "critic_shards": [], "metrics": {}})
+    assert heard == ["10.0.0.1", ("called", "count", (2,), {"of": "x"}), 7]
+    assert run.args.sglang_router_ip is None
+
+
+def calls_the_plugin_of_the_test(*words: Any) -> Decision:
+    plugin: Any = ACTIONS["plugin"]
+    return plugin(*words)
+
+
+def test_a_plugin_that_nobody_waits_for_any_more_ends_with_its_next_question(
+    run: Run, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, stopped, ended = threading.Event(), threading.Event(), list[Exception]()
+
+    def decide(args: Any, rollout_id: int, data_source: Any, policies: Policies) -> Decision:
+        stopped.wait(5.0)
+        try:
+            policies.candidate.ask(PROBES)
+        except DecisionEndedError as error:
+            ended.append(error)
+        asked.set()
+        return Decision(True, "too late")
+
+    def look_after() -> None:
+        raise Stopped
+
+    ACTIONS["plugin"] = decide
+    run.args.before_push_path = f"{__name__}.calls_the_plugin_of_the_test"
+    monkeypatch.setattr(run.engines, "look_after", look_after)
+    monkeypatch.setattr(decisions, "POLL_SECONDS", 0.001)
+    with pytest.raises(Stopped):
+        run.step(0, {"shards": ["batch 0"], "critic_shards": [], "metrics": {}})
+    stopped.set()
+    assert asked.wait(5.0)
+    assert ended
+    assert "trainer 1 ask" not in world.log
+
+
 def test_without_the_flag_nothing_is_asked(run: Run, world: World) -> None:
     run.args.before_push_path = None
-    gate = Gate(run.args, run._processes, run._look_after, run._value)
-    gate.before_steps()
-    assert not run._processes.trainer.open  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
-    metrics: dict[str, Any] = {}
-    assert gate.after_steps(0, metrics, held=False) is None
-    assert not metrics
+    trainer: Any = run.processes.trainer
+    trainer.open = True  # as `train` of this stand-in demands
+    update = run.step(0, {"shards": ["batch 0"], "critic_shards": [], "metrics": {}})
+    assert update.state is State.ACCEPTED
+    assert not EVENTS
+    assert "kept" not in world.log

@@ -12,10 +12,9 @@ from ray.exceptions import RayTaskError
 from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.exceptions import TrainerError
-from slime.ray.execute import execute
-from slime.ray.gpu_alternation import push_is_due
-from slime.ray.pushes import PUSH_ATTEMPTS
-from slime.ray.run import Run
+from slime.ray.remote_manager import RemoteManager
+from slime.ray.run import Run, execute
+from slime.updates.engines import PUSH_ATTEMPTS, push_is_due
 
 
 class Remote:
@@ -49,11 +48,13 @@ def make_run(monkeypatch: pytest.MonkeyPatch, trainer: Trainer, revived: list[in
     monkeypatch.setattr(ray, "get", lambda reference: reference)
     monkeypatch.setattr(ray, "wait", lambda references, timeout: (references, []))
     run = Run(Arguments(save=None, debug_train_only=False))
-    run._processes.trainer = trainer  # type: ignore[assignment]
-    run._processes.manager = SimpleNamespace(
-        recover_engines=Remote(lambda: revived.pop(0)),
-        engine_handles=Remote(lambda: ["engine 0", "engine 1"]),
-        weights_arrived=Remote(lambda: trainer.calls.append("arrived")),
+    run.processes.trainer = trainer  # type: ignore[assignment]
+    run.processes.manager = RemoteManager(
+        SimpleNamespace(
+            recover_engines=Remote(lambda: revived.pop(0)),
+            engine_handles=Remote(lambda: ["engine 0", "engine 1"]),
+            weights_arrived=Remote(lambda: trainer.calls.append("arrived")),
+        )
     )
     return run
 
@@ -78,7 +79,7 @@ def test_start_weights_are_evaluated_once(
     monkeypatch: pytest.MonkeyPatch, flags: dict[str, Any], start: int, expected: list[int]
 ) -> None:
     run = Run(Arguments(**flags))
-    run._progress.start = start
+    run.updates.progress.start = start
     evaluated: list[int] = []
     monkeypatch.setattr(run, "evaluate", evaluated.append)
     run.evaluate_start()
@@ -89,8 +90,8 @@ def test_start_weights_are_evaluated_once(
 def test_an_engine_that_fails_is_started_again_and_gets_the_weights(monkeypatch: pytest.MonkeyPatch, at: str) -> None:
     trainer = Trainer(PUSH_ATTEMPTS - 1, at)
     run = make_run(monkeypatch, trainer, [1] * (PUSH_ATTEMPTS - 1))
-    run._send_weights(connect=at == "connect")
-    assert run.weight_version == "7"
+    run.engines.push(connect=at == "connect")
+    assert run.engines.version == "7"
     assert trainer.calls[-3:] == ["connect", "push", "arrived"]
     assert trainer.calls.count("arrived") == 1
 
@@ -99,7 +100,7 @@ def test_a_trainer_that_fails_by_itself_ends_the_run(monkeypatch: pytest.MonkeyP
     trainer = Trainer(1, "push")
     run = make_run(monkeypatch, trainer, [0])
     with pytest.raises(TrainerError, match="rank 0"):
-        run._send_weights(connect=False)
+        run.engines.push(connect=False)
     assert trainer.calls == ["push"]
 
 
@@ -107,15 +108,15 @@ def test_an_engine_that_always_fails_ends_the_run(monkeypatch: pytest.MonkeyPatc
     trainer = Trainer(100, "push")
     run = make_run(monkeypatch, trainer, [1] * 100)
     with pytest.raises(TrainerError, match="engine refused"):
-        run._send_weights(connect=False)
+        run.engines.push(connect=False)
     assert trainer.calls.count("push") == PUSH_ATTEMPTS
 
 
 def test_engines_that_came_back_get_the_weights(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     trainer = Trainer(0, "")
     run = make_run(monkeypatch, trainer, [2, 0])
-    run.recover()
-    run.recover()
+    run.engines.recover()
+    run.engines.recover()
     assert trainer.calls == ["connect", "push", "arrived"]
     assert "2 engine(s) restarted" in capsys.readouterr().out
 

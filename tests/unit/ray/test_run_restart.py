@@ -16,14 +16,13 @@ from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments.placement import Placement
 from slime.exceptions import LostError, ManagerLostError, NodeLostError, RankLostError, TrainerError
-from slime.ray import execute as execute_module
-from slime.ray import run_start
-from slime.ray.execute import execute
+from slime.ray import run as execute_module
+from slime.ray import run as run_module
 from slime.ray.placement import ReservedPlacement
+from slime.ray.remote_manager import RemoteManager
+from slime.ray.reports import Reports
 from slime.ray.restarts import Restarts, death_line
-from slime.ray.run import Run, Stopped
-from slime.ray.run_processes import RunProcesses
-from slime.ray.run_state import Phase, RunLife
+from slime.ray.run import Phase, Run, Stopped, execute
 from slime.utils import logging_utils
 
 NOWHERE = ReservedPlacement(Placement((0,), (), ()), None, ())
@@ -46,7 +45,7 @@ class World:
         self.deaths: list[Any] = []
         self.manager_dead = False
 
-    def manager(self, args: Arguments, reserved: ReservedPlacement) -> Arguments:
+    def manager(self, args: Arguments, reserved: ReservedPlacement) -> RemoteManager:
         self.made["manager"] += 1
         self.manager_dead = False
         name = f"manager {self.made['manager']}"
@@ -64,7 +63,7 @@ class World:
             self.log.append(f"{name} generate {rollout_id}")
             return {"shards": [f"{name} batch {rollout_id}"], "critic_shards": [], "metrics": {}}
 
-        return SimpleNamespace(
+        actor = SimpleNamespace(
             addresses=method("addresses", {}),
             load=method("load"),
             before_rollouts=method("before_rollouts"),
@@ -76,6 +75,7 @@ class World:
             on_weights_live=method("live"),
             generate=Remote(generate),
         )
+        return RemoteManager(actor)
 
     def trainer(self, args: Arguments, reserved: ReservedPlacement, stop: Any = None) -> Any:
         self.made["trainer"] += 1
@@ -134,27 +134,35 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
 
     monkeypatch.setattr(ray, "get", get)
     monkeypatch.setattr(ray, "wait", lambda references, timeout: (references, []))
-    monkeypatch.setattr(run_start, "create_rollout_manager", world.manager)
-    monkeypatch.setattr(run_start, "Trainer", world.trainer)
-    monkeypatch.setattr(Run, "_report", lambda *_: None)
+    monkeypatch.setattr(run_module, "create_rollout_manager", world.manager)
+    monkeypatch.setattr(run_module, "Trainer", world.trainer)
+    monkeypatch.setattr(Reports, "update", lambda *_: None)
     return world
 
 
-def make_run(world: World, *, save: bool = True, allowed: int = 2, interval: int = 2, rollouts: int = 4) -> Run:
-    """A run as it is after its start."""
+def new_run(
+    world: World, *, save: bool = True, allowed: int = 2, interval: int = 2, rollouts: int = 4, **values: Any
+) -> Run:
+    """A run of which nothing has started."""
     args = Arguments(
         **{"save": str(world.save) if save else None, "save_interval": interval, "num_rollout": rollouts},
         **{"update_weights_interval": 1, "debug_train_only": False, "max_trainer_restarts": allowed},
-        **{"resume": False, "load": None, "run_dir": str(world.save)},
+        **({"resume": False, "load": None, "run_dir": str(world.save)} | values),
     )
-    run = Run(args)
-    run._life = RunLife(Phase.UP)
-    run._processes.reserved = NOWHERE
-    run._processes.manager = world.manager(args, NOWHERE)
-    run._processes.loaded = True
-    run._processes.trainer = world.trainer(args, NOWHERE)
-    run._restarts = Restarts(args.save, args.max_trainer_restarts)
-    run.weight_version = "0"
+    return Run(args)
+
+
+def make_run(world: World, **values: Any) -> Run:
+    """A run as it is after its start."""
+    run = new_run(world, **values)
+    args = run.args
+    run.life.phase = Phase.UP
+    run.processes.reserved = NOWHERE
+    run.processes.manager = world.manager(args, NOWHERE)
+    run.processes.loaded = True
+    run.processes.trainer = world.trainer(args, NOWHERE)
+    run.restarts.allow(args.save, args.max_trainer_restarts)
+    run.engines.version = "0"
     return run
 
 
@@ -239,7 +247,7 @@ def test_death_of_the_manager_is_told_from_an_error_inside_it(world: World) -> N
     run = make_run(world)
     world.manager_dead = True
     with pytest.raises(ManagerLostError, match="the rollout manager died"):
-        run._ask("addresses")
+        run.processes.value(run.processes.manager.addresses())
 
 
 def test_an_actor_that_raises_while_it_is_made_is_told_with_its_error() -> None:
@@ -263,22 +271,19 @@ def test_a_signal_during_a_loss_ends_the_run_without_a_restart(world: World) -> 
     with pytest.raises(Stopped):
         run.repeat(stopped)
     assert world.made["trainer"] == 1
-    assert not run._unsaved()
+    assert not run.updates.unsaved
 
 
 def start(world: World, monkeypatch: pytest.MonkeyPatch, **values: Any) -> Run:
     """A run that goes through its start."""
-    run = make_run(world, **values)
-    monkeypatch.setattr(run_start, "missing_at_start", lambda args: [])
-    monkeypatch.setattr(run_start, "describe_placement", lambda args: NOWHERE.placement)
-    monkeypatch.setattr(run_start, "create_placement", lambda args, stop: NOWHERE)
-    monkeypatch.setattr(run_start, "ray_cluster", lambda args, **_: contextlib.nullcontext())
-    monkeypatch.setattr(run_start, "backend_line", lambda args: "")
+    run = new_run(world, rollout_external_engine_addrs=["10.0.0.1:30000"], **values)
+    monkeypatch.setattr(run_module, "missing_at_start", lambda args: [])
+    monkeypatch.setattr(run_module, "describe_placement", lambda args: NOWHERE.placement)
+    monkeypatch.setattr(run_module, "create_placement", lambda args, stop: NOWHERE)
+    monkeypatch.setattr(run_module, "ray_cluster", lambda args, **_: contextlib.nullcontext())
+    monkeypatch.setattr(run_module, "backend_line", lambda args: "")
     monkeypatch.setattr(logging_utils, "init_tracking", lambda args: None)
-    run.args = run.args.changed(rollout_external_engine_addrs=["10.0.0.1:30000"])
     monkeypatch.setattr(run.stop, "install", lambda: run.stop)
-    world.made = {"manager": 0, "trainer": 0}
-    run._life, run._processes = RunLife(), RunProcesses()
     run._start()
     return run
 
@@ -314,7 +319,7 @@ def test_the_data_source_starts_nothing_for_a_run_without_rollouts(
     (world.save / "latest_checkpointed_iteration.txt").write_text(str(done))
     values = {"num_rollout": 4, "resume": True, "load": None, "rollout_num_gpus": 1, **changes}
     run = Run(Arguments(**values), collects=collects)
-    run._processes.reserved = NOWHERE
+    run.processes.reserved = NOWHERE
     run._bring_up(run.args)
     assert ("manager 1 before_rollouts" in world.log) == told
 
@@ -324,11 +329,11 @@ def test_a_data_source_that_cannot_start_ends_the_run(world: World, monkeypatch:
 
     def refusing(args: Arguments, reserved: ReservedPlacement) -> Any:
         made = manager(args, reserved)
-        vars(made)["before_rollouts"] = Remote(lambda: RuntimeError("the runtime process ended 6 times"))
+        made._actor.before_rollouts = Remote(lambda: RuntimeError("the runtime process ended 6 times"))
         return made
 
     monkeypatch.setattr(world, "manager", refusing)
-    monkeypatch.setattr(run_start, "create_rollout_manager", refusing)
+    monkeypatch.setattr(run_module, "create_rollout_manager", refusing)
     with pytest.raises(RuntimeError, match="ended 6 times"):
         start(world, monkeypatch)
     assert steps(world) == []
@@ -380,7 +385,7 @@ def test_a_rank_that_dies_around_the_publication_goes_on_from_what_is_published(
     assert [line for line in steps(world) if "trainer 2" in line] == [
         f"trainer 2 train {number} on manager 1 batch {number}" for number in range(first, 4)
     ]
-    assert run._progress.saved == 3
+    assert run.updates.progress.saved == 3
 
 
 def test_a_rank_that_dies_while_the_run_starts_is_started_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,12 +401,12 @@ def test_a_manager_that_dies_while_the_run_starts_is_started_again(
 ) -> None:
     made = world.manager
 
-    def dies_first(args: Arguments, reserved: ReservedPlacement) -> Arguments:
+    def dies_first(args: Arguments, reserved: ReservedPlacement) -> RemoteManager:
         manager = made(args, reserved)
         world.manager_dead = world.made["manager"] == 1
         return manager
 
-    monkeypatch.setattr(run_start, "create_rollout_manager", dies_first)
+    monkeypatch.setattr(run_module, "create_rollout_manager", dies_first)
     start(world, monkeypatch).repeat(loop)
     assert world.made == {"manager": 2, "trainer": 2}
     assert "manager 2 load -1" in world.log
@@ -413,11 +418,11 @@ def test_a_manager_that_raises_while_it_is_made_is_not_made_again(
     inner = ConfigError("--prompt-data x.jsonl: no such file")
     error = ActorDiedError(RayTaskError("RolloutManager.__init__", f"x.ConfigError: {inner}", inner))
 
-    def raises(args: Arguments, reserved: ReservedPlacement) -> Arguments:
+    def raises(args: Arguments, reserved: ReservedPlacement) -> RemoteManager:
         world.made["manager"] += 1
-        return SimpleNamespace(addresses=Remote(lambda: error))
+        return RemoteManager(SimpleNamespace(addresses=Remote(lambda: error)))
 
-    monkeypatch.setattr(run_start, "create_rollout_manager", raises)
+    monkeypatch.setattr(run_module, "create_rollout_manager", raises)
     with pytest.raises(ManagerLostError, match=r"died at its start: .*no such file"):
         start(world, monkeypatch)
     assert world.made["manager"] == 1
@@ -431,14 +436,14 @@ def test_after_the_loss_of_a_machine_all_start_again_on_another(world: World, mo
         asked.append((lost, seconds))
         return elsewhere
 
-    monkeypatch.setattr(run_start, "with_replacements", replaced)
+    monkeypatch.setattr(run_module, "with_replacements", replaced)
     monkeypatch.setattr(ray, "kill", lambda manager: asked.append("killed"))
     world.deaths = [("train 3", NodeLostError("node 10.0.0.2 left the cluster"))]
     run = make_run(world)
     run.args.node_timeout = 5.0
     run.repeat(loop)
     assert asked == ["killed", ("node 10.0.0.2 left the cluster", 5.0)]
-    assert run._processes.reserved is elsewhere
+    assert run.processes.reserved is elsewhere
     assert world.made == {"manager": 2, "trainer": 2}
     assert "manager 2 load 1" in world.log
     assert steps(world)[-2:] == [f"trainer 2 train {number} on manager 2 batch {number}" for number in (2, 3)]
@@ -485,7 +490,7 @@ def test_without_checkpoints_or_restarts_one_line_ends_the_run(
 
 def test_a_run_that_trains_nothing_is_not_told_to_save() -> None:
     with pytest.raises(TrainerError, match=r"^the manager died\. Nothing was trained yet: start the run again$"):
-        Restarts(None, 0, trains=False).spend(ManagerLostError("the manager died"))
+        Restarts().spend(ManagerLostError("the manager died"))
 
 
 def test_the_loss_is_logged_with_its_traceback(world: World, caplog: pytest.LogCaptureFixture, capsys: Any) -> None:
@@ -497,10 +502,11 @@ def test_the_loss_is_logged_with_its_traceback(world: World, caplog: pytest.LogC
 
 
 def test_batches_are_kept_until_they_are_in_a_checkpoint(tmp_path: Path) -> None:
-    kept = Restarts(str(tmp_path), 1)
+    kept, off = Restarts(), Restarts()
+    kept.allow(str(tmp_path), 1)
+    off.allow(None, 3)
     made = iter(range(100))
     assert [kept.batch(number, lambda: next(made)) for number in (0, 1, 1, 0)] == [0, 1, 1, 0]
     kept.saved(0)
     assert [kept.batch(number, lambda: next(made)) for number in (1, 0)] == [1, 2]
-    off = Restarts(None, 3)
     assert [off.batch(0, lambda: next(made)) for _ in range(2)] == [3, 4]

@@ -13,10 +13,9 @@ from groundwork.paused import pause, resume
 from groundwork.process import Stopped
 from slime.checkpoints.versions import saved_versions
 from slime.exceptions import RankLostError, TrainerError
-from slime.ray import run_start, run_weights
-from slime.ray.rollbacks import Rollbacks
+from slime.ray import run as run_module
 from slime.ray.run import Run
-from slime.utils.rollback import NAME, ask_rollback, asked_rollback, forget_rollback
+from slime.updates.rollback import NAME, ask_rollback, asked_rollback, forget_rollback
 from tests.unit.ray import test_run_restart
 from tests.unit.ray.test_run_restart import Remote, World, loop, world
 
@@ -49,11 +48,11 @@ def checkpoint(root: Path, rollout_id: int, version: int) -> None:
 
 def make_run(world: World, monkeypatch: pytest.MonkeyPatch) -> Run:
     """A run with a checkpoint after each of four rollouts."""
-    monkeypatch.setattr(run_weights, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(run_module, "POLL_SECONDS", 0.001)
     monkeypatch.setattr(world, "trainer", lambda args, *_: make_trainer(world, args))
-    monkeypatch.setattr(run_start, "Trainer", world.trainer)
+    monkeypatch.setattr(run_module, "Trainer", world.trainer)
     run = test_run_restart.make_run(world, interval=1)
-    manager: Any = run._processes.manager
+    manager: Any = run.processes.manager._actor
     monkeypatch.setattr(
         manager,
         "on_weights_restored",
@@ -115,7 +114,7 @@ def test_a_paused_run_and_one_that_only_serves_go_back(world: World, monkeypatch
     monkeypatch.setattr(run.stop, "wait", ask_and_go_on)
     pause(world.save, 3, "train/ppo_kl>0.5")
     ask_rollback(world.save, "2")
-    run._wait_while_paused()
+    run.updates.wait_while_paused(run._served_a_moment)
     assert after_note(world)[:3] == ["trainer 1 restore 2", "trainer 1 push 5", "restored 1 from 3 as 5"]
     ask_rollback(world.save, "1")
     monkeypatch.setattr(run.stop, "wait", lambda seconds: asked_rollback(world.save) is None)
@@ -206,27 +205,29 @@ def test_a_signal_in_the_push_does_not_save_older_weights_as_later_steps(
     run.args.num_rollout = 5
     checkpoint(world.save, 0, 1)
     run.train(0, run.wait(run.generate(0)))
-    run.save(0)
+    run.updates.save(0)
     run.train(1, run.wait(run.generate(1)))
     ask_rollback(world.save, "1")
     world.deaths = [("push 3", Stopped())]
     with pytest.raises(Stopped):
         run._roll_back()
-    assert not run._unsaved()
+    assert not run.updates.unsaved
     run._roll_back()
     assert asked_rollback(world.save) is None
-    assert (run._progress.last, run._progress.saved) == (1, 1)
+    assert (run.updates.progress.last, run.updates.progress.saved) == (1, 1)
 
 
 @pytest.mark.parametrize("resumes", [True, False])
-def test_a_note_outlives_the_driver_and_not_a_new_run(tmp_path: Path, resumes: bool) -> None:
-    from slime.args import Arguments
-
-    ask_rollback(tmp_path, 3)
-    Rollbacks(Arguments(run_dir=str(tmp_path), resume=resumes)).at_start()
-    assert (asked_rollback(tmp_path) is not None) is resumes
-    forget_rollback(tmp_path)
-    assert asked_rollback(tmp_path) is None
+def test_a_note_outlives_the_driver_and_not_a_new_run(
+    world: World, monkeypatch: pytest.MonkeyPatch, resumes: bool
+) -> None:
+    if resumes:
+        (world.save / "latest_checkpointed_iteration.txt").write_text("0")
+    ask_rollback(world.save, 3)
+    test_run_restart.start(world, monkeypatch, resume=resumes)
+    assert (asked_rollback(world.save) is not None) is resumes
+    forget_rollback(world.save)
+    assert asked_rollback(world.save) is None
 
 
 def test_versions_are_those_of_published_checkpoints(tmp_path: Path) -> None:

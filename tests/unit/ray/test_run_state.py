@@ -8,9 +8,8 @@ import pytest
 
 from slime.args import Arguments
 from slime.exceptions import DataUsedError, RankLostError
-from slime.ray.report import Step, Trained
-from slime.ray.run import Run
-from slime.ray.run_state import TRANSITIONS, Phase, Progress, RunLife
+from slime.ray.run import TRANSITIONS, Phase, Run, RunLife
+from slime.updates.update import Progress, State, Update
 
 
 @pytest.mark.parametrize(("before", "after"), itertools.product(Phase, Phase))
@@ -42,7 +41,7 @@ def test_a_loss_is_known_until_the_run_starts_again() -> None:
 def test_progress_knows_what_is_unsaved_and_untold() -> None:
     progress = Progress()
     assert not progress.unsaved
-    progress.stepped(Trained(3, {}, Step({}, 1.0, 0.0)))
+    progress.stepped(Update(3, {}, {}, state=State.ACCEPTED))
     assert progress.unsaved
     assert progress.untold_before_start() is None
     progress.saved = 3
@@ -68,12 +67,12 @@ def test_the_end_of_the_data_is_told_and_the_last_step_saved(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, saved = Run(Arguments(save="checkpoints", run_dir="run")), list[int | None]()
-    monkeypatch.setattr(run, "save", saved.append)
+    monkeypatch.setattr(run.updates, "save", saved.append)
     of_ray = DataUsedError("a traceback of another process")
     of_ray.cause = DataUsedError("data     all used")  # type: ignore[attr-defined]
     run.data_used(of_ray)
     assert saved == [], "nothing was trained"
-    run._progress.stepped(Trained(3, {}, Step({}, 1.0, 0.0)))
+    run.updates.progress.stepped(Update(3, {}, {}, state=State.ACCEPTED))
     run.data_used(DataUsedError("data     all used"))
     assert saved == [3]
     assert capsys.readouterr().out.splitlines() == ["data     all used"] * 2

@@ -13,9 +13,8 @@ from groundwork.process import Stopped
 from slime.args import Arguments
 from slime.arguments.checkpoint import CONTINUE_VARIABLE, LATEST
 from slime.exceptions import TrainerError
-from slime.ray.execute import execute
-from slime.ray.report import continue_line, step_line
-from slime.ray.run import Run
+from slime.ray.reports import continue_line, step_line
+from slime.ray.run import Run, execute
 from slime.rollout.data_source import Story
 from slime.rollout.metrics import judged, rollout_metrics
 from slime.utils.types import Sample

@@ -19,7 +19,7 @@ from slime.args import Arguments
 from slime.arguments.checkpoint import LATEST
 from slime.arguments.placement import Placement
 from slime.arguments.process_environment import JOB_VARIABLE
-from slime.ray import run_start
+from slime.ray import run as run_module
 from slime.ray.placement import ReservedPlacement
 from slime.ray.run import Run
 from slime.ray.save_lock import own_save_folders
@@ -101,9 +101,9 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
 def test_a_run_that_has_its_gpus_waits_for_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two jobs with GPUs of their own: the second ends before it starts anything."""
     reserved = ReservedPlacement(Placement((0,), (), ()), None, ())
-    monkeypatch.setattr(run_start, "ray_cluster", lambda *_, **__: contextlib.nullcontext())
-    monkeypatch.setattr(run_start, "create_placement", lambda *_: reserved)
-    monkeypatch.setattr(run_start, "create_rollout_manager", lambda *_: pytest.fail("it started"))
+    monkeypatch.setattr(run_module, "ray_cluster", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(run_module, "create_placement", lambda *_: reserved)
+    monkeypatch.setattr(run_module, "create_rollout_manager", lambda *_: pytest.fail("it started"))
     second = Run(Arguments(save=str(tmp_path), rollout_global_dataset=False, rollout_num_gpus=1))
     monkeypatch.setattr(second.stop, "install", lambda: None)
     with own_save_folders(run_of(tmp_path)), pytest.raises(ConfigError, match="in use by another run"), second:

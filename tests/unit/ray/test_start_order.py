@@ -9,9 +9,11 @@ import pytest
 
 from slime.args import Arguments
 from slime.arguments.placement import Placement, start_lines, start_order
-from slime.ray import rollout, run_start
+from slime.ray import engine_pool
+from slime.ray import run as run_module
+from slime.ray.engine_pool import EnginePool
 from slime.ray.placement import ReservedPlacement
-from slime.ray.rollout import RolloutManager
+from slime.ray.remote_manager import RemoteManager
 from slime.ray.run import Run
 
 OWN_GPUS = Placement(actor=(0, 1), rollout=(2,), judge=(3,))
@@ -59,12 +61,11 @@ class Group:
 
 def engine_events(monkeypatch: pytest.MonkeyPatch, placement: Placement, roles: tuple[str, ...]) -> list[str]:
     events: list[str] = []
-    monkeypatch.setattr(rollout.ray, "get", lambda references: references)
-    manager = RolloutManager.__new__(RolloutManager)
-    manager.args = SimpleNamespace()  # type: ignore[assignment]
-    manager._groups = [Group(role, events) for role in roles]  # type: ignore[misc]
-    manager._start_engines(placement)
-    assert vars(manager.args)[f"{'sglang' if roles[0] == 'policy' else 'prm'}_router_ip"] == roles[0]
+    monkeypatch.setattr(engine_pool.ray, "get", lambda references: references)
+    args: Any = SimpleNamespace()
+    groups: list[Any] = [Group(role, events) for role in roles]
+    EnginePool(args, groups).start(placement)
+    assert vars(args)[f"{'sglang' if roles[0] == 'policy' else 'prm'}_router_ip"] == roles[0]
     return events
 
 
@@ -96,12 +97,12 @@ def test_the_trainer_of_a_shared_gpu_waits_for_the_engines(
         "load": lambda _: None,
         "before_rollouts": lambda: None,
     }
-    manager = SimpleNamespace(**{name: SimpleNamespace(remote=answer) for name, answer in answers.items()})
+    actor = SimpleNamespace(**{name: SimpleNamespace(remote=answer) for name, answer in answers.items()})
     trainer = SimpleNamespace(init=lambda: events.append("trainer") or 0)
-    monkeypatch.setattr(run_start, "create_rollout_manager", lambda *_: manager)
-    monkeypatch.setattr(run_start, "Trainer", lambda *_: trainer)
+    monkeypatch.setattr(run_module, "create_rollout_manager", lambda *_: RemoteManager(actor))
+    monkeypatch.setattr(run_module, "Trainer", lambda *_: trainer)
     run = Run(Arguments(num_rollout=1, debug_train_only=True))
-    run._processes.reserved = ReservedPlacement(placement, None, ())
+    run.processes.reserved = ReservedPlacement(placement, None, ())
     monkeypatch.setattr(run, "wait", lambda reference: reference)
     run._bring_up(run.args)
     assert events[0] == first

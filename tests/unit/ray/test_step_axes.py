@@ -14,8 +14,10 @@ from lab.testkit.trainer import trainer_args
 from slime.args import Arguments
 from slime.backends.trainer import rank as rank_module
 from slime.observability.metric_utils import STEPS, TrainSteps, compute_rollout_step, compute_train_step
+from slime.ray.reports import Reports
 from slime.ray.run import Run
 from slime.ray.trainer import side_by_side
+from slime.updates.update import Update
 from slime.utils import logging_utils
 from slime.utils.misc import should_run_periodic_action
 from tests.helpers.idle_ranks import idle_rank
@@ -31,9 +33,7 @@ def args(tmp_path: Path) -> Iterator[Arguments]:
 
 
 def report(args: Arguments, rollout_id: int, train: dict[str, Any]) -> list[dict[str, Any]]:
-    run = Run(args)
-    run.weight_version = str(rollout_id + 1)
-    run._report(rollout_id, {"rollout/raw_reward": 0.5}, train, 2.0)
+    Reports(args).update(Update(rollout_id, {"rollout/raw_reward": 0.5}, train), 2.0, str(rollout_id + 1))
     lines = (Path(args.run_dir) / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 
@@ -144,10 +144,10 @@ def test_the_run_saves_and_evaluates_at_the_end_of_an_epoch(
     monkeypatch: pytest.MonkeyPatch, per_epoch: int | None, saved: list[int], evaluated: list[int]
 ) -> None:
     run = Run(Arguments(save="folder", save_interval=5, eval_interval=5, num_rollout=7))
-    run._progress.per_epoch = per_epoch
+    run.updates.progress.per_epoch = per_epoch
     found: dict[str, list[int]] = {"save": [], "evaluate": []}
-    for name, calls in found.items():
-        monkeypatch.setattr(run, name, calls.append)
+    monkeypatch.setattr(run.updates, "save", found["save"].append)
+    monkeypatch.setattr(run, "evaluate", found["evaluate"].append)
     for rollout_id in range(7):
         run.save_if_due(rollout_id)
         run.evaluate_if_due(rollout_id)

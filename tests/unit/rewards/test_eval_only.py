@@ -49,7 +49,7 @@ def test_scores_are_printed_and_written(
         loop(FakeRun())
         return 0
 
-    monkeypatch.setattr("slime.ray.execute.execute", execute)
+    monkeypatch.setattr("slime.ray.run.execute", execute)
     sets = ["--eval-prompt-data", "aime", "a.jsonl", "facts", "b.jsonl"]
     target = tmp_path / "scores.json"
     assert eval_only.main([*words, *sets, "--json", str(target)]) == 0
@@ -68,7 +68,7 @@ def test_scores_are_printed_and_written(
 def test_a_run_that_failed_is_no_success(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sets = ["--eval-prompt-data", "aime", "a.jsonl", "--json", str(tmp_path / "scores.json")]
     for code in (1, 0):  # a failure, and a signal before there was a result
-        monkeypatch.setattr("slime.ray.execute.execute", lambda args, loop, collects, code=code: code)
+        monkeypatch.setattr("slime.ray.run.execute", lambda args, loop, collects, code=code: code)
         assert eval_only.main([*words, *sets]) == 1
     assert not (tmp_path / "scores.json").exists()
 

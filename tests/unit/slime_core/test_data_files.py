@@ -17,9 +17,10 @@ import torch
 from PIL import Image
 
 from slime.args import Arguments
+from slime.arguments.placement import Placement
 from slime.checkpoints import checkpoint_folder
 from slime.exceptions import CheckpointError
-from slime.ray.rollout import RolloutManager
+from slime.ray.rollout import BatchMaker
 from slime.rollout.data_source import RolloutDataSource
 from slime.utils.data_files import load_data, save_data
 from slime.utils.types import Sample
@@ -129,9 +130,8 @@ def by_random_state(folder: Path) -> None:
 
 def by_samples(folder: Path) -> None:
     torch.save({"samples": [Hostile()]}, folder / "0.pt")
-    manager = RolloutManager.__new__(RolloutManager)
-    manager.args = Arguments(load_debug_rollout_data=str(folder / "{rollout_id}.pt"))
-    manager._load_debug_samples(0)
+    args = Arguments(load_debug_rollout_data=str(folder / "{rollout_id}.pt"), rollout_function_path="builtins.print")
+    BatchMaker(args, Placement((0,), (), ())).generate(0, None, lambda _: None)
 
 
 @pytest.mark.parametrize("read", [by_position, by_random_state, by_samples])

@@ -19,7 +19,8 @@ from slime.args import Arguments
 from slime.arguments import derive, devices, parse_args
 from slime.arguments.at_start import missing_at_start
 from slime.arguments.devices import device_problems, gpus_of_machine, missing_devices, missing_tools
-from slime.ray import run_start, worker_node
+from slime.ray import run as run_module
+from slime.ray import worker_node
 from slime.ray.run import Run
 
 WORKS = CudaFacts("2.14.1", "13.0", "580.65.06", 13000, 0, None, 8)
@@ -140,7 +141,7 @@ def test_no_program_starts_anything_on_a_machine_without_cuda(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], base_cuda: list[str]
 ) -> None:
     monkeypatch.setattr(devices, "cuda_facts", lambda environment: OLD)
-    monkeypatch.setattr(run_start, "ray_cluster", lambda *_, **__: pytest.fail("Ray was started"))
+    monkeypatch.setattr(run_module, "ray_cluster", lambda *_, **__: pytest.fail("Ray was started"))
     given = args(rollout_global_dataset=False)
     assert len(missing_at_start(given)) == 1
     with pytest.raises(ConfigError, match=r"driver 570\.86\.15 supports CUDA 12\.8 at most"):

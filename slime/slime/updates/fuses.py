@@ -18,9 +18,9 @@ from typing import Any
 from groundwork.paused import Paused, pause, paused, resume
 from slime.args import Arguments
 from slime.observability.metric_utils import STEPS
-from slime.ray.report import say
 from slime.utils.fuses import OF_THE_LOSS, Blown, blown, read_fuse
 from slime.utils.metric_names import HELD, RECENT_ENTROPY, STEPS_OF_ENTROPY
+from slime.utils.misc import say
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""An update of the policy, from the optimizer's steps to the engines; `slime.updates.update` has its states."""

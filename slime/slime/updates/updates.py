@@ -1,0 +1,203 @@
+"""The updates of a run, one after another: steps, the gate, checkpoints, pushes, and going back on command.
+
+Guarantees: steps that a fuse holds back or the gate undoes leave the weights that serve as they are, and the data source learns of
+it before the next checkpoint. A checkpoint counts once both the trainer's and the data source's part are written. Where a
+checkpoint is due, the synchronous loop writes it before the push.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from groundwork.process import Stopped
+from slime.args import Arguments
+from slime.rollout.metrics import staleness
+from slime.updates.decisions import Decisions
+from slime.updates.engines import Engines, push_is_due
+from slime.updates.fuses import Fuses
+from slime.updates.rollback import due_rollback
+from slime.updates.update import Progress, State, Update
+from slime.utils.misc import say, should_run_periodic_action
+
+if TYPE_CHECKING:
+    from slime.ray.processes import Processes
+    from slime.ray.reports import Reports
+    from slime.ray.restarts import Restarts
+    from slime.ray.rollout import RolloutBatch
+
+
+class Updates:
+    """Owned by the driver's main thread; in a run without a trainer nothing happens.
+
+    Attributes:
+        progress: over rollouts.
+        fuses: of the run, and its pause.
+    """
+
+    def __init__(
+        self, args: Arguments, processes: Processes, engines: Engines, restarts: Restarts, reports: Reports
+    ) -> None:
+        """Take the parts of a run that an update needs.
+
+        Args:
+            args: of the run.
+            processes: of the run.
+            engines: that get the weights.
+            restarts: keeps what a restart from a checkpoint needs.
+            reports: get each update once it is published.
+        """
+        self.progress = Progress()
+        self.fuses = Fuses(args)
+        self._args = args
+        self._processes = processes
+        self._engines = engines
+        self._restarts = restarts
+        self._reports = reports
+        self._decisions = Decisions(args, processes, engines)
+
+    # Steps
+
+    def step(self, rollout_id: int, batch: RolloutBatch) -> Update:
+        """Take the steps of one batch and ask the gate; push nothing.
+
+        A step that blows a fuse is not taken, and pauses training. Steps that the gate refuses are undone.
+        """
+        if (known := self._restarts.outcome(rollout_id)) is not None:
+            return self._once_more_without(known)
+        start, metrics = time.monotonic(), batch["metrics"]
+        metrics.update(staleness(metrics, self._engines.version) | self.fuses.recent())
+        self._engines.leave_gpus()
+        update = Update(rollout_id, metrics, {}, waited=start - self.progress.free_since)
+        update.held = self.fuses.of_batch(metrics)
+        if update.held is None:
+            self._decisions.before_steps()
+            trainer = self._processes.trainer
+            update.steps = trainer.train(rollout_id, batch["shards"], batch["critic_shards"])
+            update.held = self.fuses.of_steps(update.steps, metrics)
+            update.state = State.TRAINED if update.held is None else State.HELD
+            self._decisions.after_steps(update)
+        else:
+            update.state = State.HELD
+        update.seconds = time.monotonic() - start
+        self.progress.stepped(update)
+        if update.held is not None:
+            self.fuses.pause(rollout_id, update.held)
+        if not update.learned:
+            self._without(update)
+        return update
+
+    def _without(self, update: Update) -> None:
+        """Tell the data source that the batch is not trained, and save, so that a restart agrees."""
+        manager, rollout_id = self._processes.manager, update.rollout_id
+        if update.held is not None:
+            told = manager.on_step_refused(rollout_id, str(update.held))
+        else:
+            told = manager.on_step_undone(rollout_id, update.undone or "")
+        # Ignore signals: the checkpoint of a stopped run says that the samples of its last rollout are trained.
+        self._processes.value(told, heed_signals=False)
+        self._restarts.not_trained(update)
+        if self._args.save:
+            self.save(rollout_id)
+
+    def _once_more_without(self, known: Update) -> Update:
+        """Save the checkpoint that a loss prevented, of a batch that is not trained."""
+        self.progress.stepped(known)
+        self.save(known.rollout_id)
+        return known
+
+    # Publication
+
+    def publish(self, update: Update) -> None:
+        """Push the weights if a push is due, then report."""
+        start, engines = time.monotonic(), self._engines
+        due = update.learned and push_is_due(self._args, update.rollout_id) and engines.get_weights
+        if engines.get_weights:
+            # Engines that slept need weights: without the step the trainer has the last good ones.
+            engines.take_gpus(push=due or (not update.learned and engines.sleep))
+        self._tell(update, start, pushed=due)
+
+    def publish_untold(self) -> None:
+        """Report the update that the restored checkpoint agrees with but that a loss kept from being reported.
+
+        The engines have got the trainer's weights since.
+        """
+        if untold := self.progress.untold_before_start():
+            self._tell(untold, time.monotonic(), pushed=untold.learned and self._engines.get_weights)
+
+    def _tell(self, update: Update, start: float, *, pushed: bool) -> None:
+        """Report an update whose publication began at ``start``; notify the data source if the engines have its weights."""
+        if pushed:
+            update.to(State.PUSHED)
+            manager = self._processes.manager
+            self._processes.value(manager.on_weights_live(update.rollout_id, self._engines.version))
+            update.to(State.LIVE)
+        seconds = self.progress.told() - start
+        self._reports.update(update, update.seconds + seconds, self._engines.version)
+
+    # Checkpoints
+
+    def save_if_due(self, rollout_id: int) -> None:
+        """Write a checkpoint at the interval, at the end of an epoch (``--num-epoch``) and at the last rollout."""
+        args, progress = self._args, self.progress
+        due = should_run_periodic_action(rollout_id, args.save_interval, progress.per_epoch, args.num_rollout)
+        if args.save and due and progress.saved != rollout_id:
+            self.save(rollout_id)
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether a checkpoint would keep steps that none contains."""
+        return bool(self._args.save) and self.progress.unsaved
+
+    def save(self, rollout_id: int | None) -> None:
+        """Write a checkpoint of weights and data source after ``rollout_id``; it counts once both are written."""
+        processes, progress = self._processes, self.progress
+        if not processes.has_trainer or not processes.has_manager or rollout_id is None:
+            return
+        self._engines.leave_gpus()
+        folder = processes.trainer.save(rollout_id)
+        if rollout_id != progress.saved:  # else its position is saved, and the data source has moved on
+            # Ignore signals: an interrupted checkpoint would have to start over.
+            processes.value(processes.manager.save(rollout_id), heed_signals=False)
+        processes.trainer.publish(rollout_id)
+        if progress.current is not None:
+            progress.current.saved()
+        self.note_saved(rollout_id)
+        kept = f"; the newest {self._args.save_keep} are kept" if self._args.save_keep else ""
+        say(f"saved {folder}{kept}")
+
+    def note_saved(self, rollout_id: int) -> None:
+        """Record that a checkpoint contains the updates up to ``rollout_id``."""
+        self.progress.saved = rollout_id
+        self._restarts.saved(rollout_id)
+
+    # Going back, and pauses
+
+    def roll_back(self) -> None:
+        """Go back to the checkpoint that someone asked for, if any, and push its weights under a new version."""
+        processes, engines, progress = self._processes, self._engines, self.progress
+        if not engines.get_weights:
+            return
+        with due_rollback(self._args, engines.version) as saved:
+            if saved is None:
+                return
+            last = progress.last
+            engines.leave_gpus()
+            progress.current = back = Update(last, {}, {}, state=State.RESTORED)
+            processes.trainer.restore(saved.iteration)
+            engines.take_gpus(push=True)
+            processes.value(processes.manager.on_weights_restored(saved.rollout_id, last, engines.version))
+            back.to(State.LIVE)
+            self.save(last)
+        engines.serve_again()
+        say(f"weights {saved.weight_version} serve again, as version {engines.version}")
+
+    def wait_while_paused(self, served_a_moment: Callable[[], bool]) -> None:
+        """Serve until training is not paused; raise :class:`Stopped` if ``served_a_moment`` returns False, on a signal."""
+        if self.fuses.paused() is None:
+            return
+        while self.fuses.paused() is not None:
+            if not served_a_moment():
+                raise Stopped
+        say("training goes on")
