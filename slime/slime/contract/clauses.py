@@ -246,7 +246,7 @@ KINDS: dict[str, Kind] = {
     ),
     "before_push": Kind(
         "before_push_path",
-        "after the steps of each rollout and before their weights serve, in the rollout manager",
+        "after the steps of each rollout and before their weights serve, in a thread of the driver",
         (
             "is called as fn(args, rollout_id, data_source, policies)",
             SYNCHRONOUS,

@@ -235,7 +235,8 @@ def test_the_plugin_needs_the_ledger(tmp_path: Path) -> None:
 
 def test_the_data_source_keeps_what_the_gate_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENCLAW_LEDGER", raising=False)
-    source = LedgerDataSource(rollout_args(tmp_path))
+    args = rollout_args(tmp_path).changed(data_source_path="openclaw.training.rollout.LedgerDataSource")
+    source = LedgerDataSource(args)
     probes(source.ledger, 6)
     first, second = (leased_batch(source.ledger, number) for number in range(2))
     worse = Asked("1", lambda probe: -1.0)
