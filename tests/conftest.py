@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.launch.methods import methods_of
+from tests.helpers.import_path import add_folders
 from tests.helpers.model_fixtures import tiny_random_model, tiny_random_tied_model
 
 __all__ = ["tiny_random_model", "tiny_random_tied_model"]
@@ -52,6 +53,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+add_folders(REPOSITORY)  # test modules, which are imported after this one, name modules of these folders
 OF_WEB = (certifi.where(), os.environ.get("SSL_CERT_FILE"))
 _new_context = ssl.create_default_context
 

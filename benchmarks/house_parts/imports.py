@@ -22,14 +22,18 @@ from benchmarks.house_parts.tree import Module, Tree
 class Imports:
     """The imports between the modules of ``tree``.
 
-    The import path is the root of the checkout, and ``pythonpath`` of pytest's section in ``pyproject.toml``. Where two
-    of its folders give a module the same name, the deeper folder wins.
+    The import path is the root of the checkout, ``pythonpath`` of pytest's section in ``pyproject.toml``, and every folder
+    below one with a dash in its name that is not a package. Where two of its folders give a module the same name, the deeper
+    folder wins.
     """
 
     def __init__(self, tree: Tree) -> None:
         self._modules = tree.modules
         pytest = tree.project.get("tool", {}).get("pytest", {}).get("ini_options", {})
-        folders = {PurePosixPath(folder) for folder in (".", *pytest.get("pythonpath", ()))}
+        folders = {PurePosixPath(folder) for folder in (".", "scripts", *pytest.get("pythonpath", ()))}
+        for folder in {PurePosixPath(path).parent for path in tree.modules}:
+            if folder.parts and "-" in folder.parts[0] and str(folder / "__init__.py") not in tree.modules:
+                folders.add(folder)
         self._import_path = sorted(folders, key=lambda folder: -len(folder.parts))
         self._forwarded: dict[str, dict[str, tuple[str, str]]] = {}
 

@@ -275,7 +275,7 @@ class FoundTask:
 
 
 def task_file(folder: Path) -> Path:
-    """Return the path of a folder's declaration: ``sums-rl/sums_task.py``."""
+    """Return the path of a folder's declaration: ``<name>-rl/<name>_task.py``."""
     return folder / f"{folder.name.removesuffix('-rl').replace('-', '_')}_task.py"
 
 
