@@ -27,7 +27,7 @@ from lab.testkit.engine import serve
 from lab.testkit.live_engine import WeightSender, engine_arguments, live_engine
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
-from openclaw.gateway.assemble import build_service
+from openclaw.gateway.chat import ChatService
 from openclaw.ledger.store import Ledger
 from slime.backends.sglang_utils.engine import SGLangEngine
 
@@ -40,7 +40,7 @@ async def measure(engine: SGLangEngine, models: list[Path], folder: Path, client
         policy_url=engine.url(), tokenizer=str(models[0]), context_length=2048, prm_max_new_tokens=512
     )
     ledger, registry = Ledger(folder / f"{clients}.sqlite"), CollectorRegistry()
-    service = build_service(config, AutoTokenizer.from_pretrained(models[0]), ledger, registry)
+    service = ChatService(config, AutoTokenizer.from_pretrained(models[0]), ledger, registry)
     sender = WeightSender(engine, f"updates-{clients}")
     weights = [load_file(model / "model.safetensors") for model in models]
     async with serve(create_app(service, registry)) as url:

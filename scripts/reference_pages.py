@@ -18,7 +18,7 @@ from openclaw.config.bounds import rows
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.gateway.auth import Keyring
-from openclaw.gateway.episode_routes import add_episode_routes
+from openclaw.gateway.episodes import add_episode_routes
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.openapi import describe
 from openclaw.gateway.routes import add_model_routes, add_session_routes, add_status_routes

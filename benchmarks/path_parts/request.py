@@ -15,7 +15,7 @@ from lab.testkit.engine import mock_engine, serve
 from lab.testkit.tiny_random import build_tokenizer
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
-from openclaw.gateway.assemble import build_service
+from openclaw.gateway.chat import ChatService
 from openclaw.ledger.store import Ledger
 from openclaw.privacy.redactor import build_redactor
 
@@ -58,7 +58,7 @@ async def talk(recorder: Recorder, folder: Path) -> int:
         registry = CollectorRegistry()
         ledger = Ledger(config.ledger or "", redaction=build_redactor(config.redact, registry))
         recorder.install()
-        service = build_service(config, tokenizer, ledger, registry, renderer=Renderer(tokenizer))
+        service = ChatService(config, tokenizer, ledger, registry, renderer=Renderer(tokenizer))
         watched = Watched(create_app(service, registry), recorder)
         async with serve(watched) as url, httpx.AsyncClient(base_url=url, trust_env=False, timeout=PATIENCE) as client:
             messages = [{"role": "user", "content": "What is 2 + 3?"}]

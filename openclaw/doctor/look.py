@@ -15,8 +15,7 @@ from typing import Any
 from groundwork.paused import Paused
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.views import GateDecision, JudgeError, SampleFacts, TurnFacts
-from openclaw.messages.classify import side_kind
-from openclaw.messages.side_calls import Asked
+from openclaw.messages.classify import Asked, side_kind
 from openclaw.runs.folder import RunFolder
 from openclaw.runs.metrics_file import MISMATCH, Series, read_series
 from openclaw.runtime.process import RESTARTING

@@ -6,32 +6,43 @@ Guarantees: ids go in and ids come out. Each id has the engine's log-probability
 reader sees one reply. Leaving the stream early aborts the generation. Owns the connections.
 
 Wire format: SGLang 0.5, server-sent events with new or cumulative ``output_ids``. Events that arrive together are
-yielded together. Each request has its owner's cache key (`openclaw.engine.cache_keys`).
+yielded together. Each request has its owner's cache key (`CacheKeys`).
 
-A request is not sent again and again to engines that die or fail under it: see `openclaw.engine.deaths`. An engine that
-lives and answers `MOST_FAILURES` times in a row with 500 refuses the request.
+An engine reuses the computed prefix of an earlier prompt, and the number of cached tokens and the time to the first token
+tell how long that prefix was. `CacheKeys` keeps the prefixes of owners apart: keys are random and leave this process for the
+engine only, so nobody finds what another owner's requests left there.
+
+A request can be the cause of its engine's end. So each request under which an engine died is a suspect:
+
+* It is sent once more. If that engine dies too before its first token, the request is refused.
+* Suspects are sent one after the other, so that a bystander is not blamed twice for the request beside it.
+* A request that got tokens from the engine that died is hardly the cause. It is sent again without waiting, but not after
+  its third engine.
+
+`Deaths` logs an engine's end once, with the names of the requests it had, which hold no contents. An engine that lives and
+answers `MOST_FAILURES` times in a row with 500 refuses the request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
-from openclaw.engine.away import AwayTime
-from openclaw.engine.cache_keys import CACHE_KEY, CacheKeys
 from openclaw.engine.canary import ShareReader
 from openclaw.engine.connection import Answer, Connections
-from openclaw.engine.deaths import Deaths, Suspicion
 from openclaw.exceptions import (
     EngineAwayError,
     EngineBrokeOffError,
+    EngineDiedError,
     EngineError,
     EngineProtocolError,
     EngineRejectedError,
@@ -39,7 +50,134 @@ from openclaw.exceptions import (
 )
 from openclaw.ledger.records import VersionSpan
 
+CACHE_KEY = "extra_key"
+"""The field of `/generate`."""
+MOST_OWNERS = 1 << 14
+
+
+def new_cache_key() -> str:
+    """Return a key that no other request has."""
+    return secrets.token_hex(16)
+
+
+class CacheKeys:
+    """The keys of one client of an engine, by owner (`openclaw.owners`); None stands for the runtime itself."""
+
+    def __init__(self) -> None:
+        self._keys: OrderedDict[str | None, str] = OrderedDict()
+
+    def of(self, owner: str | None) -> str:
+        """Return the key of what ``owner`` asks."""
+        key = self._keys.get(owner)
+        if key is None:
+            key = self._keys[owner] = new_cache_key()
+            if len(self._keys) > MOST_OWNERS:
+                self._keys.popitem(last=False)
+        self._keys.move_to_end(owner)
+        return key
+
+    def renew(self, owner: str) -> None:
+        """Give ``owner`` another key from the next request on."""
+        self._keys.pop(owner, None)
+
+
+class AwayTime:
+    """The clock of one engine, or of a router in front of several."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """Start at 0; ``clock``: monotonic seconds."""
+        self._clock = clock
+        self._total = self._since = 0.0
+        self._waiting: set[str] = set()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the start in which at least one request waited, up to now."""
+        return self._total + (self._clock() - self._since if self._waiting else 0.0)
+
+    def begin(self, rid: str) -> None:
+        """Count from now on, unless the request of this name waits already."""
+        if not self._waiting:
+            self._since = self._clock()
+        self._waiting.add(rid)
+
+    def end(self, rid: str) -> None:
+        """Count no more for the request; a no-op if it does not wait."""
+        if rid in self._waiting:
+            self._waiting.remove(rid)
+            if not self._waiting:
+                self._total += self._clock() - self._since
+
+
 logger = logging.getLogger(__name__)
+
+MOST_DEATHS_UNHEARD = 2
+"""Engines that may die under a request without a token for it."""
+MOST_DEATHS = 3
+GATHER_SECONDS = 0.5
+"""How long the log waits for the other requests of the same engine."""
+
+
+@dataclass
+class Suspicion:
+    """The engines that died under one request: all, and those from which it got no token."""
+
+    deaths: int = 0
+    unheard: int = 0
+
+
+class Deaths:
+    """Judges the requests of engines that died."""
+
+    def __init__(self, url: str, on_death: Callable[[str], None]) -> None:
+        """Create the judge of ``url``; call ``on_death`` with ``resent`` or ``refused`` for each request."""
+        self._url = url
+        self._on_death = on_death
+        self._one_suspect = asyncio.Lock()
+        self._names: list[str] = []
+
+    def note(self, name: str, suspicion: Suspicion, *, heard: bool) -> None:
+        """Count a death under a request that got tokens from that engine (``heard``) or not.
+
+        Raises:
+            EngineDiedError: when the request must not be sent again.
+        """
+        suspicion.deaths += 1
+        suspicion.unheard += not heard
+        if not self._names:
+            asyncio.get_running_loop().call_later(GATHER_SECONDS, self._log)
+        self._names.append(name)
+        refused = suspicion.unheard >= MOST_DEATHS_UNHEARD or suspicion.deaths >= MOST_DEATHS
+        self._on_death("refused" if refused else "resent")
+        if refused:
+            raise EngineDiedError(f"the engine ended {suspicion.deaths} times while it worked on this request")
+
+    @asynccontextmanager
+    async def turn(self, suspicion: Suspicion) -> AsyncIterator[Callable[[], None]]:
+        """Wait until no other suspect is with the engine; yields what to call at the first token."""
+        if not suspicion.unheard:
+            yield lambda: None
+            return
+        await self._one_suspect.acquire()
+        held = True
+
+        def heard() -> None:
+            nonlocal held
+            if held:
+                held = False
+                self._one_suspect.release()
+
+        try:
+            yield heard
+        finally:
+            heard()
+
+    def _log(self) -> None:
+        names, self._names = self._names, []
+        logger.warning(
+            "the engine at %s ended while it worked on %d requests: %s", self._url, len(names), ", ".join(names)
+        )
+
 
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 1.0
@@ -170,7 +308,7 @@ class EngineClient:
             EngineAwayError: no engine for ``wait_seconds``, or it went away within a reply that follows a grammar,
                 which the next engine would start from the beginning.
             EngineRejectedError: the engine refused the request.
-            EngineDiedError: engines ended while they worked on it, see `openclaw.engine.deaths`.
+            EngineDiedError: engines ended while they worked on it, see `Deaths`.
             EngineProtocolError: the engine broke its format.
         """
         progress = _Progress()

@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 import httpx
 
 from openclaw.config.gate_variables import GateVariables
-from openclaw.engine.cache_keys import CACHE_KEY, new_cache_key
 from openclaw.engine.canary import Share, close_share, failures, open_share
+from openclaw.engine.client import CACHE_KEY, new_cache_key
 from openclaw.gate.observed import Agreement, Live, disagrees, does_worse
 from openclaw.gate.questions import Questions
 from openclaw.gate.replies import sound, unread

@@ -1,17 +1,26 @@
 """The HTTP application: keys, limits, routes and background tasks.
 
-Every request passes `openclaw.gateway.guard` first, then goes to `openclaw.gateway.completions`
-(``POST /v1/chat/completions``) or to `openclaw.gateway.routes`. The application owns only the tasks that sweep
-sessions and watch files.
+Every request passes `openclaw.gateway.guard` first, then goes to `openclaw.gateway.chat` (``POST /v1/chat/completions``)
+or to `openclaw.gateway.routes` and `openclaw.gateway.episodes`. The application owns only the tasks that sweep sessions
+and watch files.
+
+`SteadyClock` tells how old something is by a wall clock that may jump. While this process lives, it moves no faster than
+the machine's uptime, which counts time asleep, so a clock that jumps ahead makes nothing old at once. The next process
+believes the wall clock again, so time in which nobody ran counts in full.
+
+`Reloader` reads the keys file and the certificate again when they change, within `POLL_SECONDS`. If the new file is
+unusable, the previous contents remain valid; the error is logged and counted once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -19,22 +28,106 @@ from prometheus_client import CollectorRegistry
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from groundwork.exceptions import ConfigError
 from openclaw.gateway.auth import Keyring
-from openclaw.gateway.bodies import Bodies
-from openclaw.gateway.chat import ChatService
-from openclaw.gateway.completions import CHAT_PATH, ChatCompletions, count
-from openclaw.gateway.episode_routes import add_episode_routes
+from openclaw.gateway.chat import ChatCompletions, ChatService, count
+from openclaw.gateway.episodes import add_episode_routes
 from openclaw.gateway.errors import answer_errors
-from openclaw.gateway.guard import Guard
-from openclaw.gateway.limits import RateLimits
+from openclaw.gateway.guard import CHAT_PATH, Doorway, Guard
+from openclaw.gateway.limits import Bodies, RateLimits
+from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.openapi import describe
-from openclaw.gateway.origin import Doorway
-from openclaw.gateway.reload import Reloader
 from openclaw.gateway.routes import add_model_routes, add_session_routes, add_status_routes
-from openclaw.gateway.steady_clock import SteadyClock
 from openclaw.gateway.under_way import Slots
 
 logger = logging.getLogger(__name__)
+
+NOTICED_SECONDS = 60.0
+"""Smaller steps of the wall clock are corrections."""
+
+
+def uptime() -> float:
+    """Return seconds since some moment, time asleep included where the system counts it."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+class SteadyClock:
+    """A wall clock whose jumps are known; not for several threads."""
+
+    def __init__(self, wall: Callable[[], float], passed: Callable[[], float] = uptime) -> None:
+        """``wall``: seconds since the epoch; ``passed``: seconds since some moment."""
+        self._wall = wall
+        self._passed = passed
+        self._first = self._last = wall() - passed()
+
+    def now(self) -> float:
+        """Return seconds since the epoch, without the wall clock's jumps ahead."""
+        return min(self._wall(), self._first + self._passed())
+
+    def jump(self) -> float:
+        """Return the seconds by which the wall clock has jumped since the last call; 0 for small corrections."""
+        found = self._wall() - self._passed() - self._last
+        if abs(found) < NOTICED_SECONDS:
+            return 0.0
+        self._last += found
+        logger.warning(
+            "the machine's clock jumped by %+.0f s: episodes keep the time they had left, and until the next start "
+            "OPENCLAW_RETENTION_DAYS counts the time that has passed",
+            found,
+        )
+        return found
+
+
+POLL_SECONDS = 1.0
+Stamp = tuple[int, int, int] | None
+
+
+class Reloader:
+    """Calls a function when one of its files changes; `now` calls all functions."""
+
+    def __init__(self, metrics: GatewayMetrics) -> None:
+        self._metrics = metrics
+        self._watched: list[tuple[Sequence[Path], Callable[[], None]]] = []
+        self._stamps: dict[Path, Stamp] = {}
+
+    def watch(self, paths: Sequence[Path], read: Callable[[], None]) -> None:
+        """Register ``read`` for changes of ``paths``."""
+        self._watched.append((paths, read))
+        self._stamps.update({path: _stamp(path) for path in paths})
+
+    def now(self) -> None:
+        """Read everything again."""
+        for paths, read in self._watched:
+            self._read(paths, read)
+
+    async def run(self) -> None:
+        """Watch the files in an endless loop."""
+        while self._watched:
+            await asyncio.sleep(POLL_SECONDS)
+            for paths, read in self._watched:
+                if any(_stamp(path) != self._stamps[path] for path in paths):
+                    self._read(paths, read)
+
+    def _read(self, paths: Sequence[Path], read: Callable[[], None]) -> None:
+        self._stamps.update({path: _stamp(path) for path in paths})
+        names = ", ".join(map(str, paths))
+        try:
+            read()
+        except (ConfigError, OSError) as error:
+            self._metrics.reload_failures.inc()
+            logger.error("%s changed but is unusable; the previous contents remain valid: %s", names, error)
+        else:
+            logger.info("reloaded %s", names)
+
+
+def _stamp(path: Path) -> Stamp:
+    """Return a value that changes with the file; None if it is missing."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
 
 LONGEST_SWEEP_SECONDS = 30.0
 SETTLE_EVERY = 5.0
@@ -117,7 +210,7 @@ def create_app(
     app.chat = ChatCompletions(service)
     app.router.routes.append(Route(CHAT_PATH, app.chat, methods=["POST"]))
     add_session_routes(app, service)
-    add_episode_routes(app, service)
+    add_episode_routes(app, service.episodes)
     add_model_routes(app, service)
     add_status_routes(app, service, registry, keyring)
     return app

@@ -1,14 +1,15 @@
 """The keys that clients send: ``Authorization: Bearer KEY``, or ``X-Api-Key: KEY``.
 
 A keys file has one ``name:key`` or ``name: sha256:HEX`` per line; empty lines and ``#`` comments are skipped. A child
-key is named ``PARENT/CHILD``; ``name (admin)`` marks an admin key. A line whose key no client could send as it stands is refused:
-quotes around it, a comment behind it, another digest than sha256. A key's name is the owner of what its clients send.
+key is named ``PARENT/CHILD``; ``name (admin)`` marks an admin key. A line whose key no client could send as it stands is
+refused: quotes around it, a comment behind it, another digest than sha256. A key's name is the owner of what its clients
+send.
 
 Guarantees: only digests are kept. Every check compares all of them in constant time, so that timing reveals neither a
-prefix of a key nor its owner. The keys of episodes, which the server makes itself, are random and found by their digest
-(`openclaw.gateway.episode_keys`). Logs contain names of keys, never keys. A file that other users can read, or that does not
-parse, is refused; if this happens on a reload, the previous keys remain valid. Without any key every request is
-admitted, which the configuration allows on loopback only.
+prefix of a key nor its owner. The keys of episodes, which the server makes itself, are random, shown once and found by
+their digest; one that has ended or expired is found no more. Logs contain names of keys, never keys. A file that other
+users can read, or that does not parse, is refused; if this happens on a reload, the previous keys remain valid. Without
+any key every request is admitted, which the configuration allows on loopback only.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ import hashlib
 import hmac
 import os
 import re
+import secrets
 import stat
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from groundwork.exceptions import ConfigError
 from openclaw.config.key_form import key_problem
-from openclaw.gateway.episode_keys import EPISODE_KEY, EpisodeKeys
 from openclaw.gateway.errors import ApiError
 from openclaw.owners import CHILD, EPISODE, LOCAL, MARK, owns, split_id, stored_id
 from openclaw.privacy.secret_finder import kept_id
@@ -233,3 +235,63 @@ def check_private(path: Path, variable: str) -> None:
 
 def _digest(key: str | None) -> bytes:
     return hashlib.sha256((key or "").encode("utf-8", "surrogateescape")).digest()
+
+
+EPISODE_KEY = "sk-episode-"
+"""How such a key begins, so that redaction finds it in a text (`openclaw.privacy.secret_finder`)."""
+KEY_LENGTH = 32
+
+
+def new_key() -> str:
+    """Return a new key."""
+    return EPISODE_KEY + secrets.token_urlsafe(KEY_LENGTH)
+
+
+def key_digest(key: str) -> bytes:
+    """Return what is stored of a key."""
+    return hashlib.sha256(key.encode()).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeKey:
+    """Who sends a key.
+
+    Attributes:
+        episode: id of the episode.
+        owner: of the agent's turns, see `openclaw.owners`.
+        parent: name of the key that created the episode; limits and metrics count the agent's requests for it.
+        expires_at: seconds since the epoch.
+    """
+
+    episode: str
+    owner: str
+    parent: str
+    expires_at: float
+
+
+class EpisodeKeys:
+    """The keys of the open episodes, by digest."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self.clock = clock
+        self._keys: dict[bytes, EpisodeKey] = {}
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def add(self, digest: bytes, key: EpisodeKey) -> None:
+        """Accept a key from now on."""
+        self._keys[digest] = key
+
+    def find(self, digest: bytes) -> EpisodeKey | None:
+        """Return who sends the key with this digest; None if it is of no open episode."""
+        key = self._keys.get(digest)
+        return None if key is None or key.expires_at <= self.clock() else key
+
+    def move_expiry(self, seconds: float) -> None:
+        """Let all keys expire later by ``seconds``."""
+        self._keys = {digest: replace(key, expires_at=key.expires_at + seconds) for digest, key in self._keys.items()}
+
+    def end(self, episode: str) -> None:
+        """Accept the key of an episode no more; no-op without one."""
+        self._keys = {digest: key for digest, key in self._keys.items() if key.episode != episode}

@@ -1,112 +1,158 @@
-"""The life of a chat completion: prompt, session, tokens, turn.
+"""``POST /v1/chat/completions``: reads the request, prepares its prompt, sends the reply, counts the outcome.
 
-Guarantees: a turn is in the ledger before the client learns that the reply is over. When a client disconnects, the
-engine stops generating, and the partial reply is recorded as an aborted turn. A reply that cannot be recorded ends in
-an error. `openclaw.gateway.reply` carries each reply from its prompt to the ledger.
+Guarantees: every request is counted with its status. A streamed request is counted at its end, with the status of its
+error if it had one. `ChatCompletions` is an ASGI application of its own, because the framework's routing, validation and
+error handling cost more than the rest of a short request; it owns the admission of requests. `ChatService` builds the
+gateway's parts from a configuration and owns them; `openclaw.gateway.reply` carries each reply from its prompt to the
+ledger.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 from functools import partial
 from typing import Any
 
-from chat_codec.detokenize import Vocabulary
-from chat_codec.formats import ReplyFormat
+from fastapi import Request, Response
+from prometheus_client import CollectorRegistry
+from starlette.types import Receive, Scope, Send
+
+from chat_codec.detokenize import MARKERS, Vocabulary
+from chat_codec.formats import reply_format
 from chat_codec.renderer import Renderer, RenderError
 from chat_codec.reply_parser import ReplyParser
-from openclaw.config.bounds import SESSION_ID
+from openclaw.config.bounds import LARGE_BODY, SESSION_ID
 from openclaw.config.runtime import RuntimeConfig
+from openclaw.credit.episodes import EpisodeRules
+from openclaw.engine.canary import ShareReader
 from openclaw.engine.client import EngineClient
-from openclaw.gateway.capture import Capture, Prompt, usage
+from openclaw.gateway.auth import Client
+from openclaw.gateway.capture import Capture, LogprobEntries, Prompt
 from openclaw.gateway.episodes import EpisodeDesk
-from openclaw.gateway.errors import ApiError, bad_request
-from openclaw.gateway.feedback import FeedbackDesk
-from openclaw.gateway.grammar import reply_grammar
-from openclaw.gateway.known_fields import prompt_characters
+from openclaw.gateway.errors import CLIENT_GONE, ApiError, ClientGoneError, bad_request, defect, stopping
+from openclaw.gateway.guard import CHAT_PATH, client_of, note_reply
 from openclaw.gateway.large_bodies import LargeBodies
-from openclaw.gateway.logprobs import LogprobEntries
+from openclaw.gateway.limits import Admission, take_body
 from openclaw.gateway.metrics import GatewayMetrics
-from openclaw.gateway.outcomes import OutcomeDesk
 from openclaw.gateway.pictures import Picture, PictureReader, engine_pictures
 from openclaw.gateway.reply import Opening, Replies, Reply
-from openclaw.gateway.rollouts import RolloutDesk
-from openclaw.gateway.sampling import plan_sampling
-from openclaw.gateway.schema import ChatRequest
+from openclaw.gateway.sampling import plan_sampling, reply_grammar
+from openclaw.gateway.schema import ChatRequest, parse_request, prompt_characters
 from openclaw.gateway.served import Served, ServedReplies
-from openclaw.gateway.stream import DONE, ChunkWriter, choice, event, head
-from openclaw.messages.issued import new_completion_id, tool_call_id
-from openclaw.owners import LOCAL, episode_of
+from openclaw.gateway.stream import (
+    COMMENT,
+    Connected,
+    EventStream,
+    event,
+    json_response,
+)
+from openclaw.gateway.turns import TurnDesk
+from openclaw.ledger.store import Ledger
+from openclaw.messages.fingerprint import new_completion_id, tool_call_id
+from openclaw.owners import episode_of, owner_of
 from openclaw.sessions import Sessions
 
 CLOSE_SECONDS = 10.0
-UNLIKE = (
-    "the last reply that this request carries is not the one that this session got, so what follows it is not feedback; "
-    "send the reply as it came"
-)
-"""What an answer says if `TurnContext.unlike` holds."""
 LARGE_PROMPT = 1 << 17
 """Characters of a prompt that is tokenised beside the others, not before them: a quarter of a second's work."""
 
 
 class ChatService:
-    """Answers chat completions."""
+    """Answers chat completions; its attributes are the parts that the other routes use."""
 
     def __init__(
         self,
         config: RuntimeConfig,
+        tokenizer: Any,
+        ledger: Ledger,
+        registry: CollectorRegistry,
         *,
-        renderer: Renderer,
-        large_renderer: Renderer,
-        vocabulary: Vocabulary,
-        reply_format: ReplyFormat,
-        engine: EngineClient,
-        sessions: Sessions,
-        served: ServedReplies,
-        pictures: PictureReader,
-        feedback: FeedbackDesk,
-        episodes: EpisodeDesk,
-        outcomes: OutcomeDesk,
-        rollouts: RolloutDesk,
-        metrics: GatewayMetrics,
+        renderer: Renderer | None = None,
+        processor: Any | None = None,
+        on_pending: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
         topk: int = 0,
+        trains_rewards: bool = True,
     ) -> None:
-        self.config = config
-        self.engine = engine
-        self.sessions = sessions
-        self.feedback = feedback
-        self.episodes = episodes
-        self.outcomes = outcomes
-        self.rollouts = rollouts
-        self.metrics = metrics
-        self.clock = clock
-        self.replies = Replies(engine, sessions, metrics, clock, served.remember)
-        episodes.quiet = self.replies.quiet
-        self.large_bodies = LargeBodies(config.context_length)
-        self._served = served
-        self._pictures = pictures
-        self._model_name = config.model_name
-        self._renderer = renderer
-        self._large_renderer = large_renderer
-        self._vocabulary = vocabulary
-        self._format = reply_format
-        self._topk = topk
+        """Build the gateway's parts.
 
-    def reply(
-        self, request: ChatRequest, raw: Mapping[str, Any], headers: Mapping[str, str], owner: str = LOCAL
-    ) -> Reply:
+        Args:
+            config: with ``policy_url``.
+            tokenizer: the policy's.
+            ledger: records the turns.
+            registry: takes the metrics.
+            renderer: of ``tokenizer``, if the runtime already has one.
+            processor: of a policy that sees pictures; None: it sees none.
+            on_pending: called when a turn gets its next state or a session ends.
+            clock: seconds since the epoch.
+            topk: how many of the policy's most likely tokens a turn keeps at each position, for the method.
+            trains_rewards: whether the method learns from rewards, so that episodes give samples.
+        """
+        config.require("policy_url")
+        self.config = config
+        self.clock = clock
+        self.metrics = metrics = GatewayMetrics(registry)
+        self._topk = topk
+        self._format = form = reply_format(
+            getattr(tokenizer, "chat_template", None) or "",
+            reasoning_parser=config.reasoning_parser,
+            tool_call_parser=config.tool_call_parser,
+            reasoning_tags=config.reasoning_tags,
+        )
+        tags = (form.reasoning.open, form.reasoning.close) if form.reasoning else ()
+        self._vocabulary = Vocabulary(tokenizer, MARKERS | set(tags))
+        self._renderer, self._large_renderer = renderer or Renderer(tokenizer), Renderer(tokenizer)
+        self._pictures = PictureReader(processor)
+        self._served = ServedReplies(ledger.turns, form, self._pictures.placeholders)
+        self.engine = EngineClient(
+            config.policy_url or "",
+            wait_seconds=config.engine_wait_seconds,
+            on_retry=lambda kind: metrics.engine_retries.labels(kind=kind).inc(),
+            on_death=lambda outcome: metrics.engine_deaths.labels(outcome=outcome).inc(),
+            canary=ShareReader(config.run_dir) if config.run_dir else None,
+        )
+        self.sessions = Sessions(
+            ledger,
+            idle_seconds=config.session_idle_seconds,
+            max_sessions=config.max_sessions,
+            clock=clock,
+            regenerated=config.regenerated,
+            on_event=lambda name: metrics.session_events.labels(event=name).inc(),
+            on_pending=on_pending,
+            on_forgotten=self._forget,
+        )
+        self.replies = Replies(self.engine, self.sessions, metrics, clock, self._served.remember)
+        rules = EpisodeRules(
+            config.temperature, config.train_token_limit, trains_rewards, config.prm_step_coef, config.baseline
+        )
+        self.episodes = EpisodeDesk(ledger, self.sessions, metrics, rules, self.replies.quiet, clock=clock)
+        self.turns = TurnDesk(
+            ledger, metrics, clock=clock, on_pending=on_pending, serves_rollouts=config.serve_rollouts
+        )
+        self.large_bodies = LargeBodies(config.context_length)
+
+    def _forget(self, session_id: str) -> None:
+        """Drop what memory and the engine's cache have of a forgotten session."""
+        self._renderer.forget()
+        self._large_renderer.forget()
+        self._served.forget()
+        self._pictures.forget()
+        self.engine.cache_keys.renew(owner_of(session_id))
+
+    def reply(self, request: ChatRequest, raw: Mapping[str, Any], headers: Mapping[str, str], client: Client) -> Reply:
         """Return the reply to a request; entering it starts it.
 
         Args:
             request: the result of `parse_request`.
             raw: the request's JSON, as `parse_request` returns it.
             headers: of the HTTP request.
-            owner: of the turn. The agent of an episode gets what the policy samples by itself, whatever temperature it asks
+            client: who asks. The agent of an episode gets what the policy samples by itself, whatever temperature it asks
                 for, because no other reply can be trained.
         """
+        owner = client.owner
         if episode_of(owner) is not None:
             request = request.model_copy(update={"temperature": None, "top_p": None, "seed": None})
 
@@ -128,7 +174,7 @@ class ChatService:
             )
             return Opening([self._capture(prompt, index) for index in range(request.choices)], begin)
 
-        return Reply(self.replies, prepare, owner)
+        return Reply(self.replies, prepare, client)
 
     def _capture(self, prompt: Prompt, index: int) -> Capture:
         """Return choice number ``index`` of a request, still empty."""
@@ -146,45 +192,6 @@ class ChatService:
             silent, unsaid = frozenset[int](), unsaid | vocabulary.silent
         entries = LogprobEntries(vocabulary, request.top_logprobs or 0, silent) if request.logprobs else None
         return Capture(prompt, vocabulary.detokenizer(silent), parser, index, entries, unsaid)
-
-    async def whole(self, reply: Reply) -> dict[str, Any]:
-        """Return a started reply as one JSON object."""
-        async with aclosing(reply.steps()) as steps:
-            async for _ in steps:
-                continue
-        choices = [
-            choice(
-                capture.index,
-                capture.builder.message(),
-                capture.finish_reason or "stop",
-                None if capture.entries is None else capture.content_logprobs,
-            )
-            for capture in reply.captures
-        ]
-        told = {"warning": UNLIKE} if reply.context.unlike else {}
-        return {**self._head(reply), "choices": choices, "usage": usage(reply.captures), **told}
-
-    async def events(self, reply: Reply) -> AsyncGenerator[bytes, None]:
-        """Yield a started reply as server-sent events."""
-        request = reply.capture.prompt.request
-        options = request.stream_options
-        writer = ChunkWriter(
-            self._head(reply), logprobs=bool(request.logprobs), include_usage=bool(options and options.include_usage)
-        )
-        try:
-            async with aclosing(reply.steps()) as steps:
-                async for step in steps:
-                    if data := writer.step(step):
-                        yield data
-        except ApiError as error:
-            yield event(error.body())
-            return
-        ends = b"".join(writer.finish(capture.index, capture.finish_reason or "stop") for capture in reply.captures)
-        yield ends + writer.usage(usage(reply.captures)) + DONE
-
-    def _head(self, reply: Reply) -> dict[str, Any]:
-        prompt = reply.capture.prompt
-        return head(prompt.id, self._model_name, prompt.created_at, reply.capture.weight_version)
 
     async def close(self) -> None:
         """Finish the work of disconnected clients, then release the engine and the ledger's thread."""
@@ -225,6 +232,7 @@ class ChatService:
         plan = plan_sampling(request, self.config, room, grammar, vocabulary=self._vocabulary)
         return Prompt(
             id=new_completion_id(),
+            model=self.config.model_name,
             request=request,
             messages=list(raw["messages"]),
             tools=tools,
@@ -256,3 +264,95 @@ def read_headers(headers: Mapping[str, str], request: ChatRequest) -> tuple[Any,
         )
     done = headers.get("x-session-done", "").strip().lower()
     return kind, done in ("1", "true", "yes") or bool(request.session_done)
+
+
+class ChatCompletions:
+    """The endpoint, as an ASGI application."""
+
+    path = CHAT_PATH
+
+    def __init__(self, service: ChatService) -> None:
+        """Create the endpoint for ``service``."""
+        self._service = service
+        self._admission = Admission()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a conversation, streamed or whole."""
+        scope["route"] = self
+        metrics = self._service.metrics
+        async with AsyncExitStack() as until_sent:
+            until_sent.enter_context(suppress(ClientGoneError))
+            try:
+                response = await _chat(self._service, self._admission, Request(scope, receive), until_sent)
+            except ApiError as error:
+                count(metrics, error.status)
+                response = error.response()
+            except ClientGoneError:
+                count(metrics, CLIENT_GONE)
+                response = Response(status_code=CLIENT_GONE)
+            except asyncio.CancelledError:  # the time that the server gives its last requests is over
+                count(metrics, 503)
+                response = stopping().response()
+            except Exception:
+                count(metrics, 500)
+                await defect().response()(scope, receive, send)
+                raise
+            else:
+                if not isinstance(response, EventStream):
+                    count(metrics, 200)
+            await response(scope, receive, send)
+
+
+async def _chat(service: ChatService, admission: Admission, request: Request, until_sent: AsyncExitStack) -> Response:
+    """Return the response; a streamed reply lives until ``until_sent`` exits."""
+    body = take_body(request.scope)
+    if len(body) > LARGE_BODY.most:
+        body = await service.large_bodies.slim(body)
+    await admission.enter()
+    chat_request, raw = parse_request(body, service.config.context_length)
+    del body
+    reply = service.reply(chat_request, raw, request.headers, client_of(request.scope))
+    if chat_request.stream:
+        return await _stream(service, request, await until_sent.enter_async_context(reply))
+    async with reply:
+        async with Connected(request.receive):
+            await reply.begun()
+        note_reply(request.scope, reply)
+        headers = reply.headers
+        async with Connected(request.receive):
+            result = await reply.whole()
+    return json_response(result, {**headers, "x-weight-version": reply.weight_version})
+
+
+async def _stream(service: ChatService, request: Request, reply: Reply) -> EventStream:
+    """Return the stream of a reply; before its first token the client gets keep-alive comments."""
+
+    async def late() -> AsyncGenerator[bytes, None]:
+        yield COMMENT
+        try:
+            await reply.begun()
+        except ApiError as error:
+            yield event(error.body())
+            return
+        note_reply(request.scope, reply)
+        async with aclosing(reply.events()) as events:
+            async for data in events:
+                yield data
+
+    def ended(status: int) -> None:
+        count(service.metrics, reply.error.status if reply.error else 200 if reply.recorded else status)
+
+    async with Connected(request.receive):
+        begun = await reply.begun(within=service.config.keepalive_seconds)
+    source, headers = late(), dict[str, str]()
+    if begun:
+        note_reply(request.scope, reply)
+        source, headers = reply.events(), reply.headers
+    return EventStream(source, headers, ended, keepalive_seconds=service.config.keepalive_seconds)
+
+
+def count(metrics: GatewayMetrics, status: int) -> None:
+    """Count a finished chat completion."""
+    metrics.requests.labels(code=str(status)).inc()
+    if status == 503:
+        metrics.refused.inc()

@@ -1,10 +1,13 @@
-"""Episodes at the gateway: an agent's key, its reward, and its samples; ``/v1/episodes``.
+"""Episodes at the gateway: an agent's key, its reward, and its samples.
 
-An agent's requests go the way of everybody's: the same routes, sessions and capture. Only the owner of the turns differs.
+``/v1/episodes``, ``.../{id}``, ``.../{id}/reward`` and ``.../groups/close``. An agent's requests go the way of
+everybody's: the same routes, sessions and capture. Only the owner of the turns differs.
 
-Guarantees: after a 200 the change is in the ledger. The key works until the episode is rewarded, is deleted or expires, also
-after a restart of the gateway. A reward waits for the replies under way, so that no reply of a rewarded episode is missing.
-What did not get a reward in time has none.
+Guarantees: a client acts only on episodes that it reaches (`openclaw.gateway.auth`), and closes its own groups only; any
+other id gets the 404 of an unknown one. The guard refuses the key of an episode on all of these routes. After a 200 the
+change is in the ledger. The key works until the episode is rewarded, is deleted or expires, also after a restart of the
+gateway. A reward waits for the replies under way, so that no reply of a rewarded episode is missing. What did not get a
+reward in time has none.
 """
 
 from __future__ import annotations
@@ -17,15 +20,27 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
-from openclaw.config.bounds import EPISODE_WAIT, OPEN_EPISODES
+import orjson
+from fastapi import FastAPI, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from openclaw.config.bounds import (
+    EPISODE_BODY,
+    EPISODE_GROUP,
+    EPISODE_NAME,
+    EPISODE_SECONDS,
+    EPISODE_WAIT,
+    OPEN_EPISODES,
+)
 from openclaw.credit.episodes import EpisodeRules, settle
-from openclaw.gateway.auth import Client
-from openclaw.gateway.episode_keys import EpisodeKey, EpisodeKeys, key_digest, new_key
-from openclaw.gateway.episode_requests import EpisodeRequest, GroupRequest, RewardRequest
+from openclaw.gateway.auth import Client, EpisodeKey, EpisodeKeys, key_digest, new_key
 from openclaw.gateway.errors import ApiError, bad_request
+from openclaw.gateway.guard import client_of
+from openclaw.gateway.limits import take_body, too_large
 from openclaw.gateway.metrics import GatewayMetrics
+from openclaw.gateway.stream import json_response
 from openclaw.ledger.episodes import INFRA_ERROR, Episode, Settled
 from openclaw.ledger.exceptions import EpisodeConflictError, LedgerFullError, UnknownRecordError, UnknownTurnError
 from openclaw.ledger.sessions import Forgotten
@@ -39,14 +54,7 @@ ID_LENGTH = 12
 
 
 class EpisodeDesk:
-    """Creates, rewards and deletes episodes; owns the keys of the open ones.
-
-    Attributes:
-        keys: of the open episodes.
-        quiet: waits for an owner's replies under way, see `openclaw.gateway.reply.Replies.quiet`; set by who has them.
-    """
-
-    quiet: Callable[[str, float], Awaitable[int]]
+    """Creates, rewards and deletes episodes; owns ``keys``, those of the open ones."""
 
     def __init__(
         self,
@@ -54,13 +62,16 @@ class EpisodeDesk:
         sessions: Sessions,
         metrics: GatewayMetrics,
         rules: EpisodeRules,
+        quiet: Callable[[str, float], Awaitable[int]],
         *,
         clock: Callable[[], float],
     ) -> None:
+        """Create the desk; ``quiet`` waits for an owner's replies under way (`openclaw.gateway.reply.Replies.quiet`)."""
         self._store = store
         self._sessions = sessions
         self._metrics = metrics
         self._rules = rules
+        self._quiet = quiet
         self._clock = clock
         self.keys = EpisodeKeys(clock)
 
@@ -246,7 +257,7 @@ class EpisodeDesk:
     async def _stop(self, episode: Episode) -> None:
         """End an episode's key and wait for its replies; raise ApiError, with the key valid again, if one takes long."""
         self.keys.end(episode.id)
-        running = await self.quiet(episode.turn_owner, EPISODE_WAIT.most)
+        running = await self._quiet(episode.turn_owner, EPISODE_WAIT.most)
         if running:
             self._accept(episode)
             raise ApiError(
@@ -282,3 +293,139 @@ def _sum(one: Forgotten, other: Forgotten) -> Forgotten:
 
 def _unknown(episode_id: str) -> ApiError:
     return ApiError(404, f"there is no episode {episode_id!r}", code="episode_not_found", param="episode_id")
+
+
+EPISODES_PATH = "/v1/episodes"
+REWARD_PATH = "/v1/episodes/{episode_id}/reward"
+GROUP_CLOSE_PATH = "/v1/episodes/groups/close"
+Body = TypeVar("Body", bound=BaseModel)
+Score = Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)]
+
+
+class EpisodeRequest(BaseModel):
+    """Creates an episode; ``group`` and ``group_size`` come together.
+
+    The same ``request_id`` again gives the same episode with a new key, so a lost answer leaves no episode behind.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    task: str = Field(min_length=1, max_length=EPISODE_NAME.most)
+    ttl_s: float = Field(gt=0, le=EPISODE_SECONDS.most, allow_inf_nan=False)
+    group: str | None = Field(None, min_length=1, max_length=EPISODE_NAME.most)
+    group_size: int | None = Field(None, ge=2, le=EPISODE_GROUP.most)
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    request_id: str | None = Field(None, pattern=r"^[A-Za-z0-9_-]{8,64}$")
+
+
+class RewardRequest(BaseModel):
+    """Ends an episode; ``infra_error`` takes no reward, and no status without a reward gives samples.
+
+    ``scores`` are those of single replies, by the ids of their chat completions.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    reward: float | None = Field(None, ge=-1, le=1, allow_inf_nan=False)
+    status: Literal["ok", "task_failed", "infra_error", "timeout"]
+    scores: dict[str, Score] = Field(default_factory=dict[str, float])
+
+
+class GroupRequest(BaseModel):
+    """Closes a group, whose name is in the body because it may contain any character.
+
+    ``end_open`` ends its open episodes as an ``infra_error`` does; without it they are a conflict.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    group: str = Field(min_length=1, max_length=EPISODE_NAME.most)
+    end_open: bool = False
+
+
+def parse_episode(body: bytes) -> EpisodeRequest:
+    """Return the request in ``body``.
+
+    Raises:
+        ApiError: 400, naming the invalid field; 413 for a body beyond its bound.
+    """
+    request = _parse(EpisodeRequest, body)
+    if (request.group is None) != (request.group_size is None):
+        raise bad_request("group and group_size come together; send both or neither", param="group_size")
+    return request
+
+
+def parse_reward(body: bytes) -> RewardRequest:
+    """Return the request in ``body``.
+
+    Raises:
+        ApiError: 400, naming the invalid field; 413 for a body beyond its bound.
+    """
+    request = _parse(RewardRequest, body)
+    if request.status == "infra_error" and request.reward is not None:
+        raise bad_request(
+            "an episode that ended by an infra_error has no reward; leave reward out and create another episode",
+            param="reward",
+        )
+    if request.scores and request.reward is None:
+        raise bad_request("scores add to a reward; send both, or leave scores out", param="scores")
+    return request
+
+
+def parse_group(body: bytes) -> GroupRequest:
+    """Return the request in ``body``.
+
+    Raises:
+        ApiError: 400, naming the invalid field; 413 for a body beyond its bound.
+    """
+    return _parse(GroupRequest, body)
+
+
+def _parse(model: type[Body], body: bytes) -> Body:
+    if len(body) > EPISODE_BODY.most:
+        raise too_large(EPISODE_BODY.most, limit=EPISODE_BODY.name)
+    try:
+        return model.model_validate(orjson.loads(body))
+    except orjson.JSONDecodeError as error:
+        raise bad_request("the body is not JSON", code="invalid_json") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        field = str(first["loc"][0]) if first["loc"] else None
+        raise bad_request(f"{field or 'the body'}: {first['msg']}", param=field) from error
+
+
+def add_episode_routes(app: FastAPI, desk: EpisodeDesk) -> None:
+    """Add the routes for episodes."""
+
+    @app.post(EPISODES_PATH)
+    async def create_episode(request: Request) -> Response:
+        """Create an episode for one run of an agent; the answer has its key, which is shown once."""
+        wanted = parse_episode(take_body(request.scope))
+        return json_response(await desk.create(wanted, client_of(request.scope), f"{request.base_url}v1"))
+
+    @app.get(EPISODES_PATH)
+    async def overview(request: Request) -> Response:
+        """Return what a driver of episodes asks for: whether rewards train, and how much of the client's waits for the trainer."""
+        return json_response(await desk.overview(client_of(request.scope)))
+
+    @app.post(GROUP_CLOSE_PATH)
+    async def close_group(request: Request) -> Response:
+        """Settle an unfinished group as the members that it has; again, it changes nothing."""
+        given = parse_group(take_body(request.scope))
+        return json_response(await desk.close_group(given, client_of(request.scope)))
+
+    @app.post(REWARD_PATH)
+    async def reward_episode(episode_id: str, request: Request) -> Response:
+        """End an episode with its reward; the same reward again changes nothing."""
+        given = parse_reward(take_body(request.scope))
+        return json_response(await desk.reward(episode_id, given, client_of(request.scope)))
+
+    @app.get("/v1/episodes/{episode_id}")
+    async def episode(episode_id: str, request: Request) -> Response:
+        """Return an episode's state, its counts of turns and tokens, and its samples."""
+        return json_response(await desk.tell(episode_id, client_of(request.scope)))
+
+    @app.delete("/v1/episodes/{episode_id}")
+    async def forget_episode(episode_id: str, request: Request) -> Response:
+        """Delete all data of an episode; `erased` is false while another reader keeps old bytes on disk."""
+        return json_response(await desk.forget(episode_id, client_of(request.scope)))

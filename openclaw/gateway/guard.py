@@ -1,31 +1,53 @@
 """ASGI middleware in front of every route: page, key, body and limits before it, counters and access log after it.
 
-Guarantees: no route serves a page of another origin (`openclaw.gateway.origin`). Every route except `OPEN_PATHS` needs
-a key, including routes added later; the key of an episode opens `EPISODE_ROUTES` only. Without one, the body is not read.
-A request counts as under way once its body has arrived (`openclaw.gateway.bodies`), so clients that send slowly take no
-place from others. Every answer has ``X-Request-Id``: the client's own if usable, otherwise the turn's, otherwise a new one.
+Guarantees: every route except `OPEN_PATHS` needs a key, including routes added later; the key of an episode opens
+`EPISODE_ROUTES` only. Without one, the body is not read. A request counts as under way once its body has arrived
+(`openclaw.gateway.limits`), so clients that send slowly take no place from others. Every answer has ``X-Request-Id``: the
+client's own if usable, otherwise the turn's, otherwise a new one.
+
+A browser lets any page send requests to a loopback server, and a page whose name resolves to loopback even reads the
+answers (DNS rebinding). Starlette's ``TrustedHostMiddleware`` cannot read an IPv6 ``Host`` and answers in plain text, so
+`Doorway` checks both headers, with and without keys:
+
+* A request of another origin's page gets 403, unless ``OPENCLAW_ALLOWED_ORIGINS`` lists the origin.
+* Without a key, or with ``OPENCLAW_ALLOWED_HOSTS``, a ``Host`` other than loopback, ``HOST`` and those listed gets 403.
+* A WebSocket upgrade gets 400.
+* Only an allowed origin gets CORS headers, on every answer, and its preflight requests need no key.
+
+The access log has one line per request: request id, name of the key, route, status, tokens, seconds, the turn's id and a
+digest of the session id, but never contents. No text of a client gets in unescaped: a request id is accepted only if its
+characters are harmless and it looks like no secret. Only ``OPENCLAW_LOG_CONTENTS=1`` logs the conversation itself. The
+guard owns each request's `RequestRecord`; the handler finds it in the ASGI scope.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from openclaw.gateway.access_log import SCOPE_NAME, RequestRecord, log_request, route_of
-from openclaw.gateway.auth import Client, Keyring
-from openclaw.gateway.bodies import Bodies, take_body
-from openclaw.gateway.completions import CHAT_PATH
-from openclaw.gateway.errors import CLIENT_GONE, LIMIT_HEADER, ApiError, ClientGoneError, defect, stopping
-from openclaw.gateway.limits import RateLimitError, RateLimits
+from groundwork.network import is_loopback
+from openclaw.config.runtime import RuntimeConfig, listed
+from openclaw.gateway.auth import Client, Keyring, sent_key
+from openclaw.gateway.errors import CLIENT_GONE, LIMIT_HEADER, ApiError, ClientGoneError, bad_request, defect, stopping
+from openclaw.gateway.limits import Bodies, RateLimitError, RateLimits, take_body
 from openclaw.gateway.metrics import GatewayMetrics
-from openclaw.gateway.origin import Doorway
+from openclaw.gateway.reply import Reply
 from openclaw.gateway.under_way import Slots
-from openclaw.privacy.secret_finder import secret_finder
+from openclaw.privacy.secret_finder import looks_random, secret_finder
+from openclaw.sessions.follow import logged_name
 
 OPEN_PATHS = frozenset({"/", "/healthz"})
+CHAT_PATH = "/v1/chat/completions"
 MODELS_PATH = "/v1/models"
 FEEDBACK_PATH = "/v1/feedback"
 EPISODE_ROUTES = (("POST", CHAT_PATH), ("GET", MODELS_PATH))
@@ -163,3 +185,209 @@ def check_episode(client: Client, method: str, path: str) -> None:
             "the key of an episode may use POST /v1/chat/completions and GET /v1/models only; send the key that created it",
             code="episode_key",
         )
+
+
+logger = logging.getLogger(__name__)
+
+OWN_PAGES = frozenset({"same-origin", "none"})
+"""Values of ``Sec-Fetch-Site`` of our own pages and of what a person typed into the address bar."""
+READ = (b"host", b"origin", b"sec-fetch-site", b"upgrade")
+EXPOSED = ("x-request-id", "x-weight-version", "x-turn-type", "retry-after", LIMIT_HEADER)
+METHODS = ("GET", "POST", "DELETE")
+SHOWN = 100
+"""Characters of a client's header in messages and logs."""
+NOTED = 8
+"""Different origins that are logged; any page can send more."""
+
+
+class Doorway:
+    """The rules of one server."""
+
+    def __init__(self, config: RuntimeConfig) -> None:
+        """Read the rules of a configuration."""
+        keyless = not config.api_key and not config.api_keys_file
+        self._any_host = not keyless and not config.allowed_hosts
+        self._hosts = frozenset({config.host.lower(), *listed(config.allowed_hosts)})
+        self._origins = frozenset(listed(config.allowed_origins))
+        self._noted: set[str] = set()
+
+    def with_cors(self, app: ASGIApp) -> ASGIApp:
+        """Return ``app`` behind answers to the preflight requests of allowed origins, or ``app`` if there are none."""
+        if not self._origins:
+            return app
+        cors = CORSMiddleware(
+            app,
+            allow_origins=self._origins,
+            allow_methods=METHODS,
+            allow_headers=["*"],
+            allow_private_network=True,
+            expose_headers=EXPOSED,
+        )
+
+        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            allowed = scope["type"] == "http" and self._allowed(Headers(scope=scope).getlist("origin"))
+            await (cors if allowed else app)(scope, receive, send)
+
+        return serve
+
+    def check(self, headers: Headers) -> None:
+        """Raise ApiError for a request that no page and no name of this server may send."""
+        found: dict[bytes, list[str]] = {name: [] for name in READ}
+        for name, value in headers.raw:
+            if name in found:
+                found[name].append(value.decode("latin-1"))
+        hosts = found[b"host"]
+        if not self._any_host and (len(hosts) != 1 or not self._is_own(hosts[0])):
+            name = host_name(hosts[0]) if hosts else ""
+            raise ApiError(
+                403,
+                f"this server does not answer to the host {name[:SHOWN]!r}; use its loopback address, or add the name "
+                "to OPENCLAW_ALLOWED_HOSTS",
+                code="host_not_allowed",
+            )
+        self._check_page(found[b"origin"], found[b"sec-fetch-site"], hosts)
+        if any("websocket" in value.lower() for value in found[b"upgrade"]):
+            raise bad_request("this server has no WebSockets; send a plain HTTP request", code="unsupported_upgrade")
+
+    def _is_own(self, host: str) -> bool:
+        name = host_name(host)
+        return name in self._hosts or is_loopback(name) or name.endswith(".localhost")
+
+    def _allowed(self, origins: list[str]) -> bool:
+        return len(origins) == 1 and origins[0].lower() in self._origins
+
+    def _check_page(self, origins: list[str], sites: list[str], hosts: list[str]) -> None:
+        if not (origins or sites) or self._allowed(origins):
+            return
+        own = hosts[0].lower() if hosts else ""
+        foreign = [origin for origin in origins if not own or origin.lower().partition("://")[2] != own]
+        if foreign or any(site.lower() not in OWN_PAGES for site in sites):
+            page = (foreign or ["another site"])[0][:SHOWN]
+            self._note(page)
+            raise ApiError(
+                403,
+                f"pages of {page!r} may not use this server; to allow an origin, add it to OPENCLAW_ALLOWED_ORIGINS",
+                code="origin_not_allowed",
+            )
+
+    def _note(self, page: str) -> None:
+        if page not in self._noted and len(self._noted) < NOTED:
+            self._noted.add(page)
+            logger.warning("refused a request of a page of %r; OPENCLAW_ALLOWED_ORIGINS lists allowed origins", page)
+
+
+def host_name(host: str) -> str:
+    """Return the name or address of a ``Host`` header, without port, brackets and final dot; as it is if malformed."""
+    host = host.strip().lower()
+    if host.startswith("["):
+        address, closed, port = host[1:].partition("]")
+        return address if closed and (not port or _is_port(port)) else host
+    name, colon, port = host.partition(":")
+    if colon and not _is_port(f":{port}"):
+        return host
+    return name.removesuffix(".")
+
+
+def _is_port(text: str) -> bool:
+    return text[0] == ":" and text[1:].isascii() and text[1:].isdigit()
+
+
+access_logger = logging.getLogger("openclaw.access")
+
+SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+LONG_WORD = re.compile(r"[A-Za-z0-9/+=]{32,}")
+"""In an id a secret if it is random and has both cases; trace ids are hexadecimal digits or UUIDs."""
+SCOPE_NAME = "openclaw.request"
+QUIET_ROUTES = ("/healthz", "/metrics", "/v1/turns/{response_id:path}")
+"""Routes that clients poll."""
+
+
+@dataclass
+class RequestRecord:
+    """What the access log knows about one request.
+
+    Attributes:
+        stated_id: the client's own request id, if it is usable.
+        id: the request id in the answer.
+        client: who sends it; None until the key is known.
+        method: HTTP method.
+        status: of the answer; 499 if the client left before it.
+        reply: the reply of a completion that has begun.
+        started: monotonic clock, seconds.
+    """
+
+    stated_id: str | None
+    id: str
+    method: str
+    client: Client | None = None
+    status: int = 499
+    reply: Reply | None = None
+    started: float = field(default_factory=time.monotonic)
+
+    @staticmethod
+    def of(headers: Mapping[str, str], method: str) -> RequestRecord:
+        """Return the record of a new request."""
+        stated = headers.get("x-request-id", "")
+        usable = SANE_REQUEST_ID.fullmatch(stated) and not has_secret(stated) and stated != sent_key(headers)
+        id_ = stated if usable else f"req-{uuid.uuid4().hex}"
+        return RequestRecord(stated if usable else None, id_, method)
+
+    @property
+    def key(self) -> str:
+        """Name of the key, ``-`` until it is known."""
+        return "-" if self.client is None else self.client.name
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """Tokens of the prompt and of all choices of the reply."""
+        if self.reply is None:
+            return 0, 0
+        return self.reply.tokens
+
+    def line(self, route: str) -> str:
+        """Return the log line."""
+        prompt, generated = self.tokens
+        words = [
+            f"request={self.id} key={self.key} {self.method} {route} status={self.status}",
+            f"seconds={time.monotonic() - self.started:.3f}",
+        ]
+        if self.reply is not None:
+            session = logged_name(self.reply.context.session_id)
+            turn = self.reply.id
+            words.append(f"prompt_tokens={prompt} generated_tokens={generated} session={session} turn={turn}")
+        return " ".join(words)
+
+
+def has_secret(request_id: str) -> bool:
+    """Return whether a request id of sane length looks like a key, token or password."""
+    words = LONG_WORD.findall(request_id)
+    if any(not word.islower() and not word.isupper() and looks_random(word) for word in words):
+        return True
+    return next(secret_finder()(request_id), None) is not None
+
+
+def note_reply(scope: MutableMapping[str, Any], reply: Reply) -> None:
+    """Store the reply in the request's record; no-op without a guard."""
+    if SCOPE_NAME in scope:
+        scope[SCOPE_NAME].reply = reply
+
+
+def client_of(scope: Mapping[str, Any]) -> Client:
+    """Return who sends a request that the guard admitted."""
+    client = scope[SCOPE_NAME].client
+    assert client is not None, "the guard admits no request to this route without a key"
+    return client
+
+
+def route_of(scope: Mapping[str, Any]) -> str:
+    """Return the pattern of the route that answered, ``-`` if none did."""
+    return getattr(scope.get("route"), "path", "-")
+
+
+def log_request(record: RequestRecord, route: str, *, contents: bool) -> None:
+    """Log a finished request."""
+    level = logging.DEBUG if route in QUIET_ROUTES and record.status == 200 else logging.INFO
+    if access_logger.isEnabledFor(level):
+        access_logger.log(level, "%s", record.line(route))
+    if contents and record.reply is not None:
+        access_logger.info("request=%s contents=%s", record.id, record.reply.contents())

@@ -9,8 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from openclaw.gateway.completions import CHAT_PATH
-from openclaw.gateway.episode_requests import (
+from openclaw.gateway.episodes import (
     EPISODES_PATH,
     GROUP_CLOSE_PATH,
     REWARD_PATH,
@@ -18,8 +17,9 @@ from openclaw.gateway.episode_requests import (
     GroupRequest,
     RewardRequest,
 )
-from openclaw.gateway.feedback import FeedbackRequest
+from openclaw.gateway.guard import CHAT_PATH
 from openclaw.gateway.schema import ChatRequest
+from openclaw.gateway.turns import FeedbackRequest
 
 ERROR: dict[str, Any] = {
     "type": "object",

@@ -32,7 +32,7 @@ from groundwork.images import (
 from openclaw.config.bounds import PICTURE_PIXELS
 from openclaw.engine.client import EnginePictures
 from openclaw.gateway.errors import ApiError, bad_request
-from openclaw.gateway.picture_urls import file_of
+from openclaw.gateway.schema import file_of
 from openclaw.ledger.records import SeenPicture
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")

@@ -1,29 +1,35 @@
-"""The routes other than chat completions.
+"""The routes other than chat completions and episodes.
 
 ``POST /v1/sessions/{id}/done``, ``DELETE /v1/sessions/{id}``, ``POST /v1/feedback``, ``GET /v1/turns/{id}``,
 ``GET /v1/rollouts``; ``GET /v1/models``, ``GET /v1/models/{name}``; ``GET /``, ``GET /healthz``, ``GET /metrics``.
-Guarantees: a client acts only on sessions and turns that it reaches (`openclaw.gateway.auth`); any other id gets the 404 of an unknown
-one. Stateless.
+
+Guarantees: a client acts only on sessions and turns that it reaches (`openclaw.gateway.auth`); any other id gets the 404
+of an unknown one. The page for who opens the address in a browser is one file without scripts, links to other hosts, or
+anything of a conversation, and tells nothing that `/healthz` does not tell without a key. Stateless.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import logging
 from contextlib import suppress
 from dataclasses import asdict
+from html import escape
 
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.datastructures import Headers
+from starlette.responses import HTMLResponse
 
 from groundwork.paused import paused
 from openclaw.config.bounds import FEEDBACK_BODY
-from openclaw.gateway.access_log import client_of
 from openclaw.gateway.auth import Keyring
-from openclaw.gateway.bodies import take_body, too_large
 from openclaw.gateway.chat import ChatService
-from openclaw.gateway.client_connection import json_response
 from openclaw.gateway.errors import ApiError
-from openclaw.gateway.front_page import front_page
+from openclaw.gateway.guard import client_of
+from openclaw.gateway.limits import take_body, too_large
+from openclaw.gateway.stream import json_response
 from openclaw.ledger.exceptions import LedgerFullError, UnknownRecordError
 from openclaw.ledger.sessions import Forgotten
 
@@ -58,17 +64,17 @@ def add_session_routes(app: FastAPI, service: ChatService) -> None:
         body = take_body(request.scope)
         if len(body) > FEEDBACK_BODY.most:
             raise too_large(FEEDBACK_BODY.most, limit=FEEDBACK_BODY.name)
-        return json_response(await service.feedback.take(body, client_of(request.scope)))
+        return json_response(await service.turns.take_feedback(body, client_of(request.scope)))
 
     @app.get("/v1/turns/{response_id:path}")
     async def turn(response_id: str, request: Request) -> Response:
         """Return what became of a reply: state, verdict, and the training step that uses it."""
-        return json_response(await service.outcomes.tell(response_id, client_of(request.scope)))
+        return json_response(await service.turns.outcome(response_id, client_of(request.scope)))
 
     @app.get("/v1/rollouts")
     async def rollouts(request: Request, since: str = "0", after: str = "0") -> Response:
         """Return the client's recorded turns, or those of all owners to an admin key."""
-        return json_response(await service.rollouts.page(since, after, client_of(request.scope)))
+        return json_response(await service.turns.rollouts(since, after, client_of(request.scope)))
 
 
 def add_model_routes(app: FastAPI, service: ChatService) -> None:
@@ -109,7 +115,7 @@ def add_status_routes(app: FastAPI, service: ChatService, registry: CollectorReg
         told = {"status": "ok", "model": config.model_name, "sessions": len(service.sessions)}
         told["engine_away_seconds"] = round(service.engine.away.seconds, 3)
         note = paused(config.run_dir) if config.run_dir else None
-        offer = await service.outcomes.offered(config.gate_offer) if config.run_dir else None
+        offer = await service.turns.offered(config.gate_offer) if config.run_dir else None
         told |= {} if note is None else {"training": str(note)}
         told |= {} if offer is None else {"gate": f"{offer}, type: openclaw-rl accept RUN"}
         return json_response(told)
@@ -150,3 +156,77 @@ def _model(service: ChatService) -> dict[str, object]:
         "owned_by": "openclaw",
         "max_model_len": service.config.context_length,
     }
+
+
+TITLE = "OpenClaw-RL"
+ABOUT = "A model that learns from its conversations. This address serves it with OpenAI's Chat Completions API."
+ROUTES = {
+    "POST /v1/chat/completions": "ask the model",
+    "GET /v1/models": "its name and context length",
+    "POST /v1/feedback": "a thumb or a comment on a reply",
+    "GET /v1/turns/ID": "what became of a reply",
+    "GET /healthz": "whether the server answers",
+    "GET /openapi.json": "all routes",
+}
+DOCUMENTS = "instructions/README.md of the repository"
+STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:44rem;margin:3rem auto;padding:0 1rem}"
+    "pre{overflow-x:auto;padding:1rem;border:1px solid}td{padding-right:1rem;vertical-align:top}"
+)
+_STYLE_HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+HEADERS = {
+    "content-security-policy": (
+        f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
+
+
+def front_page(headers: Headers, base_url: str, model: str, *, needs_key: bool) -> Response:
+    """Return the answer to ``GET /``: a page for a browser, otherwise JSON.
+
+    Args:
+        headers: of the request.
+        base_url: under which the client reached the server.
+        model: its name.
+        needs_key: whether requests need one.
+    """
+    url = f"{base_url.rstrip('/')}/v1"
+    if "text/html" not in headers.get("accept", ""):
+        told = {"name": TITLE, "about": ABOUT, "status": "ok", "model": model, "base_url": url}
+        response = json_response({**told, "needs_key": needs_key, "routes": ROUTES, "documents": DOCUMENTS})
+        response.headers.update(HEADERS)
+        return response
+    return HTMLResponse(_page(url, model, needs_key), headers=HEADERS)
+
+
+def _page(url: str, model: str, needs_key: bool) -> str:
+    key = ' -H "Authorization: Bearer $OPENCLAW_API_KEY"' if needs_key else ""
+    curl = (
+        f"curl {url}/chat/completions -H 'Content-Type: application/json'{key} \\\n"
+        """  -d '{"messages": [{"role": "user", "content": "Hello"}]}'"""
+    )
+    rows = "".join(
+        f"<tr><td><code>{escape(route)}</code></td><td>{escape(what)}</td></tr>" for route, what in ROUTES.items()
+    )
+    asks = "Requests need a key." if needs_key else "Requests need no key."
+    return f"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<meta name="color-scheme" content="light dark">
+<title>{TITLE}</title>
+<style>{STYLE}</style>
+<h1>{TITLE}</h1>
+<p>{ABOUT}</p>
+<p>It serves now. The model is <b>{escape(model)}</b>. {asks}</p>
+<p>Talk to it in a terminal:</p>
+<pre>openclaw-rl chat --base-url {escape(url)}</pre>
+<p>Or point a client at <code>{escape(url)}</code>:</p>
+<pre>{escape(curl)}</pre>
+<table>{rows}</table>
+<p>See what it learned with <code>openclaw-rl report RUN</code>. The documents begin at {DOCUMENTS}.</p>
+</html>
+"""

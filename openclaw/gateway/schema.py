@@ -1,41 +1,58 @@
-"""The chat completion request: supported, ignored and refused parameters.
+"""The chat completion request: supported, ignored and refused parameters, and what is kept of its messages and tools.
 
 Guarantees: a parameter either has its OpenAI meaning, or is in `IGNORED` because it cannot change a reply here, or the
 request is a 400 that names it. Null counts as not sent. For bad input `parse_request` raises only `ApiError`. Every
 accepted number is within what the engine's tensors take; `openclaw.gateway.sampling` has the bounds that depend on the
 model.
+
+What is rendered, stored, matched and judged has only the known fields, in the client's order and with its values; whatever
+else a client sends in a message, a content part, a tool call or a tool is dropped here. So a stored turn is bounded by
+`PROMPT_CHARACTERS` and the reply. A field is known because a chat template or the ledger reads it. Add the fields that a
+new template reads. Pure functions.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
+from collections.abc import Mapping, Sequence, Set
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from groundwork.chat_messages import nesting
+from groundwork.chat_messages import (
+    CALL_FIELDS,
+    CALLED_FIELDS,
+    FUNCTION_FIELDS,
+    MESSAGE_FIELDS,
+    TOOL_FIELDS,
+    nesting,
+)
 from openclaw.config.bounds import (
     BIASED_TOKENS,
     CHOICES,
     JSON_DEPTH,
+    MESSAGE_ITEMS,
+    MESSAGES,
     MODEL_CHARACTERS,
     NAME_CHARACTERS,
+    PICTURE_BYTES,
     PICTURES,
+    PROMPT_CHARACTERS,
     SESSION_ID,
     STOP_CHARACTERS,
     STOP_STRINGS,
     STOP_TOKENS,
     TEMPLATE_DEPTH,
     TEMPLATE_KEYWORDS,
+    TOOLS,
     TOP_LOGPROBS,
 )
 from openclaw.gateway.errors import ApiError, bad_request, unsupported
-from openclaw.gateway.grammar_keywords import check_enforced
-from openclaw.gateway.grammar_size import check_grammar_size
-from openclaw.gateway.known_fields import check_prompt_size, known_messages, known_tools, prompt_characters
-from openclaw.gateway.picture_urls import encoded_file
+from openclaw.gateway.grammar_limits import check_enforced, check_grammar_size
 
 IGNORED = frozenset(
     {
@@ -461,3 +478,160 @@ def _check_tools(request: ChatRequest) -> None:
             "response_format: send {'type': 'json_schema', 'json_schema': {'name': ..., 'schema': {...}}}",
             param="response_format",
         )
+
+
+PART_FIELDS = frozenset({"type", "text", "image_url"})
+IMAGE_FIELDS = frozenset({"url", "detail"})
+
+
+def known_messages(messages: object) -> object:
+    """Return messages with their known fields only.
+
+    Raises:
+        ApiError: 400 for more messages, parts or calls than a request may have.
+    """
+    if not isinstance(messages, list):
+        return messages
+    if len(messages) > MESSAGES.most:
+        raise bad_request(f"messages: send at most {MESSAGES.most}", param="messages", bound=MESSAGES)
+    items = sum(_items(message.get("content")) + _items(message.get("tool_calls")) for message in _objects(messages))
+    if items > MESSAGE_ITEMS.most:
+        raise bad_request(
+            f"messages: send at most {MESSAGE_ITEMS.most} content parts and tool calls",
+            param="messages",
+            bound=MESSAGE_ITEMS,
+        )
+    return [_known_message(message) for message in messages]
+
+
+def known_tools(tools: object) -> object:
+    """Return tools with their known fields only.
+
+    Raises:
+        ApiError: 400 for more tools than a request may have.
+    """
+    if not isinstance(tools, list):
+        return tools
+    if len(tools) > TOOLS.most:
+        raise bad_request(f"tools: send at most {TOOLS.most}", param="tools", bound=TOOLS)
+    return [_with_function(tool, TOOL_FIELDS, FUNCTION_FIELDS) for tool in tools]
+
+
+def prompt_characters(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> int:
+    """Return the characters of all texts that a prompt may contain; of structures, those of their JSON.
+
+    Pictures have bounds of their own (`openclaw.gateway.pictures`).
+    """
+    total = len(orjson.dumps(tools)) if tools else 0
+    for message in messages:
+        for value in message.values():
+            total += len(value) if isinstance(value, str) else len(orjson.dumps(_without_urls(value))) if value else 0
+    return total
+
+
+def _without_urls(value: Any) -> Any:
+    """Return a content without its pictures; any other value as it is."""
+    if not isinstance(value, list) or not any("image_url" in part for part in _objects(value)):
+        return value
+    return [part for part in value if not (isinstance(part, dict) and "image_url" in part)]
+
+
+def check_prompt_size(characters: int, context_length: int) -> None:
+    """Refuse a prompt that cannot fit the context, without tokenising it.
+
+    Raises:
+        ApiError: 400 ``context_length_exceeded``.
+    """
+    if characters > context_length * PROMPT_CHARACTERS.most:
+        raise bad_request(
+            f"This model's maximum context length is {context_length} tokens. However, your messages have {characters} "
+            "characters, which are more tokens than that. Please reduce the length of the messages.",
+            param="messages",
+            code="context_length_exceeded",
+            bound=PROMPT_CHARACTERS,
+        )
+
+
+def _items(value: object) -> int:
+    return len(value) if isinstance(value, list) else 0
+
+
+def _objects(values: Sequence[object]) -> list[dict[str, Any]]:
+    return [value for value in values if isinstance(value, dict)]
+
+
+def _kept(value: object, fields: Set[str]) -> Any:
+    """Return an object with ``fields`` only; any other value as it is."""
+    if not isinstance(value, dict):
+        return value
+    return value if value.keys() <= fields else {name: inner for name, inner in value.items() if name in fields}
+
+
+def _known_message(message: object) -> object:
+    kept = _kept(message, MESSAGE_FIELDS)
+    if not isinstance(kept, dict):
+        return kept
+    if "id" in kept and not isinstance(kept["id"], str):
+        kept = {name: value for name, value in kept.items() if name != "id"}
+    changes: dict[str, Any] = {}
+    if isinstance(content := kept.get("content"), list):
+        changes["content"] = [_known_part(part) for part in content]
+    if isinstance(calls := kept.get("tool_calls"), list):
+        changes["tool_calls"] = [_with_function(call, CALL_FIELDS, CALLED_FIELDS) for call in calls]
+    return {**kept, **changes} if changes else kept
+
+
+def _known_part(part: object) -> object:
+    kept = _kept(part, PART_FIELDS)
+    if isinstance(kept, dict) and isinstance(image := kept.get("image_url"), dict):
+        return {**kept, "image_url": _kept(image, IMAGE_FIELDS)}
+    return kept
+
+
+def _with_function(value: object, fields: Set[str], function_fields: Set[str]) -> object:
+    kept = _kept(value, fields)
+    if isinstance(kept, dict) and isinstance(function := kept.get("function"), dict):
+        return {**kept, "function": _kept(function, function_fields)}
+    return kept
+
+
+DATA_URL = re.compile(r"data:image/(?:png|jpeg|jpg|webp|gif);base64,", re.IGNORECASE)
+
+
+def encoded_file(url: str, where: str) -> str:
+    """Return the base64 text of a picture's URL.
+
+    Args:
+        url: of the picture.
+        where: its place in the request, for errors.
+
+    Raises:
+        ApiError: 400 for a URL of another kind, or a file that is too large.
+    """
+    start = DATA_URL.match(url)
+    if start is None:
+        raise bad_request(
+            f"{where}: the picture is not a data:image/png;base64,... URL (or jpeg, webp, gif); this server fetches nothing, "
+            "so send the file itself",
+            param="messages",
+        )
+    size = (len(url) - start.end()) * 3 // 4
+    if size > PICTURE_BYTES.most:
+        raise bad_request(
+            f"{where}: the picture has {size} bytes; send at most {PICTURE_BYTES.most}",
+            param="messages",
+            bound=PICTURE_BYTES,
+        )
+    return url[start.end() :]
+
+
+def file_of(url: str, where: str) -> bytes:
+    """Return the file of a picture's URL.
+
+    Raises:
+        ApiError: 400 as `encoded_file`, or if the text is not base64.
+    """
+    try:
+        return base64.b64decode(encoded_file(url, where), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise bad_request(f"{where}: the picture is not valid base64", param="messages") from error

@@ -1,9 +1,9 @@
-"""Replies in OpenAI's wire format: one JSON object, or server-sent events.
+"""Answers on the wire: JSON, server-sent events in OpenAI's format, keep-alive comments, disconnects.
 
 Guarantees: each delta is sent as soon as it is known. A complete stream ends with ``data: [DONE]``, a failed one with an
-``error`` event. When the client disconnects, the source is closed at once. The owner learns the end of every stream
-exactly once. Keep-alive comments, also before the first token, prevent idle time-outs between engine and client.
-`EventStream` owns the sending of one reply.
+``error`` event. Work is cancelled as soon as its client closes the connection, and only then; one task watches, and the
+work itself runs without a task of its own. The owner learns the end of every stream exactly once. Keep-alive comments,
+also before the first token, prevent idle time-outs between engine and client. `EventStream` owns the sending of one reply.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from types import TracebackType
 from typing import Any
 
 import orjson
@@ -20,8 +21,77 @@ from starlette.types import Receive, Scope, Send
 
 from chat_codec.reply_parser import Content, Delta, Reasoning, ToolCallArguments, ToolCallStart
 from openclaw.gateway.capture import Step
-from openclaw.gateway.client_connection import Comments, Connected
 from openclaw.gateway.errors import CLIENT_GONE, ClientGoneError, stopping
+
+COMMENT = b": keep-alive\n\n"
+
+
+def json_response(value: object, headers: dict[str, str] | None = None) -> Response:
+    """Return an answer with a JSON body."""
+    return Response(orjson.dumps(value), headers=headers, media_type="application/json")
+
+
+class Connected:
+    """``async with Connected(receive)``: cancel the block with `ClientGoneError` when the client disconnects."""
+
+    def __init__(self, receive: Receive) -> None:
+        """Watch an ASGI request whose body has been read."""
+        self._receive = receive
+        self._over = self._gone = False
+
+    async def __aenter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task, self._cancelling = task, task.cancelling()
+        self._watch = asyncio.ensure_future(_wait_until_gone(self._receive))
+        self._watch.add_done_callback(self._on_gone)
+
+    def _on_gone(self, watch: asyncio.Task[None]) -> None:
+        if not self._over and not watch.cancelled():
+            self._gone = True
+            self._task.cancel()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._over = True
+        self._watch.cancel()
+        if self._gone and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise ClientGoneError from error
+
+
+class Comments:
+    """Sends a keep-alive comment after each silence of a stream; set ``sent_at`` on every other send."""
+
+    def __init__(self, send: Send, seconds: float) -> None:
+        """Start now; send a comment after ``seconds`` of silence."""
+        self.sent_at = time.monotonic()
+        self._send = send
+        self._seconds = seconds
+        self._sending: asyncio.Future[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        left = self.sent_at + self._seconds - time.monotonic()
+        if left <= 0:
+            left, self.sent_at = self._seconds, time.monotonic()
+            if self._sending is None or self._sending.done():
+                message = {"type": "http.response.body", "body": COMMENT, "more_body": True}
+                self._sending = asyncio.ensure_future(self._send(message))
+        self._timer = asyncio.get_running_loop().call_later(left, self._look)
+
+    async def stop(self) -> None:
+        """Stop sending comments."""
+        self._timer.cancel()
+        if self._sending is not None:
+            self._sending.cancel()
+            await asyncio.gather(self._sending, return_exceptions=True)
+
+
+async def _wait_until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        continue
+
 
 DONE = b"data: [DONE]\n\n"
 

@@ -3,7 +3,7 @@
 Guarantees: the engine gets ids (rendered by the judge's own tokenizer), never text. Only transport errors and 5xx are
 retried, a bounded number of times; a 4xx is the caller's fault and raised at once. One `EngineHttp` has at most
 ``concurrency`` concurrent requests. Retries are counted. Every request has a cache key that no client's request has
-(`openclaw.engine.cache_keys`), because prompts of judge and teacher contain conversations.
+(`openclaw.engine.client`), because prompts of judge and teacher contain conversations.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ import httpx
 
 from chat_codec.prompts import Prompts
 from openclaw.config.runtime_variables import RuntimeVariables
-from openclaw.engine.cache_keys import CACHE_KEY, CacheKeys
-from openclaw.engine.client import GRAMMAR_PARAMETER
+from openclaw.engine.client import CACHE_KEY, GRAMMAR_PARAMETER, CacheKeys
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
 from openclaw.judge.answers import THINKING_START, read_vote
 from openclaw.judge.grammar import answer_grammar

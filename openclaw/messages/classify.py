@@ -3,20 +3,311 @@
 Guarantees: pure functions of the request. A turn is ``main`` (the user's, or a tool result of the user's task) with
 four exceptions: the client says otherwise, the client wrote the text by itself (heartbeat, cron, memory flush,
 compaction), the Runtime line names a session that is not the user's (subagent, cron, internal effects), or another known
-client calls for itself (`openclaw.messages.side_calls`). The texts here are OpenClaw's.
+client calls for itself.
+
+`RULES` has the calls that known agent clients make for themselves: titles, suggestions, summaries, memories, sub-agents;
+one row per client and kind. A row names what must all hold; a request that fits no row is the user's. A wrong row would
+keep a user's words out of training, so each asks for a sentence that only the client writes, and for the tools that it
+offers there. A sub-agent of Hermes cannot be told from Hermes itself and stays a main turn.
+
+`own_request` knows calls of other clients by their shape: requests for something about the conversation itself, at the end
+of the user's history. A user may say the same, so it excludes nothing: `openclaw.sessions.earlier_turns` waits until the
+conversation goes on from the reply. A missed request is set right by the next words of the user, so the word lists need
+not be complete. It looks at the first `LOOKED_AT` characters.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from groundwork.chat_messages import Message
-from openclaw.messages.own_requests import own_request
-from openclaw.messages.side_calls import Asked, ClientCall, client_call
 from openclaw.messages.text import content_text
+
+LOOKED_AT = 400
+BEFORE_THE_VERB = (
+    *(
+        "please",
+        "now",
+        "next",
+        "ok",
+        "okay",
+        "kindly",
+        "can you",
+        "could you",
+        "would you",
+        "you must",
+        "your task is to",
+    ),
+    *("i want you to", "i would like you to", "i'd like you to", "ignore (?:all )?previous instructions", r"#+ task:?"),
+    *(r"\[?pause your roleplay", r"based on [^.:]{1,80}?,", r"in [\w -]{1,24}?words?(?: or (?:less|fewer))?,?"),
+)
+VERBS = (
+    *(
+        "give",
+        "generate",
+        "write",
+        "create",
+        "provide",
+        "suggest",
+        "produce",
+        "make",
+        "summari[sz]e",
+        "name",
+        "propose",
+    ),
+    *(
+        "come up with",
+        "pick",
+        "choose",
+        "return",
+        "(?:reply|respond|answer) with",
+        "output",
+        "extract",
+        "list",
+        "label",
+    ),
+    *(
+        "tag",
+        "title",
+        "draft",
+        "compose",
+        "devise",
+        "think of",
+        "find",
+        "categori[sz]e",
+        "recap",
+        "condense",
+        "compress",
+    ),
+    *("compact", "describe", "what (?:is|are|would be|should be)", "tl;?dr"),
+)
+WANTED = (
+    *("(?:sub)?titles?", "headline", "subject line", "topics?", "names?", "labels?", "tags?", "keywords?"),
+    *("categor(?:y|ies|i[sz]e)", "summar(?:y|ies|i[sz]e|i[sz]ing)", "recap", "condense", "compress", "compact"),
+    *("(?:key|important) (?:points|facts)", "checkpoint"),
+)
+CONVERSATION = (
+    *("conversations?", "chats?", "discussions?", "dialog(?:ue)?s?", "threads?", "sessions?", "exchanges?", "messages"),
+    *("transcript", "history", "so far", "the above", "we(?:'ve| have)? (?:discussed|talked about|covered)"),
+)
+OTHER_WANTED = (
+    *(
+        "títulos?",
+        "titulos?",
+        "titres?",
+        "titel",
+        "titolo",
+        "başlık",
+        "judul",
+        "название",
+        "заголовок",
+        "тем[уа]",
+        "теги",
+    ),
+    *(
+        r"resum\w*",
+        r"r[ée]sum\w*",
+        r"riassu\w*",
+        r"zusammenfass\w*",
+        "fasse",
+        r"samenvat\w*",
+        r"özet\w*",
+        r"ringkas\w*",
+    ),
+    *(
+        "резюм",
+        "tóm tắt",
+        "tiêu đề",
+        "标题",
+        "標題",
+        "主题",
+        "主題",
+        "标签",
+        "標籤",
+        "总结",
+        "總結",
+        "概括",
+        "摘要",
+        "取名",
+    ),
+    *("命名", "タイトル", "要約", "まとめ", "題名", "제목", "요약", "태그", "عنوان", "शीर्षक"),
+)
+OTHER_CONVERSATION = (
+    *(
+        r"conversaci[oó]n",
+        "conversa",
+        "conversation",
+        "conversazione",
+        r"gespräch\w*",
+        "unterhaltung",
+        "chat",
+        "gesprek",
+    ),
+    *(r"konuşma\w*", "percakapan", "разговор", "диалог", "бесед", "чат", "trò chuyện", "对话", "對話", "聊天", "会话"),
+    *(
+        "會話",
+        "讨论",
+        "这句话",
+        "這句話",
+        "以上",
+        "会話",
+        "チャット",
+        "やり取り",
+        "対話",
+        "この文章",
+        "これまで",
+        "대화",
+        "채팅",
+    ),
+    *("محادث", "बातचीत"),
+)
+
+
+def _any(words: tuple[str, ...], *, whole: bool = True) -> re.Pattern[str]:
+    return re.compile(rf"\b(?:{'|'.join(words)})\b" if whole else "|".join(words), re.IGNORECASE)
+
+
+BEFORE = re.compile(rf"(?:{'|'.join(BEFORE_THE_VERB)})[ .,:]*", re.IGNORECASE)
+VERB, ABOUT, OF_WHAT = _any(VERBS), _any(WANTED), _any(CONVERSATION)
+IN_ITSELF = _any(
+    (
+        r"follow[- ]?ups?",
+        "(?:suggested|related) (?:questions|prompts|replies)",
+        r"(?:words?|characters?),? (?:chat )?title",
+    )
+)
+"""What names the conversation by itself."""
+NOUN = re.compile(
+    rf"(?:the |a )?(?:short |brief |concise )?(?:{'|'.join(WANTED)}) (?:for|of) (?:this|our|the) (?:{'|'.join(CONVERSATION)})\b",
+    re.IGNORECASE,
+)
+OTHER_ABOUT, OTHER_OF_WHAT = _any(OTHER_WANTED, whole=False), _any(OTHER_CONVERSATION, whole=False)
+
+
+def own_request(words: str) -> bool:
+    """Return whether a user message reads like a client's own request about the conversation, such as a title."""
+    text = " ".join(words[:LOOKED_AT].split())
+    if NOUN.match(text) or (OTHER_ABOUT.search(text) and OTHER_OF_WHAT.search(text)):
+        return True
+    start = 0
+    while before := BEFORE.match(text, start):
+        start = before.end()
+    if VERB.match(text, start) is None:
+        return False
+    return bool(IN_ITSELF.search(text) or (ABOUT.search(text) and OF_WHAT.search(text)))
+
+
+ClientCall = Literal["title", "suggestion", "compaction", "memory", "search", "subagent"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a request says besides its messages.
+
+    Attributes:
+        tools: whether it offers any.
+        headers: names in lower case.
+    """
+
+    tools: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One call of one client; a part that is None is not looked at.
+
+    Attributes:
+        client: who makes the call.
+        kind: what for.
+        tools: whether the request offers tools.
+        system: matches at the start of the system text.
+        words: the last text of the last user message begins with them.
+        header: its name, and words that its value contains.
+    """
+
+    client: str
+    kind: ClientCall
+    tools: bool | None = None
+    system: re.Pattern[str] | None = None
+    words: str | None = None
+    header: tuple[str, str] | None = None
+
+
+def _begins(text: str) -> re.Pattern[str]:
+    return re.compile(re.escape(text))
+
+
+CLAUDE_SYSTEM = (
+    r"(?:x-anthropic-billing-header:[^\n]{0,300}?;\n?)?You are (?:Claude Code|a Claude agent), [^\n.]{0,80}\.\s{0,4}"
+)
+CODEX_SYSTEM = re.compile(r"You are (?:a coding agent running in the Codex CLI|Codex, a coding agent)")
+
+RULES: tuple[Rule, ...] = (
+    Rule("Claude Code", "subagent", header=("x-claude-code-agent-id", "")),
+    Rule("Claude Code", "title", False, re.compile(CLAUDE_SYSTEM + "You are naming a coding session")),
+    Rule("Claude Code", "search", None, re.compile(CLAUDE_SYSTEM + "You run a web search for another Claude model")),
+    Rule(
+        "Claude Code",
+        "compaction",
+        True,
+        re.compile(CLAUDE_SYSTEM),
+        "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools.",
+    ),
+    Rule("Codex", "subagent", header=("x-codex-parent-thread-id", "")),
+    Rule("Codex", "title", False, header=("x-codex-turn-metadata", '"thread_source":"thread_title"')),
+    Rule("Codex", "title", False, CODEX_SYSTEM, "Generate a concise, single-line task title of at most"),
+    Rule("Codex", "compaction", False, CODEX_SYSTEM, "You are performing a CONTEXT CHECKPOINT COMPACTION."),
+    Rule("opencode", "subagent", header=("x-parent-session-id", "")),
+    Rule("opencode", "title", False, _begins("You are a title generator. You output ONLY a thread title.")),
+    Rule("opencode", "compaction", False, _begins("You are a context summarization agent. You are given")),
+    Rule("Qwen Code", "suggestion", True, _begins("You are Qwen Code, "), "[SUGGESTION MODE:"),
+    Rule("Qwen Code", "memory", True, _begins("You are now acting as the managed memory extraction subagent")),
+    Rule(
+        "Qwen Code",
+        "compaction",
+        False,
+        _begins("You are the component that summarizes a conversation when its context"),
+    ),
+    Rule(
+        "Qwen Code",
+        "subagent",
+        True,
+        _begins("You are a general-purpose subagent working for a parent agent. Complete"),
+    ),
+    Rule("Hermes", "title", False, _begins("Generate a short, descriptive title (3-7 words) for a conversation that")),
+)
+
+
+def client_call(messages: Sequence[Message], asked: Asked) -> ClientCall | None:
+    """Return what a known client makes this call for, or None for a user's turn or another client's."""
+    system = next((message for message in messages if message.get("role") in ("system", "developer")), {})
+    said = content_text(system.get("content")).lstrip()
+    words = _last_text(next((message for message in reversed(messages) if message.get("role") == "user"), {}))
+    return next((rule.kind for rule in RULES if _fits(rule, asked, said, words)), None)
+
+
+def _fits(rule: Rule, asked: Asked, system: str, words: str) -> bool:
+    if rule.tools not in (None, asked.tools):
+        return False
+    if rule.header is not None:
+        name, part = rule.header
+        if part not in asked.headers.get(name, "") or name not in asked.headers:
+            return False
+    if rule.system is not None and rule.system.match(system) is None:
+        return False
+    return rule.words is None or words.startswith(rule.words)
+
+
+def _last_text(message: Message) -> str:
+    """Return a message's last text part, or its whole text; reminders come in parts of their own before it."""
+    content = message.get("content")
+    parts = [part for part in content if part.get("type", "text") == "text"] if isinstance(content, list) else []
+    return content_text(parts[-1:] if parts else content).lstrip()
+
 
 SideKind = Literal["heartbeat", "cron", "memory_flush", "compaction", "subagent", "internal"] | ClientCall
 
@@ -174,6 +465,6 @@ def following(messages: Sequence[Message], reply: int, side_replies: Collection[
 
 
 def reads_like_own_request(messages: Sequence[Message]) -> bool:
-    """Return whether the last user message may be a client's own request (`openclaw.messages.own_requests`)."""
+    """Return whether the last user message may be a client's own request (`own_request`)."""
     said = next((message for message in reversed(messages) if message.get("role") == "user"), None)
     return said is not None and own_request(user_words(said))

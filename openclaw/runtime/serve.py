@@ -34,8 +34,8 @@ from groundwork.process import watch_lifeline
 from groundwork.processors import load_processor, load_tokenizer
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
-from openclaw.gateway.assemble import build_service
 from openclaw.gateway.auth import Keyring
+from openclaw.gateway.chat import ChatService
 from openclaw.gateway.tls import check_certificate, load_certificate
 from openclaw.gateway.under_way import Slots
 from openclaw.judge.wiring import JudgeLoop, build_judge_loop
@@ -105,7 +105,7 @@ async def serve(config: RuntimeConfig) -> None:
         judge = None
         if config.method:
             judge = build_judge_loop(config, ledger, renderer.render, registry, renderer.render_reply)
-        service = build_service(
+        service = ChatService(
             config,
             tokenizer,
             ledger,

@@ -1,7 +1,7 @@
 """Follows conversations: finds a request's session, commits next states and records turns.
 
 Guarantees: a main request that carries an earlier reply back gives that reply's turn its next state. What the
-conversation went on from takes the place of what it did not (`openclaw.sessions.turn_matching.relate`). A turn is in
+conversation went on from takes the place of what it did not (`openclaw.sessions.earlier_turns.relate`). A turn is in
 the ledger before `finish` returns. Memory is only a cache, bounded by ``max_sessions``: missing sessions are loaded from
 the ledger, so a restart, an idle time-out or eviction loses no feedback.
 
@@ -11,27 +11,220 @@ Owns the table of sessions; used from one event loop. Calls the ledger in one th
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
+import re
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Literal
 
 from groundwork.chat_messages import Message
+from openclaw.config.bounds import SESSION_ID
 from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.group_commit import GroupCommit
 from openclaw.ledger.records import Turn, TurnKind
-from openclaw.ledger.sessions import Forgotten
+from openclaw.ledger.sessions import Forgotten, TurnNode
+from openclaw.ledger.sessions import Sessions as StoredSessions
 from openclaw.ledger.store import Ledger
-from openclaw.messages.classify import side_kind
-from openclaw.messages.fingerprint import History, read_history
-from openclaw.messages.side_calls import Asked
-from openclaw.owners import LOCAL
-from openclaw.sessions.consequences import Consequences, RegeneratedPolicy
-from openclaw.sessions.find import SessionFinder
-from openclaw.sessions.identity import Origin, is_retry, logged_name, stated_identity
-from openclaw.sessions.nodes import node_of_turn
-from openclaw.sessions.table import Session, Table
-from openclaw.sessions.turn_matching import Relation, RelationKind, relate
+from openclaw.messages.classify import Asked, runtime_session, side_kind
+from openclaw.messages.fingerprint import CarriedReply, History, read_history
+from openclaw.owners import LOCAL, stored_id
+from openclaw.privacy.secret_finder import kept_id
+from openclaw.sessions.earlier_turns import (
+    Consequences,
+    RegeneratedPolicy,
+    Relation,
+    RelationKind,
+    relate,
+    unrecognised,
+)
+from openclaw.sessions.table import (
+    NODES_PER_SESSION,
+    PLAIN_PREFIX,
+    Match,
+    Session,
+    Table,
+    correct_went_on,
+    node_of_record,
+    node_of_turn,
+)
+
+SESSION_DIGITS = 12
+AFFINITY_SUFFIX = re.compile(r":\d+$")
+RETRY_COUNT = "x-stainless-retry-count"
+Origin = Literal["header", "body", "affinity", "runtime", "fingerprint"]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The stored id of a request's session and its source; None leaves it to the fingerprint."""
+
+    session_id: str | None
+    origin: Origin
+
+
+def stated_identity(
+    headers: Mapping[str, str], body_session_id: str | None, messages: Sequence[Message], owner: str = LOCAL
+) -> Identity:
+    """Return a request's session from the most trusted source; it is always a session of ``owner``.
+
+    Header ``X-Session-Id``; ``session_id`` in the body; the affinity headers ``session_id`` and ``x-session-affinity``
+    without their ``:<n>``; ``sessionId=`` in the Runtime line of OpenClaw's first user message.
+    """
+    stated, origin = _stated(headers, body_session_id, messages)
+    return Identity(stored_id(owner, kept_id(stated)) if stated else None, origin)
+
+
+def _stated(
+    headers: Mapping[str, str], body_session_id: str | None, messages: Sequence[Message]
+) -> tuple[str | None, Origin]:
+    if stated := headers.get("x-session-id"):
+        return stated, "header"
+    if body_session_id:
+        return body_session_id, "body"
+    if affinity := headers.get("session_id") or headers.get("x-session-affinity"):
+        return AFFINITY_SUFFIX.sub("", affinity), "affinity"
+    stated = runtime_session(messages)
+    if stated and len(stated) <= SESSION_ID.most:
+        return stated, "runtime"
+    return None, "fingerprint"
+
+
+def is_retry(headers: Mapping[str, str]) -> bool:
+    """Return whether the client declares a retry, as the OpenAI libraries do."""
+    count = headers.get(RETRY_COUNT, "")
+    return count.isdigit() and int(count) > 0
+
+
+def logged_name(session_id: str) -> str:
+    """Return a session id's name in logs: the start of its SHA-256."""
+    return hashlib.sha256(session_id.encode("utf-8", "surrogatepass")).hexdigest()[:SESSION_DIGITS]
+
+
+LOADED_NODES = NODES_PER_SESSION // 2
+LOOKED_UP_REPLIES = 64
+LOOKED_UP_TURNS = 8
+
+
+class SessionFinder:
+    """Finds sessions by id or by their messages."""
+
+    def __init__(
+        self,
+        table: Table,
+        stored: StoredSessions,
+        commits: GroupCommit,
+        *,
+        clock: Callable[[], float],
+        on_event: Callable[[str], None],
+    ) -> None:
+        self._table = table
+        self._stored = stored
+        self._call = commits.call
+        self._clock = clock
+        self._on_event = on_event
+
+    async def by_words(self, history: History) -> Session:
+        """Return the session that a request without an id continues, or a new one of its owner, in use.
+
+        If memory knows the last reply, there is no await before `begin` relates the request, so two requests with the
+        same words each find their own session.
+        """
+        match = self._table.find(history)
+        if not match.unknown:
+            return self._use(match, history)
+        records = await self._call(
+            partial(
+                self._stored.nodes_of_conversations,
+                turns=_turns(match.unknown),
+                session_prefix=stored_id(history.owner, PLAIN_PREFIX),
+            ),
+            _conversations(match.unknown),
+            LOOKED_UP_TURNS,
+        )
+        opened: list[Session] = []
+        try:
+            for name in dict.fromkeys(record.session_id for record in records):
+                opened.append(await self.by_id(name))
+            self._merge(records)
+            return self._use(self._table.find(history), history)
+        finally:
+            for other in opened:
+                other.in_flight -= 1
+
+    def _use(self, match: Match, history: History) -> Session:
+        """Return the matching session, or a new one, in use."""
+        session = match.session or (self._table.find_rewritten(history) if match.unknown else None)
+        if session is None:
+            session = Session(stored_id(history.owner, f"{PLAIN_PREFIX}{uuid.uuid4().hex[:16]}"), self._clock())
+            self._table.add(session)
+        if match.ambiguous:
+            self._on_event("ambiguous")
+        session.in_flight += 1
+        return session
+
+    async def by_id(self, session_id: str) -> Session:
+        """Return a session by id, from memory or the ledger, in use."""
+        session = self._table.get(session_id)
+        if session is None:
+            session = Session(session_id, self._clock())
+            self._table.add(session)
+            session.loading = asyncio.ensure_future(self._load(session))
+        session.in_flight += 1
+        try:
+            if session.loading is not None:
+                await asyncio.shield(session.loading)
+        except BaseException:
+            session.in_flight -= 1
+            raise
+        return session
+
+    async def _load(self, session: Session) -> None:
+        try:
+            session.turns, records = await self._call(self._stored.nodes, session.id, LOADED_NODES)
+        except BaseException:
+            self._table.forget(session)
+            raise
+        finally:
+            session.loading = None
+        for record in records:
+            self._table.remember(session, node_of_record(record))
+        correct_went_on(session.nodes, session.nodes)
+        if any(node.waiting for node in session.nodes):
+            self._on_event("revived")
+
+    async def complete(self, session: Session, history: History) -> None:
+        """Load the older turns that a request carries but memory does not have."""
+        if session.turns <= len(session.nodes):
+            return
+        if unknown := unrecognised(history, session.nodes):
+            self._merge(
+                await self._call(
+                    partial(self._stored.nodes_of_conversations, turns=_turns(unknown), session_id=session.id),
+                    _conversations(unknown),
+                    LOOKED_UP_TURNS,
+                )
+            )
+
+    def _merge(self, records: Sequence[TurnNode]) -> None:
+        """Add loaded turns, unless memory already has them."""
+        for record in records:
+            session = self._table.get(record.session_id)
+            if session is not None and session.node(record.id) is None:
+                node = node_of_record(record)
+                self._table.remember(session, node)
+                correct_went_on([node], session.nodes)
+
+
+def _conversations(carried: Sequence[CarriedReply]) -> list[bytes]:
+    return [reply.conversation for reply in carried[:LOOKED_UP_REPLIES]]
+
+
+def _turns(carried: Sequence[CarriedReply]) -> list[str]:
+    return [reply.turn for reply in carried if reply.turn][:LOOKED_UP_REPLIES]
+
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from lab.testkit.engine import mock_engine
 from lab.testkit.tiny_random import build_tokenizer
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
-from openclaw.gateway.assemble import build_service
+from openclaw.gateway.chat import ChatService
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.listen import GatewayServer
 
@@ -33,7 +33,7 @@ async def main(folder: Path) -> None:
         config.validate()
         registry = CollectorRegistry()
         ledger = Ledger(folder / "ledger.sqlite")
-        service = build_service(config, tokenizer, ledger, registry)
+        service = ChatService(config, tokenizer, ledger, registry)
         server = GatewayServer(create_app(service, registry), config, service.metrics)
         ended = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
         serving = asyncio.create_task(server.serve())

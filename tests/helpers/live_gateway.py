@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from lab.testkit.engine import serve
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
-from openclaw.gateway.assemble import build_service
+from openclaw.gateway.chat import ChatService
 from openclaw.ledger.store import Ledger
 
 
@@ -27,7 +27,7 @@ async def gateway(
         policy_url=engine_url, tokenizer=str(model), context_length=2048, prm_max_new_tokens=512, **changes
     )
     ledger, registry = Ledger(folder / "ledger.sqlite"), CollectorRegistry()
-    service = build_service(config, AutoTokenizer.from_pretrained(model), ledger, registry)
+    service = ChatService(config, AutoTokenizer.from_pretrained(model), ledger, registry)
     async with serve(create_app(service, registry)) as url:
         async with AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120) as client:
             yield client, ledger, registry

@@ -23,7 +23,7 @@ from lab.testkit.engine import mock_engine, serve
 from lab.testkit.tiny_random import build_tokenizer
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
-from openclaw.gateway.assemble import build_service
+from openclaw.gateway.chat import ChatService
 from openclaw.ledger.store import Ledger
 
 BODY_BYTES = 30 << 20
@@ -55,7 +55,7 @@ async def measure(count: int) -> dict[str, object]:
         async with mock_engine(lambda prompt: reply) as engine:
             config = RuntimeConfig(policy_url=engine.url, tokenizer="tiny", context_length=2048)
             ledger = Ledger(Path(folder) / "ledger.sqlite")
-            service = build_service(config, tokenizer, ledger, CollectorRegistry())
+            service = ChatService(config, tokenizer, ledger, CollectorRegistry())
             async with (
                 serve(create_app(service, CollectorRegistry())) as url,
                 httpx.AsyncClient(base_url=url, trust_env=False, timeout=600) as client,

@@ -18,7 +18,7 @@ from lab.testkit.engine import mock_engine, serve
 from lab.testkit.tiny_random import build_tokenizer
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
-from openclaw.gateway.assemble import build_service
+from openclaw.gateway.chat import ChatService
 from openclaw.ledger.records import Turn
 from openclaw.ledger.store import Ledger
 from slime.contract.engine import StandInEngine
@@ -106,7 +106,7 @@ def stand_in_server(folder: Path, answer: Answer, **changes: Any) -> Iterator[St
             config.validate()
             ledger, registry = Ledger(folder / "ledger.sqlite"), CollectorRegistry()
             heard: list[Heard] = []
-            app = create_app(build_service(config, tokenizer, ledger, registry), registry)
+            app = create_app(ChatService(config, tokenizer, ledger, registry), registry)
             async with serve(_Recorder(app, heard)) as url:
                 server.append(StandInServer(url, ledger, engine, tokenizer, heard))
                 started.set()

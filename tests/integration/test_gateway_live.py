@@ -21,7 +21,7 @@ from lab.testkit.engine import serve
 from lab.testkit.live_engine import WeightSender
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
-from openclaw.gateway.assemble import build_service
+from openclaw.gateway.chat import ChatService
 from openclaw.ledger.records import Turn
 from openclaw.ledger.store import Ledger
 from slime.backends.sglang_utils.engine import SGLangEngine
@@ -237,7 +237,7 @@ async def test_updates_under_streams_refuse_nothing(
         policy_url=engine.url(), tokenizer=str(random_models[0]), context_length=2048, prm_max_new_tokens=512
     )
     ledger, registry = Ledger(tmp_path / "ledger.sqlite"), CollectorRegistry()
-    service = build_service(config, AutoTokenizer.from_pretrained(random_models[0]), ledger, registry)
+    service = ChatService(config, AutoTokenizer.from_pretrained(random_models[0]), ledger, registry)
     engine.set_weight_version("0")  # it has an even one, which stands for the same weights
     sender = WeightSender(engine, "under-load")
     weights = [load_file(path / "model.safetensors") for path in random_models]

@@ -17,7 +17,7 @@ from lab.testkit.engine import serve
 from lab.testkit.trainer import trainer_args
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
-from openclaw.gateway.assemble import build_service
+from openclaw.gateway.chat import ChatService
 from openclaw.judge.client import EngineHttp
 from openclaw.judge.prompts import append_hint
 from openclaw.judge.support import SupportScorer
@@ -49,7 +49,7 @@ async def turns(
         policy_url=engine.url(), tokenizer=str(tiny_random_model), context_length=2048, prm_max_new_tokens=512
     )
     ledger, registry = Ledger(tmp_path / "ledger.sqlite"), CollectorRegistry()
-    service = build_service(config, tokenizer, ledger, registry, topk=K)
+    service = ChatService(config, tokenizer, ledger, registry, topk=K)
     async with serve(create_app(service, registry)) as url:
         async with AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120) as client:
             for number in range(12):

@@ -17,7 +17,7 @@ from lab.testkit.engine import mock_engine, serve
 from lab.testkit.tiny_random import build_tokenizer
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
-from openclaw.gateway.assemble import build_service
+from openclaw.gateway.chat import ChatService
 from openclaw.ledger.store import Ledger
 from tests.page_commands.shell import Call
 
@@ -86,7 +86,7 @@ async def _serve(exits: AsyncExitStack, folder: Path, ledger: Ledger) -> str:
     )
     config.validate()
     registry = CollectorRegistry()
-    service = build_service(config, tokenizer, ledger, registry)
+    service = ChatService(config, tokenizer, ledger, registry)
     return await exits.enter_async_context(serve(create_app(service, registry)))
 
 

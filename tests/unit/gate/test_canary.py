@@ -15,8 +15,8 @@ import pytest
 
 from lab.testkit.ledger_records import make_turn
 from openclaw.config.gate_variables import GateVariables
-from openclaw.engine.cache_keys import CACHE_KEY
 from openclaw.engine.canary import NAME, Share, ShareReader
+from openclaw.engine.client import CACHE_KEY
 from openclaw.gate import canary as canary_module
 from openclaw.gate.plugin import Gate
 from openclaw.ledger.records import VersionSpan

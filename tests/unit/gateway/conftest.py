@@ -17,7 +17,6 @@ from lab.testkit.engine import mock_engine, serve
 from lab.testkit.tiny_random import build_tokenizer
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
-from openclaw.gateway.assemble import build_service
 from openclaw.gateway.chat import ChatService
 from openclaw.ledger.records import Turn
 from openclaw.ledger.store import Ledger
@@ -101,7 +100,7 @@ async def start(tmp_path: Path, tokenizer: Any) -> AsyncIterator[Starter]:
             ledger = Ledger(config.ledger, clock=lambda: clock[0])
             stack.callback(ledger.close)  # FastAPI's caches keep an app, so nothing else closes its files
             registry = CollectorRegistry()
-            service = build_service(config, tokenizer, ledger, registry, processor=processor, clock=lambda: clock[0])
+            service = ChatService(config, tokenizer, ledger, registry, processor=processor, clock=lambda: clock[0])
             url = await stack.enter_async_context(serve(create_app(service, registry)))
             return Stack(engine, ledger, service, registry, tokenizer, url, replies, clock)
 

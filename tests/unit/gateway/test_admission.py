@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from openclaw.gateway.admission import AT_ONCE, Admission
+from openclaw.gateway.limits import AT_ONCE, Admission
 
 
 async def test_each_round_begins_a_few_in_their_order() -> None:

@@ -15,9 +15,8 @@ from starlette.datastructures import Headers
 
 from lab.testkit.processes import eventually
 from openclaw.config.runtime import RuntimeConfig
-from openclaw.gateway.bodies import Bodies, take_body
 from openclaw.gateway.errors import ApiError, ClientGoneError
-from openclaw.gateway.limits import RateLimitError, RateLimits
+from openclaw.gateway.limits import Bodies, RateLimitError, RateLimits, take_body
 from tests.unit.gateway.conftest import Stack, Starter
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello?"}]}

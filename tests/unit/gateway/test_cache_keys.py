@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from openclaw.engine import cache_keys
-from openclaw.engine.cache_keys import CACHE_KEY, CacheKeys
+import openclaw.engine.client as engine_client
+from openclaw.engine.client import CACHE_KEY, CacheKeys
 from openclaw.judge.client import PROBE, EngineHttp
 from openclaw.owners import LOCAL
 from tests.helpers.fake_engine import scripted_transport
@@ -133,7 +133,7 @@ async def test_judge_and_teacher_share_no_key_with_anybody() -> None:
 
 
 def test_who_loses_a_key_gets_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_keys, "MOST_OWNERS", 2)
+    monkeypatch.setattr(engine_client, "MOST_OWNERS", 2)
     keys = CacheKeys()
     first = {owner: keys.of(owner) for owner in ("a", "b")}
     assert keys.of("a") == first["a"]

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from openclaw.gateway.interleave import interleave
+from openclaw.gateway.reply import interleave
 from slime.contract.engine import likeliest, logprob_of
 from tests.unit.gateway.conftest import Stack, Starter
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lab.testkit.processes import eventually
-from openclaw.gateway.client_connection import COMMENT, Comments, Connected
 from openclaw.gateway.errors import ClientGoneError
+from openclaw.gateway.stream import COMMENT, Comments, Connected
 
 
 class Client:

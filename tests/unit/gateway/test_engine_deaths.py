@@ -12,7 +12,6 @@ import pytest
 
 import openclaw.engine.client as engine_client
 from lab.testkit.engine import mock_engine
-from openclaw.engine import deaths
 from openclaw.engine.client import GRAMMAR_PARAMETER, EngineClient
 from openclaw.exceptions import EngineAwayError, EngineDiedError, EngineRejectedError
 from openclaw.owners import LOCAL
@@ -35,7 +34,7 @@ async def ask(client: EngineClient, name: str, sampling: dict[str, Any] = SAMPLI
 
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deaths, "GATHER_SECONDS", 0.01)
+    monkeypatch.setattr(engine_client, "GATHER_SECONDS", 0.01)
     monkeypatch.setattr(engine_client, "FIRST_PAUSE_SECONDS", 0.001)
     monkeypatch.setattr(engine_client, "LONGEST_PAUSE_SECONDS", 0.01)
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from openclaw.gateway import app
-from openclaw.gateway.steady_clock import SteadyClock
+from openclaw.gateway.app import SteadyClock
 from openclaw.ledger.exceptions import LedgerFullError
 from openclaw.privacy.redactor import Redactor
 from openclaw.privacy.secret_finder import kept_id

@@ -26,7 +26,7 @@ from schemathesis.specs.openapi.checks import (
 from lab.testkit.engine import mock_engine, serve
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
-from openclaw.gateway.assemble import build_service
+from openclaw.gateway.chat import ChatService
 from openclaw.gateway.schema import IGNORED, ChatRequest
 from openclaw.ledger.store import Ledger
 
@@ -58,7 +58,7 @@ def url(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Iterator[st
                 context_length=2048,
                 prm_max_new_tokens=99,
             )
-            service = build_service(config, tokenizer, ledger, CollectorRegistry())
+            service = ChatService(config, tokenizer, ledger, CollectorRegistry())
             async with serve(create_app(service, CollectorRegistry())) as address:
                 told.put((address, asyncio.get_running_loop(), stop))
                 await stop.wait()

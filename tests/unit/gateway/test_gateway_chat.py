@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from groundwork.paused import pause
-from openclaw.gateway import outcomes
+from openclaw.gateway import turns
 from openclaw.ledger.decisions import Offer
 from slime.contract.engine import logprob_of
 from tests.unit.gateway.conftest import Stack, Starter
@@ -328,7 +328,7 @@ async def test_a_paused_training_is_shown_while_the_server_serves(
 async def test_what_the_gate_keeps_refusing_is_shown(
     stack: Stack, http: httpx.AsyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outcomes, "OFFER_SECONDS", 60.0)
+    monkeypatch.setattr(turns, "OFFER_SECONDS", 60.0)
     for rollout_id in range(3):
         assert "gate" not in (await http.get("/healthz")).json()
         stack.ledger.decisions.record(rollout_id, "refused", "1", "worse", by_margin=True)
@@ -345,7 +345,7 @@ async def test_a_busy_ledger_does_not_make_the_gateway_look_frozen(
 ) -> None:
     """Who watches the process ends one that does not tell its health; another process may hold the ledger for longer."""
     stack.service.config = replace(stack.service.config, run_dir=str(tmp_path))
-    monkeypatch.setattr(outcomes, "OFFER_SECONDS", 0.01)
+    monkeypatch.setattr(turns, "OFFER_SECONDS", 0.01)
     free = threading.Event()
     monkeypatch.setattr(stack.ledger.decisions, "offer", lambda fewest: None if free.wait(3.0) else Offer(3, 4))
     told = (await http.get("/healthz")).json()

@@ -21,6 +21,7 @@ from lab.testkit.engine import mock_engine, serve
 from lab.testkit.processes import eventually
 from openclaw.engine.client import EngineClient, TokenChunk
 from openclaw.exceptions import EngineAwayError, EngineProtocolError, EngineRejectedError
+from openclaw.gateway.auth import EVERYBODY
 from openclaw.gateway.schema import parse_request
 from openclaw.gateway.stream import EventStream
 from openclaw.owners import LOCAL
@@ -323,7 +324,7 @@ async def test_a_stream_that_cannot_begin_is_given_up() -> None:
 async def test_a_reply_given_up_unread_is_recorded_once(stack: Stack) -> None:
     stack.say("one two three")
     request, raw = parse_request(_json({"model": "any", "messages": USER, "stream": True}))
-    async with stack.service.reply(request, raw, {}) as reply:
+    async with stack.service.reply(request, raw, {}, EVERYBODY) as reply:
         assert await reply.begun()
     await eventually(lambda: stack.metric("openclaw_turns_total", kind="main", outcome="abort"), 1)
     assert [turn.finish_reason for turn in stack.turns()] == ["abort"]

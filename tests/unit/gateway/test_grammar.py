@@ -13,7 +13,7 @@ from chat_codec.formats import JSON_IN_TAGS, PLAIN_JSON, XML_IN_TAGS, ToolFormat
 from chat_codec.reply_parser import MessageBuilder, ReasoningFormat
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.errors import ApiError
-from openclaw.gateway.grammar import reply_grammar
+from openclaw.gateway.sampling import reply_grammar
 from openclaw.gateway.schema import ChatRequest, parse_request
 from tests.unit.gateway.conftest import Stack, Starter
 

@@ -15,8 +15,8 @@ import pytest
 import xgrammar
 
 from openclaw.gateway.errors import ApiError
-from openclaw.gateway.grammar import json_content
-from openclaw.gateway.grammar_keywords import first_gap
+from openclaw.gateway.grammar_limits import first_gap
+from openclaw.gateway.sampling import json_content
 from openclaw.gateway.schema import parse_request
 
 CHARACTERS = [*map(chr, range(32, 127)), "\n", "é"]

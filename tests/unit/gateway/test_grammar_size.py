@@ -12,8 +12,8 @@ import xgrammar
 
 from openclaw.config.bounds import GRAMMAR_CHARACTERS, GRAMMAR_SIZE
 from openclaw.gateway.errors import ApiError
-from openclaw.gateway.grammar import json_content
-from openclaw.gateway.grammar_size import empty_reference, grammar_size, pattern_size
+from openclaw.gateway.grammar_limits import empty_reference, grammar_size, pattern_size
+from openclaw.gateway.sampling import json_content
 from openclaw.gateway.schema import parse_request
 
 USER = [{"role": "user", "content": "Hello?"}]

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from openclaw.gateway.client_connection import COMMENT
+from openclaw.gateway.stream import COMMENT
 from tests.unit.gateway.conftest import Stack, Starter
 
 USER: Any = [{"role": "user", "content": "Hello?"}]

@@ -9,10 +9,10 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, AuthenticationError
 
+import openclaw.gateway.app as gateway_app
 from groundwork.exceptions import ConfigError
 from lab.testkit.processes import eventually
 from openclaw.config.runtime import RuntimeConfig
-from openclaw.gateway import reload
 from openclaw.gateway.auth import Client, Keyring
 from openclaw.gateway.errors import ApiError
 from openclaw.owners import LOCAL
@@ -155,7 +155,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 async def test_a_changed_file_counts_without_a_restart(
     start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reload, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(gateway_app, "POLL_SECONDS", 0.01)
     stack = await start(api_keys_file=two_keys(tmp_path))
 
     async def status(key: str) -> int:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from lab.testkit.processes import eventually
-from openclaw.gateway.origin import Doorway
+from openclaw.gateway.guard import Doorway
 from tests.unit.gateway.conftest import Stack, Starter
 
 USER = [{"role": "user", "content": "Hello?"}]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from openclaw.ledger.exceptions import LedgerUnavailableError
-from openclaw.sessions.consequences import ANOTHER_ANSWER
+from openclaw.sessions.earlier_turns import ANOTHER_ANSWER
 from tests.helpers.conversations import SYSTEM, World, assistant, tool, user
 
 SESSIONS = pytest.mark.parametrize("session", ["s", None], ids=["stated", "plain"])

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 
 from openclaw.config.runtime import ConfigError, RuntimeConfig
 from openclaw.gateway.errors import ApiError
-from openclaw.gateway.origin import Doorway, host_name
+from openclaw.gateway.guard import Doorway, host_name
 from tests.unit.gateway.conftest import Stack, Starter
 
 EVIL, FRIEND = "https://evil.example", "http://front.test:8080"
@@ -227,7 +227,7 @@ async def test_web_sockets_are_refused(stack: Stack) -> None:
 
 
 async def test_the_log_names_a_refused_page_once(stack: Stack, http: httpx.AsyncClient, caplog: Any) -> None:
-    caplog.set_level(logging.WARNING, "openclaw.gateway.origin")
+    caplog.set_level(logging.WARNING, "openclaw.gateway.guard")
     for _ in range(3):
         await http.get("/healthz", headers={"origin": EVIL})
     assert [EVIL in line for line in caplog.messages] == [True]

@@ -10,7 +10,7 @@ from openclaw.credit.baseline import record_judged
 from openclaw.ledger.exceptions import FeedbackArrivedError
 from openclaw.ledger.records import Feedback, Turn, Verdict
 from openclaw.ledger.turns import SUPERSEDED
-from openclaw.messages.own_requests import own_request
+from openclaw.messages.classify import own_request
 from openclaw.training.samples import make_sample
 from tests.helpers.conversations import World, assistant, tool, user
 from tests.unit.gateway.conftest import Stack

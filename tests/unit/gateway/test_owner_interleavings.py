@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from openclaw.ledger.records import Turn
-from openclaw.messages.issued import new_completion_id, tool_call_id
+from openclaw.messages.fingerprint import new_completion_id, tool_call_id
 from openclaw.owners import LOCAL, owner_of
 from tests.helpers.conversations import World, assistant, tool, user
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from openclaw.messages.classify import side_kind
-from openclaw.messages.side_calls import RULES, Asked
+from openclaw.messages.classify import RULES, Asked, side_kind
 from tests.helpers.conversations import World, assistant, user
 
 CAPTURED = Path(__file__).resolve().parents[2] / "data" / "client_calls.jsonl"

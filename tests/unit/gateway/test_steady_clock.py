@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from openclaw.gateway.app import SECONDS_A_DAY, delete_old
-from openclaw.gateway.episode_keys import EpisodeKey, EpisodeKeys
-from openclaw.gateway.steady_clock import SteadyClock, uptime
+from openclaw.gateway.app import SECONDS_A_DAY, SteadyClock, delete_old, uptime
+from openclaw.gateway.auth import EpisodeKey, EpisodeKeys
 from openclaw.ledger.store import Ledger
 from tests.helpers.episodes import create
 

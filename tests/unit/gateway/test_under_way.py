@@ -15,11 +15,9 @@ from starlette.types import Receive, Scope, Send
 
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.auth import Keyring
-from openclaw.gateway.bodies import Bodies
-from openclaw.gateway.guard import Guard
-from openclaw.gateway.limits import RateLimits
+from openclaw.gateway.guard import Doorway, Guard
+from openclaw.gateway.limits import Bodies, RateLimits
 from openclaw.gateway.metrics import GatewayMetrics
-from openclaw.gateway.origin import Doorway
 from openclaw.gateway.under_way import NONE, SLOTS, Slots, read
 
 

@@ -21,7 +21,7 @@ from lab.testkit.processes import eventually
 from lab.testkit.tiny_random import build_tokenizer
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
-from openclaw.gateway.assemble import build_service
+from openclaw.gateway.chat import ChatService
 from openclaw.judge.voting import CASTINGS
 from openclaw.judge.wiring import JudgeLoop, build_judge_loop
 from openclaw.judge.worker import GAVE_UP, NO_QUORUM
@@ -92,7 +92,7 @@ async def bench(kind: str, model: Path, folder: Path) -> AsyncIterator[Bench]:
         ledger, registry = Ledger(folder / "ledger.sqlite"), CollectorRegistry()
         loop = build_judge_loop(config, ledger, lambda *_: [1], registry)
         loop.engines[1].answers = _up  # the policy's stand-in streams, which the probe does not read
-        service = build_service(config, tokenizer, ledger, registry, on_pending=loop.notify)
+        service = ChatService(config, tokenizer, ledger, registry, on_pending=loop.notify)
         stop = asyncio.Event()
         running = asyncio.create_task(loop.run(stop))
         async with serve(create_app(service, registry)) as url:

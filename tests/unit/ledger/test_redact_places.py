@@ -12,7 +12,7 @@ from lab.testkit.ledger_records import make_turn
 from openclaw.ledger.store import Ledger
 from openclaw.privacy.redactor import Redactor
 from openclaw.privacy.secret_finder import OwnKeyFinder, kept_id, secret_values
-from openclaw.sessions.identity import stated_identity
+from openclaw.sessions.follow import stated_identity
 
 GITHUB = "ghp_" + "a1B2" * 9
 OTHER = "ghp_" + "c3D4" * 9
