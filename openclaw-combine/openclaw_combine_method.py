@@ -30,7 +30,7 @@ class Config(MethodConfig):
 
     name = "combine"
     rollout_function = "openclaw_combine_rollout.generate_rollout_openclaw_combine"
-    keeps_topk = False
+    fills = frozenset({"teacher_log_probs"})
     recommended = True
     guide_name = "combine"
     guide_keys = {

@@ -35,8 +35,7 @@ class Config(MethodConfig):
 
     name = "hybrid"
     rollout_function = "openclaw_hybrid_rollout.generate_rollout_openclaw_hybrid"
-    keeps_topk = False
-    keeps_student_topk = True
+    fills = frozenset({"rollout_topk_log_probs"})
     defaults = {"PRM_M": DEFAULT_VOTES}
 
     w_rl: float = variable("OPENCLAW_HYBRID_W_RL", 1.0, "weight of the judge's score in Hybrid", minimum=0.0)

@@ -28,7 +28,7 @@ class Config(MethodConfig):
 
     name = "rl"
     rollout_function = "openclaw_rollout.generate_rollout_openclaw"
-    keeps_topk = False
+    fills = frozenset()
     guide_name = "binary"
     defaults = {"PRM_M": DEFAULT_VOTES}
 

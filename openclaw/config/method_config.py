@@ -34,10 +34,9 @@ class MethodConfig(EnvironmentConfig):
         profile_defaults: defaults of launcher or runtime variables by profile name; they win over the profile's own.
             Those of ``tiny_cpu`` here let a tiny model learn a style and keep its arithmetic
             (log/tiny_demo.md#tiny-profile).
-        keeps_topk: whether ``--distill-topk`` adds the teacher's top K to the samples.
+        fills: streams that a custom loss may read and that not every method gives its samples (`slime.utils.streams`).
         trains_rewards: whether a sample's reward reaches the gradient; without it, agents' episodes give no samples.
         asks_judge: whether judges vote; without them a run starts no judge engine.
-        keeps_student_topk: whether samples with a teacher have the policy's own top K, so that they feed the hybrid loss.
         has_environments: whether the method reads the variables of environments, for example ``ENV_TYPE``.
         recommended: whether a command without a method uses this one.
         guide_name: the method's name in configuration files of other guides.
@@ -50,10 +49,9 @@ class MethodConfig(EnvironmentConfig):
     profile_defaults: ClassVar[Mapping[str, Mapping[str, Value]]] = {
         "tiny_cpu": {"LEARNING_RATE": 3e-4, "KL_LOSS_COEF": 0.2, "BATCH_SIZE": 16}
     }
-    keeps_topk: ClassVar[bool] = True
+    fills: ClassVar[frozenset[str]] = frozenset({"teacher_log_probs", "teacher_topk_log_probs"})
     trains_rewards: ClassVar[bool] = True
     asks_judge: ClassVar[bool] = True
-    keeps_student_topk: ClassVar[bool] = False
     has_environments: ClassVar[bool] = False
     recommended: ClassVar[bool] = False
     guide_name: ClassVar[str | None] = None

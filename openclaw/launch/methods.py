@@ -58,16 +58,6 @@ class FoundMethod:
         """Whether the folder declares the method."""
         return self.config is not Undeclared
 
-    @property
-    def without_topk(self) -> str | None:
-        """The folder's name if its samples never have the teacher's top K, otherwise None."""
-        return None if self.config.keeps_topk else self.folder.name
-
-    @property
-    def student_topk(self) -> bool:
-        """Whether samples have the policy's own top K."""
-        return self.config.keeps_student_topk
-
     def runtime_defaults(self, profile: str, environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
         """Return defaults of the runtime process's variables: for all profiles, and for this profile.
 

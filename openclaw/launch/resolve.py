@@ -32,7 +32,7 @@ from openclaw.launch.profiles import Profile
 from openclaw.launch.task import JUDGED, KIND_VARIABLE, FoundTask, TaskConfig, find_task
 from openclaw.launch.variables import Resolved, check_replaced, resolve
 from openclaw.models.places import TINY_MODEL, USUAL, download_command
-from openclaw.training.live_losses import unfed_loss
+from openclaw.training.live_arguments import unfed_loss
 from slime.args import Arguments
 from slime.arguments.algorithm import LORA_RATE
 from slime.arguments.cluster import check_asynchronous
@@ -302,8 +302,10 @@ def _read_flags(
     problems = [with_variables(with_download(problem, usual), found.folder) for problem in wrong]
     if isinstance(found, FoundTask):
         return args, problems
-    if found.declared and (unfed := unfed_loss(args, found.without_topk, student_topk=found.student_topk)):
-        problems.append(unfed)
+    if found.declared:
+        with import_paths([str(found.folder)]):
+            unfed = unfed_loss(args, found.folder.name, found.config.fills)
+        problems += [unfed] if unfed else []
     return args, [*problems, *check_asynchronous(args, "a method on live conversations")]
 
 

@@ -1,20 +1,34 @@
-"""Checks the arguments of live training before the runtime process starts."""
+"""Checks the arguments of live training before the runtime process starts.
+
+A custom loss declares which streams it ``READS`` beyond those of every sample, and a method which ones it ``fills``
+(`openclaw.config.method_config.MethodConfig`). A loss whose streams the method does not fill is refused, before the first batch.
+"""
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Set
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from openclaw.config.method_config import MethodConfig
 from openclaw.method import method_config
-from openclaw.training.live_losses import unfed_loss
 from slime.args import Arguments
 from slime.arguments.cluster import check_asynchronous
 from slime.utils.misc import load_function
+from slime.utils.streams import carried
+
+READS = "READS"
+TOPK_EXAMPLE = 64
 
 
 def check_arguments(args: Arguments, method_path: str) -> None:
     """Raise ValueError for arguments that do not fit training on judged turns."""
     if path := args.custom_loss_function_path:
-        module, own = getattr(load_function(path), "__module__", None), method_config(method_path)
-        kept = own is not None and own.keeps_student_topk
-        if problem := unfed_loss(args, without_topk(method_path), module, student_topk=kept):
+        module = getattr(load_function(path), "__module__", None)
+        own = method_config(method_path) or MethodConfig
+        name = getattr(load_function(method_path), "name", method_path)
+        if problem := unfed_loss(args, name, own.fills, module):
             raise ValueError(problem)
     if problems := check_asynchronous(args, "a method on live conversations"):
         raise ValueError(problems[0])
@@ -29,7 +43,53 @@ def check_arguments(args: Arguments, method_path: str) -> None:
         )
 
 
-def without_topk(method_path: str) -> str | None:
-    """Return the method's name if it declares samples without the teacher's top K, otherwise None."""
-    own = method_config(method_path)
-    return None if own is None or own.keeps_topk else getattr(load_function(method_path), "name", method_path)
+def unfed_loss(args: Arguments, method: str, fills: Set[str], module: str | None = None) -> str | None:
+    """Return why a method's samples cannot feed the custom loss of ``args``, and what to type; None if they can.
+
+    Args:
+        args: of the run.
+        method: the method's name.
+        fills: streams that its samples have.
+        module: module of the loss function; default: from its path.
+    """
+    path = args.custom_loss_function_path
+    if args.loss_type != "custom_loss" or not path:
+        return None
+    reads = declared_reads(module or path.rpartition(".")[0])
+    if lacking := sorted(reads - fills):
+        names = ", ".join(lacking)
+        return (
+            f"--custom-loss-function-path {path} reads {names}, which the samples of {method} do not have; "
+            "use a method whose Config names them in fills"
+        )
+    top_k = {name for name, stream in carried() if stream.top_k}
+    if reads & top_k and not args.distill_topk:
+        return f"--custom-loss-function-path {path} reads a top K; add --distill-topk {TOPK_EXAMPLE}"
+    return None
+
+
+def declared_reads(module: str) -> frozenset[str]:
+    """Return the literal ``READS`` of a module, or of the one whose loss it only gives another name; empty without one.
+
+    Reads the source, because a loss imports torch, which a launcher does without.
+    """
+    source = _source(module)
+    tree = ast.parse(source.read_text()) if source else ast.Module([], [])
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == [READS]:
+            return frozenset(ast.literal_eval(node.value))
+    exported = [node.module for node in tree.body if isinstance(node, ast.ImportFrom) and node.module]
+    return frozenset().union(
+        *(declared_reads(each) for each in exported if each.startswith("slime.algorithms.losses."))
+    )
+
+
+def _source(module: str) -> Path | None:
+    """Return a module's file without importing its packages, or None."""
+    path, spec = None, None
+    for part in module.split("."):
+        spec = PathFinder.find_spec(part, path)
+        if spec is None:
+            return None
+        path = spec.submodule_search_locations
+    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None

@@ -163,7 +163,7 @@ def test_rollback(gated: GatedRun) -> None:
     assert gated.serves_weights_of(1)
     assert batch_of(gated, 1) == [("trained", None)] * BATCH
     assert batch_of(gated, 2) == [("dropped", "rollback")] * BATCH
-    back = [each.weight_version for each in gated.ledger(lambda it: it.decisions("AND kind = 'rollback'"))]
+    back = [each.weight_version for each in gated.ledger(lambda it: it.decisions.all("AND kind = 'rollback'"))]
     assert back == ["4", "5"]
 
     gated.feed()

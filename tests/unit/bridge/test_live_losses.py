@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
+from openclaw.config.method_config import MethodConfig
 from openclaw.launch.plan import Recipe
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.resolve import make_plan
 from openclaw.method import method_config
-from openclaw.training.live_arguments import check_arguments, without_topk
-from openclaw.training.live_losses import HYBRID_MODULE, TOPK_MODULE, unfed_loss
+from openclaw.training.live_arguments import check_arguments, declared_reads, unfed_loss
 from slime.args import Arguments
 from tests.helpers.rollout_args import rollout_args
 
-HYBRID, TOPK = f"{HYBRID_MODULE}.hybrid_loss", f"{TOPK_MODULE}.forward_topk_distillation_loss"
+HYBRID = "slime.algorithms.losses.hybrid_distillation.hybrid_loss"
+TOPK = "slime.algorithms.losses.topk_distillation.forward_topk_distillation_loss"
 ALIAS = "topk_distillation_loss.topk_distillation_loss_function"
 HYBRID_METHOD = "openclaw_hybrid_method.Hybrid"
 OPD, COMBINE = "openclaw_opd_method.OnPolicyDistillation", "openclaw_combine_method.Combine"
@@ -33,15 +34,15 @@ def arguments(path: str, topk: int) -> Arguments:
     ("method", "path", "topk", "says"),
     [
         (OPD, HYBRID, 4, "rollout_topk_log_probs"),
-        (COMBINE, HYBRID, 4, "this method's samples do not have"),
-        (MINE, HYBRID, 4, "use --method hybrid, or a method with JudgePlan(student_topk"),
+        (COMBINE, HYBRID, 4, "samples of openclaw_combine_method.Combine do not have"),
+        (MINE, HYBRID, 4, "whose Config names them in fills"),
         (HYBRID_METHOD, HYBRID, 0, "add --distill-topk 64"),
         (HYBRID_METHOD, HYBRID, 64, None),
-        (HYBRID_METHOD, TOPK, 64, "openclaw-hybrid does not store"),
-        (COMBINE, TOPK, 50, "openclaw-combine does not store"),
-        (RL, ALIAS, 50, "openclaw-rl does not store"),
-        (OPD, TOPK, 0, "add --distill-topk 50"),
-        (OPD, ALIAS, 0, "add --distill-topk 50"),
+        (HYBRID_METHOD, TOPK, 64, "teacher_topk_log_probs"),
+        (COMBINE, TOPK, 50, "teacher_topk_log_probs"),
+        (RL, ALIAS, 50, "teacher_topk_log_probs"),
+        (OPD, TOPK, 0, "add --distill-topk 64"),
+        (OPD, ALIAS, 0, "add --distill-topk 64"),
         (OPD, ALIAS, 50, None),
         (OPD, TOPK, 50, None),
         (MINE, TOPK, 50, None),
@@ -49,25 +50,33 @@ def arguments(path: str, topk: int) -> Arguments:
     ],
 )
 def test_what_a_method_feeds(method: str, path: str, topk: int, says: str | None) -> None:
-    own = method_config(method)
-    kept = own is not None and own.keeps_student_topk
-    problem = unfed_loss(arguments(path, topk), without_topk(method), student_topk=kept)
+    own = method_config(method) or MethodConfig
+    problem = unfed_loss(arguments(path, topk), method, own.fills)
     assert problem is None if says is None else problem is not None and says in problem and path in problem
 
 
+def test_a_loss_declares_what_it_reads() -> None:
+    assert declared_reads("slime.algorithms.losses.hybrid_distillation") == {"rollout_topk_log_probs"}
+    assert declared_reads("topk_distillation_loss") == {"teacher_topk_log_probs"}
+    assert declared_reads("combine_loss") == declared_reads("nowhere.at_all") == set()
+
+
 def test_a_built_in_loss_is_fed() -> None:
-    assert unfed_loss(Arguments(loss_type="policy_loss", custom_loss_function_path=None, distill_topk=0), None) is None
+    assert (
+        unfed_loss(Arguments(loss_type="policy_loss", custom_loss_function_path=None, distill_topk=0), RL, frozenset())
+        is None
+    )
 
 
 def test_the_loss_is_refused_before_anything_starts(tmp_path: Path) -> None:
     args = rollout_args(tmp_path)
     args.loss_type, args.custom_loss_function_path = "custom_loss", HYBRID
-    with pytest.raises(ValueError, match="needs the policy's own top K"):
+    with pytest.raises(ValueError, match="reads rollout_topk_log_probs"):
         check_arguments(args, OPD)
     args.distill_topk = 64
     check_arguments(args, HYBRID_METHOD)
     args.custom_loss_function_path = f"{__name__}.renamed"
-    with pytest.raises(ValueError, match=f"{__name__}.renamed needs the teacher's top K"):
+    with pytest.raises(ValueError, match=f"{__name__}.renamed reads teacher_topk_log_probs"):
         check_arguments(args, COMBINE)
 
 
@@ -84,10 +93,10 @@ def __getattr__(name: str) -> Any:
 def test_the_plan_names_it(method: str) -> None:
     flags = ["--loss-type", "custom_loss", "--custom-loss-function-path", HYBRID]
     plan = make_plan(Recipe(method, None, PROFILES["gpu8"]), flags, {})
-    assert [problem for problem in plan.problems if "this method's samples do not have" in problem]
+    assert [problem for problem in plan.problems if f"the samples of openclaw-{method} do not have" in problem]
 
 
 @pytest.mark.parametrize("method", ["opd_topk", "hybrid"])
 def test_the_plan_of_a_top_k_method_has_its_loss_fed(method: str) -> None:
     plan = make_plan(Recipe(method, None, PROFILES["gpu8"]), [], {})
-    assert not [problem for problem in plan.problems if "top K" in problem]
+    assert not [problem for problem in plan.problems if "custom-loss" in problem]

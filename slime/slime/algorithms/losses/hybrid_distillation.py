@@ -31,6 +31,8 @@ from slime.logprobs.response_rows import ResponseRows
 from slime.utils.ppo_utils import compute_policy_loss
 from slime.utils.streams import TrainBatch
 
+READS = ("rollout_topk_log_probs",)
+"""Streams that not every sample has; live training refuses a method whose samples lack one."""
 # Bound on the teacher's log ratio without --opd-clip.
 LARGEST_DIFFERENCE = 1.0
 

@@ -30,6 +30,9 @@ from slime.logprobs.packed_logits import log_probs_at, predicted_ids
 from slime.logprobs.response_rows import ResponseRows
 from slime.utils.streams import TrainBatch
 
+READS = ("teacher_topk_log_probs",)
+"""Streams that not every sample has; live training refuses a method whose samples lack one."""
+
 # Bounds the tail's probability from below: the float32 sum of a support with nearly all of it may exceed 1.
 SMALLEST_TAIL = 1e-6
 
