@@ -23,7 +23,7 @@ from agentrl.harness.addresses import GATEWAY_URL
 from agentrl.harness.offer import NAMES as HARNESSES
 from agentrl.harness.offer import offer_harnesses
 from agentrl.leases.capacity import Capacity
-from agentrl.leases.lease import PATIENCE, Patience
+from agentrl.leases.lease import CLOSE_TIMEOUTS, CloseTimeouts
 from agentrl.leases.metrics import PoolMetrics
 from agentrl.leases.pool import Pool
 from agentrl.processes import ProcessLedger
@@ -75,7 +75,7 @@ def build_parser() -> CommandLine:
     add(
         "--close-seconds",
         type=above_zero,
-        default=PATIENCE.close_s,
+        default=CLOSE_TIMEOUTS.close_s,
         metavar="S",
         help="time to close an environment; then its processes are killed, and closing is tried again (%(default)g)",
     )
@@ -137,17 +137,17 @@ async def run(options: argparse.Namespace) -> int:
     tasks = Registry(environments)
     size = Weight(options.memory_mib or usable_memory_mib(), options.cpu or usable_cores())
     capacity = Capacity(options.slots, size)
-    patience = Patience(close_s=options.close_seconds)
+    timeouts = CloseTimeouts(close_s=options.close_seconds)
     registry = CollectorRegistry()
     listening = listen(options.host, options.port)
     ledger = ProcessLedger(options.ledger)
     unclosed = 0
     try:
-        pool = Pool(tasks, capacity, ledger, PoolMetrics(registry), patience=patience)
+        pool = Pool(tasks, capacity, ledger, PoolMetrics(registry), timeouts=timeouts)
 
         async def end() -> None:
             nonlocal unclosed
-            unclosed = await pool.stop(patience.close_s + 2 * patience.cancel_grace_s)
+            unclosed = await pool.stop(timeouts.close_s + 2 * timeouts.cancel_grace_s)
 
         if left := await pool.start():
             logger.warning("ended %d process groups that an earlier server left", left)

@@ -95,7 +95,7 @@ def _said(args: Arguments, sample: Sample) -> str:
     """Return what the policy itself wrote of a sample."""
     response = sample.tokens[len(sample.tokens) - sample.response_length :]
     ids = [each for each, sampled in zip(response, sample.loss_mask or (), strict=False) if sampled]
-    return agents_of(args).speech.text(ids)
+    return agents_of(args).codec.text(ids)
 
 
 def _reward(score: Any, outcome: float | None, answer: str | None) -> dict[str, Any]:

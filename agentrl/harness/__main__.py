@@ -24,9 +24,9 @@ from agentrl.harness.driver import Driver, Plan
 from agentrl.harness.gateway import KEY_VARIABLE as GATEWAY_KEY
 from agentrl.harness.gateway import AwayError, EpisodeGateway, RefusedError
 from agentrl.harness.options import PROG, build_parser, read_tasks
+from agentrl.harness.progress import ProgressDisplay
 from agentrl.harness.records import Records, schedule_of
 from agentrl.harness.run import Agent, AgentRuns
-from agentrl.harness.screen import Screen
 from agentrl.web.options import KEY_VARIABLE as POOL_KEY
 from groundwork.exceptions import ConfigError
 from groundwork.process import watch_lifeline
@@ -115,17 +115,17 @@ async def drive(options: argparse.Namespace, tasks: Sequence[str]) -> int:
     agent = Agent(harness=options.harness, model=model, timeout_s=options.timeout_s, reward=options.reward)
     records = Records(options.records, schedule_of(tasks, options.harness, options.group_size, options.seed))
     finished = sum(number < groups for number in records.finished()) if groups else len(records.finished())
-    screen = Screen(Console(), groups, finished)
+    display = ProgressDisplay(Console(), groups, finished)
     try:
         async with (
             HttpLeases(options.pool_url, pool_key) as pool,
             EpisodeGateway(options.gateway_url, gateway_key) as gateway,
         ):
-            with screen:
-                await Driver(plan, pool, gateway, AgentRuns(pool, gateway, agent), records, screen).drive()
+            with display:
+                await Driver(plan, pool, gateway, AgentRuns(pool, gateway, agent), records, display).drive()
     finally:
-        screen.summary()
-    finished += screen.tally.finished
+        display.summary()
+    finished += display.tally.finished
     if groups is None or finished == groups:
         return 0
     print(f"{PROG}: {groups - finished} of {groups} groups are not finished", file=sys.stderr)

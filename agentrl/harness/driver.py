@@ -21,9 +21,9 @@ from functools import partial
 
 from agentrl.exceptions import AgentError, InvalidError
 from agentrl.harness.gateway import AWAY_S, AwayError, EpisodeGateway, GroupClosed, RefusedError
+from agentrl.harness.progress import ProgressDisplay
 from agentrl.harness.records import BEGUN, FINISHED, GIVEN_UP, Records
 from agentrl.harness.run import LEAVE_S, AgentRuns, Ended, Seat
-from agentrl.harness.screen import Screen
 from agentrl.service import LeaseService
 from groundwork.exceptions import ConfigError
 
@@ -129,14 +129,14 @@ class Driver:
         gateway: EpisodeGateway,
         runs: AgentRuns,
         records: Records,
-        screen: Screen,
+        display: ProgressDisplay,
         *,
         away_s: float = AWAY_S,
         first_pause_s: float = FIRST_PAUSE_S,
     ) -> None:
         """``away_s``: how long the pool may be away; ``first_pause_s``: before something is tried again."""
         self._plan, self._service, self._gateway, self._runs = plan, service, gateway, runs
-        self._records, self._screen = records, screen
+        self._records, self._display = records, display
         self._away_s, self._first_pause_s = away_s, first_pause_s
         self._free = asyncio.Semaphore(plan.parallel)
         self._under_way: dict[str, _Group] = {}
@@ -219,7 +219,7 @@ class Driver:
         place = {"number": group.number, "task": group.task, "group": group.name, "seat": seat, "attempt": attempt}
         self._records.episode({**place, **asdict(ended)})
         again = f", try {attempt}" if attempt > 1 else ""
-        self._screen.run(group.shown, f"run {seat + 1} of {self._plan.members}{again}", ended)
+        self._display.run(group.shown, f"run {seat + 1} of {self._plan.members}{again}", ended)
 
     async def _settle(self, group: _Group) -> None:
         """Settle, say and keep what became of a group, if this member was the last that it waited for."""
@@ -228,12 +228,12 @@ class Driver:
             group.over = True
             await self._end_spare(group, others)
             self._records.group({**group.line, "state": FINISHED})
-            self._screen.finished(group.shown, *_results(group))
+            self._display.finished(group.shown, *_results(group))
         elif group.problem and not others:
             group.over = True
             await self._gateway.close_group(group.name)
             self._records.group({**group.line, "state": GIVEN_UP, "problem": group.problem})
-            self._screen.given_up(group.shown, group.problem, len(group.ended))
+            self._display.given_up(group.shown, group.problem, len(group.ended))
         if group.over:
             del self._under_way[group.name]
 
@@ -245,7 +245,7 @@ class Driver:
             each.cancel()
         if others:
             await asyncio.wait(others)
-        self._screen.spared(group.shown, len(others))
+        self._display.spared(group.shown, len(others))
         await self._gateway.close_group(group.name)
 
     async def _close_left(self) -> None:
@@ -254,7 +254,7 @@ class Driver:
             closed = await self._gateway.close_group(line["group"])
             self._records.group({**line, "state": GIVEN_UP, "problem": LEFT})
             if closed is not None:
-                self._screen.say(f"group {line['number']} ({line['task']}) of an earlier run: {_told(closed)}")
+                self._display.say(f"group {line['number']} ({line['task']}) of an earlier run: {_told(closed)}")
 
     async def _leave(self) -> None:
         """Close the groups that are under way when the driver ends early; a later process closes what it cannot."""
@@ -264,7 +264,7 @@ class Driver:
                     closed = await self._gateway.close_group(group.name)
                     self._records.group({**group.line, "state": GIVEN_UP, "problem": LEFT})
                     if closed is not None:
-                        self._screen.say(f"{group.shown} is left: {_told(closed)}")
+                        self._display.say(f"{group.shown} is left: {_told(closed)}")
         except (TimeoutError, AwayError, RefusedError, ConfigError) as error:
             reason = str(error) or f"no answer within {LEAVE_S:g} s"
             logger.warning(
@@ -290,7 +290,7 @@ class Driver:
             except AgentError as error:
                 problem = str(error)
             if attempt == 1:
-                self._screen.say(f"waiting for the pool: {problem}")
+                self._display.say(f"waiting for the pool: {problem}")
             if clock() >= latest:
                 raise AwayError(f"the pool has granted no lease for {self._away_s:g} s: {problem}")
             await asyncio.sleep(pause(attempt, self._first_pause_s))
@@ -303,7 +303,7 @@ class Driver:
                 return
             if attempt == 1:
                 bound = f"--most-ready is {self._plan.most_ready}"
-                self._screen.say(f"waiting for the trainer: {ready} rollouts are ready, {bound}")
+                self._display.say(f"waiting for the trainer: {ready} rollouts are ready, {bound}")
             await asyncio.sleep(pause(attempt, self._first_pause_s))
 
 

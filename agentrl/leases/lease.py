@@ -263,7 +263,7 @@ def _late(name: str, seconds: float) -> DeadlineError:
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class CloseTimeouts:
     """Seconds for one attempt to close, for a cancelled call to end, and before the first and any later retry."""
 
     close_s: float = 30.0
@@ -272,7 +272,7 @@ class Patience:
     longest_retry_s: float = 60.0
 
 
-PATIENCE = Patience()
+CLOSE_TIMEOUTS = CloseTimeouts()
 
 
 async def close(
@@ -281,7 +281,7 @@ async def close(
     processes: Processes,
     running: Sequence[asyncio.Task[Any]],
     *,
-    patience: Patience,
+    timeouts: CloseTimeouts,
     metrics: PoolMetrics,
     on_stuck: Callable[[], None],
 ) -> None:
@@ -292,13 +292,13 @@ async def close(
         environment: to close.
         processes: of the environment.
         running: cancelled operations.
-        patience: bounds.
+        timeouts: of closing.
         metrics: counts the failures.
         on_stuck: called after the first attempt that failed.
     """
     if running:
-        await asyncio.wait(running, timeout=2 * patience.cancel_grace_s)
-    pause = patience.retry_s
+        await asyncio.wait(running, timeout=2 * timeouts.cancel_grace_s)
+    pause = timeouts.retry_s
     closing: asyncio.Task[None] | None = None
     closed = False
     while True:
@@ -306,7 +306,7 @@ async def close(
         if not closed:
             if closing is None:
                 closing = asyncio.create_task(awaited(environment.close), name=f"close of {name}")
-            in_time = await ended_in_time(closing, patience.close_s, patience.cancel_grace_s)
+            in_time = await ended_in_time(closing, timeouts.close_s, timeouts.cancel_grace_s)
             closed = in_time and not closing.cancelled() and closing.exception() is None
             if not closed:
                 reason = "raised" if in_time else "hung"
@@ -324,7 +324,7 @@ async def close(
         metrics.close_failures.labels(reason=reason).inc()
         on_stuck()
         await asyncio.sleep(pause)
-        pause = min(2 * pause, patience.longest_retry_s)
+        pause = min(2 * pause, timeouts.longest_retry_s)
 
 
 async def _ended(name: str, processes: Processes) -> bool:

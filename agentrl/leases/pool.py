@@ -20,7 +20,7 @@ from typing import Any
 from agentrl.deadlines import WORKER_MARGIN_S
 from agentrl.exceptions import AgentError, InfraError, NotFoundError
 from agentrl.leases.capacity import Capacity
-from agentrl.leases.lease import PATIENCE, Lease, Outcome, Patience, close, joined
+from agentrl.leases.lease import CLOSE_TIMEOUTS, CloseTimeouts, Lease, Outcome, close, joined
 from agentrl.leases.metrics import PoolMetrics
 from agentrl.processes import Processes, ProcessLedger, end_leftovers
 from agentrl.protocol import (
@@ -53,7 +53,7 @@ class Pool:
         ledger: ProcessLedger,
         metrics: PoolMetrics,
         *,
-        patience: Patience = PATIENCE,
+        timeouts: CloseTimeouts = CLOSE_TIMEOUTS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare an empty pool; ``clock`` is monotonic, in seconds."""
@@ -61,7 +61,7 @@ class Pool:
         self._capacity = capacity
         self._ledger = ledger
         self._metrics = metrics
-        self._patience = patience
+        self._timeouts = timeouts
         self._clock = clock
         self._leases: dict[str, Lease] = {}
         self._requests: dict[str, asyncio.Task[Outcome[Leased]]] = {}
@@ -208,7 +208,7 @@ class Pool:
             ttl_s=request.ttl_s,
             clock=self._clock,
             metrics=self._metrics,
-            cancel_grace_s=self._patience.cancel_grace_s,
+            cancel_grace_s=self._timeouts.cancel_grace_s,
         )
         self._leases[lease.id] = lease
         queued = self._clock() - asked
@@ -242,7 +242,7 @@ class Pool:
         """Close a lease's environment; its slot becomes free when that is done, and not before."""
         await close(
             *(lease.id, lease.environment, lease.processes, running),
-            patience=self._patience,
+            timeouts=self._timeouts,
             metrics=self._metrics,
             on_stuck=lambda: self._stuck.add(lease.id),
         )

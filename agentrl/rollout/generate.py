@@ -28,7 +28,7 @@ from agentrl.rollout.play import EpisodeLost
 from agentrl.rollout.records import EpisodeRecord
 from agentrl.rollout.settings import Settings
 from agentrl.rollout.step_judge import Fits, StepJudge
-from agentrl.rollout.token_policy import Speech, TokenPolicy
+from agentrl.rollout.token_policy import ChatCodec, TokenPolicy
 from agentrl.service import LeaseService
 from groundwork.exceptions import ConfigError
 from groundwork.processors import load_processor, load_tokenizer
@@ -47,7 +47,7 @@ JUDGE_SECONDS = 120.0
 AGENTS: WeakKeyDictionary[GenerateState, Agents] = WeakKeyDictionary()
 
 
-class Parking:
+class SuspendedEpisodes:
     """Aborted episodes that wait, with their leases, until slime asks for their samples again, by ticket.
 
     Guarantees: an episode is taken by one caller only. One that nobody takes within its time is closed, so its lease is given
@@ -63,7 +63,7 @@ class Parking:
     def put(self, run: EpisodeRun, seconds: float) -> str:
         """Keep an episode for ``seconds``; return its ticket."""
         ticket = secrets.token_hex(8)
-        self._waiting[ticket] = run, asyncio.create_task(self._expire(ticket, seconds), name=f"parking {run.name}")
+        self._waiting[ticket] = run, asyncio.create_task(self._expire(ticket, seconds), name=f"suspended {run.name}")
         return ticket
 
     def take(self, ticket: str | None) -> EpisodeRun | None:
@@ -91,8 +91,8 @@ class Agents:
 
     def __init__(self, args: Arguments, tokenizer: Any) -> None:
         """Read the tokenizer's chat template, and prepare the judge if the run has one."""
-        self.speech = Speech(tokenizer)
-        self.parking = Parking()
+        self.codec = ChatCodec(tokenizer)
+        self.suspended = SuspendedEpisodes()
         self._judge = _judge(args)
         self._votes, self._answer_tokens = args.prm_m, args.prm_max_new_tokens
         self._slots = asyncio.Semaphore(JUDGED_AT_A_TIME)
@@ -183,7 +183,7 @@ async def generate_in(
     if not (args.dynamic_history or evaluation):
         raise ConfigError("an episode can become several samples; add --dynamic-history")
     agents = agents_of(args)
-    run = agents.parking.take(sample.metadata.pop(TICKET, None))
+    run = agents.suspended.take(sample.metadata.pop(TICKET, None))
     resumed = run is not None
     for attempt in range(1, settings.tries + 1):
         run = run or _new_run(args, agents, settings, sample, sampling_params, evaluation, lend or service_of)
@@ -228,7 +228,7 @@ def _new_run(
     name = f"{'eval' if evaluation else 'train'}-{sample.group_index}-{sample.index}-{secrets.token_hex(4)}"
     record = EpisodeRecord(Path(args.run_dir), name)
     policy = TokenPolicy(
-        *(args, sample, parameters, agents.speech, record),
+        *(args, sample, parameters, agents.codec, record),
         evaluation=evaluation,
         keywords={**args.apply_chat_template_kwargs, **(sample.apply_chat_template_kwargs or {})},
         processor=GenerateState(args).processor,
@@ -251,7 +251,7 @@ def _seed(sample: Sample) -> int:
 async def _aborted(args: Arguments, agents: Agents, settings: Settings, sample: Sample, run: EpisodeRun) -> Sample:
     """Return the sample as slime gets it back: with a ticket if it will be continued."""
     if args.partial_rollout:
-        sample.metadata[TICKET] = agents.parking.put(run, settings.park_seconds)
+        sample.metadata[TICKET] = agents.suspended.put(run, settings.park_seconds)
     else:
         await run.close()
     sample.status = Sample.Status.ABORTED

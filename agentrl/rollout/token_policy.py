@@ -37,7 +37,7 @@ from slime.rollout.segments import SampledTurn
 from slime.utils.types import PrefixCacheInfo, Sample
 
 
-class Speech:
+class ChatCodec:
     """What a model's tokenizer and chat template mean: shared by all conversations of a process."""
 
     def __init__(self, tokenizer: Any) -> None:
@@ -83,14 +83,14 @@ class Conversation:
     """Messages, and the ids of the replies among them.
 
     Attributes:
-        speech: of the model.
+        codec: of the model.
         messages: so far; only `said`, `heard` and `replace` change them.
         tools: that the model may call.
         keywords: for the chat template.
         rendered: number of prompts after the first that were no extension.
     """
 
-    speech: Speech
+    codec: ChatCodec
     messages: list[Message]
     tools: Tools = ()
     keywords: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -104,7 +104,7 @@ class Conversation:
         Raises:
             RenderError: the template refuses the messages.
         """
-        renderer = self.speech.renderer
+        renderer = self.codec.renderer
         if self._last is not None:
             prompt_ids, position, sampled, thought = self._last
             extended = renderer.extended(
@@ -117,7 +117,7 @@ class Conversation:
 
     def read(self, prompt_ids: Sequence[int], ids: Sequence[int], turn: int) -> Reply:
         """Return the reply ``ids`` to a prompt as a message."""
-        return self.speech.read(prompt_ids, ids, self.tools, turn)
+        return self.codec.read(prompt_ids, ids, self.tools, turn)
 
     def length_of(self, kept: Sequence[tuple[int | None, Message]]) -> int:
         """Return the number of tokens of the prompt after `replace`."""
@@ -146,15 +146,15 @@ class Conversation:
         return {new: old[was] for new, (was, _) in enumerate(kept) if was is not None and was in old}
 
     def _whole(self, messages: Sequence[Message], replies: Mapping[int, ServedReply]) -> list[int]:
-        served = Served(replies, self.speech.form, schemas_of(self.tools))
-        return self.speech.renderer.render(messages, self.tools, self.keywords, served)
+        served = Served(replies, self.codec.form, schemas_of(self.tools))
+        return self.codec.renderer.render(messages, self.tools, self.keywords, served)
 
 
 @dataclass
 class AppendedConversation:
     """Messages, and the ids of those that follow the first prompt; see `Conversation`."""
 
-    speech: Speech
+    codec: ChatCodec
     messages: list[Message]
     keywords: Mapping[str, Any] = field(default_factory=dict[str, Any])
     tools: Tools = ()
@@ -162,7 +162,7 @@ class AppendedConversation:
 
     def __post_init__(self) -> None:
         self._first = len(self.messages)
-        self._begin = self.speech.renderer.render(self.messages, (), self.keywords)
+        self._begin = self.codec.renderer.render(self.messages, (), self.keywords)
         self._ids: list[list[int]] = []
 
     def prompt(self) -> list[int]:
@@ -171,7 +171,7 @@ class AppendedConversation:
 
     def read(self, prompt_ids: Sequence[int], ids: Sequence[int], turn: int) -> Reply:
         """Return a reply as a message: all of its text, thoughts and calls included."""
-        return Reply({"role": "assistant", "content": self.speech.text(ids)})
+        return Reply({"role": "assistant", "content": self.codec.text(ids)})
 
     def length_of(self, kept: Sequence[tuple[int | None, Message]]) -> int:
         """Return the number of tokens of the prompt after `replace`."""
@@ -198,7 +198,7 @@ class AppendedConversation:
         return [self._observed(message) if was is None else self._ids[was - self._first] for was, message in after]
 
     def _observed(self, message: Message) -> list[int]:
-        return self.speech.renderer.encode_text(f"\n\n<interpreter>\n{message['content']}\n</interpreter>\n\n")
+        return self.codec.renderer.encode_text(f"\n\n<interpreter>\n{message['content']}\n</interpreter>\n\n")
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ class TokenPolicy(Policy):
         args: Arguments,
         origin: Sample,
         sampling_params: dict[str, Any],
-        speech: Speech,
+        codec: ChatCodec,
         record: EpisodeRecord,
         *,
         evaluation: bool,
@@ -239,7 +239,7 @@ class TokenPolicy(Policy):
             args: of the run.
             origin: the sample that the episode answers.
             sampling_params: of its replies; ``max_new_tokens`` bounds one reply.
-            speech: of the model.
+            codec: of the model.
             record: gets tokens and pictures.
             evaluation: whether this is an evaluation.
             keywords: for the chat template; those of the environment win.
@@ -252,7 +252,7 @@ class TokenPolicy(Policy):
             raise ConfigError("the agent loop keeps no routed experts; remove --use-rollout-routing-replay")
         self._args, self._origin, self._evaluation = args, origin, evaluation
         self._parameters = sampling_params
-        self._speech, self._record, self._keywords = speech, record, keywords or {}
+        self._codec, self._record, self._keywords = codec, record, keywords or {}
         self._conversation: Conversation | AppendedConversation
         self._asked: list[int] = []
         self._reply: Sample | None = None
@@ -282,9 +282,9 @@ class TokenPolicy(Policy):
         """See `Policy.begin`. Replies also end with the format's stops, which stay part of them."""
         keywords = {**self._keywords, **begin.keywords}
         if begin.form.appended:
-            self._conversation = AppendedConversation(self._speech, list(begin.messages), keywords)
+            self._conversation = AppendedConversation(self._codec, list(begin.messages), keywords)
         else:
-            self._conversation = Conversation(self._speech, list(begin.messages), begin.tools, keywords)
+            self._conversation = Conversation(self._codec, list(begin.messages), begin.tools, keywords)
         if begin.form.stops:
             stops = self._parameters.get("stop") or []
             own = [stops] if isinstance(stops, str) else stops

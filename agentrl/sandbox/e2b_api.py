@@ -1,6 +1,6 @@
 """The parts of E2B's HTTP interface that sandboxes need: start, find and end virtual machines; files and programs inside.
 
-Guarantees: an answer that asks for patience (429, 5xx) and a lost connection are tried again, within `Patience`; a machine
+Guarantees: an answer that asks to wait (429, 5xx) and a lost connection are tried again, within `RetryBudget`; a machine
 that is gone raises at once. The key is sent to the interface only, and the machine's own token to the machine only;
 neither is in an error or a log. Any host that speaks this protocol will do. Stateless but for its connections.
 
@@ -36,7 +36,7 @@ PATHS_USER = "root"
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RetryBudget:
     """How often, and how long after each other, a request is tried again.
 
     Attributes:
@@ -100,7 +100,7 @@ class E2BApi:
     """A client; `close` it."""
 
     def __init__(
-        self, key: str, domain: str, *, url: str | None = None, inside_url: str | None = None, patience: Patience
+        self, key: str, domain: str, *, url: str | None = None, inside_url: str | None = None, retry_budget: RetryBudget
     ) -> None:
         """Prepare; nothing is sent.
 
@@ -109,14 +109,14 @@ class E2BApi:
             domain: of the host, for example ``e2b.app``.
             url: of the interface, if it is not ``https://api.DOMAIN``.
             inside_url: of the service in every machine, if it is not ``https://PORT-ID.DOMAIN``.
-            patience: with failing requests.
+            retry_budget: of failing requests.
         """
         self._domain = domain
         self._url = url or f"https://api.{domain}"
         self._inside_url = inside_url
         self._key = {"X-API-Key": key}
-        self._patience = patience
-        self._http = httpx.AsyncClient(timeout=patience.silence_s, trust_env=True)
+        self._retry_budget = retry_budget
+        self._http = httpx.AsyncClient(timeout=retry_budget.silence_s, trust_env=True)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -139,16 +139,16 @@ class E2BApi:
             "allow_internet_access": False,
             "metadata": dict(metadata),
         }
-        for attempt in range(1, self._patience.tries + 1):
+        for attempt in range(1, self._retry_budget.tries + 1):
             try:
                 made = await self._asked("POST", "/sandboxes", body=body, tries=1)
                 break
             except _Again as again:
                 for each in await self.find(metadata):
                     await self.end(each)
-                if attempt == self._patience.tries:
+                if attempt == self._retry_budget.tries:
                     raise again.given_up("start a sandbox") from again
-                await asyncio.sleep(self._patience.wait_s(attempt, again.asked))
+                await asyncio.sleep(self._retry_budget.wait_s(attempt, again.asked))
         else:
             raise AssertionError("the loop ends by break or raise")
         if made.status_code in (400, 404):
@@ -212,7 +212,7 @@ class E2BApi:
         Raises:
             InfraError: it cannot be started, or the machine is gone or does not answer.
         """
-        for attempt in range(1, self._patience.tries + 1):
+        for attempt in range(1, self._retry_budget.tries + 1):
             try:
                 async with aclosing(self._events(machine, argv)) as events:
                     async for event in events:
@@ -229,7 +229,7 @@ class E2BApi:
         """
         try:
             async with asyncio.timeout(seconds):
-                for attempt in range(1, self._patience.tries + 1):
+                for attempt in range(1, self._retry_budget.tries + 1):
                     try:
                         return await self._run(machine, argv)
                     except (Lost, _Again) as error:
@@ -244,11 +244,11 @@ class E2BApi:
         Raises:
             InfraError: it was the last try.
         """
-        if attempt == self._patience.tries:
+        if attempt == self._retry_budget.tries:
             raise InfraError(
                 f"E2B: a sandbox's connection was lost {attempt} times ({error}); take a new one", code="e2b_failed"
             ) from error
-        await asyncio.sleep(self._patience.wait_s(attempt, error.asked if isinstance(error, _Again) else None))
+        await asyncio.sleep(self._retry_budget.wait_s(attempt, error.asked if isinstance(error, _Again) else None))
 
     async def _run(self, machine: Machine, argv: list[str]) -> Ended:
         output = {"stdout": bytearray(), "stderr": bytearray()}
@@ -301,13 +301,13 @@ class E2BApi:
 
     async def _tried(self, method: str, path: str, what: str, **request: Any) -> httpx.Response:
         """Send a request that may be repeated until there is an answer."""
-        for attempt in range(1, self._patience.tries + 1):
+        for attempt in range(1, self._retry_budget.tries + 1):
             try:
                 return await self._asked(method, path, tries=attempt, **request)
             except _Again as again:
-                if attempt == self._patience.tries:
+                if attempt == self._retry_budget.tries:
                     raise again.given_up(what) from again
-                await asyncio.sleep(self._patience.wait_s(attempt, again.asked))
+                await asyncio.sleep(self._retry_budget.wait_s(attempt, again.asked))
         raise AssertionError("the loop ends by return or raise")
 
     async def _asked(

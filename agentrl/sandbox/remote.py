@@ -30,7 +30,7 @@ from typing import Any
 
 from agentrl.exceptions import AgentError, InfraError, InvalidError
 from agentrl.processes import Processes
-from agentrl.sandbox.e2b_api import E2BApi, Machine, Patience, gone
+from agentrl.sandbox.e2b_api import E2BApi, Machine, RetryBudget, gone
 from agentrl.sandbox.inside.relay import GONE
 from agentrl.sandbox.inside.wire import MOST_BODY, Frames, frame
 from agentrl.sandbox.interface import HOME, ExecResult, Limits, SandboxSpec
@@ -93,7 +93,7 @@ class E2BSettings:
         lifetime_s: seconds that a machine lives after its last use.
         url: of the interface, if it is not ``https://api.DOMAIN``.
         inside_url: of the service in every machine, if it is not ``https://PORT-ID.DOMAIN``.
-        patience: with failing requests.
+        retry_budget: of failing requests.
     """
 
     key: str = field(repr=False)
@@ -102,7 +102,7 @@ class E2BSettings:
     lifetime_s: int = 1800
     url: str | None = None
     inside_url: str | None = None
-    patience: Patience = field(default_factory=Patience)
+    retry_budget: RetryBudget = field(default_factory=RetryBudget)
 
     @classmethod
     def read(cls, environment: Mapping[str, str], template: str | None = None) -> E2BSettings:
@@ -128,7 +128,7 @@ class E2BProvider:
             settings.domain,
             url=settings.url,
             inside_url=settings.inside_url,
-            patience=settings.patience,
+            retry_budget=settings.retry_budget,
         )
 
     async def close(self) -> None:

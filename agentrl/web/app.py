@@ -91,8 +91,8 @@ def answer_errors(app: FastAPI) -> None:
         return response(InternalError("the server has a defect; see its log", code="defect"))
 
 
-class Door:
-    """The middleware; stateless."""
+class AuthMiddleware:
+    """Pass on requests with the key of the server; stateless."""
 
     def __init__(self, app: ASGIApp, key: str | None) -> None:
         self._app = app
@@ -187,7 +187,7 @@ def create_app(
         most_body_bytes: of a request.
     """
     app = FastAPI(title="agentrl", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(Door, key=key)
+    app.add_middleware(AuthMiddleware, key=key)
     answer_errors(app)
 
     @app.post("/v1/lease")

@@ -11,14 +11,14 @@ import httpx
 from prometheus_client import CollectorRegistry
 
 from agentrl.client.episode import new_request_id
-from agentrl.leases.lease import Patience
+from agentrl.leases.lease import CloseTimeouts
 from agentrl.leases.pool import Pool
 from agentrl.processes import ProcessLedger
 from agentrl.protocol import EvaluateRequest, LeaseRequest, RenewRequest, ResetRequest, StepRequest
 from agentrl.service import LeaseService
 from lab.testkit.agent_environments import Script
 
-QUICK = Patience(close_s=5.0, cancel_grace_s=0.3, retry_s=0.01, longest_retry_s=0.02)
+QUICK = CloseTimeouts(close_s=5.0, cancel_grace_s=0.3, retry_s=0.01, longest_retry_s=0.02)
 PATIENT_S = 20.0
 ADDRESS = "http://127.0.0.1"
 

@@ -89,7 +89,7 @@ async def pool_of(environment: type[Environment], folder: Path, slots: int = 4) 
     """Lend an environment in this process; at the end all leases must be closed."""
     ledger = ProcessLedger(folder / "pool.sqlite")
     capacity = Capacity(slots, Weight(1000, 2.0))
-    pool = Pool(Registry([environment]), capacity, ledger, PoolMetrics(CollectorRegistry()), patience=QUICK)
+    pool = Pool(Registry([environment]), capacity, ledger, PoolMetrics(CollectorRegistry()), timeouts=QUICK)
     await pool.start()
     try:
         yield InProcessLeases(pool)

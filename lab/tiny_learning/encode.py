@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from agentrl.rollout.actions import FORMS
 from agentrl.rollout.step_judge import step_question
-from agentrl.rollout.token_policy import Conversation, Speech
+from agentrl.rollout.token_policy import ChatCodec, Conversation
 from chat_codec.prompts import Prompts
 from groundwork.chat_messages import Message
 from lab.tiny_learning.traces import Step, Trace
@@ -37,7 +37,7 @@ class Coder:
     def __init__(self, tokenizer: Any) -> None:
         """Read the tokenizer's chat template."""
         self._tokenizer = tokenizer
-        self._speech = Speech(tokenizer)
+        self._codec = ChatCodec(tokenizer)
         self._prompts = Prompts(tokenizer)
         self._end = tokenizer.convert_tokens_to_ids(END)
         self._turns = [tokenizer.encode(text, add_special_tokens=False) for text in TURNS]
@@ -49,7 +49,7 @@ class Coder:
 
     def prompt(self, trace: Trace, number: int = 0) -> list[int]:
         """Return the prompt of a step of a trace."""
-        talk = Conversation(self._speech, list(trace.messages), trace.tools)
+        talk = Conversation(self._codec, list(trace.messages), trace.tools)
         for at, step in enumerate(trace.steps[:number]):
             self._go_on(talk, talk.prompt(), self.ids(step.text), step, trace, at)
         return talk.prompt()
@@ -60,7 +60,7 @@ class Coder:
         Raises:
             ValueError: a prompt does not extend the one before, so an episode would not be one sample.
         """
-        talk = Conversation(self._speech, list(trace.messages), trace.tools)
+        talk = Conversation(self._codec, list(trace.messages), trace.tools)
         ids: list[int] = []
         weights: list[float] = []
         for number, step in enumerate(trace.steps):
@@ -80,7 +80,7 @@ class Coder:
 
     def judge(self, trace: Trace, number: int) -> tuple[list[int], list[int]]:
         """Return the question about a step as the step judge asks it, and the answer."""
-        talk = Conversation(self._speech, list(trace.messages), trace.tools)
+        talk = Conversation(self._codec, list(trace.messages), trace.tools)
         before: list[Message] = []
         for at, step in enumerate(trace.steps[: number + 1]):
             before = list(talk.messages)
@@ -104,7 +104,7 @@ class Coder:
     def _go_on(
         self, talk: Conversation, prompt: list[int], reply: list[int], step: Step, trace: Trace, number: int
     ) -> None:
-        read = self._speech.read(prompt, reply, trace.tools, number)
+        read = self._codec.read(prompt, reply, trace.tools, number)
         talk.said(prompt, reply, read)
         form = FORMS["tool_calls"]
         talk.heard([form.answer(step.heard, action.call_id) for action in form.actions(read)])

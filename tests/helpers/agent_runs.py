@@ -18,9 +18,9 @@ from agentrl.environment import Environment, Task, Weight
 from agentrl.exceptions import InvalidError
 from agentrl.harness.driver import Driver, Plan
 from agentrl.harness.gateway import EpisodeGateway
+from agentrl.harness.progress import ProgressDisplay
 from agentrl.harness.records import Records, schedule_of
 from agentrl.harness.run import Agent, AgentRuns
-from agentrl.harness.screen import Screen
 from agentrl.leases.capacity import Capacity
 from agentrl.leases.metrics import PoolMetrics
 from agentrl.leases.pool import Pool
@@ -129,7 +129,7 @@ async def start_pool(runs: Runs, ledger: Path, *, slots: int = 4, key: str | Non
         Capacity(slots, Weight(1000, 8.0)),
         processes,
         PoolMetrics(registry),
-        patience=QUICK,
+        timeouts=QUICK,
     )
     await pool.start()
     return AgentPool(pool, runs, processes, create_app(pool, registry, key=key, most_body_bytes=10_000))
@@ -169,10 +169,10 @@ class Drive:
     pool: CutTransport
     gateway: CutTransport
     text: io.StringIO = field(default_factory=io.StringIO)
-    screen: Screen = field(init=False)
+    display: ProgressDisplay = field(init=False)
 
     def __post_init__(self) -> None:
-        self.screen = Screen(Console(file=self.text, width=200), None)
+        self.display = ProgressDisplay(Console(file=self.text, width=200), None)
 
     @property
     def said(self) -> str:
@@ -197,4 +197,4 @@ class Drive:
             EpisodeGateway(ADDRESS, transport=self.gateway, replies_s=0.5) as gateway,
         ):
             runs = AgentRuns(service, gateway, agent)
-            await Driver(plan, service, gateway, runs, kept, self.screen, first_pause_s=0.01).drive()
+            await Driver(plan, service, gateway, runs, kept, self.display, first_pause_s=0.01).drive()

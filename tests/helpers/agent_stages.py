@@ -84,7 +84,7 @@ async def staged(
 
         monkeypatch.setattr(loop, "service_of", service)
         yield Stage(args, policy, environment, pool, tokenizer)
-        await loop.agents_of(args).parking.close()
+        await loop.agents_of(args).suspended.close()
         assert (await pool.status()).leases == 0
     SingletonMeta.clear(GenerateState)
 

@@ -7,22 +7,22 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 from agentrl.sandbox.container import Container, ContainerSettings, Engine
-from agentrl.sandbox.e2b_api import Patience
+from agentrl.sandbox.e2b_api import RetryBudget
 from agentrl.sandbox.interface import Provider
 from agentrl.sandbox.remote import E2BProvider, E2BSettings
 from tests.helpers.fake_container_engine import FakeEngine
 from tests.helpers.fake_e2b import KEY, FakeE2B, fake_e2b
 
-QUICK = Patience(tries=4, first_s=0.01, longest_s=0.05, silence_s=20.0)
+QUICK = RetryBudget(tries=4, first_s=0.01, longest_s=0.05, silence_s=20.0)
 Left = Callable[[], list[str]]
 World = Callable[[Path], AbstractAsyncContextManager[tuple[Provider, Left]]]
 """Gives a provider, and what tells which sandboxes exist at whatever it drives."""
 
 
-def e2b_settings(host: FakeE2B, patience: Patience = QUICK, *, lifetime_s: int = 1800) -> E2BSettings:
+def e2b_settings(host: FakeE2B, retry_budget: RetryBudget = QUICK, *, lifetime_s: int = 1800) -> E2BSettings:
     """Return the settings of a provider at a stand-in host."""
     return E2BSettings(
-        KEY, "stand-in", url=host.url, inside_url=f"{host.url}/inside", patience=patience, lifetime_s=lifetime_s
+        KEY, "stand-in", url=host.url, inside_url=f"{host.url}/inside", retry_budget=retry_budget, lifetime_s=lifetime_s
     )
 
 

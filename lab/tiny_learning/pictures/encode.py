@@ -65,7 +65,7 @@ class Coder(encode.Coder):
         """Return the action of a first reply as the environment reads it; None: it has none."""
         bare = super().prompt(trace)
         try:
-            (found,) = FORM.actions(self._speech.read(bare, ids, trace.tools, 0))
+            (found,) = FORM.actions(self._codec.read(bare, ids, trace.tools, 0))
             return read_call(found.content)
         except Malformed:
             return None
@@ -73,7 +73,7 @@ class Coder(encode.Coder):
     def _go_on(
         self, talk: Conversation, prompt: list[int], reply: list[int], step: Step, trace: Trace, number: int
     ) -> None:
-        read = self._speech.read(prompt, reply, trace.tools, number)
+        read = self._codec.read(prompt, reply, trace.tools, number)
         talk.said(prompt, reply, read)
         heard = [FORM.answer(step.heard, action.call_id) for action in FORM.actions(read)]
         talk.heard([with_pictures(each, [PICTURE]) for each in heard])

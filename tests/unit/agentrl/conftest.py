@@ -15,7 +15,7 @@ from agentrl.client.http import HttpLeases
 from agentrl.client.in_process import InProcessLeases
 from agentrl.environment import Weight
 from agentrl.leases.capacity import Capacity
-from agentrl.leases.lease import Patience
+from agentrl.leases.lease import CloseTimeouts
 from agentrl.leases.metrics import PoolMetrics
 from agentrl.leases.pool import Pool
 from agentrl.processes import ProcessLedger
@@ -32,13 +32,18 @@ async def build(tmp_path: Path) -> AsyncIterator[Build]:
     numbers = itertools.count()
 
     async def start(
-        kind: str = "in_process", *, slots: int = 2, key: str | None = None, patience: Patience = QUICK, **script: Any
+        kind: str = "in_process",
+        *,
+        slots: int = 2,
+        key: str | None = None,
+        timeouts: CloseTimeouts = QUICK,
+        **script: Any,
     ) -> World:
         plan, clock, registry = Script(**script), Clock(), CollectorRegistry()
         ledger = ProcessLedger(tmp_path / f"{next(numbers)}.sqlite")
         capacity = Capacity(slots, Weight(1000, 2.0))
         tasks = Registry([plan.environment()])
-        pool = Pool(tasks, capacity, ledger, PoolMetrics(registry), patience=patience, clock=clock)
+        pool = Pool(tasks, capacity, ledger, PoolMetrics(registry), timeouts=timeouts, clock=clock)
         await pool.start()
         app = create_app(pool, registry, key=key, most_body_bytes=10_000)
         transport = CutTransport(httpx.ASGITransport(app, raise_app_exceptions=False))

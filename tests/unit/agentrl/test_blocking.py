@@ -26,7 +26,7 @@ async def test_as_many_calls_as_slots_block_at_a_time_and_nothing_else_waits(bui
 
 
 async def test_a_slot_is_taken_until_the_blocking_call_ends(build: Build) -> None:
-    world = await build(slots=1, patience=QUICK)
+    world = await build(slots=1, timeouts=QUICK)
     lease = await world.leased()
     with pytest.raises(DeadlineError, match="took longer"):
         await world.client.step(lease, acting(2, "block", timeout_s=0.05))

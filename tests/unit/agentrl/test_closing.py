@@ -45,7 +45,7 @@ async def test_a_close_that_raises_is_counted_and_tried_again(build: Build) -> N
 
 
 async def test_a_close_that_hangs_shows_in_the_status_until_it_works(build: Build) -> None:
-    world = await build(slots=1, patience=HASTY)
+    world = await build(slots=1, timeouts=HASTY)
     lease = await world.leased()
     pid = (await world.client.step(lease, acting(2, "spawn"))).observation.data["pid"]
     world.script.closing.clear()
@@ -60,7 +60,7 @@ async def test_a_close_that_hangs_shows_in_the_status_until_it_works(build: Buil
 
 
 async def test_a_close_that_ignores_its_cancellation_is_not_called_beside_itself(build: Build) -> None:
-    world = await build(slots=1, patience=HASTY, deaf_closes=True)
+    world = await build(slots=1, timeouts=HASTY, deaf_closes=True)
     lease = await world.leased()
     world.script.closing.clear()
     await world.client.release(lease)

@@ -123,7 +123,7 @@ async def test_groups_are_driven_rewarded_and_trained(
     assert sorted(states(tmp_path / "records")) == ["begun", "begun", "finished", "finished"]
     assert "mean reward" in drive.said
     assert "solved" in drive.said
-    drive.screen.summary()
+    drive.display.summary()
     assert "runs rewarded" in drive.said
 
 
@@ -142,7 +142,7 @@ async def test_a_lost_run_is_never_rewarded_and_another_takes_its_place(
     assert "the sandbox is gone" in drive.said
     assert "the grader is gone" in drive.said
     assert "timeout without a score" in drive.said
-    assert (drive.screen.tally.finished, drive.screen.tally.lost, drive.screen.tally.solved) == (1, 3, 1)
+    assert (drive.display.tally.finished, drive.display.tally.lost, drive.display.tally.solved) == (1, 3, 1)
 
 
 async def test_a_group_without_a_member_is_given_up_and_the_next_one_begins(
@@ -154,7 +154,7 @@ async def test_a_group_without_a_member_is_given_up_and_the_next_one_begins(
     assert [episode.status for episode in first] == ["ok", "infra_error", "infra_error"]
     assert [episode.state for episode in second] == ["settled"] * 3
     assert "given up with 1 rewarded members: 2 runs of a member were lost" in drive.said
-    assert (drive.screen.tally.finished, drive.screen.tally.given_up) == (1, 1)
+    assert (drive.display.tally.finished, drive.display.tally.given_up) == (1, 1)
     assert sorted(states(tmp_path)) == ["begun", "begun", "finished", "given_up"]
     assert stack.ledger.episodes.get(first[0].id).reason == "straggler", "it waits for no other member"
 
@@ -223,7 +223,7 @@ async def test_no_group_begins_while_many_samples_wait_for_the_trainer(
         for episode in stack.ledger.episodes.all():
             assert (await http.delete(f"/v1/episodes/{episode.id}")).status_code == 200
     await driving
-    assert drive.screen.tally.finished == 2
+    assert drive.display.tally.finished == 2
 
 
 async def test_an_interrupted_driver_leaves_no_lease_and_no_open_episode(
@@ -305,7 +305,7 @@ async def test_a_later_process_goes_on_with_the_groups_that_are_not_finished(
     pool.runs.gate.set()
     third = again(drive)
     await third.run(groups=3, records=tmp_path)
-    assert third.screen.tally.finished == 2
+    assert third.display.tally.finished == 2
     finished = [line for line in lines(tmp_path / GROUPS) if line["state"] == "finished"]
     assert sorted(line["number"] for line in finished) == [0, 1, 2]
     assert len({line["group"] for line in finished}) == 3
@@ -344,7 +344,7 @@ async def test_an_episode_that_expired_is_lost(stack: Stack, pool: AgentPool, dr
     pool.runs.gate.set()
     await driving
     assert "has ended with status 'expired'" in drive.said
-    assert drive.screen.tally.finished == 1
+    assert drive.display.tally.finished == 1
 
 
 def test_each_epoch_has_all_tasks_in_an_order_of_the_seed() -> None:

@@ -427,7 +427,7 @@ async def pooled(made: Made, clock: Clock) -> AsyncIterator[InProcessLeases]:
     """Serve a class of environments in a pool of this process."""
     metrics = PoolMetrics(CollectorRegistry())
     pool = Pool(
-        Registry([made.kind]), Capacity(1, Weight(2000, 2.0)), made.ledger, metrics, patience=QUICK, clock=clock
+        Registry([made.kind]), Capacity(1, Weight(2000, 2.0)), made.ledger, metrics, timeouts=QUICK, clock=clock
     )
     await pool.start()
     try:

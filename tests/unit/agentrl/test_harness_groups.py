@@ -74,7 +74,7 @@ async def test_members_that_are_lost_together_give_a_group_up_once(
     go.set()
     await run
     assert Counter(driving.states(tmp_path)) == {"begun": 2, "given_up": 2}
-    assert drive.screen.tally.given_up == 2
+    assert drive.display.tally.given_up == 2
 
 
 async def test_a_driver_that_is_stopped_has_its_rewarded_runs_trained(
@@ -128,10 +128,10 @@ async def test_spare_runs_are_ended_when_their_group_is_full(
     assert stack.ledger.samples.ready_count() == 2
     assert (await driving.leases(pool), pool.runs.running) == (0, 0)
     assert "full, 2 spare runs ended" in drive.said
-    tally = drive.screen.tally
+    tally = drive.display.tally
     assert (tally.finished, tally.spared, tally.lost, len(tally.scores)) == (1, 2, 0, 2)
     assert driving.states(tmp_path) == ["begun", "finished"]
-    drive.screen.summary()
+    drive.display.summary()
     assert "spare runs ended" in drive.said
 
 
@@ -153,7 +153,7 @@ async def test_no_more_runs_are_rewarded_than_a_group_has(stack: Stack, pool: Ag
     go.set()
     await run
     assert len(stack.ledger.episodes.all()) == drive.gateway.seen.count("POST reward") == 2
-    assert drive.screen.tally.spared == 2
+    assert drive.display.tally.spared == 2
 
 
 async def test_a_refused_reward_gives_its_place_to_a_spare_run(stack: Stack, pool: AgentPool, drive: Drive) -> None:
@@ -170,7 +170,7 @@ async def test_a_refused_reward_gives_its_place_to_a_spare_run(stack: Stack, poo
     drive.gateway.inner = Deleting()
     async with asyncio.timeout(PATIENT_S):
         await drive.run(groups=1, group_size=2, spare=1, parallel=1, tries=1)
-    assert (drive.screen.tally.finished, drive.screen.tally.lost) == (1, 1)
+    assert (drive.display.tally.finished, drive.display.tally.lost) == (1, 1)
     assert len(stack.ledger.episodes.all()) == 2
 
 
@@ -181,12 +181,12 @@ async def test_spare_runs_take_the_place_of_lost_ones(
     pool.runs.ends += [LOST] * lost
     await drive.run(groups=1, group_size=2, spare=1, parallel=1, tries=1, records=tmp_path)
     assert driving.states(tmp_path) == ["begun", state]
-    assert drive.screen.tally.spared == 0
+    assert drive.display.tally.spared == 0
 
 
 async def test_spare_runs_that_were_ended_leave_room_for_the_next_groups(
     stack: Stack, pool: AgentPool, drive: Drive
 ) -> None:
     await drive.run(groups=6, group_size=2, spare=3, parallel=3)
-    assert drive.screen.tally.finished == 6
-    assert len(drive.screen.tally.scores) == 12
+    assert drive.display.tally.finished == 6
+    assert len(drive.display.tally.scores) == 12

@@ -189,8 +189,8 @@ async def test_a_parked_episode_is_closed_in_time(stage: Raise, monkeypatch: pyt
         first = asyncio.create_task(on.play(partial_rollout=True))
         await until(lambda: on.policy.running)
         sample = await abort(on, first)
-        parking = loop.agents_of(on.args).parking
-        await until(lambda: not len(parking))
+        suspended = loop.agents_of(on.args).suspended
+        await until(lambda: not len(suspended))
         async with asyncio.timeout(20):
             while await on.leases():
                 await asyncio.sleep(0.002)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentrl.rollout.token_policy import Conversation, Speech
+from agentrl.rollout.token_policy import ChatCodec, Conversation
 from slime.rollout.rewards import mask_sums, rollout_ids
 from slime.rollout.segments import SampledTurn, Segment, alone, merge
 from slime.utils.types import Sample
@@ -25,13 +25,13 @@ def model(tiny_random_model: Path) -> Any:
 
 def played(path: Path) -> list[SampledTurn]:
     """Ten turns of random ids, as a policy without a clue samples them."""
-    speech, chance = Speech(AutoTokenizer.from_pretrained(path)), random.Random(5)
-    talk = Conversation(speech, [{"role": "user", "content": "Guess."}], keywords={"enable_thinking": True})
+    codec, chance = ChatCodec(AutoTokenizer.from_pretrained(path)), random.Random(5)
+    talk = Conversation(codec, [{"role": "user", "content": "Guess."}], keywords={"enable_thinking": True})
     turns = []
     for number in range(TURNS):
         prompt, ids = talk.prompt(), [chance.randrange(640) for _ in range(12)]
         turns.append(SampledTurn(prompt, ids, [-0.5] * len(ids)))
-        talk.said(prompt, ids, speech.read(prompt, ids, (), number))
+        talk.said(prompt, ids, codec.read(prompt, ids, (), number))
         talk.heard([{"role": "user", "content": f"{number}: wrong"}])
     return turns
 

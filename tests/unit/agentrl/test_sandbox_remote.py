@@ -238,7 +238,7 @@ async def test_the_key_is_asked_for_and_never_shown(
     assert "secret-key" not in repr(settings)
     caplog.set_level(logging.DEBUG)
     provider = E2BProvider(
-        E2BSettings("wrong-key", "stand-in", url=host.url, inside_url=f"{host.url}/inside", patience=QUICK)
+        E2BSettings("wrong-key", "stand-in", url=host.url, inside_url=f"{host.url}/inside", retry_budget=QUICK)
     )
     with pytest.raises(InfraError, match="does not accept the key") as caught:
         await provider.check()

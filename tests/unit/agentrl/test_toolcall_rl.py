@@ -68,7 +68,7 @@ def stage(tmp_path: Path, tiny_random_model: Path, monkeypatch: pytest.MonkeyPat
         try:
             yield Stage(args, policy, state.tokenizer)
         finally:
-            await agents_of(args).parking.close()
+            await agents_of(args).suspended.close()
             if state in OWN:
                 await OWN[state].stop()
             SingletonMeta.clear(GenerateState)

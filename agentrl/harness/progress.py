@@ -1,4 +1,4 @@
-"""What a person sees of a driver: a line per run and group, a progress bar on a terminal, a table at the end."""
+"""Show a driver on the terminal: a line per run and group, a progress bar, a table at the end."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Tally:
         return solved(self.scores)
 
 
-class Screen:
+class ProgressDisplay:
     """A context manager for the display; lines go above the bar."""
 
     def __init__(self, console: Console, total: int | None, finished: int = 0) -> None:
@@ -69,7 +69,7 @@ class Screen:
         )
         self._bar = self._progress.add_task("groups", total=total, completed=finished, solved=0, runs=0)
 
-    def __enter__(self) -> Screen:
+    def __enter__(self) -> ProgressDisplay:
         self._progress.start()
         return self
 
