@@ -96,6 +96,7 @@ class ChatService:
         self.clock = clock
         self.metrics = metrics = GatewayMetrics(registry)
         self._topk = topk
+        self._model_name = config.model_name
         self._format = form = reply_format(
             getattr(tokenizer, "chat_template", None) or "",
             reasoning_parser=config.reasoning_parser,
@@ -232,7 +233,7 @@ class ChatService:
         plan = plan_sampling(request, self.config, room, grammar, vocabulary=self._vocabulary)
         return Prompt(
             id=new_completion_id(),
-            model=self.config.model_name,
+            model=self._model_name,
             request=request,
             messages=list(raw["messages"]),
             tools=tools,
