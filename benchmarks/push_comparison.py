@@ -17,7 +17,7 @@ from torch import Tensor
 from benchmarks.weight_receiver import ReceiverProcess
 from slime.args import Arguments
 from slime.weight_sync.broadcast import BroadcastWeightSync
-from slime.weight_sync.buckets import Bucket, BucketBuffer
+from slime.weight_sync.requests import Bucket, BucketBuffer
 
 
 class SerialBroadcast(BroadcastWeightSync):

@@ -37,9 +37,9 @@ from slime.backends.sglang_utils.external import ExternalEngine
 from slime.backends.sglang_utils.server import engine_environment
 from slime.utils.misc import load_function
 from slime.weight_sync import LOADER
-from slime.weight_sync.buckets import unpack
 from slime.weight_sync.group import join_group
 from slime.weight_sync.remote_engine import RemoteEngine
+from slime.weight_sync.requests import unpack
 
 GROUP_TIMEOUT = timedelta(seconds=60)
 START_SECONDS = 120.0

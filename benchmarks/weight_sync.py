@@ -38,8 +38,8 @@ from groundwork.network import find_available_port
 from lab.testkit import tiny_random
 from slime.args import Arguments
 from slime.weight_sync import WeightSync
+from slime.weight_sync.pushes import make_weight_sync
 from slime.weight_sync.segments import Mappings, Segment
-from slime.weight_sync.transports import make_weight_sync
 
 BROADCAST = "broadcast (gloo)"
 PATHS: dict[str, dict[str, Any]] = {

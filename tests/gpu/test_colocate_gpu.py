@@ -17,7 +17,7 @@ from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine import CACHE, WEIGHTS, SGLangEngine
 from slime.backends.trainer.offload import HostMemory
-from slime.weight_sync.transports import make_weight_sync
+from slime.weight_sync.pushes import make_weight_sync
 from tests.helpers import megatron_ranks, trainer_ranks
 from tests.helpers.weight_receivers import rank_zero
 

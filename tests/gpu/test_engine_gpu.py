@@ -16,7 +16,7 @@ from benchmarks.figures import record_figure
 from benchmarks.weight_receiver import local_handle
 from slime.args import Arguments
 from slime.backends.sglang_utils.engine import SGLangEngine
-from slime.weight_sync.transports import make_weight_sync
+from slime.weight_sync.pushes import make_weight_sync
 from tests.helpers.engine_checks import check_streams_through_updates, check_the_trainer_agrees
 from tests.helpers.gpu_engine import BFLOAT16, GPU, engine_on_gpu, other_weights, run_on_gpu
 from tests.helpers.needed import needs

@@ -16,7 +16,7 @@ from torch import Tensor
 from benchmarks.weight_receiver import local_handle
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.external import ExternalEngine
-from slime.weight_sync.transports import make_weight_sync
+from slime.weight_sync.pushes import make_weight_sync
 from tests.helpers.weight_receivers import CPU, rank_zero, sync_args, weights
 
 

@@ -15,7 +15,7 @@ import pytest
 from torch import Tensor
 
 from slime.weight_sync import group
-from slime.weight_sync.buckets import unpack
+from slime.weight_sync.requests import unpack
 
 FAIL_SECONDS = 60.0
 """Nothing here takes as long; a wait that does has failed."""

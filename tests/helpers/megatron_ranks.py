@@ -46,7 +46,7 @@ def _three_steps(args: Arguments, rank: int, world_size: int, path: str) -> dict
     from slime.backends.megatron_utils import parallel, train_step
     from slime.backends.megatron_utils.config import read_config, shape_of
     from slime.backends.megatron_utils.model import build_model, data_parallel, unwrapped
-    from slime.backends.megatron_utils.optimizer import apply_gradients, build_optimizer
+    from slime.backends.megatron_utils.state import apply_gradients, build_optimizer
     from slime.backends.megatron_utils.weights import full_weights
     from slime.backends.trainer.micro_batch import RolloutShard
     from slime.backends.trainer.schedule import Schedule

@@ -43,7 +43,7 @@ def choices(
         At each call of a router the mode, the experts it was given, and those of its own choice.
     """
     from slime.backends.megatron_utils.backend import MegatronTrainActor
-    from slime.backends.megatron_utils.expert_choice import ExpertChoice
+    from slime.backends.megatron_utils.routing_replay import ExpertChoice
 
     warnings.filterwarnings("ignore")
     args = megatron_ranks.megatron_args(model, **changes)

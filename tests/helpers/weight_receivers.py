@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmarks.weight_receiver import ReceiverProcess
 from slime.args import Arguments
-from slime.weight_sync.transports import make_weight_sync
+from slime.weight_sync.pushes import make_weight_sync
 
 SPEC: dict[str, Any] = {
     "embedding": [[40, 8], "float32"],

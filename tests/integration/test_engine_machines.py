@@ -24,6 +24,7 @@ from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.engine_process import EngineProcess
+from slime.weight_sync.remote_engine import RemoteProcess
 from tests.helpers.tolerance import MODEL, tolerance
 from tests.helpers.weight_receivers import connected, rank_zero
 
@@ -48,20 +49,20 @@ class Machines:
         self.args = Arguments(**push, **given, seed=1)
         specs = [EngineSpec("policy", 0, 2, (0,), host, nodes=2, node_rank=rank) for rank, host in enumerate(HOSTS)]
         self.other = EngineProcess(self.args, specs[1])
-        self.engine = SGLangEngine(self.args, specs[0], others=[local_handle(self.other)])
+        self.engine = SGLangEngine(self.args, specs[0], others=[RemoteProcess(local_handle(self.other).actor)])
         self.family: set[psutil.Process] = set()
 
     def roots(self) -> list[psutil.Process]:
         """The process that was started on each machine."""
-        found = [psutil.Process(part._child.pid) for part in (self.engine, self.other) if part._child]
+        found = [psutil.Process(part.pid) for part in (self.engine.process, self.other) if part.pid]
         self.family.update(found, *(process.children(recursive=True) for process in found))
         return found
 
     def kill_other(self) -> None:
         """Kill the process on the other machine; returns when it has ended, which its threads take a moment for."""
-        assert self.other._child is not None
-        psutil.Process(self.other._child.pid).kill()
-        self.other._child.wait(GONE_SECONDS)
+        assert self.other.child is not None
+        psutil.Process(self.other.child.pid).kill()
+        self.other.child.wait(GONE_SECONDS)
 
     def push(self, model: Path, version: str) -> None:
         """Join the engine's ranks, and give them the weights of a checkpoint."""

@@ -11,7 +11,7 @@ from torch import nn
 
 from groundwork.exceptions import ConfigError
 from lab.testkit.trainer import trainer_args
-from slime.backends.megatron_utils.lora import add_adapters
+from slime.backends.megatron_utils.weights import add_adapters
 from slime.utils.vocab_parallel import tensor_parallel_group
 from tests.contract.test_import_map import IMPORT_MAP, mismatch
 

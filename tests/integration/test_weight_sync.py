@@ -18,8 +18,8 @@ import torch
 from benchmarks.weight_receiver import ReceiverProcess
 from lab.testkit.processes import wait_until
 from slime.exceptions import EngineError, WeightsDifferError
-from slime.weight_sync.buckets import Bucket
 from slime.weight_sync.remote_engine import RemoteEngine
+from slime.weight_sync.requests import Bucket
 from slime.weight_sync.shared_memory import SharedMemoryWeightSync
 from tests.helpers.weight_receivers import CPU, SPEC, TRANSPORTS, connected, holds, rank_zero, sync_args, weights
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slime.backends.megatron_utils.one_rank import one_rank
+from slime.backends.megatron_utils.model import one_rank
 from slime.checkpoints import checkpoint_folder
 from slime.conversion import checks
 
@@ -18,7 +18,7 @@ def convert(source: Path, output: Path, *, dtype: str | None = None, force: bool
     Raises:
         SlimeError: the input is invalid; nothing was written.
     """
-    from slime.backends.megatron_utils.checkpoint import BACKEND, save_state
+    from slime.backends.megatron_utils.state import BACKEND, save_state
 
     checks.check_output(output, [source], force=force)
     kind = checks.output_dtype(dtype, source)

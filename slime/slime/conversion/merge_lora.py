@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from slime.backends.trainer.lora import MergedChange, merged_weight
+from slime.backends.trainer.trainable import MergedChange, merged_weight
 from slime.checkpoints.hf_folder import export_hf
 from slime.conversion import checks
 from slime.utils.hf_checkpoint import files_of_weights, name_in, read_config, read_weights

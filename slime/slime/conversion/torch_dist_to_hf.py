@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slime.backends.megatron_utils.one_rank import one_rank
+from slime.backends.megatron_utils.model import one_rank
 from slime.checkpoints.checkpoint_folder import read_meta
 from slime.checkpoints.hf_folder import export_hf
 from slime.conversion import checks, merge_lora
@@ -27,7 +27,7 @@ def convert(source: Path, origin: Path, output: Path, *, dtype: str | None = Non
     Raises:
         SlimeError: the input is invalid; nothing was written.
     """
-    from slime.backends.megatron_utils.checkpoint import load_state
+    from slime.backends.megatron_utils.state import load_state
     from slime.backends.megatron_utils.weights import full_weights
 
     folder = checks.checkpoint_in(source)

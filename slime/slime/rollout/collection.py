@@ -2,21 +2,82 @@
 
 Guarantees: every finished group is kept, spare, or dropped with a counted reason. The groups of a rollout are in prompt
 order. A group that returns to the data source either continues exactly where it stopped or starts over.
+
+A rollout that drops one group after another is noticed. A filter may rightly drop many, so it only draws warnings: after
+`WARN_BATCHES` batches in a row, and at each doubling. Groups without samples, or aborted by nothing, are an error of the
+generate function or what it depends on: `MOST_EMPTY_BATCHES` batches of nothing else, but at least `MOST_EMPTY` groups,
+end the rollout.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from slime.args import Arguments
+from slime.exceptions import PluginError
 from slime.rollout.base_types import RolloutFnTrainOutput
-from slime.rollout.drop_streak import ABORTED, EMPTY, DropStreak
 from slime.rollout.filter_hub.base_types import call_dynamic_filter, should_drop_dynamic_filter_output
 from slime.rollout.metrics import flatten
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
+
+logger = logging.getLogger(__name__)
+
+EMPTY, ABORTED = "empty", "aborted"
+WARN_BATCHES = 4
+MOST_EMPTY_BATCHES = 16
+MOST_EMPTY = 64
+
+
+class DropStreak:
+    """The groups of one rollout that were dropped since the last kept one."""
+
+    def __init__(self, args: Arguments) -> None:
+        self._args = args
+        self._batch = args.rollout_batch_size
+        self._warn_at = WARN_BATCHES * self._batch
+        self._reasons: Counter[str] = Counter()
+
+    def end(self) -> None:
+        """Reset the streak after a group that was kept or could be."""
+        self._reasons.clear()
+        self._warn_at = WARN_BATCHES * self._batch
+
+    def add(self, reason: str, kept: int) -> None:
+        """Count a dropped group; ``kept`` is the rollout's number of kept groups.
+
+        Raises:
+            PluginError: the generate function returns only empty lists and aborted samples.
+        """
+        self._reasons[reason] += 1
+        count = self._reasons.total()
+        if self._unusable() == count >= max(MOST_EMPTY, MOST_EMPTY_BATCHES * self._batch):
+            raise PluginError(
+                f"--custom-generate-function-path {self._args.custom_generate_function_path} returned no sample, or aborted samples "
+                f"without a reward, for {count} groups in a row; return at least one sample, with a reward and "
+                "remove_sample=True if it must not be trained on"
+            )
+        if count >= self._warn_at:
+            self._warn_at *= 2
+            logger.warning("%s", self._advice(count, kept))
+
+    def _unusable(self) -> int:
+        return self._reasons[EMPTY] + self._reasons[ABORTED]
+
+    def _advice(self, count: int, kept: int) -> str:
+        reasons = ", ".join(f"{reason} {number}" for reason, number in self._reasons.most_common())
+        filtered = self._reasons.total() - self._unusable()
+        change = (
+            f"loosen --dynamic-sampling-filter-path {self._args.dynamic_sampling_filter_path}, raise --rollout-temperature or "
+            "--n-samples-per-prompt, or take prompts of another difficulty"
+            if filtered
+            else f"check --custom-generate-function-path {self._args.custom_generate_function_path}"
+        )
+        return f"{count} groups in a row were dropped ({reasons}), {kept} of {self._batch} are kept; {change}"
+
 
 Group = list[Any]
 
@@ -45,7 +106,7 @@ class Collection:
         aborted it, is dropped as ``aborted``. No filter sees either.
 
         Raises:
-            PluginError: too many such groups in a row, see `slime.rollout.drop_streak`.
+            PluginError: too many such groups in a row, see `slime.rollout.collection`.
         """
         if not flatten(group):
             self._drop(EMPTY)

@@ -3,21 +3,26 @@
 Guarantees: a sample's tokens, logprobs and weight versions are what the engines returned, even if it was aborted and
 continued later. Text is tokenised at most once (the prompt). `GenerateState` is the process's state, created from the
 first ``args`` it sees; plugins use its tokenizer. `slime.rollout.sglang_rollout` exports these names to plugins.
+
+A function of ``--rollout-sample-hook-path`` is called with every answered sample before it is scored: ``fn(args, sample, *,
+rollout_id=None, evaluation=False)``, sync or async. It gets only the keywords that it declares, changes the sample and
+returns None, or returns a new one. Hooks run in command-line order.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from groundwork.exceptions import ConfigError
 from groundwork.images import placeholder_ids
 from groundwork.processors import load_processor, load_tokenizer
 from slime.args import Arguments
-from slime.exceptions import EngineError
+from slime.exceptions import EngineError, PluginError
 from slime.rollout.engine_pool import router_url, routing_headers
 from slime.rollout.multimodal_prompts import copy_sharing_media
 from slime.rollout.multimodal_requests import (
@@ -29,7 +34,6 @@ from slime.rollout.multimodal_requests import (
     images_of,
 )
 from slime.rollout.rm_hub import async_rm, batched_async_rm
-from slime.rollout.sample_hooks import apply_sample_hooks
 from slime.rollout.stored_pictures import decode_pictures
 from slime.rollout.train_data import request_fields
 from slime.utils.async_utils import gather_or_cancel
@@ -298,3 +302,40 @@ async def generate_and_rm_group(
         for member, reward in zip(answered, await batched_async_rm(args, answered), strict=True):
             member.reward = reward
     return answered
+
+
+async def apply_sample_hooks(
+    args: Arguments, result: Sample | list[Sample], *, rollout_id: int | None, evaluation: bool
+) -> Sample | list[Sample]:
+    """Run the hooks on a sample or on each of a list; skip an aborted sample until it is complete."""
+    paths = args.rollout_sample_hook_path
+    if not paths:
+        return result
+    if isinstance(result, list):
+        return [await _apply(args, member, paths, rollout_id, evaluation) for member in result]
+    return await _apply(args, result, paths, rollout_id, evaluation)
+
+
+async def _apply(args: Arguments, sample: Sample, paths: list[str], rollout_id: int | None, evaluation: bool) -> Sample:
+    if sample.status == Sample.Status.ABORTED:
+        return sample
+    known = {"rollout_id": rollout_id, "evaluation": evaluation}
+    for path in paths:
+        hook = load_function(path)
+        changed = hook(args, sample, **{name: known[name] for name in _declared(hook) if name in known})
+        if inspect.isawaitable(changed):
+            changed = await changed
+        if changed is not None and not isinstance(changed, Sample):
+            raise PluginError(
+                f"--rollout-sample-hook-path {path} returned {type(changed).__name__}, not a Sample or None"
+            )
+        sample = sample if changed is None else changed
+    return sample
+
+
+@functools.cache
+def _declared(hook: Callable[..., Any]) -> tuple[str, ...]:
+    parameters = inspect.signature(hook).parameters
+    if any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return ("rollout_id", "evaluation")
+    return tuple(parameters)

@@ -1,8 +1,9 @@
-"""Broadcast weights from trainer rank 0 to the engines, in flat buckets.
+"""Broadcast whole weights, or their changes (`slime.weight_sync.delta`), from trainer rank 0 to the engines.
 
-Rank 0 owns the process group (NCCL, or gloo on a CPU). While it broadcasts a bucket and the engines load it, the
-trainer gathers and packs the next one. `EngineWeightSync` defines the order of an update and what happens to the
-engines when it fails.
+Rank 0 owns the process group (NCCL, or gloo on a CPU). While it broadcasts a flat bucket and the engines load it, the
+trainer gathers and packs the next one. The broadcast runs in a thread of its own, because NCCL connects in the first
+broadcast and blocks the calling thread until all members have joined or the group ends. `EngineWeightSync` defines the
+order of an update and what happens to the engines when it fails.
 
 Guarantees:
 
@@ -10,26 +11,80 @@ Guarantees:
   together. This holds even for a communicator that connects in its first broadcast.
 * An engine that hangs ends the push after half of ``--distributed-timeout-minutes`` per bucket, before the other trainer
   ranks time out.
+* A broadcast that never ends does not keep the process alive, because the thread is a daemon.
+* On CUDA, a broadcast waits for the caller's earlier kernels and runs on its own stream, concurrently with later ones. It is
+  done once its bytes have left the buffer.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from datetime import timedelta
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from slime.args import Arguments
 from slime.arguments.weight_sync import shares_gpus
-from slime.weight_sync.broadcaster import Broadcaster
-from slime.weight_sync.buckets import Bucket, BucketBuffer
+from slime.weight_sync import LOADER
+from slime.weight_sync.delta import Change, Sender
 from slime.weight_sync.engine_sync import CLEANUP_SECONDS, EngineWeightSync
 from slime.weight_sync.group import HostedGroup
 from slime.weight_sync.remote_engine import EngineCalls, RemoteEngine
+from slime.weight_sync.requests import Bucket, BucketBuffer, serialized
+
+
+class Group(Protocol):
+    """A joined group in which this process is rank 0."""
+
+    def broadcast(self, data: Tensor) -> None:
+        """Send ``data`` to all members."""
+        ...
+
+
+class Broadcaster:
+    """Owns the thread of one group."""
+
+    def __init__(self, group: Group, device: torch.device) -> None:
+        self._queue: SimpleQueue[tuple[Tensor, Any, Future[None]] | None] = SimpleQueue()
+        threading.Thread(target=_run, args=(group, device, self._queue), name="send-weights", daemon=True).start()
+
+    def send(self, data: Tensor) -> Future[None]:
+        """Start to broadcast ``data``, which must not change until the future is done."""
+        sending: Future[None] = Future()
+        ready = torch.cuda.current_stream(data.device).record_event() if data.is_cuda else None
+        self._queue.put((data, ready, sending))
+        return sending
+
+    def close(self) -> None:
+        """End the thread after the current broadcast."""
+        self._queue.put(None)
+
+
+def _run(group: Group, device: torch.device, queue: SimpleQueue[tuple[Tensor, Any, Future[None]] | None]) -> None:
+    stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+    while (item := queue.get()) is not None:
+        data, ready, sending = item
+        try:
+            if stream is None or ready is None:
+                group.broadcast(data)
+            else:
+                with torch.cuda.device(device), torch.cuda.stream(stream):
+                    stream.wait_event(ready)
+                    group.broadcast(data)
+                    stream.synchronize()
+        except Exception as error:  # noqa: BLE001 - `Future.result` raises it in the caller
+            # The traceback would keep a reference to the group; a gloo group frees its members with the last reference.
+            sending.set_exception(error.with_traceback(None))
+        else:
+            sending.set_result(None)
+        del item, data, ready, sending
+
 
 JOIN_SECONDS = 20.0
 """After joining failed: how long the other engines may take to reach the group's store; they serve meanwhile.
@@ -139,3 +194,62 @@ class BroadcastWeightSync(EngineWeightSync):
             broadcaster.close()
         if group is not None:
             group.close(broken=broken)
+
+
+class DeltaWeightSync(BroadcastWeightSync):
+    """See the module.
+
+    Attributes:
+        moved_bytes: bytes of the last push.
+    """
+
+    def __init__(self, args: Arguments, *, device: torch.device, address: str) -> None:
+        super().__init__(args, device=device, address=address)
+        self.moved_bytes = 0
+        self._sender = Sender()
+        self._live = ""
+
+    def _leave(self, *, broken: bool) -> None:
+        super()._leave(broken=broken)
+        self._sender.forget()
+        self._live = ""
+
+    def _transfer(self, weights: Iterator[tuple[str, Tensor]], version: str) -> None:
+        self.moved_bytes = 0
+        parts = self._sender.changes(weights, self._args.update_weight_buffer_size)
+        part, last = next(parts)
+        self._pause()
+        self._call(RemoteEngine.begin_weight_update)
+        self._send_change(part, version if last else None)
+        for part, last in parts:
+            self._send_change(part, version if last else None)
+        self._sent()
+        self._live = version
+
+    def _send_change(self, change: Change, version: str | None) -> None:
+        assert self._group is not None
+        request: dict[str, Any] = {
+            "operation": "change",
+            "group": self._group.name,
+            "nbytes": change.nbytes,
+            "change": {
+                "names": change.names,
+                "dtypes": change.dtypes,
+                "shapes": change.shapes,
+                "counts": change.counts,
+                "base": self._live,
+            },
+            "version": version,
+        }
+        self.moved_bytes += change.nbytes
+        self._begin(
+            torch.cat(change.data).to(self._device) if change.nbytes else torch.empty(0, dtype=torch.uint8),
+            lambda: EngineCalls.to_all(
+                self._engines,
+                RemoteEngine.update_weights_from_tensor,
+                serialized(request),
+                LOADER,
+                flush_cache=version is not None and self._flushes(),
+                weight_version=version,
+            ),
+        )

@@ -3,11 +3,22 @@
 SGLang calls :func:`load` for ``/update_weights_from_tensor`` if ``--custom-weight-loader`` and the load format name it
 (`slime.weight_sync.LOADER`). Guarantees: the model's own ``load_weights`` loads the tensors, so it handles fused and
 split parameters. A request that fails raises, which ends the engine, because it may hold a mix of old and new weights.
+
+A stream is loaded straight from the trainer's memory into the parameters. A model's first stream is loaded from whole tensors, like a checkpoint. Then the model's own loader runs once without
+data (:class:`CopyTrace`). If it only copies each tensor, or parts of it, before it takes the next, later
+streams need no whole tensor: the loader runs without data again, and each piece of the stream is copied to where the
+loader would put it. A model whose loader does anything else keeps getting whole tensors.
+
+Guarantees: if the trainer dies mid-stream, the engine keeps running with its requests held, because its weights may be
+mixed. The stream itself sets no version.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import weakref
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -15,14 +26,182 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from slime.weight_sync.buckets import unpack
-from slime.weight_sync.checksums import MODULUS, checksum
-from slime.weight_sync.copy_trace import CopyTrace
 from slime.weight_sync.delta import Mirror, bits
-from slime.weight_sync.engine_stream import MAPPINGS, load_stream
 from slime.weight_sync.group import group_named
-from slime.weight_sync.requests import DATA, read_request
+from slime.weight_sync.requests import DATA, MODULUS, checksum, read_request, unpack
+from slime.weight_sync.segments import Mappings, StreamReader, WriterGoneError
+
+_UNREAD = 1_618_033
+"""Placeholder for the value of a one-element tensor without data."""
+_CONSTANTS = (torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default)
+"""Operations that write to a parameter, for example to its padding, without reading one."""
+
+
+class CopyTrace(TorchDispatchMode):
+    """Records where the loader would copy each tensor, without copying anything.
+
+    The loaded tensors have no data (``meta``). Slicing keeps their offset and strides, which identify the part. The loader may
+    read a one-element tensor and fill in the value (SGLang's default loader does); this counts as a copy.
+
+    Attributes:
+        found: per part, the name of the latest tensor, the destination, and the source.
+        computed: the first operation that read the model's own data, for example to derive a value from its parameters; empty
+            if there was none.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = ""
+        self.found: list[tuple[str, Tensor, Tensor]] = []
+        self.computed = ""
+        self._read: Tensor | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """Record a copy, or run any other operation."""
+        if func is torch.ops.aten.copy_.default and args[1].is_meta:
+            self.found.append((self.name, args[0], args[1]))
+            return args[0]
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
+            self._read = args[0]
+            return _UNREAD
+        if self._read is not None and func is not torch.ops.aten.detach.default:
+            filled = func is torch.ops.aten.fill_.Scalar and args[1] == _UNREAD and args[0].numel() == 1
+            if not filled:
+                raise NotImplementedError(f"the loader computes with the value of {self.name}")
+            self.found.append((self.name, args[0], self._read))
+            self._read = None
+            return args[0]
+        if not self.computed and not func.is_view and func not in _CONSTANTS and _reads((args, kwargs)):
+            self.computed = str(func)
+        return func(*args, **(kwargs or {}))
+
+    def tensor(self, name: str, shape: list[int], dtype: torch.dtype) -> Tensor:
+        """Return a tensor without data; copies until the next call count as its parts."""
+        self.name, self._read = name, None
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def is_part(place: Tensor, whole: Tensor) -> bool:
+    """Return whether ``place`` is a view of ``whole`` with its dtype, identified by offset and strides."""
+    return place.dtype == whole.dtype and place.untyped_storage()._cdata == whole.untyped_storage()._cdata
+
+
+def _reads(arguments: Any) -> bool:
+    """Return whether ``arguments`` contain a tensor with data."""
+    return any(isinstance(leaf, Tensor) and not leaf.is_meta for leaf in tree_leaves(arguments))
+
+
+logger = logging.getLogger(__name__)
+
+MAPPINGS = Mappings()
+"""Mappings of the trainer's memory in this process, kept between streams."""
+Kind = tuple[torch.dtype, list[int]]
+Part = tuple[Tensor, Tensor]
+"""A tensor of the model, and the view of a checkpoint's tensor (without data) that it gets."""
+
+TAKEN: weakref.WeakKeyDictionary[Any, dict[str, Kind]] = weakref.WeakKeyDictionary()
+"""Tensors of a model's first stream; none if its loader needs them whole."""
+
+
+def load_stream(model: Any, request: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Load the trainer's stream to this rank."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    try:
+        with StreamReader(request["sources"][rank], MAPPINGS) as reader:
+            if TAKEN.get(model):
+                _load_in_place(model, reader)
+            else:
+                kinds: dict[str, Kind] = {}
+                model.load_weights(_whole_tensors(reader, kinds))
+                if model not in TAKEN:
+                    TAKEN[model] = kinds if _only_copies(model, kinds) else {}
+    except (WriterGoneError, FileNotFoundError):
+        logger.warning("the trainer ended during a push; holding requests until the next push")
+
+
+def _whole_tensors(reader: StreamReader, kinds: dict[str, Kind]) -> Iterator[tuple[str, Tensor]]:
+    for name, dtype, shape in reader.announced():
+        kinds[name] = dtype, shape
+        yield name, _assembled(reader, dtype, shape)
+
+
+def _assembled(reader: StreamReader, dtype: torch.dtype, shape: list[int]) -> Tensor:
+    whole = torch.empty(shape, dtype=dtype)
+    data, start = whole.view(-1).view(torch.uint8), 0
+    for piece in reader.pieces(data.numel()):
+        data[start : start + piece.numel()].copy_(piece)
+        start += piece.numel()
+    return whole
+
+
+def _only_copies(model: Any, kinds: dict[str, Kind]) -> bool:
+    try:
+        parts_of(model, kinds)
+    except (NotImplementedError, RuntimeError, TypeError, ValueError) as reason:
+        logger.warning("loading weights from whole tensors, which takes longer: %s", reason)
+        return False
+    return True
+
+
+def parts_of(model: Any, kinds: dict[str, Kind]) -> dict[str, list[Part]]:
+    """Return where the model's loader copies each tensor to, without copying.
+
+    Raises:
+        NotImplementedError: it does not copy a tensor, or parts of it, before it takes the next; or it computes with
+            the model's weights, which are still those of the previous push because nothing is copied here.
+    """
+    parts: dict[str, list[Part]] = {}
+
+    def given() -> Iterator[tuple[str, Tensor]]:
+        for name, (dtype, shape) in kinds.items():
+            whole = trace.tensor(name, shape, dtype)
+            seen = len(trace.found)
+            yield name, whole
+            parts[name] = [(target, place) for _, target, place in trace.found[seen:]]
+            if not parts[name] or not all(_is_copied(target, place, whole) for target, place in parts[name]):
+                raise NotImplementedError(f"{name} is not copied as it is")
+
+    with CopyTrace() as trace:
+        model.load_weights(given())
+    if trace.computed:
+        raise NotImplementedError(f"the loader computes with the model's weights ({trace.computed})")
+    return parts
+
+
+def _is_copied(target: Tensor, place: Tensor, whole: Tensor) -> bool:
+    """Return whether each element of ``target`` gets its own element of ``whole``."""
+    return is_part(place, whole) and target.numel() == place.numel()
+
+
+def _load_in_place(model: Any, reader: StreamReader) -> None:
+    parts = parts_of(model, TAKEN[model])
+    for name, dtype, shape in reader.announced():
+        if (dtype, shape) != TAKEN[model].get(name):
+            raise RuntimeError(f"{name} is {dtype} {shape}, unlike in the first push")
+        _fill(reader, dtype, shape, parts[name])
+
+
+def _fill(reader: StreamReader, dtype: torch.dtype, shape: list[int], parts: list[Part]) -> None:
+    """Copy a tensor's pieces to its parts."""
+    if not all(target.is_contiguous() and place.is_contiguous() for target, place in parts):
+        whole = _assembled(reader, dtype, shape)
+        for target, place in parts:
+            target.copy_(whole.as_strided(place.size(), place.stride(), place.storage_offset()))
+        return
+    flat = [(target.view(-1), int(place.storage_offset())) for target, place in parts]
+    start = 0
+    for piece in reader.pieces(torch.Size(shape).numel() * dtype.itemsize):
+        values = piece.view(dtype)
+        end = start + values.numel()
+        for target, offset in flat:
+            first, last = max(start, offset), min(end, offset + target.numel())
+            if first < last:
+                target[first - offset : last - offset].copy_(values[first - start : last - start])
+        start = end
+
 
 STORE_SECONDS = 60.0
 

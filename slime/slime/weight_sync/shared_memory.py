@@ -1,14 +1,20 @@
-"""Push weights through shared memory to engines on the machine of a CUDA trainer; on a CPU: `slime.weight_sync.shared_stream`.
+"""Push weights through shared memory to engines on the trainer's machine.
 
-Guarantees: two segments alternate, so the trainer fills one while the engines load the other. The trainer copies each
-byte once, as does each engine rank. Both segments stay mapped between pushes. If trainer and engines share one GPU
+With a CUDA trainer two segments alternate, so the trainer fills one while the engines load the other. The trainer copies
+each byte once, as does each engine rank. Both segments stay mapped between pushes. If trainer and engines share one GPU
 (``--share-gpu``, ``--colocate`` with one GPU), the segments are in its memory and the engine gets CUDA IPC handles.
 Otherwise they are host memory, pinned in a trainer on CUDA.
+
+On a CPU the weights stream through the processor's cache (`slime.weight_sync.segments`): one request per push carries all
+weights, whatever their size; trainer and engines copy concurrently and share 16 MiB. A separate request sets the version,
+after all ranks of all engines have all weights.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
+from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -19,11 +25,10 @@ from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments.weight_sync import on_one_gpu
 from slime.weight_sync import LOADER
-from slime.weight_sync.buckets import Bucket, BucketBuffer
 from slime.weight_sync.engine_sync import EngineWeightSync
 from slime.weight_sync.remote_engine import EngineCalls, RemoteEngine
-from slime.weight_sync.requests import DATA, REQUEST, request_tensor, serialized
-from slime.weight_sync.segments import Segment, check_same_host
+from slime.weight_sync.requests import DATA, REQUEST, Bucket, BucketBuffer, request_tensor, serialized
+from slime.weight_sync.segments import Segment, StreamWriter, check_same_host
 
 SLOT_BYTES = 128 << 20
 """Maximum bytes per bucket: there are two segments, and small ones overlap filling and loading better."""
@@ -95,3 +100,51 @@ def _with_ipc_handles(request: dict[str, Any], data: Tensor) -> bytes:
     buffer = io.BytesIO()
     ForkingPickler(buffer).dump([(REQUEST, request_tensor(request).to(data.device)), (DATA, data)])
     return buffer.getvalue()
+
+
+class StreamWeightSync(EngineWeightSync):
+    """The transport of this module."""
+
+    _writer: StreamWriter | None = None
+    _requests: list[dict[str, Any]]
+
+    def _join(self) -> None:
+        check_same_host(self._call(RemoteEngine.hosts))
+        ranks = self._call(RemoteEngine.num_weight_ranks)
+        self._writer = StreamWriter(sum(ranks))
+        sources = iter(self._writer.sources())
+        self._requests = [{"operation": "stream", "sources": list(itertools.islice(sources, count))} for count in ranks]
+
+    def _transfer(self, weights: Iterator[tuple[str, Tensor]], version: str) -> None:
+        assert self._writer is not None
+        gathered = self._gathered(weights)
+        self._pause()
+        self._call(RemoteEngine.begin_weight_update)
+        messages = [(serialized(request), LOADER) for request in self._requests]
+        self._calls = EngineCalls.to_each(self._engines, RemoteEngine.update_weights_from_tensor, messages)
+        for name, tensor in itertools.chain(gathered, weights):
+            self._writer.send(name, tensor, self._calls.check_none_ended)
+        self._writer.end(self._calls.check_none_ended)
+        self._calls.values()
+        self._call(
+            RemoteEngine.update_weights_from_tensor,
+            serialized({"operation": "nothing"}),
+            LOADER,
+            flush_cache=self._flushes(),
+            weight_version=version,
+        )
+
+    def _gathered(self, weights: Iterator[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+        """Return the first weights, about one bucket of them, gathered while engines still serve requests."""
+        found, size = [], 0
+        for name, tensor in weights:
+            found.append((name, tensor))
+            size += tensor.nbytes
+            if size >= self._args.update_weight_buffer_size:
+                break
+        return found
+
+    def _leave(self, *, broken: bool) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = None

@@ -12,7 +12,7 @@ import torch
 from lab.testkit.trainer import trainer_args
 from slime.backends.fsdp_utils.backend import FSDPCriticActor
 from slime.backends.megatron_utils.backend import MegatronCriticActor
-from slime.backends.megatron_utils.checkpoint import load_state
+from slime.backends.megatron_utils.state import load_state
 from slime.exceptions import CheckpointError
 
 

@@ -15,9 +15,9 @@ from slime.arguments import parse_args
 from slime.backends.fsdp_utils import backend
 from slime.backends.fsdp_utils import model as fsdp_model
 from slime.backends.fsdp_utils.state import build_optimizer
-from slime.backends.trainer.lora import lora_config
 from slime.backends.trainer.rank import critic_arguments
 from slime.backends.trainer.schedule import Schedule
+from slime.backends.trainer.trainable import lora_config
 from tests.helpers.checkpoints import config_only
 from tests.helpers.tolerance import assert_near
 

@@ -13,7 +13,7 @@ from lab.testkit.trainer import trainer_args
 from slime.backends.trainer.metrics import mean_of_steps
 from slime.backends.trainer.schedule import Schedule
 from slime.exceptions import CheckpointError
-from slime.weight_sync.buckets import BucketBuffer, unpack
+from slime.weight_sync.requests import BucketBuffer, unpack
 
 
 def rates(steps: int, total: int | None = None, **changes: Any) -> list[float]:

@@ -11,9 +11,8 @@ from lab.testkit.rollout_engine import PROMPT, RolloutEngine, rollout_args
 from slime.args import Arguments
 from slime.exceptions import PluginError
 from slime.rollout import fully_async_rollout, sglang_rollout
-from slime.rollout.collection import Collection
+from slime.rollout.collection import MOST_EMPTY, MOST_EMPTY_BATCHES, WARN_BATCHES, Collection, DropStreak
 from slime.rollout.data_source import RolloutDataSourceWithBuffer
-from slime.rollout.drop_streak import MOST_EMPTY, MOST_EMPTY_BATCHES, WARN_BATCHES, DropStreak
 from slime.utils.types import Sample
 
 PLUGINS = "lab.testkit.rollout_plugins"

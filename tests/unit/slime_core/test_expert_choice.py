@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from slime.backends.megatron_utils.expert_choice import ExpertChoice, Mode
-from slime.backends.megatron_utils.routing_replay import RoutingReplay, packed_rows
+from slime.backends.megatron_utils.routing_replay import ExpertChoice, Mode, RoutingReplay, packed_rows
 from slime.utils.types import OWN_CHOICE
 
 SCORES = torch.tensor([[0.1, 0.5, 0.2, 0.4], [0.9, 0.1, 0.8, 0.2]])

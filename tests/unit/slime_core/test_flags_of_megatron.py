@@ -13,7 +13,7 @@ from torch import nn
 
 from slime.args import Arguments
 from slime.arguments import parse_args, placement
-from slime.backends.megatron_utils import config, model, optimizer, parallel
+from slime.backends.megatron_utils import config, model, parallel, state
 from slime.backends.megatron_utils.backend import MegatronBackend
 from tests.helpers.checkpoints import QWEN3_4B, config_only
 
@@ -134,7 +134,7 @@ def test_a_flag_is_in_the_configuration_of_the_optimizer(
     built = SimpleNamespace(config=SimpleNamespace(bf16=True, params_dtype=torch.bfloat16))
     for more in ([], flags.split()):
         args = parse_args([*words, *more])
-        optimizer.build_optimizer(args, built, device=torch.device("cuda"))
+        state.build_optimizer(args, built, device=torch.device("cuda"))
         assert group["weight_decay"] == args.weight_decay * 0.5
     before, after = made
     assert {name: value for name, value in after.items() if value != before[name]} == OPTIMIZER[flags]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from slime.backends.megatron_utils.checkpoint import load_state
+from slime.backends.megatron_utils.state import load_state
 from slime.exceptions import CheckpointError
 
 

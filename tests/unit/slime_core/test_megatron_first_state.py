@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from slime.backends.megatron_utils.checkpoint import start_moments
+from slime.backends.megatron_utils.state import start_moments
 
 
 class Fused(torch.optim.SGD):

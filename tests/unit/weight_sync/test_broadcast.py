@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from slime.weight_sync import broadcast, engine_sync, group, remote_engine
-from slime.weight_sync.broadcast import BroadcastWeightSync
-from slime.weight_sync.broadcaster import Broadcaster
+from slime.weight_sync.broadcast import Broadcaster, BroadcastWeightSync
 from slime.weight_sync.remote_engine import EngineCalls, RemoteEngine
 from tests.helpers.lazy_communicator import FAIL_SECONDS, LazyEngine, LazyNetwork
 from tests.helpers.weight_receivers import CPU, SPEC, sync_args, weights

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from slime.backends.fsdp_utils.state import full_weights
 from slime.backends.megatron_utils import weights
-from slime.backends.trainer.lora import merged_weight
+from slime.backends.trainer.trainable import merged_weight
 from slime.weight_sync.delta import bits
 from tests.helpers.weight_receivers import CPU, rank_zero
 

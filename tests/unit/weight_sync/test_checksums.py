@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from slime.exceptions import WeightsDifferError
-from slime.weight_sync import checksums as checksums_module
-from slime.weight_sync.checksums import MODULUS, Checksums, checksum
+from slime.weight_sync import requests as checksums_module
 from slime.weight_sync.engine_loader import held_checksums
-from slime.weight_sync.equality import check
+from slime.weight_sync.engine_sync import check
+from slime.weight_sync.requests import MODULUS, Checksums, checksum
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.uint8, torch.int64]
 

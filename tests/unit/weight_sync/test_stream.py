@@ -14,18 +14,17 @@ from torch import Tensor
 
 from groundwork.exceptions import ConfigError
 from groundwork.machine import this_host
-from slime.weight_sync import stream
-from slime.weight_sync.engine_stream import TAKEN, load_stream
+from slime.weight_sync import segments
+from slime.weight_sync.engine_loader import TAKEN, load_stream
 from slime.weight_sync.remote_engine import EngineCalls
-from slime.weight_sync.segments import Mappings, check_same_host
-from slime.weight_sync.stream import StreamReader, StreamWriter, WriterGoneError
+from slime.weight_sync.segments import Mappings, StreamReader, StreamWriter, WriterGoneError, check_same_host
 
 WAIT = 30.0
 
 
 @pytest.fixture(autouse=True)
 def small_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "SLOT_BYTES", 64)
+    monkeypatch.setattr(segments, "SLOT_BYTES", 64)
 
 
 @pytest.fixture

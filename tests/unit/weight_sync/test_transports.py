@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from slime.weight_sync import transports
-from slime.weight_sync.transports import TRANSPORTS, make_weight_sync
+from slime.weight_sync import pushes
+from slime.weight_sync.pushes import TRANSPORTS, make_weight_sync
 from tests.helpers.weight_receivers import CPU, sync_args
 
 OTHER = torch.device("meta")
@@ -28,7 +28,7 @@ OTHER = torch.device("meta")
 def test_a_push_has_the_transport_of_the_flags(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, transport: str, device: torch.device, expected: str
 ) -> None:
-    for made in (transports.AdapterWeightSync, transports.DeltaWeightSync, transports.StreamWeightSync):
+    for made in (pushes.AdapterWeightSync, pushes.DeltaWeightSync, pushes.StreamWeightSync):
         monkeypatch.setattr(made, "__init__", lambda self, args, *, device, address: None)
     for made in TRANSPORTS.values():
         monkeypatch.setattr(made, "__init__", lambda self, args, *, device, address: None)

@@ -39,9 +39,8 @@ from torch.distributed.fsdp import (
 from groundwork.processors import without_own_code
 from slime.args import Arguments
 from slime.arguments.model_shape import VISION_LANGUAGE_TYPES
-from slime.backends.trainer.lora import lora_config
 from slime.backends.trainer.micro_batch import Images, MicroBatch
-from slime.backends.trainer.trainable import choose_trainable
+from slime.backends.trainer.trainable import choose_trainable, lora_config
 from slime.logprobs.response_rows import HeadPairs, ResponseRows
 from slime.utils.hf_checkpoint import DTYPES
 

@@ -29,9 +29,9 @@ from torch.distributed.tensor import DTensor
 
 from slime.args import Arguments
 from slime.backends.fsdp_utils.model import ADAPTER, PolicyModel, lora_layers
-from slime.backends.trainer.lora import MergedChange, merged_weight, write_adapter
 from slime.backends.trainer.schedule import Schedule
 from slime.backends.trainer.snapshot import Changing
+from slime.backends.trainer.trainable import MergedChange, merged_weight, write_adapter
 from slime.checkpoints.all_ranks import on_rank_zero
 from slime.checkpoints.checkpoint_folder import read_meta, restore_rng, write
 from slime.exceptions import CheckpointError

@@ -22,31 +22,40 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from slime.args import Arguments
-from slime.backends.megatron_utils import parallel, rank_memory
-from slime.backends.megatron_utils.checkpoint import BACKEND, load_state, save_state, start_moments
+from slime.backends.megatron_utils import parallel
 from slime.backends.megatron_utils.config import read_config, shape_of
 from slime.backends.megatron_utils.context_parallel import share_of, whole_responses
 from slime.backends.megatron_utils.load_hf import load_hf_weights
-from slime.backends.megatron_utils.lora import adapters_off, add_adapters
 from slime.backends.megatron_utils.model import build_model, data_parallel, unwrapped
-from slime.backends.megatron_utils.optimizer import build_optimizer
-from slime.backends.megatron_utils.rank_memory import gradients_of, optimizers_of, tensors_of
 from slime.backends.megatron_utils.routing_replay import RoutingReplay
-from slime.backends.megatron_utils.schedule import Around
+from slime.backends.megatron_utils.state import (
+    BACKEND,
+    HostWeights,
+    build_optimizer,
+    gradients_of,
+    host_weights,
+    load_state,
+    optimizers_of,
+    save_state,
+    start_moments,
+    tensors_of,
+    weights_of,
+)
 from slime.backends.megatron_utils.train_step import (
+    Around,
     log_prob_pass,
     most_likely_pass,
     optimizer_step,
     per_sample_pass,
     policy_loss_of,
 )
-from slime.backends.megatron_utils.weights import adapter_weights, full_weights
-from slime.backends.trainer.lora import write_adapter
+from slime.backends.megatron_utils.weights import adapter_weights, adapters_off, add_adapters, full_weights
 from slime.backends.trainer.micro_batch import Metrics, MicroBatch, RolloutShard, value_micro_batch_loss
 from slime.backends.trainer.probing import Continuation, Rounds, by_whole_passes
 from slime.backends.trainer.rank import CriticRank, PolicyRank, needs_reference
 from slime.backends.trainer.schedule import Schedule
 from slime.backends.trainer.snapshot import Changing
+from slime.backends.trainer.trainable import write_adapter
 from slime.checkpoints import checkpoint_folder
 from slime.checkpoints.all_ranks import on_rank_zero
 from slime.logprobs.context_parallel import own_place
@@ -121,7 +130,7 @@ class MegatronBackend:
 class MegatronPolicy(MegatronBackend):
     """The policy; implements `PolicyBackend`."""
 
-    _reference: rank_memory.Snapshot | None = None
+    _reference: HostWeights | None = None
     _replay: RoutingReplay | None = None
 
     def __init__(
@@ -143,7 +152,7 @@ class MegatronPolicy(MegatronBackend):
         elif needs_reference(args):
             if reference != Path(start):
                 load_hf_weights(unwrapped(model), reference, self.shape)
-            self._reference = rank_memory.take(unwrapped(model))
+            self._reference = host_weights(unwrapped(model))
             if reference != Path(start):
                 load_hf_weights(unwrapped(model), Path(start), self.shape)
         if args.use_routing_replay:
@@ -162,7 +171,7 @@ class MegatronPolicy(MegatronBackend):
             with adapters_off(unwrapped(self.model)):
                 return self._pass(data, "ref_")
         assert self._reference is not None
-        with rank_memory.weights_of(unwrapped(self.model), self._reference):
+        with weights_of(unwrapped(self.model), self._reference):
             return self._pass(data, "ref_")
 
     def _pass(self, data: RolloutShard, prefix: str) -> list[Tensor]:

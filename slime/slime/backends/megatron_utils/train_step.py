@@ -5,11 +5,23 @@ and micro-batches. Megatron divides by the micro-batches and averages over data-
 multiplied by both; over context-parallel ranks it sums. Every rank gets the last pipeline stage's log probabilities and
 metrics. Context-parallel ranks all compute a built-in loss from whole responses, but each computes only its part of a
 custom loss.
+
+Inputs are packed ("thd"): the samples of a micro-batch in a row, with cumulative lengths. Each context-parallel rank
+gets its part of every sample, with the cumulative lengths of whole samples. If sequence parallelism splits the pack, an
+extra sequence that nothing reads pads it to a multiple of the ranks. If ranks gather their experts' tokens in equal
+parts (the CPU), it pads the pack to the longest rank's.
+
+The head gives log probabilities or logits over a vocabulary split over tensor-parallel ranks. Context-parallel ranks each compute their own rows, and exchange log probabilities, never logits.
+
+Guarantees: the gradient of the hidden states is the sum over the ranks' columns. Rows that pad the vocabulary get no
+probability and no gradient. At most one chunk of positions has logits at a time, unless the caller requests logits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,12 +29,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from slime.args import Arguments
+from slime.arguments.placement import padded_length
 from slime.backends.megatron_utils.context_parallel import own_part, share_of, whole_responses
-from slime.backends.megatron_utils.head import Head
 from slime.backends.megatron_utils.model import unwrapped
-from slime.backends.megatron_utils.optimizer import apply_gradients
-from slime.backends.megatron_utils.parallel import groups
-from slime.backends.megatron_utils.schedule import Around, run
+from slime.backends.megatron_utils.parallel import groups, model_device
+from slime.backends.megatron_utils.state import apply_gradients
 from slime.backends.trainer.micro_batch import (
     IMAGES,
     Metrics,
@@ -35,9 +46,155 @@ from slime.backends.trainer.micro_batch import (
     model_input,
 )
 from slime.backends.trainer.schedule import Schedule
-from slime.logprobs.context_parallel import own_place
+from slime.logprobs.context_parallel import held_positions, own_place
 from slime.logprobs.response_rows import ResponseRows
 from slime.utils.metric_names import HELD
+from slime.utils.vocab_parallel import tensor_parallel_group
+
+Finish = Callable[[list[int], Tensor], Any]
+Around = Callable[[int, list[int], MicroBatch, int], AbstractContextManager[None]]
+"""Context of a micro-batch's forward pass, from its number, samples, input, and this rank's padded token count."""
+
+
+def held_length(batch: MicroBatch, multiple: int) -> int:
+    """Return this rank's tokens of ``batch``, padded to a multiple of ``multiple``."""
+    _, ranks = own_place()
+    held = sum(padded_length(length, ranks) for length in batch.sequence_lengths) // ranks
+    return held + -held % (multiple if ranks == 1 else math.lcm(2, multiple))
+
+
+def packed_arguments(batch: MicroBatch, length: int) -> dict[str, Any]:
+    """Return the arguments of Megatron's model for this rank's part of a packed micro-batch, ``length`` tokens with padding."""
+    from megatron.core.packed_seq_params import PackedSeqParams
+
+    rank, ranks = own_place()
+    share = share_of(batch, rank, ranks)
+    ids, positions, lengths = share.input_ids, share.position_ids, share.padded_lengths
+    missing = length - ids.size(1)
+    if missing:
+        lengths = [*lengths, missing * ranks]
+        ids = torch.nn.functional.pad(ids, (0, missing))
+        padding = held_positions(missing * ranks, rank, ranks).to(ids.device)
+        positions = torch.cat([positions, padding.unsqueeze(0)], dim=1)
+    ends = torch.tensor([0, *lengths], dtype=torch.int32, device=ids.device).cumsum(0, dtype=torch.int32)
+    longest = max(lengths)
+    packed = PackedSeqParams(
+        qkv_format="thd", cu_seqlens_q=ends, cu_seqlens_kv=ends, max_seqlen_q=longest, max_seqlen_kv=longest
+    )
+    return {"input_ids": ids, "position_ids": positions, "attention_mask": None, "packed_seq_params": packed}
+
+
+def longest_of_experts(lengths: list[int], device: torch.device) -> list[int]:
+    """Return, per micro-batch, the longest length over ranks that share experts; collective."""
+    longest = torch.tensor(lengths, device=device)
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX, group=groups().get_expert_tensor_and_model_parallel_group())
+    return longest.tolist()
+
+
+def run(
+    args: Arguments,
+    model: Any,
+    micro_batches: Sequence[tuple[list[int], MicroBatch]],
+    finish: Finish,
+    *,
+    device: torch.device,
+    forward_only: bool,
+    around: Around | None = None,
+) -> list[Any]:
+    """Run all micro-batches forward, and backward unless ``forward_only``; collective over the ranks of a model copy.
+
+    Args:
+        micro_batches: the samples of each, and their model input.
+        finish: called on the last stage with samples and final hidden states. For a backward pass it returns the loss,
+            which is divided by the number of micro-batches, and anything; forward only it returns anything.
+        around: context manager for each forward pass.
+
+    Returns:
+        On the last stage, ``finish``'s result other than the loss per micro-batch; empty elsewhere.
+    """
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    multiple = args.tensor_model_parallel_size if model.config.sequence_parallel else 1
+    lengths = [held_length(batch, multiple) for _, batch in micro_batches]
+    if model.config.num_moe_experts and model.config.moe_token_dispatcher_type == "allgather":
+        lengths = longest_of_experts(lengths, device)
+
+    def forward_step(batches: Any, chunk: Any) -> tuple[Tensor, Callable[..., Any]]:
+        number, ((indices, batch), length) = next(batches)
+        with around(number, indices, batch, length) if around else nullcontext():
+            output = chunk(**packed_arguments(batch, length))
+        return output, lambda hidden, non_loss_data=False: finish(indices, hidden)
+
+    with model_device(device):
+        return get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=enumerate(zip(micro_batches, lengths, strict=True)),
+            model=[model],
+            num_microbatches=len(micro_batches),
+            seq_length=1,  # lengths vary and are sent with the activations
+            micro_batch_size=1,
+            forward_only=forward_only,
+            collect_non_loss_data=forward_only,
+        )
+
+
+# Logit of a padding row: its probability is exactly 0 in float32.
+_NEVER = -1e9
+
+
+class Head:
+    """The LM head of one forward pass of the last pipeline stage; called like every back end's model."""
+
+    def __init__(self, model: Any, hidden: Tensor, vocab_size: int) -> None:
+        """``hidden`` ``[T, 1, H]`` is the unwrapped ``model``'s output; with sequence parallelism, this rank's part."""
+        from megatron.core import tensor_parallel
+
+        shared = model.share_embeddings_and_output_weights
+        self._weight: Tensor = model.shared_embedding_or_output_weight() if shared else model.output_layer.weight
+        self._group = tensor_parallel_group()
+        self._vocab_size = vocab_size
+        if model.config.sequence_parallel:
+            hidden = tensor_parallel.gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True)
+        else:
+            hidden = tensor_parallel.copy_to_tensor_model_parallel_region(hidden)
+        self._hidden = hidden.squeeze(1)
+
+    def _logits(self, rows: Tensor) -> Tensor:
+        """Return this rank's logits ``[n, V/size]`` of ``rows`` ``[n, H]``."""
+        logits = torch.nn.functional.linear(rows.to(self._weight.dtype), self._weight)
+        width = self._weight.size(0)
+        first = self._group.rank() * width if self._group is not None else 0
+        unused = min(width, max(0, first + width - self._vocab_size))
+        if unused:
+            nothing = logits.new_full((len(rows), unused), _NEVER)
+            logits = torch.cat([logits[:, : width - unused], nothing], dim=1)
+        return logits
+
+    def __call__(
+        self,
+        batch: MicroBatch,
+        *,
+        temperature: float,
+        chunk_size: int,
+        want_logits: bool = False,
+        of_rows: Callable[[ResponseRows], Any] | None = None,
+    ) -> Any:
+        """Return log probabilities and entropies ``[N]`` of response rows, float32 logits, or ``of_rows``' result.
+
+        The logits ``[1, T, V/size]`` cover this rank's tokens and columns, sample after sample, without the
+        temperature. With context parallelism a sample has two padded pieces. ``of_rows`` gets this rank's rows.
+        """
+        share = share_of(batch, *own_place())
+        if want_logits:
+            return self._logits(self._hidden[: share.input_ids.size(1)]).float().unsqueeze(0)
+        pairs = [(self._hidden[share.rows], self._weight)]
+        rows = ResponseRows(pairs, chunk_size, self._group, self._vocab_size)
+        if of_rows:
+            return of_rows(rows)
+        values = rows.log_probs(batch.targets[share.owned], temperature=temperature)
+        log_probs, entropy = (whole_responses(value, share.owned, len(batch.targets)) for value in values)
+        return log_probs, entropy
+
 
 LossOfHidden = Callable[[list[int], Tensor], tuple[Tensor, dict[str, Tensor]]]
 """Function from samples and their last-stage hidden states to their summed loss and metrics."""

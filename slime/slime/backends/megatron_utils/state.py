@@ -1,12 +1,18 @@
-"""Checkpoint state of the Megatron back end: Megatron's distributed checkpoint ("torch_dist").
+"""What a Megatron rank changes and stores: its distributed AdamW, checkpoints, and host copies of its weights.
 
-Guarantees: weights and optimizer are stored per parameter with their place in the whole tensor, so any number of
-tensor, pipeline, context, expert and data parallel ranks can load them. A LoRA run stores only its adapters. A
-checkpoint without an optimizer (a converted one) restores only weights.
+Each data-parallel rank owns a slice of the moments and of the float32 weights. Guarantees: a step with a NaN or infinite
+gradient norm changes nothing (weights, moments, schedule) on any rank, because the global norm decides. Weight decay
+applies to matrices only.
+
+A checkpoint is Megatron's distributed one ("torch_dist"). Weights and optimizer are stored per parameter with their place
+in the whole tensor, so any number of tensor, pipeline, context, expert and data parallel ranks can load them. A LoRA run
+stores only its adapters. A checkpoint without an optimizer (a converted one) restores only weights.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import queue
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +20,84 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from slime.backends.megatron_utils.cpu_device import model_device
-from slime.backends.megatron_utils.lora import adapters_of
-from slime.backends.megatron_utils.parallel import groups
+from slime.args import Arguments
+from slime.backends.megatron_utils.model import unwrapped
+from slime.backends.megatron_utils.parallel import groups, model_device
+from slime.backends.megatron_utils.weights import adapters_of
+from slime.backends.trainer.schedule import Schedule
 from slime.checkpoints.checkpoint_folder import read_meta
 from slime.exceptions import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+
+def build_optimizer(args: Arguments, model: Any, *, device: torch.device) -> Any:
+    """Return the optimizer of a data-parallel wrapped ``model``."""
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer, get_standard_config_overrides
+
+    config = OptimizerConfig(
+        optimizer="adam",
+        lr=args.lr,
+        min_lr=args.min_lr,
+        weight_decay=args.weight_decay,
+        adam_beta1=args.adam_beta1,
+        adam_beta2=args.adam_beta2,
+        adam_eps=args.adam_eps,
+        clip_grad=args.clip_grad,
+        bf16=model.config.bf16,
+        params_dtype=model.config.params_dtype,
+        use_distributed_optimizer=True,
+        use_precision_aware_optimizer=args.use_precision_aware_optimizer,
+        optimizer_cpu_offload=args.optimizer_cpu_offload,
+        optimizer_offload_fraction=1.0 if args.optimizer_cpu_offload else 0.0,
+        overlap_cpu_optimizer_d2h_h2d=args.overlap_cpu_optimizer_d2h_h2d,
+    )
+    with model_device(device):
+        optimizer = get_megatron_optimizer(
+            config,
+            [model],
+            config_overrides=get_standard_config_overrides(config),
+            use_gloo_process_groups=device.type == "cuda",
+        )
+    for group in optimizer.param_groups:  # as Megatron's own schedule would
+        group["weight_decay"] = args.weight_decay * group.get("wd_mult", 1.0)
+    return optimizer
+
+
+def apply_gradients(
+    model: Any, optimizer: Any, schedule: Schedule, clip_grad: float, *, device: torch.device, hold: bool = False
+) -> tuple[float, float, bool]:
+    """Clip to the global norm ``clip_grad`` (0 or less: no clipping), step, and clear the gradients.
+
+    ``hold``: take no step.
+
+    Returns:
+        The norm before clipping, the learning rate, and whether the step was taken.
+    """
+    from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+
+    rate = schedule.lr()
+    with model_device(device):
+        optimizer.prepare_grads()
+        norm = float(optimizer.get_grad_norm())
+        taken = math.isfinite(norm) and not hold
+        if taken:
+            for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+                decoupled = part.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8
+                if clip_grad > 0:
+                    clip_grad_by_total_norm_fp32(part.get_parameters(), clip_grad, norm, decoupled)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step_with_ready_grads()
+            schedule.steps += 1
+        elif not math.isfinite(norm):
+            logger.error("gradient norm is %s: skipping this optimizer step, the weights stay unchanged", norm)
+        optimizer.zero_grad()
+        model.zero_grad_buffer()
+    return norm, rate, taken
+
 
 BACKEND = "megatron"
 _FORMAT = "fully_reshardable"
@@ -184,3 +262,52 @@ def _own_steps(optimizer: Any) -> None:
     for part in _torch_adams(optimizer):
         for state in part.optimizer.state.values():
             state["step"] = state["step"].clone()
+
+
+def tensors_of(model: Any, optimizer: Any) -> Iterator[Tensor]:
+    """Yield parameters (views of Megatron's flat buffers), module buffers, and the optimizer's weights and moments."""
+    yield from model.parameters()
+    yield from unwrapped(model).buffers()
+    for inner in optimizers_of(optimizer):
+        for group in inner.param_groups:
+            yield from group["params"]
+        for state in inner.state.values():
+            yield from (value for value in state.values() if isinstance(value, Tensor))
+
+
+def optimizers_of(optimizer: Any) -> list[Any]:
+    """Return torch's optimizers inside Megatron's; none if this rank's part of the model has nothing to train."""
+    parts = getattr(optimizer, "chained_optimizers", [optimizer])
+    return [part.optimizer for part in parts if part.optimizer is not None]
+
+
+def gradients_of(model: Any) -> Iterator[Tensor]:
+    """Yield the flat gradients, which are zero between two steps."""
+    for buffer in [*model.buffers, *model.expert_parallel_buffers]:
+        yield buffer.grad_data
+
+
+HostWeights = dict[str, Tensor]
+
+
+def host_weights(model: Any) -> HostWeights:
+    """Copy every parameter of ``model`` to the CPU."""
+    return {name: parameter.detach().to("cpu", copy=True) for name, parameter in model.named_parameters()}
+
+
+@torch.no_grad()
+def put_weights(model: Any, snapshot: HostWeights) -> None:
+    """Copy the values of ``snapshot`` into ``model`` in place."""
+    for name, parameter in model.named_parameters():
+        parameter.copy_(snapshot[name])
+
+
+@contextmanager
+def weights_of(model: Any, snapshot: HostWeights) -> Iterator[None]:
+    """Run the block with the weights of ``snapshot``, then restore the model's own exactly."""
+    own = host_weights(model)
+    put_weights(model, snapshot)
+    try:
+        yield
+    finally:
+        put_weights(model, own)
