@@ -11,7 +11,7 @@ from contextlib import closing
 
 from groundwork.command_line import CommandLine
 from groundwork.exceptions import ConfigError
-from openclaw.gate.run_folder import open_run
+from openclaw.gate.versions import open_run
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.where import add_run, gate_command

@@ -21,9 +21,8 @@ import httpx
 from openclaw.config.gate_variables import GateVariables
 from openclaw.engine.canary import Share, close_share, failures, open_share
 from openclaw.engine.client import CACHE_KEY, new_cache_key
-from openclaw.gate.observed import Agreement, Live, disagrees, does_worse
-from openclaw.gate.questions import Questions
-from openclaw.gate.replies import sound, unread
+from openclaw.gate.decision import Agreement, Live, disagrees, does_worse
+from openclaw.gate.questions import Questions, sound, unread
 from openclaw.judge.hygiene import is_repetitive
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.views import ServedTurn

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 
 from groundwork.command_line import CommandLine
-from openclaw.gate.run_folder import RunFolder, open_run
+from openclaw.gate.versions import RunFolder, open_run
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.where import add_run

@@ -1,29 +1,40 @@
 """``openclaw-rl versions RUN``: which versions of the weights a run had, and what the gate decided about each.
 
-Guarantees: read-only, and works while the run writes.
+Guarantees: read-only, and works while the run writes. `RunFolder` is a run's folder as the gate's commands see it: a run is up while
+the process that its lock names lives; a process of another machine counts as alive.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
+import psutil
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from groundwork.command_line import CommandLine
+from groundwork.command_line import CommandLine, nearest_path
 from groundwork.exceptions import ConfigError
-from openclaw.gate.run_folder import RunFolder, open_run
+from openclaw.config.gate_variables import GateVariables
 from openclaw.ledger.decisions import DecisionRecord, Kind
-from openclaw.ledger.exceptions import LedgerError
+from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
 from openclaw.ledger.store import Ledger
-from openclaw.runtime.where import add_run, gate_command
+from openclaw.runtime.where import ARGUMENTS_NAME, CHECKPOINTS_NAME, SETTINGS_NAME, add_run, find_ledger, gate_command
+from slime.checkpoints.versions import SavedVersion, saved_versions
 from slime.updates.rollback import asked_rollback
+
+SAVE_LOCK = "save.lock"
+HOLDER = re.compile(r"process (?P<pid>\d+) on (?P<host>[^,]+),")
+
 
 PIPE_WIDTH = 200
 WORDS: dict[Kind, str] = {
@@ -33,6 +44,60 @@ WORDS: dict[Kind, str] = {
     "rollback": "rolled back",
     "accept": "change accepted",
 }
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where a run keeps its things; ``save``: the folder of its checkpoints."""
+
+    folder: Path
+    ledger: Path
+    save: Path
+
+    def saved(self) -> list[SavedVersion]:
+        """Return the checkpoints that the run can go back to, oldest first."""
+        return saved_versions(self.save)
+
+    def bounds(self, environment: Mapping[str, str] = os.environ) -> GateVariables:
+        """Return the gate's variables: of ``environment``, else those that the run was started with.
+
+        Raises:
+            ConfigError: one is invalid.
+        """
+        kept = {name: value for name, value in environment.items() if value}
+        return GateVariables.from_env({**_strings(self.folder / SETTINGS_NAME), **kept})
+
+    def is_up(self) -> bool:
+        """Return whether the run's driver lives."""
+        try:
+            held = HOLDER.search((self.save / SAVE_LOCK).read_text(encoding="utf-8", errors="replace"))
+        except OSError:
+            return False
+        return held is not None and (held["host"] != socket.gethostname() or psutil.pid_exists(int(held["pid"])))
+
+
+def open_run(folder: Path) -> RunFolder:
+    """Return a run's folder.
+
+    Raises:
+        UnknownRecordError: if it has no ledger; the message says what to type.
+    """
+    ledger = find_ledger(folder)
+    if ledger is None or not folder.is_dir():
+        raise UnknownRecordError(
+            f"no ledger in {folder}{nearest_path(folder) or '; name the folder of a run, such as runs/NAME'}"
+        )
+    saved = _strings(folder / ARGUMENTS_NAME).get("save")
+    return RunFolder(folder, ledger, Path(saved) if saved else folder / CHECKPOINTS_NAME)
+
+
+def _strings(file: Path) -> dict[str, str]:
+    """Return the texts of an object in a file, by name; empty without the file."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {name: value for name, value in found.items() if isinstance(value, str)} if isinstance(found, dict) else {}
 
 
 @dataclass(frozen=True)

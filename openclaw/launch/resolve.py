@@ -328,7 +328,7 @@ def task_problems(path: str, checkpoint: Path) -> list[str]:
     if not (checkpoint / TOKENIZER_CONFIG).exists():
         return []  # a missing checkpoint is another problem
     from chat_codec.renderer import RenderError
-    from openclaw.gate.replies import reply_reader
+    from openclaw.gate.questions import reply_reader
 
     for number, task in enumerate(tasks, start=1):
         try:

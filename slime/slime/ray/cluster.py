@@ -5,6 +5,10 @@ temporary folder (short, because Ray limits socket paths) is removed, even after
 pipe for the owner's end. No other user enters the folder. Joining a local head takes a token that only this run has; it
 listens on loopback, unless the run needs other machines. A cluster given by
 ``--ray-address`` is joined and otherwise left unchanged; Ray ends the run's actors there with the driver.
+
+Of the output of the run's other processes, every line is appended to ``logs/processes.log`` in the run's folder as it arrives,
+from all machines. The terminal shows warnings and errors only, each with its continuation lines and without Ray's prefix, and the
+same message at most once in ten seconds.
 """
 
 from __future__ import annotations
@@ -12,11 +16,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import secrets
 import shutil
+import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -29,7 +38,6 @@ from slime.arguments.machines import TOKEN_VARIABLE, missing_machines
 from slime.arguments.process_environment import NOSET, THREADS, of_user, shared_settings, variables_of_job
 from slime.backends.sglang_utils.external import LOCAL_HOSTS, external_url
 from slime.exceptions import NodeError
-from slime.ray.actor_output import take_over
 from slime.ray.ray_start import (
     CPU_OBJECT_STORE_BYTES,
     EXTRA_CPUS,
@@ -45,11 +53,23 @@ from slime.utils.forwarded_environment import forwarded
 logger = logging.getLogger(__name__)
 
 
+LOG_NAME = "processes.log"
+REPEAT_SECONDS = 10.0
+CONTINUATION_LINES = 40
+_HANDLER = "ray_print_logs"
+# Both formats of `logging.basicConfig` in this package: of the rollout manager, and of ranks and engines.
+_RECORD = re.compile(
+    r"(?:\d{4}-\d\d-\d\d [\d:,]+ (?P<logger>\S+) (?P<level>[A-Z]+) (?P<message>.*)"
+    r"|(?P<process>\[[^\]]+\]) (?P<own_level>[A-Z]+) (?P<own_logger>\S+): (?P<own_message>.*))"
+)
+_SHOWN = ("WARNING", "ERROR", "CRITICAL")
+
+
 @contextlib.contextmanager
 def ray_cluster(args: Arguments, *, num_gpus: int, stop: StopRequested | None = None) -> Iterator[None]:
     """Initialise Ray for the length of the block; ``num_gpus`` of this machine are logical if it has none.
 
-    `slime.ray.actor_output` handles what the run's other processes print.
+    `slime.ray.cluster` handles what the run's other processes print.
 
     ``stop`` ends the wait for other machines. In an existing cluster ``args.num_nodes`` becomes the cluster's size.
 
@@ -222,3 +242,63 @@ def _keep_worker_logs(folder: Path, destination: Path) -> None:
             private_folder(destination)
             with source.open("rb") as log, open(destination / source.name, "wb", opener=private) as kept:
                 shutil.copyfileobj(log, kept)
+
+
+class ActorOutput:
+    """Ray's handler of worker output, in place of the one that prints everything."""
+
+    def __init__(self, log: Path) -> None:
+        private_folder(log.parent)
+        self._log = log
+        self._lock = threading.Lock()
+        self._continued: dict[Any, int] = {}
+        self._last_shown: dict[str, float] = {}
+
+    def __call__(self, data: Mapping[str, Any]) -> None:
+        """Take a batch of lines of one process, as Ray gives them."""
+        pid = data.get("pid")
+        name = data.get("actor_name") or data.get("task_name") or "ray"
+        with self._lock, open(self._log, "a", encoding="utf-8", opener=private) as log:
+            for line in data.get("lines", ()):
+                log.write(f"{name} {pid}: {line}\n")
+                if (shown := self._on_terminal(pid, str(line))) is not None:
+                    print(shown, file=sys.stderr, flush=True)
+
+    def _on_terminal(self, pid: Any, line: str) -> str | None:
+        """Return what the terminal shows of a line, or None."""
+        if pid == "raylet":
+            return f"ray: {line}"
+        if found := _RECORD.match(line):
+            self._continued[pid] = 0
+            level = found["level"] or found["own_level"]
+            if level not in _SHOWN:
+                return None
+            text = f"{level.lower()}: {found['message'] or found['own_message'] or ''}"
+            text = f"{found['process']} {text}" if found["process"] not in (None, "[rank 0]") else text
+            now = time.monotonic()
+            if now - self._last_shown.get(text, -REPEAT_SECONDS) < REPEAT_SECONDS:
+                return None
+            self._last_shown = {
+                text: now,
+                **{old: at for old, at in self._last_shown.items() if now - at < REPEAT_SECONDS},
+            }
+            self._continued[pid] = CONTINUATION_LINES
+            return text
+        left = self._continued.get(pid, 0)
+        self._continued[pid] = max(0, left - 1)
+        return line if left else None
+
+
+def take_over(run_dir: str | Path) -> None:
+    """Handle worker output from now until `ray.shutdown`; call it right after `ray.init`.
+
+    A Ray without this dispatcher keeps printing the output itself.
+    """
+    try:
+        from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
+    except ImportError:
+        logger.warning("this version of Ray prints the output of all processes itself; nothing is filtered")
+        return
+    output = ActorOutput(Path(run_dir) / "logs" / LOG_NAME)
+    dispatcher.remove_handler(_HANDLER)
+    dispatcher.add_handler(_HANDLER, output)

@@ -1,21 +1,29 @@
-"""The engines of one role: one Ray actor per engine and machine, and the address in front of them.
+"""The engines of one role: one Ray actor per engine and machine, the address in front of them, and what their router knows.
 
 Guarantees: :meth:`EngineGroup.revive` restarts a dead engine on its port, even if its actor died too, and again if it
 dies while it starts; meanwhile the other engines get its requests. ``stop`` returns once every engine process has ended.
-The rollout manager owns the group.
+A dead engine, or one that holds its requests until it has the trainer's weights, gets no requests from the router while another
+engine answers. If none answers, the holding engines get the requests and hold them, because a router without engines
+would refuse requests. A failed call to the router is logged and retried at the next check. `EnginePool` owns the group.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Collection
+import threading
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
+import httpx
 import ray
 from ray import ObjectRef
 from ray.exceptions import RayActorError, RayError
 
+from groundwork.exceptions import ConfigError
 from slime.args import Arguments, required
 from slime.arguments.placement import EngineSpec, Role
 from slime.backends.sglang_utils.engine import SGLangEngine
@@ -23,19 +31,127 @@ from slime.backends.sglang_utils.engine_process import EngineProcess
 from slime.backends.sglang_utils.external import ExternalEngine, external_url
 from slime.backends.sglang_utils.router import Address, check_router, requested_port, serve_behind_one_address
 from slime.exceptions import EngineError, EngineNodeLostError
-from slime.ray.engine_machines import by_machine
 from slime.ray.placement import ENGINE_GPU_SHARE, ReservedPlacement
 from slime.ray.restarts import first_line
-from slime.ray.router_workers import RouterWorkers
 from slime.weight_sync.remote_engine import EngineCalls, RemoteEngine, RemoteProcess, RemoteServer
 
 logger = logging.getLogger(__name__)
 
+_CALL_SECONDS = 5.0
+_JOIN_SECONDS = 10.0
+_POLL_SECONDS = 0.02
+LOOPBACK = "127.0.0.1"
 # Calls on one engine overlap: health checks run during an update.
 _ACTOR_THREADS = 8
 _STOP_TIMEOUT_SECONDS = 30.0
 RESTART_ATTEMPTS = 3
 ROLES: tuple[Role, ...] = ("policy", "prm")
+
+
+class RouterWorkers:
+    """Owns the router's list of engines, named by index. Thread-safe."""
+
+    def __init__(self, router: str, engines: Sequence[str]) -> None:
+        """``router`` and ``engines`` are URLs; initially the router has all engines."""
+        self._engines = list(engines)
+        self._out: set[int] = set()
+        self._due: set[int] = set()
+        self._lock = threading.Lock()
+        self._client = httpx.Client(base_url=router, timeout=_CALL_SECONDS, trust_env=False)
+
+    def lost(self, dead: Collection[int]) -> None:
+        """Stop sending requests to ``dead`` engines, unless no other engine would be left."""
+        with self._lock:
+            self._due -= set(dead)
+            others = set(range(len(self._engines))) - self._out - set(dead)
+            if others:
+                self._remove(set(dead) - self._out)
+            else:
+                self._due |= self._out - set(dead)
+            self._add_due()
+
+    def apart(self, engine: int) -> bool:
+        """Stop sending requests to an engine that answers; return False if the router still does, because no other engine answers."""
+        self.lost([engine])
+        with self._lock:
+            return engine in self._out - self._due
+
+    def answers(self, engines: Collection[int]) -> None:
+        """Send requests again to ``engines``, which now have current weights."""
+        with self._lock:
+            self._due |= self._out & set(engines)
+            self._add_due()
+
+    def _remove(self, engines: set[int]) -> None:
+        for index in engines:
+            try:
+                listed = self._listed()
+                if self._engines[index] in listed:
+                    self._client.delete(f"/workers/{listed[self._engines[index]]}").raise_for_status()
+                self._out.add(index)
+            except httpx.HTTPError as error:
+                logger.warning("the router could not remove the dead engine %s: %r", self._engines[index], error)
+
+    def _add_due(self) -> None:
+        for index in sorted(self._due):
+            try:
+                self._add(self._engines[index])
+            except (httpx.HTTPError, TimeoutError) as error:
+                logger.warning("the router did not add %s; trying again: %r", self._engines[index], error)
+                continue
+            self._due.discard(index)
+            self._out.discard(index)
+
+    def _add(self, url: str) -> None:
+        self._client.post("/workers", json={"url": url}).raise_for_status()
+        deadline = time.monotonic() + _JOIN_SECONDS
+        while url not in self._listed():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the engine is not in the router's list after {_JOIN_SECONDS:.0f} s")
+            time.sleep(_POLL_SECONDS)
+
+    def _listed(self) -> dict[str, str]:
+        """Return the id of each engine in the router, by URL."""
+        workers = self._client.get("/workers").raise_for_status().json()["workers"]
+        return {worker["url"]: worker["id"] for worker in workers}
+
+
+def by_machine(args: Arguments, reserved: ReservedPlacement, spec: EngineSpec) -> list[tuple[int, EngineSpec]]:
+    """Return an engine's part on each of its machines, ordered by address.
+
+    Args:
+        args: arguments of the run.
+        reserved: the run's GPUs.
+        spec: the engine, with GPU numbers over the whole cluster.
+
+    Returns:
+        Per machine: its first GPU in the cluster's numbering, and a spec with the machine's own GPU numbers.
+
+    Raises:
+        ConfigError: the engine spans machines unevenly, or although one could hold it.
+    """
+    places = groupby(map(int, spec.gpu_ids), key=lambda gpu: reserved.bundles[gpu].node_id)
+    parts = [list(gpus) for _, gpus in places]
+    if len(parts) > 1 and spec.num_gpus <= args.num_gpus_per_node:
+        raise ConfigError(
+            f"{spec.name} would span {len(parts)} machines, although one of --num-gpus-per-node {args.num_gpus_per_node} can hold it; "
+            "change the GPUs of the roles so that each engine is on one machine"
+        )
+    counts = [len(part) for part in parts]
+    if len(set(counts)) > 1:
+        raise ConfigError(
+            f"{spec.name} would have {', '.join(map(str, counts))} GPUs on its machines, but an engine that spans machines needs the "
+            "same number on each: change the GPUs of the roles"
+        )
+    # Listen on the machine's address only if there are other machines.
+    several = args.num_nodes > 1
+    found = []
+    for rank, part in enumerate(parts):
+        bundles = [reserved.bundles[gpu] for gpu in part]
+        host = bundles[0].node_ip if several else LOOPBACK
+        own = tuple(bundle.gpu_id for bundle in bundles)
+        found.append((part[0], replace(spec, gpu_ids=own, host=host, nodes=len(parts), node_rank=rank)))
+    return found
 
 
 class EngineGroup:

@@ -1,17 +1,27 @@
-"""The machines of a Ray cluster, and whether those of a run are still up. Ray must be initialised."""
+"""The machines of a Ray cluster and their GPUs: whether those of a run are still up, and reserving them. Ray must be initialised.
+
+Guarantees: a run that the cluster can never hold is refused at once. While other runs hold the GPUs, the wait prints
+every ``SAY_SECONDS`` what it waits for, ends within a second of a signal, and leaves no reservation behind on failure.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
+from groundwork.exceptions import ConfigError
 from groundwork.process import Stopped, StopRequested
 from slime.exceptions import NodeError, NodeLostError
 
 POLL_SECONDS = 2.0
+
+
+SAY_SECONDS = 10.0
+_POLL_SECONDS = 0.1
 
 
 def live_nodes() -> dict[str, str]:
@@ -65,3 +75,77 @@ def wait_for_nodes(count: int, seconds: float, head: str, stop: StopRequested | 
             )
         time.sleep(POLL_SECONDS / 4)
     print(f"{here} of {count} nodes", flush=True)
+
+
+def usable_gpus(nodes: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Return ``{address: GPUs that have a CPU core}`` for the live machines in ``ray.nodes()``.
+
+    Nodes with the same address count together.
+    """
+    found: dict[str, int] = {}
+    for node in nodes:
+        if node["Alive"]:
+            resources, address = node["Resources"], node["NodeManagerAddress"]
+            found[address] = found.get(address, 0) + int(min(resources.get("GPU", 0), resources.get("CPU", 0)))
+    return found
+
+
+def check_fits(wanted: int, roles: str, machines: Mapping[str, int]) -> None:
+    """Raise ConfigError if ``machines`` (from :func:`usable_gpus`) have fewer than ``wanted`` GPUs in total."""
+    there = sum(machines.values())
+    if wanted > there:
+        each = ", ".join(f"{address} has {count}" for address, count in sorted(machines.items()))
+        raise ConfigError(
+            f"the run needs {wanted} GPUs ({roles}), each with a CPU core, but the cluster has {there} ({each}); "
+            "start more nodes, or give the roles fewer GPUs"
+        )
+
+
+def reserve(wanted: int, roles: str, seconds: float, stop: StopRequested | None = None) -> PlacementGroup:
+    """Return a placement group of ``wanted`` bundles, each of one GPU and one CPU core.
+
+    Args:
+        wanted: number of bundles.
+        roles: roles that use them, for messages.
+        seconds: longest wait for other runs to free them.
+        stop: a signal that ends the wait.
+
+    Raises:
+        ConfigError: the cluster does not have that many.
+        NodeError: they are not free after ``seconds``.
+        Stopped: a signal arrives.
+    """
+    check_fits(wanted, roles, usable_gpus(ray.nodes()))
+    group = placement_group([{"GPU": 1, "CPU": 1}] * wanted, strategy="PACK")
+    try:
+        wait_until_whole(group, f"{wanted} GPUs ({roles}), each with a CPU core", seconds, stop)
+    except BaseException:
+        remove_placement_group(group)
+        raise
+    return group
+
+
+def is_whole(group: PlacementGroup) -> bool:
+    """Return whether every bundle of ``group`` is on a live machine; Ray moves bundles of a lost one if there is room."""
+    table = placement_group_table(group)
+    return table["state"] == "CREATED" and set(table["bundles_to_node_id"].values()) <= live_nodes().keys()
+
+
+def wait_until_whole(group: PlacementGroup, what: str, seconds: float, stop: StopRequested | None = None) -> None:
+    """Wait until ``group`` has all its bundles; raises like :func:`reserve`."""
+    start = said = time.monotonic()
+    while not is_whole(group):
+        if stop:
+            raise Stopped
+        now = time.monotonic()
+        free, there = ray.available_resources(), ray.cluster_resources()
+        state = ", ".join(f"{free.get(kind, 0):.0f} of {there.get(kind, 0):.0f} {kind}s" for kind in ("GPU", "CPU"))
+        if now - start > seconds:
+            raise NodeError(
+                f"{what} did not become free within {seconds:.0f} s; free are {state}; end the other runs (`ray list jobs`), "
+                "start more nodes, or raise --node-timeout"
+            )
+        if now - said >= SAY_SECONDS:
+            print(f"waiting for {what}; free are {state} ({now - start:.0f} s)", flush=True)
+            said = now
+        time.sleep(_POLL_SECONDS)

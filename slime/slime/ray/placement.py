@@ -89,11 +89,11 @@ class ReservedPlacement:
 def create_placement(args: Arguments, stop: StopRequested | None = None) -> ReservedPlacement:
     """Reserve one {GPU: 1, CPU: 1} bundle per GPU and locate each; Ray must be initialised.
 
-    Waits up to ``--node-timeout`` for GPUs that other runs use; raises like `slime.ray.reserve.reserve`.
+    Waits up to ``--node-timeout`` for GPUs that other runs use; raises like `slime.ray.nodes.reserve`.
     """
     import ray
 
-    from slime.ray.reserve import reserve
+    from slime.ray.nodes import reserve
 
     placement = describe_placement(args)
     if not placement.total:
@@ -130,7 +130,7 @@ def with_replacements(
         NodeError: there is no replacement after ``seconds``.
         Stopped: a signal arrives.
     """
-    from slime.ray.reserve import wait_until_whole
+    from slime.ray.nodes import wait_until_whole
 
     assert reserved.group is not None, "a run without GPUs has no machines to lose"
     print(f"waiting up to {seconds:.0f} s for a machine to replace the lost one", flush=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from openclaw.gate import accept, rollback, run_folder, versions
+from openclaw.gate import accept, rollback, versions
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.where import SETTINGS_NAME
 from slime.checkpoints.versions import LATEST
@@ -193,18 +193,18 @@ def test_a_run_that_ends_meanwhile(
     up: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     looks = iter([True, False])
-    monkeypatch.setattr(run_folder.RunFolder, "is_up", lambda self: next(looks))
+    monkeypatch.setattr(versions.RunFolder, "is_up", lambda self: next(looks))
     assert rollback.main([str(up), "--to", "1"]) == 0
     assert "has ended meanwhile; it goes back when it is resumed" in capsys.readouterr().out
 
 
 def test_a_lock_of_a_dead_driver_is_no_run(up: Path) -> None:
-    assert run_folder.open_run(up).is_up()
-    lock = up / "checkpoints" / run_folder.SAVE_LOCK
+    assert versions.open_run(up).is_up()
+    lock = up / "checkpoints" / versions.SAVE_LOCK
     lock.write_text(f"process 999999999 on {socket.gethostname()}, run folder")
-    assert not run_folder.open_run(up).is_up()
+    assert not versions.open_run(up).is_up()
     lock.write_text("process 1 on elsewhere.example, run folder")
-    assert run_folder.open_run(up).is_up()
+    assert versions.open_run(up).is_up()
     lock.write_text("")
-    assert not run_folder.open_run(up).is_up()
-    assert run_folder.SAVE_LOCK == LOCK
+    assert not versions.open_run(up).is_up()
+    assert versions.SAVE_LOCK == LOCK

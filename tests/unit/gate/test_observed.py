@@ -7,8 +7,7 @@ import math
 import pytest
 
 from openclaw.config.gate_variables import GateVariables
-from openclaw.gate.decision import Paired
-from openclaw.gate.observed import FEWEST_TIMED, Agreement, Live, chance_of_shares, disagrees, does_worse
+from openclaw.gate.decision import FEWEST_TIMED, Agreement, Live, Paired, chance_of_shares, disagrees, does_worse
 
 BOUNDS = GateVariables()
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ray._private.ray_logging import global_worker_stdstream_dispatcher
 
-from slime.ray.actor_output import ActorOutput, take_over
+from slime.ray.cluster import ActorOutput, take_over
 
 MANAGER = "2026-11-22 10:00:00,123 openclaw.training.rollout"
 

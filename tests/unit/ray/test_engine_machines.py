@@ -21,8 +21,7 @@ from slime.backends.sglang_utils.engine_process import EngineProcess
 from slime.backends.sglang_utils.server_args import server_command
 from slime.exceptions import EngineError, EngineNodeLostError
 from slime.ray import engines as engines_module
-from slime.ray.engine_machines import by_machine
-from slime.ray.engines import EngineGroup
+from slime.ray.engines import EngineGroup, by_machine
 from slime.ray.placement import ReservedPlacement
 from slime.weight_sync.remote_engine import RemoteProcess
 from tests.helpers.machines import reserved

@@ -10,9 +10,9 @@ from groundwork.exceptions import ConfigError
 from groundwork.process import Stopped, StopRequested
 from slime.arguments.placement import Placement
 from slime.exceptions import NodeError
-from slime.ray import reserve as module
+from slime.ray import nodes as module
+from slime.ray.nodes import reserve, usable_gpus
 from slime.ray.placement import ReservedPlacement, with_replacements
-from slime.ray.reserve import reserve, usable_gpus
 
 
 class Cluster:

@@ -14,10 +14,8 @@ from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 from slime.args import Arguments
 from slime.exceptions import EngineError
 from slime.ray import engines as engines_module
-from slime.ray import router_workers
 from slime.ray.engine_pool import EnginePool
-from slime.ray.engines import RESTART_ATTEMPTS, EngineGroup
-from slime.ray.router_workers import RouterWorkers
+from slime.ray.engines import RESTART_ATTEMPTS, EngineGroup, RouterWorkers
 from slime.weight_sync.remote_engine import RemoteEngine
 
 URLS = ["http://10.0.0.1:1", "http://10.0.0.1:2", "http://10.0.0.2:1"]
@@ -90,7 +88,7 @@ def test_what_the_router_refuses_is_tried_again(caplog: pytest.LogCaptureFixture
 
 
 def test_an_engine_that_dies_while_it_is_due_stays_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router_workers, "_JOIN_SECONDS", 0.0)
+    monkeypatch.setattr(engines_module, "_JOIN_SECONDS", 0.0)
     router = Router(2)
     router.workers.lost([1])
     router.fails = True
