@@ -38,7 +38,7 @@ from openclaw.gateway.limits import Bodies, RateLimits
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.openapi import describe
 from openclaw.gateway.routes import add_model_routes, add_session_routes, add_status_routes
-from openclaw.gateway.under_way import Slots
+from openclaw.gateway.under_way import InFlightRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -160,7 +160,10 @@ class GuardedApp(FastAPI):
 
 
 def create_app(
-    service: ChatService, registry: CollectorRegistry, keyring: Keyring | None = None, slots: Slots | None = None
+    service: ChatService,
+    registry: CollectorRegistry,
+    keyring: Keyring | None = None,
+    slots: InFlightRegistry | None = None,
 ) -> GuardedApp:
     """Return the application that answers with ``service`` and exposes the metrics of ``registry``.
 
@@ -204,7 +207,7 @@ def create_app(
         metrics=service.metrics,
         on_refused=count_refused,
         log_contents=config.log_contents,
-        slots=slots or Slots(),
+        slots=slots or InFlightRegistry(),
     )
     answer_errors(app)
     app.chat = ChatCompletions(service)

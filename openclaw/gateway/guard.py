@@ -42,7 +42,7 @@ from openclaw.gateway.errors import CLIENT_GONE, LIMIT_HEADER, ApiError, ClientG
 from openclaw.gateway.limits import Bodies, RateLimitError, RateLimits, take_body
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.reply import Reply
-from openclaw.gateway.under_way import Slots
+from openclaw.gateway.under_way import InFlightRegistry
 from openclaw.privacy.secret_finder import looks_random, secret_finder
 from openclaw.sessions.follow import logged_name
 
@@ -70,7 +70,7 @@ class Guard:
         metrics: GatewayMetrics,
         on_refused: Callable[[str, int], None],
         log_contents: bool,
-        slots: Slots,
+        slots: InFlightRegistry,
     ) -> None:
         """Wrap ``app``; call ``on_refused`` with path and status of each refused request."""
         self._app = app

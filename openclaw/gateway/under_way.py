@@ -1,6 +1,6 @@
 """The requests under way, in a small file that outlives the process: who watches a frozen process reads their names.
 
-Guarantees: `Slots.begin` and `Slots.end` only write memory, a few microseconds each, and never fail. `read` works while
+Guarantees: `InFlightRegistry.begin` and `InFlightRegistry.end` only write memory, a few microseconds each, and never fail. `read` works while
 the writer is frozen and after it was killed. The file has no contents of a request and only its owner reads it; `close`
 deletes it. One process writes a file; any may read.
 """
@@ -29,7 +29,7 @@ NONE = -1
 
 
 @dataclass(frozen=True)
-class UnderWay:
+class InFlightRequest:
     """A request that has begun and not ended; ``started`` is in seconds since the epoch."""
 
     id: str
@@ -42,7 +42,7 @@ class UnderWay:
         return f"request={self.id} key={self.key} {self.route} for {max(0.0, now - self.started):.1f} s"
 
 
-class Slots:
+class InFlightRegistry:
     """Writes the requests of this process."""
 
     def __init__(self, path: Path | None = None) -> None:
@@ -84,18 +84,18 @@ class Slots:
             self._path.unlink(missing_ok=True)
 
 
-def read(path: Path) -> list[UnderWay]:
+def read(path: Path) -> list[InFlightRequest]:
     """Return the requests in a file, the oldest first; none if there is no such file."""
     try:
         data = path.read_bytes()
     except OSError:
         return []
-    found: list[UnderWay] = []
+    found: list[InFlightRequest] = []
     for offset in range(0, len(data) - SLOT_BYTES + 1, SLOT_BYTES):
         started, *names = SLOT.unpack_from(data, offset)
         if started > 0:
             id, key, route = (NOT_SHOWN.sub("?", name.decode("ascii", "replace")) for name in names)
-            found.append(UnderWay(id, key, route, started))
+            found.append(InFlightRequest(id, key, route, started))
     return sorted(found, key=lambda request: request.started)
 
 

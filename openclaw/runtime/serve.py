@@ -37,7 +37,7 @@ from openclaw.gateway.app import create_app
 from openclaw.gateway.auth import Keyring
 from openclaw.gateway.chat import ChatService
 from openclaw.gateway.tls import check_certificate, load_certificate
-from openclaw.gateway.under_way import Slots
+from openclaw.gateway.under_way import InFlightRegistry
 from openclaw.judge.wiring import JudgeLoop, build_judge_loop
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.store import Ledger
@@ -100,7 +100,7 @@ async def serve(config: RuntimeConfig) -> None:
     own_keys = OwnKeyFinder(secret_values(os.environ), keyring.holds if keyring.path else None)
     ledger = Ledger(config.ledger or "", redaction=build_redactor(config.redact, registry, own_keys))
     ledger.sessions.reserve()
-    slots = Slots(requests_path(config.ledger or ""))
+    slots = InFlightRegistry(requests_path(config.ledger or ""))
     try:
         judge = None
         if config.method:

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from groundwork.process import watch_lifeline
-from openclaw.gateway.under_way import Slots
+from openclaw.gateway.under_way import InFlightRegistry
 
 
 def freeze() -> None:
@@ -22,7 +22,7 @@ def freeze() -> None:
 
 
 async def main(port: int, path: Path, seconds: float) -> None:
-    slots = Slots(path)
+    slots = InFlightRegistry(path)
     slots.begin("req-finished", "laptop", "GET", "/v1/models")
     slots.end(0)
     slots.begin("req-frozen", "laptop", "POST", "/v1/chat/completions")

@@ -297,6 +297,18 @@ def test_every_script_the_documentation_runs_exists(repository: Path) -> None:
             assert (repository / script).exists() or "mymethod" in script, f"{page.name} runs {script}"
 
 
+def test_every_type_and_module_of_the_glossary_exists(repository: Path) -> None:
+    rows = re.findall(r"^\| (.+) \| (.+) \| (.+) \|$", (repository / "instructions" / "glossary.md").read_text(), re.M)[
+        1:
+    ]
+    assert len({word for word, _, _ in rows}) == len(rows) >= 40
+    for word, _, home in rows:
+        [path] = re.findall(r"`([\w/-]+\.py)`", home)
+        source = (repository / path).read_text()
+        for name in re.findall(r"`(\w+)` of", home):
+            assert re.search(rf"^class {name}\b", source, re.MULTILINE), f"{word}: {path} has no type {name}"
+
+
 def test_every_reason_against_training_is_on_the_page(repository: Path) -> None:
     given = stated_reasons(repository)
     assert {"grammar", "too_long", "judge_refused", "no_hint", "score_zero"} <= given

@@ -18,12 +18,12 @@ from openclaw.gateway.auth import Keyring
 from openclaw.gateway.guard import Doorway, Guard
 from openclaw.gateway.limits import Bodies, RateLimits
 from openclaw.gateway.metrics import GatewayMetrics
-from openclaw.gateway.under_way import NONE, SLOTS, Slots, read
+from openclaw.gateway.under_way import NONE, SLOTS, InFlightRegistry, read
 
 
 def test_a_request_is_in_the_file_from_begin_to_end(tmp_path: Path) -> None:
     path = tmp_path / "ledger.requests"
-    slots = Slots(path)
+    slots = InFlightRegistry(path)
     assert read(path) == []
     first = slots.begin("req-1", "laptop", "POST", "/v1/chat/completions")
     second = slots.begin("é\n" + "x" * 500, "phone", "DELETE", "/v1/sessions/secret-id/done")
@@ -43,7 +43,7 @@ def test_a_request_is_in_the_file_from_begin_to_end(tmp_path: Path) -> None:
 
 
 def test_more_requests_than_slots_are_served(tmp_path: Path) -> None:
-    slots = Slots(tmp_path / "requests")
+    slots = InFlightRegistry(tmp_path / "requests")
     taken = [slots.begin(str(number), "-", "GET", "/") for number in range(SLOTS + 2)]
     assert taken[SLOTS:] == [NONE, NONE]
     for slot in taken:
@@ -53,7 +53,7 @@ def test_more_requests_than_slots_are_served(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_stops_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    slots = Slots(tmp_path / "missing" / "requests")
+    slots = InFlightRegistry(tmp_path / "missing" / "requests")
     slots.end(slots.begin("req", "-", "GET", "/"))
     slots.close()
     assert "will not be named" in caplog.text
@@ -78,7 +78,7 @@ async def test_the_guard_names_requests_while_they_run(tmp_path: Path) -> None:
         metrics=GatewayMetrics(CollectorRegistry()),
         on_refused=lambda path, status: None,
         log_contents=False,
-        slots=Slots(path),
+        slots=InFlightRegistry(path),
     )
     async with httpx.AsyncClient(transport=httpx.ASGITransport(guard), base_url="http://localhost") as client:
         asked: asyncio.Task[Any] = asyncio.create_task(client.get("/v1/models", headers={"x-request-id": "mine"}))
