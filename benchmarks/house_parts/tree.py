@@ -1,8 +1,8 @@
 """Read the Python files of a checkout without importing them.
 
 Guarantees: the files are those that git tracks or would add; without git, all that are not in a folder whose name starts
-with a dot. A link is not followed. Test code is every file below a folder ``tests``; all other Python is the product,
-benchmarks and evaluation included. A line is a newline character, as ``wc -l`` counts. Only product files are parsed.
+with a dot. A link is not followed. Test code is every file below a folder ``tests``, and the tests' kit; all other Python is the
+product, benchmarks and evaluation included. A line is a newline character, as ``wc -l`` counts. Only product files are parsed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from benchmarks.machine import git
 
 TESTS = "tests"
+KIT = "lab/testkit/"
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Tree:
 
 
 def _is_test(path: str) -> bool:
-    return TESTS in path.split("/")[:-1]
+    return TESTS in path.split("/")[:-1] or path.startswith(KIT)
 
 
 def _paths(root: Path) -> Iterator[str]:

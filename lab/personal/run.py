@@ -5,6 +5,10 @@ a CPU (SGLang, Ray, FSDP2, gateway, judge, ledger). With one user the model is t
 share it. `python -m benchmarks.personalization` holds many such runs and compares them.
 
 Guarantees: exit status 0 and a report only if everything was measured. What was started is stopped, also on Ctrl-C or SIGTERM.
+
+Users talk to one model in turn, and both measures of the paper's second version are taken. While sessions are counted, they are held one after the other, and each begins after the run has learned from all
+before it. Then conversations run in parallel, until the last score is due; never so many that two updates pass between
+two looks, unless the run holds weights back. Scores are side turns, so nothing measured is trained.
 """
 
 from __future__ import annotations
@@ -16,14 +20,15 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, closing
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from asking import server_client
-from measure import MeasureError
+from measure import MeasureError, heldout_items, measure
 from simulated_users.llm import KEY_VARIABLE, MAX_TOKENS, LlmVoice, UserModelError, user_model_client
 from simulated_users.reaction import PhraseVoice
 from simulated_users.reading import find_users
@@ -35,8 +40,6 @@ from groundwork.command_line import CommandLine, new_output_file, port_number, s
 from groundwork.exceptions import ConfigError
 from groundwork.network import find_available_port
 from lab.personal.sizes import BASE, Sizes
-from lab.personal.talking import Speaker, Talk
-from lab.personal.trainer import Trainer
 from lab.tiny_demo.launched import ENDLESS, MODEL_NAME, REPOSITORY, LaunchedRun, RunFailed, Settings
 from lab.tiny_demo.options import method_of
 from lab.tiny_demo.planned import refuse_bad_plan
@@ -44,6 +47,249 @@ from lab.tiny_demo.report import save
 from lab.tiny_models.build import BuildError, ensure_built
 from lab.tiny_models.cache import model_path
 from openclaw.ledger.store import Ledger
+from openclaw.runtime.where import ARGUMENTS_NAME
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+    from simulated_users.user import User
+
+STREAK = 3
+"""Consecutive sessions whose first replies must follow the rule (OpenClaw-RL, arXiv 2603.10165v2)."""
+
+
+def sessions_to_follow(liked: Sequence[bool], streak: int = STREAK) -> int | None:
+    """Return the number of sessions up to and including the first ``streak`` in a row whose first replies were liked.
+
+    Args:
+        liked: for each session of one user, in order, whether its first reply followed the rule.
+        streak: sessions in a row.
+
+    Returns:
+        At least ``streak``; None if it did not happen within the sessions that were held.
+    """
+    in_a_row = 0
+    for held, good in enumerate(liked, start=1):
+        in_a_row = in_a_row + 1 if good else 0
+        if in_a_row == streak:
+            return held
+    return None
+
+
+class Learner(Protocol):
+    """What `Talk` needs to know of the run (`lab.personal.run.Trainer`)."""
+
+    batch: int
+
+    @property
+    def updates(self) -> int:
+        """Return the number of live updates."""
+        ...
+
+    @property
+    def ready(self) -> int:
+        """Return the number of samples that wait for a batch."""
+        ...
+
+    async def settle(self) -> None:
+        """Return when the run has learned from everything that was said."""
+        ...
+
+
+@dataclass
+class Speaker:
+    """A user and its conversations."""
+
+    user: User
+    student: Student
+    counted: int = 0
+    scores: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def liked(self) -> list[bool]:
+        """Return whether the first replies of the counted sessions were liked, in order."""
+        return [self.student.first_replies[number] for number in range(self.counted)]
+
+    @property
+    def sessions(self) -> int | None:
+        """Return the sessions until the rule is followed; None if it is not yet."""
+        return sessions_to_follow(self.liked)
+
+
+class Talk:
+    """The talking of one run; owns the speakers' counts."""
+
+    def __init__(
+        self,
+        client: AsyncOpenAI,
+        model: str,
+        speakers: Sequence[Speaker],
+        learner: Learner | None,
+        sizes: Sizes,
+        tell: Callable[[str], None],
+    ) -> None:
+        """Create the talk.
+
+        Args:
+            client: of the server.
+            model: model name in requests.
+            speakers: the users, in the order in which they talk.
+            learner: the run that learns; None if nothing is trained.
+            sizes: of the run.
+            tell: shows progress.
+        """
+        self._client, self._model, self._speakers = client, model, speakers
+        self._learner, self._sizes, self._tell = learner, sizes, tell
+        self._due = list(sizes.score_after) if learner else []
+        self.seconds: dict[str, float] = {}
+
+    async def hold(self) -> None:
+        """Score, count sessions, and go on until the last score.
+
+        Raises:
+            Refused: a request of a user was refused.
+            MeasureError: one of a score was.
+            RunFailed: the run ended or stands still.
+        """
+        started = time.monotonic()
+        await self._score("0")
+        self.seconds["scores"] = time.monotonic() - started
+        await self._timed("counted_sessions", self._count() if self._learner else self._count_without_learning())
+        if self._learner:
+            await self._timed("more_sessions", self._go_on(self._learner))
+
+    async def _timed(self, name: str, work: Any) -> None:
+        started, scores = time.monotonic(), self.seconds["scores"]
+        await work
+        self.seconds[name] = time.monotonic() - started - (self.seconds["scores"] - scores)
+
+    async def _count(self) -> None:
+        assert self._learner is not None
+        for number in range(self._sizes.most_sessions):
+            for speaker in self._speakers:
+                await self._look()
+                await speaker.student.session(number)
+                speaker.counted += 1
+            if (number + 1) % 5 == 0:
+                self._tell(f"session {number + 1}: {self._learner.updates} updates, {self._progress()}")
+            if all(speaker.sessions is not None for speaker in self._speakers):
+                break
+        self._tell(f"counted: {self._progress()}")
+
+    async def _count_without_learning(self) -> None:
+        """Hold all sessions, several at a time: their order means nothing to a model that does not change."""
+        slots = asyncio.Semaphore(self._sizes.parallel)
+
+        async def one(student: Student, number: int) -> None:
+            async with slots:
+                await student.session(number)
+
+        for speaker in self._speakers:
+            await asyncio.gather(*(one(speaker.student, number) for number in range(self._sizes.most_sessions)))
+            speaker.counted = self._sizes.most_sessions
+        self._tell(f"counted: {self._progress()}")
+
+    async def _go_on(self, learner: Learner) -> None:
+        number, held = max(speaker.counted for speaker in self._speakers), 0
+        while True:
+            await self._look()
+            if not self._due or held >= self._sizes.more_sessions:
+                return
+            group = self._group_size(learner)
+            speakers = [self._speakers[(held + each) % len(self._speakers)] for each in range(group)]
+            # A session's number is new to each user.
+            await asyncio.gather(*(one.student.session(number + held + at) for at, one in enumerate(speakers)))
+            held += group
+
+    def _group_size(self, learner: Learner) -> int:
+        """Return how many sessions at a time cannot fill two batches."""
+        samples = max(speaker.user.turns - 1 for speaker in self._speakers)
+        room = (2 * learner.batch - 1 - learner.ready) // samples
+        return max(1, min(self._sizes.parallel, room, self._sizes.more_sessions))
+
+    async def _look(self) -> None:
+        """Wait for the run, and score if a score is due."""
+        if self._learner is None:
+            return
+        await self._learner.settle()
+        while self._due and self._learner.updates >= self._due[0]:
+            started = time.monotonic()
+            await self._score(str(self._due.pop(0)))
+            self.seconds["scores"] += time.monotonic() - started
+
+    async def _score(self, after: str) -> None:
+        updates = self._learner.updates if self._learner else 0
+        items = heldout_items(self._sizes.heldout)
+        for speaker in self._speakers:
+            found = await measure(self._client, self._model, items, user=speaker.user)
+            speaker.scores[after] = {
+                "updates": updates,
+                "problems": len(found.replies),
+                "liked": sum(reply.good for reply in found.replies),
+                "right": sum(reply.right for reply in found.replies),
+                "degenerate": sum(reply.degenerate for reply in found.replies),
+            }
+            self._tell(f"score after {updates} updates, {speaker.user.name}: {found.rule_rate:.2f}")
+
+    def _progress(self) -> str:
+        return ", ".join(
+            f"{speaker.user.name} {speaker.sessions or f'not in {speaker.counted}'}" for speaker in self._speakers
+        )
+
+
+POLL_SECONDS = 0.1
+STUCK_SECONDS = 300.0
+
+
+class Trainer:
+    """The run's trainer as its ledger shows it; owns neither."""
+
+    def __init__(self, run: LaunchedRun, ledger: Ledger) -> None:
+        """Read the run's batch size from its folder; the run must be up."""
+        arguments = json.loads((run.settings.run_dir / ARGUMENTS_NAME).read_text())
+        self.batch = int(arguments["rollout_batch_size"])
+        self._holds_weights = int(arguments["update_weights_interval"]) > 1
+        self._run, self._ledger = run, ledger
+
+    @property
+    def updates(self) -> int:
+        """Return the number of updates whose weights are live."""
+        return int(self._ledger.views.counts()["steps"])
+
+    @property
+    def ready(self) -> int:
+        """Return the number of samples that wait for a batch."""
+        return self._ledger.samples.ready_count()
+
+    @property
+    def samples_trained(self) -> int:
+        """Return the number of samples in the updates so far."""
+        return sum(step["samples"] for step in self._ledger.views.step_records())
+
+    async def settle(self) -> None:
+        """Return when no reaction waits for its judge and no update is due or under way.
+
+        With ``--update-weights-interval`` above 1 an update is not live at once, so it is not waited for.
+
+        Raises:
+            RunFailed: the run ended, or nothing changed for `STUCK_SECONDS`.
+        """
+        seen, since = None, time.monotonic()
+        while True:
+            self._run.check()
+            pending = int(self._ledger.views.counts()["turns"].get("pending", 0))
+            leased = 0 if self._holds_weights else self._ledger.samples.untrained_leases()
+            state = (pending, self.ready, leased)
+            if pending == 0 and state[1] < self.batch and leased == 0:
+                return
+            if state != seen:
+                seen, since = state, time.monotonic()
+            if time.monotonic() - since > STUCK_SECONDS:
+                raise RunFailed(
+                    f"nothing changed for {STUCK_SECONDS:.0f} s: {pending} turns wait for the judge, {state[1]} samples are "
+                    f"ready, {leased} are in an update that is not live; see {self._run.log_path}"
+                )
+            await asyncio.sleep(POLL_SECONDS)
+
 
 BASE_RUNS_AS = "rl"
 """The method of the run that serves the base model; its trainer gets no sample."""

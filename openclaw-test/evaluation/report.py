@@ -1,20 +1,63 @@
 """The report of an evaluation: `report.json` for programs and `report.md` for people, from the same figures.
 
-Guarantee: what a model or a server wrote is shown by `evaluation.markdown`, as text and nothing else.
+Guarantee: what a model or a server wrote is shown as text and nothing else.
+
+Text of others in Markdown: shown as it is, and never more than text.
+
+Guarantees: a reply cannot end its block, make a link, a heading, an image or HTML, mention anybody, or hide characters: controls
+and invisible format characters are written as escapes.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from evaluation.figures import ALL, Figures, comparisons, grouped, suite_figures
-from evaluation.markdown import block, code, table
 from evaluation.records import Record
 from evaluation.suites import NAMES
+from openclaw.messages.text import clip_middle
+
+HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+_MARKUP = re.compile(r"(?<!\d)\.|\.(?!\d)|_|[^\w .,()='+/;%?-]")
+"""What could be markup or make a link: all but letters, digits, a few signs, and points between digits."""
+_TICKS = re.compile(r"`+")
+
+
+def visible(text: str, kept: str = "\n\t") -> str:
+    """Return a text whose controls and invisible characters are written as ``\\u{...}``, but those of ``kept``."""
+    return "".join(
+        f"\\u{{{ord(letter):x}}}" if unicodedata.category(letter) in HIDDEN and letter not in kept else letter
+        for letter in text
+    )
+
+
+def block(text: str, limit: int) -> str:
+    """Return a text as a code block, with its middle cut out beyond ``limit`` characters."""
+    shown = visible(clip_middle(text.replace("\r\n", "\n"), limit))
+    fence = "`" * max(3, 1 + max(map(len, _TICKS.findall(shown)), default=0))
+    return f"{fence}text\n{shown}\n{fence}"
+
+
+def code(text: str, limit: int = 200) -> str:
+    """Return a text on one line that may stand in a table; whatever could be markup is a character reference.
+
+    A point between digits stays, as in a number or an address.
+    """
+    shown = visible(" ".join(clip_middle(text, limit).split()), "") or " "
+    return f"<code>{_MARKUP.sub(lambda found: f'&#{ord(found[0])};', shown)}</code>"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table; cells are ours, or made by `code`."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join("-" if cell is None else str(cell) for cell in line) + " |" for line in lines)
+
 
 REPORT_JSON, REPORT_MD = "report.json", "report.md"
 SHOWN = 1500

@@ -11,8 +11,7 @@ from typing import Any
 
 from evaluation.case import Case
 from evaluation.coding_problem import Problem
-from evaluation.conversation import Facts, Form
-from evaluation.rules import Rule
+from evaluation.conversation import Facts, Form, Rule
 from evaluation.talk import Policy, Talk
 
 from agentrl.tasks.harbor import SOLUTION

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from benchmarks.update_load import swap_under_load
+from benchmarks.updates import swap_under_load
 from chat_codec.detokenize import Vocabulary
 from lab.testkit.engine import serve
 from lab.testkit.live_engine import WeightSender

@@ -4,6 +4,15 @@
 folder's checkpoint is. Both take about 40 minutes of a core, so the repository has the model, in ``shipped/gui_pictures``. Guarantees: an
 interrupted training loses at most `SAVED_EVERY_S`; the schedule counts steps; the model is written when all steps are done and it
 passes the gate, with what it was measured to do.
+
+What the warm start trains on: episodes on rendered pages, and what the eyes should tell of each page.
+
+Some pages are moved by whole pixels, with the target and without the heading, so that the eyes meet more places than were rendered.
+Where a reply points, numbers near the right one count a little: a click two pixels off the middle is nearly as good.
+
+How well the agent with eyes points and clicks, on held-out pages, by its first reply.
+
+Guarantee: replies are sampled from what the agent loop would send, and read as the environment reads them.
 """
 
 from __future__ import annotations
@@ -11,23 +20,245 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+from agentrl.tasks.gui.coordinates import on_screen
+from agentrl.tasks.gui.miniwob.episode import SCREEN
 from agentrl.tasks.names import Split
-from lab.tiny_learning.pictures.encode import Coder
-from lab.tiny_learning.pictures.lessons import Eyes, Lessons, losses
-from lab.tiny_learning.pictures.measure import measure
-from lab.tiny_learning.pictures.model import matrices, new_model, save_processor
-from lab.tiny_learning.pictures.pages import FAMILIES, RENDERED, Screens, screens_of
+from lab.tiny_learning.clicks import COORDINATES
+from lab.tiny_learning.pictures.encode import Coder, Encoded
+from lab.tiny_learning.pictures.model import (
+    COLUMNS,
+    HIDDEN,
+    MERGE,
+    PATCH,
+    ROWS,
+    TOKENS,
+    hidden,
+    matrices,
+    new_model,
+    patches,
+    save_processor,
+    see,
+)
+from lab.tiny_learning.pictures.pages import FAMILIES, KINDS, RENDERED, Page, Pixels, Screens, screens_of
+from lab.tiny_learning.pictures.pointing import trace
 from lab.tiny_learning.pictures.shipped import key, passes
-from lab.tiny_learning.pictures.words import NUMBERS, build_tokenizer
+from lab.tiny_learning.pictures.words import NUMBERS, STEP, build_tokenizer
 from lab.tiny_learning.warm_start import LEAST, MOST, NOTE
+from lab.tiny_models.sampling import TEMPERATURE
+
+LONGEST = 18
+"""Most tokens of a reply; a scroll has fourteen."""
+AT_ONCE = 50
+Metrics = dict[str, float]
+
+
+def measure(model: Any, coder: Coder, screens: Mapping[str, Screens], pages: int) -> Metrics:
+    """Return the shares of the first pages of each family that a first reply solves, and points at.
+
+    ``solved`` is a click on the target; ``pointed`` is the share on the target among replies that have a point.
+    """
+    generator = torch.Generator().manual_seed(0)
+    told, counts = Metrics(), {"solved": [0, 0], "pointed": [0, 0]}
+    for family, each in screens.items():
+        solved: list[bool] = []
+        pointed: list[bool] = []
+        for start in range(0, min(pages, len(each.pages)), AT_ONCE):
+            part = slice(start, min(start + AT_ONCE, pages))
+            some = Screens(each.pages[part], each.pictures[part])
+            for page, reply in zip(some.pages, replies(model, coder, some, generator), strict=True):
+                act = coder.action(_begun(page), reply)
+                hit = act is not None and act.point is not None and on_target(page, *act.point)
+                solved.append(hit and act is not None and act.name == "left_click")
+                pointed += [hit] if act is not None and act.point is not None else []
+        for name, found in (("solved", solved), ("pointed", pointed)):
+            counts[name][0] += sum(found)
+            counts[name][1] += len(found)
+            told[f"{name}_{family}"] = round(sum(found) / max(len(found), 1), 3)
+    return {name: round(right / max(many, 1), 3) for name, (right, many) in counts.items()} | told
+
+
+def on_target(page: Page, x: float, y: float) -> bool:
+    """Return whether a point as the model writes it is on a page's target."""
+    left, top, width, height = page.box
+    across, down = on_screen((x, y), COORDINATES, SCREEN.picture, (SCREEN.width, SCREEN.height))
+    return left <= across < left + width and top <= down < top + height
+
+
+@torch.no_grad()
+def replies(model: Any, coder: Coder, screens: Screens, generator: torch.Generator) -> list[list[int]]:
+    """Return a sampled first reply to each page."""
+    prompts = [coder.prompt(_begun(page)) for page in screens.pages]
+    lengths = torch.tensor([len(prompt) for prompt in prompts])
+    ids = torch.zeros(len(prompts), int(lengths.max()) + LONGEST, dtype=torch.long)
+    for row, prompt in enumerate(prompts):
+        ids[row, : len(prompt)] = torch.tensor(prompt)
+    tokens, deep = see(model, patches(torch.from_numpy(screens.pictures)))
+    rows, end = torch.arange(len(prompts)), coder.end
+    for number in range(LONGEST):
+        at = lengths + number
+        states = hidden(model, ids[:, : int(at.max())], tokens, deep)[rows, at - 1]
+        chances = torch.softmax(model.lm_head(states) / TEMPERATURE, -1)
+        ids[rows, at] = torch.multinomial(chances, 1, generator=generator)[:, 0]
+        if all(end in ids[row, length : length + number + 1] for row, length in enumerate(lengths.tolist())):
+            break
+    found = [ids[row, length : length + LONGEST].tolist() for row, length in enumerate(lengths.tolist())]
+    return [reply[: reply.index(end) + 1] if end in reply else reply for reply in found]
+
+
+def _begun(page: Page) -> Any:
+    return trace(Random(0), page, careless=False)
+
+
+HEADING = 51
+"""Pixels of the page that hold its instruction."""
+MOVED = 0.5
+"""Share of pages that are moved, of the families whose things can stand anywhere."""
+SHIFTING = ("click_test_2", "click_dialog", "focus_text")
+SPREAD = 0.7
+"""Standard deviation of the numbers that count as right, in steps of `STEP`."""
+WHITE = 255
+UNUSED = -100
+
+
+class Eyes(nn.Module):
+    """Says of each token of a picture what stands there, and where its middle is; used in the warm start only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds = nn.Linear(HIDDEN, len(KINDS))
+        self.places = nn.Linear(HIDDEN, 2 * len(NUMBERS))
+
+    def loss(self, tokens: Tensor, kinds: Tensor, places: Tensor) -> Tensor:
+        """Return the loss of tokens [B, TOKENS, HIDDEN], given kinds [B, TOKENS, K] and places [B, TOKENS, 2] or `UNUSED`."""
+        told = F.binary_cross_entropy_with_logits(self.kinds(tokens).float(), kinds, pos_weight=torch.tensor(4.0))
+        there = places[..., 0] != UNUSED
+        guess = self.places(tokens[there]).float().view(-1, len(NUMBERS))
+        return 10 * told + F.cross_entropy(guess, near()[places[there].view(-1)])
+
+
+def near() -> Tensor:
+    """Return how much each number counts, by the right one [numbers, numbers]."""
+    each = torch.arange(len(NUMBERS), dtype=torch.float32)
+    return torch.softmax(-((each[:, None] - each) ** 2) / (2 * SPREAD**2), -1)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Episodes.
+
+    Attributes:
+        pictures: of the pages [B, rows, columns, 3].
+        shown: index of the page of each picture in the episodes.
+        ids: padded [B, L].
+        weights: of the ids [B, L].
+        kinds: what stands where [B, TOKENS, K].
+        places: the number of its middle, across and down [B, TOKENS, 2].
+    """
+
+    pictures: Tensor
+    shown: Tensor
+    ids: Tensor
+    weights: Tensor
+    kinds: Tensor
+    places: Tensor
+
+
+class Lessons:
+    """Draws batches."""
+
+    def __init__(self, screens: Sequence[Screens], coder: Coder, rng: Random) -> None:
+        self._screens, self._coder, self._rng = screens, coder, rng
+
+    def batch(self, size: int, careless: bool) -> Batch:
+        """Return episodes of as many pages of each family."""
+        drawn = [self._drawn(self._screens[number % len(self._screens)]) for number in range(size)]
+        encoded = [self._coder.policy(trace(self._rng, page, careless)) for page, _ in drawn]
+        return batch_of(drawn, encoded)
+
+    def _drawn(self, screens: Screens) -> tuple[Page, Pixels]:
+        number = self._rng.randrange(len(screens.pages))
+        page, picture = screens.pages[number], screens.pictures[number]
+        if page.family in SHIFTING and self._rng.random() < MOVED:
+            return moved(self._rng, page, picture)
+        return page, picture
+
+
+def batch_of(drawn: Sequence[tuple[Page, Pixels]], encoded: Sequence[Encoded]) -> Batch:
+    """Return pages and their episodes as tensors."""
+    kinds = torch.zeros(len(drawn), TOKENS, len(KINDS))
+    places = torch.full((len(drawn), TOKENS, 2), UNUSED)
+    for row, (page, _) in enumerate(drawn):
+        for kind, x, y in page.things:
+            if 0 <= x < SCREEN.width and HEADING <= y < SCREEN.height:
+                across, down = x / SCREEN.width, y / SCREEN.height
+                cell = int(down * ROWS / (PATCH * MERGE)) * (COLUMNS // (PATCH * MERGE))
+                cell += int(across * COLUMNS / (PATCH * MERGE))
+                kinds[row, cell, KINDS.index(kind)] = 1
+                places[row, cell] = torch.tensor([int(across * 1000 / STEP), int(down * 1000 / STEP)])
+    return Batch(
+        torch.from_numpy(numpy.stack([picture for _, picture in drawn])),
+        torch.tensor([row for row, each in enumerate(encoded) for _ in range(each.pictures)]),
+        nn.utils.rnn.pad_sequence([torch.tensor(each.ids) for each in encoded], batch_first=True),
+        nn.utils.rnn.pad_sequence([torch.tensor(each.weights) for each in encoded], batch_first=True),
+        kinds,
+        places,
+    )
+
+
+def moved(rng: Random, page: Page, picture: Pixels) -> tuple[Page, Pixels]:
+    """Return a page whose content stands elsewhere, with its target still on the screen."""
+    left, top, width, height = page.box
+    across = rng.randint(-int(left), max(int(SCREEN.width - left - width), -int(left)))
+    down = rng.randint(min(HEADING - int(top), 0), max(int(SCREEN.height - top - height), 0))
+    scale = ROWS / SCREEN.height
+    rows = round(down * scale)
+    down = rows / scale
+    found = picture.copy()
+    first = round(HEADING * scale) + 1
+    body = picture[first:]
+    found[first:] = WHITE
+    target = found[first:]
+    to_y, from_y = (slice(max(rows, 0), len(body) + min(rows, 0)), slice(max(-rows, 0), len(body) - max(rows, 0)))
+    to_x = slice(max(across, 0), COLUMNS + min(across, 0))
+    from_x = slice(max(-across, 0), COLUMNS - max(across, 0))
+    target[to_y, to_x] = body[from_y, from_x]
+    things = [(kind, x + across, y + down) for kind, x, y in page.things]
+    point = (page.point[0] + across, page.point[1] + down)
+    return replace(page, point=point, box=(left + across, top + down, width, height), things=things), found
+
+
+def losses(model: Any, eyes: Eyes, batch: Batch, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the losses of the replies and of the eyes.
+
+    Args:
+        model: that learns.
+        eyes: that learn with it.
+        batch: of episodes.
+        numbers: index in `NUMBERS` of each token, or -1 [vocabulary].
+    """
+    tokens, deep = see(model, patches(batch.pictures))
+    shown = batch.shown
+    states = hidden(model, batch.ids, tokens[shown], [each[shown] for each in deep])[:, :-1]
+    chosen = batch.weights[:, 1:] > 0
+    wanted = batch.ids[:, 1:][chosen]
+    logits = model.lm_head(states[chosen]).float()
+    target = F.one_hot(wanted, logits.shape[-1]).float()
+    index = numbers[wanted]
+    which = numbers.argsort()[-len(NUMBERS) :]
+    target[(index >= 0).nonzero(), which] = near()[index[index >= 0]]
+    return F.cross_entropy(logits, target), eyes.loss(tokens, batch.kinds, batch.places)
+
 
 BATCH, STEPS = 32, 3000
 RATE, REST_RATE = 5e-3, 2e-3

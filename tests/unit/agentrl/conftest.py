@@ -21,8 +21,7 @@ from agentrl.leases.pool import Pool
 from agentrl.processes import ProcessLedger
 from agentrl.registry import Registry
 from agentrl.web.app import create_app
-from lab.testkit.agent_environments import Script
-from lab.testkit.agent_pools import ADDRESS, PATIENT_S, QUICK, Build, Clock, CutTransport, World
+from lab.testkit.agent_pools import ADDRESS, PATIENT_S, QUICK, Build, Clock, CutTransport, Script, World
 
 
 @pytest.fixture

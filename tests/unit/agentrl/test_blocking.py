@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from agentrl.exceptions import DeadlineError
-from lab.testkit.agent_environments import Script
-from lab.testkit.agent_pools import QUICK, Build, acting, until
+from lab.testkit.agent_pools import QUICK, Build, Script, acting, until
 
 
 async def test_as_many_calls_as_slots_block_at_a_time_and_nothing_else_waits(build: Build) -> None:

@@ -25,7 +25,7 @@ from lab.testkit.processes import eventually
 
 pytestmark = pytest.mark.slow
 
-ENVIRONMENT = "lab.testkit.agent_environments.SleepingEnvironment"
+ENVIRONMENT = "lab.testkit.agent_pools.SleepingEnvironment"
 KEY = "a key of this test"
 LISTENING = re.compile(r"agentrl\.(?:pool|router): listening on (http://\S+)\n")
 Start = Callable[..., tuple[subprocess.Popen[str], str]]

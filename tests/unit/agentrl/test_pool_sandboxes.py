@@ -10,7 +10,7 @@ from agentrl.exceptions import InfraError
 from agentrl.sandbox.interface import Provider, Sandbox, SandboxSpec
 from agentrl.sandbox.providers import SandboxSettings
 from groundwork.exceptions import ConfigError
-from lab.testkit.agent_environments import Script
+from lab.testkit.agent_pools import Script
 
 
 class Recorded:

@@ -19,8 +19,7 @@ from agentrl import processes as marks
 from agentrl.exceptions import InfraError
 from agentrl.processes import OWNER_VARIABLE, Group, Mark, Processes, ProcessLedger, end_leftovers, mark_of
 from groundwork.exceptions import ConfigError
-from lab.testkit.agent_environments import MINIMAL
-from lab.testkit.agent_pools import until
+from lab.testkit.agent_pools import MINIMAL, until
 
 PIPE = asyncio.subprocess.PIPE
 

@@ -15,7 +15,7 @@ from agentrl.exceptions import CLASSES, CapacityError, InvalidError, NotFoundErr
 from agentrl.protocol import ErrorBody, LeaseRequest, StepRequest, StepResult, Verdict
 from agentrl.registry import Registry, load_environment
 from groundwork.exceptions import ConfigError
-from lab.testkit.agent_environments import Script
+from lab.testkit.agent_pools import Script
 
 ID = "a" * 32
 

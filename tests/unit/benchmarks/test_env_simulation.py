@@ -8,9 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.env_parts.forecast import Engine, Recorded, growth, predict
+from benchmarks.env_parts.forecast import ASIDE, Engine, Recorded, Station, growth, predict, simulate
 from benchmarks.env_parts.load import Record
-from benchmarks.env_parts.simulation import ASIDE, Station, simulate
 from benchmarks.env_parts.statistics import milliseconds, quantile, slope
 
 STEP_S, OTHER_S = 0.010, 0.002

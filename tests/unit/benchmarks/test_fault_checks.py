@@ -11,7 +11,7 @@ from benchmarks.fault_parts.checks import Checker, journal_lines
 from benchmarks.fault_parts.clients import Clients
 from benchmarks.fault_parts.fast import VICTIMS, plan
 from benchmarks.fault_parts.trainer import Weights
-from benchmarks.update_load import Observed
+from benchmarks.updates import Observed
 from lab.testkit.ledger_records import USER_NEXT, judged_sample, make_turn
 from openclaw.ledger.store import Ledger
 

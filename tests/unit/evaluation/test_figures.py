@@ -12,9 +12,8 @@ from random import Random
 import pytest
 from evaluation.answers import last_number
 from evaluation.figures import comparison, mcnemar, paired_difference, suite_figures
-from evaluation.markdown import block, code, table
 from evaluation.records import Record
-from evaluation.report import Evaluated, Report, as_markdown
+from evaluation.report import Evaluated, Report, as_markdown, block, code, table
 
 ROW = Record(
     suite="retention", task="retention/a/1/0/0", family="a", level=1, seed=0, number=0, sample=0, passed=True, reason="passed",

@@ -10,10 +10,9 @@ import pytest
 from evaluation.case import LEVELS, Case, EvalError, Suite, SuiteError
 from evaluation.code_box import CodeBox
 from evaluation.coding import Coding
-from evaluation.conversation import CONVERSATION
+from evaluation.conversation import ACTIVE, CONVERSATION, PASSIVE, broken, draw_rules
 from evaluation.degenerate import defect
 from evaluation.retention import Retention
-from evaluation.rules import ACTIVE, PASSIVE, broken, draw_rules
 from evaluation.shell import Shell
 from evaluation.suites import NAMES, build_suites
 from evaluation.terminal import Terminal

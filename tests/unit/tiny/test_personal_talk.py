@@ -15,9 +15,8 @@ from student import Refused, Student
 
 from groundwork.exceptions import ConfigError
 from lab.personal import run as personal_run
-from lab.personal.counting import sessions_to_follow
+from lab.personal.run import Speaker, Talk, sessions_to_follow
 from lab.personal.sizes import Sizes
-from lab.personal.talking import Speaker, Talk
 
 GOOD, BAD = "Okay captain, you start with 3 and add 4, so 3 + 4 = 7.", "Sure!\n\n\\boxed{7}"
 

@@ -26,13 +26,12 @@ from agentrl.tasks.gui.miniwob.episode import SCREEN
 from groundwork.processors import load_processor
 from lab.testkit.agent_rollouts import Talk, talk
 from lab.tiny_learning.clicks import ENDED
-from lab.tiny_learning.pictures import lessons, measure, shipped, warm_start
-from lab.tiny_learning.pictures.lessons import UNUSED, batch_of, moved, near
+from lab.tiny_learning.pictures import shipped, warm_start
 from lab.tiny_learning.pictures.model import COLUMNS, GRID, ROWS, TOKENS, hidden, patches, see
 from lab.tiny_learning.pictures.pages import FAMILIES, KINDS, Page, Screens, described, kind_of, pixels, screens_of
 from lab.tiny_learning.pictures.pointing import coordinate, told, trace
 from lab.tiny_learning.pictures.tasks import GUI_PICTURES
-from lab.tiny_learning.pictures.warm_start import Training, number_of_token
+from lab.tiny_learning.pictures.warm_start import UNUSED, Training, batch_of, moved, near, number_of_token
 from lab.tiny_learning.pictures.words import NUMBERS, phrases
 from lab.tiny_learning.warm_start import NOTE, WarmStartError
 from lab.tiny_models.tokenizer import END
@@ -125,7 +124,7 @@ def test_every_reply_is_a_call_that_the_environment_reads(training: Training) ->
             assert act is not None
             kinds.add(act.name)
             if act.point is not None:
-                assert measure.on_target(CLOSE, *act.point)
+                assert warm_start.on_target(CLOSE, *act.point)
             assert step.good == (act.name == "left_click")
     assert kinds == {"left_click", "mouse_move", "scroll", "terminate"}
     assert training.coder.action(trace(rng, CLOSE, careless=False), training.coder.ids("It is done.")) is None
@@ -180,7 +179,7 @@ def test_a_moved_page_has_its_target_where_it_says(training: Training) -> None:
             middle = (columns.mean() + 0.5, (rows.mean() + 0.5) * SCREEN.height / ROWS)
             assert middle == pytest.approx(there.point, abs=1.0)
             assert there.things == [(page.things[0][0], *there.point)]
-            assert measure.on_target(there, *coordinate(there))
+            assert warm_start.on_target(there, *coordinate(there))
             places.add(there.point)
     assert len(places) > 40
 
@@ -215,7 +214,7 @@ def test_the_loss_wants_the_targets_number_and_those_beside_it(training: Trainin
 
     own, training.model.lm_head.forward = training.model.lm_head.forward, head
     try:
-        lessons.losses(training.model, training.eyes, batch, numbers)[0].backward()
+        warm_start.losses(training.model, training.eyes, batch, numbers)[0].backward()
     finally:
         training.model.lm_head.forward = own
     assert taken[0].grad is not None
@@ -231,8 +230,8 @@ def test_only_clicks_on_the_target_solve(training: Training, monkeypatch: pytest
     there = trace(random.Random(0), ONE, careless=False).steps[0].text
 
     def say(*texts: str) -> dict[str, float]:
-        monkeypatch.setattr(measure, "replies", lambda *_: [coder.ids(text) for text in texts])
-        return measure.measure(None, coder, shown, 2)
+        monkeypatch.setattr(warm_start, "replies", lambda *_: [coder.ids(text) for text in texts])
+        return warm_start.measure(None, coder, shown, 2)
 
     assert say(there, there) == {"solved": 0.5, "pointed": 0.5, "solved_click_test_2": 0.5, "pointed_click_test_2": 0.5}
     assert say(there.replace("left_click", "mouse_move"), "no call")["solved"] == 0
@@ -250,7 +249,7 @@ def test_replies_are_sampled_up_to_their_end(training: Training, monkeypatch: py
         return 100.0 * torch.nn.functional.one_hot(torch.tensor([wanted[len(asked) - 1]] * len(states)), words).float()
 
     monkeypatch.setattr(model.lm_head, "forward", head)
-    found = measure.replies(model, coder, shown, torch.Generator().manual_seed(0))
+    found = warm_start.replies(model, coder, shown, torch.Generator().manual_seed(0))
     assert wanted[-1] == coder.end
     assert found == [wanted] * 2
     assert asked == [2] * len(wanted), "no token is sampled after the end"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.personal import trainer
-from lab.personal.trainer import Trainer
+from lab.personal import run
+from lab.personal.run import Trainer
 from lab.testkit.ledger_records import USER_NEXT, judged_sample, make_turn
 from lab.tiny_demo.launched import LaunchedRun, RunFailed, Settings
 from openclaw.credit.baseline import record_judged
@@ -37,7 +37,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 @pytest.fixture
 def make(tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trainer]:
-    monkeypatch.setattr(trainer, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(run, "POLL_SECONDS", 0.001)
 
     def made(batch: int = 2, interval: int = 1) -> Trainer:
         arguments = {"rollout_batch_size": batch, "update_weights_interval": interval}
@@ -89,7 +89,7 @@ async def test_an_update_is_waited_for(make: Callable[..., Trainer], ledger: Led
 async def test_a_run_that_stands_still_is_an_error(
     make: Callable[..., Trainer], ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer, "STUCK_SECONDS", 0.0)
+    monkeypatch.setattr(run, "STUCK_SECONDS", 0.0)
     ledger.turns.record(make_turn("a"))
     ledger.turns.record_next_state("a", USER_NEXT, 102.0)
     with pytest.raises(RunFailed, match="nothing changed for 0 s: 1 turns wait for the judge, 0 samples are"):

@@ -11,10 +11,20 @@ from word_problems.feedback import approval
 from word_problems.problems import draw
 from word_problems.replies import CLOSINGS, NAMES_FOR_THE_USER, Manner, draw_manner, draw_style, follows_rule, write
 
-from lab.tiny_models.episodes import JudgeCase, judge_answer, judge_episode, policy_episode
+from lab.tiny_models.episodes import (
+    HELD_CLOSINGS,
+    HELD_NAMES,
+    SHARES,
+    JudgeCase,
+    draw_wish,
+    granted,
+    judge_answer,
+    judge_episode,
+    liking,
+    policy_episode,
+)
 from lab.tiny_models.hints import QUOTE, quote
 from lab.tiny_models.tastes import TASTES, taste_named
-from lab.tiny_models.wishes import HELD_CLOSINGS, HELD_NAMES, SHARES, draw_wish, granted, liking
 from openclaw.judge.answers import read_vote
 
 

@@ -6,8 +6,7 @@ import itertools
 import json
 from dataclasses import asdict
 
-from lab.tiny_agents.lessons import VARIANTS, Lesson, variants
-from lab.tiny_agents.record import Call, Words, _events
+from lab.tiny_agents.lessons import VARIANTS, Call, Lesson, Words, _events, variants
 from lab.tiny_agents.teach import _order
 
 RUN = "0b9c8a64-8b44-4e1c-9a55-0d5c2a0f6b11"
