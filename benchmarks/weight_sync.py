@@ -42,9 +42,9 @@ from groundwork.network import find_available_port
 from lab.testkit import tiny_random
 from slime.args import Arguments
 from slime.weight_sync import WeightSync
-from slime.weight_sync.pushes import make_weight_sync
 from slime.weight_sync.broadcast import BroadcastWeightSync
-from slime.weight_sync.buckets import Bucket, BucketBuffer
+from slime.weight_sync.pushes import make_weight_sync
+from slime.weight_sync.requests import Bucket, BucketBuffer
 from slime.weight_sync.segments import Mappings, Segment
 
 
