@@ -66,7 +66,7 @@ def problem(rng: Random, signature: str, wish: str, body: str, draw: Callable[[R
     name = signature.partition("(")[0]
     solution = f"def {signature}:\n" + "\n".join(f"    {line}" for line in body.strip("\n").splitlines()) + "\n"
     space: dict[str, Any] = {}
-    exec(solution, space)  # our own text, from the modules `coding_numbers` and `coding_text`
+    exec(solution, space)  # our own text, from the module `coding`
     found: dict[str, tuple[Arguments, Any]] = {}
     for _ in range(MOST_DRAWS):
         arguments = draw(rng)

@@ -12,6 +12,11 @@ TopKOf = Callable[[Sequence[int], int], list[list[tuple[float, int]]]]
 NextOf = Callable[[Sequence[int], float, Sequence[int]], list[float]]
 
 
+def likelihood(prefix: Sequence[int]) -> float:
+    """A made-up language model: the log probability of the next token, between -3 and 0."""
+    return -((sum(prefix) * 7919 + len(prefix) * 104729) % 3001) / 1000.0
+
+
 class FakeEngine:
     """Answers questions with ``answer(payload)`` and scores ids with ``score``; keeps every payload."""
 

@@ -37,7 +37,7 @@ from openclaw.ledger.records import Turn, Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.messages.text import content_text
 from slime.algorithms.advantages import compute_advantages
-from tests.helpers.fake_engine import FakeEngine
+from tests.helpers.fake_engine import FakeEngine, likelihood
 from tests.helpers.tolerance import assert_near
 
 LESSON = "Answer this user in plain prose, without bold type."
@@ -150,11 +150,6 @@ def test_the_wait_is_a_variable() -> None:
 def test_its_votes_are_those_that_are_set() -> None:
     for votes, expected in ((None, 1), (3, 3)):
         assert ExperientialLearning(RuntimeConfig(prm_m=votes)).judges().hint_votes == expected
-
-
-def likelihood(prefix: Sequence[int]) -> float:
-    """A made-up language model: the log probability of the next token, between -3 and 0."""
-    return -((sum(prefix) * 7919 + len(prefix) * 104729) % 3001) / 1000.0
 
 
 def letters(text: str) -> list[int]:

@@ -36,7 +36,7 @@ from openclaw.ledger.store import Ledger
 from openclaw.messages.text import content_text
 from openclaw.runtime.start import runtime_environment
 from slime.algorithms.advantages import compute_advantages
-from tests.helpers.fake_engine import FakeEngine
+from tests.helpers.fake_engine import FakeEngine, likelihood
 from tests.helpers.rollout_args import rollout_args
 from tests.helpers.tolerance import assert_near
 
@@ -134,11 +134,6 @@ def test_the_surprise_is_the_mean_over_the_reply() -> None:
     for bound, count in ((0.51, 1), (0.49, 0)):
         method = SelfDistillation(RuntimeConfig(), Config(most_surprise=bound))
         assert len(method.samples(heard(USER_NEXT), Verdict(teacher_log_probs=teacher)).samples) == count
-
-
-def likelihood(prefix: Sequence[int]) -> float:
-    """A made-up language model: the log probability of the next token, between -3 and 0."""
-    return -((sum(prefix) * 7919 + len(prefix) * 104729) % 3001) / 1000.0
 
 
 def engine() -> FakeEngine:
