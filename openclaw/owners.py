@@ -1,21 +1,36 @@
-"""Who a session belongs to: the one scheme that sessions, feedback, rollouts and quotas share.
+"""Which owner, session and turn an id names: the one scheme that sessions, feedback, rollouts and quotas share.
 
 An owner is the name of a key. A child key is named ``PARENT/CHILD``; its parent sees what it owns, it does not see its
 parent. The owner `LOCAL` has every client of a server without keys, and the key from the environment. A stored session
 id names its owner: ``@OWNER:ID``. A session of `LOCAL` keeps the client's id, so that a single-user server shows the ids
 that its clients sent. The owner of an episode's turns is a child of who created the episode: ``OWNER/episode-HEX``.
 
+A completion's id is ``chatcmpl-`` and 32 hexadecimal digits. The turn of its first choice has the same id, that of choice
+k has ``.k`` after it. A tool call's id has the digits of the completion, the choice (one digit) and the number of the call
+(two hexadecimal digits or three). It consists of letters and digits only, because clients strip punctuation. An id of
+another form names no turn, and whoever asks for a turn checks its owner.
+
 Guarantees: different owners, or different ids of one owner, never have the same stored id, whatever characters a client
-sends. Pure functions; imports nothing, so every room may import this one.
+sends. Imports nothing of the product, so every room may import this one.
 """
 
 from __future__ import annotations
+
+import hashlib
+import re
+import uuid
+from typing import Any
 
 LOCAL = ""
 MARK = "@"
 CHILD = "/"
 EPISODE = "episode-"
 """How the id of an episode begins; no key of a keys file may be named like that."""
+COMPLETION = "chatcmpl-"
+CALL = "call"
+TURN_ID = re.compile(r"chatcmpl-[0-9a-f]{32}(?:\.[1-9])?")
+CALL_ID = re.compile(r"call([0-9a-f]{32})([0-9])[0-9a-f]{2,3}")
+SESSION_DIGITS = 12
 
 
 def stored_id(owner: str, session_id: str) -> str:
@@ -62,3 +77,34 @@ def episode_of(owner: str) -> str | None:
 def prefixes(owner: str) -> tuple[str, str]:
     """Return how the stored ids of an owner other than `LOCAL` begin: its own, and its children's."""
     return f"{MARK}{owner}:", f"{MARK}{owner}{CHILD}"
+
+
+def logged_name(session_id: str) -> str:
+    """Return a session id's name in logs: the start of its SHA-256."""
+    return hashlib.sha256(session_id.encode("utf-8", "surrogatepass")).hexdigest()[:SESSION_DIGITS]
+
+
+def new_completion_id() -> str:
+    """Return a new completion's id."""
+    return f"{COMPLETION}{uuid.uuid4().hex}"
+
+
+def turn_id(completion: str, choice: int) -> str:
+    """Return the id of the turn of a choice, counted from 0."""
+    return f"{completion}.{choice}" if choice else completion
+
+
+def tool_call_id(completion: str, choice: int, number: int) -> str:
+    """Return the id of a tool call of a choice; both are counted from 0."""
+    return f"{CALL}{completion.removeprefix(COMPLETION)}{choice}{number:02x}"
+
+
+def issued_turn(message: dict[str, Any]) -> str:
+    """Return the turn that an assistant message names: by its own id, or by its last tool call of ours; else empty."""
+    own = message.get("id")
+    if isinstance(own, str) and TURN_ID.fullmatch(own):
+        return own
+    for call in reversed(message.get("tool_calls") or []):
+        if found := CALL_ID.fullmatch(str(call.get("id"))):
+            return turn_id(f"{COMPLETION}{found.group(1)}", int(found.group(2)))
+    return ""

@@ -22,7 +22,7 @@ from openclaw.exceptions import EngineProtocolError
 from openclaw.gateway.sampling import SamplingPlan, exclusion
 from openclaw.gateway.schema import ChatRequest
 from openclaw.ledger.records import SeenPicture, TopK, Turn, VersionSpan
-from openclaw.messages.fingerprint import turn_id
+from openclaw.owners import turn_id
 from openclaw.sessions import TurnContext
 
 IMPOSSIBLE = -1e30

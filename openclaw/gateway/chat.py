@@ -51,8 +51,7 @@ from openclaw.gateway.stream import (
 )
 from openclaw.gateway.turns import TurnDesk
 from openclaw.ledger.store import Ledger
-from openclaw.messages.fingerprint import new_completion_id, tool_call_id
-from openclaw.owners import episode_of, owner_of
+from openclaw.owners import episode_of, new_completion_id, owner_of, tool_call_id
 from openclaw.sessions import Sessions
 
 CLOSE_SECONDS = 10.0

@@ -43,8 +43,8 @@ from openclaw.gateway.limits import Bodies, RateLimitError, RateLimits, take_bod
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.reply import Reply
 from openclaw.gateway.under_way import InFlightRegistry
+from openclaw.owners import logged_name
 from openclaw.privacy.secret_finder import looks_random, secret_finder
-from openclaw.sessions.follow import logged_name
 
 OPEN_PATHS = frozenset({"/", "/healthz"})
 CHAT_PATH = "/v1/chat/completions"

@@ -7,12 +7,6 @@ System messages may hold the time of day, so they have a digest of their own. Ev
 owner: no digest of a conversation equals another owner's. Two replies that differ in what is ignored are told apart by
 `CarriedReply.exact`, where the client kept it. `routing_key` tells a router the conversation; it needs no session and is
 the same for all its turns. Pure functions.
-
-The ids that the gateway gives out name a turn, too. A completion's id is ``chatcmpl-`` and 32 hexadecimal digits. The turn
-of its first choice has the same id, that of choice k has ``.k`` after it. A tool call's id has the digits of the
-completion, the choice (one digit) and the number of the call (two hexadecimal digits or three). It consists of letters and
-digits only, because clients strip punctuation. An id of another form names no turn, and whoever asks for a turn checks
-its owner.
 """
 
 from __future__ import annotations
@@ -20,7 +14,6 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -32,39 +25,7 @@ import orjson
 from groundwork.chat_messages import Message, pictures_of, read_arguments
 from openclaw.messages.classify import is_internal, message_side_kind, user_words
 from openclaw.messages.text import content_text
-from openclaw.owners import LOCAL
-
-COMPLETION = "chatcmpl-"
-CALL = "call"
-TURN_ID = re.compile(r"chatcmpl-[0-9a-f]{32}(?:\.[1-9])?")
-CALL_ID = re.compile(r"call([0-9a-f]{32})([0-9])[0-9a-f]{2,3}")
-
-
-def new_completion_id() -> str:
-    """Return a new completion's id."""
-    return f"{COMPLETION}{uuid.uuid4().hex}"
-
-
-def turn_id(completion: str, choice: int) -> str:
-    """Return the id of the turn of a choice, counted from 0."""
-    return f"{completion}.{choice}" if choice else completion
-
-
-def tool_call_id(completion: str, choice: int, number: int) -> str:
-    """Return the id of a tool call of a choice; both are counted from 0."""
-    return f"{CALL}{completion.removeprefix(COMPLETION)}{choice}{number:02x}"
-
-
-def issued_turn(message: dict[str, Any]) -> str:
-    """Return the turn that an assistant message names: by its own id, or by its last tool call of ours; else empty."""
-    own = message.get("id")
-    if isinstance(own, str) and TURN_ID.fullmatch(own):
-        return own
-    for call in reversed(message.get("tool_calls") or []):
-        if found := CALL_ID.fullmatch(str(call.get("id"))):
-            return turn_id(f"{COMPLETION}{found.group(1)}", int(found.group(2)))
-    return ""
-
+from openclaw.owners import LOCAL, issued_turn
 
 DIGEST_BYTES = 16
 ROUTING_KEY_BYTES = 12
@@ -102,7 +63,7 @@ class CarriedReply:
         conversation: digest of the conversation up to and with it.
         trace: identifies it after the conversation before it was rewritten, see `trace_digest`.
         exact: hash of its content as it stands, see `exact_hash`.
-        turn: the turn that it names by an id of ours, see `issued_turn`; else empty.
+        turn: the turn that it names by an id of ours, see `openclaw.owners.issued_turn`; else empty.
     """
 
     position: int

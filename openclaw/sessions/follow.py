@@ -11,7 +11,6 @@ Owns the table of sessions; used from one event loop. Calls the ledger in one th
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import re
 import uuid
@@ -30,7 +29,7 @@ from openclaw.ledger.sessions import Sessions as StoredSessions
 from openclaw.ledger.store import Ledger
 from openclaw.messages.classify import Asked, runtime_session, side_kind
 from openclaw.messages.fingerprint import CarriedReply, History, read_history
-from openclaw.owners import LOCAL, stored_id
+from openclaw.owners import LOCAL, logged_name, stored_id
 from openclaw.privacy.secret_finder import kept_id
 from openclaw.sessions.earlier_turns import (
     Consequences,
@@ -51,7 +50,6 @@ from openclaw.sessions.table import (
     node_of_turn,
 )
 
-SESSION_DIGITS = 12
 AFFINITY_SUFFIX = re.compile(r":\d+$")
 RETRY_COUNT = "x-stainless-retry-count"
 Origin = Literal["header", "body", "affinity", "runtime", "fingerprint"]
@@ -96,11 +94,6 @@ def is_retry(headers: Mapping[str, str]) -> bool:
     """Return whether the client declares a retry, as the OpenAI libraries do."""
     count = headers.get(RETRY_COUNT, "")
     return count.isdigit() and int(count) > 0
-
-
-def logged_name(session_id: str) -> str:
-    """Return a session id's name in logs: the start of its SHA-256."""
-    return hashlib.sha256(session_id.encode("utf-8", "surrogatepass")).hexdigest()[:SESSION_DIGITS]
 
 
 LOADED_NODES = NODES_PER_SESSION // 2

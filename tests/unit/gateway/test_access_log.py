@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from lab.testkit.processes import eventually
-from openclaw.sessions.follow import logged_name
+from openclaw.owners import logged_name
 from tests.unit.gateway.conftest import Stack, Starter
 
 KEY, SAID, ANSWERED, SESSION = "s3cret-key", "marmalade", "porcupine", "session-of-jane"

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from openclaw.messages.fingerprint import new_completion_id, tool_call_id
+from openclaw.owners import new_completion_id, tool_call_id
 from tests.helpers.conversations import World
 
 Request = list[dict[str, Any]]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from openclaw.config.bounds import CHOICES
-from openclaw.messages.fingerprint import issued_turn, new_completion_id, tool_call_id, turn_id
+from openclaw.owners import issued_turn, new_completion_id, tool_call_id, turn_id
 from tests.helpers.conversations import World, assistant, tool, user
 from tests.unit.gateway.conftest import Stack
 

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from openclaw.ledger.records import Turn
-from openclaw.messages.fingerprint import new_completion_id, tool_call_id
-from openclaw.owners import LOCAL, owner_of
+from openclaw.owners import LOCAL, new_completion_id, owner_of, tool_call_id
 from tests.helpers.conversations import World, assistant, tool, user
 
 pytestmark = pytest.mark.slow

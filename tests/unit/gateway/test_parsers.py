@@ -23,7 +23,7 @@ from chat_codec.formats import (
 from chat_codec.reply_parser import Delta, MessageBuilder, ReasoningFormat, ReplyParser, ToolCallStart, ToolParser
 from chat_codec.tool_calls import JsonToolCalls, PlainToolCalls, XmlToolCalls
 from openclaw.config.runtime_variables import VARIABLES
-from openclaw.messages.fingerprint import tool_call_id
+from openclaw.owners import tool_call_id
 
 FRAGMENTS = st.sampled_from(
     [
