@@ -1,6 +1,6 @@
-"""Which modules does a request pass on its way into the ledger, a sample on its way to the loss, an episode to its samples?
+"""Which modules does a request pass on its way into the ledger, a sample to the loss, an episode to its samples, an update to engines?
 
-`python -m benchmarks.paths [--path request|sample|episode] [--functions] [--json FILE]` runs the real code on the CPU, with
+`python -m benchmarks.paths [--path request|sample|episode|update] [--functions] [--json FILE]` runs the real code on the CPU, with
 stand-ins for the engines and one FSDP rank with a tiny random model, and records each function of the repository that is
 entered, in order. What is traced follows a warm-up of the same, so nothing of the start is in the figures.
 `instructions/path_of_a_request.md` and `path_of_a_sample.md` explain the same hops; a test compares them with the recording.
@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.path_parts.recorder import REPOSITORY, Entry
 from groundwork.command_line import output_file
 
-PATHS = ("request", "sample", "episode")
+PATHS = ("request", "sample", "episode", "update")
 EXPLAINED = ("request", "sample")
 """Those with a page."""
 METHOD_FOLDER = REPOSITORY / "openclaw-combine"
@@ -43,6 +43,10 @@ def trace(path: str) -> list[Entry]:
             from benchmarks.path_parts.sample import trace_sample
 
             return trace_sample(Path(folder))
+        if path == "update":
+            from benchmarks.path_parts.update import trace_update
+
+            return trace_update(Path(folder))
         from benchmarks.path_parts.episode import trace_episode
 
         return trace_episode(Path(folder))

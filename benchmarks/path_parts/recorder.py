@@ -76,8 +76,12 @@ class Recorder:
         finally:
             self._active = False
 
+    def start(self) -> None:
+        """Record from now on what is entered in all watched threads, until `stop`."""
+        self._active = True
+
     def stop(self) -> None:
-        """End `recording` early."""
+        """Record nothing more."""
         self._active = False
 
     def _profile(self, frame: FrameType, event: str, _: Any) -> None:

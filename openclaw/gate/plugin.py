@@ -11,9 +11,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 from typing import TypeVar
 
 from groundwork.exceptions import ConfigError
@@ -44,8 +44,14 @@ def decide(args: Arguments, rollout_id: int, data_source: object, policies: Poli
             "the gate reads the ledger; add --data-source-path openclaw.training.rollout.LedgerDataSource, "
             "or leave out --before-push-path openclaw.gate.plugin.decide"
         )
-    with closing(patiently(lambda: Ledger(ledger_path(args)))) as ledger:
-        return Gate(args, ledger, GateVariables.from_env()).decide(rollout_id, policies)
+    ledger = patiently(lambda: _ledger(ledger_path(args)))
+    return Gate(args, ledger, GateVariables.from_env()).decide(rollout_id, policies)
+
+
+@cache
+def _ledger(path: Path) -> Ledger:
+    """Return the driver's connection to a ledger, which lasts as long as the process."""
+    return Ledger(path)
 
 
 def patiently(call: Callable[[], T]) -> T:

@@ -1,4 +1,4 @@
-"""The pages that explain a path name the modules that are really passed; the way of an episode is traced, too."""
+"""The pages that explain a path name the modules that are really passed; the ways of an episode and of an update are traced, too."""
 
 from __future__ import annotations
 
@@ -26,6 +26,19 @@ def test_an_episode_is_traced_from_its_task_over_pool_and_sandbox_to_its_rewards
     ways = ["generate", "agentrl.leases.pool", "agentrl.sandbox.bubblewrap", "slime.rollout.rewards"]
     passed = [entry.module for entry in paths.trace("episode")]
     assert sorted(ways, key=passed.index) == ways
+
+
+def test_an_update_is_traced_from_its_step_over_the_gate_to_weights_that_are_live() -> None:
+    ways = [
+        "slime.updates.decisions",
+        "openclaw.gate.plugin",
+        "slime.backends.trainer.probing",
+        "slime.weight_sync.disk",
+    ]
+    passed = paths.trace("update")
+    modules = [entry.module for entry in passed]
+    assert sorted(ways, key=modules.index) == ways
+    assert "RolloutManager.on_weights_live" in {entry.function for entry in passed}
 
 
 def test_a_function_is_recorded_once_and_only_while_recording() -> None:
