@@ -9,9 +9,8 @@ from typing import Any
 from slime.arguments.parser import build_parser, parser_for
 from slime.arguments.plugins import is_plugin_file, name_of_file
 from slime.arguments.yaml_files import with_config_file
-from slime.contract import choices, hooks, rollout_side
-from slime.contract.clauses import KINDS, all_violations, require, running
-from slime.contract.signature import check_call
+from slime.contract import rollout_side
+from slime.contract.clauses import KINDS, all_violations, check_call, require, running
 from slime.contract.surroundings import Surroundings, surroundings
 from slime.rollout.reward_plugin import load_reward_function
 from slime.utils.misc import load_function
@@ -66,23 +65,23 @@ CHECKERS: dict[str, Checker] = {
     "eval": rollout_side.check_eval,
     "generate": rollout_side.check_generate,
     "reward": rollout_side.check_reward,
-    "dynamic_filter": choices.check_dynamic_filter,
-    "buffer_filter": choices.check_buffer_filter,
-    "sample_filter": choices.check_sample_filter,
-    "all_samples": choices.check_all_samples,
-    "data_source": choices.check_data_source,
+    "dynamic_filter": rollout_side.check_dynamic_filter,
+    "buffer_filter": rollout_side.check_buffer_filter,
+    "sample_filter": rollout_side.check_sample_filter,
+    "all_samples": rollout_side.check_all_samples,
+    "data_source": rollout_side.check_data_source,
     "sample_hook": rollout_side.check_sample_hook,
-    "rollout_log": hooks.check_rollout_log,
-    "eval_log": hooks.check_eval_log,
-    "reward_post_process": hooks.check_reward_post_process,
-    "convert": hooks.check_convert,
-    "data_postprocess": hooks.check_data_postprocess,
+    "rollout_log": rollout_side.check_rollout_log,
+    "eval_log": rollout_side.check_eval_log,
+    "reward_post_process": rollout_side.check_reward_post_process,
+    "convert": rollout_side.check_convert,
+    "data_postprocess": rollout_side.check_data_postprocess,
     "loss": on_tensors("check_loss"),
     "advantage": on_tensors("check_advantage"),
     "tis": on_tensors("check_tis"),
     "pg_loss_reducer": on_tensors("check_pg_loss_reducer"),
     "arguments": check_arguments,
-    "before_push": hooks.check_before_push,
+    "before_push": rollout_side.check_before_push,
     "model_provider": check_model_provider,
     "megatron_init": check_megatron_init,
     "before_log_prob": check_before_log_prob,

@@ -1,13 +1,19 @@
-"""The clauses that each kind of plugin must keep, and the error that names a broken clause."""
+"""The clauses that each kind of plugin must keep, and the error that names a broken clause.
+
+A plugin must be callable as the core calls it; its result is awaited without an event loop.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 from slime.exceptions import SlimeError
+from slime.utils.async_utils import run
 
 
 @dataclass(frozen=True)
@@ -346,3 +352,40 @@ def running(clause: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise ContractViolation(clause, f"it raised {type(error).__name__}: {error}") from error
+
+
+def check_call(function: Callable[..., Any], clause: str, positional: int, keywords: Sequence[str] = ()) -> None:
+    """Check that ``function`` takes ``positional`` values and the ``keywords``, and requires nothing else."""
+    require(callable(function), clause, f"it is a {type(function).__name__}, which cannot be called")
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*[None] * positional, **dict.fromkeys(keywords))
+    except TypeError as error:
+        given = ", ".join([f"{positional} values" if positional else "", *[f"{name}=..." for name in keywords]]).strip(
+            ", "
+        )
+        require(False, clause, f"its signature {signature} does not take {given}: {error}")
+
+
+def check_synchronous(function: Callable[..., Any], clause: str) -> None:
+    """Check that ``function`` returns a result and not a coroutine."""
+    found = function.__call__ if not inspect.isroutine(function) and not inspect.isclass(function) else function
+    if inspect.iscoroutinefunction(found):  # nothing can be said about a coroutine that nobody awaits
+        raise ContractViolation(clause, "it is declared with async def")
+
+
+def check_asynchronous(function: Callable[..., Any], clause: str) -> None:
+    """Check that ``function`` returns a coroutine."""
+    function = getattr(function, "func", function)
+    require(inspect.iscoroutinefunction(function), clause, "it is declared with def")
+
+
+def settled(result: Any) -> Any:
+    """Return ``result``; await it on the background loop if it is awaitable."""
+    if not inspect.isawaitable(result):
+        return result
+
+    async def wait() -> Any:
+        return await result
+
+    return run(wait())

@@ -1,17 +1,24 @@
-"""Check plugins that collect samples: rollout and evaluation functions, generation, rewards, sample hooks."""
+"""Check plugins that collect, choose and report samples, before the trainer sees them.
+
+They are rollout and evaluation functions, generation, rewards and sample hooks; filters, the buffer and the data source;
+logs, rewards, conversion and postprocessing between a rollout and the trainer.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from slime.contract.clauses import require, running
-from slime.contract.signature import check_asynchronous, check_call, check_synchronous, settled
+from slime.contract.clauses import check_asynchronous, check_call, check_synchronous, require, running, settled
 from slime.contract.surroundings import Surroundings
-from slime.exceptions import SampleError
+from slime.exceptions import PluginError, SampleError
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
+from slime.rollout.before_push import Answer, Canary, Decision, Policies, Probe
+from slime.utils.misc import load_function
 from slime.utils.types import Sample
 
 Plugin = Callable[..., Any]
@@ -188,3 +195,214 @@ def check_sample_hook(plugin: Plugin, surroundings: Surroundings) -> None:
     with running("sample_hook-2"):
         result = settled(plugin(surroundings.args, surroundings.answered(1)[0], **extra))
     require(result is None or isinstance(result, Sample), "sample_hook-3", f"it returned a {type(result).__name__}")
+
+
+def check_rollout_log(plugin: Plugin, surroundings: Surroundings) -> None:
+    """Check the function that logs a rollout."""
+    check_call(plugin, "rollout_log-1", 5)
+    check_synchronous(plugin, "rollout_log-2")
+    samples = surroundings.answered()
+    before = [copy.deepcopy(sample.to_dict()) for sample in samples]
+    with running("rollout_log-3"):
+        plugin(0, surroundings.args, samples, {"rollout/extra": 1.0}, 2.5)
+    require([sample.to_dict() for sample in samples] == before, "rollout_log-4", "it changed them")
+
+
+def check_eval_log(plugin: Plugin, surroundings: Surroundings) -> None:
+    """Check the function that logs an evaluation."""
+    check_call(plugin, "eval_log-1", 4)
+    check_synchronous(plugin, "eval_log-2")
+    samples = surroundings.answered(2)
+    data = {"held_out": {"rewards": [0.0, 1.0], "truncated": [False, True], "samples": samples}}
+    before = copy.deepcopy(data)
+    with running("eval_log-3"):
+        plugin(0, surroundings.args, data, {"eval/extra": 1.0})
+    require(data == before, "eval_log-4", "it changed them")
+
+
+def check_reward_post_process(plugin: Plugin, surroundings: Surroundings) -> None:
+    """Check a function that replaces the normalisation of rewards."""
+    check_call(plugin, "reward_post_process-1", 2)
+    check_synchronous(plugin, "reward_post_process-2")
+    samples = surroundings.answered()
+    with running("reward_post_process-3"):
+        result = plugin(surroundings.args, samples)
+    require(
+        isinstance(result, tuple | list) and len(result) == 2, "reward_post_process-4", f"it returned {result!r:.100}"
+    )
+    for name, values in zip(("raw_rewards", "rewards"), result, strict=True):
+        values = values.tolist() if hasattr(values, "tolist") else list(values)
+        require(
+            len(values) == len(samples) and all(map(is_number, values)),
+            "reward_post_process-5",
+            f"{name} are {values} for {len(samples)} samples",
+        )
+
+
+def check_convert(plugin: Plugin, surroundings: Surroundings) -> None:
+    """Check a function that replaces the conversion to training data."""
+    from slime.rollout.custom_conversion import ConversionError, convert_with
+
+    check_call(plugin, "convert-1", 2)
+    check_synchronous(plugin, "convert-2")
+    samples = surroundings.answered()
+    try:
+        with running("convert-3"):
+            data = plugin(surroundings.args, samples)
+        convert_with(lambda *_: data, surroundings.args, samples)
+    except ConversionError as error:
+        require(False, error.clause, error.detail)
+
+
+class StandInPolicy:
+    """Gives every token of a stored reply the same probability, and ends a greedy reply at once."""
+
+    def __init__(self, version: str) -> None:
+        self.version = version
+
+    def ask(self, probes: Sequence[Probe]) -> list[Answer]:
+        """Return one answer per probe."""
+        return [Answer([-0.5] * len(probe.reply_ids), [1][: probe.max_new_tokens], True) for probe in probes]
+
+
+class StandInCandidate(StandInPolicy):
+    """As above, and no engine is first."""
+
+    def on_one_engine(self) -> Canary:
+        """Raise, because the check has no engine to give weights to."""
+        raise PluginError("the check has no engine for the candidate; try it with --canary-engine in a run")
+
+
+def check_before_push(plugin: Plugin, surroundings: Surroundings) -> None:
+    """Check the function that decides about an update, on two versions with the same answers."""
+    check_call(plugin, "before_push-1", 4)
+    check_synchronous(plugin, "before_push-2")
+    source = load_function(surroundings.args.data_source_path)(surroundings.args)
+    with running("before_push-3"):
+        decision = plugin(surroundings.args, 0, source, Policies(StandInPolicy("1"), StandInCandidate("2")))
+    require(
+        isinstance(decision, Decision)
+        and isinstance(decision.accepted, bool)
+        and isinstance(decision.why, str)
+        and "\n" not in decision.why
+        and all(isinstance(name, str) and is_number(value) for name, value in decision.metrics.items()),
+        "before_push-4",
+        f"it returned {decision!r:.200}",
+    )
+
+
+def check_data_postprocess(plugin: Plugin, surroundings: Surroundings) -> None:
+    """Check a hook that gets the rollout data on a training rank."""
+    takes_three = callable(plugin) and len(inspect.signature(plugin).parameters) >= 3
+    check_call(plugin, "data_postprocess-1", 3 if takes_three else 1)
+    check_synchronous(plugin, "data_postprocess-2")
+    from slime.contract.training_side import rollout_data
+
+    with running("data_postprocess-3"):
+        plugin(surroundings.args, *((0, rollout_data(surroundings.args)) if takes_three else ()))
+
+
+def _dicts(groups: list[list[Sample]]) -> list[list[dict[str, Any]]]:
+    return [[copy.deepcopy(sample.to_dict()) for sample in group] for group in groups]
+
+
+def check_dynamic_filter(plugin: Plugin, surroundings: Surroundings) -> None:
+    """Check a filter of finished groups."""
+    check_call(plugin, "dynamic_filter-1", 2)
+    takes_any = any(p.kind == inspect.Parameter.VAR_KEYWORD for p in inspect.signature(plugin).parameters.values())
+    require(takes_any, "dynamic_filter-1", f"its signature {inspect.signature(plugin)} has no **kw")
+    check_synchronous(plugin, "dynamic_filter-2")
+    [group] = groups = surroundings.groups(1)
+    before = _dicts(groups)
+    with running("dynamic_filter-3"):
+        verdict = plugin(surroundings.args, group)
+    keep, reason = getattr(verdict, "keep", verdict), getattr(verdict, "reason", None)
+    require(isinstance(keep, bool) and isinstance(reason, str | None), "dynamic_filter-4", f"it returned {verdict!r}")
+    require(_dicts([group]) == before, "dynamic_filter-5", "it changed the group")
+
+
+def check_buffer_filter(plugin: Plugin, surroundings: Surroundings) -> None:
+    """Check a filter that takes groups out of the buffer."""
+    check_call(plugin, "buffer_filter-1", 4)
+    check_synchronous(plugin, "buffer_filter-2")
+    buffer = surroundings.groups(3)
+    known = list(map(id, buffer))
+    with running("buffer_filter-3"):
+        taken = plugin(surroundings.args, None, buffer, 2)
+    require(
+        isinstance(taken, list) and len(taken) <= 2 and all(id(group) in known for group in taken),
+        "buffer_filter-4",
+        f"asked for 2 of 3 groups, it returned {len(taken) if isinstance(taken, list) else taken!r}",
+    )
+    left = set(map(id, buffer))
+    require(not any(id(group) in left for group in taken), "buffer_filter-5", "it left them in the buffer")
+
+
+def check_sample_filter(plugin: Plugin, surroundings: Surroundings) -> None:
+    """Check a filter that marks samples of a finished rollout."""
+    check_call(plugin, "sample_filter-1", 2)
+    check_synchronous(plugin, "sample_filter-2")
+    groups = surroundings.groups()
+    before = [list(map(id, group)) for group in groups]
+    with running("sample_filter-3"):
+        plugin(surroundings.args, groups)
+    after = [list(map(id, group)) for group in groups]
+    require(after == before, "sample_filter-4", "it added, removed or moved samples")
+
+
+def check_all_samples(plugin: Plugin, surroundings: Surroundings) -> None:
+    """Check a hook that gets all groups of a rollout, including dropped ones."""
+    from slime.utils.misc import load_function
+
+    check_call(plugin, "all_samples-1", 3)
+    check_synchronous(plugin, "all_samples-2")
+    source = load_function(surroundings.args.data_source_path)(surroundings.args)
+    with running("all_samples-3"):
+        plugin(surroundings.args, surroundings.groups(), source.get_samples)
+
+
+def check_data_source(plugin: Plugin, surroundings: Surroundings) -> None:
+    """Check what a data source hands out, takes back, saves and restores."""
+    require(inspect.isclass(plugin), "data_source-1", f"it is a {type(plugin).__name__}")
+    check_call(plugin, "data_source-1", 1)
+    for name, count in (("get_samples", 2), ("add_samples", 2), ("save", 2), ("load", 1), ("load", 2)):
+        require(hasattr(plugin, name), "data_source-2", f"it has no {name}")
+        check_call(getattr(plugin, name), "data_source-2", count)
+    args = surroundings.args
+    with running("data_source-3"):
+        source = plugin(args)
+        first, second = source.get_samples(2), source.get_samples(1)
+    for groups, count in ((first, 2), (second, 1)):
+        fits = isinstance(groups, list) and len(groups) == count
+        fits = fits and all(isinstance(group, list) and group for group in groups)
+        fits = fits and all(isinstance(sample, Sample) for group in groups for sample in group)
+        require(fits, "data_source-4", f"get_samples({count}) returned {groups!r:.200}")
+    _check_numbers([*first, *second])
+    _give_back(source, [first[0][:1], first[1]])
+    with running("data_source-3"):
+        source = plugin(args)
+        source.get_samples(2)
+        source.save(0)
+        expected = source.get_samples(2)
+        restored = plugin(args)
+        restored.load(0)
+        found = restored.get_samples(2)
+    prompts = [[sample.prompt for group in groups for sample in group] for groups in (expected, found)]
+    require(prompts[0] == prompts[1], "data_source-7", f"it returned {prompts[1]!r:.100}, not {prompts[0]!r:.100}")
+
+
+def _give_back(source: Any, groups: list[list[Sample]]) -> None:
+    with running("data_source-6"), contextlib.suppress(RuntimeError):
+        source.add_samples(groups)
+
+
+def _check_numbers(groups: list[list[Sample]]) -> None:
+    numbers = [{sample.group_index for sample in group} for group in groups]
+    single = all(len(found) == 1 for found in numbers)
+    require(
+        single and len(set.union(*numbers)) == len(groups),
+        "data_source-5",
+        f"three groups have the group_index {numbers}",
+    )
+    indices = [sample.index for group in groups for sample in group]
+    require(len(set(indices)) == len(indices), "data_source-5", f"samples have the index {indices}")

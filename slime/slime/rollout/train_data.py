@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from slime.args import Arguments, required
+from slime.args import Arguments
 from slime.arguments.placement import padded_length
 from slime.rollout.rewards import mask_sums, post_process_rewards, rollout_ids, step_fields
 from slime.utils.routed_experts import ExpertShape, expert_shape
@@ -400,7 +400,9 @@ def split_by_dp(train_data: TrainData, dp_size: int, args: Arguments) -> list[Tr
     ``global_batch_sizes[step]`` and ``global_token_counts[step]`` are the rollouts and unmasked tokens over all ranks.
     """
     ranks_of_a_sample = args.context_parallel_size
-    lengths = [padded_length(length, ranks_of_a_sample) for length in train_data["total_lengths"]]
+    lengths = list(train_data["total_lengths"])
+    if ranks_of_a_sample > 1:
+        lengths = [padded_length(length, ranks_of_a_sample) for length in lengths]
     steps, sizes = samples_of_steps(train_data, args)
     plan = [_deal(_pack(step, lengths, args), lengths, dp_size) for step in steps]
     shards = []
@@ -433,7 +435,8 @@ def _pack(step: Sequence[int], lengths: Sequence[int], args: Arguments) -> list[
         size = args.micro_batch_size
         return [list(step[start : start + size]) for start in range(0, len(step), size)]
     # Each context-parallel rank holds part of every sample.
-    cap = required("--max-tokens-per-gpu", args.max_tokens_per_gpu) * args.context_parallel_size
+    assert args.max_tokens_per_gpu is not None, "checked with the flags"
+    cap = args.max_tokens_per_gpu * args.context_parallel_size
     batches: list[list[int]] = []
     loads: list[int] = []
     for index in sorted(step, key=lambda index: (-lengths[index], index)):

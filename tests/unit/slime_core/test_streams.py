@@ -18,7 +18,7 @@ from slime.algorithms.losses.custom import contract_batch, custom_loss
 from slime.algorithms.losses.reduce import make_reducer
 from slime.backends.megatron_utils.context_parallel import own_part
 from slime.backends.trainer.micro_batch import RolloutShard
-from slime.contract.tensors import RESPONSES, K, rollout_data
+from slime.contract.training_side import RESPONSES, K, rollout_data
 from slime.exceptions import SampleError
 from slime.logprobs.context_parallel import predicting_rows
 from slime.rollout.custom_conversion import checked
