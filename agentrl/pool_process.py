@@ -20,7 +20,7 @@ from agentrl.exceptions import InfraError
 from groundwork.process import spawn
 
 LISTENING = re.compile(r"agentrl\.pool: listening on (http://\S+)")
-START_S, STOP_S, POLL_S = 180.0, 60.0, 0.1
+START_S, STOP_S, POLL_SECONDS = 180.0, 60.0, 0.1
 
 
 def start_pool(words: Sequence[str], log: Path, stack: ExitStack, environment: Mapping[str, str] = os.environ) -> str:
@@ -43,7 +43,7 @@ def start_pool(words: Sequence[str], log: Path, stack: ExitStack, environment: M
     while pool.alive() and time.monotonic() < deadline:
         if found := LISTENING.search(log.read_bytes()[before:].decode(errors="replace")):
             return found[1]
-        time.sleep(POLL_S)
+        time.sleep(POLL_SECONDS)
     raise InfraError(f"the pool did not start; the end of {log}:\n{pool.log_tail()}", code="pool_failed")
 
 

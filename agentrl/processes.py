@@ -40,9 +40,9 @@ OWNER_VARIABLE = "AGENTRL_OWNER"
 """Environment variable of every process that an environment starts, with the secret of its lease."""
 TABLE = "CREATE TABLE IF NOT EXISTS groups (secret TEXT, pid INTEGER, ticks INTEGER, boot TEXT)"
 POOL = "CREATE TABLE IF NOT EXISTS pool (name TEXT)"
-KILLED_S = 5.0
+KILLED_SECONDS = 5.0
 """How long the kernel may take to remove a killed process, which may have much memory."""
-POLL_S = 0.01
+POLL_SECONDS = 0.01
 THREADS = ThreadPoolExecutor(2, "ending")
 GATE = 'gate=$1; shift; read -r -N1 -u "$gate" || exit 75; exec {gate}<&-; exec "$@"'
 Stream = int | IO[bytes] | None
@@ -216,17 +216,17 @@ class ProcessLedger:
 
 
 async def end(groups: Sequence[Group]) -> list[Group]:
-    """Kill groups and wait until they are gone; return those that still exist after `KILLED_S` seconds."""
+    """Kill groups and wait until they are gone; return those that still exist after `KILLED_SECONDS` seconds."""
     if not groups:
         return []
-    return await asyncio.get_running_loop().run_in_executor(THREADS, _end, groups, KILLED_S)
+    return await asyncio.get_running_loop().run_in_executor(THREADS, _end, groups, KILLED_SECONDS)
 
 
 def _end(groups: Sequence[Group], patience_s: float) -> list[Group]:
     signalled: dict[Group, set[Mark]] = {group: set() for group in groups}
     deadline = time.monotonic() + patience_s
     while (left := _kill(signalled)) and time.monotonic() < deadline:
-        time.sleep(POLL_S)
+        time.sleep(POLL_SECONDS)
     return left
 
 

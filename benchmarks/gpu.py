@@ -25,7 +25,7 @@ from groundwork.command_line import new_output_file
 from groundwork.private_files import write_output
 
 NO_GPU = 2
-LEAST_SECONDS = 20.0
+MIN_SECONDS = 20.0
 """A step with less time than this is not begun."""
 
 
@@ -35,7 +35,7 @@ def result_of(step: Step, options: argparse.Namespace, found: dict[str, Any], le
         reason: str | None = "its tests need a GPU"
     else:
         reason = refusal(step, gpus=len(found["gpus"]) or step.gpus, missing=found["missing"])
-    if reason is None and left < LEAST_SECONDS:
+    if reason is None and left < MIN_SECONDS:
         reason = f"{max(0.0, left):.0f} of --minutes {options.minutes:g} are left, in seconds"
     if reason is not None:
         return {"status": "skipped", "reason": reason, "seconds": 0.0, "figures": []}

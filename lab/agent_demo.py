@@ -37,8 +37,8 @@ GROUP = 8
 SLOTS = 4
 RUN_S = {"mini-swe-agent": 60.0, "openclaw": 300.0}
 """Seconds that a run may take, by program: OpenClaw needs 16 s of a core to start."""
-POLL_S = 0.5
-STUCK_S = 600.0
+POLL_SECONDS = 0.5
+STUCK_SECONDS = 600.0
 VARIABLES = {
     "BATCH_SIZE": str(GROUP),
     "LEARNING_RATE": "6e-4",
@@ -150,7 +150,7 @@ def train(options: argparse.Namespace, run: LaunchedRun, driver: ChildProcess, c
         bar = progress.add_task("updates", total=options.updates, told="")
         steps, since = 0, time.monotonic()
         while steps < options.updates:
-            time.sleep(POLL_S)
+            time.sleep(POLL_SECONDS)
             run.check()
             if not driver.alive():
                 raise DemoFailed(f"the driver ended; the end of {driver.log_path}:\n{driver.log_tail()}")
@@ -162,8 +162,8 @@ def train(options: argparse.Namespace, run: LaunchedRun, driver: ChildProcess, c
                 steps, since = now, time.monotonic()
                 if not console.is_terminal:
                     console.print(f"update {now}/{options.updates}: {told}", soft_wrap=True)
-            if time.monotonic() - since > STUCK_S:
-                raise DemoFailed(f"no update for {STUCK_S:.0f} s; see {run.log_path} and {driver.log_path}")
+            if time.monotonic() - since > STUCK_SECONDS:
+                raise DemoFailed(f"no update for {STUCK_SECONDS:.0f} s; see {run.log_path} and {driver.log_path}")
 
 
 def scores_of(records: Path) -> list[float]:

@@ -31,7 +31,7 @@ from lab.tiny_learning.pictures.tasks import GUI_PICTURES
 from lab.tiny_learning.sets import TASK_SETS, UPDATES, judges, warm_start_of
 from lab.tiny_learning.training import HELDOUT_TASKS, REPOSITORY, Plan, Sizes, start_training
 
-POLL_S = 1.0
+POLL_SECONDS = 1.0
 PROG = "run_tiny_cpu.sh"
 RUNS = REPOSITORY / "runs"
 STATE = "learning.json"
@@ -153,7 +153,7 @@ def carry_out(options: argparse.Namespace, console: Console) -> None:
         console.print(f"starting Ray, SGLang and the trainer, about a minute (log: {plan.log})", soft_wrap=True)
         with Watch(plan, outcomes, console) as watch:
             while trainer.alive():
-                time.sleep(POLL_S)
+                time.sleep(POLL_SECONDS)
                 watch.look()
             watch.look()
         if trainer.returncode != 0:

@@ -23,7 +23,7 @@ import types
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-MOST_TASKS = 1000
+MAX_TASKS = 1000
 """Of an environment that never ends."""
 MODEL = "policy"
 STOPPED = "evaluated_early"
@@ -127,9 +127,9 @@ def plugin() -> str:
 
 
 def tasks(name: str) -> dict[str, Any]:
-    """Return the tasks that can be played, up to `MOST_TASKS` of an environment that never ends."""
+    """Return the tasks that can be played, up to `MAX_TASKS` of an environment that never ends."""
     env = load(name)
-    taskset = env.taskset if env.taskset.bounded else env.taskset.take(MOST_TASKS)
+    taskset = env.taskset if env.taskset.bounded else env.taskset.take(MAX_TASKS)
     found = []
     for task in taskset:
         if task.data.image is not None:

@@ -25,7 +25,7 @@ KEY_VARIABLE = "OPENCLAW_API_KEY"
 EPISODES = "/v1/episodes"
 AWAY_S = 600.0
 """Seconds after which a gateway that does not answer is given up."""
-REPLIES_S = 120.0
+REPLIES_SECONDS = 120.0
 """Seconds for which a reward waits until the replies of an ended agent are over."""
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
@@ -115,7 +115,7 @@ class EpisodeGateway:
         key: str | None = None,
         *,
         away_s: float = AWAY_S,
-        replies_s: float = REPLIES_S,
+        replies_s: float = REPLIES_SECONDS,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         """Prepare; connects on the first call.
@@ -124,7 +124,7 @@ class EpisodeGateway:
             url: of the gateway, without ``/v1``.
             key: that creates the episodes.
             away_s: see `AWAY_S`.
-            replies_s: see `REPLIES_S`.
+            replies_s: see `REPLIES_SECONDS`.
             transport: instead of the network.
         """
         self._url, self._away_s, self._replies_s = url, away_s, replies_s
@@ -164,7 +164,7 @@ class EpisodeGateway:
         """End an episode whose agent has ended, once its last replies are over; errors as `create`.
 
         Raises:
-            RefusedError: also with ``replies_under_way`` if they take more than `REPLIES_S` seconds, and with
+            RefusedError: also with ``replies_under_way`` if they take more than `REPLIES_SECONDS` seconds, and with
                 ``episode_ended`` if the episode has expired.
         """
         clock = asyncio.get_running_loop().time

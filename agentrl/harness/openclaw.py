@@ -38,12 +38,12 @@ ENVIRONMENT = {
     "NO_COLOR": "1",
 }
 PROVIDER = "episode"
-MOST_REPLY = 8192
+MAX_REPLY = 8192
 """Tokens of one reply; at most a quarter of the context."""
-REQUEST_S = 3600
+REQUEST_SECONDS = 3600
 """Seconds that a reply may take; an engine may stand still while it gets new weights."""
 MOST_OUTPUT = 16_384
-ASK_S = 120.0
+ASK_SECONDS = 120.0
 ASK = """
 const headers = { Authorization: `Bearer ${process.env.KEY}` };
 const answer = await fetch(`${process.env.URL}/models`, { headers });
@@ -113,14 +113,14 @@ def configuration(assignment: Assignment, window: int) -> dict[str, Any]:
         "input": ["text"],
         "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
         "contextWindow": window,
-        "maxTokens": min(MOST_REPLY, window // 4),
+        "maxTokens": min(MAX_REPLY, window // 4),
         "compat": {"maxTokensField": "max_tokens", "requiresStringContent": True},
     }
     provider = {
         "baseUrl": assignment.base_url,
         "apiKey": assignment.api_key,
         "api": "openai-completions",
-        "timeoutSeconds": REQUEST_S,
+        "timeoutSeconds": REQUEST_SECONDS,
         "models": [model],
     }
     return {
@@ -156,7 +156,7 @@ async def _context_window(sandbox: Sandbox, assignment: Assignment) -> int:
     """
     env = {"URL": assignment.base_url, "KEY": assignment.api_key}
     node = [f"{INSIDE}/{NODE}", "--input-type=module", "-e", ASK]
-    result = await sandbox.execute(node, timeout_s=ASK_S, env=env)
+    result = await sandbox.execute(node, timeout_s=ASK_SECONDS, env=env)
     _check_started(result)
     text = result.output.decode(errors="replace").strip()
     if result.exit_code != 0 or not text.isdecimal():

@@ -12,8 +12,8 @@ from collections import deque
 from agentrl.environment import Weight
 from agentrl.exceptions import CapacityError
 
-SHORTEST_RETRY_S = 1.0
-LONGEST_RETRY_S = 60.0
+MIN_RETRY_SECONDS = 1.0
+MAX_RETRY_SECONDS = 60.0
 
 
 class Capacity:
@@ -67,7 +67,7 @@ class Capacity:
                 f"no environment became free within {wait_s:g} s; {self.used_slots} of {self.slots} slots are in use",
                 code="pool_is_full",
                 retryable=True,
-                retry_after_s=min(LONGEST_RETRY_S, SHORTEST_RETRY_S + self.waiting / self.slots),
+                retry_after_s=min(MAX_RETRY_SECONDS, MIN_RETRY_SECONDS + self.waiting / self.slots),
             )
 
     def release(self, weight: Weight) -> None:

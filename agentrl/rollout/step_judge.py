@@ -3,7 +3,7 @@ r"""Asks a judge about the steps of an episode, beside the episode.
 The judge sees the goal, the newest part of what happened before (or both ends of it), the action and what followed it, each in a fence that no judged
 text can close (`openclaw.judge.prompts`). It votes ``\boxed{1}`` or ``\boxed{-1}``; `openclaw.judge.client` casts the votes.
 
-Guarantees: a score belongs to a step by the step's id. At most ``MOST_WAITING`` steps wait; later ones are not judged, and
+Guarantees: a score belongs to a step by the step's id. At most ``MAX_WAITING`` steps wait; later ones are not judged, and
 counted, as are those with a question for which the judge has no room. A judge that fails or is late gives no score. Nothing runs on after `scores` or `cancel`.
 """
 
@@ -25,7 +25,7 @@ from openclaw.judge.prompts import defuse, new_nonce
 from openclaw.messages.text import clip_middle, next_state_text, response_text
 
 logger = logging.getLogger(__name__)
-MOST_WAITING = 64
+MAX_WAITING = 64
 END_MESSAGES = 4
 """Of ``head_tail``: messages of the history at each end, two steps with one call each."""
 History = Literal["last_k", "head_tail"]
@@ -165,7 +165,7 @@ class StepJudge:
             step_id: of the step.
             question: makes the question; see `step_question` for ``share``.
         """
-        if sum(not task.done() for task in self._tasks.values()) >= MOST_WAITING:
+        if sum(not task.done() for task in self._tasks.values()) >= MAX_WAITING:
             self.skipped["overload"] += 1
             return
         self._tasks[step_id] = asyncio.create_task(self._judged(question), name=f"judging {step_id}")

@@ -26,7 +26,7 @@ from agentrl.processes import Processes
 from agentrl.sandbox import cgroups
 from agentrl.sandbox.interface import HOME, SandboxSpec
 from agentrl.sandbox.seccomp import filter_file
-from agentrl.sandbox.self_test import MOST_TERMINALS, prove
+from agentrl.sandbox.self_test import MAX_TERMINALS, prove
 from agentrl.sandbox.supervised import CODE, CODE_INSIDE, ENVIRONMENT, ROOT_INSIDE, SupervisedSandbox, command
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ ETC_OF_HOST = ("alternatives", "fonts", "ld.so.cache", "ld.so.conf", "ld.so.conf
 RESERVED = ("/proc", "/dev", "/sys", "/usr", "/etc", ROOT_INSIDE)
 HIDDEN = tuple(Path("/proc", name) for name in ("keys", "key-users", "timer_list", "kallsyms", "kcore"))
 """What `/proc` tells of the whole machine beyond its size."""
-LOWEST_PORT = 1024
+MIN_PORT = 1024
 FLAGS = (
     *("--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000", "--disable-userns", "--cap-drop", "ALL"),
     *("--die-with-parent", "--new-session", "--clearenv", "--as-pid-1", "--hostname", "sandbox"),
@@ -65,7 +65,7 @@ try:
 except OSError as error:
     sys.exit(f"exec: {{sys.argv[divider + 1]}}: not found ({{error.strerror}})")
 """
-TERMINALS = f"mount -t devpts -o newinstance,ptmxmode=0666,mode=620,max={MOST_TERMINALS} agentrl"
+TERMINALS = f"mount -t devpts -o newinstance,ptmxmode=0666,mode=620,max={MAX_TERMINALS} agentrl"
 # Root makes what it may read reachable for the unprivileged user, in a mount namespace that ends with the sandbox.
 SHOW = f"""set -e
 stage=$1; shift; number=0
@@ -237,8 +237,8 @@ def refuse_nonsense(spec: SandboxSpec) -> None:
     if min(limits.memory_mib, limits.processes, limits.disk_mib, limits.open_files) < 4 or limits.cpus <= 0:
         raise InvalidError(f"{limits} leaves no room for a program; give at least 4 of each", code="bad_spec")
     ports = [door.port for door in spec.doors]
-    if len(set(ports)) < len(ports) or any(not LOWEST_PORT <= port < 65_536 for port in ports):
-        raise InvalidError(f"the doors' ports {ports} must differ, and be {LOWEST_PORT} to 65535", code="bad_spec")
+    if len(set(ports)) < len(ports) or any(not MIN_PORT <= port < 65_536 for port in ports):
+        raise InvalidError(f"the doors' ports {ports} must differ, and be {MIN_PORT} to 65535", code="bad_spec")
     for door in spec.doors:
         if not door.socket.is_socket():
             raise InvalidError(f"{door.socket} is not a socket; open the door on the host first", code="bad_spec")

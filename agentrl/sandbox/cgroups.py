@@ -25,8 +25,8 @@ from agentrl.sandbox.interface import Limits
 CONTROLLERS = ("memory", "pids", "cpu")
 PERIOD_US = 100_000
 NAME = re.compile(r"agentrl-(\d+)-(\d+)-(\d+)-[0-9a-f]+")
-REMOVED_S = 5.0
-POLL_S = 0.005
+REMOVED_SECONDS = 5.0
+POLL_SECONDS = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,12 @@ class Group:
         Raises:
             InfraError: a process survives.
         """
-        deadline = time.monotonic() + REMOVED_S
+        deadline = time.monotonic() + REMOVED_SECONDS
         left = list(self.folders)
         while left := [folder for folder in left if not _removed(folder)]:
             if time.monotonic() > deadline:
                 raise InfraError(f"processes in {left[0]} do not end; look at them", code="leftovers")
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(POLL_SECONDS)
 
 
 def find(process: Path = Path("/proc/self")) -> Places:

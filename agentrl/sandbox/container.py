@@ -49,8 +49,8 @@ FORWARDED = (
 )
 """Variables that the engine's command line gets; the container gets none."""
 CONTROL_S = 60.0
-REMOVED_S = 60.0
-POLL_S = 0.1
+REMOVED_SECONDS = 60.0
+POLL_SECONDS = 0.1
 GONE = ("no such container", "no container with")
 BUSY = "already in progress"
 DOOR_PORT = 20_000
@@ -196,7 +196,7 @@ class Container:
         Raises:
             InfraError: the engine does not confirm it; call again.
         """
-        deadline = time.monotonic() + REMOVED_S
+        deadline = time.monotonic() + REMOVED_SECONDS
         while True:
             code, said = await self._engine("rm", "--force", "--volumes", container)
             if any(text in said.lower() for text in GONE) or (code == 0 and BUSY not in said.lower()):
@@ -205,7 +205,7 @@ class Container:
                 raise InfraError(
                     f"{self.name} does not remove container {container}: {_last(said)}", code="engine_failed"
                 )
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(POLL_SECONDS)
 
     async def _engine(self, *argv: str) -> tuple[int, str]:
         """Run a short command of the engine; return its exit code and what it printed."""

@@ -30,7 +30,7 @@ SERVICE_PORT = 49983
 AGAIN = frozenset({408, 429, 500, 502, 503, 504})
 ENVELOPE = struct.Struct(">BI")
 LAST = 0x02
-KEEPALIVE_S = 20
+KEEPALIVE_SECONDS = 20
 PAGE = 100
 PATHS_USER = "root"
 
@@ -268,7 +268,7 @@ class E2BApi:
             **machine.headers,
             "Content-Type": "application/connect+json",
             "Connect-Protocol-Version": "1",
-            "Keepalive-Ping-Interval": str(KEEPALIVE_S),
+            "Keepalive-Ping-Interval": str(KEEPALIVE_SECONDS),
         }
         request = self._http.stream(
             "POST",

@@ -27,7 +27,7 @@ REFUSED = "invalid_request_error"
 """Type of a stream's error that is not the gateway's fault."""
 ANSWER_S = 10.0
 """A gateway that does not tell its health within so many seconds hangs."""
-LEAST_AWAY_S = 1.0
+MIN_AWAY_SECONDS = 1.0
 """A shorter wait for an engine is not held against the gateway."""
 AWAY = "engine_away_seconds"
 """Field of the gateway's health: for how long requests have waited for an engine since it started."""
@@ -155,7 +155,7 @@ class Outage:
         if now is None:
             return f"it does not say within {ANSWER_S:g} s how it is"
         waited = now - self._before
-        return f"requests waited for its engine for {waited:.1f} s of the run" if waited >= LEAST_AWAY_S else None
+        return f"requests waited for its engine for {waited:.1f} s of the run" if waited >= MIN_AWAY_SECONDS else None
 
 
 async def _away_seconds(base_url: str) -> float | None:

@@ -30,12 +30,12 @@ from groundwork.private_files import private_folder
 logger = logging.getLogger(__name__)
 ROUTES = {"/v1/chat/completions": "POST", "/v1/models": "GET"}
 MOST_BODY = 16 << 20
-MOST_REQUESTS = 8
-MOST_CONNECTIONS = 64
+MAX_REQUESTS = 8
+MAX_CONNECTIONS = 64
 BODY_S = 60.0
-CONNECT_S = 10.0
+CONNECT_SECONDS = 10.0
 LEAVE_S = 1
-POLL_S = 0.005
+POLL_SECONDS = 0.005
 QUIET = logging.getLogger(f"{__name__}.http")
 QUIET.setLevel(logging.CRITICAL)
 """A program inside could fill the log with malformed requests otherwise."""
@@ -58,7 +58,7 @@ class _Protocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > MOST_CONNECTIONS:
+        if len(self.connections) > MAX_CONNECTIONS:
             transport.abort()
 
 
@@ -85,8 +85,8 @@ class Forward:
         request = Request(scope, receive)
         try:
             self._admit(request)
-            if self._under_way >= MOST_REQUESTS:
-                raise Refusal(429, "too_many_requests", f"{MOST_REQUESTS} requests are under way; wait for one to end")
+            if self._under_way >= MAX_REQUESTS:
+                raise Refusal(429, "too_many_requests", f"{MAX_REQUESTS} requests are under way; wait for one to end")
             self._under_way += 1
             try:
                 await self._until_left(request, await _body(request), send)
@@ -205,8 +205,8 @@ async def model_door(base_url: str, key: str, folder: Path, health: GatewayHealt
         path.unlink()
     listening = bound_at(path)
     path.chmod(0o600)
-    timeout = httpx.Timeout(None, connect=CONNECT_S)
-    limits = httpx.Limits(max_connections=MOST_REQUESTS)
+    timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
+    limits = httpx.Limits(max_connections=MAX_REQUESTS)
     try:
         async with httpx.AsyncClient(base_url=base_url, timeout=timeout, limits=limits, trust_env=False) as client:
             config = uvicorn.Config(
@@ -223,7 +223,7 @@ async def model_door(base_url: str, key: str, folder: Path, health: GatewayHealt
             serving = asyncio.create_task(server.serve(sockets=[listening]), name="model door")
             try:
                 while not server.started and not serving.done():
-                    await asyncio.sleep(POLL_S)
+                    await asyncio.sleep(POLL_SECONDS)
                 yield path
             finally:
                 server.should_exit = True

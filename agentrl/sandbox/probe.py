@@ -15,8 +15,8 @@ from agentrl.sandbox.interface import Limits, Sandbox
 CHECKED = Limits(memory_mib=256, cpus=1.0, processes=48, disk_mib=16, open_files=256)
 """Bounds of the sandbox that is attacked."""
 ALLOWED_ENV = frozenset({"PATH", "HOME", "LANG", "PWD", "SHLVL", "_", "LC_CTYPE"})
-PROBE_S = 60.0
-MOST_ANSWER = 1 << 16
+PROBE_SECONDS = 60.0
+MAX_ANSWER = 1 << 16
 SOURCE = r"""
 import json, os, resource, signal, socket, sys, time
 
@@ -101,7 +101,7 @@ async def prove(sandbox: Sandbox, limits: Limits, name: str) -> None:
         InfraError: a promise does not hold; the message names each.
     """
     sizes = (str(limits.memory_mib), str(limits.processes), str(limits.disk_mib))
-    result = await sandbox.execute(["python3", "-c", SOURCE, *sizes], timeout_s=PROBE_S, most_output=MOST_ANSWER)
+    result = await sandbox.execute(["python3", "-c", SOURCE, *sizes], timeout_s=PROBE_SECONDS, most_output=MAX_ANSWER)
     try:
         found = json.loads(result.output.rstrip().rpartition(b"\n")[2])
     except ValueError as error:

@@ -23,9 +23,9 @@ from agentrl.sandbox.supervised import ENVIRONMENT
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LIMITS = Limits(memory_mib=64, cpus=1.0, processes=32, disk_mib=16, open_files=64)
-PATIENCE_S = 60.0
-MOST_PROCESSES_SEEN = 8
-MOST_TERMINALS = 24
+PATIENCE_SECONDS = 60.0
+MAX_PROCESSES_SEEN = 8
+MAX_TERMINALS = 24
 """Of one sandbox; the machine has 3,072 for all of them."""
 LOOK = """
 import ctypes, json, os, socket, sys
@@ -153,10 +153,10 @@ async def prove(provider: Unchecked, *, python: str = "/usr/bin/python3") -> lis
                 paths = [str(secret), str(REPOSITORY), "/root", "/home", "/var", "/sys", "/etc/shadow"]
                 calls = json.dumps(refused_calls())
                 words = [str(listening.getsockname()[1]), calls, *paths]
-                look = await sandbox.execute([python, "-I", "-c", LOOK, *words], timeout_s=PATIENCE_S)
+                look = await sandbox.execute([python, "-I", "-c", LOOK, *words], timeout_s=PATIENCE_SECONDS)
                 seen = _parsed(look.output)
                 bounds = [
-                    (await sandbox.execute([python, "-I", "-c", each], timeout_s=PATIENCE_S)).output.decode()
+                    (await sandbox.execute([python, "-I", "-c", each], timeout_s=PATIENCE_SECONDS)).output.decode()
                     for each in (MEMORY, PROCESSES, DISK)
                 ]
             finally:
@@ -174,14 +174,14 @@ def _outlook(seen: Mapping[str, Any]) -> list[Promise]:
         "no capability": bool(seen.get("capabilities")) and not any(int(each, 16) for each in seen["capabilities"]),
         "no new privileges": seen.get("privileges") == "1",
         "no nested user namespace": _refused(seen, "namespace"),
-        "no process of the host": 0 < seen.get("processes", 0) <= MOST_PROCESSES_SEEN,
+        "no process of the host": 0 < seen.get("processes", 0) <= MAX_PROCESSES_SEEN,
         "no way to the supervisor": _refused(seen, "supervisor"),
         "no keyring": _refused(seen, "keys") and seen.get("filter") == "2",
         "no call on what the kernel keeps for the whole machine": bool(seen.get("calls"))
         and set(seen["calls"].values()) <= {errno.EPERM, errno.ENOSYS},
         "no socket but Unix and internet ones": set(seen.get("families", [0])) <= {UNIX, INET, INET6, NETLINK}
         and seen.get("netlink") == [],
-        "terminals are bounded": 0 < seen.get("terminals", 0) <= MOST_TERMINALS,
+        "terminals are bounded": 0 < seen.get("terminals", 0) <= MAX_TERMINALS,
         "no file of the host": seen.get("seen") == [],
         "nothing writable but /work, /tmp and /dev/shm": seen.get("writable") == [],
     }

@@ -21,7 +21,7 @@ FIRST_PORT = 21_000
 RUN = (
     f"import sys; sys.path.insert(0, '{ROOT_INSIDE}'); from agentrl.sandbox.inside.stream import main; sys.exit(main())"
 )
-CONNECT_S = 60.0
+CONNECT_SECONDS = 60.0
 MOST_ERRORS = 2000
 LINE_BYTES = 1 << 24
 """Most bytes of a line."""
@@ -83,7 +83,7 @@ class SandboxStream:
         self._running = asyncio.create_task(
             sandbox.execute(command, timeout_s=seconds, env=env, most_output=MOST_ERRORS)
         )
-        await asyncio.wait({self._running, self._taken}, timeout=CONNECT_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({self._running, self._taken}, timeout=CONNECT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         if self._taken.done():
             return self._taken.result()
         said = await self.ended() or "it printed nothing"

@@ -19,7 +19,7 @@ from fastapi import FastAPI
 
 logger = logging.getLogger(__name__)
 LEAVE_S = 2.0
-LAST_ANSWERS_S = 5
+LAST_ANSWERS_SECONDS = 5
 """Seconds for the last answers, after the service has ended."""
 
 
@@ -35,7 +35,12 @@ class Server(uvicorn.Server):
 async def serve(app: FastAPI, listening: socket.socket, name: str, end: Callable[[], Awaitable[None]]) -> None:
     """Serve on ``listening``, say so, and await ``end`` when a signal asks to stop."""
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=LAST_ANSWERS_S
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=LAST_ANSWERS_SECONDS,
     )
     server = Server(config)
     asked = asyncio.Event()

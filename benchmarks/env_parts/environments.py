@@ -20,7 +20,7 @@ from benchmarks.env_parts.servers import RUN_VARIABLE
 PASSED = Verdict(status="ok", score=1.0)
 MINIMAL = {"PATH": os.defpath, **{name: os.environ[name] for name in (RUN_VARIABLE,) if name in os.environ}}
 """Of programs; it says which run they belong to."""
-TICK_S = 0.001
+TICK_SECONDS = 0.001
 
 
 class Trivial(Environment):
@@ -101,9 +101,9 @@ class Watch(Trivial):
     async def _tick(self) -> None:
         last = time.perf_counter()
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(TICK_SECONDS)
             now = time.perf_counter()
-            self.gaps.append(now - last - TICK_S)
+            self.gaps.append(now - last - TICK_SECONDS)
             last = now
 
 

@@ -13,7 +13,7 @@ from agentrl.sandbox.interface import SandboxSpec
 from benchmarks.env_parts.environments import MINIMAL
 from benchmarks.env_parts.statistics import milliseconds
 
-CALL_S = 60.0
+CALL_SECONDS = 60.0
 
 
 async def plain_call() -> float:
@@ -41,7 +41,7 @@ async def sandbox_figures(folder: Path, count: int) -> dict[str, Any]:
             times = [time.perf_counter()]
             sandbox = await provider.start(SandboxSpec(), processes)
             times.append(time.perf_counter())
-            await sandbox.execute(["true"], timeout_s=CALL_S)
+            await sandbox.execute(["true"], timeout_s=CALL_SECONDS)
             times.append(time.perf_counter())
             await sandbox.stop()
             await processes.end()

@@ -22,7 +22,7 @@ import httpx
 
 from benchmarks.streams import RefusedError, stream_events
 
-FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.1, 1.0
+FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 1.0
 REQUEST_SECONDS = 90.0
 TURNS = 4
 
@@ -118,7 +118,7 @@ class Clients:
             except (httpx.TransportError, RefusedError) as error:
                 self.journal.failures.append((started, time.monotonic(), f"{type(error).__name__}: {error}"))
                 await asyncio.sleep(pause)
-                pause = min(LONGEST_RETRY_SECONDS, pause * 2)
+                pause = min(MAX_RETRY_SECONDS, pause * 2)
                 continue
             self.journal.longest_seconds = max(self.journal.longest_seconds, time.monotonic() - started)
             return reply

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-MOST_FALL, LEAST_RISE = 0.05, 0.2
+MAX_FALL, MIN_RISE = 0.05, 0.2
 
 
 @dataclass
@@ -35,9 +35,9 @@ def claims(told: Told) -> dict[str, bool | None]:
     during = told.liked("flipped", "again")
     changed, after = told.liked("changed"), told.liked("after")
     return {
-        "fell_by_at_most_0.05": round(last - min(during), 4) <= MOST_FALL if during else None,
+        "fell_by_at_most_0.05": round(last - min(during), 4) <= MAX_FALL if during else None,
         "refused_flipped_verdicts": told.refused("flipped") + told.refused("changed") > 0 if during else None,
-        "followed_after_acceptance": round(changed[-1] - after[-1], 4) >= LEAST_RISE if after else None,
+        "followed_after_acceptance": round(changed[-1] - after[-1], 4) >= MIN_RISE if after else None,
     }
 
 

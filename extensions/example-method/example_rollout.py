@@ -9,7 +9,7 @@ from slime.rollout.sglang_rollout import GenerateState, eval_rollout, generate_a
 from slime.utils.async_utils import run
 from slime.utils.misc import load_function
 
-MOST_ROUNDS = 20
+MAX_ROUNDS = 20
 
 
 def generate_rollout(args, rollout_id, data_source, evaluation=False):
@@ -24,7 +24,7 @@ async def collect(args, data_source):
     state = GenerateState(args)
     keep = load_function(args.dynamic_sampling_filter_path)
     kept, dropped = [], 0
-    for _ in range(MOST_ROUNDS):
+    for _ in range(MAX_ROUNDS):
         groups = data_source.get_samples(args.rollout_batch_size - len(kept))
         for answered in await asyncio.gather(*(answer(args, group, state.sampling_params) for group in groups)):
             if keep(args, answered):

@@ -33,7 +33,7 @@ END = "<|im_end|>"
 SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 CONTEXT = 8192
 RATE = 2e-3
-MOST_STEPS = 1200
+MAX_STEPS = 1200
 EVERY = 20
 """Steps between two looks at the answers."""
 GOOD = 0.97
@@ -120,7 +120,7 @@ def teach(tokenizer: Any, lessons: Sequence[Lesson], say: Callable[[str], None])
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
     order = _order(len(told))
     chances: list[list[float]] = []
-    for step in range(1, MOST_STEPS + 1):
+    for step in range(1, MAX_STEPS + 1):
         prompt, answers = told[next(order)]
         loss = -_scores(model, prompt, answers).mean()
         loss.backward()
@@ -134,7 +134,7 @@ def teach(tokenizer: Any, lessons: Sequence[Lesson], say: Callable[[str], None])
             if all(sum(each) >= GOOD and (len(each) == 1 or min(each) >= SELDOM) for each in chances):
                 return model
     raise LessonError(
-        f"after {MOST_STEPS} steps the answers have the probabilities {chances}; at least {GOOD} is needed"
+        f"after {MAX_STEPS} steps the answers have the probabilities {chances}; at least {GOOD} is needed"
     )
 
 

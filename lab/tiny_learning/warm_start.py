@@ -1,7 +1,7 @@
 """The warm start: a tiny model that imitates the traces of a careless agent, and judges steps.
 
 `python -m lab.tiny_learning toolcall` makes it and prints its folder. Guarantees: a folder under its final name is complete and
-has passed the gate on tasks of the held-out split: as policy it solves `LEAST` to `MOST` of them, as judge it is right about
+has passed the gate on tasks of the held-out split: as policy it solves `MIN_SHARE` to `MAX_SHARE` of them, as judge it is right about
 `JUDGED` of the steps. The folder's name has a hash of what the model is trained on and for how long; see `key`.
 """
 
@@ -46,7 +46,7 @@ BATCH_TOKENS = 2560
 STEPS, RATE = 750, 6e-3
 EXTRA_ROUNDS, EXTRA_STEPS, EXTRA_RATE = 3, 250, 4e-3
 """More training of a model that has not passed the gate."""
-LEAST, MOST = 0.2, 0.5
+MIN_SHARE, MAX_SHARE = 0.2, 0.5
 JUDGED = 0.9
 MEASURED = 128
 FENCE = re.compile(r"<<<(\w+)\n")
@@ -156,8 +156,8 @@ def measure(tasks: TaskSet, model: Any, tokenizer: Any, coder: Coder) -> Metrics
 def failures(metrics: Metrics) -> list[str]:
     """Return what keeps a model from being used."""
     problems: list[str] = []
-    if not LEAST <= metrics["solved"] <= MOST:
-        problems.append(f"{metrics['solved']} of the tasks are solved, not {LEAST} to {MOST}")
+    if not MIN_SHARE <= metrics["solved"] <= MAX_SHARE:
+        problems.append(f"{metrics['solved']} of the tasks are solved, not {MIN_SHARE} to {MAX_SHARE}")
     if metrics["judge_right"] < JUDGED:
         problems.append(f"the judge is right in {metrics['judge_right']}, {JUDGED} needed")
     return problems

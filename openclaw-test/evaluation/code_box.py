@@ -28,8 +28,8 @@ from groundwork.exceptions import ConfigError
 SECONDS = 10.0
 LIMITS = Limits(memory_mib=256, cpus=1.0, processes=32, disk_mib=32, open_files=64)
 RESULTS = f"{HOME}/results.json"
-MOST_RESULTS = 1 << 18
-MOST_CODE = 100_000
+MAX_RESULTS = 1 << 18
+MAX_CODE = 100_000
 ATTEMPTS = 2
 """A sandbox that is lost is tried once more: its machine may have been short of memory."""
 DRIVER = """
@@ -113,7 +113,7 @@ class CodeBox:
         Raises:
             SuiteError: no sandbox starts.
         """
-        if len(code) > MOST_CODE:
+        if len(code) > MAX_CODE:
             return Ran(reason="too_long", detail=f"the program has {len(code)} characters")
         given = json.dumps({"code": code, "name": name, "inputs": inputs})
         async with self._places:
@@ -150,7 +150,7 @@ async def _attempt(sandbox: Sandbox, given: str, count: int, seconds: float) -> 
     if ended.timed_out:
         return Ran(reason="timed_out", detail=f"it did not end within {seconds:g} s")
     try:
-        found = json.loads(await sandbox.read_file(RESULTS, most_bytes=MOST_RESULTS))
+        found = json.loads(await sandbox.read_file(RESULTS, most_bytes=MAX_RESULTS))
     except (InvalidError, ValueError, RecursionError):
         return Ran(reason="no_result", detail=_ending(ended))
     if isinstance(found, dict):

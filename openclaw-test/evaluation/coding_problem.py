@@ -1,6 +1,6 @@
 """A programming problem: what is asked, its solution, and inputs that the model never sees.
 
-Guarantees: the expected results come from the solution itself. At least `FEWEST_RESULTS` of the hidden ones differ, so that no
+Guarantees: the expected results come from the solution itself. At least `MIN_RESULTS` of the hidden ones differ, so that no
 constant passes, and no hidden input is an example.
 """
 
@@ -13,8 +13,8 @@ from typing import Any
 
 EXAMPLES = 2
 HIDDEN = 10
-FEWEST_RESULTS = 3
-MOST_DRAWS = 200
+MIN_RESULTS = 3
+MAX_DRAWS = 200
 Arguments = list[Any]
 
 
@@ -68,14 +68,14 @@ def problem(rng: Random, signature: str, wish: str, body: str, draw: Callable[[R
     space: dict[str, Any] = {}
     exec(solution, space)  # our own text, from the module `coding`
     found: dict[str, tuple[Arguments, Any]] = {}
-    for _ in range(MOST_DRAWS):
+    for _ in range(MAX_DRAWS):
         arguments = draw(rng)
         found.setdefault(repr(arguments), (arguments, space[name](*_copy(arguments))))
         pairs = list(found.values())
         hidden = pairs[EXAMPLES:]
-        if len(hidden) >= HIDDEN and len({repr(result) for _, result in hidden}) >= FEWEST_RESULTS:
+        if len(hidden) >= HIDDEN and len({repr(result) for _, result in hidden}) >= MIN_RESULTS:
             return Problem(name, signature, wish, solution, pairs[:EXAMPLES], hidden[-HIDDEN:])
-    raise ValueError(f"{signature}: {MOST_DRAWS} inputs give fewer than {FEWEST_RESULTS} results or {HIDDEN} tests")
+    raise ValueError(f"{signature}: {MAX_DRAWS} inputs give fewer than {MIN_RESULTS} results or {HIDDEN} tests")
 
 
 def _copy(arguments: Arguments) -> Arguments:

@@ -20,7 +20,7 @@ from groundwork.private_files import private, private_folder
 from openclaw.messages.text import clip_middle
 
 SETTINGS = "settings.json"
-MOST_TEXT = 20_000
+MAX_TEXT = 20_000
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Record:
 def record(case: Case, sample: int, grade: Grade, talk: Talk) -> Record:
     """Return the record of a played case, with long texts clipped."""
     replies = [str(message["content"]) for message in talk.messages if message["role"] == "assistant"]
-    messages = [{**each, "content": clip_middle(str(each["content"]), MOST_TEXT)} for each in talk.messages]
+    messages = [{**each, "content": clip_middle(str(each["content"]), MAX_TEXT)} for each in talk.messages]
     return Record(
         suite=case.suite,
         task=case.id,
@@ -86,7 +86,7 @@ def record(case: Case, sample: int, grade: Grade, talk: Talk) -> Record:
         detail=clip_middle(grade.detail, 1000),
         degenerate=bool(talk.defects),
         malformed_calls=grade.malformed_calls,
-        reply=clip_middle(replies[-1], MOST_TEXT) if replies else "",
+        reply=clip_middle(replies[-1], MAX_TEXT) if replies else "",
         messages=messages,
         seconds=round(talk.seconds, 4),
         tokens=talk.tokens,

@@ -24,8 +24,8 @@ from evaluation.code_box import CodeBox
 from evaluation.talk import Talk
 from evaluation.tool_turns import converse
 
-MOST_REPLIES = 20
-COMMAND_S = 30
+MAX_REPLIES = 20
+COMMAND_SECONDS = 30
 """Longest time limit of a command; a model may ask for less."""
 PARALLEL = 4
 
@@ -89,7 +89,7 @@ class Shell:
 
     def most_replies(self) -> int:
         """Return the bound on a case's replies after the first."""
-        return MOST_REPLIES
+        return MAX_REPLIES
 
     async def _episode(self, environment: ShellEnvironment, case: Case, talk: Talk) -> Grade:
         ended = await converse(talk, Unpooled(environment, Task(case.problem)), self.most_replies())
@@ -107,6 +107,6 @@ def _bounded(action: JsonObject) -> JsonObject:
     """Return a call with its time limit bounded."""
     arguments = action.get("arguments")
     limit = arguments.get("timeout_s") if isinstance(arguments, dict) else None
-    if isinstance(arguments, dict) and isinstance(limit, int | float) and limit > COMMAND_S:
-        return {**action, "arguments": {**arguments, "timeout_s": float(COMMAND_S)}}
+    if isinstance(arguments, dict) and isinstance(limit, int | float) and limit > COMMAND_SECONDS:
+        return {**action, "arguments": {**arguments, "timeout_s": float(COMMAND_SECONDS)}}
     return action

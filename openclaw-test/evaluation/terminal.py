@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from agentrl.tasks.terminal.environment import TerminalEnvironment
 from agentrl.tasks.terminal.source import TaskSource
 from evaluation.case import Case, EvalError
-from evaluation.shell import MOST_REPLIES, Shell
+from evaluation.shell import MAX_REPLIES, Shell
 from groundwork.exceptions import ConfigError
 from groundwork.variables import Variable
 
-MAX_STEPS = Variable("MAX_STEPS", "max_steps", int, MOST_REPLIES, "most replies to a task", minimum=1)
+MAX_STEPS = Variable("MAX_STEPS", "max_steps", int, MAX_REPLIES, "most replies to a task", minimum=1)
 LEVEL = 2
 
 

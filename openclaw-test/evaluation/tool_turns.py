@@ -18,7 +18,7 @@ from agentrl.rollout.settings import Settings
 from evaluation.talk import Said, Talk
 from groundwork.chat_messages import Message
 
-MOST_CALLS = 32
+MAX_CALLS = 32
 MALFORMED = ("invalid_action", "unknown_tool", "invalid_arguments")
 """Codes of errors that count a call as malformed."""
 SOUND = (Ending.DONE, Ending.REPLY_TOKENS)
@@ -69,7 +69,7 @@ async def converse(talk: Talk, environment: Playable, most_replies: int) -> Ende
     bound = "" if played.ending in SOUND else played.ending.value
     if played.ending is Ending.TURNS:
         bound = "too_many_replies"
-    elif counted.calls > MOST_CALLS:
+    elif counted.calls > MAX_CALLS:
         bound = "too_many_calls"
     return Ended(model.said, counted.malformed + talk.malformed_calls, bound, played.verdict)
 
@@ -107,8 +107,8 @@ class _Counted(Observer):
     async def step(self, action: JsonObject, *, timeout_s: float) -> StepResult:
         """See `Playable`."""
         self.calls += "tool" in action
-        if self.calls > MOST_CALLS:
-            return StepResult(observation=Observation(text=f"[no call is left of {MOST_CALLS}]"), truncated=True)
+        if self.calls > MAX_CALLS:
+            return StepResult(observation=Observation(text=f"[no call is left of {MAX_CALLS}]"), truncated=True)
         try:
             return await self._environment.step(action, timeout_s=timeout_s)
         except InvalidError as error:

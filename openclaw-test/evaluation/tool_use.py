@@ -25,7 +25,7 @@ from evaluation.talk import Talk
 from evaluation.tool_turns import Ended, converse
 from evaluation.tool_worlds import Name, World, calculate
 
-MOST_REPLIES = 8
+MAX_REPLIES = 8
 ITEMS = ("lamp", "teapot", "blanket", "kettle", "mirror", "basket", "clock", "drum", "ladder", "pillow")
 VALUES = ("amber", "cobalt", "garnet", "indigo", "jasper", "maple", "onyx", "pearl")
 SMALL_TALK = (
@@ -150,7 +150,7 @@ async def play(case: Case, talk: Talk) -> Grade:
     """Hold the conversation of a case and grade it."""
     job: Job = case.problem
     desk = Desk(job)
-    ended = await converse(talk, desk, MOST_REPLIES)
+    ended = await converse(talk, desk, MAX_REPLIES)
     reason, detail = (ended.bound, "") if ended.bound else _verdict(job, desk.world, ended)
     return Grade(reason or PASSED, detail, ended.malformed)
 

@@ -41,8 +41,8 @@ EXAMPLES = {
     "role": "role: You are a ship's captain who expects to be called so.",
 }
 """What to write, by the path of the key."""
-MOST_COLLECTIONS = 1000
-DEEPEST = 20
+MAX_COLLECTIONS = 1000
+MAX_DEPTH = 20
 MESSAGES = {
     "tuple_type": "is not a list",
     "string_type": "is not a text; put it in quotes if it is meant as one",
@@ -191,8 +191,10 @@ def _check_tree(node: yaml.Node | None) -> None:
         if id(each) in above:
             raise UserFileError(f"{line}: the value refers to itself; write it out without *")
         seen += 1
-        if seen > MOST_COLLECTIONS or len(above) > DEEPEST:
-            raise UserFileError(f"{line}: more than {MOST_COLLECTIONS} lists or {DEEPEST} levels; write a smaller file")
+        if seen > MAX_COLLECTIONS or len(above) > MAX_DEPTH:
+            raise UserFileError(
+                f"{line}: more than {MAX_COLLECTIONS} lists or {MAX_DEPTH} levels; write a smaller file"
+            )
         inner = [part for pair in each.value for part in pair] if isinstance(each, yaml.MappingNode) else each.value
         todo += [(part, (*above, id(each))) for part in inner]
 

@@ -15,8 +15,8 @@ from openclaw.chat.server import ChatError, MissingRecordError
 from openclaw.messages.preview import preview
 
 FIRST_SECONDS = 0.25
-LONGEST_SECONDS = 5.0
-MOST_WATCHED = 16
+MAX_SECONDS = 5.0
+MAX_WATCHED = 16
 PREVIEW = 48
 PROBE = "probe"
 """The reason of a turn that the gate keeps (`openclaw.ledger.probes`)."""
@@ -59,7 +59,7 @@ class Watch:
                 return
             self._known.add(response_id)
             self._watched[response_id] = Watched(quoted(reaction))
-            while len(self._watched) > MOST_WATCHED:
+            while len(self._watched) > MAX_WATCHED:
                 del self._watched[next(iter(self._watched))]
             self._pause = FIRST_SECONDS
             self._changed.notify()
@@ -79,7 +79,7 @@ class Watch:
                 if self._closed or self._changed.wait_for(lambda: self._closed, self._pause):
                     return
                 due = list(self._watched.items())
-                self._pause = min(2 * self._pause, LONGEST_SECONDS)
+                self._pause = min(2 * self._pause, MAX_SECONDS)
             for response_id, watched in due:
                 if self._closed:
                     return

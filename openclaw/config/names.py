@@ -26,7 +26,7 @@ OTHERS = f"{PREFIX}OTHER_VARIABLES"
 """The variable that names variables of other programs, whose names look like mistyped ones."""
 ALIKE = 0.86
 """Of about 1,500 names that 200 Python packages read, none is so similar to a name of ours, and the one above is an error away."""
-SHORTEST = 6
+MIN_LENGTH = 6
 """Shorter names, for example TP or PORT, are too close to variables of other programs. A typing error may lose a letter."""
 
 
@@ -59,11 +59,11 @@ def near_misses(environment: Mapping[str, str], known: Collection[str]) -> tuple
     """Return a line per set variable that nothing reads: mistyped names, and names that are only similar to one of ours."""
     plain = [name for name in known if not name.startswith(PREFIX)]
     others = environment.get(OTHERS, "").replace(",", " ").split()
-    long = sorted(name for name in known if len(name) >= SHORTEST)
+    long = sorted(name for name in known if len(name) >= MIN_LENGTH)
     mistyped, similar = [], []
     for name in sorted(environment):
         foreign = name in known or name in OF_STANDARDS or name in others or name.startswith(PREFIX)
-        if not environment[name] or foreign or len(name) < SHORTEST - 1:
+        if not environment[name] or foreign or len(name) < MIN_LENGTH - 1:
             continue
         said = f"{name} is set, but nothing reads it; did you mean"
         if meant := next((each for each in long if one_error(name, each)), None):

@@ -10,8 +10,8 @@ from openclaw.doctor.look import Look
 from openclaw.runs.reasons import explain
 
 FEW = 10
-MOST_SIDE = 0.9
-MOST_LOST = 0.5
+MAX_SIDE = 0.9
+MAX_LOST = 0.5
 """Share of the main turns above which one reason is a finding of its own."""
 SOME = 0.2
 SAMPLING = ("temperature", "sampling_parameters")
@@ -41,7 +41,7 @@ def no_turns(look: Look) -> Iterator[Finding]:
 def side_turns(look: Look) -> Iterator[Finding]:
     """Find a run whose turns are nearly all side turns, and the likely cause."""
     sides = sum(turn.kind == "side" for turn in look.turns)
-    if sides < FEW or sides < MOST_SIDE * len(look.turns):
+    if sides < FEW or sides < MAX_SIDE * len(look.turns):
         return
     cause, count = look.sides.most_common(1)[0]
     if cause == "stated":
@@ -65,7 +65,7 @@ def side_turns(look: Look) -> Iterator[Finding]:
 def evaluation(look: Look) -> Iterator[Finding]:
     """Find a run that only evaluates."""
     count = look.reasons["evaluation"]
-    if count >= FEW and count >= MOST_LOST * len(look.mains):
+    if count >= FEW and count >= MAX_LOST * len(look.mains):
         yield Finding(
             "evaluation",
             Severity.STOPS,
@@ -103,7 +103,7 @@ def sampling(look: Look) -> Iterator[Finding]:
     name, _ = Counter(turn.reason or "" for turn in odd).most_common(1)[0]
     yield Finding(
         "sampling",
-        Severity.STOPS if count >= MOST_LOST * len(look.mains) else Severity.LOSES,
+        Severity.STOPS if count >= MAX_LOST * len(look.mains) else Severity.LOSES,
         "the client's sampling parameters keep its turns from being trained",
         f"{part(count, len(look.mains))} of the newest turns, most for {name}; usual values: temperature {temperature:g}, top_p {top_p:g}",
         explain(name).remedy,
@@ -116,7 +116,7 @@ def redacted(look: Look) -> Iterator[Finding]:
     if count >= FEW / 2 and count >= SOME * len(look.mains):
         yield Finding(
             "redacted",
-            Severity.STOPS if count >= MOST_LOST * len(look.mains) else Severity.LOSES,
+            Severity.STOPS if count >= MAX_LOST * len(look.mains) else Severity.LOSES,
             "secrets in the conversations keep their turns from being trained",
             f"{part(count, len(look.mains))} of the newest turns held one",
             "keep secrets out of system prompts and messages; openclaw_redactions_total in GET /metrics names their kinds",
@@ -126,7 +126,7 @@ def redacted(look: Look) -> Iterator[Finding]:
 def other_reasons(look: Look) -> Iterator[Finding]:
     """Find any other single reason that excludes most turns."""
     for name, count in look.reasons.most_common(1):
-        if name not in HANDLED | EXPECTED and count >= FEW and count >= MOST_LOST * len(look.mains):
+        if name not in HANDLED | EXPECTED and count >= FEW and count >= MAX_LOST * len(look.mains):
             reason = explain(name)
             yield Finding(
                 f"most_{name}",

@@ -14,7 +14,7 @@ ABSTAINS = 0.3
 NEUTRAL = 0.8
 SPLIT = 0.5
 ONE_WAY = 0.98
-FEWEST_ONE_WAY = 50
+MIN_ONE_WAY = 50
 NO_HINTS = 20
 BACKLOG_SECONDS = 600.0
 GRAMMAR = "set OPENCLAW_JUDGE_GRAMMAR=1 (an SGLang judge then ends every answer in a box), or use a larger judge"
@@ -116,7 +116,7 @@ def disagree(look: Look) -> Iterator[Finding]:
 def one_way(look: Look) -> Iterator[Finding]:
     """Find verdicts that are all alike: rewards equal to their baseline teach nothing."""
     signs = Counter(turn.score for turn in look.judged if turn.score)
-    if signs.total() < FEWEST_ONE_WAY:
+    if signs.total() < MIN_ONE_WAY:
         return
     sign, count = signs.most_common(1)[0]
     if count >= ONE_WAY * signs.total():

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from openclaw.doctor.finding import Finding, Severity
 from openclaw.doctor.look import Look
 
-SMALLEST_DISK = 2 * 2**30
-SMALLEST_SHARE = 0.02
+MIN_DISK = 2 * 2**30
+MIN_SHARE = 0.02
 MANY_RESTARTS = 3
 
 
@@ -30,7 +30,7 @@ def restarts(look: Look) -> Iterator[Finding]:
 def disk(look: Look) -> Iterator[Finding]:
     """Find a disk that is nearly full."""
     free, total = look.disk.free, look.disk.total
-    if free < SMALLEST_DISK or free < SMALLEST_SHARE * total:
+    if free < MIN_DISK or free < MIN_SHARE * total:
         yield Finding(
             "disk",
             Severity.LOSES,

@@ -14,10 +14,10 @@ FEW = 10
 SOME = 0.1
 REFUSALS = 3
 STEPS = 20
-FEWEST_STEPS = 3
+MIN_STEPS = 3
 SILENT_TURNS = 20
 SILENT_SECONDS = 600.0
-FEWEST_SECONDS = 1800.0
+MIN_SECONDS = 1800.0
 SLOW_SECONDS = 3600.0
 
 
@@ -70,7 +70,7 @@ def stale(look: Look) -> Iterator[Finding]:
 def mismatch(look: Look) -> Iterator[Finding]:
     """Find engines whose log-probabilities are not the trainer's."""
     values = list(look.series.get(MISMATCH, {}).values())[-STEPS:]
-    if len(values) >= FEWEST_STEPS and (middle := median(values)) > MISMATCH_LIMIT:
+    if len(values) >= MIN_STEPS and (middle := median(values)) > MISMATCH_LIMIT:
         yield Finding(
             "mismatch",
             Severity.LOSES,
@@ -107,7 +107,7 @@ def slow_batches(look: Look) -> Iterator[Finding]:
         return
     span = look.last_at - min(turn.created_at for turn in look.turns)
     needed = span / len(rollouts) * size
-    if span >= FEWEST_SECONDS and needed > SLOW_SECONDS:
+    if span >= MIN_SECONDS and needed > SLOW_SECONDS:
         yield Finding(
             "slow_batches",
             Severity.WATCH,

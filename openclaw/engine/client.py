@@ -52,7 +52,7 @@ from openclaw.ledger.records import VersionSpan
 
 CACHE_KEY = "extra_key"
 """The field of `/generate`."""
-MOST_OWNERS = 1 << 14
+MAX_OWNERS = 1 << 14
 
 
 def new_cache_key() -> str:
@@ -71,7 +71,7 @@ class CacheKeys:
         key = self._keys.get(owner)
         if key is None:
             key = self._keys[owner] = new_cache_key()
-            if len(self._keys) > MOST_OWNERS:
+            if len(self._keys) > MAX_OWNERS:
                 self._keys.popitem(last=False)
         self._keys.move_to_end(owner)
         return key
@@ -111,7 +111,7 @@ class AwayTime:
 
 logger = logging.getLogger(__name__)
 
-MOST_DEATHS_UNHEARD = 2
+MAX_DEATHS_UNHEARD = 2
 """Engines that may die under a request without a token for it."""
 MOST_DEATHS = 3
 GATHER_SECONDS = 0.5
@@ -147,7 +147,7 @@ class Deaths:
         if not self._names:
             asyncio.get_running_loop().call_later(GATHER_SECONDS, self._log)
         self._names.append(name)
-        refused = suspicion.unheard >= MOST_DEATHS_UNHEARD or suspicion.deaths >= MOST_DEATHS
+        refused = suspicion.unheard >= MAX_DEATHS_UNHEARD or suspicion.deaths >= MOST_DEATHS
         self._on_death("refused" if refused else "resent")
         if refused:
             raise EngineDiedError(f"the engine ended {suspicion.deaths} times while it worked on this request")

@@ -26,7 +26,7 @@ ROUTING_HEADER = "x-smg-routing-key"
 CONNECT_SECONDS = 5.0
 SILENCE_SECONDS = 600.0
 IDLE_SECONDS = 2.0  # shorter than any server's idle time-out
-MOST_UNREAD_BYTES = 1 << 20
+MAX_UNREAD_BYTES = 1 << 20
 
 
 class Answer(Protocol):
@@ -119,7 +119,7 @@ class Connection(asyncio.Protocol):
             self._fail(f"not HTTP: {error}")
             self._transport.abort()
             return
-        if self._unread > MOST_UNREAD_BYTES and not self._paused:
+        if self._unread > MAX_UNREAD_BYTES and not self._paused:
             self._paused = True
             self._transport.pause_reading()
         self._wake()

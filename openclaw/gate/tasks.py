@@ -17,7 +17,7 @@ from groundwork.data_rows import read_json, read_text
 from groundwork.exceptions import ConfigError
 
 FORMAT = '{"messages": [{"role": "user", "content": "2 + 3?"}], "number": 5}'
-MOST_WEIGHT = 100
+MAX_WEIGHT = 100
 TOLERANCE = 1e-6
 NUMBER = re.compile(r"[+-]?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][+-]?\d+)?")
 
@@ -103,8 +103,8 @@ def _task(line: str, where: str) -> Task:
 
 
 def _weight(weight: object, where: str) -> int:
-    if isinstance(weight, bool) or not isinstance(weight, int) or not 1 <= weight <= MOST_WEIGHT:
-        raise ConfigError(f"{where}: weight {weight!r} is not a whole number from 1 to {MOST_WEIGHT}")
+    if isinstance(weight, bool) or not isinstance(weight, int) or not 1 <= weight <= MAX_WEIGHT:
+        raise ConfigError(f"{where}: weight {weight!r} is not a whole number from 1 to {MAX_WEIGHT}")
     return weight
 
 

@@ -37,7 +37,7 @@ ITEM_COUNTS = ("minItems", "maxItems", "minProperties", "maxProperties")
 IN_PLACE = ("allOf", "anyOf", "oneOf")
 """Keywords whose schemas describe the same value as the schema around them."""
 QUANTIFIER = re.compile(r"\{(\d*)(?:,(\d*))?\}")
-DEEPEST_GROUP = 32
+MAX_GROUP_DEPTH = 32
 
 
 def check_grammar_size(schemas: Sequence[tuple[str, Schema]]) -> None:
@@ -104,7 +104,7 @@ def pattern_size(pattern: str) -> int:
     position = 0
     while position < len(pattern):
         character = pattern[position]
-        if character == "(" and len(groups) < DEEPEST_GROUP:
+        if character == "(" and len(groups) < MAX_GROUP_DEPTH:
             groups.append(0)
             last = 0
         elif character == ")" and len(groups) > 1:
@@ -234,7 +234,7 @@ LARGEST_SPAN = 10_000
 """Integers between the bounds of a ``multipleOf``; the grammar lists its multiples."""
 MOST_CHOICES = 64
 """Choices of a ``oneOf``, each of which is compared with every other."""
-DEEPEST_CHOICE = 8
+MAX_CHOICE_DEPTH = 8
 SHOWN = 100
 """Characters of a client's own words in a message."""
 
@@ -484,7 +484,7 @@ def pattern_problem(pattern: str) -> str | None:
 def _exclude(one: Any, other: Any, root: Schema, depth: int = 0) -> bool:
     """Return whether no value that the grammar of one schema writes fits the other, as far as that is easy to see."""
     one, other = _meant(one, root), _meant(other, root)
-    if depth > DEEPEST_CHOICE or not isinstance(one, dict) or not isinstance(other, dict):
+    if depth > MAX_CHOICE_DEPTH or not isinstance(one, dict) or not isinstance(other, dict):
         return False
     values, others = _values(one), _values(other)
     if values is not None and others is not None:
@@ -507,7 +507,7 @@ def _exclude(one: Any, other: Any, root: Schema, depth: int = 0) -> bool:
 
 def _meant(schema: Any, root: Schema) -> Any:
     """Return the schema behind references and an ``allOf`` of one."""
-    for _ in range(DEEPEST_CHOICE):
+    for _ in range(MAX_CHOICE_DEPTH):
         if not isinstance(schema, dict):
             break
         alone = schema.get("allOf")

@@ -41,10 +41,10 @@ TOO_SHORT, TRUNCATED, REPETITION, DUPLICATE = "too_short", "truncated", "repetit
 OFF_LANGUAGE, MALFORMED_CALL, ASKS_BACK = "off_language", "malformed_call", "asks_back"
 SENTENCE = re.compile(r"[^.!?。！？؟\n]*[.!?。！？؟]*")
 QUESTION_MARKS = "?？؟"
-LONGEST_PERIOD = 16
-FEWEST_REPEATED = 32
+MAX_PERIOD = 16
+MIN_REPEATED = 32
 CLEAR_SHARE = 0.8
-FEWEST_LETTERS = 12
+MIN_LETTERS = 12
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,9 @@ def asks_back(turn: Turn, limits: Limits) -> bool:
 
 
 def is_repetitive(ids: Sequence[int]) -> bool:
-    """Return whether at least half of a reply, and `FEWEST_REPEATED` tokens, repeat up to `LONGEST_PERIOD` tokens."""
-    enough = max(FEWEST_REPEATED, (len(ids) + 1) // 2)
-    for period in range(1, LONGEST_PERIOD + 1):
+    """Return whether at least half of a reply, and `MIN_REPEATED` tokens, repeat up to `MAX_PERIOD` tokens."""
+    enough = max(MIN_REPEATED, (len(ids) + 1) // 2)
+    for period in range(1, MAX_PERIOD + 1):
         run = 0
         for position in range(period, len(ids)):
             run = run + 1 if ids[position] == ids[position - period] else 0
@@ -143,7 +143,7 @@ def other_script(turn: Turn) -> bool:
 def main_script(text: str) -> str | None:
     """Return the script of at least `CLEAR_SHARE` of the letters (``LATIN``, ``CJK``, ...); None for few or mixed letters."""
     names = [unicodedata.name(letter, "").partition(" ")[0] for letter in text if letter.isalpha()]
-    if len(names) < FEWEST_LETTERS:
+    if len(names) < MIN_LETTERS:
         return None
     most = max(set(names), key=names.count)
     return most if names.count(most) >= CLEAR_SHARE * len(names) else None

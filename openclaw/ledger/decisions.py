@@ -34,7 +34,7 @@ SERVING = "('start', 'step', 'rollback')"
 UNBOUNDED = 2**62
 QUIET = 8
 """A series of refusals ends with so many accepted batches in a row."""
-LONGEST_SERIES = 1024
+MAX_SERIES_LENGTH = 1024
 EARLY = 128
 """Of the turns since the start, or since an acceptance, the first ones may always be compared."""
 LATE = 1024
@@ -242,7 +242,7 @@ class Decisions:
         """
         found = self._database.rows(
             "SELECT number, kind FROM decisions WHERE undone_at IS NULL AND kind <> 'start' ORDER BY number DESC LIMIT ?",
-            (LONGEST_SERIES,),
+            (MAX_SERIES_LENGTH,),
         )
         end, quiet = 0, 0
         for row in found:

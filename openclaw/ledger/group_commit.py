@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-MOST_CALLS_TOGETHER = 128
+MAX_CALLS_TOGETHER = 128
 
 
 Outcome = tuple[Any, Exception | None]
@@ -72,7 +72,7 @@ class GroupCommit:
                 self._idle.set_result(None)
             return
         self._busy = True
-        batch, self._waiting = self._waiting[:MOST_CALLS_TOGETHER], self._waiting[MOST_CALLS_TOGETHER:]
+        batch, self._waiting = self._waiting[:MAX_CALLS_TOGETHER], self._waiting[MAX_CALLS_TOGETHER:]
         self._given.put((asyncio.get_running_loop(), batch))
 
     def _deliver(self, batch: Batch, outcomes: list[Outcome]) -> None:

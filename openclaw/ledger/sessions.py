@@ -59,7 +59,7 @@ ERASE_SECONDS = 2.0
 """How long `Sessions.erase` waits for other connections."""
 ERASE_PAUSE_SECONDS = 0.05
 RESERVE_BYTES = 16 * 1024 * 1024
-LEAST_FREE = 4
+MIN_FREE = 4
 """The disk must have this many times the reserve before the ledger takes it."""
 
 
@@ -330,7 +330,7 @@ def keep_reserve(ledger: Path, size: int = RESERVE_BYTES) -> bool:
         with open(reserve_path(ledger), "ab", opener=private) as file:
             if os.fstat(file.fileno()).st_size >= size:
                 return True
-            if shutil.disk_usage(ledger.parent).free < LEAST_FREE * size:
+            if shutil.disk_usage(ledger.parent).free < MIN_FREE * size:
                 return False
             try:
                 os.posix_fallocate(file.fileno(), 0, size)

@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client import Counter as PrometheusCounter
 
 from openclaw.privacy.personal_finder import PersonalFinder
-from openclaw.privacy.secret_finder import SHORTEST, LinearPattern, OwnKeyFinder, Span, secret_finder
+from openclaw.privacy.secret_finder import MIN_LENGTH, LinearPattern, OwnKeyFinder, Span, secret_finder
 
 Mode = Literal["secrets", "personal"]
 Json = Mapping[str, "Json"] | list["Json"] | str | float | bool | None
@@ -71,7 +71,7 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """Return a text redacted."""
-        if len(text) < SHORTEST:
+        if len(text) < MIN_LENGTH:
             return text
         spans = sorted({span for finder in self._finders for span in finder(text)})
         parts: list[str] = []

@@ -165,8 +165,8 @@ def all_patterns() -> dict[str, list[LinearPattern]]:
 
 
 Span = tuple[int, int, str]
-LEAST_ENTROPY_BITS = 3.5
-SHORTEST = 8
+MIN_ENTROPY_BITS = 3.5
+MIN_LENGTH = 8
 """Characters: no pattern matches a shorter text."""
 PARTS = {
     "discord": LinearPattern(r"\.[a-zA-Z\d_-]{6}\.[a-zA-Z\d_-]{27}"),
@@ -206,7 +206,7 @@ def is_placeholder(secret: bytes) -> bool:
 
 
 def looks_random(text: str) -> bool:
-    """Return whether a value looks random: letters and digits, at least `LEAST_ENTROPY_BITS` per character."""
+    """Return whether a value looks random: letters and digits, at least `MIN_ENTROPY_BITS` per character."""
     if is_placeholder(text.encode()):
         return False
     text = text[:LOOKED_AT]
@@ -214,7 +214,7 @@ def looks_random(text: str) -> bool:
         return False
     counts = Counter(text).values()
     entropy = -sum(count / len(text) * math.log2(count / len(text)) for count in counts)
-    return entropy >= min(LEAST_ENTROPY_BITS, math.log2(len(text)) - 0.5)
+    return entropy >= min(MIN_ENTROPY_BITS, math.log2(len(text)) - 0.5)
 
 
 class SecretFinder:
@@ -225,7 +225,7 @@ class SecretFinder:
 
     def __call__(self, text: str) -> Iterator[Span]:
         """Yield (start, end, kind)."""
-        if len(text) < SHORTEST:
+        if len(text) < MIN_LENGTH:
             return iter(())
         data = text.encode("utf-8", "replace")  # a lone surrogate stays one character
         return in_characters(data, len(text), [*self._known(text, data), *self._named(text, data)])
@@ -279,16 +279,16 @@ def secret_finder() -> SecretFinder:
 
 
 OWN_KEY = "own_key"
-SHORTEST_KEY = 16
-SHORTEST_VALUE = 12
+MIN_KEY_LENGTH = 16
+MIN_VALUE_LENGTH = 12
 """A value known in plain is found wherever it stands, so a short one would spoil ordinary words."""
 SECRET_NAME = re.compile(r"(?:^|_)(?:API_KEY|ACCESS_KEY|SECRET_KEY|SECRET|TOKEN|PASSWORD)$")
 """Variables of the environment that hold a key of this server, its engines or its services."""
-LONGEST_KEY = 256
+MAX_KEY_LENGTH = 256
 WORDS = (
-    LinearPattern(rf"[A-Za-z0-9_-]{{{SHORTEST_KEY},}}"),
-    LinearPattern(rf"[A-Za-z0-9_+/.~-]{{{SHORTEST_KEY},}}={{0,2}}"),
-    LinearPattern(rf"[^{SPACE}\"'`<>]{{{SHORTEST_KEY},}}"),
+    LinearPattern(rf"[A-Za-z0-9_-]{{{MIN_KEY_LENGTH},}}"),
+    LinearPattern(rf"[A-Za-z0-9_+/.~-]{{{MIN_KEY_LENGTH},}}={{0,2}}"),
+    LinearPattern(rf"[^{SPACE}\"'`<>]{{{MIN_KEY_LENGTH},}}"),
 )
 """What may be a whole key: hexadecimal or URL-safe, base64, anything without spaces and quotes."""
 PUNCTUATION = b".,;:!?()[]{}"
@@ -304,12 +304,12 @@ class OwnKeyFinder:
 
     def __init__(self, values: Iterable[str] = (), is_key: Callable[[bytes], bool] | None = None) -> None:
         """Take the keys known by value, and what says whether an encoded word is one of the others."""
-        self._values = [value.encode() for value in values if len(value) >= SHORTEST_VALUE]
+        self._values = [value.encode() for value in values if len(value) >= MIN_VALUE_LENGTH]
         self._is_key = is_key
 
     def __call__(self, text: str) -> Iterator[Span]:
         """Yield (start, end, kind)."""
-        if len(text) < SHORTEST_VALUE or not (self._values or self._is_key):
+        if len(text) < MIN_VALUE_LENGTH or not (self._values or self._is_key):
             return iter(())
         data = text.encode("utf-8", "replace")
         return in_characters(data, len(text), set(self._found(data)))
@@ -328,7 +328,7 @@ class OwnKeyFinder:
                 bare = word.strip(PUNCTUATION)
                 at = start + word.find(bare)
                 for begin, candidate in {(start, word), (at, bare)}:
-                    if SHORTEST_KEY <= len(candidate) <= LONGEST_KEY and self._is_key(candidate):
+                    if MIN_KEY_LENGTH <= len(candidate) <= MAX_KEY_LENGTH and self._is_key(candidate):
                         yield begin, begin + len(candidate), OWN_KEY
 
 

@@ -13,7 +13,7 @@ from openclaw.runs.evidence import Evidence
 from openclaw.runs.metrics_file import MISMATCH, MISMATCH_LIMIT, Series
 
 EVALUATION = "eval/"
-MOST_EVALUATIONS = 3
+MAX_EVALUATIONS = 3
 LATENCIES = 40
 
 
@@ -68,7 +68,7 @@ def metric_charts(series: Mapping[str, Series]) -> list[Chart]:
         )
         for metric in METRICS
     ]
-    tests = [name for name in sorted(series) if name.startswith(EVALUATION)][:MOST_EVALUATIONS]
+    tests = [name for name in sorted(series) if name.startswith(EVALUATION)][:MAX_EVALUATIONS]
     charts.append(Chart("Evaluation sets", "steps", [Line(name, list(series[name].items())) for name in tests]))
     return [chart for chart in charts if chart]
 

@@ -20,7 +20,7 @@ CANDIDATES = 200
 """Most texts that are read of each third and kind."""
 ALIKE = 0.5
 """Least share of common words of two like questions."""
-LONGEST = 1200
+MAX_LENGTH = 1200
 WORD = re.compile(r"[^\W\d_]+")
 
 
@@ -90,6 +90,6 @@ def _spread(firsts: Sequence[FirstReply]) -> Sequence[FirstReply]:
 def _candidate(text: TurnText, first: FirstReply) -> _Candidate:
     asked = [message for message in text.messages if message.get("role") == "user"]
     question = content_text(asked[-1].get("content")) if asked else ""
-    reply = clip_middle(response_text(text.response_message), LONGEST)
-    example = Example(clip_middle(question, LONGEST), reply, first.updates, first.score)
+    reply = clip_middle(response_text(text.response_message), MAX_LENGTH)
+    example = Example(clip_middle(question, MAX_LENGTH), reply, first.updates, first.score)
     return _Candidate(example, first.kind, frozenset(WORD.findall(question.lower())))

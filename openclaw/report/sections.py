@@ -18,7 +18,7 @@ from slime.args import Arguments
 from slime.tracking.redact import is_secret
 
 MOST_ROWS = 20
-MOST_SETTINGS = 200
+MAX_SETTINGS = 200
 NO_ANSWER = "no_next_state"
 LAST_REPLY = "Nothing followed the reply. Every conversation has a last reply, so this is as it should be."
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
@@ -162,7 +162,7 @@ def settings(run: RunFolder) -> list[tuple[str, str]]:
         *sorted((run.settings or {}).items()),
         *((f"--{name.replace('_', '-')}", value) for name, value in sorted(flags.items())),
     ]
-    return [(name, USER_OF_A_URL.sub("//***@", _text(value))) for name, value in shown[:MOST_SETTINGS]]
+    return [(name, USER_OF_A_URL.sub("//***@", _text(value))) for name, value in shown[:MAX_SETTINGS]]
 
 
 def _text(value: Any) -> str:

@@ -1,6 +1,6 @@
 """Line charts as SVG, without a script and without inline styles, so that a strict content policy holds.
 
-Guarantees: a chart has at most `MOST_POINTS` points per line, and its texts are escaped. Colours are classes of the page.
+Guarantees: a chart has at most `MAX_POINTS` points per line, and its texts are escaped. Colours are classes of the page.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from statistics import fmean
 
 from markupsafe import Markup, escape
 
-MOST_POINTS = 200
+MAX_POINTS = 200
 WIDTH, HEIGHT = 480, 200
 LEFT, RIGHT, TOP, BOTTOM = 54, 10, 10, 40
 TICKS = 4
@@ -43,8 +43,8 @@ class Chart:
 
 
 def thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return at most `MOST_POINTS` points: means of neighbours."""
-    size = math.ceil(len(points) / MOST_POINTS) or 1
+    """Return at most `MAX_POINTS` points: means of neighbours."""
+    size = math.ceil(len(points) / MAX_POINTS) or 1
     parts = (points[start : start + size] for start in range(0, len(points), size))
     return [(fmean(x for x, _ in part), fmean(y for _, y in part)) for part in parts]
 

@@ -23,7 +23,7 @@ from slime.rollout.staleness import version_number
 Z = 1.959964
 """Normal quantile of a two-sided interval of 95 %."""
 WINDOWS = 10
-FEWEST = 10
+MIN_TURNS = 10
 """Judged first replies that each third needs before anything is claimed."""
 Verdict = Literal["better", "worse", "open", "unknown"]
 
@@ -128,10 +128,10 @@ def _claim(before: Share, after: Share, updates: int) -> tuple[Verdict, str]:
             "unknown",
             f"Nobody can say yet: all {before.judged} judged first replies are from before the first update.",
         )
-    if min(before.judged, after.judged) < FEWEST:
+    if min(before.judged, after.judged) < MIN_TURNS:
         return "unknown", (
             f"Nobody can say yet: {before.judged} first replies were judged in the first third of the updates and "
-            f"{after.judged} in the last; each needs {FEWEST}."
+            f"{after.judged} in the last; each needs {MIN_TURNS}."
         )
     low, high = (round(100 * bound) for bound in difference(before, after))
     facts = (

@@ -8,7 +8,7 @@ Guarantees:
 
 * The collector never scans objects that exist at `settle` again.
 * It then runs about every `COLLECT_SECONDS`, once no reply is under way.
-* Memory stays bounded on a server that is never idle: more than `groundwork.garbage.MOST_NEW_OBJECTS` unfreed new objects start the collector
+* Memory stays bounded on a server that is never idle: more than `groundwork.garbage.MAX_NEW_OBJECTS` unfreed new objects start the collector
   at once.
 
 The only state is the interpreter's own.

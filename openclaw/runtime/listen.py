@@ -25,10 +25,10 @@ from openclaw.gateway.protocol import Door, DoorBounds
 
 logger = logging.getLogger("openclaw.runtime")
 
-MOST_FILES = 65536
+MAX_FILES = 65536
 OTHER_FILES = 256
 """Of ledger, logs, libraries and the judge."""
-FEWEST_CONNECTIONS = 16
+MIN_CONNECTIONS = 16
 
 
 def room_for_connections(wanted: int) -> int:
@@ -37,12 +37,12 @@ def room_for_connections(wanted: int) -> int:
     Every request under way also needs a connection to an engine.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    most = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         soft = most
-    files = MOST_FILES if soft == resource.RLIM_INFINITY else soft
-    found = max(FEWEST_CONNECTIONS, min(wanted, (files - OTHER_FILES) // 2))
+    files = MAX_FILES if soft == resource.RLIM_INFINITY else soft
+    found = max(MIN_CONNECTIONS, min(wanted, (files - OTHER_FILES) // 2))
     if found < wanted:
         logger.warning(
             "%d open files allow %d connections, not OPENCLAW_MAX_CONNECTIONS=%d; raise the limit: ulimit -n %d",

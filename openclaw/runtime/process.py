@@ -27,7 +27,7 @@ from typing import Protocol
 from groundwork.network import find_available_port
 from openclaw.exceptions import OpenClawError
 from openclaw.gateway import under_way
-from openclaw.runtime.silence import MOST_NAMED, Silence, is_stopped, write_stack
+from openclaw.runtime.silence import MAX_NAMED, Silence, is_stopped, write_stack
 
 logger = logging.getLogger(__name__)
 
@@ -292,8 +292,8 @@ class RuntimeSupervisor:
         if not found:
             return "; no requests under way"
         now = time.time()
-        named = "; ".join(request.line(now) for request in found[:MOST_NAMED])
-        more = f"; and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+        named = "; ".join(request.line(now) for request in found[:MAX_NAMED])
+        more = f"; and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
         return f"; requests under way ({len(found)}): {named}{more}"
 
     def _wait_until_serving(self, child: Child) -> bool:

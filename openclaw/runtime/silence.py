@@ -1,6 +1,6 @@
 """How to tell from outside that a process is frozen, and what to keep of it before it is ended.
 
-Guarantees: a process counts as frozen only after `LEAST_MISSES` requests in a row without any answer, over the whole
+Guarantees: a process counts as frozen only after `MIN_MISSES` requests in a row without any answer, over the whole
 bound. Time during which the watcher itself stood still (a suspended machine, a starved thread) does not count.
 """
 
@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-LEAST_MISSES = 3
+MIN_MISSES = 3
 LOOKS_PER_BOUND = 10
 WAITS_PER_BOUND = 4
 LATE = 2.0
 """A watcher that comes this many times later than it meant to stood still itself."""
 STACK_SECONDS = 2.0
-MOST_NAMED = 20
+MAX_NAMED = 20
 STOPPED = "T"
 
 
@@ -52,7 +52,7 @@ class Silence:
             self.seconds, self._misses = 0.0, 0
         else:
             self.seconds, self._misses = self.seconds + min(gap, meant), self._misses + 1
-        return self.seconds >= self.bound and self._misses >= LEAST_MISSES
+        return self.seconds >= self.bound and self._misses >= MIN_MISSES
 
 
 def write_stack(pid: int, log_path: Path) -> None:

@@ -33,7 +33,7 @@ from openclaw.ledger.views import counted
 from openclaw.offline.reading import read_logs
 from openclaw.runtime.where import LEDGER_NAME, own_import_paths, shown_path
 
-LEAST_GPUS = 3
+MIN_GPUS = 3
 POLL_SECONDS = 1.0
 LOOKS = 3
 """Number of consecutive idle checks before the run ends, because work may follow a verdict and its samples."""
@@ -89,9 +89,9 @@ def gpu_variables(gpus: str) -> tuple[str, dict[str, str]]:
     if gpus == "cpu":
         return "tiny_cpu", {}
     count, ids = parse_gpus("--gpus", gpus)
-    if count < LEAST_GPUS:
+    if count < MIN_GPUS:
         raise ConfigError(
-            f"--gpus {gpus} is too few: trainer, policy and judge need a GPU each; name {LEAST_GPUS} or more, or cpu"
+            f"--gpus {gpus} is too few: trainer, policy and judge need a GPU each; name {MIN_GPUS} or more, or cpu"
         )
     serving = max(1, count // 4)
     counts = (count - 2 * serving, serving, serving)

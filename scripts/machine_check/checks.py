@@ -13,9 +13,9 @@ from pathlib import Path
 
 from machine_check.facts import Driver, Interpreter, Machine, Toolkit, free_gb, visible
 
-LOWEST_DRIVER = 580
-LOWEST_GLIBC = (2, 34)
-LOWEST_CAPABILITY = (8, 0)
+MIN_DRIVER = 580
+MIN_GLIBC = (2, 34)
+MIN_CAPABILITY = (8, 0)
 CUDA_MAJOR = 13
 PYTHONS = ((3, 11), (3, 12))
 # Measured with requirements/gpu.txt on Python 3.11: 4.6 GB of wheels make an environment of 11.7 GB. A tenth is added
@@ -45,7 +45,7 @@ def base_problems(machine: Machine) -> list[Problem]:
                 "use Linux on x86-64, which the locks are resolved for",
             )
         )
-    elif machine.glibc is None or machine.glibc < LOWEST_GLIBC:
+    elif machine.glibc is None or machine.glibc < MIN_GLIBC:
         found = "no GNU C library" if machine.glibc is None else f"glibc {machine.glibc[0]}.{machine.glibc[1]}"
         problems.append(
             Problem(f"{found} where SGLang's wheels need 2.34", "use Debian 12, Ubuntu 22.04, RHEL 9 or newer")
@@ -72,15 +72,15 @@ def python_problems(interpreter: Interpreter | None) -> list[Problem]:
 def driver_problems(driver: Driver, chosen: str | None) -> list[Problem]:
     """Return what is wrong with the driver and the GPUs; ``chosen`` is ``CUDA_VISIBLE_DEVICES``."""
     if driver.failure is not None or driver.version is None:
-        remedy = f"install the NVIDIA driver {LOWEST_DRIVER} or newer and see that `nvidia-smi` lists the GPUs"
+        remedy = f"install the NVIDIA driver {MIN_DRIVER} or newer and see that `nvidia-smi` lists the GPUs"
         return [Problem(driver.failure or "nvidia-smi names no driver version", remedy)]
     problems: list[Problem] = []
     major = driver.version.split(".")[0]
-    if not major.isdigit() or int(major) < LOWEST_DRIVER:
+    if not major.isdigit() or int(major) < MIN_DRIVER:
         problems.append(
             Problem(
                 f"NVIDIA driver {driver.version} is too old for CUDA {CUDA_MAJOR}",
-                f"install driver {LOWEST_DRIVER} or newer (Ubuntu: apt-get install nvidia-driver-{LOWEST_DRIVER}-server-open) and reboot; "
+                f"install driver {MIN_DRIVER} or newer (Ubuntu: apt-get install nvidia-driver-{MIN_DRIVER}-server-open) and reboot; "
                 "there is no older set of packages",
             )
         )
@@ -92,7 +92,7 @@ def driver_problems(driver: Driver, chosen: str | None) -> list[Problem]:
             )
         )
     for gpu in visible(driver.gpus, chosen):
-        if gpu.capability is not None and gpu.capability < LOWEST_CAPABILITY:
+        if gpu.capability is not None and gpu.capability < MIN_CAPABILITY:
             capability = "{}.{}".format(*gpu.capability)
             problems.append(
                 Problem(

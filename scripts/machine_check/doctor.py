@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from machine_check.checks import LOWEST_DRIVER, Problem, base_problems, driver_problems, toolkit_problems
+from machine_check.checks import MIN_DRIVER, Problem, base_problems, driver_problems, toolkit_problems
 from machine_check.facts import Gpu, Machine, find_bubblewrap, find_chromium, free_gb, visible
 from machine_check.scripts_that_fit import kind_of, launch_scripts, suits
 
@@ -49,7 +49,7 @@ def report(machine: Machine, root: Path, environment: str, variables: Mapping[st
     todo = [str(problem) for problem in (*base, *(cuda if machine.driver.installed else []))]
     todo += _environment_todo(environment, on_gpus)
     if not machine.driver.installed:
-        todo.append(f"for GPU scripts: install the NVIDIA driver {LOWEST_DRIVER} or newer, then run this again")
+        todo.append(f"for GPU scripts: install the NVIDIA driver {MIN_DRIVER} or newer, then run this again")
     lines += ["To do", *(f"  - {line}" for line in todo or ["nothing"])]
     return "\n".join(lines), bool(fitting)
 
@@ -69,7 +69,7 @@ def _machine_lines(machine: Machine, gpus: tuple[Gpu, ...], root: Path) -> list[
         f"  disk        {free_gb(root)[1]:.0f} GB free",
         "  python      "
         + ("no 3.11 or 3.12" if python is None else "{}.{}.{} ({})".format(*python.version, python.command)),
-        "  driver      " + (machine.driver.failure or f"{machine.driver.version} (needed: {LOWEST_DRIVER} or newer)"),
+        "  driver      " + (machine.driver.failure or f"{machine.driver.version} (needed: {MIN_DRIVER} or newer)"),
         f"  nvcc        {toolkit.nvcc or 'none'}{release}",
         f"  c++         {toolkit.compiler or 'none'}",
         f"  bubblewrap  {find_bubblewrap() or 'none; agents need it: bash scripts/setup_bubblewrap.sh'}",

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-PATIENCE_S = 30
+PATIENCE_SECONDS = 30
 _GPU_FIELDS = ("index", "uuid", "name", "memory.total", "compute_cap", "driver_version")
 
 
@@ -89,9 +89,9 @@ def find_chromium() -> str | None:
 def _output(command: Sequence[str]) -> tuple[int | None, str]:
     """Return exit status and output of a command; the status is ``None`` if it did not start or end in time."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        return None, f"no answer within {PATIENCE_S} s"
+        return None, f"no answer within {PATIENCE_SECONDS} s"
     except OSError as error:
         return None, str(error)
     return done.returncode, done.stdout if done.returncode == 0 else done.stdout + done.stderr

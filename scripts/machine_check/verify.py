@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 
-from machine_check.checks import LOWEST_DRIVER
+from machine_check.checks import MIN_DRIVER
 from machine_check.facts import read_driver
 
 MODULES = ("torch", "sglang", "sglang_router", "ray", "transformers", "peft", "megatron.core", "fastapi")
@@ -32,7 +32,7 @@ def failures(with_gpu: bool) -> list[str]:
         seen = driver.failure or f"driver {driver.version}"
         return [
             f"torch {torch.__version__} (CUDA {torch.version.cuda}) finds no usable GPU with {seen}; "
-            f"it needs driver {LOWEST_DRIVER} or newer and a GPU in CUDA_VISIBLE_DEVICES"
+            f"it needs driver {MIN_DRIVER} or newer and a GPU in CUDA_VISIBLE_DEVICES"
         ]
     return []
 

@@ -42,7 +42,7 @@ WRITE_CONTENT = 'write a text, a list of {"type": "text", "text": "..."}, or nul
 IMAGE = "image"
 PICTURE_TEXT = f"[{IMAGE}]"
 """What stands for a picture where only text is read: for a judge, in reports (`content_text`)."""
-DEEPEST_ARGUMENTS = 100
+MAX_ARGUMENTS_DEPTH = 100
 SQUARE = bytes.maketrans(b"{}", b"[]")
 NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
 HALF_CHARACTER = "\\ud"
@@ -217,7 +217,7 @@ def _is_call(call: object) -> bool:
 
 def _shallow(value: object) -> bool:
     try:
-        return nesting(json.dumps(value).encode(), DEEPEST_ARGUMENTS) <= DEEPEST_ARGUMENTS
+        return nesting(json.dumps(value).encode(), MAX_ARGUMENTS_DEPTH) <= MAX_ARGUMENTS_DEPTH
     except (RecursionError, TypeError, ValueError):  # also what JSON cannot hold, such as the dates of a table
         return False
 
@@ -281,5 +281,5 @@ def read_arguments(text: str) -> Any:
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return text
-    deepest = nesting(text.encode("utf-8", "surrogatepass"), DEEPEST_ARGUMENTS)
-    return text if deepest > DEEPEST_ARGUMENTS else value
+    deepest = nesting(text.encode("utf-8", "surrogatepass"), MAX_ARGUMENTS_DEPTH)
+    return text if deepest > MAX_ARGUMENTS_DEPTH else value

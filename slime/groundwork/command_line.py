@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from groundwork.private_files import OutputError, check_output
 
-LARGEST_PORT = 65535
+MAX_PORT = 65535
 ALIKE = 0.7
 """Less alike words are not a typing error: difflib's 0.6 answers ``--learning-rat`` with ``--sglang-lora-paths``."""
 NUMBERS = {int: "a whole number", float: "a number"}
@@ -78,8 +78,8 @@ def port_number(text: str) -> int:
     Raises:
         argparse.ArgumentTypeError: the text is not a port.
     """
-    if not text.isascii() or not text.isdigit() or int(text) > LARGEST_PORT:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port; use a number from 0 to {LARGEST_PORT}")
+    if not text.isascii() or not text.isdigit() or int(text) > MAX_PORT:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port; use a number from 0 to {MAX_PORT}")
     return int(text)
 
 

@@ -17,8 +17,8 @@ from typing import Any
 from groundwork.chat_messages import nesting
 
 Row = dict[str, Any]
-DEEPEST = 200
-TOO_DEEP = f"the JSON nests deeper than {DEEPEST} levels; write flatter values"
+MAX_DEPTH = 200
+TOO_DEEP = f"the JSON nests deeper than {MAX_DEPTH} levels; write flatter values"
 _SLICE = re.compile(r"^(?P<path>.+)@\[(?P<start>(?:-?\d+)?):(?P<end>(?:-?\d+)?)\]$")
 
 
@@ -54,15 +54,15 @@ def read_json(text: str) -> Any:
     """Return the value of a JSON text that other code can walk.
 
     Raises:
-        ValueError: it is not JSON, or nests deeper than `DEEPEST` levels.
+        ValueError: it is not JSON, or nests deeper than `MAX_DEPTH` levels.
     """
     try:
         value = json.loads(text)
     except RecursionError as error:
         raise ValueError(TOO_DEEP) from error
     if (
-        text.count("[") + text.count("{") > DEEPEST
-        and nesting(text.encode("utf-8", "surrogatepass"), DEEPEST) > DEEPEST
+        text.count("[") + text.count("{") > MAX_DEPTH
+        and nesting(text.encode("utf-8", "surrogatepass"), MAX_DEPTH) > MAX_DEPTH
     ):
         raise ValueError(TOO_DEEP)
     return value

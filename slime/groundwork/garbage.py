@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import gc
 
-MOST_NEW_OBJECTS = 200_000  # some 50 MB
+MAX_NEW_OBJECTS = 200_000  # some 50 MB
 OLDER_GENERATIONS = (5, 5)
 
 
 def collect_rarely() -> None:
-    """Let the collector run after `MOST_NEW_OBJECTS` unfreed new objects; call it before the large imports."""
-    gc.set_threshold(MOST_NEW_OBJECTS, *OLDER_GENERATIONS)
+    """Let the collector run after `MAX_NEW_OBJECTS` unfreed new objects; call it before the large imports."""
+    gc.set_threshold(MAX_NEW_OBJECTS, *OLDER_GENERATIONS)

@@ -16,7 +16,7 @@ from typing import Any
 
 DATA_URL = "data:"
 FILE_URL = "file://"
-LONGEST_PATH = 1024
+MAX_PATH_LENGTH = 1024
 WHITE = (255, 255, 255)
 TENSORS = ("pixel_values", "image_grid_thw")
 # Screenshots compress nearly as well at the fastest level as at the best one.
@@ -64,12 +64,12 @@ def _bytes_or_path(text: str) -> bytes | Path:
     if text.startswith(FILE_URL):
         return Path(text.removeprefix(FILE_URL))
     if not text.startswith(DATA_URL):
-        if len(text) < LONGEST_PATH and (Path(text).suffix or Path(text).is_file()):
+        if len(text) < MAX_PATH_LENGTH and (Path(text).suffix or Path(text).is_file()):
             return Path(text)
         try:
             return base64.b64decode(text, validate=True)
         except binascii.Error:
-            return Path(text[:LONGEST_PATH])
+            return Path(text[:MAX_PATH_LENGTH])
     try:
         return base64.b64decode(text.partition(",")[2], validate=True)
     except binascii.Error as error:

@@ -15,9 +15,9 @@ import yaml
 from groundwork.command_line import nearest_path
 from groundwork.exceptions import ConfigError
 
-LARGEST_BYTES = 1 << 20
-DEEPEST = 20
-MOST_VALUES = 10_000
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 20
+MAX_VALUES = 10_000
 MERGE, TEXT = "tag:yaml.org,2002:merge", "tag:yaml.org,2002:str"
 EXAMPLE = "write lines such as `lr: 1e-6`"
 
@@ -40,8 +40,8 @@ class _Loader(yaml.SafeLoader):
         line = event.start_mark.line + 1
         if getattr(event, "tag", None) not in (None, "!"):
             raise _Refused(line, f"the tag {event.tag} is not read here; write a plain value")
-        if self.depth > DEEPEST:
-            raise _Refused(line, f"nests more than {DEEPEST} levels deep; {EXAMPLE}")
+        if self.depth > MAX_DEPTH:
+            raise _Refused(line, f"nests more than {MAX_DEPTH} levels deep; {EXAMPLE}")
         self.depth += 1
         node = super().compose_node(parent, index)
         self.depth -= 1
@@ -86,11 +86,11 @@ def _text_of(where: str, file: Path) -> str:
             what = "not a plain file" if file.exists() else f"no such file{nearest_path(file)}"
             raise ConfigError(f"{where}: {what}")
         with file.open("rb") as opened:
-            content = opened.read(LARGEST_BYTES + 1)
+            content = opened.read(MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{where} cannot be read ({error.strerror}); make it readable") from None
-    if len(content) > LARGEST_BYTES:
-        raise ConfigError(f"{where} has more than {LARGEST_BYTES} bytes; a file of settings is smaller")
+    if len(content) > MAX_BYTES:
+        raise ConfigError(f"{where} has more than {MAX_BYTES} bytes; a file of settings is smaller")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -103,8 +103,8 @@ def _text_of(where: str, file: Path) -> str:
 def _check(node: yaml.Node, depth: int, count: list[int]) -> None:
     """Refuse keys that are not text or stand twice, and anchors that expand too far."""
     count[0] += 1
-    if depth > DEEPEST or count[0] > MOST_VALUES:
-        raise _Refused(_line(node), f"its anchors expand to more than {MOST_VALUES} values; write the values out")
+    if depth > MAX_DEPTH or count[0] > MAX_VALUES:
+        raise _Refused(_line(node), f"its anchors expand to more than {MAX_VALUES} values; write the values out")
     if isinstance(node, yaml.SequenceNode):
         for each in node.value:
             _check(each, depth + 1, count)

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 ROOT = Path(__file__).resolve().parents[2]
 LOCAL_SUPERVISOR = ROOT / "tests/helpers/local_supervisor.py"
 CODE_INSIDE = "/run/agentrl/agentrl/sandbox/inside"
-POLL_S = 0.01
+POLL_SECONDS = 0.01
 NO_DAEMON = "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?"
 DEFAULTS: dict[str, Any] = {
     "images": ["img:1"],
@@ -137,7 +137,7 @@ def run(folder: Path, settings: dict[str, Any], argv: list[str]) -> int:
     home.mkdir()
     (home / "label").write_text(options.label[0])
     while settings["run_waits"]:
-        time.sleep(POLL_S)
+        time.sleep(POLL_SECONDS)
         settings = json.loads((folder / "settings").read_text())
     code = next(each for each in options.mount if each.endswith(f"target={CODE_INSIDE},readonly"))
     packages = Path(code.split(",")[1].removeprefix("source=")).parents[2]

@@ -14,7 +14,7 @@ import pytest
 from agentrl.exceptions import InfraError, InvalidError
 from agentrl.sandbox.interface import HOME, Sandbox, SandboxSpec
 
-LONG_S = 120.0
+LONG_SECONDS = 120.0
 SPEC = SandboxSpec(env={"FROM_SPEC": "spec", "CHANGED": "spec"})
 """What the sandbox of a case is started with, besides a provider's needs."""
 Case = Callable[[Sandbox], Awaitable[None]]
@@ -22,7 +22,7 @@ Case = Callable[[Sandbox], Awaitable[None]]
 
 async def text_of(sandbox: Sandbox, line: str, *, env: Mapping[str, str] | None = None, stdin: bytes = b"") -> str:
     """Run a shell line that must succeed; return its output."""
-    result = await sandbox.execute(["bash", "-c", line], timeout_s=LONG_S, env=env, stdin=stdin)
+    result = await sandbox.execute(["bash", "-c", line], timeout_s=LONG_SECONDS, env=env, stdin=stdin)
     assert result.exit_code == 0, result
     assert not result.timed_out
     return result.output.decode()
@@ -42,26 +42,26 @@ async def ended_by_time(sandbox: Sandbox, line: str) -> None:
 
 async def exit_codes_are_told(sandbox: Sandbox) -> None:
     for code in (0, 1, 77, 255):
-        result = await sandbox.execute(["sh", "-c", f"exit {code}"], timeout_s=LONG_S)
+        result = await sandbox.execute(["sh", "-c", f"exit {code}"], timeout_s=LONG_SECONDS)
         assert (result.exit_code, result.timed_out, result.output) == (code, False, b"")
-        assert 0 <= result.seconds < LONG_S
+        assert 0 <= result.seconds < LONG_SECONDS
 
 
 async def signals_are_told(sandbox: Sandbox) -> None:
     for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV):
-        result = await sandbox.execute(["sh", "-c", f"kill -{number.value} $$"], timeout_s=LONG_S)
+        result = await sandbox.execute(["sh", "-c", f"kill -{number.value} $$"], timeout_s=LONG_SECONDS)
         assert result.exit_code == -number
 
 
 async def a_program_that_does_not_exist_fails(sandbox: Sandbox) -> None:
-    result = await sandbox.execute(["no-such-program", "--flag"], timeout_s=LONG_S)
+    result = await sandbox.execute(["no-such-program", "--flag"], timeout_s=LONG_SECONDS)
     assert result.exit_code in (126, 127)
     assert b"no-such-program" in result.output
 
 
 async def arguments_arrive_as_they_are(sandbox: Sandbox) -> None:
     words = ["", " two words ", "$HOME", "`id`", "-n", "--", "ü\n;", "*"]
-    result = await sandbox.execute(["printf", "%s|", *words], timeout_s=LONG_S)
+    result = await sandbox.execute(["printf", "%s|", *words], timeout_s=LONG_SECONDS)
     assert result.output.decode() == "".join(f"{word}|" for word in words)
 
 
@@ -72,13 +72,13 @@ async def output_has_both_streams_in_order(sandbox: Sandbox) -> None:
 
 
 async def output_may_be_any_bytes(sandbox: Sandbox) -> None:
-    result = await sandbox.execute(["printf", r"\000\377\n\r\001"], timeout_s=LONG_S)
+    result = await sandbox.execute(["printf", r"\000\377\n\r\001"], timeout_s=LONG_SECONDS)
     assert result.output == b"\x00\xff\n\r\x01"
 
 
 async def long_output_is_cut_in_the_middle(sandbox: Sandbox) -> None:
     line = "printf BEGIN; head -c 300000 /dev/zero | tr '\\0' x; printf END"
-    result = await sandbox.execute(["bash", "-c", line], timeout_s=LONG_S, most_output=1000)
+    result = await sandbox.execute(["bash", "-c", line], timeout_s=LONG_SECONDS, most_output=1000)
     assert result.exit_code == 0
     assert len(result.output) == 1000
     assert result.cut_bytes == 300_008 - 1000
@@ -87,7 +87,7 @@ async def long_output_is_cut_in_the_middle(sandbox: Sandbox) -> None:
 
 
 async def output_that_fits_is_whole(sandbox: Sandbox) -> None:
-    result = await sandbox.execute(["bash", "-c", "printf %01000d 7"], timeout_s=LONG_S, most_output=1000)
+    result = await sandbox.execute(["bash", "-c", "printf %01000d 7"], timeout_s=LONG_SECONDS, most_output=1000)
     assert (len(result.output), result.cut_bytes) == (1000, 0)
 
 
@@ -112,16 +112,16 @@ async def what_is_in_the_background_lives_on(sandbox: Sandbox) -> None:
 
 
 async def a_background_program_does_not_keep_its_command(sandbox: Sandbox) -> None:
-    result = await sandbox.execute(["bash", "-c", "sleep 600 & echo done"], timeout_s=LONG_S)
+    result = await sandbox.execute(["bash", "-c", "sleep 600 & echo done"], timeout_s=LONG_SECONDS)
     assert (result.exit_code, result.output, result.timed_out) == (0, b"done\n", False)
 
 
 async def stdin_is_read(sandbox: Sandbox) -> None:
     data = bytes(range(256)) * 2000
-    result = await sandbox.execute(["wc", "-c"], timeout_s=LONG_S, stdin=data)
+    result = await sandbox.execute(["wc", "-c"], timeout_s=LONG_SECONDS, stdin=data)
     assert result.output.split() == [b"512000"]
     assert await text_of(sandbox, "cat", stdin=b"") == ""
-    result = await sandbox.execute(["true"], timeout_s=LONG_S, stdin=data)
+    result = await sandbox.execute(["true"], timeout_s=LONG_SECONDS, stdin=data)
     assert result.exit_code == 0, "a program that reads nothing"
 
 
@@ -137,7 +137,7 @@ async def the_environment_is_the_spec_and_the_call(sandbox: Sandbox) -> None:
 
 async def the_working_directory_is_asked_for(sandbox: Sandbox) -> None:
     await sandbox.write_file(f"{HOME}/deep/er/name", b"here")
-    result = await sandbox.execute(["cat", "name"], timeout_s=LONG_S, cwd=f"{HOME}/deep/er")
+    result = await sandbox.execute(["cat", "name"], timeout_s=LONG_SECONDS, cwd=f"{HOME}/deep/er")
     assert result.output == b"here"
 
 
@@ -145,12 +145,12 @@ async def a_working_directory_that_does_not_exist_is_refused(sandbox: Sandbox) -
     await sandbox.write_file(f"{HOME}/file", b"")
     for cwd in (f"{HOME}/missing", f"{HOME}/file"):
         with pytest.raises(InvalidError, match="cwd"):
-            await sandbox.execute(["true"], timeout_s=LONG_S, cwd=cwd)
+            await sandbox.execute(["true"], timeout_s=LONG_SECONDS, cwd=cwd)
 
 
 async def no_program_and_no_time_are_refused(sandbox: Sandbox) -> None:
     with pytest.raises(InvalidError):
-        await sandbox.execute([], timeout_s=LONG_S)
+        await sandbox.execute([], timeout_s=LONG_SECONDS)
     with pytest.raises(InvalidError):
         await sandbox.execute(["true"], timeout_s=0.0)
 
@@ -245,7 +245,7 @@ async def a_stopped_sandbox_is_gone(sandbox: Sandbox) -> None:
     await sandbox.stop()
     await sandbox.stop()
     with pytest.raises(InfraError):
-        await sandbox.execute(["true"], timeout_s=LONG_S)
+        await sandbox.execute(["true"], timeout_s=LONG_SECONDS)
     with pytest.raises(InfraError):
         await sandbox.write_file(f"{HOME}/x", b"")
     with pytest.raises(InfraError):

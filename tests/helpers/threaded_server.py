@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import BaseServer
 
-POLL_S = 0.01
+POLL_SECONDS = 0.01
 
 
 class Server(ThreadingHTTPServer):
@@ -24,7 +24,7 @@ class Server(ThreadingHTTPServer):
 @contextmanager
 def running_server(server: BaseServer) -> Iterator[None]:
     """Serve until the block ends, and close the server."""
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": POLL_S})
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": POLL_SECONDS})
     thread.start()
     try:
         yield

@@ -17,13 +17,13 @@ from lab.testkit import tiny_random
 VISION_TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 PATCH = 4
 MERGE = 2
-SMALLEST_PIXELS = (PATCH * MERGE) ** 2
-LARGEST_PIXELS = 32 * 32
+MIN_PIXELS = (PATCH * MERGE) ** 2
+MAX_PIXELS = 32 * 32
 IMAGES = {
     "patch_size": PATCH,
     "merge_size": MERGE,
     "temporal_patch_size": 2,
-    "size": {"shortest_edge": SMALLEST_PIXELS, "longest_edge": LARGEST_PIXELS},
+    "size": {"shortest_edge": MIN_PIXELS, "longest_edge": MAX_PIXELS},
     "image_mean": [0.5] * 3,
     "image_std": [0.5] * 3,
 }

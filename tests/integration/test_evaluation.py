@@ -20,7 +20,7 @@ from tests.helpers.scripted_model import oracle, talk_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 sandboxed = pytest.mark.skipif(not installed(REPOSITORY), reason=REASON)
-SHORT_S, PATIENT_S = 2.0, 120.0
+SHORT_SECONDS, PATIENT_S = 2.0, 120.0
 """Time limit of programs that never end, and of those that end by themselves on a machine that is busy."""
 ENDLESS = "timed_out"
 
@@ -82,7 +82,7 @@ async def test_programs_of_an_adversary_pass_nothing_and_stay_inside(coding: Cod
             "large results": (f"{define} 'x' * 2**20", "no_result"),
         }
         for what, (program, reason) in programs.items():
-            coding.box.seconds = SHORT_S if reason == ENDLESS else PATIENT_S
+            coding.box.seconds = SHORT_SECONDS if reason == ENDLESS else PATIENT_S
             grade = await coding.play(case, talk_of(lambda messages, program=program: f"```python\n{program}\n```"))
             assert not grade.passed, what
             assert grade.reason == reason or reason is None, (what, grade)

@@ -42,7 +42,7 @@ from tests.helpers.sandboxes import (
 REPOSITORY = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(not installed(REPOSITORY), reason=REASON)
 FOR_EVER = 3600
-SOON_S = 1.0
+SOON_SECONDS = 1.0
 """The time limit of a command that never ends by itself."""
 
 
@@ -136,7 +136,7 @@ async def test_calls_run_at_a_time(box: SupervisedSandbox) -> None:
 
 
 async def test_a_fork_bomb_ends_with_its_time_limit(box: SupervisedSandbox) -> None:
-    result = await line(box, "bomb() { bomb | bomb & }; bomb; sleep 1000", timeout_s=SOON_S)
+    result = await line(box, "bomb() { bomb | bomb & }; bomb; sleep 1000", timeout_s=SOON_SECONDS)
     assert result.timed_out
     # The bomb's processes count no more, so there is room for as many as before.
     assert (await line(box, "for i in {1..20}; do sleep 1000 & done; jobs | wc -l")).output == b"20\n"
@@ -185,7 +185,7 @@ async def test_a_gigabyte_of_output_is_cut_in_the_middle(box: SupervisedSandbox)
     ids=["plain", "deaf", "setsid", "double fork", "empty environment", "keeper stopped"],
 )
 async def test_a_time_limit_ends_all_that_a_command_started(box: SupervisedSandbox, mark: str, text: str) -> None:
-    result = await line(box, text.format(mark=mark), timeout_s=SOON_S)
+    result = await line(box, text.format(mark=mark), timeout_s=SOON_SECONDS)
     assert (result.timed_out, result.exit_code) == (True, None)
     await eventually(lambda: running(mark), [])
 

@@ -11,7 +11,7 @@ import pytest
 
 from agentrl.sandbox.bubblewrap import Bubblewrap
 from agentrl.sandbox.seccomp import FORBIDDEN
-from agentrl.sandbox.self_test import MOST_TERMINALS
+from agentrl.sandbox.self_test import MAX_TERMINALS
 from agentrl.sandbox.supervised import SupervisedSandbox
 from tests.helpers.sandboxes import REASON, installed, line, python, sandbox
 from tests.helpers.shell_agents import MEMORY_OF_NOBODY
@@ -94,9 +94,9 @@ async def test_one_sandbox_leaves_terminals_for_the_others(provider: Bubblewrap,
             'for i in 1 2 3; do python3 -Ic "$HOLD" >$i & done; until [ -s 1 -a -s 2 -a -s 3 ]; do :; done; cat ?',
             env={"HOLD": holding},
         )
-        assert sum(map(int, held.output.split())) == MOST_TERMINALS
+        assert sum(map(int, held.output.split())) == MAX_TERMINALS
         assert (await line(one, "python3 -Ic 'import os; os.openpty()'")).exit_code == 1
-        assert int((await python(other, TERMINALS)).output) == MOST_TERMINALS
+        assert int((await python(other, TERMINALS)).output) == MAX_TERMINALS
 
 
 async def test_memory_of_no_process_ends_commands_and_not_the_sandbox(

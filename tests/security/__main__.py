@@ -36,7 +36,7 @@ FIRST_TOKEN_SECONDS = 1.0
 HEALTHZ_SECONDS = 0.2
 MEMORY_BYTES = 100 * MB
 SETTLE_SECONDS = 30.0
-SHORTEST_SECONDS = 1.5
+MIN_SECONDS = 1.5
 """A probe measures at least for this long, or the slowest 1% of its first tokens is one of a handful."""
 WARM_UP = 40
 
@@ -116,7 +116,7 @@ def carry_out(attack: Attack, server: Server, peace: Noticed) -> Row:
         words = str(error) or repr(error)
         problems.append(words)
     seconds = time.monotonic() - began
-    time.sleep(max(0.0, SHORTEST_SECONDS - seconds))
+    time.sleep(max(0.0, MIN_SECONDS - seconds))
     noticed = probe.end()
     grown = _settled(server, memory)
     late = max(0.0, noticed.first_token - peace.first_token)
@@ -152,7 +152,7 @@ def _peace(server: Server) -> Noticed:
     for number in range(WARM_UP):
         server.chat("alice", f"warm up {number}", session="warm-up")
     probe = Probe(server, "bob")
-    time.sleep(2 * SHORTEST_SECONDS)
+    time.sleep(2 * MIN_SECONDS)
     return probe.end()
 
 

@@ -14,7 +14,7 @@ from tests.security.hostile_requests import CONTROL
 from tests.security.server import CHAT
 
 Make = Callable[[random.Random], Any]
-MOST_FIELDS = 5
+MAX_FIELDS = 5
 USUAL = 0.9
 """Share of the values that a well-behaved client could send; with many hostile ones nothing gets past the first check."""
 INTEGERS = (0, 1, -1, 2, 7, 2**15, 2**31 - 1, 2**31, -(2**31) - 1, 2**32, 2**53 + 1, 2**63 - 1, 2**63, 2**64, 10**30)
@@ -79,7 +79,7 @@ def generate(seed: int, number: int) -> Generated:
     body: dict[str, Any] = {"messages": [_message(r) for _ in range(r.randint(1, 4))], "max_tokens": r.randint(1, 8)}
     if r.random() < USUAL:
         body["messages"].append({"role": "user", "content": "go on"})
-    for name in r.sample(sorted(FIELDS), r.randint(0, MOST_FIELDS)):
+    for name in r.sample(sorted(FIELDS), r.randint(0, MAX_FIELDS)):
         body[name] = FIELDS[name](r) if r.random() < USUAL else _anything(r, 3)
     if r.random() < 0.05:
         body[r.choice(FIELD_NAMES)] = _anything(r, 3)

@@ -13,7 +13,7 @@ from tests.security.raw_http import connected, exchange, head, is_closed, many_c
 from tests.security.server import CHAT, MAX_REQUESTS, Server
 
 QUESTION = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
-MOST_HEADER_BYTES = 8_000_000
+MAX_HEADER_BYTES = 8_000_000
 TIMED_OUT_SECONDS = 150.0
 """Longer than any time-out of the server."""
 HALF_OPEN = 300
@@ -52,7 +52,7 @@ def huge_headers(server: Server) -> str:
         try:
             connection.sendall(f"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n".encode())
             line = b"X-Filler: " + b"f" * 1000 + b"\r\n"
-            while sent < MOST_HEADER_BYTES:
+            while sent < MAX_HEADER_BYTES:
                 connection.sendall(line * 64)
                 sent += 64 * len(line)
             ended = is_closed(connection, 3)

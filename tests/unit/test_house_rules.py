@@ -17,7 +17,7 @@ from tests.helpers.syntax import parsed
 METHOD_FOLDERS = sorted(path.parent.name for path in Path(__file__).parents[2].glob("openclaw-*/openclaw_*_method.py"))
 SMALL_FOLDERS = ("openclaw-sdpo", "openclaw-oel")
 """Methods whose whole folder is as short as a plugin may be."""
-LONGEST_PLUGIN = 150
+MAX_PLUGIN_LENGTH = 150
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 # Names are assembled so that this file does not match itself.
 ENDS_BY_NAME = re.compile("|".join([r"\bp" + r"kill\b", r"\bkill" + r"all\b", r"\bray " + r"stop\b"]))
@@ -67,14 +67,14 @@ def test_method_plugins_are_thin(repository: Path) -> None:
     for folder in METHOD_FOLDERS:
         for path in tracked(repository, f"{folder}/*.py"):
             lines = path.read_text().count("\n")
-            assert lines <= LONGEST_PLUGIN, f"{path} has {lines} lines; move what is not the method to openclaw/"
+            assert lines <= MAX_PLUGIN_LENGTH, f"{path} has {lines} lines; move what is not the method to openclaw/"
 
 
 def test_a_method_can_be_a_folder_as_short_as_a_plugin(repository: Path) -> None:
     """Counted with docstrings and blank lines; `test_no_room_names_a_method` holds that nothing outside knows them."""
     for folder in SMALL_FOLDERS:
         lines = sum(path.read_text().count("\n") for path in tracked(repository, f"{folder}/*.py"))
-        assert 0 < lines < LONGEST_PLUGIN, f"{folder} has {lines} lines of Python"
+        assert 0 < lines < MAX_PLUGIN_LENGTH, f"{folder} has {lines} lines of Python"
 
 
 CORE = ("slime", "openclaw", "agentrl")

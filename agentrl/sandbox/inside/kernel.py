@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 
-ENDING_S = 5.0
+ENDING_SECONDS = 5.0
 SET_DUMPABLE, SET_CHILD_SUBREAPER, SET_NO_NEW_PRIVILEGES = 4, 36, 38
 
 
@@ -51,7 +51,7 @@ def end_below(root: int, *, also: bool) -> bool:
 
     All are stopped before any is killed, because a killed process makes room for another one's child.
     """
-    deadline = time.monotonic() + ENDING_S
+    deadline = time.monotonic() + ENDING_SECONDS
     while time.monotonic() < deadline:
         stopped = {root} if also else set()
         send(stopped, signal.SIGSTOP)

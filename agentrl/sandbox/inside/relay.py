@@ -25,7 +25,7 @@ from agentrl.sandbox.inside.wire import LENGTHS
 
 GONE = 3
 START_S = 60.0
-POLL_S = 0.02
+POLL_SECONDS = 0.02
 MOST_ERRORS = 2000
 
 
@@ -119,7 +119,7 @@ def call(folder: str, number: int, done: list[int], *, wait: bool) -> int:
         except OSError:
             if time.monotonic() >= deadline or os.path.exists(os.path.join(folder, "ended")):
                 return gone(folder)
-            time.sleep(POLL_S)
+            time.sleep(POLL_SECONDS)
     try:
         caller.sendall(json.dumps({"id": number, "done": done, "wait": wait}).encode() + b"\n")
         with caller.makefile("rb") as answers:

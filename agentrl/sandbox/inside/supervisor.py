@@ -38,7 +38,7 @@ from agentrl.sandbox.inside.kernel import (
 )
 from agentrl.sandbox.inside.wire import CHUNK, Capped, Frames, frame
 
-MOST_LEFT_IN_PIPE = 1 << 20
+MAX_LEFT_IN_PIPE = 1 << 20
 
 
 class Command:
@@ -216,7 +216,7 @@ class Supervisor:
         del self._commands[command.number]
         if command.stdin >= 0:
             self._close(command.stdin)
-        left = MOST_LEFT_IN_PIPE
+        left = MAX_LEFT_IN_PIPE
         while left > 0 and command.output >= 0 and (read := self._print(command)):
             left -= read
         assert command.kept is not None

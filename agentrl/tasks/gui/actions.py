@@ -38,7 +38,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
 POINTED = {*CLICKS, "mouse_move", "left_click_drag", "scroll", "hscroll"}
 ACTIONS = tuple(NEEDS)
 STATUSES = ("success", "failure")
-MOST_TEXT, MOST_KEYS, MOST_PIXELS, MOST_WAIT_S = 4096, 4, 10_000, 60.0
+MAX_TEXT, MOST_KEYS, MAX_PIXELS, MOST_WAIT_S = 4096, 4, 10_000, 60.0
 HOW = f"call {TOOL} with an action of {', '.join(ACTIONS)}"
 Point = tuple[float, float]
 
@@ -109,7 +109,7 @@ def read_arguments(arguments: JsonObject) -> Action:
         element=_element(arguments),
         keys=_keys(arguments),
         text=_text(arguments),
-        pixels=round(_number(arguments, "pixels", -MOST_PIXELS, MOST_PIXELS)),
+        pixels=round(_number(arguments, "pixels", -MAX_PIXELS, MAX_PIXELS)),
         seconds=_number(arguments, "time", 0.0, MOST_WAIT_S),
         status=_status(arguments),
     )
@@ -147,8 +147,8 @@ def _keys(arguments: JsonObject) -> tuple[str, ...]:
 
 def _text(arguments: JsonObject) -> str:
     value = arguments.get("text", "")
-    if not isinstance(value, str) or len(value) > MOST_TEXT:
-        raise _wrong(f"text is a string of at most {MOST_TEXT} characters")
+    if not isinstance(value, str) or len(value) > MAX_TEXT:
+        raise _wrong(f"text is a string of at most {MAX_TEXT} characters")
     return value
 
 

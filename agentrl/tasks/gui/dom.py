@@ -13,7 +13,7 @@ from typing import Any
 
 from agentrl.tasks.gui.browser.interface import Page, Screen
 
-MOST_ELEMENTS = 200
+MAX_ELEMENTS = 200
 MOST_CHARACTERS = 120
 READ = """(() => {
   const found = [], most = %d, width = %d, height = %d;
@@ -81,7 +81,7 @@ class Element:
 
 async def elements(page: Page, screen: Screen, hidden: Sequence[str] = ()) -> list[Element]:
     """Return the elements on a screen, in the order of the document; ``hidden`` are ids to leave out."""
-    asked = READ % (MOST_ELEMENTS, screen.width, screen.height, list(hidden))
+    asked = READ % (MAX_ELEMENTS, screen.width, screen.height, list(hidden))
     read: list[dict[str, Any]] = await page.evaluate(asked)
     return [
         Element(

@@ -21,8 +21,8 @@ from agentrl.exceptions import InfraError, InvalidError
 from agentrl.sandbox.interface import HOME, Sandbox
 
 MOST_BYTES = 8 << 20
-MOST_NAMES = 10_000
-MOST_PATH, MOST_NAME = 4095, 255
+MAX_NAMES = 10_000
+MAX_PATH, MAX_NAME = 4095, 255
 """Bytes of a path, and of each name in it, that Linux takes."""
 MOST_HEADER = 1 << 16
 """Most bytes of a header that says more of the next member than its own block can."""
@@ -31,7 +31,7 @@ EXTRA = (*LONG, tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.XGLTYPE)
 DEVICES = (tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE)
 RECORD = re.compile(rb"(\d{1,7}) ([^=\n]{1,200})=")
 """How a record of a header begins: its length, and the name of the value."""
-MOST_SHOWN = 100
+MAX_SHOWN = 100
 SECONDS = 60.0
 PACK = ("tar", "--create", "--hard-dereference", "--ignore-failed-read", "--one-file-system", "--file=-")
 UNPACK = ("tar", "--extract", "--preserve-permissions", "--no-same-owner", "--file=-")
@@ -155,8 +155,8 @@ class _Names:
         return True
 
     def _check_number(self) -> None:
-        if len(self._folders) + self._leaves > MOST_NAMES + 1:
-            raise UnusableError(f"the working directory has more than {MOST_NAMES} names")
+        if len(self._folders) + self._leaves > MAX_NAMES + 1:
+            raise UnusableError(f"the working directory has more than {MAX_NAMES} names")
 
 
 def _members(packed: memoryview) -> Iterator[tuple[tarfile.TarInfo, memoryview]]:
@@ -231,12 +231,12 @@ def _check_path(path: str) -> None:
         UnusableError: it is empty or too long, or has a NUL.
     """
     name = path.encode("utf-8", "surrogateescape")
-    if not 0 < len(name) <= MOST_PATH or max(map(len, name.split(b"/"))) > MOST_NAME or b"\0" in name:
+    if not 0 < len(name) <= MAX_PATH or max(map(len, name.split(b"/"))) > MAX_NAME or b"\0" in name:
         raise _unreadable(f"the path {_shown(path)} of {len(name)} bytes is none that Linux takes")
 
 
 def _shown(name: str) -> str:
-    return ascii(name[:MOST_SHOWN]) + ("..." if len(name) > MOST_SHOWN else "")
+    return ascii(name[:MAX_SHOWN]) + ("..." if len(name) > MAX_SHOWN else "")
 
 
 def _unreadable(why: str) -> UnusableError:

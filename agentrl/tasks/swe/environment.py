@@ -29,7 +29,7 @@ from agentrl.tasks.swe.instance import Instance
 from agentrl.tasks.swe.repository import IN_IMAGE, visible_tree, whole_tree
 from agentrl.tasks.swe.source import InstanceSource
 
-MARGIN_S = 120.0
+MARGIN_SECONDS = 120.0
 """Seconds of a step beyond those of its command."""
 HOW = "write one block of bash, or call bash with a command"
 EMPTY = Path(__file__).parent / "empty"
@@ -127,7 +127,7 @@ class SweEnvironment(ShellEnvironment):
         return graded.verdict
 
     def _play(self) -> JsonObject:
-        seconds = self._source.command_s + MARGIN_S
+        seconds = self._source.command_s + MARGIN_SECONDS
         if self._source.actions == "code_block":
             return {"system": prompts.SYSTEM, "actions": "code_block", "step_seconds": seconds}
         return {"system": prompts.TOOL_SYSTEM, "tools": [openai_tool("bash", Bash)], "step_seconds": seconds}

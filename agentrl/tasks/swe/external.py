@@ -19,7 +19,7 @@ from groundwork.exceptions import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
 INSTALLED = ROOT / ".cache" / "swebench"
-PARSE_S = 60.0
+PARSE_SECONDS = 60.0
 BARE = """
 import sys, types
 import swebench
@@ -95,10 +95,12 @@ async def _asked(parser: str, way: Literal["whole", "lines"], log: str) -> Any:
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        async with asyncio.timeout(PARSE_S):
+        async with asyncio.timeout(PARSE_SECONDS):
             output, errors = await process.communicate(log.encode(errors="replace"))
     except TimeoutError as error:
-        raise InfraError(f"{parser} of swebench did not end within {PARSE_S:g} s", code="parser_failed") from error
+        raise InfraError(
+            f"{parser} of swebench did not end within {PARSE_SECONDS:g} s", code="parser_failed"
+        ) from error
     finally:
         if process.returncode is None:
             process.kill()

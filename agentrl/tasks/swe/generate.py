@@ -22,7 +22,7 @@ KIND = "swe"
 TASKS_PER_FAMILY = {"train": 20, "heldout": 5}
 EASY_PER_FAMILY = {"train": 200, "heldout": 20}
 EVERY = {**FAMILIES, **EASY}
-MOST_DRAWS = 10_000
+MAX_DRAWS = 10_000
 """After which a family is taken to have nothing for a split; a fifth of the draws or more are good."""
 
 
@@ -50,7 +50,7 @@ def draft_of(name: str) -> Draft:
         )
     family, split, number = parts
     random = random_of(family, split, number)
-    for _ in range(MOST_DRAWS):
+    for _ in range(MAX_DRAWS):
         draft = EVERY[family](random)
         if _is_of(draft, family, split):
             return draft

@@ -2,7 +2,7 @@
 
 Guarantees: a reference leads to a place within its own schema. Nothing is read from files or the network, whatever a server's schema says. A check
 takes no time of the event loop: a schema or arguments that may be slow are checked by a worker process with a time limit, and those of more than
-`MOST_VALUES` are refused.
+`MAX_VALUES` are refused.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from agentrl.exceptions import InvalidError
 from groundwork.exceptions import ConfigError
 from slime.rollout.rm_hub.workers import GraderPool, GraderTimeout
 
-CHECK_S = 2.0
+CHECK_SECONDS = 2.0
 WORKERS = 2
-MOST_PROBLEMS = 3
+MAX_PROBLEMS = 3
 MOST_CHARACTERS = 200
 """Of a problem."""
-QUICK_VALUES, MOST_VALUES = 1000, 50_000
+QUICK_VALUES, MAX_VALUES = 1000, 50_000
 """Most values of a schema or of arguments: without a worker, and at all; each `OF_ONE` characters of a text count as one more."""
 OF_ONE = 100
 QUICK_DEPTH = 20
@@ -59,8 +59,8 @@ async def check_foreign_schema(where: str, schema: dict[str, Any]) -> None:
     Raises:
         ConfigError: begins with ``where``.
     """
-    if _counted(schema) > MOST_VALUES:
-        raise ConfigError(f"{where}: its parameters have more than {MOST_VALUES} values; do without that tool")
+    if _counted(schema) > MAX_VALUES:
+        raise ConfigError(f"{where}: its parameters have more than {MAX_VALUES} values; do without that tool")
     try:
         problem = await _pool().grade("problem_of_schema", schema=schema)
     except (GraderTimeout, ValueError, RecursionError) as error:
@@ -96,14 +96,14 @@ def _problem_of_schema(schema: dict[str, Any]) -> str | None:
 
 
 async def problems_of(schema: dict[str, Any], arguments: Any) -> list[str]:
-    """Return what is wrong with arguments, at most `MOST_PROBLEMS` lines.
+    """Return what is wrong with arguments, at most `MAX_PROBLEMS` lines.
 
     Raises:
-        InvalidError: they are too large, or cannot be checked within `CHECK_S`.
+        InvalidError: they are too large, or cannot be checked within `CHECK_SECONDS`.
     """
-    if (size := _counted(arguments)) > MOST_VALUES:
+    if (size := _counted(arguments)) > MAX_VALUES:
         raise InvalidError(
-            f"the arguments have more than {MOST_VALUES} values; send shorter ones", code="invalid_arguments"
+            f"the arguments have more than {MAX_VALUES} values; send shorter ones", code="invalid_arguments"
         )
     if size <= QUICK_VALUES and _is_quick(schema) and _counted(schema) <= QUICK_VALUES:
         return problems_of_arguments(schema, arguments)
@@ -111,7 +111,7 @@ async def problems_of(schema: dict[str, Any], arguments: Any) -> list[str]:
         return await _pool().grade("problems_of_arguments", schema=schema, arguments=arguments)
     except (GraderTimeout, ValueError, RecursionError):
         raise InvalidError(
-            f"the arguments cannot be checked within {CHECK_S:g} s; send shorter ones", code="invalid_arguments"
+            f"the arguments cannot be checked within {CHECK_SECONDS:g} s; send shorter ones", code="invalid_arguments"
         ) from None
 
 
@@ -123,7 +123,7 @@ def problems_of_arguments(schema: dict[str, Any], arguments: Any) -> list[str]:
         # The default registry would fetch what a schema refers to.
         for error in kind(schema, registry=Registry()).iter_errors(arguments):
             found.append(_said(error))
-            if len(found) == MOST_PROBLEMS:
+            if len(found) == MAX_PROBLEMS:
                 break
     except Unresolvable as error:
         return [f"the tool's schema refers to {error.ref}, which it lacks"]
@@ -135,7 +135,7 @@ def problems_of_arguments(schema: dict[str, Any], arguments: Any) -> list[str]:
 @functools.cache
 def _pool() -> GraderPool:
     """Return this process's workers; graders have others, so that no schema delays a grade."""
-    return GraderPool(WORKERS, CHECK_S, __name__)
+    return GraderPool(WORKERS, CHECK_SECONDS, __name__)
 
 
 def _said(error: jsonschema.ValidationError) -> str:
@@ -156,15 +156,15 @@ def _is_quick(schema: Any, depth: int = QUICK_DEPTH) -> bool:
 
 
 def _counted(value: Any) -> int:
-    """Return how many values there are, or more than `MOST_VALUES`; more than `QUICK_VALUES` if they are nested too deep."""
+    """Return how many values there are, or more than `MAX_VALUES`; more than `QUICK_VALUES` if they are nested too deep."""
     total, waiting = 0, [(value, 0)]
-    while waiting and total <= MOST_VALUES:
+    while waiting and total <= MAX_VALUES:
         one, depth = waiting.pop()
         total += 1 + (QUICK_VALUES if depth == QUICK_DEPTH else 0)
         if isinstance(one, str):
             total += len(one) // OF_ONE
         elif isinstance(one, dict | list):
-            if len(one) > MOST_VALUES:
+            if len(one) > MAX_VALUES:
                 return total + len(one)
             total += sum(len(str(name)) for name in one) // OF_ONE if isinstance(one, dict) else 0
             waiting += [(each, depth + 1) for each in (one.values() if isinstance(one, dict) else one)]

@@ -27,7 +27,7 @@ SECRET = (
     "id_ed25519",
 )
 NOTHING = Path("/dev/null")
-MOST_FILES = 20_000
+MAX_FILES = 20_000
 """Of one folder; more are not a folder of tools, and a search of them would slow every episode down."""
 
 
@@ -44,15 +44,15 @@ def secrets_of(folder: Path) -> list[str]:
     """Return the secrets of a folder, relative to it; links are not followed, because a sandbox has what they lead to covered, or not at all.
 
     Raises:
-        ConfigError: it has more than `MOST_FILES`.
+        ConfigError: it has more than `MAX_FILES`.
     """
     found: list[str] = []
     count = 0
     for place, _, files in os.walk(folder):
         count += len(files)
-        if count > MOST_FILES:
+        if count > MAX_FILES:
             raise ConfigError(
-                f"{folder} has more than {MOST_FILES:,} files, and tools of TOOLS_CONFIG would read them all; move the tools to "
+                f"{folder} has more than {MAX_FILES:,} files, and tools of TOOLS_CONFIG would read them all; move the tools to "
                 "a folder of their own, and name it with folder"
             )
         for name in files:

@@ -26,7 +26,7 @@ LIMITS: Mapping[Room, Limits] = {
     "sql": Limits(memory_mib=128, cpus=1.0, processes=16, disk_mib=32),
     "tools": Limits(memory_mib=512, cpus=1.0, processes=128, disk_mib=64),
 }
-LONGEST_EPISODE_S = 7200.0
+MAX_EPISODE_SECONDS = 7200.0
 
 
 class Toolbox:
@@ -115,7 +115,7 @@ class Toolbox:
         self._closing.push_async_callback(connection.close)
         if stream is not None:
             sandbox = await world.sandbox("tools")
-            pipes = await stream.start(sandbox, [*server.command], declared.env, LONGEST_EPISODE_S)
+            pipes = await stream.start(sandbox, [*server.command], declared.env, MAX_EPISODE_SECONDS)
             await connection.open(lines_transport(*pipes))
         else:
             assert declared.url is not None

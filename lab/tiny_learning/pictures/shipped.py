@@ -17,7 +17,7 @@ from lab.tiny_learning.pictures.pages import Page
 from lab.tiny_learning.pictures.pointing import trace
 from lab.tiny_learning.pictures.words import NUMBERS, build_tokenizer, chat_template, phrases
 from lab.tiny_learning.traces import AgentTasks
-from lab.tiny_learning.warm_start import LEAST, MOST, NOTE, SHIPPED, WarmStartError
+from lab.tiny_learning.warm_start import MAX_SHARE, MIN_SHARE, NOTE, SHIPPED, WarmStartError
 
 PAGE = Page("miniwob/click_test_2/train/1000", "Click button ONE.", (135, 179), (115, 159, 40, 40), [])
 KEYED = 32
@@ -53,4 +53,4 @@ def key() -> str:
 
 def passes(solved: float) -> bool:
     """Return whether a model is careless enough to learn, and good enough to be rewarded at times."""
-    return LEAST <= solved <= MOST
+    return MIN_SHARE <= solved <= MAX_SHARE

@@ -54,7 +54,7 @@ from lab.tiny_learning.pictures.pages import FAMILIES, KINDS, RENDERED, Page, Pi
 from lab.tiny_learning.pictures.pointing import trace
 from lab.tiny_learning.pictures.shipped import key, passes
 from lab.tiny_learning.pictures.words import NUMBERS, STEP, build_tokenizer
-from lab.tiny_learning.warm_start import LEAST, MOST, NOTE
+from lab.tiny_learning.warm_start import MAX_SHARE, MIN_SHARE, NOTE
 from lab.tiny_models.sampling import TEMPERATURE
 
 LONGEST = 18
@@ -387,7 +387,9 @@ def main() -> None:
     metrics = measure(training.model, training.coder, heldout, 10 * MEASURED)
     print(json.dumps(metrics))
     if not passes(metrics["solved"]):
-        raise SystemExit(f"{metrics['solved']} of the pages are solved, not {LEAST} to {MOST}: no model is written")
+        raise SystemExit(
+            f"{metrics['solved']} of the pages are solved, not {MIN_SHARE} to {MAX_SHARE}: no model is written"
+        )
     print(training.export(metrics))
 
 

@@ -26,7 +26,7 @@ from slime.utils.misc import say
 KL = "train/train_rollout_kl"
 DIFFERENCE = "train/train_rollout_logprob_abs_diff"
 AGE = "rollout/staleness_mean"
-MOST_KL = 0.01
+MAX_KL = 0.01
 """Nats per token; engine and trainer in bfloat16 differ by some 1e-4."""
 ROLLOUTS_BETWEEN = 20
 """A run that keeps disagreeing says so once in so many rollouts."""
@@ -88,7 +88,7 @@ class MismatchAlarm:
         """Return a warning about a rollout's steps, or None if they agree or the last warning is recent."""
         steps: list[Mapping[str, Any]] = [metrics, *metrics.get(STEPS, [])]
         worst = max((step for step in steps if step.get(KL) is not None), key=lambda step: step[KL], default=None)
-        if worst is None or worst[KL] <= MOST_KL:
+        if worst is None or worst[KL] <= MAX_KL:
             return None
         if self._spoke is not None and rollout_id - self._spoke < ROLLOUTS_BETWEEN:
             return None
@@ -98,7 +98,7 @@ class MismatchAlarm:
         mean = f" (mean difference {worst[DIFFERENCE]:.3f})" if worst.get(DIFFERENCE) is not None else ""
         return (
             f"warning: trainer and engines disagree by {worst[KL]:.3f} nats per token at step {rollout_id}{mean}, more than "
-            f"{MOST_KL:g}{old}; see instructions/stable_learning.md"
+            f"{MAX_KL:g}{old}; see instructions/stable_learning.md"
         )
 
 

@@ -5,7 +5,7 @@ order. A group that returns to the data source either continues exactly where it
 
 A rollout that drops one group after another is noticed. A filter may rightly drop many, so it only draws warnings: after
 `WARN_BATCHES` batches in a row, and at each doubling. Groups without samples, or aborted by nothing, are an error of the
-generate function or what it depends on: `MOST_EMPTY_BATCHES` batches of nothing else, but at least `MOST_EMPTY` groups,
+generate function or what it depends on: `MAX_EMPTY_BATCHES` batches of nothing else, but at least `MAX_EMPTY` groups,
 end the rollout.
 """
 
@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 
 EMPTY, ABORTED = "empty", "aborted"
 WARN_BATCHES = 4
-MOST_EMPTY_BATCHES = 16
-MOST_EMPTY = 64
+MAX_EMPTY_BATCHES = 16
+MAX_EMPTY = 64
 
 
 class DropStreak:
@@ -54,7 +54,7 @@ class DropStreak:
         """
         self._reasons[reason] += 1
         count = self._reasons.total()
-        if self._unusable() == count >= max(MOST_EMPTY, MOST_EMPTY_BATCHES * self._batch):
+        if self._unusable() == count >= max(MAX_EMPTY, MAX_EMPTY_BATCHES * self._batch):
             raise PluginError(
                 f"--custom-generate-function-path {self._args.custom_generate_function_path} returned no sample, or aborted samples "
                 f"without a reward, for {count} groups in a row; return at least one sample, with a reward and "

@@ -46,7 +46,7 @@ Group = list[Any]
 FINISHED = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED)
 # Retries without a new token after an engine ends a request that nothing aborted.
 FRUITLESS_ATTEMPTS = 10
-LARGEST_GROUP = 1_000_000
+MAX_GROUP = 1_000_000
 
 
 class GenerateState(metaclass=SingletonMeta):
@@ -78,7 +78,7 @@ class GenerateState(metaclass=SingletonMeta):
         self.engines_lock = asyncio.Lock()
         # Seeds of a group's members: deterministic engines use the same seed for every request without one.
         deterministic = args.sglang_enable_deterministic_inference
-        seeds = range(args.rollout_seed, args.rollout_seed + LARGEST_GROUP) if deterministic else None
+        seeds = range(args.rollout_seed, args.rollout_seed + MAX_GROUP) if deterministic else None
         self.group_sampling_seeds: Sequence[int] | None = seeds
         self.dp_counts = [0]
         self.dp_rank = 0

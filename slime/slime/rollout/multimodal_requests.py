@@ -21,7 +21,7 @@ from slime.utils.types import Sample
 
 CUT = "cut_at_placeholder"
 NOT_TRAINED_ON = ("input_ids", "attention_mask")
-MOST_PREPARED = 8
+MAX_PREPARED = 8
 
 
 def images_of(sample: Sample) -> list[Any]:
@@ -67,7 +67,7 @@ class PreparedPrompts:
         if key not in self._newest:
             # In a thread: preparing a screenshot takes a tenth of a second, which would block the event loop.
             self._newest[key] = images, asyncio.create_task(asyncio.to_thread(self._prepare, sample.prompt, images))
-            if len(self._newest) > MOST_PREPARED:
+            if len(self._newest) > MAX_PREPARED:
                 self._newest.popitem(last=False)
         outputs = await asyncio.shield(self._newest[key][1])
         prompt = outputs["input_ids"]

@@ -30,7 +30,7 @@ _http_client: httpx.AsyncClient | None = None
 _proxy: str | None = None
 _DIRECT_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 FIRST_DELAY_SECONDS = 0.2
-LONGEST_DELAY_SECONDS = 5.0
+MAX_DELAY_SECONDS = 5.0
 
 
 def init_http_client(args: Arguments) -> None:
@@ -87,7 +87,7 @@ class Tries:
     async def pause(self) -> None:
         """Wait before the next try."""
         await asyncio.sleep(self._delay * random.uniform(0.5, 1.0))
-        self._delay = min(self._delay * 2, LONGEST_DELAY_SECONDS)
+        self._delay = min(self._delay * 2, MAX_DELAY_SECONDS)
 
 
 async def _request(method: str, url: str, payload: Any, headers: dict | None, max_retries: int) -> Any:

@@ -15,7 +15,7 @@ from slime.utils.vocab_parallel import entropy_of_rows, is_split, log_probs_of_i
 
 KL_TYPES = ("k1", "k2", "k3", "low_var_kl")
 # Ratios are between exp(-20) and exp(20), far outside every clip; exp of a float32 above 88.7 would be infinite.
-LARGEST_LOG_RATIO = 20.0
+MAX_LOG_RATIO = 20.0
 
 
 def bounded_ratio(log_ratio: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ def bounded_ratio(log_ratio: Tensor) -> Tensor:
     >>> bounded_ratio(torch.tensor([0.0, 1000.0])).isfinite().all()
     tensor(True)
     """
-    return log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 def log_probs_and_entropy(

@@ -13,7 +13,7 @@ from agentrl.exceptions import InfraError
 from agentrl.harness import openclaw
 from agentrl.harness.interface import Assignment
 from agentrl.harness.offer import load_harness
-from agentrl.harness.openclaw import MOST_REPLY, PLACE, OpenClaw, configuration
+from agentrl.harness.openclaw import MAX_REPLY, PLACE, OpenClaw, configuration
 from agentrl.sandbox.interface import HOME, ExecResult, Mount
 from groundwork.exceptions import ConfigError
 
@@ -111,7 +111,7 @@ async def test_the_time_limit_is_the_sandbox_s(monkeypatch: pytest.MonkeyPatch) 
     assert argv[argv.index("--timeout") + 1] == "0"
 
 
-@pytest.mark.parametrize(("window", "most"), [(8000, 2000), (200_000, MOST_REPLY)])
+@pytest.mark.parametrize(("window", "most"), [(8000, 2000), (200_000, MAX_REPLY)])
 def test_the_configuration_names_one_model_and_its_bounds(window: int, most: int) -> None:
     made = configuration(ASSIGNMENT, window)
     ((name, provider),) = made["models"]["providers"].items()

@@ -192,7 +192,7 @@ async def test_a_large_body_does_not_hold_the_pool_up(gateway: Gateway, short_pa
 async def test_requests_under_way_are_bounded(
     gateway: Gateway, short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MOST_REQUESTS", 1)
+    monkeypatch.setattr(module, "MAX_REQUESTS", 1)
     async with AsyncExitStack() as stack:
         socket = await stack.enter_async_context(model_door(gateway.url, KEY, short_path / "door"))
         client = await stack.enter_async_context(client_of(socket))
@@ -207,7 +207,7 @@ async def test_requests_under_way_are_bounded(
 
 
 async def test_connections_are_bounded(gateway: Gateway, short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(module, "MAX_CONNECTIONS", 2)
     async with model_door(gateway.url, KEY, short_path / "door") as socket:
         kept = [await asyncio.open_unix_connection(socket) for _ in range(2)]
         async with asyncio.timeout(PATIENT_S):

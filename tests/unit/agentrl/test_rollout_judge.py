@@ -91,7 +91,7 @@ async def test_a_judge_that_fails_gives_no_score() -> None:
 
 
 async def test_a_judge_that_is_late_or_overloaded_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_judge, "MOST_WAITING", 1)
+    monkeypatch.setattr(step_judge, "MAX_WAITING", 1)
     judge = Votes({"one": [1]})
     steps = StepJudge(judge, 1, asyncio.Semaphore(1))
     steps.ask("e:0", partial(question, "one"))

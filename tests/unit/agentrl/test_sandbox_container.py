@@ -22,7 +22,7 @@ from agentrl.sandbox.container import Container, ContainerSettings
 from agentrl.sandbox.interface import Door, Limits, Mount, SandboxSpec
 from lab.testkit.agent_pools import until
 from tests.helpers.fake_container_engine import FakeEngine
-from tests.helpers.sandbox_cases import LONG_S, SPEC
+from tests.helpers.sandbox_cases import LONG_SECONDS, SPEC
 from tests.helpers.sandbox_findings import GOOD, saying
 from tests.helpers.sandbox_worlds import container
 
@@ -130,7 +130,7 @@ async def test_the_rest_of_the_command_line(
 async def test_one_command_line_carries_all_calls(engine: FakeEngine, processes: Processes) -> None:
     sandbox = await container(engine).start(SPEC, processes)
     for _ in range(3):
-        await sandbox.execute(["true"], timeout_s=LONG_S)
+        await sandbox.execute(["true"], timeout_s=LONG_SECONDS)
     assert [each[0] for each in engine.calls()] == ["run"]
     await sandbox.stop()
     assert [each[0] for each in engine.calls()] == ["run", "rm"]
@@ -182,7 +182,7 @@ async def test_a_container_outlives_its_command_line_but_not_its_stop(engine: Fa
     sandbox.process.kill()
     await sandbox.process.wait()
     with pytest.raises(InfraError, match="ended"):
-        await sandbox.execute(["true"], timeout_s=LONG_S)
+        await sandbox.execute(["true"], timeout_s=LONG_SECONDS)
     assert len(engine.alive()) == 1
     await sandbox.stop()
     assert engine.alive() == []
@@ -203,7 +203,7 @@ async def test_what_a_crashed_pool_left_is_removed_and_nothing_else(
     assert len(engine.alive()) == 3
     assert await provider.sweep(processes.pool) == 2
     assert len(engine.alive()) == 1
-    assert (await alive.execute(["echo", "lives"], timeout_s=LONG_S)).output == b"lives\n"
+    assert (await alive.execute(["echo", "lives"], timeout_s=LONG_SECONDS)).output == b"lives\n"
     await alive.stop()
     engine.change(list_fails=True)
     with pytest.raises(InfraError, match="out of disk"):
@@ -234,7 +234,7 @@ def state_of(pid: str) -> str:
 async def test_a_container_that_vanishes_is_said(engine: FakeEngine, processes: Processes) -> None:
     sandbox = await container(engine).start(SPEC, processes)
     running = asyncio.create_task(sandbox.execute(["sleep", "600"], timeout_s=600.0))
-    await sandbox.execute(["true"], timeout_s=LONG_S)
+    await sandbox.execute(["true"], timeout_s=LONG_SECONDS)
     (name,) = engine.alive()
     await asyncio.to_thread(engine.vanish, name)
     with pytest.raises(InfraError, match="ended"):
@@ -259,7 +259,7 @@ async def test_a_daemon_that_dies(engine: FakeEngine, processes: Processes) -> N
     with pytest.raises(InfraError, match=r"does not remove container .*Cannot connect"):
         await sandbox.stop()
     with pytest.raises(InfraError, match="stopped"):
-        await sandbox.execute(["true"], timeout_s=LONG_S)
+        await sandbox.execute(["true"], timeout_s=LONG_SECONDS)
     with pytest.raises(InfraError, match="Cannot connect"):
         await container(engine).start(SPEC, processes)
     engine.change()
@@ -292,7 +292,7 @@ async def test_a_start_that_takes_long_succeeds(engine: FakeEngine, processes: P
     await until(engine.alive)
     engine.change()
     sandbox = await task
-    assert (await sandbox.execute(["echo", "on"], timeout_s=LONG_S)).output == b"on\n"
+    assert (await sandbox.execute(["echo", "on"], timeout_s=LONG_SECONDS)).output == b"on\n"
     await sandbox.stop()
 
 

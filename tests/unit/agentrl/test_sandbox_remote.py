@@ -18,7 +18,7 @@ from agentrl.sandbox.interface import HOME, Door, Limits, Mount, SandboxSpec
 from agentrl.sandbox.remote import E2BProvider, E2BSettings
 from groundwork.exceptions import ConfigError
 from tests.helpers.fake_e2b import FakeE2B, Fault, fake_e2b
-from tests.helpers.sandbox_cases import LONG_S, SPEC
+from tests.helpers.sandbox_cases import LONG_SECONDS, SPEC
 from tests.helpers.sandbox_findings import GOOD, saying
 from tests.helpers.sandbox_worlds import QUICK, e2b_settings
 
@@ -52,7 +52,7 @@ async def count_runs(provider: E2BProvider, processes: Processes, host: FakeE2B,
     """Return how often a command ran that was called once, with these faults in the way."""
     sandbox = await provider.start(SPEC, processes)
     host.faults = faults
-    result = await sandbox.execute(["bash", "-c", "echo ran >>runs; cat runs"], timeout_s=LONG_S)
+    result = await sandbox.execute(["bash", "-c", "echo ran >>runs; cat runs"], timeout_s=LONG_SECONDS)
     assert not host.faults
     return result.output.decode()
 
@@ -111,7 +111,7 @@ async def test_a_host_that_stays_broken_is_an_error_of_the_infrastructure(
     sandbox = await provider.start(SPEC, processes)
     host.faults = [Fault("", "500") for _ in range(QUICK.tries)]
     with pytest.raises(InfraError, match="500 a fault"):
-        await sandbox.execute(["true"], timeout_s=LONG_S)
+        await sandbox.execute(["true"], timeout_s=LONG_SECONDS)
     assert not host.faults, "no more and no fewer tries"
 
 
@@ -130,7 +130,7 @@ async def test_a_machine_that_is_gone_is_said_at_once(
     host.faults = [Fault(path, "gone")]
     heard = len(host.heard)
     with pytest.raises(InfraError, match="is gone") as caught:
-        await sandbox.execute(["true"], timeout_s=LONG_S)
+        await sandbox.execute(["true"], timeout_s=LONG_SECONDS)
     assert caught.value.code == "sandbox_gone"
     assert len(host.heard) - heard <= 2, "it is not tried again"
     await sandbox.stop()
@@ -141,7 +141,7 @@ async def test_a_supervisor_that_was_killed_is_said(provider: E2BProvider, proce
     line = "p=$PPID; while [ $p -gt 1 ]; do q=$(awk '/^PPid/ {print $2}' /proc/$p/status);"
     line += " grep -q local_supervisor /proc/$q/cmdline || break; p=$q; done; kill -9 $p; sleep 600"
     with pytest.raises(InfraError, match="supervisor of the e2b sandbox ended"):  # here it is not number 1
-        await sandbox.execute(["bash", "-c", line], timeout_s=LONG_S)
+        await sandbox.execute(["bash", "-c", line], timeout_s=LONG_SECONDS)
 
 
 async def test_walls_that_cannot_be_built_are_said(provider: E2BProvider, processes: Processes, host: FakeE2B) -> None:
@@ -175,7 +175,7 @@ async def test_the_machine_gets_the_limits_and_no_internet(
     assert machine.asked["templateID"] == "my-template:v2"
     assert machine.asked["timeout"] == 1800
     assert machine.sizes == [str(320 << 20), "150000 100000", "77", str(20 << 20), "1000"]
-    result = await sandbox.execute(["bash", "-c", "ulimit -Hn"], timeout_s=LONG_S)
+    result = await sandbox.execute(["bash", "-c", "ulimit -Hn"], timeout_s=LONG_SECONDS)
     assert result.output == b"99\n"
 
 
@@ -280,7 +280,7 @@ async def test_large_files_and_files_that_are_too_large(
 async def test_answers_are_not_kept_for_ever(provider: E2BProvider, processes: Processes, host: FakeE2B) -> None:
     sandbox = await provider.start(SPEC, processes)
     for _ in range(3):
-        await sandbox.execute(["true"], timeout_s=LONG_S)
+        await sandbox.execute(["true"], timeout_s=LONG_SECONDS)
     (machine,) = host.machines.values()
     calls = [json.dumps(each[each.index("call") + 2 :]) for each in machine.starts if "call" in each]
     assert calls == ['["0"]', '["1", "0"]', '["2", "1"]', '["3", "2"]']

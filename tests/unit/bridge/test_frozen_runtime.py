@@ -20,7 +20,7 @@ from groundwork.network import find_available_port
 from groundwork.process import ChildProcess, spawn
 from lab.testkit.processes import wait_until
 from openclaw.runtime.process import RuntimeSupervisor, responds
-from openclaw.runtime.silence import LEAST_MISSES, Silence
+from openclaw.runtime.silence import MIN_MISSES, Silence
 
 SERVER = Path(__file__).parents[2] / "helpers" / "freezing_server.py"
 
@@ -97,7 +97,7 @@ def test_a_slow_process_is_left_alone(tmp_path: Path) -> None:
     """It answers each look after a while, which is less than a look waits."""
     with supervised(tmp_path, frozen_seconds=60.0, slow=0.5) as (supervisor, url, children):
         silence = Silence(60.0)
-        assert not any(silence.look(lambda: responds(url, silence.patience)) for _ in range(LEAST_MISSES + 1))
+        assert not any(silence.look(lambda: responds(url, silence.patience)) for _ in range(MIN_MISSES + 1))
         assert silence.seconds == 0.0
         assert (len(children), supervisor.restarts) == (1, 0)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from openclaw.chat.server import ChatError, MissingRecordError
-from openclaw.chat.watch import MOST_WATCHED, Watch, Watched, news, quoted, settled
+from openclaw.chat.watch import MAX_WATCHED, Watch, Watched, news, quoted, settled
 
 EMPTY = dict.fromkeys(("reason", "score", "score_source", "hint", "sample", "step", "weight_version"))
 
@@ -130,7 +130,7 @@ def test_a_server_that_cannot_tell_is_asked_once(monkeypatch: pytest.MonkeyPatch
 def test_the_number_of_replies_under_watch_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("openclaw.chat.watch.FIRST_SECONDS", 3600.0)
     watch = Watch(Source(JUDGED), print)
-    for number in range(MOST_WATCHED + 3):
+    for number in range(MAX_WATCHED + 3):
         watch.add(str(number), "no")
-    assert len(watch._watched) == MOST_WATCHED
+    assert len(watch._watched) == MAX_WATCHED
     watch.close()

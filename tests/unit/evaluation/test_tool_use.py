@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from evaluation.case import Case
-from evaluation.tool_turns import MOST_CALLS, MalformedCall
-from evaluation.tool_use import MOST_REPLIES, TOOL_USE
+from evaluation.tool_turns import MAX_CALLS, MalformedCall
+from evaluation.tool_use import MAX_REPLIES, TOOL_USE
 from evaluation.tool_worlds import TOOLS, World, calculate
 
 from tests.helpers.scripted_model import Reply, oracle, results, talk_of
@@ -101,8 +101,8 @@ async def test_endless_calls_end() -> None:
     case = case_of("look_up")
     talk = talk_of(lambda messages: [("price", {"item": "lamp"})])
     assert (await TOOL_USE.play(case, talk)).reason == "too_many_replies"
-    assert len(results(talk.messages)) == MOST_REPLIES + 1
-    talk = talk_of(lambda messages: [("price", {"item": "lamp"})] * (MOST_CALLS + 5))
+    assert len(results(talk.messages)) == MAX_REPLIES + 1
+    talk = talk_of(lambda messages: [("price", {"item": "lamp"})] * (MAX_CALLS + 5))
     assert (await TOOL_USE.play(case, talk)).reason == "too_many_calls"
-    assert len(results(talk.messages)) == MOST_CALLS + 1
+    assert len(results(talk.messages)) == MAX_CALLS + 1
     assert "no call is left" in results(talk.messages)[-1]

@@ -13,7 +13,7 @@ from openclaw.config.runtime import RuntimeConfig
 from openclaw.launch.limits import limit_lines, short_limits
 from tests.helpers.syntax import parsed
 
-WORDS = {"MAX", "MOST", "LEAST", "LIMIT", "LONGEST", "LARGEST", "DEPTH", "TIMEOUT"}
+WORDS = {"MAX", "MIN", "MOST", "LEAST", "LIMIT", "LONGEST", "LARGEST", "DEPTH", "TIMEOUT"}
 UNITS = {"SECONDS", "BYTES", "CHARACTERS", "TOKENS", "SECOND", "DROPPED"}
 # Numbers that no request can reach: pauses, caches, pages of answers, and how a bound is watched.
 INTERNAL = {
@@ -23,6 +23,8 @@ INTERNAL = {
     "DROP_SECONDS",
     "END_SECONDS",
     "KEY_BYTES",
+    "MAX_CHOICE_DEPTH",
+    "MAX_GROUP_DEPTH",
     "LARGEST_FACTOR",
     "LARGEST_SPAN",
     "LENGTH_BYTES",

@@ -133,7 +133,7 @@ async def test_judge_and_teacher_share_no_key_with_anybody() -> None:
 
 
 def test_who_loses_a_key_gets_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_client, "MOST_OWNERS", 2)
+    monkeypatch.setattr(engine_client, "MAX_OWNERS", 2)
     keys = CacheKeys()
     first = {owner: keys.of(owner) for owner in ("a", "b")}
     assert keys.of("a") == first["a"]

@@ -134,7 +134,7 @@ async def test_an_engine_that_says_nothing_is_given_up(monkeypatch: pytest.Monke
 
 
 async def test_a_reader_that_falls_behind_stops_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_connection, "MOST_UNREAD_BYTES", 1 << 16)
+    monkeypatch.setattr(engine_connection, "MAX_UNREAD_BYTES", 1 << 16)
     part = b"%x\r\n" % (1 << 16) + b"x" * (1 << 16) + b"\r\n"
     server = RawServer(HEAD, *[part] * 200, END)
     async with server.serve() as connections:

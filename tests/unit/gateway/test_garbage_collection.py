@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from groundwork.garbage import MOST_NEW_OBJECTS
+from groundwork.garbage import MAX_NEW_OBJECTS
 from lab.testkit.processes import eventually
 from openclaw.runtime.garbage_collection import collect_when_quiet, settle
 
@@ -57,7 +57,7 @@ def test_much_garbage_is_collected_whatever_goes_on() -> None:
     try:
         settle()
         assert gc.get_freeze_count() > frozen
-        knots = [weakref.ref(Knot()) for _ in range(2 * MOST_NEW_OBJECTS)]
-        assert sum(knot() is not None for knot in knots) < 1.1 * MOST_NEW_OBJECTS
+        knots = [weakref.ref(Knot()) for _ in range(2 * MAX_NEW_OBJECTS)]
+        assert sum(knot() is not None for knot in knots) < 1.1 * MAX_NEW_OBJECTS
     finally:
         gc.set_threshold(*before)

@@ -268,7 +268,7 @@ async def test_a_crash_in_the_middle_of_a_reply_is_not_seen(stack: Stack) -> Non
 
 
 async def test_an_engine_that_stays_away_is_a_503(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway_health, "LEAST_AWAY_S", 0.01)
+    monkeypatch.setattr(gateway_health, "MIN_AWAY_SECONDS", 0.01)
     stack = await start(engine_url="http://127.0.0.1:9", engine_wait_seconds=0.1)
     outage = gateway_health.Outage(stack.url, gateway_health.GatewayHealth())
     await outage.begin()

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groundwork.chat_messages import DEEPEST_ARGUMENTS, nesting, read_arguments
+from groundwork.chat_messages import MAX_ARGUMENTS_DEPTH, nesting, read_arguments
 from openclaw.config.bounds import (
     FEEDBACK_BODY,
     LARGE_BODY,
@@ -71,7 +71,7 @@ async def test_any_arguments_are_answered(http: httpx.AsyncClient, stack: Stack,
 
 
 def test_arguments_that_nest_too_deep_stay_text() -> None:
-    deep = "[" * (DEEPEST_ARGUMENTS + 1) + "]" * (DEEPEST_ARGUMENTS + 1)
+    deep = "[" * (MAX_ARGUMENTS_DEPTH + 1) + "]" * (MAX_ARGUMENTS_DEPTH + 1)
     assert read_arguments(deep) == deep
     assert read_arguments(deep[1:-1]) != deep[1:-1]
     assert read_arguments('{"a": ' + json.dumps("[" * 500) + "}") == {"a": "[" * 500}

@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-MOST_KEPT_BYTES = 100 << 20
+MAX_KEPT_BYTES = 100 << 20
 
 
 def test_memory_comes_back_after_bodies_of_30_mb() -> None:
@@ -19,4 +19,4 @@ def test_memory_comes_back_after_bodies_of_30_mb() -> None:
     )
     found = json.loads(done.stdout)
     assert found["statuses"] == [400, 200] * 4
-    assert found["after"] - found["before"] < MOST_KEPT_BYTES
+    assert found["after"] - found["before"] < MAX_KEPT_BYTES

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from groundwork.exceptions import ConfigError
-from groundwork.yaml_file import LARGEST_BYTES, read_yaml_mapping
+from groundwork.yaml_file import MAX_BYTES, read_yaml_mapping
 from openclaw.launch.__main__ import main
 from openclaw.launch.flags import VARIABLE_OF_FLAG
 from openclaw.launch.plan import Plan, Recipe
@@ -155,7 +155,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "a bomb": (BOMB.encode(), "expand to more than"),
     "an anchor in itself": (b"a: &a [*a]\n", "expand"),
     "an unknown anchor": (b"a: *b\n", "line 1 is not YAML"),
-    "too large": (b"#" * (LARGEST_BYTES + 1), f"more than {LARGEST_BYTES} bytes"),
+    "too large": (b"#" * (MAX_BYTES + 1), f"more than {MAX_BYTES} bytes"),
     "an unknown flag": (b"lerning-rate: 1\n", "there is no flag 'lerning-rate'"),
     "a list for one value": (b"lr: [1, 2]\n", "takes one value"),
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from groundwork.exceptions import ConfigError
-from openclaw.config.names import SHORTEST, near_misses, one_error, unknown_prefixed
+from openclaw.config.names import MIN_LENGTH, near_misses, one_error, unknown_prefixed
 from openclaw.launch.__main__ import main as launch
 from openclaw.launch.known_names import check_names, known_names, name_warnings
 from openclaw.launch.methods import find_method
@@ -68,7 +68,7 @@ def test_a_mistyped_name_is_refused_unless_another_program_reads_it(typed: str, 
 
 def test_each_name_with_one_error_is_refused() -> None:
     known = known_names()
-    for name in (name for name in known if len(name) >= SHORTEST):
+    for name in (name for name in known if len(name) >= MIN_LENGTH):
         at = len(name) // 2
         typed = {name[:at] + name[at + 1 :], name[:at] + name[at] + name[at:], name.lower()} - known
         environment = dict.fromkeys(typed, "4")

@@ -77,7 +77,7 @@ def fill_to_the_last_page(ledger: Ledger, folder: Path) -> None:
 
 
 def test_a_session_is_deleted_on_a_full_disk(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "LEAST_FREE", 1)
+    monkeypatch.setattr(sessions, "MIN_FREE", 1)
     path = small_disk / "ledger.sqlite"
     ledger = Ledger(path)
     ledger.database.rows("PRAGMA wal_autocheckpoint = 20")  # as small as this disk, compared with the reserve

@@ -11,7 +11,7 @@ from lab.testkit.rollout_engine import PROMPT, RolloutEngine, rollout_args
 from slime.args import Arguments
 from slime.exceptions import PluginError
 from slime.rollout import fully_async_rollout, sglang_rollout
-from slime.rollout.collection import MOST_EMPTY, MOST_EMPTY_BATCHES, WARN_BATCHES, Collection, DropStreak
+from slime.rollout.collection import MAX_EMPTY, MAX_EMPTY_BATCHES, WARN_BATCHES, Collection, DropStreak
 from slime.rollout.data_source import RolloutDataSourceWithBuffer
 from slime.utils.types import Sample
 
@@ -58,7 +58,7 @@ def test_a_kept_group_ends_the_streak(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_nothing_but_empty_lists_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
     drops = streak()
-    most = max(MOST_EMPTY, MOST_EMPTY_BATCHES * BATCH)
+    most = max(MAX_EMPTY, MAX_EMPTY_BATCHES * BATCH)
     for _ in range(most - 1):
         drops.add("empty", kept=0)
     assert "check --custom-generate-function-path mine.generate" in caplog.records[0].getMessage()
@@ -70,7 +70,7 @@ def test_nothing_but_empty_lists_is_an_error(caplog: pytest.LogCaptureFixture) -
 
 def test_a_filter_alone_never_ends_a_run() -> None:
     drops = streak()
-    for _ in range(100 * MOST_EMPTY):
+    for _ in range(100 * MAX_EMPTY):
         drops.add("zero_std", kept=0)
 
 

@@ -27,9 +27,9 @@ from openclaw.report import examples, sections
 from openclaw.report.build import build
 from openclaw.report.command import main
 from openclaw.report.examples import CANDIDATES, PAIRS
-from openclaw.report.svg import MOST_POINTS, Chart, Line, draw, nice_ticks, thinned
+from openclaw.report.svg import MAX_POINTS, Chart, Line, draw, nice_ticks, thinned
 from openclaw.report.totals import FirstReply
-from openclaw.runs.evidence import FEWEST
+from openclaw.runs.evidence import MIN_TURNS
 from openclaw.runs.folder import open_run
 from openclaw.runs.reasons import REASONS
 from tests.helpers.made_runs import MadeRun
@@ -239,7 +239,7 @@ def test_replies_of_logs_are_no_evidence(tmp_path: Path) -> None:
 def test_a_run_that_began_with_copies_is_judged_by_its_own_replies(tmp_path: Path) -> None:
     """It went on with live traffic, so its settings do not say any more that it trained from logs."""
     earlier = MadeRun(tmp_path / "earlier")
-    for _ in range(2 * FEWEST):
+    for _ in range(2 * MIN_TURNS):
         earlier.talk(1)
     earlier.close()
     folder = learned(MadeRun(tmp_path / "run")).close()
@@ -249,7 +249,7 @@ def test_a_run_that_began_with_copies_is_judged_by_its_own_replies(tmp_path: Pat
         copy_run(source, ledger, source.views.session_ids(), number=2)
     both = build(open_run(folder))
     assert both.sentence == alone
-    assert f"Another run or program gave the replies of {2 * FEWEST} turns." in both.page
+    assert f"Another run or program gave the replies of {2 * MIN_TURNS} turns." in both.page
 
 
 def test_gate_decisions_are_shown(run: MadeRun, tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ def test_examples_are_bounded_and_chosen_by_questions(run: MadeRun, statements: 
 
 def test_charts() -> None:
     long = [(float(x), float(x % 7)) for x in range(100_000)]
-    assert len(thinned(long)) <= MOST_POINTS
+    assert len(thinned(long)) <= MAX_POINTS
     assert thinned([(1.0, 2.0)]) == [(1.0, 2.0)]
     assert nice_ticks(0.0, 1.0) == [0.0, 0.5, 1.0]
     assert nice_ticks(-0.03, 0.011) == pytest.approx([-0.04, -0.02, 0.0, 0.02])

@@ -48,7 +48,7 @@ FLAGS = (
 )
 """``--no-sandbox`` switches off Chromium's own sandbox, which cannot nest in ours."""
 LONGEST_S = 7200.0
-START_S, POLL_S = 60.0, 0.05
+START_S, POLL_SECONDS = 60.0, 0.05
 LINK = """
 import os, socket, sys, threading, time
 deadline = time.monotonic() + 60
@@ -139,7 +139,7 @@ class WalledProgram:
                 text = (await self._sandbox.read_file(path)).decode()
                 if "\n" in text:
                     return text
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(POLL_SECONDS)
         raise InfraError(f"the browser did not write {path} within {START_S:g} s", code="browser_lost")
 
     def ends(self) -> list[asyncio.Task[ExecResult]]:

@@ -19,7 +19,7 @@ SCREEN = Screen(width=160, height=210, scale=2, window=(500, 320))
 """The part of the page that holds the task; the rest shows rewards."""
 HIDDEN = ("reward-display", "sync-task-cover", "click-canvas", "query")
 """Elements that are not part of the task; the query is the instruction."""
-OPEN_S, POLL_S = 20.0, 0.02
+OPEN_SECONDS, POLL_SECONDS = 20.0, 0.02
 DAY_MS = 86_400_000
 LOADED = """(document.readyState === 'complete' && location.href === %s && typeof core === 'object'
     && core.cover_div !== null && WOB_TASK_READY)"""
@@ -71,11 +71,11 @@ async def start(page: Page, url: str, seed: str) -> str:
     answer = await page.send("Page.navigate", {"url": url})
     if answer.get("errorText"):
         raise InfraError(f"the reset failed: {url} is not there ({answer['errorText']})", code="reset_failed")
-    deadline = asyncio.get_running_loop().time() + OPEN_S
+    deadline = asyncio.get_running_loop().time() + OPEN_SECONDS
     while not await page.evaluate(LOADED % json.dumps(url)):
         if asyncio.get_running_loop().time() > deadline:
-            raise InfraError(f"the reset failed: {url} did not load within {OPEN_S:g} s", code="reset_failed")
-        await asyncio.sleep(POLL_S)
+            raise InfraError(f"the reset failed: {url} did not load within {OPEN_SECONDS:g} s", code="reset_failed")
+        await asyncio.sleep(POLL_SECONDS)
     instruction = await page.evaluate(BEGIN % (DAY_MS, json.dumps(seed)))
     state = await read(page, url)
     if not instruction or not state.here or not state.running or state.done:

@@ -22,7 +22,7 @@ from agentrl.tasks.gui.osworld.source import load, pool_files
 from agentrl.tasks.gui.osworld.task_file import TaskFile
 from agentrl.tasks.gui.osworld.vm import VirtualMachine
 
-POLL_S = 1.0
+POLL_SECONDS = 1.0
 
 
 class OsWorldEnvironment(GuiEnvironment):
@@ -105,7 +105,7 @@ class OsWorldEnvironment(GuiEnvironment):
                 if loop.time() > deadline:
                     said = f"the reset failed: the machine does not answer: {error.message}"
                     raise InfraError(said, code="reset_failed") from error
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(POLL_SECONDS)
 
     async def _disconnect(self) -> None:
         if self._vm is not None:

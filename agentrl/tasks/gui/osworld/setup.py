@@ -19,11 +19,11 @@ from urllib.parse import urlsplit
 from agentrl.exceptions import InfraError
 from agentrl.tasks.gui.osworld.shapes import PLACEHOLDERS, STEP_SHAPES, Download, Execute, Shape, Sleep, Upload
 from agentrl.tasks.gui.osworld.task_file import Step
-from agentrl.tasks.gui.osworld.vm import SETUP_S, VirtualMachine
+from agentrl.tasks.gui.osworld.vm import SETUP_SECONDS, VirtualMachine
 
 logger = logging.getLogger(__name__)
-BETWEEN_S = 0.3
-MOST_REPEATED_S = 600.0
+BETWEEN_SECONDS = 0.3
+MAX_REPEATED_SECONDS = 600.0
 """Seconds between two runs of a command that has an ``until``, and for all of them."""
 
 
@@ -88,17 +88,17 @@ async def _execute(vm: VirtualMachine, supplies: Supplies, given: Any) -> None:
     assert isinstance(given, Execute)
     command = supplies.filled(given.command, vm.size)
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + MOST_REPEATED_S
+    deadline = loop.time() + MAX_REPEATED_SECONDS
     while True:
-        ran = await vm.execute(command, shell=given.shell, seconds=SETUP_S)
+        ran = await vm.execute(command, shell=given.shell, seconds=SETUP_SECONDS)
         if given.until.met(ran.status, ran.output, ran.error):
             break
         if loop.time() >= deadline:
             said = f"status {ran.status}, {supplies.hidden(ran.error[-300:])}"
             raise InfraError(
-                f"the command did not reach its until in {MOST_REPEATED_S:g} s: {said}", code="reset_failed"
+                f"the command did not reach its until in {MAX_REPEATED_SECONDS:g} s: {said}", code="reset_failed"
             )
-        await asyncio.sleep(BETWEEN_S)
+        await asyncio.sleep(BETWEEN_SECONDS)
     if ran.status:
         logger.warning("a command of the set-up ended with %d: %s", ran.status, supplies.hidden(ran.error[-300:]))
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-MOST_SLEEP_S = 120.0
+MAX_SLEEP_SECONDS = 120.0
 PASSWORD = "{CLIENT_PASSWORD}"
 PLACEHOLDERS = (PASSWORD, "{SCREEN_WIDTH}", "{SCREEN_HEIGHT}", "{SCREEN_WIDTH_HALF}", "{SCREEN_HEIGHT_HALF}")
 """What `execute` and `command` replace in a command."""
@@ -102,7 +102,7 @@ class Window(Shape):
 class Sleep(Shape):
     """Parameters of the step."""
 
-    seconds: Annotated[float, Field(ge=0.0, le=MOST_SLEEP_S)]
+    seconds: Annotated[float, Field(ge=0.0, le=MAX_SLEEP_SECONDS)]
 
 
 STEP_SHAPES: dict[str, type[Shape]] = {

@@ -19,9 +19,9 @@ from agentrl.tasks.gui.actions import CLICKS, Action, Point
 from agentrl.tasks.gui.computer import Look
 from agentrl.tasks.gui.keys import key_of
 
-LOOKS, LOOK_S, BETWEEN_S = 3, 30.0, 1.0
+LOOKS, LOOK_SECONDS, BETWEEN_SECONDS = 3, 30.0, 1.0
 """Tries of a call that only looks, its seconds, and the seconds between two."""
-ACT_S, SETUP_S = 90.0, 600.0
+ACT_SECONDS, SETUP_SECONDS = 90.0, 600.0
 MOST_BYTES = 64 << 20
 PROGRAM = """
 import json, sys, time
@@ -72,7 +72,7 @@ class VirtualMachine:
     def __init__(self, url: str, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
         """Prepare for the server at ``url``; `begin` looks at it."""
         self.size = self.picture = (0, 0)
-        self._client = httpx.AsyncClient(base_url=url, transport=transport, trust_env=False, timeout=LOOK_S)
+        self._client = httpx.AsyncClient(base_url=url, transport=transport, trust_env=False, timeout=LOOK_SECONDS)
 
     async def begin(self) -> None:
         """Read the size of the screen.
@@ -102,7 +102,7 @@ class VirtualMachine:
         if ran.status:
             raise InfraError(f"the machine could not act: {ran.error[-500:]}", code="vm_action")
 
-    async def execute(self, command: Sequence[str] | str, *, shell: bool = False, seconds: float = ACT_S) -> Ran:
+    async def execute(self, command: Sequence[str] | str, *, shell: bool = False, seconds: float = ACT_SECONDS) -> Ran:
         """Run a command in the machine, once."""
         body = {"command": command if isinstance(command, str) else list(command), "shell": shell}
         answer = await self._json("POST", "/execute", json=body, timeout=seconds)
@@ -110,12 +110,12 @@ class VirtualMachine:
 
     async def setup(self, route: str, body: Mapping[str, Any]) -> None:
         """Call a route of the set-up, such as ``launch``, once."""
-        await self._call("POST", f"/setup/{route}", json=dict(body), timeout=SETUP_S)
+        await self._call("POST", f"/setup/{route}", json=dict(body), timeout=SETUP_SECONDS)
 
     async def upload(self, path: str, data: bytes) -> None:
         """Write a file in the machine."""
         files = {"file_data": (path.rpartition("/")[2], data)}
-        await self._call("POST", "/setup/upload", data={"file_path": path}, files=files, timeout=SETUP_S)
+        await self._call("POST", "/setup/upload", data={"file_path": path}, files=files, timeout=SETUP_SECONDS)
 
     async def read_file(self, path: str) -> bytes | None:
         """Return a file of the machine; None if there is none."""
@@ -156,7 +156,7 @@ class VirtualMachine:
             except httpx.HTTPError as error:
                 said = f"{type(error).__name__}: {error}"
             if left:
-                await asyncio.sleep(BETWEEN_S)
+                await asyncio.sleep(BETWEEN_SECONDS)
         raise InfraError(f"the machine failed {route}: {said}", code="vm_lost")
 
 

@@ -19,7 +19,7 @@ from agentrl.tasks.toolcall.tools.interface import Room, World, parameters
 SECONDS = 10.0
 LONGEST_S = 600.0
 MOST_OUTPUT = 4096
-MOST_CODE = 200_000
+MAX_CODE = 200_000
 SOCKET = "/tmp/.notebook"
 START = 'python3 -c "$1" serve "$2" </dev/null >/dev/null 2>&1 & while ! [ -S "$2" ]; do sleep 0.02; done'
 """Waits, so that the time of the first call is the program's."""
@@ -58,8 +58,8 @@ class CodeInterpreter:
     async def call(self, arguments: JsonObject, world: World) -> str:
         """See `agentrl.tasks.toolcall.tools.interface.Tool`."""
         program = str(arguments["code"])
-        if len(program) > MOST_CODE:
-            raise InvalidError(f"the code has more than {MOST_CODE} characters", code="too_large")
+        if len(program) > MAX_CODE:
+            raise InvalidError(f"the code has more than {MAX_CODE} characters", code="too_large")
         fresh = "code" not in world.rooms
         sandbox = await world.sandbox("code")
         if not self.stateful:

@@ -16,8 +16,8 @@ from agentrl.exceptions import InvalidError
 from agentrl.protocol import JsonObject
 from agentrl.tasks.toolcall.tools.interface import World, clipped, shown
 
-MOST_ANSWER = 1 << 18
-MOST_SHOWN = 8192
+MAX_ANSWER = 1 << 18
+MAX_SHOWN = 8192
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class HttpTool:
                 async with sent as answer:
                     async for chunk in answer.aiter_bytes():
                         body += chunk
-                        if len(body) > MOST_ANSWER:
+                        if len(body) > MAX_ANSWER:
                             break
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
             raise InvalidError(f"{self.name} does not answer: {type(error).__name__}", code="tool_error") from None
@@ -53,7 +53,7 @@ class HttpTool:
             raise InvalidError(
                 f"the arguments of {self.name} cannot be sent: {error}", code="invalid_arguments"
             ) from None
-        text = clipped(bytes(body[:MOST_ANSWER]).decode(errors="replace"), MOST_SHOWN)
+        text = clipped(bytes(body[:MAX_ANSWER]).decode(errors="replace"), MAX_SHOWN)
         if answer.is_success:
             return text
         raise InvalidError(f"{self.name} answered with status {answer.status_code}: {text}", code="tool_error")

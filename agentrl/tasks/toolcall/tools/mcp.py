@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from mcp import Client
     from mcp_types import CallToolResult
 
-CONNECT_S = 60.0
-LISTING_S = 60.0
+CONNECT_SECONDS = 60.0
+LISTING_SECONDS = 60.0
 """Seconds of all pages of a server's list together."""
-MOST_PAGES = 50
-MOST_SHOWN = 8192
-MOST_REASON = 300
-MOST_TOOLS = 200
+MAX_PAGES = 50
+MAX_SHOWN = 8192
+MAX_REASON = 300
+MAX_TOOLS = 200
 MISSING = "MCP tools need the MCP SDK; install it with: pip install 'mcp>=2.3,<3'"
 Transport = AbstractAsyncContextManager[Any]
 
@@ -75,11 +75,11 @@ class McpConnection:
         client_of()
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._owner = asyncio.create_task(self._own(server, ready))
-        await asyncio.wait({self._owner, ready}, timeout=CONNECT_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({self._owner, ready}, timeout=CONNECT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
             problem = self._owner.exception() if self._owner.done() else None
             await self.close()
-            reason = _reason(problem) if problem else f"no answer within {CONNECT_S:g} s"
+            reason = _reason(problem) if problem else f"no answer within {CONNECT_SECONDS:g} s"
             raise InfraError(f"the MCP server {self._label} does not start: {reason}", code="mcp_failed") from problem
 
     async def tools(self, allow: frozenset[str] | None, room: Room | None) -> list[McpTool]:
@@ -87,10 +87,10 @@ class McpConnection:
 
         Raises:
             ConfigError: ``allow`` names a tool that the server does not have, or it has no end of tools or pages.
-            InfraError: the server is lost, or takes longer than `LISTING_S`.
+            InfraError: the server is lost, or takes longer than `LISTING_SECONDS`.
         """
         try:
-            async with asyncio.timeout(LISTING_S):
+            async with asyncio.timeout(LISTING_SECONDS):
                 found = await self._listed(room)
         except TimeoutError as error:
             raise InfraError(
@@ -108,7 +108,7 @@ class McpConnection:
         """Return all tools by name, page by page."""
         found: dict[str, McpTool] = {}
         cursor: str | None = None
-        for _ in range(MOST_PAGES):
+        for _ in range(MAX_PAGES):
             try:
                 page = await self._asked("list_tools", cursor=cursor)
             except _odd_answers() as error:
@@ -118,13 +118,13 @@ class McpConnection:
                 ) from error
             for each in page.tools:
                 found[each.name] = McpTool(each.name, each.description or each.name, each.input_schema, self, room)
-            if len(found) > MOST_TOOLS:
-                raise ConfigError(f"the MCP server {self._label} lists more than {MOST_TOOLS} tools; offer fewer")
+            if len(found) > MAX_TOOLS:
+                raise ConfigError(f"the MCP server {self._label} lists more than {MAX_TOOLS} tools; offer fewer")
             cursor = page.next_cursor
             if cursor is None:
                 return found
         raise ConfigError(
-            f"the MCP server {self._label} lists tools without an end: {MOST_PAGES} pages have {len(found)} of them"
+            f"the MCP server {self._label} lists tools without an end: {MAX_PAGES} pages have {len(found)} of them"
         )
 
     async def call(self, name: str, arguments: JsonObject) -> str:
@@ -155,7 +155,7 @@ class McpConnection:
         text = "\n".join(map(_text, result.content))
         if not text and result.structured_content is not None:
             text = json.dumps(result.structured_content, ensure_ascii=False)
-        text = clipped(text, MOST_SHOWN)
+        text = clipped(text, MAX_SHOWN)
         if result.is_error:
             raise InvalidError(text or f"{name} failed", code="tool_error")
         return text
@@ -165,7 +165,7 @@ class McpConnection:
         self._stop.set()
         if self._owner is not None:
             with suppress(BaseException):
-                await asyncio.wait_for(asyncio.shield(self._owner), CONNECT_S)
+                await asyncio.wait_for(asyncio.shield(self._owner), CONNECT_SECONDS)
             self._owner.cancel()
             self._owner = None
 
@@ -277,7 +277,7 @@ async def _unchecked(name: str, result: CallToolResult) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:MOST_REASON]
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:MAX_REASON]
 
 
 def _reason(error: BaseException) -> str:

@@ -13,7 +13,7 @@ import time
 import traceback
 
 START_S = 20.0
-POLL_S = 0.02
+POLL_SECONDS = 0.02
 CHUNK = 1 << 16
 
 
@@ -65,7 +65,7 @@ def run(path: str) -> None:
         except OSError:
             if time.monotonic() > deadline:
                 sys.exit("the notebook did not start")
-            time.sleep(POLL_S)
+            time.sleep(POLL_SECONDS)
     caller.sendall(piece)
     caller.shutdown(socket.SHUT_WR)
     while data := caller.recv(CHUNK):

@@ -13,7 +13,7 @@ from agentrl.exceptions import InvalidError
 from agentrl.protocol import JsonObject
 from agentrl.tasks.toolcall.tools.interface import Room, World, clipped
 
-MOST_RESULT = 8192
+MAX_RESULT = 8192
 FAILED = 9
 # The result leaves by a descriptor that the function does not know as stdout.
 PROGRAM = r"""
@@ -68,7 +68,7 @@ class PythonTool:
         if result.timed_out:
             raise InvalidError(f"{self.name} took more than {self.seconds:g} s", code="tool_timeout")
         if result.exit_code == FAILED:
-            raise InvalidError(clipped(text, MOST_RESULT), code="tool_error")
+            raise InvalidError(clipped(text, MAX_RESULT), code="tool_error")
         if result.exit_code != 0:
             raise InvalidError(f"{self.name} ended with status {result.exit_code}", code="tool_error")
-        return clipped(text, MOST_RESULT)
+        return clipped(text, MAX_RESULT)

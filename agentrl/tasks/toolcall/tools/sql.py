@@ -16,9 +16,9 @@ from agentrl.sandbox.interface import Sandbox
 from agentrl.tasks.toolcall.draft import Tables
 from agentrl.tasks.toolcall.tools.interface import Room, World, parameters
 
-STATEMENT_S = 10.0
+STATEMENT_SECONDS = 10.0
 MOST_OUTPUT = 8192
-MOST_STATE = 1 << 20
+MAX_STATE = 1 << 20
 # Reads a request from stdin: {"do": "make" | "run" | "dump", "tables" | "statement"}.
 PROGRAM = r"""
 import json, os, sqlite3, sys
@@ -81,7 +81,7 @@ async def tables_of(world: World) -> Tables | None:
     if "sql" not in world.rooms:
         return world.tables
     try:
-        return json.loads(await _program(world.rooms["sql"], {"do": "dump"}, MOST_STATE))
+        return json.loads(await _program(world.rooms["sql"], {"do": "dump"}, MAX_STATE))
     except (InvalidError, json.JSONDecodeError):
         return None
 
@@ -95,13 +95,13 @@ async def _program(sandbox: Sandbox, request: Mapping[str, Any], most: int = MOS
     """
     result = await sandbox.execute(
         ["/usr/bin/python3", "-I", "-c", PROGRAM],
-        timeout_s=STATEMENT_S,
+        timeout_s=STATEMENT_SECONDS,
         stdin=json.dumps(request).encode(),
         most_output=most,
     )
     text = result.output.decode(errors="replace").removesuffix("\n")
     if result.timed_out:
-        raise InvalidError(f"the statement took more than {STATEMENT_S:g} s; write a faster one", code="too_slow")
+        raise InvalidError(f"the statement took more than {STATEMENT_SECONDS:g} s; write a faster one", code="too_slow")
     if result.exit_code == WRONG:
         raise InvalidError(text.removeprefix("error: "), code="bad_statement")
     if result.exit_code != 0:

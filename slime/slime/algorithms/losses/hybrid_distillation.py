@@ -34,7 +34,7 @@ from slime.utils.streams import TrainBatch
 READS = ("rollout_topk_log_probs",)
 """Streams that not every sample has; live training refuses a method whose samples lack one."""
 # Bound on the teacher's log ratio without --opd-clip.
-LARGEST_DIFFERENCE = 1.0
+MAX_DIFFERENCE = 1.0
 
 
 def support_surrogate(args: Arguments, new: Tensor, old: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
@@ -43,7 +43,7 @@ def support_surrogate(args: Arguments, new: Tensor, old: Tensor, teacher: Tensor
     A token whose weight rounds to zero adds nothing, however far its ratio overflows. ``--eps-clip-c`` bounds the loss of
     negative advantages, as in the policy loss.
     """
-    bound = LARGEST_DIFFERENCE if args.opd_clip is None else args.opd_clip
+    bound = MAX_DIFFERENCE if args.opd_clip is None else args.opd_clip
     weights = torch.softmax(old, dim=-1)
     advantages = weights * (teacher - old).clamp(-bound, bound)
     counts = advantages != 0.0

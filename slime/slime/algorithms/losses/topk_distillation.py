@@ -34,14 +34,14 @@ READS = ("teacher_topk_log_probs",)
 """Streams that not every sample has; live training refuses a method whose samples lack one."""
 
 # Bounds the tail's probability from below: the float32 sum of a support with nearly all of it may exceed 1.
-SMALLEST_TAIL = 1e-6
+MIN_TAIL = 1e-6
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
 
 
 def with_tail(log_probs: Tensor) -> Tensor:
     """Return ``[R, K + 1]``: ``log_probs`` ``[R, K]`` and the log probability of everything else."""
-    inside = torch.logsumexp(log_probs, dim=-1, keepdim=True).clamp(max=-SMALLEST_TAIL)
+    inside = torch.logsumexp(log_probs, dim=-1, keepdim=True).clamp(max=-MIN_TAIL)
     return torch.cat([log_probs, torch.log(-torch.expm1(inside))], dim=-1)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from slime.args import Arguments
 
-MOST = 3
+MAX_FIXES = 3
 _RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 
 
@@ -36,13 +36,13 @@ def as_flags(change: Fix) -> str:
 
 
 def fitting(args: Arguments, fits: Callable[[Arguments], bool]) -> list[Fix]:
-    """Return up to :data:`MOST` changes that make ``fits`` true, the smallest of each kind."""
+    """Return up to :data:`MAX_FIXES` changes that make ``fits`` true, the smallest of each kind."""
     found = []
     for ladder in _ladders(args):
         step = next((change for change in ladder if fits(change.changed(args))), None)
         if step is not None:
             found.append(step)
-        if len(found) == MOST:
+        if len(found) == MAX_FIXES:
             break
     return found
 

@@ -20,7 +20,7 @@ _CLUSTER = re.compile(r"[bcdfghjklmnpqrstvwxyz]{2}")
 _KEYWORD_COUNTS = (1, 2, 3, 5, 7)
 _NESTING = 5
 _PALINDROMES = 10
-_SHORTEST_PALINDROME = 5
+_MIN_PALINDROME_LENGTH = 5
 
 
 def nested_brackets(text: str) -> bool:
@@ -63,7 +63,7 @@ def stairs(text: str) -> bool:
 
 def palindromes(text: str) -> bool:
     """Ten different words of five letters or more that read the same backwards."""
-    found = {word.lower() for word in words_of(text) if len(word) >= _SHORTEST_PALINDROME}
+    found = {word.lower() for word in words_of(text) if len(word) >= _MIN_PALINDROME_LENGTH}
     return sum(word == word[::-1] for word in found) >= _PALINDROMES
 
 

@@ -24,7 +24,7 @@ from slime.exceptions import SlimeError
 GRADE_SECONDS = 5.0
 START_SECONDS = 120.0
 MEMORY_BYTES = 4 * 2**30
-MOST_WORKERS = 8
+MAX_WORKERS = 8
 MODULE = "slime.rollout.rm_hub.worker_main"
 ANSWERS = "slime.rollout.rm_hub.equal_answers"
 
@@ -121,4 +121,4 @@ class GraderPool:
 @functools.cache
 def pool() -> GraderPool:
     """Return this process's pool, started with the first grade."""
-    return GraderPool(max(1, min(MOST_WORKERS, (os.cpu_count() or 2) // 2)))
+    return GraderPool(max(1, min(MAX_WORKERS, (os.cpu_count() or 2) // 2)))

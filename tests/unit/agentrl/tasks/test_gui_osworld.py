@@ -187,8 +187,8 @@ async def test_a_reset_that_failed_is_never_rewarded(
     task: Write,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("agentrl.tasks.gui.osworld.vm.BETWEEN_S", 0.0)
-    monkeypatch.setattr("agentrl.tasks.gui.osworld.setup.MOST_REPEATED_S", 0.0)
+    monkeypatch.setattr("agentrl.tasks.gui.osworld.vm.BETWEEN_SECONDS", 0.0)
+    monkeypatch.setattr("agentrl.tasks.gui.osworld.setup.MAX_REPEATED_SECONDS", 0.0)
     vms.settings(**wrong)
     with pytest.raises(InfraError, match=why):
         await environment.reset(task(config=steps, evaluator={"func": "infeasible"}), 0)
@@ -202,7 +202,7 @@ async def test_a_reset_that_failed_is_never_rewarded(
 async def test_a_machine_that_dies_is_never_judged(
     environment: OsWorldEnvironment, vms: FakeVms, task: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentrl.tasks.gui.osworld.vm.BETWEEN_S", 0.0)
+    monkeypatch.setattr("agentrl.tasks.gui.osworld.vm.BETWEEN_SECONDS", 0.0)
     await environment.reset(task(), 0)
     vms.kill()
     with pytest.raises(InfraError):
@@ -227,7 +227,7 @@ async def test_the_loop_plays_an_episode_again_whose_machine_died(
     monkeypatch.setenv("GUI_OBSERVATION_TYPE", "a11y_tree")
     monkeypatch.setenv("AGENTRL_TRIES", str(tries))
     monkeypatch.setenv("AGENTRL_MAX_TURNS", "2")
-    monkeypatch.setattr("agentrl.tasks.gui.osworld.vm.BETWEEN_S", 0.0)
+    monkeypatch.setattr("agentrl.tasks.gui.osworld.vm.BETWEEN_SECONDS", 0.0)
     made = task(config=[{"type": "execute", "parameters": {"command": "printf yes > done.txt", "shell": True}}])
     died: list[Path] = []
     async with staged(Light, [CLICK + END], tmp_path, tiny_random_model, monkeypatch) as on:
@@ -283,7 +283,7 @@ async def test_commands_of_the_set_up_run_as_in_osworld(
 ) -> None:
     """A status does not count; ``until`` repeats; size and password stand in for their placeholders, and stay out of logs."""
     monkeypatch.setenv("GUI_CLIENT_PASSWORD", "pa55")
-    monkeypatch.setattr("agentrl.tasks.gui.osworld.setup.BETWEEN_S", 0.0)
+    monkeypatch.setattr("agentrl.tasks.gui.osworld.setup.BETWEEN_SECONDS", 0.0)
     steps = [
         {"type": "command", "parameters": {"command": "echo pa55 is wrong >&2; exit 3", "shell": True}},
         {

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentrl.exceptions import InfraError, InvalidError
-from agentrl.tasks.toolcall.tools.mcp import MOST_SHOWN, McpConnection, lines_transport
+from agentrl.tasks.toolcall.tools.mcp import MAX_SHOWN, McpConnection, lines_transport
 
 pytest.importorskip("mcp")
 Answer = Callable[[str, Any], Any]
@@ -116,7 +116,7 @@ async def test_a_long_result_is_cut(key: str) -> None:
         else {"content": [], "structuredContent": {"a": text}}
     )
     seen = await answered(result)
-    assert len(seen) < MOST_SHOWN + 100
+    assert len(seen) < MAX_SHOWN + 100
     assert "characters are left out" in seen
 
 

@@ -259,7 +259,7 @@ async def test_a_reset_starts_anew(make: Make, provider: PlainProvider) -> None:
 
 
 async def test_too_many_names(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "MOST_NAMES", 50)
+    monkeypatch.setattr(snapshot, "MAX_NAMES", 50)
     verdict = await judged(make(), WORD, f"{oracle(WORD)}\ntouch {{1..60}}")
     assert (verdict.status, verdict.score) == ("task_failed", 0.0)
     assert "more than 50 names" in verdict.detail

@@ -170,7 +170,7 @@ def test_a_forged_archive_is_the_agents_error_and_takes_no_memory(data: bytes) -
 
 
 def test_the_number_of_names_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "MOST_NAMES", 20)
+    monkeypatch.setattr(snapshot, "MAX_NAMES", 20)
     assert clean(b"".join(header(f"a/{number}") for number in range(19)))
     for data in (header(f"a/{number}") for number in range(20)), (header(f"{number}/a") for number in range(20)):
         with pytest.raises(UnusableError, match="more than 20 names"):

@@ -157,7 +157,7 @@ def test_secrets_beside_the_tools_are_covered(write: Write, tmp_path: Path) -> N
 def test_a_folder_that_is_no_folder_of_tools_is_refused(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(secret_files, "MOST_FILES", 1)
+    monkeypatch.setattr(secret_files, "MAX_FILES", 1)
     (tmp_path / "other.py").touch()
     with pytest.raises(ConfigError, match="move the tools to a folder of their own"):
         read_config(write([python()]))
@@ -308,7 +308,7 @@ async def test_a_list_within_the_bounds_is_whole(monkeypatch: pytest.MonkeyPatch
 
 async def test_a_list_that_takes_too_long_is_an_error_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each page comes in time; all of them together do not."""
-    monkeypatch.setattr(mcp, "LISTING_S", 0.05)
+    monkeypatch.setattr(mcp, "LISTING_SECONDS", 0.05)
 
     async def asked(*_: Any, **named: Any) -> Any:
         await asyncio.Event().wait()
