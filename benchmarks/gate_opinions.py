@@ -28,7 +28,7 @@ from benchmarks.gate_parts import owners, tabular
 from benchmarks.gate_parts.simulated import Outcome, Setting, simulate
 from benchmarks.machine import describe_machine
 from groundwork.command_line import output_file
-from openclaw.config.gate_variables import GateVariables
+from openclaw.config.runtime_variables import GateVariables
 
 WARM_UP = 14
 STEADY = 40

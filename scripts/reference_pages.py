@@ -23,9 +23,9 @@ from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.openapi import describe
 from openclaw.gateway.routes import add_model_routes, add_session_routes, add_status_routes
 from openclaw.judge.metrics import JudgeMetrics
-from openclaw.launch.limits import shown_value
 from openclaw.launch.methods import methods_of
 from openclaw.launch.profiles import PROFILES
+from openclaw.launch.report import shown_value
 from openclaw.launch.variables import LAUNCH_VARIABLES
 from openclaw.privacy.redactor import build_redactor
 from slime.arguments.parser import build_parser

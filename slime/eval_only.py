@@ -19,10 +19,9 @@ from groundwork.private_files import OutputError, check_output
 from groundwork.process import watch_lifeline
 from slime.arguments import parse_args
 from slime.arguments.cluster import CLUSTER
-from slime.arguments.environments import ENVIRONMENTS
 from slime.arguments.evaluation import NO_TRAINING, add_report_flag
 from slime.arguments.parser import Parser
-from slime.arguments.rollout import DATA, EVALUATION, ROLLOUT
+from slime.arguments.rollout import DATA, ENVIRONMENTS, EVALUATION, ROLLOUT
 from slime.arguments.sglang_flags import TITLE as ENGINES_TITLE
 from slime.arguments.tracking import TRACKING
 

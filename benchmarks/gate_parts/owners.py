@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from openclaw.config.gate_variables import GateVariables
+from openclaw.config.runtime_variables import GateVariables
 from openclaw.gate.decision import Evidence, Scored, decide_on
 from openclaw.ledger.probes import Candidate, choose_probes, drawn, in_turn, part_of, reservoir_order
 from openclaw.owners import stored_id

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.machine import REPOSITORY
-from openclaw.config.gate_variables import GateVariables
+from openclaw.config.runtime_variables import GateVariables
 from openclaw.credit.baseline import record_judged
 from openclaw.gate.plugin import Gate
 from openclaw.ledger.records import BASELINE, PROBE, Turn, Verdict, VersionSpan

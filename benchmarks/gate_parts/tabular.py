@@ -14,7 +14,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from openclaw.config.gate_variables import GateVariables
+from openclaw.config.runtime_variables import GateVariables
 from openclaw.gate.decision import Evidence, Scored, decide_on
 from openclaw.ledger.decisions import EARLY, LATE, QUIET
 from openclaw.ledger.probes import in_turn, reservoir_order

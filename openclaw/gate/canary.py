@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from openclaw.config.gate_variables import GateVariables
+from openclaw.config.runtime_variables import GateVariables
 from openclaw.engine.canary import Share, close_share, failures, open_share
 from openclaw.engine.client import CACHE_KEY, new_cache_key
 from openclaw.gate.decision import Agreement, Live, disagrees, does_worse

@@ -21,7 +21,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from openclaw.config.gate_variables import GateVariables
+from openclaw.config.runtime_variables import GateVariables
 from openclaw.gate.margin import Change, Margin, chance_of_signs, paired_margin
 
 STATED_WEIGHT = 2.0

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from groundwork.exceptions import ConfigError
-from openclaw.config.gate_variables import GateVariables
+from openclaw.config.runtime_variables import GateVariables
 from openclaw.gate.canary import try_first
 from openclaw.gate.decision import Evidence, Finding, decide_on
 from openclaw.gate.questions import ask_about

@@ -18,8 +18,8 @@ from chat_codec.renderer import Renderer
 from chat_codec.reply_parser import Content, ReplyParser
 from groundwork.chat_messages import Message
 from groundwork.processors import load_tokenizer
-from openclaw.config.gate_variables import GateVariables
 from openclaw.config.runtime import RuntimeConfig
+from openclaw.config.runtime_variables import GateVariables
 from openclaw.gate.decision import Evidence, Paired, Scored
 from openclaw.gate.tasks import Task, read_tasks
 from openclaw.judge.hygiene import is_repetitive

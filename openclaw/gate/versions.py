@@ -24,7 +24,7 @@ from rich.table import Table
 
 from groundwork.command_line import CommandLine, nearest_path
 from groundwork.exceptions import ConfigError
-from openclaw.config.gate_variables import GateVariables
+from openclaw.config.runtime_variables import GateVariables
 from openclaw.ledger.decisions import DecisionRecord, Kind
 from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
 from openclaw.ledger.store import Ledger

@@ -29,8 +29,8 @@ from openclaw.launch.report import STARTED_AS, continue_command, describe, descr
 from openclaw.launch.resolve import make_plan
 from openclaw.launch.task import FoundTask, TaskConfig, find_task, task_file, task_folders
 from slime.arguments.checkpoint import CONTINUE_VARIABLE
+from slime.arguments.cluster import missing_machines
 from slime.arguments.dry_run import of_machine
-from slime.arguments.machines import missing_machines
 
 
 def fail(message: str) -> NoReturn:

@@ -13,14 +13,14 @@ from pathlib import Path
 
 from groundwork.exceptions import ConfigError
 from groundwork.variables import Value
-from openclaw.config.gate_variables import GATE_PATH
 from openclaw.config.method_config import MethodConfig
 from openclaw.config.runtime import RuntimeConfig
+from openclaw.config.runtime_variables import GATE_PATH
 from openclaw.launch.logs import CORRECTED
 from openclaw.launch.methods import REPOSITORY
 from openclaw.launch.profiles import Profile
 from openclaw.launch.task import TaskConfig, head_address
-from slime.arguments.machines import ADDRESS_VARIABLE, named_cluster
+from slime.arguments.cluster import ADDRESS_VARIABLE, named_cluster
 from slime.arguments.model_shape import shape_flags
 
 DEFAULT_VOTES = 1

@@ -1,19 +1,27 @@
-"""Assign GPUs to roles, from three counts or from three lists of GPU numbers.
+"""GPUs, memory and machines of a plan: which role has which GPU, whether it fits, and how other machines join.
 
-Guarantee: a list that a run cannot honour is an error that says what to write instead.
+Guarantees: a list of GPUs that a run cannot honour is an error that says what to write instead. A dry run prints the memory
+check that a start makes, with the same arguments; on a machine without GPUs it assumes the profile's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from groundwork.exceptions import ConfigError
+from groundwork.variables import Value
 from openclaw.launch.methods import REPOSITORY, recommended
+from openclaw.launch.profiles import Profile
 from openclaw.launch.variables import Resolved, parse_gpus
-from slime.args import Arguments
-from slime.arguments.critic import critic_gpus
-from slime.arguments.machines import OWN_CLUSTER
+from slime.args import Arguments, required
+from slime.arguments.algorithm import critic_gpus
+from slime.arguments.cluster import OWN_CLUSTER, missing_secret
+from slime.arguments.dry_run import of_machine
+from slime.arguments.memory_budget import Budget, budget_of
+from slime.arguments.memory_budget.fixes import Fix, as_flags
+from slime.arguments.memory_budget.machine import gpu_memory
 
 GPU_ROLES = ("actor", "rollout", "prm")
 # The fewest GPUs that a kind of script needs, and how its name ends; the first that fits counts.
@@ -90,3 +98,84 @@ def check_listed(args: Arguments) -> None:
             f"lists of GPUs need a cluster that the run starts itself, but this run joins {args.ray_address}, which assigns GPUs; "
             f"write ACTOR_GPUS, ROLLOUT_GPUS and PRM_GPUS as counts, or add --ray-address {OWN_CLUSTER}"
         )
+
+
+VARIABLES = {
+    "max_tokens_per_gpu": "MAX_TOKENS_PER_GPU",
+    "sglang_mem_fraction_static": "MEM_FRACTION_STATIC",
+    "sglang_context_length": "CONTEXT_LENGTH",
+    "actor_num_gpus_per_node": "ACTOR_GPUS",
+    "rollout_num_gpus_per_engine": "TP",
+    "use_lora": "USE_LORA",
+    "gradient_checkpointing": "USE_GRADIENT_CHECKPOINTING",
+}
+"""The launcher's variable for each argument."""
+
+
+def as_variables(change: Fix) -> str:
+    """Return the fix to type: ``MAX_TOKENS_PER_GPU=8192``, or a flag if no variable sets it."""
+    name, value = change.values[0]
+    if name not in VARIABLES:
+        return as_flags(change)
+    return f"{VARIABLES[name]}={1 if value is True else value}"
+
+
+def plan_budget(profile: Profile, args: Arguments, gpu_ids: Sequence[int] | None, problems: Sequence[str]) -> Budget:
+    """Return the budget of ``args``; empty without a placement, or if ``problems`` go beyond this machine."""
+    if not all(of_machine(problem) for problem in problems):
+        return Budget(())
+    memory = gpu_memory(args, f"profile {profile.name}", profile.gpu_memory_gb)
+    names = tuple(dict.fromkeys(gpu_ids)) if gpu_ids else None
+    try:
+        return budget_of(args, memory, names=names, spell=as_variables)
+    except ConfigError:
+        return Budget(())
+
+
+DEFAULT_PORT = 6379
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def check_nodes(values: Mapping[str, Value], gpu_ids: tuple[int, ...] | None, environment: Mapping[str, str]) -> None:
+    """Raise ConfigError if the machines of a run could not find or trust each other."""
+    count, rank, head = int(str(values["nnodes"])), int(str(values["node_rank"])), values["master_addr"]
+    if count == 1:
+        given = {
+            "NODE_RANK": rank,
+            "MASTER_ADDR": None if head in LOOPBACK else head,
+            "MASTER_PORT": None if values["master_port"] == DEFAULT_PORT else values["master_port"],
+            "NODE_ADDR": values["node_addr"],
+        }
+        words = [f"{name}={value}" for name, value in given.items() if value]
+        if words:
+            raise ConfigError(f"{' '.join(words)} is for several machines; set NNODES to their number, or unset it")
+        return
+    problems = []
+    if rank >= count:
+        problems.append(f"NODE_RANK={rank} with NNODES={count}; machines are numbered 0 to {count - 1}")
+    if not head or head in LOOPBACK:
+        problems.append(f"NNODES={count} needs MASTER_ADDR, the address at which the others reach the head")
+    if gpu_ids is not None:
+        problems.append("lists of GPUs are for one machine; write ACTOR_GPUS, ROLLOUT_GPUS and PRM_GPUS as counts")
+    if problem := missing_secret(environment):
+        problems.append(problem)
+    if problems:
+        raise ConfigError("\n  - ".join(["several machines:", *problems]) if len(problems) > 1 else problems[0])
+
+
+def node_command(args: Arguments, values: Mapping[str, Value]) -> tuple[str, ...]:
+    """Return the command of a machine other than the head; it honours flags given after the script's name."""
+    own = ("--node-address", str(values["node_addr"])) if values["node_addr"] else ()
+    return (
+        *(sys.executable, "-m", "slime.ray.worker_node"),
+        *(
+            "--head-address",
+            required("--head-address", args.head_address),
+            "--num-gpus",
+            str(args.num_gpus_per_node),
+            "--device",
+            args.device,
+        ),
+        *("--timeout", f"{args.node_timeout:g}"),
+        *("--log", str(Path(args.run_dir) / "logs" / f"ray-node-{values['node_rank']}.log"), *own),
+    )

@@ -23,9 +23,9 @@ from openclaw.launch.task import TaskConfig
 from openclaw.models.places import broken_model
 from openclaw.runtime.process import PORT_PATIENCE_SECONDS, reserve_port
 from slime.args import Arguments
-from slime.arguments.derive import usable_gpus, visible_gpus
-from slime.arguments.devices import gpus_of_machine, missing_devices
+from slime.arguments.cluster import gpus_of_machine, missing_devices
 from slime.arguments.dry_run import MISSING_PATH
+from slime.arguments.validate import usable_gpus, visible_gpus
 
 ON_CPU = ", or add --device cpu"
 """What a program of the trainer advises where CUDA does not work; a plan for GPUs would be unusably slow."""

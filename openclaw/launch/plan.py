@@ -16,8 +16,7 @@ from openclaw.launch.profiles import Profile
 from openclaw.launch.task import TaskConfig
 from openclaw.launch.variables import Resolved
 from slime.args import Arguments
-from slime.arguments.algorithm import algorithm_warnings
-from slime.arguments.critic import critic_gpus
+from slime.arguments.algorithm import algorithm_warnings, critic_gpus
 from slime.arguments.memory_budget import Budget
 
 

@@ -7,15 +7,37 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from groundwork.exceptions import ConfigError
+from openclaw.config.bounds import Row, rows
+from openclaw.config.runtime import RuntimeConfig
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.launch.flags import CUSTOM, NOT_TYPED
-from openclaw.launch.limits import limit_lines, short_limits
 from openclaw.launch.plan import Plan
 from openclaw.launch.task import TaskConfig
 from openclaw.runtime.where import api_url, inspect_command, shown_path
 from slime.arguments.placement import describe_placement, start_lines
 from slime.arguments.process_environment import environment_lines
 from slime.tracking.redact import without_secrets
+
+SHORT = ("body_bytes", "requests_under_way", "context_tokens")
+
+
+def short_limits(config: RuntimeConfig) -> str:
+    """Return the bounds that a first user may meet, in one line."""
+    values = {row.name: shown_value(row) for row in rows(config)}
+    body, requests, context = (values[name] for name in SHORT)
+    return f"{body} bytes and {context} tokens a request, {requests} requests at once"
+
+
+def limit_lines(config: RuntimeConfig) -> Iterator[str]:
+    """Yield one line per bound: name, value, unit, variable."""
+    for row in rows(config):
+        yield f"  {row.name:<40} {shown_value(row):<16} {row.unit:<26} {row.variable or 'fixed'}"
+
+
+def shown_value(row: Row) -> str:
+    """Return the value of a bound, ``none`` without one."""
+    return "none" if row.value is None else f"{row.value:.15g}"
+
 
 TRACKER_SECRETS = ("WANDB_API_KEY", "WANDB_KEY", "HF_TOKEN")
 STARTED_AS = "LAUNCHED_AS"

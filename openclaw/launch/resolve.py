@@ -20,13 +20,11 @@ from openclaw.config.runtime import RuntimeConfig
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.gate.tasks import read_tasks
 from openclaw.launch.flags import CUSTOM, NOT_TYPED, VARIABLE_OF_FLAG, FlagInputs, flag_sections, flags_of_typed
-from openclaw.launch.gpus import check_listed, gpus_of_roles, split_for
+from openclaw.launch.gpus import check_listed, check_nodes, gpus_of_roles, node_command, plan_budget, split_for
 from openclaw.launch.guide_files import flags_of_file, take_in_file, without_flags
 from openclaw.launch.known_names import check_names
 from openclaw.launch.logs import with_logs
-from openclaw.launch.memory import plan_budget
 from openclaw.launch.methods import REPOSITORY, FoundMethod, find_method, import_paths
-from openclaw.launch.nodes import check_nodes, node_command
 from openclaw.launch.plan import Plan, Recipe, roles_of
 from openclaw.launch.profiles import Profile
 from openclaw.launch.task import JUDGED, KIND_VARIABLE, FoundTask, TaskConfig, find_task

@@ -16,8 +16,8 @@ from typing import Any
 
 from groundwork.private_files import private, private_folder
 from groundwork.process import spawn
-from openclaw.config.gate_variables import GATE_PATH
 from openclaw.config.runtime import VARIABLES, RuntimeConfig
+from openclaw.config.runtime_variables import GATE_PATH
 from openclaw.gateway.tls import check_certificate, own_certificate_context
 from openclaw.method import load_method
 from openclaw.runtime.process import PORT_PATIENCE_SECONDS, RuntimeSupervisor, answers, free_port

@@ -18,7 +18,7 @@ from groundwork.exceptions import ConfigError
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.launch.variables import LaunchVariables, parse_gpus
 from openclaw.runtime.where import LEDGER_NAME, own_import_paths
-from slime.arguments.derive import visible_gpus
+from slime.arguments.validate import visible_gpus
 from slime.utils.model_config import config_or_none
 
 DEFAULT_FOLDER = "rl_buffer"

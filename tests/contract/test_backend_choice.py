@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from slime.arguments import parse_args
+from slime.arguments.algorithm import critic_gpus
 from slime.arguments.backend import backend_line
-from slime.arguments.critic import critic_gpus
 from tests.contract.test_script_flags import model_args
 from tests.helpers.arguments import refusal
 from tests.helpers.checkpoints import config_only
@@ -67,7 +67,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_launch_script_for_megatron_runs_unchanged(
     script: str, installed: bool, model: list[str], repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slime.arguments.megatron.has_transformer_engine", lambda: installed)
+    monkeypatch.setattr("slime.arguments.backend.has_transformer_engine", lambda: installed)
     args = parse_args([*model_args(repository, "qwen3-4B"), *model, *SCRIPTS[script].split()])
     assert args.train_backend == "megatron"
     assert args.transformer_impl == ("transformer_engine" if installed else "local")

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from slime.arguments import parse_args
-from slime.arguments.environments import ENVIRONMENTS
 from slime.arguments.parser import GROUPS, parser_for
 from slime.arguments.refused import FIXED, REFUSED
+from slime.arguments.rollout import ENVIRONMENTS
 from tests.contract.flag_table import FLAGS
 from tests.helpers.syntax import parsed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from slime.arguments.environments import ENVIRONMENTS
+from slime.arguments.rollout import ENVIRONMENTS
 from tests.contract.flag_effects import EFFECTS, INTEGRATION
 from tests.contract.mentions import definitions, words_of
 from tests.contract.test_flag_effects import accepted

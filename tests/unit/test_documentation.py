@@ -36,7 +36,7 @@ from openclaw.config.runtime_variables import VARIABLES
 from openclaw.launch.methods import methods_of
 from openclaw.launch.task import KIND_VARIABLE
 from openclaw.launch.variables import LAUNCH_VARIABLES
-from slime.arguments.machines import ADDRESS_VARIABLE, MODE_VARIABLE, TOKEN_VARIABLE
+from slime.arguments.cluster import ADDRESS_VARIABLE, MODE_VARIABLE, TOKEN_VARIABLE
 from slime.arguments.parser import build_parser, parser_for
 from slime.arguments.process_environment import NOSET
 from slime.contract import CLAUSES

@@ -1,12 +1,22 @@
-"""Flags of weight and checkpoint folders, with checks that the folders exist and the flags agree."""
+"""Flags of checkpoints and of resuming, and the checks of the folders that a run reads and writes."""
 
 from __future__ import annotations
 
+import json
+import os
+import pickle
+import re
+import shlex
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from groundwork.command_line import nearest_path
 from slime.args import Arguments, required
 from slime.arguments.option import Group, Option
+from slime.exceptions import CheckpointError
+from slime.utils.model_config import read_config, text_config
 
 CHECKPOINT = Group(
     "checkpoints",
@@ -110,3 +120,355 @@ def _goes_on(args: Arguments) -> bool:
     if not args.load or not args.save:
         return False
     return Path(args.load).resolve() == Path(args.save).resolve()
+
+
+INDEX = ".metadata"
+_LAYER = re.compile(r"(?:decoder\.)?layers\.(\d+)\.")
+_FSDP, _MEGATRON = "model.hf.", "model."
+_STACKED = "decoder.layers.self_attention."
+_PADDING = 64
+"""Megatron pads the vocabulary to a multiple of the tensor-parallel ranks."""
+_DAMAGED = (
+    *(pickle.UnpicklingError, EOFError, AttributeError, LookupError, TypeError, ValueError, MemoryError),
+    *(OverflowError, RecursionError),
+)
+"""What reading a damaged pickle raises."""
+Shapes = dict[str, tuple[int, ...]]
+
+
+class CheckpointIndex(NamedTuple):
+    """The index of a distributed checkpoint: shape of each tensor, and the bytes that each file needs at least."""
+
+    shapes: Shapes
+    files: dict[str, int]
+
+
+class _Inert:
+    """Stands for any object of a pickle: keeps its arguments and state, and does nothing."""
+
+    def __new__(cls, *arguments: Any, **_: Any) -> _Inert:
+        made = object.__new__(cls)
+        made.arguments, made.state = arguments, {}
+        return made
+
+    arguments: tuple[Any, ...]
+    state: Any
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+    def append(self, value: Any) -> None:
+        pass
+
+    extend = add = append
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        return _Inert
+
+
+def read_index(folder: Path) -> CheckpointIndex:
+    """Return the index in a checkpoint's ``state`` folder.
+
+    Raises:
+        ValueError: it is damaged.
+        OSError: it cannot be read.
+    """
+    try:
+        with open(folder / INDEX, "rb") as file:
+            state = _PlainUnpickler(file).load().state
+        shapes = {
+            name: tuple(entry.state["size"].arguments[0])
+            for name, entry in state["state_dict_metadata"].items()
+            if isinstance(entry.state, dict) and "size" in entry.state
+        }
+        files: dict[str, int] = {}
+        for entry in state["storage_data"].values():
+            part = entry.state
+            end = part["offset"] + part["length"]
+            files[part["relative_path"]] = max(files.get(part["relative_path"], 0), end)
+    except _DAMAGED as error:
+        raise ValueError(f"not a whole index ({type(error).__name__})") from error
+    return CheckpointIndex(shapes, files)
+
+
+# Whole or not
+
+
+def damage(folder: Path) -> str | None:
+    """Return which file of the checkpoint ``folder`` is missing, cut off or unreadable and how; None if it is whole."""
+    try:
+        for file, problem in _looked_at(folder):
+            if problem:
+                return f"{file.relative_to(folder.parent)} {problem}"
+    except OSError as error:
+        return f"{error.filename or folder} cannot be read ({error.strerror})"
+    return None
+
+
+def _looked_at(folder: Path) -> Iterator[tuple[Path, str | None]]:
+    meta_file, state = folder / "meta.json", folder / "state"
+    if not meta_file.is_file():
+        yield meta_file, "is missing"
+        return
+    try:
+        meta = json.loads(meta_file.read_text())
+        ranks, rollout_id = int(meta.get("world_size", 0)), meta.get("rollout_id")
+    except (ValueError, AttributeError, TypeError):
+        yield meta_file, "is damaged"
+        return
+    if not (state / INDEX).is_file():
+        yield state / INDEX, "is missing"
+        return
+    try:
+        index = read_index(state)
+    except ValueError:
+        yield state / INDEX, "is damaged"
+        return
+    for name, size in index.files.items():
+        file = state / name
+        yield file, None if file.is_file() and file.stat().st_size >= size else _lost(file, size)
+    archives = [*(folder / f"rng_{rank}.pt" for rank in range(ranks)), *folder.glob("state/common.pt")]
+    yield from ((file, _archive_problem(file)) for file in archives)
+    position = folder.parent / "rollout" / f"global_dataset_state_dict_{rollout_id}.pt"
+    if position.exists():
+        yield position, _archive_problem(position)
+
+
+def _lost(file: Path, size: int) -> str:
+    return f"has {file.stat().st_size} of {size} bytes" if file.is_file() else "is missing"
+
+
+def _archive_problem(file: Path) -> str | None:
+    """Return what is wrong with a file of ``torch.save``; its index is at its end."""
+    if not file.is_file():
+        return "is missing"
+    return None if zipfile.is_zipfile(file) else "is damaged"
+
+
+# This run's
+
+
+def difference(args: Arguments, folder: Path) -> str | None:
+    """Return how the model in the whole checkpoint ``folder`` differs from ``--hf-checkpoint``; None if it does not."""
+    meta = json.loads((folder / "meta.json").read_text())
+    if meta.get("role", "policy") != "policy":
+        return None
+    if bool(meta.get("lora")) != bool(args.use_lora):
+        kind, do = ("LoRA adapters", "add") if meta.get("lora") else ("full weights", "remove")
+        return f"holds {kind}: {do} --use-lora"
+    try:
+        config = text_config(read_config(Path(args.hf_checkpoint)))
+        odd = list(_odd_sizes(read_index(folder / "state").shapes, config, Path(args.hf_checkpoint)))
+    except (CheckpointError, OSError, LookupError, TypeError, ValueError):
+        return None  # other checks name a model that cannot be read
+    if not odd:
+        return None
+    return (
+        f"is of another model than --hf-checkpoint {args.hf_checkpoint} (HF_CKPT): {', '.join(odd[:3])}; "
+        f"give the model that it started from{_origin(meta)}, or start in another folder"
+    )
+
+
+def _origin(meta: dict[str, Any]) -> str:
+    return f", {meta['hf_checkpoint']}" if meta.get("hf_checkpoint") else ""
+
+
+def _odd_sizes(shapes: Shapes, config: dict[str, Any], model: Path) -> Iterator[str]:
+    """Yield ``layers 4, not 6`` for each size that differs."""
+    if any(name.startswith(_FSDP) for name in shapes):
+        yield from _odd_of_fsdp({name.removeprefix(_FSDP): shape for name, shape in shapes.items()}, config, model)
+    else:
+        yield from _odd_of_megatron({name.removeprefix(_MEGATRON): shape for name, shape in shapes.items()}, config)
+
+
+def _odd_of_fsdp(shapes: Shapes, config: dict[str, Any], model: Path) -> Iterator[str]:
+    weights = {name: shape for name, shape in shapes.items() if not name.startswith("optimizer.")}
+    by_end = {name.removeprefix("model.").removeprefix("language_model."): shape for name, shape in weights.items()}
+    embedding = by_end.get("embed_tokens.weight")
+    if embedding is not None:
+        yield from _unlike("vocabulary", embedding[0], config.get("vocab_size"))
+        yield from _unlike("hidden size", embedding[1], config.get("hidden_size"))
+    layers = {int(found[1]) for name in by_end if (found := _LAYER.match(name))}
+    if layers:
+        yield from _unlike("layers", max(layers) + 1, config.get("num_hidden_layers"))
+    theirs = _shapes_in(model)
+    for name, shape in by_end.items():
+        base, is_adapter, part = name.partition(".lora_")
+        other = theirs.get(f"{base}.weight" if is_adapter else name)
+        if other is None or (is_adapter and len(other) != 2):
+            continue
+        if is_adapter:
+            mine, other = (shape[1:], other[1:]) if part.startswith("A") else (shape[:1], other[:1])
+        else:
+            mine = shape
+        if mine != other:
+            yield f"{name} {_sizes(mine)}, not {_sizes(other)}"
+
+
+def _odd_of_megatron(shapes: Shapes, config: dict[str, Any]) -> Iterator[str]:
+    embedding = shapes.get("embedding.word_embeddings.weight")
+    vocabulary = config.get("vocab_size")
+    if embedding is not None and vocabulary is not None:
+        if not vocabulary <= embedding[0] < vocabulary + _PADDING:
+            yield f"vocabulary {embedding[0]}, not {vocabulary}"
+        yield from _unlike("hidden size", embedding[1], config.get("hidden_size"))
+    numbered = {int(found[1]) for name in shapes if (found := _LAYER.match(name))}
+    stacked = {shape[0] for name, shape in shapes.items() if name.startswith(_STACKED) and len(shape) > 1}
+    if numbered or stacked:
+        yield from _unlike("layers", max(numbered) + 1 if numbered else max(stacked), config.get("num_hidden_layers"))
+
+
+def _unlike(what: str, mine: int, theirs: Any) -> Iterator[str]:
+    if theirs is not None and mine != theirs:
+        yield f"{what} {mine}, not {theirs}"
+
+
+def _sizes(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
+
+
+def _shapes_in(model: Path) -> Shapes:
+    """Return the shapes of a Hugging Face folder's weights, from the headers of its files, without the outer prefixes."""
+    found: Shapes = {}
+    for file in model.glob("*.safetensors"):
+        with open(file, "rb") as stream:
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        for name, entry in header.items():
+            if name != "__metadata__":
+                found[name.removeprefix("model.").removeprefix("language_model.")] = tuple(entry["shape"])
+    return found
+
+
+# The check of the command line
+
+
+def check_resumed(args: Arguments) -> list[str]:
+    """Return one line about the checkpoint of ``--resume`` or ``--load`` if the run cannot continue from it."""
+    given = args.save if args.resume else args.load
+    if not given or not Path(given).is_dir():
+        return []
+    roots = [Path(given)]
+    if args.resume and args.use_critic and args.critic_save:
+        roots.append(Path(args.critic_save))
+    for root in roots:
+        folder, problem = _newest(root)
+        if problem is None and folder is not None:
+            problem = damage(folder)
+        if problem:
+            return [f"{root}: {problem}; {_way_on(roots, folder)}"]
+    folder, _ = _newest(roots[0])
+    other = difference(args, folder) if folder else None
+    return [f"{folder} {other}"] if other else []
+
+
+def _newest(root: Path) -> tuple[Path | None, str | None]:
+    """Return the folder of the newest checkpoint, or what is wrong with the marker of the newest; neither without one."""
+    if (root / "meta.json").is_file():
+        return root, None
+    marker = root / LATEST
+    if not marker.is_file():
+        return None, None
+    try:
+        text = marker.read_text().strip()
+    except (OSError, ValueError) as error:
+        return None, f"{LATEST} cannot be read ({error})"
+    if not text.isdecimal():
+        return None, f"{LATEST} says {text[:40]!r}, which is not a number"
+    folder = root / f"iter_{int(text):07d}"
+    for there in (folder, folder.with_name(f"{folder.name}.old")):  # the second after a crash between two renames
+        if there.is_dir():
+            return there, None
+    return None, f"{LATEST} names {folder.name}, which does not exist"
+
+
+def _way_on(roots: list[Path], lost: Path | None) -> str:
+    """Say how to continue from the newest checkpoint that is whole in all ``roots``."""
+    if lost in roots:
+        return "name another checkpoint"
+    whole = [
+        path
+        for path in roots[0].glob("iter_*")
+        if path.name.removeprefix("iter_").isdecimal()
+        and (lost is None or path.name < lost.name)
+        and all((root / path.name).is_dir() and damage(root / path.name) is None for root in roots)
+    ]
+    if not whole:
+        return "no earlier checkpoint there is whole: restore the file, or start in another folder"
+    newest = max(whole, key=lambda path: path.name).name
+    markers = shlex.join(str(root / LATEST) for root in roots)
+    return (
+        f"{newest} is the newest whole checkpoint. To go on from it, and take the later steps again, type: "
+        f"echo {int(newest.removeprefix('iter_'))} | tee {markers}"
+    )
+
+
+CANNOT_WRITE = "cannot be written to"
+FEWEST_BYTES = 32 * 2**20
+"""Room that a run needs at least on a disk; its ledger alone reserves half of it."""
+_IN_RUN_FOLDER = dict.fromkeys(("arguments.json", "metrics.jsonl", "driver.log", "runtime.log"), False) | {"logs": True}
+_IN_SAVE = {"rollout": True, LATEST: False, "ledger.sqlite": False, "save.lock": False}
+"""What a run opens in the folder, by name: whether it is a folder."""
+
+
+def check_written(args: Arguments) -> list[str]:
+    """Return one line for each folder that this machine or user cannot write."""
+    problems: dict[str, str] = {}
+    for flag, folder, inside in _folders(args):
+        if reason := _reason(Path(folder), inside):
+            problems.setdefault(reason, f"{flag} {folder} {CANNOT_WRITE}: {reason}; mend that, or name another folder")
+    return list(problems.values())
+
+
+def _folders(args: Arguments) -> Iterator[tuple[str, str, dict[str, bool]]]:
+    """Yield flag, folder and what the run opens in it."""
+    yield "--run-dir", str(args.run_dir), _IN_RUN_FOLDER
+    for flag, folder in (("--save", args.save), ("--critic-save", args.critic_save if args.use_critic else None)):
+        if folder:
+            yield flag, folder, _IN_SAVE
+    for flag in ("save_hf", "save_debug_rollout_data", "save_debug_train_data"):
+        if template := getattr(args, flag):  # a path with {rollout_id}, perhaps in the name of a folder
+            whole = Path(template).parts[:-1]
+            names = whole[: next((place for place, part in enumerate(whole) if "{" in part), len(whole))]
+            yield f"--{flag.replace('_', '-')}", str(Path(*names)) if names else ".", {}
+    for flag in ("tensorboard_dir", "wandb_dir", "update_weight_disk_dir"):
+        if folder := getattr(args, flag):
+            yield f"--{flag.replace('_', '-')}", folder, {}
+
+
+def _reason(folder: Path, inside: dict[str, bool]) -> str | None:
+    """Return why ``folder`` cannot be written, or None."""
+    there = next(each for each in (folder, *folder.absolute().parents) if os.path.lexists(each))
+    if not there.exists():
+        return f"{there} is a link to nothing"
+    if not there.is_dir():
+        return f"{there} is a file"
+    if not os.access(there, os.W_OK | os.X_OK):
+        return f"{there} is {_closed(there)}"
+    room = os.statvfs(there)
+    free = room.f_frsize * (room.f_bfree if os.geteuid() == 0 else room.f_bavail)
+    if free < FEWEST_BYTES:
+        return f"its disk has {free >> 20} MiB left, and a run needs at least {FEWEST_BYTES >> 20}"
+    if there != folder:
+        return None
+    for name, is_folder in inside.items():
+        part = folder / name
+        if not os.path.lexists(part):
+            continue
+        if is_folder != part.is_dir():
+            return f"{part} is {'not a folder' if is_folder else 'not a file'}"
+        if not os.access(part, os.W_OK | os.X_OK if is_folder else os.W_OK):
+            return f"{part} is {_closed(part)}"
+    return None
+
+
+def _closed(path: Path) -> str:
+    read_only = os.statvfs(path).f_flag & os.ST_RDONLY
+    return "on a read-only file system" if read_only else f"not writable by user {os.geteuid()}"

@@ -1,4 +1,4 @@
-"""``--dry-run`` of the training programs: show what a command line would start and its problems; start nothing."""
+"""What a start needs besides valid flags, and ``--dry-run``: show what a command line would start, and start nothing."""
 
 from __future__ import annotations
 
@@ -8,20 +8,51 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from groundwork.command_line import nearest_path
 from groundwork.exceptions import ConfigError
 from slime.args import Arguments
-from slime.arguments.algorithm import algorithm_warnings
-from slime.arguments.at_start import missing_prompt_file, no_prompts
-from slime.arguments.backend import backend_line
-from slime.arguments.devices import missing_devices
-from slime.arguments.machines import missing_machines
-from slime.arguments.megatron import NOT_INSTALLED
+from slime.arguments.algorithm import algorithm_warnings, check_critic
+from slime.arguments.backend import NOT_INSTALLED, backend_line
+from slime.arguments.checkpoint import CANNOT_WRITE, LATEST, taken_folder
+from slime.arguments.cluster import missing_devices, missing_machines
 from slime.arguments.memory_budget import memory_problems
 from slime.arguments.placement import describe_placement, start_lines
 from slime.arguments.plugins import missing_plugins
 from slime.arguments.process_environment import environment_lines
-from slime.arguments.written import CANNOT_WRITE
 from slime.tracking.redact import without_secrets
+
+_CORE_SOURCES = "slime.rollout.data_source."
+
+
+def missing_at_start(args: Arguments) -> list[str]:
+    """Return one line per missing resource."""
+    return [*missing_devices(args), *no_prompts(args), *missing_prompt_file(args), *missing_plugins(args)]
+
+
+def check_still_free(args: Arguments) -> None:
+    """Raise ConfigError if another run wrote to the save folder while this one waited for GPUs."""
+    critic = check_critic(args, LATEST) if args.use_critic else []
+    if taken := [*taken_folder(args), *critic]:
+        raise ConfigError("; ".join(taken))
+
+
+def no_prompts(args: Arguments) -> list[str]:
+    """Return a line if the core's data source has no prompt file."""
+    if args.prompt_data or not _reads_prompts(args):
+        return []
+    return ["no prompts: add --prompt-data FILE, or --disable-rollout-global-dataset"]
+
+
+def missing_prompt_file(args: Arguments) -> list[str]:
+    """Return a line if the core's prompt file does not exist; a trailing ``@[a:b]`` is a slice."""
+    if not args.prompt_data or not _reads_prompts(args) or Path(args.prompt_data.partition("@[")[0]).is_file():
+        return []
+    return [f"--prompt-data {args.prompt_data}: no such file{nearest_path(args.prompt_data)}"]
+
+
+def _reads_prompts(args: Arguments) -> bool:
+    return args.rollout_global_dataset and args.data_source_path.startswith(_CORE_SOURCES)
+
 
 MISSING_PATH = "no such folder"
 MODEL_COMMAND = "SLIME_MODEL_COMMAND"

@@ -1,7 +1,7 @@
 """Write the class `slime.args.Arguments` from the declared flags: ``python -m slime.arguments.generate``.
 
 Guarantee: one attribute per flag, with the type of its parser and the default of its declaration. An attribute in
-`slime.arguments.derive.DERIVED` has its type during a run: never None.
+`slime.arguments.validate.DERIVED` has its type during a run: never None.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import sys
 from pathlib import Path
 
 import slime.args.arguments
-from slime.arguments.derive import DERIVED
 from slime.arguments.option import comma_list, json_object
 from slime.arguments.parser import build_parser
 from slime.arguments.refused import REFUSED_PREFIX
 from slime.arguments.rollout import media_columns
 from slime.arguments.sglang_flags import OWNED, READ_BY_CORE, attribute_of, recorded_flags
+from slime.arguments.validate import DERIVED
 
 FILE = Path(slime.args.arguments.__file__)
 _TYPES = {

@@ -15,27 +15,21 @@ from pathlib import Path
 from groundwork.command_line import CommandLine, as_list
 from groundwork.exceptions import ConfigError
 from slime.args import Arguments
-from slime.arguments.algorithm import ALGORITHM, algorithm_warnings
+from slime.arguments.algorithm import ALGORITHM, CRITIC, FUSES, GATE, algorithm_warnings
+from slime.arguments.backend import MEGATRON
 from slime.arguments.checkpoint import CHECKPOINT
 from slime.arguments.cluster import CLUSTER, COLOCATE
-from slime.arguments.critic import CRITIC
 from slime.arguments.dry_run import show_plan, with_command
-from slime.arguments.engines import JUDGE
-from slime.arguments.environments import ENVIRONMENTS
-from slime.arguments.fuses import FUSES
-from slime.arguments.gate import GATE
-from slime.arguments.help_pages import COMMON, add_help_all, short_help
-from slime.arguments.megatron import MEGATRON
 from slime.arguments.memory_budget import memory_problems
 from slime.arguments.model_shape import MODEL_SHAPE
+from slime.arguments.option import COMMON, add_help_all, short_help
 from slime.arguments.plugins import AddArguments, method_arguments, resolve_plugin_files
 from slime.arguments.refused import add_fixed_arguments, add_refused_arguments, refusals
-from slime.arguments.rollout import DATA, EVALUATION, ROLLOUT
+from slime.arguments.rollout import DATA, ENVIRONMENTS, EVALUATION, JUDGE, ROLLOUT
 from slime.arguments.sglang_flags import add_sglang_arguments
 from slime.arguments.tracking import DEBUG, MEMORY_HISTORY, TRACKING
-from slime.arguments.trainer import LORA, OPTIMIZER, TRAINER
+from slime.arguments.trainer import LORA, OPTIMIZER, TRAINER, WEIGHT_SYNC
 from slime.arguments.validate import validate
-from slime.arguments.weight_sync import WEIGHT_SYNC
 from slime.arguments.yaml_files import ARGUMENTS_FLAG, apply_custom_config, with_config_file
 
 LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")

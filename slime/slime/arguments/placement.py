@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from groundwork.exceptions import ConfigError
 from slime.args import Arguments
-from slime.arguments.critic import critic_gpus
+from slime.arguments.algorithm import critic_gpus
 
 Role = Literal["policy", "prm"]
 GpuId = int | str

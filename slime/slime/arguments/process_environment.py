@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slime.args import Arguments
-from slime.arguments.weight_sync import sends_gpu_handles
+from slime.arguments.trainer import sends_gpu_handles
 
 CUMEM, NVLS, MNNVL = "NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE", "NCCL_MNNVL_ENABLE"
 SHARED = (CUMEM, NVLS, MNNVL)

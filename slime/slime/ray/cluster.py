@@ -34,7 +34,7 @@ from groundwork.exceptions import ConfigError
 from groundwork.private_files import private, private_folder
 from groundwork.process import StopRequested
 from slime.args import Arguments, required
-from slime.arguments.machines import TOKEN_VARIABLE, missing_machines
+from slime.arguments.cluster import TOKEN_VARIABLE, missing_machines
 from slime.arguments.process_environment import NOSET, THREADS, of_user, shared_settings, variables_of_job
 from slime.backends.sglang_utils.external import LOCAL_HOSTS, external_url
 from slime.exceptions import NodeError

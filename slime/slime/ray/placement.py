@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from groundwork.exceptions import ConfigError
 from groundwork.machine import cuda_facts, usable_cores
 from slime.args import Arguments
-from slime.arguments.devices import device_problems
+from slime.arguments.cluster import device_problems
 from slime.arguments.placement import GpuId, Placement, describe_placement
 from slime.arguments.process_environment import NOSET
 from slime.exceptions import NodeError, NodeLostError

@@ -23,7 +23,7 @@ import psutil
 from groundwork.cleanup import entrust, start_janitor
 from groundwork.exceptions import ConfigError
 from groundwork.private_files import private, private_folder
-from slime.arguments.machines import missing_secret
+from slime.arguments.cluster import missing_secret
 from slime.arguments.process_environment import NOSET
 from slime.exceptions import NodeError
 

@@ -26,8 +26,8 @@ from groundwork.garbage import collect_rarely
 from groundwork.private_files import private_run_folder
 from groundwork.process import Stopped, StopRequested
 from slime.args import Arguments, required
-from slime.arguments.at_start import missing_at_start
 from slime.arguments.backend import backend_line
+from slime.arguments.dry_run import missing_at_start
 from slime.arguments.placement import describe_placement, start_lines, trainer_waits
 from slime.exceptions import DataUsedError, LostError, NodeLostError, RankLostError, SlimeError
 from slime.observability.metric_utils import compute_rollout_step

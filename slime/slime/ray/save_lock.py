@@ -23,7 +23,7 @@ from pathlib import Path
 
 from groundwork.exceptions import ConfigError
 from slime.args import Arguments
-from slime.arguments.at_start import check_still_free
+from slime.arguments.dry_run import check_still_free
 from slime.arguments.process_environment import JOB_VARIABLE
 from slime.utils.misc import say
 

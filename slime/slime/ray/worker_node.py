@@ -16,7 +16,7 @@ from pathlib import Path
 from groundwork.exceptions import ConfigError
 from groundwork.machine import cuda_facts
 from groundwork.process import StopRequested, watch_lifeline
-from slime.arguments.devices import device_problems
+from slime.arguments.cluster import device_problems
 from slime.exceptions import SlimeError
 from slime.ray.ray_start import Part, answers, check_token, is_known, node_of_cluster, own_address, resolved
 from slime.utils.forwarded_environment import of_node

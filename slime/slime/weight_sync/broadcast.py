@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from slime.args import Arguments
-from slime.arguments.weight_sync import shares_gpus
+from slime.arguments.trainer import shares_gpus
 from slime.weight_sync import LOADER
 from slime.weight_sync.delta import Change, Sender
 from slime.weight_sync.engine_sync import CLEANUP_SECONDS, EngineWeightSync

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from groundwork.exceptions import ConfigError
 from slime.args import Arguments
-from slime.arguments.weight_sync import on_one_gpu
+from slime.arguments.trainer import on_one_gpu
 from slime.weight_sync import LOADER
 from slime.weight_sync.engine_sync import EngineWeightSync
 from slime.weight_sync.remote_engine import EngineCalls, RemoteEngine

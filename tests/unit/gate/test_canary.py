@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lab.testkit.ledger_records import make_turn
-from openclaw.config.gate_variables import GateVariables
+from openclaw.config.runtime_variables import GateVariables
 from openclaw.engine.canary import NAME, Share, ShareReader
 from openclaw.engine.client import CACHE_KEY
 from openclaw.gate import canary as canary_module

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw.config.gate_variables import GateVariables
+from openclaw.config.runtime_variables import GateVariables
 from openclaw.gate.decision import BY_MARGIN, TOO_FEW, Evidence, Paired, Scored, decide_on
 
 BOUNDS = GateVariables(gate_margin=0.02)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from openclaw.config.gate_variables import GateVariables
+from openclaw.config.runtime_variables import GateVariables
 from openclaw.gate.decision import FEWEST_TIMED, Agreement, Live, Paired, chance_of_shares, disagrees, does_worse
 
 BOUNDS = GateVariables()

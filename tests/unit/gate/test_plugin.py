@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from openclaw.config.gate_variables import GateVariables
+from openclaw.config.runtime_variables import GateVariables
 from openclaw.gate import plugin
 from openclaw.gate.plugin import Gate, decide
 from openclaw.ledger.store import Ledger

@@ -10,7 +10,7 @@ import pytest
 
 from openclaw.config.bounds import rows
 from openclaw.config.runtime import RuntimeConfig
-from openclaw.launch.limits import limit_lines, short_limits
+from openclaw.launch.report import limit_lines, short_limits
 from tests.helpers.syntax import parsed
 
 WORDS = {"MAX", "MIN", "MOST", "LEAST", "LIMIT", "LONGEST", "LARGEST", "DEPTH", "TIMEOUT"}

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from groundwork.exceptions import ConfigError
-from openclaw.config.gate_variables import GATE_PATH
-from openclaw.config.runtime_variables import VARIABLES
+from openclaw.config.runtime_variables import GATE_PATH, VARIABLES
 from openclaw.launch.__main__ import main
 from openclaw.launch.plan import Plan, Recipe
 from openclaw.launch.profiles import GPU8, TINY_CPU

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from groundwork.exceptions import ConfigError
 from slime.args import Arguments
-from slime.arguments.rewards import GRADER_NAMES
+from slime.arguments.evaluation import GRADER_NAMES
 from slime.exceptions import SampleError
 from slime.rollout.metrics import grader_problems
 from slime.rollout.rm_hub import async_rm, batched_async_rm, check_samples, extraction

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slime.arguments import parse_args
-from slime.arguments.environments import ENVIRONMENTS
+from slime.arguments.rollout import ENVIRONMENTS
 from tests.helpers.arguments import refusal
 from tests.helpers.checkpoints import published
 

@@ -141,10 +141,10 @@ def test_what_megatron_cannot_do_names_what_can(
 
 def test_megatron_chooses_its_layers_by_the_device(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     megatron = [*base, "--train-backend", "megatron"]
-    monkeypatch.setattr("slime.arguments.megatron.has_transformer_engine", lambda: True)
+    monkeypatch.setattr("slime.arguments.backend.has_transformer_engine", lambda: True)
     assert parse_args([*megatron, "--device", "cpu"]).transformer_impl == "local"
     assert parse_args([*megatron, "--device", "cuda"]).transformer_impl == "transformer_engine"
-    monkeypatch.setattr("slime.arguments.megatron.has_transformer_engine", lambda: False)
+    monkeypatch.setattr("slime.arguments.backend.has_transformer_engine", lambda: False)
     assert parse_args([*megatron, "--device", "cuda"]).transformer_impl == "local"
     split = parse_args(
         [*megatron, "--device", "cpu", "--actor-num-gpus-per-node", "2", "--tensor-model-parallel-size", "2"]

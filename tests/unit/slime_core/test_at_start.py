@@ -12,7 +12,7 @@ import pytest
 from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments import parse_args
-from slime.arguments.at_start import missing_at_start
+from slime.arguments.dry_run import missing_at_start
 from slime.arguments.plugins import PLUGIN_OPTIONS, missing_plugins
 from slime.contract import KINDS
 from slime.ray.run import Run

@@ -16,9 +16,11 @@ from groundwork.machine import CudaFacts
 from openclaw.launch import __main__ as launch
 from openclaw.launch import machine as launch_machine
 from slime.args import Arguments
-from slime.arguments import derive, devices, parse_args
-from slime.arguments.at_start import missing_at_start
-from slime.arguments.devices import device_problems, gpus_of_machine, missing_devices, missing_tools
+from slime.arguments import cluster as devices
+from slime.arguments import parse_args
+from slime.arguments import validate as derive
+from slime.arguments.cluster import device_problems, gpus_of_machine, missing_devices, missing_tools
+from slime.arguments.dry_run import missing_at_start
 from slime.ray import run as run_module
 from slime.ray import worker_node
 from slime.ray.run import Run

@@ -8,8 +8,8 @@ import pytest
 
 from slime.args import Arguments
 from slime.arguments import build_parser, parse_args
-from slime.arguments.engines import check_engines
 from slime.arguments.placement import EngineSpec, describe_placement
+from slime.arguments.rollout import check_engines
 from slime.arguments.sglang_flags import OWNED, recorded_flags
 from slime.backends.sglang_utils.server_args import command_line, pass_through, server_command
 from tests.helpers.arguments import refusal

@@ -72,7 +72,7 @@ OPTIMIZER = {
 @pytest.fixture
 def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A run of eight GPUs with Megatron and Transformer Engine."""
-    monkeypatch.setattr("slime.arguments.megatron.has_transformer_engine", lambda: True)
+    monkeypatch.setattr("slime.arguments.backend.has_transformer_engine", lambda: True)
     base = f"--hf-checkpoint {config_only(tmp_path / 'model')} --rollout-batch-size 8 --num-rollout 1 --device cuda"
     return [*base.split(), "--train-backend", "megatron"]
 

@@ -14,7 +14,7 @@ import pytest
 from groundwork import paused
 from openclaw import resume
 from slime.args import Arguments
-from slime.arguments.fuses import check_fuses
+from slime.arguments.algorithm import check_fuses
 from slime.utils.fuses import Fuse, blown, read_fuse
 
 

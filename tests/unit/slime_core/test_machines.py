@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slime.arguments import parse_args
-from slime.arguments.machines import missing_machines
+from slime.arguments.cluster import missing_machines
 from tests.helpers.arguments import refusal
 from tests.helpers.checkpoints import config_only
 

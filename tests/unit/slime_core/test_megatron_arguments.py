@@ -140,9 +140,9 @@ def test_what_needs_transformer_engine_is_refused_where_it_is_not_installed(
     two_gpus: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, flags: str
 ) -> None:
     words = [*two_gpus, "--train-backend", "megatron", "--device", "cuda", *flags.split()]
-    monkeypatch.setattr("slime.arguments.megatron.has_transformer_engine", lambda: True)
+    monkeypatch.setattr("slime.arguments.backend.has_transformer_engine", lambda: True)
     assert parse_args(words).transformer_impl == "transformer_engine"
-    monkeypatch.setattr("slime.arguments.megatron.has_transformer_engine", lambda: False)
+    monkeypatch.setattr("slime.arguments.backend.has_transformer_engine", lambda: False)
     assert NO_ENGINE[flags] in refusal(capsys, words)
     assert (
         parse_args([*words[:-1], "local"] if "impl" in flags else [*words, "--optimizer-cpu-offload"]).device == "cuda"
@@ -152,7 +152,7 @@ def test_what_needs_transformer_engine_is_refused_where_it_is_not_installed(
 def test_a_dry_run_for_another_machine_does_not_need_transformer_engine(
     two_gpus: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slime.arguments.megatron.has_transformer_engine", lambda: False)
+    monkeypatch.setattr("slime.arguments.backend.has_transformer_engine", lambda: False)
     words = [*two_gpus, "--train-backend", "megatron", "--device", "cuda", "--transformer-impl", "transformer_engine"]
     more = ["--disable-rollout-global-dataset", "--rollout-max-response-len", "8", "--dry-run"]
     with pytest.raises(SystemExit) as ended:

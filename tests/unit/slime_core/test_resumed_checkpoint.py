@@ -17,8 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from slime.args import Arguments
-from slime.arguments.checkpoint import LATEST
-from slime.arguments.resume import check_resumed, read_index
+from slime.arguments.checkpoint import LATEST, check_resumed, read_index
 from tests.helpers.checkpoints import ORIGIN, checkpoint
 
 VOCABULARY, HIDDEN, LAYERS = 32, 8, 3

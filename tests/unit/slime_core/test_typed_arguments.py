@@ -11,8 +11,8 @@ import pytest
 
 from slime.args import Arguments, required
 from slime.arguments import build_parser, parse_args
-from slime.arguments.derive import DERIVED
 from slime.arguments.generate import FILE, text
+from slime.arguments.validate import DERIVED
 
 
 def test_the_class_is_what_the_flags_declare() -> None:

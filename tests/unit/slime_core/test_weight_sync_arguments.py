@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slime.args import Arguments
-from slime.arguments.weight_sync import check_weight_sync, derive_weight_sync
+from slime.arguments.trainer import check_weight_sync, derive_weight_sync
 
 
 @pytest.mark.parametrize("changes", [{"update_weight_disk_dir": "weights"}, {"update_weight_disk_keep_files": True}])

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from slime.args import Arguments
-from slime.arguments import parse_args, written
+from slime.arguments import checkpoint as written
+from slime.arguments import parse_args
+from slime.arguments.checkpoint import check_written
 from slime.arguments.dry_run import of_machine
-from slime.arguments.written import check_written
 from tests.helpers.arguments import refusal
 from tests.helpers.checkpoints import config_only
 

@@ -19,7 +19,7 @@ from slime.arguments.memory_budget.activations import gradient_bytes, saved_byte
 from slime.arguments.memory_budget.parts import CONTEXT, NCCL, Need, Part
 from slime.arguments.memory_budget.shape import Shape
 from slime.arguments.plugins import is_decorated
-from slime.arguments.weight_sync import shares_gpus
+from slime.arguments.trainer import shares_gpus
 from slime.utils.head_memory import chunk_rows, head_bytes
 
 

@@ -20,7 +20,7 @@ from groundwork.machine import this_host
 from groundwork.private_files import private_folder
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
-from slime.arguments.weight_sync import STAGES_REFUSED, misses_stages, uses_loader
+from slime.arguments.trainer import STAGES_REFUSED, misses_stages, uses_loader
 from slime.backends.sglang_utils import external_release as external_release
 from slime.backends.sglang_utils.engine import PauseMode, SGLangEngine
 from slime.exceptions import EngineError

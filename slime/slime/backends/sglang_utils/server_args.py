@@ -11,7 +11,7 @@ import sys
 
 from slime.args import Arguments
 from slime.arguments.placement import STAGES, EngineSpec, Role, tensor_parallel_size
-from slime.arguments.weight_sync import uses_loader
+from slime.arguments.trainer import uses_loader
 from slime.weight_sync import LOADER
 
 SERVER_MODULE = "slime.backends.sglang_utils.server"

@@ -1,4 +1,4 @@
-"""The graders by their ``--rm-type`` name, one for each of `slime.arguments.rewards.GRADER_NAMES`."""
+"""The graders by their ``--rm-type`` name, one for each of `slime.arguments.evaluation.GRADER_NAMES`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import random
 
 from slime.args import Arguments
-from slime.arguments.rewards import BOXED, grader_name
+from slime.arguments.evaluation import BOXED, grader_name
 from slime.rollout.rm_hub import f1, gpqa, ifbench, math, math_dapo_utils, remote
 from slime.rollout.rm_hub.extraction import last_boxed, whole
 from slime.rollout.rm_hub.grader import Grader, needs_nothing
