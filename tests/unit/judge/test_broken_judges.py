@@ -73,7 +73,7 @@ async def bench(kind: str, model: Path, folder: Path) -> AsyncIterator[Bench]:
     tokenizer = build_tokenizer()
     reply = [*tokenizer.encode(REPLY, add_special_tokens=False), tokenizer.eos_token_id]
     judge = BrokenJudge()
-    async with mock_engine(lambda _: reply) as policy, judge.serving() as judge_url:
+    async with mock_engine(lambda _: reply) as policy, serve(judge.app) as judge_url:
         where: dict[str, Any] = (
             {"judge_base_url": f"{judge_url}/v1", "judge_model": "big"}
             if kind == "endpoint"
