@@ -3,21 +3,27 @@
 A pool makes one `Environment` per lease and calls `reset`, `step` and `evaluate` one at a time. Raise `InvalidError` for
 an action that makes no sense: the episode goes on. Any other exception makes the episode worthless, and its verdict an
 ``infra_error``. Nothing here may block the event loop: hand code that blocks to `Environment.blocking`.
+
+A server offers the tasks of its `Registry`; a client never names anything else of the server's machine.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import importlib
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
+from agentrl.exceptions import NotFoundError
 from agentrl.processes import Processes
 from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
 from agentrl.sandbox.interface import Provider
+from groundwork.exceptions import ConfigError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -117,3 +123,75 @@ class Environment(ABC):
 
         The pool then ends all processes that ``processes`` started, whatever this did.
         """
+
+
+class Registry:
+    """Tasks by id, each of one environment. Immutable after construction."""
+
+    def __init__(self, environments: Iterable[type[Environment]]) -> None:
+        """Ask each environment for its tasks.
+
+        Raises:
+            ConfigError: two tasks have one id, there is none, or an environment cannot say.
+        """
+        self._tasks: dict[str, tuple[Task, type[Environment]]] = {}
+        for environment in environments:
+            for task in _tasks_of(environment):
+                if task.id in self._tasks:
+                    other = self._tasks[task.id][1].__name__
+                    raise ConfigError(
+                        f"task {task.id!r} is offered by {other} and {environment.__name__}; rename one of them"
+                    )
+                self._tasks[task.id] = task, environment
+        if not self._tasks:
+            raise ConfigError("the environments offer no task; return some from Environment.tasks")
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def find(self, task_id: str) -> tuple[Task, type[Environment]]:
+        """Return a task and its environment.
+
+        Raises:
+            NotFoundError: there is no such task.
+        """
+        try:
+            return self._tasks[task_id]
+        except KeyError:
+            raise NotFoundError(
+                f"this server has no task {task_id!r}; use an id of its registry", code="unknown_task"
+            ) from None
+
+
+def _tasks_of(environment: type[Environment]) -> list[Task]:
+    try:
+        return list(environment.tasks())
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{environment.__name__}.tasks raised {type(error).__name__}: {error}; correct it, or its files"
+        ) from error
+
+
+def load_environment(name: str) -> type[Environment]:
+    """Return the class that ``MODULE.CLASS`` names.
+
+    Raises:
+        ConfigError: there is none, or it is not a finished environment.
+    """
+    module, _, attribute = name.rpartition(".")
+    if not module:
+        raise ConfigError(f"--env {name}: write MODULE.CLASS, such as my_package.my_env.MyEnv")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"--env {name}: {error}; write MODULE.CLASS of an importable module") from error
+    except Exception as error:
+        raise ConfigError(f"--env {name}: its import raised {type(error).__name__}: {error}; correct it") from error
+    if not (isinstance(found, type) and issubclass(found, Environment)):
+        raise ConfigError(f"--env {name} is not an agentrl.environment.Environment; derive the class from it")
+    if inspect.isabstract(found):
+        missing = ", ".join(sorted(found.__abstractmethods__))
+        raise ConfigError(f"--env {name} lacks {missing}; implement them")
+    return found

@@ -17,9 +17,9 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from agentrl.bridges.verifiers import PREFIX, verifiers_environment
-from agentrl.environment import Environment, Weight
+from agentrl.environment import Environment, Registry, Weight, load_environment
 from agentrl.exceptions import AgentError
-from agentrl.harness.addresses import GATEWAY_URL
+from agentrl.harness.interface import GATEWAY_URL
 from agentrl.harness.offer import NAMES as HARNESSES
 from agentrl.harness.offer import offer_harnesses
 from agentrl.leases.capacity import Capacity
@@ -27,7 +27,6 @@ from agentrl.leases.lease import CLOSE_TIMEOUTS, CloseTimeouts
 from agentrl.leases.metrics import PoolMetrics
 from agentrl.leases.pool import Pool
 from agentrl.processes import ProcessLedger
-from agentrl.registry import Registry, load_environment
 from agentrl.sandbox.providers import NAMES, SandboxSettings, provider
 from agentrl.sandbox.streams import sweep_doors
 from agentrl.web.app import create_app

@@ -1,4 +1,4 @@
-"""Requests and answers of the lease protocol, as both sides of it see them.
+"""The lease protocol: its requests and answers as both sides see them, and the service that answers.
 
 Guarantees: a request with an unknown field, a wrong type or a number out of range is refused. Times are seconds. A
 number is finite. An infrastructure error has no score, so it can never be rewarded.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
@@ -22,6 +22,7 @@ Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
 JsonObject = dict[str, JsonValue]
 MOST_ITEMS = 100_000
 """Most commas and opening brackets of JSON that is read in an event loop; more would hold it up, whatever the bytes."""
+Status = Literal["ok", "task_failed", "infra_error", "timeout"]
 
 
 def is_quick(data: bytes | bytearray) -> bool:
@@ -118,9 +119,6 @@ class StepResult(Answer):
     done: bool = False
     truncated: bool = False
     info: JsonObject = {}
-
-
-Status = Literal["ok", "task_failed", "infra_error", "timeout"]
 
 
 class Verdict(Answer):
@@ -231,3 +229,67 @@ class Refusal(BaseModel):
 
     ok: Literal[False] = False
     error: ErrorBody
+
+
+class LeaseService(Protocol):
+    """Leases of environments.
+
+    The pool itself, a router over several pools, the HTTP client and the in-process client implement it with the same
+    guarantees, so code above them does not know which one it has. All raise `agentrl.exceptions.AgentError`.
+    """
+
+    async def lease(self, request: LeaseRequest) -> Leased:
+        """Grant a lease, first come, first served; the same ``request_id`` gets the same lease.
+
+        A client whose call is cancelled, or gives up, withdraws the request.
+
+        Raises:
+            CapacityError: nothing became free within ``wait_s``, or the task never fits.
+            NotFoundError: no such task.
+            InfraError: the pool is shutting down, or the environment cannot be made.
+        """
+        ...
+
+    async def renew(self, lease_id: str, request: RenewRequest) -> Renewed:
+        """Keep a lease; waits for no operation.
+
+        Raises:
+            NotFoundError: no such lease, or it has expired.
+        """
+        ...
+
+    async def reset(self, lease_id: str, request: ResetRequest) -> Observation:
+        """Start the task from the beginning; errors as in `step`."""
+        ...
+
+    async def step(self, lease_id: str, request: StepRequest) -> StepResult:
+        """Act once; a repeated request gets the stored answer.
+
+        Raises:
+            InvalidError: the ``seq`` is neither the next nor the last one, or the action is wrong.
+            NotFoundError: no such lease; it may have been released while the operation ran.
+            DeadlineError: the operation took longer than ``timeout_s``; if retryable, it still runs.
+            InfraError, InternalError: the environment failed; the lease is good for `evaluate` only.
+        """
+        ...
+
+    async def evaluate(self, lease_id: str, request: EvaluateRequest) -> Verdict:
+        """Judge the episode once and end it; an environment that failed gets a verdict without a score.
+
+        Raises:
+            InvalidError: the task was never reset.
+            NotFoundError: no such lease.
+            DeadlineError: the evaluation still runs; a retry waits for it.
+        """
+        ...
+
+    async def release(self, lease_id: str) -> Released:
+        """Give a lease back and stop what runs; returns at once, and closes the environment afterwards.
+
+        Also takes the ``request_id`` of a lease that is still waited for, and withdraws the request.
+        """
+        ...
+
+    async def status(self) -> PoolStatus:
+        """Return the load; waits for no lease."""
+        ...

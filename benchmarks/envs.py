@@ -29,7 +29,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from agentrl.client.http import HttpLeases
+from agentrl.client import HttpLeases
 from benchmarks.env_parts.calls import concurrent_calls
 from benchmarks.env_parts.forecast import Engine, Recorded, growth, predict
 from benchmarks.env_parts.kinds import KINDS, WITH_PROGRAMS

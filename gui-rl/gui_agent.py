@@ -24,11 +24,10 @@ import httpx
 from gui_flags import EVAL_REPLY_TOKENS, EVAL_TEMPERATURE, GuiConfig
 from gui_task import Task as GuiTask
 
-from agentrl.environment import Environment, Task
+from agentrl.environment import Environment, Task, load_environment
 from agentrl.exceptions import AgentError, DeadlineError, InfraError
 from agentrl.processes import Processes, ProcessLedger
 from agentrl.protocol import Ending
-from agentrl.registry import load_environment
 from agentrl.rollout.chat_policy import ChatPolicy, Endpoint, Model, Unpooled
 from agentrl.rollout.play import Play
 from agentrl.rollout.settings import Settings

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 from swe_task import Task
 
+from agentrl.protocol import LeaseService
 from agentrl.rollout.custom_config import (
     CustomConfig,
     Part,
@@ -30,7 +31,6 @@ from agentrl.rollout.generate import generate_in
 from agentrl.rollout.own_pool import own_pool
 from agentrl.rollout.settings import Settings
 from agentrl.sandbox.providers import SandboxSettings, provider
-from agentrl.service import LeaseService
 from agentrl.tasks.swe.environment import SweEnvironment
 from agentrl.tasks.swe.source import InstanceSource
 from groundwork.exceptions import ConfigError

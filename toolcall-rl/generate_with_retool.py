@@ -18,11 +18,11 @@ from typing import Any
 from toolcall_task import Task
 
 from agentrl.environment import Task as PlayedTask
+from agentrl.protocol import LeaseService
 from agentrl.rollout.episode import Result
 from agentrl.rollout.generate import agents_of, generate_in, service_of
 from agentrl.rollout.own_pool import OwnPool, own_pool
 from agentrl.rollout.settings import Settings
-from agentrl.service import LeaseService
 from agentrl.tasks.toolcall.environment import ToolCallEnvironment, weight_of
 from agentrl.tasks.toolcall.grading import answer_of
 from agentrl.tasks.toolcall.rows import data_of, draft_of

@@ -3,6 +3,9 @@
 ``--env verifiers:NAME`` of a pool. The package's pins conflict with ours, so it has a virtual environment of its own, which
 `scripts/setup_verifiers.sh` installs. Each lease has a worker there. Guarantees: a worker inherits no variable of the pool,
 and ends with its lease. A worker that dies, hangs or prints something else is an infrastructure failure.
+
+Whatever the worker does wrong is an `InfraError`: it ends, prints something else, or reports a failure of its
+own. One question at a time. After an error, or a question that was cut off, the program is of no more use.
 """
 
 from __future__ import annotations
@@ -11,17 +14,20 @@ import asyncio
 import json
 import os
 import subprocess
+from asyncio.subprocess import Process
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from agentrl.bridges.lines import MOST_BYTES, Lines
 from agentrl.environment import Environment, Task, Weight
 from agentrl.exceptions import InfraError, InvalidError
 from agentrl.processes import Processes
-from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
+from agentrl.protocol import MOST_ITEMS, JsonObject, Observation, StepResult, Verdict, is_quick
 from groundwork.exceptions import ConfigError
 
+MOST_BYTES = 1 << 24
+"""Of an answer."""
+SHOWN = 200
 PREFIX = "verifiers:"
 WORKER = Path(__file__).with_name("verifiers_worker.py")
 PYTHON = Path(__file__).resolve().parents[2] / ".cache/verifiers/bin/python"
@@ -30,6 +36,52 @@ PATH_VARIABLE = "AGENTRL_VERIFIERS_PATH"
 MEMORY_MIB = 512
 TASKS_S = 300.0
 PASSED = 0.5
+
+
+class Lines:
+    """Asks one program; the process stays its starter's. Start it with ``limit=MOST_BYTES``."""
+
+    def __init__(self, name: str, process: Process) -> None:
+        """Take over the pipes of ``process``, whose name appears in errors."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._name = name
+        self._process = process
+        self._to, self._from = process.stdin, process.stdout
+        self._broken = False
+
+    async def ask(self, question: JsonObject) -> dict[str, Any]:
+        """Return the answer to a question.
+
+        Raises:
+            InfraError: there is none; ``code`` is ``worker_lost``, ``worker_garbage``, or ``worker_failed`` with the
+                program's own words.
+        """
+        if self._broken:
+            raise InfraError(f"{self._name} failed before; take a new lease", code="worker_lost")
+        self._broken = True
+        try:
+            self._to.write(json.dumps(question).encode() + b"\n")
+            await self._to.drain()
+            line = await self._from.readline()
+        except (ConnectionError, ValueError) as error:
+            raise InfraError(f"{self._name} cannot be asked: {error}", code="worker_lost") from error
+        if not line.endswith(b"\n"):
+            status = await self._process.wait()
+            raise InfraError(f"{self._name} ended with status {status}; see the pool's log", code="worker_lost")
+        try:
+            answer = json.loads(line) if is_quick(line) else None
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict):
+            raise InfraError(
+                f"{self._name} printed no JSON object of at most {MOST_ITEMS} values: {line[:SHOWN]!r}",
+                code="worker_garbage",
+            )
+        if "error" in answer:
+            raise InfraError(f"{self._name}: {answer['error']}", code="worker_failed")
+        self._broken = False
+        return answer
 
 
 class VerifiersEnvironment(Environment):

@@ -17,13 +17,12 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from agentrl.client.http import HttpLeases
+from agentrl.client import HttpLeases
 from agentrl.exceptions import AgentError
-from agentrl.harness.checks import check_gateway, check_plan, check_pool
 from agentrl.harness.driver import Driver, Plan
 from agentrl.harness.gateway import KEY_VARIABLE as GATEWAY_KEY
 from agentrl.harness.gateway import AwayError, EpisodeGateway, RefusedError
-from agentrl.harness.options import PROG, build_parser, read_tasks
+from agentrl.harness.options import PROG, build_parser, check_gateway, check_plan, check_pool, read_tasks
 from agentrl.harness.progress import ProgressDisplay
 from agentrl.harness.records import Records, schedule_of
 from agentrl.harness.run import Agent, AgentRuns

@@ -24,7 +24,7 @@ from agentrl.harness.gateway import AWAY_S, AwayError, EpisodeGateway, GroupClos
 from agentrl.harness.progress import ProgressDisplay
 from agentrl.harness.records import BEGUN, FINISHED, GIVEN_UP, Records
 from agentrl.harness.run import LEAVE_S, AgentRuns, Ended, Seat
-from agentrl.service import LeaseService
+from agentrl.protocol import LeaseService
 from groundwork.exceptions import ConfigError
 
 logger = logging.getLogger(__name__)

@@ -20,8 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrl.environment import Task, Weight
 from agentrl.exceptions import InfraError, InvalidError
-from agentrl.harness.addresses import GATEWAY_URL
-from agentrl.harness.interface import Assignment, Harness
+from agentrl.harness.interface import GATEWAY_URL, Assignment, Harness
 from agentrl.processes import Processes
 from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
 from agentrl.sandbox.gateway_health import GatewayHealth, Outage

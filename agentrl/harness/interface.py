@@ -11,7 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import httpx
+
 from agentrl.sandbox.interface import ExecResult, Mount, Sandbox
+
+GATEWAY_URL = "http://127.0.0.1:30000"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +68,14 @@ class Harness(Protocol):
             InfraError: the sandbox is gone, or the program could not be started.
         """
         ...
+
+
+def server_address(text: str) -> str | None:
+    """Return the address of a server, without a path; None if the text is none, or has a user, a path or a query."""
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL:
+        return None
+    if url.scheme not in ("http", "https") or not url.host or url.userinfo or url.raw_path != b"/":
+        return None
+    return str(url)

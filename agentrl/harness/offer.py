@@ -9,9 +9,8 @@ import importlib
 from collections.abc import Sequence
 
 from agentrl.environment import Environment
-from agentrl.harness.addresses import GATEWAY_URL, server_address
 from agentrl.harness.environment import HarnessEnvironment
-from agentrl.harness.interface import Harness
+from agentrl.harness.interface import GATEWAY_URL, Harness, server_address
 from groundwork.exceptions import ConfigError
 
 NAMES = {

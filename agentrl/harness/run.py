@@ -14,13 +14,12 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from agentrl.client.episode import episode
+from agentrl.client import episode
 from agentrl.exceptions import AgentError, InvalidError
 from agentrl.harness.gateway import AwayError, Closed, Created, EpisodeGateway, RefusedError, Status
-from agentrl.protocol import LONGEST_S, Ending, Verdict
+from agentrl.protocol import LONGEST_S, Ending, LeaseService, Verdict
 from agentrl.rollout.play import Mode, outcome
 from agentrl.rollout.settings import Settings
-from agentrl.service import LeaseService
 from groundwork.exceptions import ConfigError
 
 logger = logging.getLogger(__name__)

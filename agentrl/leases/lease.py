@@ -130,15 +130,15 @@ class Lease:
         return self.expires_in_s
 
     async def reset(self, request: ResetRequest) -> Observation:
-        """Reset the environment; errors as in `agentrl.service.LeaseService.step`."""
+        """Reset the environment; errors as in `agentrl.protocol.LeaseService.step`."""
         return await self._once(request, "reset", Observation, lambda: self.environment.reset(self.task, request.seed))
 
     async def step(self, request: StepRequest) -> StepResult:
-        """Step the environment; errors as in `agentrl.service.LeaseService.step`."""
+        """Step the environment; errors as in `agentrl.protocol.LeaseService.step`."""
         return await self._once(request, "step", StepResult, lambda: self.environment.step(request.action))
 
     async def evaluate(self, request: EvaluateRequest) -> Verdict:
-        """Return the verdict of the episode; errors as in `agentrl.service.LeaseService.evaluate`."""
+        """Return the verdict of the episode; errors as in `agentrl.protocol.LeaseService.evaluate`."""
         if self._verdict is None:
             self._verdict = asyncio.create_task(self._judge(request.timeout_s), name=f"evaluate of {self.id}")
         else:

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from agentrl.deadlines import WORKER_MARGIN_S
+from agentrl.environment import Registry
 from agentrl.exceptions import AgentError, InfraError, NotFoundError
 from agentrl.leases.capacity import Capacity
 from agentrl.leases.lease import CLOSE_TIMEOUTS, CloseTimeouts, Lease, Outcome, close, joined
@@ -37,14 +38,13 @@ from agentrl.protocol import (
     StepResult,
     Verdict,
 )
-from agentrl.registry import Registry
 
 logger = logging.getLogger(__name__)
 REAP_S = 0.5
 
 
 class Pool:
-    """Implements `agentrl.service.LeaseService`; `start` it before, and `stop` it after."""
+    """Implements `agentrl.protocol.LeaseService`; `start` it before, and `stop` it after."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Pool:
         return len(left)
 
     async def lease(self, request: LeaseRequest) -> Leased:
-        """See `agentrl.service.LeaseService.lease`."""
+        """See `agentrl.protocol.LeaseService.lease`."""
         if self._stopping:
             raise self._ending()
         task = self._requests.get(request.request_id)
@@ -125,23 +125,23 @@ class Pool:
         return await joined(task, request.wait_s + WORKER_MARGIN_S, self._ending())
 
     async def renew(self, lease_id: str, request: RenewRequest) -> Renewed:
-        """See `agentrl.service.LeaseService.renew`."""
+        """See `agentrl.protocol.LeaseService.renew`."""
         return Renewed(expires_in_s=self._find(lease_id).renew(request.ttl_s))
 
     async def reset(self, lease_id: str, request: ResetRequest) -> Observation:
-        """See `agentrl.service.LeaseService.reset`."""
+        """See `agentrl.protocol.LeaseService.reset`."""
         return await self._find(lease_id).reset(request)
 
     async def step(self, lease_id: str, request: StepRequest) -> StepResult:
-        """See `agentrl.service.LeaseService.step`."""
+        """See `agentrl.protocol.LeaseService.step`."""
         return await self._find(lease_id).step(request)
 
     async def evaluate(self, lease_id: str, request: EvaluateRequest) -> Verdict:
-        """See `agentrl.service.LeaseService.evaluate`."""
+        """See `agentrl.protocol.LeaseService.evaluate`."""
         return await self._find(lease_id).evaluate(request)
 
     async def release(self, lease_id: str) -> Released:
-        """See `agentrl.service.LeaseService.release`."""
+        """See `agentrl.protocol.LeaseService.release`."""
         if (request := self._requests.get(lease_id)) is not None:
             if not request.done():
                 request.cancel()
@@ -152,7 +152,7 @@ class Pool:
         return Released(found=found)
 
     async def status(self) -> PoolStatus:
-        """See `agentrl.service.LeaseService.status`."""
+        """See `agentrl.protocol.LeaseService.status`."""
         capacity = self._capacity
         return PoolStatus(
             slots=capacity.slots,

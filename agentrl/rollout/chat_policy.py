@@ -22,9 +22,8 @@ from agentrl.environment import Environment, Task
 from agentrl.exceptions import DeadlineError
 from agentrl.protocol import Ending, JsonObject, Observation, StepResult, Verdict
 from agentrl.rollout.actions import Form, Opening, Reply
-from agentrl.rollout.context import Kept
 from agentrl.rollout.pictures import IMAGE, parts_of, with_pictures
-from agentrl.rollout.play import Policy
+from agentrl.rollout.play import Kept, Policy
 from groundwork.chat_messages import Message
 from groundwork.exceptions import ConfigError
 from openclaw.messages.text import content_text

@@ -19,16 +19,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from agentrl.client.episode import episode
+from agentrl.client import episode
 from agentrl.exceptions import AgentError, InvalidError
-from agentrl.protocol import Ending
+from agentrl.protocol import Ending, LeaseService
 from agentrl.rollout.pictures import Pictures, numbers_of
 from agentrl.rollout.play import EpisodeLost, Observer, Play, Played, outcome
 from agentrl.rollout.records import EpisodeRecord
 from agentrl.rollout.settings import Settings
 from agentrl.rollout.step_judge import StepJudge, View, step_question
 from agentrl.rollout.token_policy import TokenPolicy, Turn
-from agentrl.service import LeaseService
 from groundwork.chat_messages import Message
 from groundwork.exceptions import ConfigError
 from openclaw.messages.text import content_text

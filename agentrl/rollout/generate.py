@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from agentrl.client.http import HttpLeases
+from agentrl.client import HttpLeases
+from agentrl.protocol import LeaseService
 from agentrl.rollout.episode import EpisodeRun, Result, samples_of
 from agentrl.rollout.pictures import picture_tokens_of
 from agentrl.rollout.play import EpisodeLost
@@ -29,7 +30,6 @@ from agentrl.rollout.records import EpisodeRecord
 from agentrl.rollout.settings import Settings
 from agentrl.rollout.step_judge import Fits, StepJudge
 from agentrl.rollout.token_policy import ChatCodec, TokenPolicy
-from agentrl.service import LeaseService
 from groundwork.exceptions import ConfigError
 from groundwork.processors import load_processor, load_tokenizer
 from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling

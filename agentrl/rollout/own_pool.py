@@ -14,15 +14,14 @@ from weakref import WeakKeyDictionary
 
 from prometheus_client import CollectorRegistry
 
-from agentrl.client.in_process import InProcessLeases
-from agentrl.environment import Environment, Task, Weight
+from agentrl.client import InProcessLeases
+from agentrl.environment import Environment, Registry, Task, Weight
 from agentrl.leases.capacity import Capacity
 from agentrl.leases.metrics import PoolMetrics
 from agentrl.leases.pool import Pool
 from agentrl.processes import ProcessLedger
-from agentrl.registry import Registry
+from agentrl.protocol import LeaseService
 from agentrl.sandbox.streams import sweep_doors
-from agentrl.service import LeaseService
 from groundwork.machine import usable_cores, usable_memory_mib
 from slime.args import Arguments
 from slime.rollout.generation import GenerateState

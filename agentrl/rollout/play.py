@@ -12,9 +12,10 @@ policy suspended the episode; the time in between counts as no time of it.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -23,17 +24,138 @@ from agentrl.deadlines import PASSED
 from agentrl.exceptions import DeadlineError, InvalidError
 from agentrl.protocol import Ending, JsonObject, Observation, StepResult, Verdict
 from agentrl.rollout.actions import Action, Form, Malformed, Opening, Reply, error_text, opening
-from agentrl.rollout.context import Kept, cut, without_old_pictures
-from agentrl.rollout.pictures import with_pictures
+from agentrl.rollout.pictures import IMAGE, numbers_of, parts_of, with_pictures
 from agentrl.rollout.settings import Settings
 from groundwork.chat_messages import Message
 from groundwork.exceptions import ConfigError
+from openclaw.messages.text import clip_middle, content_text
 
+Kept = list[tuple[int | None, Message]]
+"""The messages that stay, each with its old position; None if it is new or changed."""
+Omission = Literal["none", "drop_middle", "elide"]
+"""What is left out of a conversation that is too long; see `cut`."""
+SHARE = 0.75
+OLDEST_SHARE = 0.3
+NOTE = "[{} earlier exchanges are left out]"
+NO_PICTURE = "[an older picture is left out]"
+ELIDED_CHARACTERS = (800, 200, 40)
+"""An old observation's length, tried in this order."""
 FAILED = Verdict(status="timeout", score=0.0, detail="an action of the agent took longer than a step may")
 """Of an episode that ends with `Ending.STEP_SECONDS`."""
 LEAST_REPLY_SHARE = 4
 """At most one part in so many of the context is kept free for the next reply."""
 Mode = Literal["binary", "partial", "raw"]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A conversation that was cut, and what is missing: the old positions of messages that were dropped or shortened."""
+
+    kept: Kept
+    dropped: tuple[int, ...] = ()
+    shortened: tuple[int, ...] = ()
+
+
+def cut(
+    policy: Omission,
+    messages: Sequence[Message],
+    budget: int,
+    length: Callable[[Kept], int],
+    *,
+    first: int,
+    keep_observations: int = 3,
+    oldest_share: float = OLDEST_SHARE,
+) -> Cut | None:
+    """Return a conversation cut to at most ``budget`` tokens, or None if the policy cannot do that.
+
+    What goes is whole messages, never tokens. A conversation is cut to `SHARE` of its budget if that is possible, so that the
+    turns after it extend each other again. The first messages, with which the episode began, always stay. Deterministic.
+
+    * ``none``: nothing is left out.
+    * ``drop_middle``: exchanges (a reply and what followed it) go from the middle; of those that stay, ``oldest_share`` are the
+      oldest.
+    * ``elide``: all but the newest observations shrink to their ends; replies stay.
+
+    Args:
+        policy: what to leave out.
+        messages: the conversation, which is too long.
+        budget: most tokens of the prompt.
+        length: number of tokens of the prompt of messages.
+        first: number of messages with which the episode began.
+        keep_observations: of ``elide``, the newest observations that stay whole.
+        oldest_share: of the exchanges that ``drop_middle`` keeps, the share of the oldest.
+    """
+    candidates = {
+        "none": lambda: iter(()),
+        "drop_middle": lambda: _without_middle(messages, first, oldest_share),
+        "elide": lambda: _elided(messages, first, keep_observations),
+    }[policy]()
+    fitting: Cut | None = None
+    for candidate in candidates:
+        count = length(candidate.kept)
+        if count <= budget:
+            fitting = candidate
+        if count <= SHARE * budget:
+            break
+    return fitting
+
+
+def without_old_pictures(messages: Sequence[Message], keep: int) -> Cut | None:
+    """Return a conversation with only its ``keep`` newest pictures; None if it has no more."""
+    old = len(numbers_of(messages)) - keep
+    if old <= 0:
+        return None
+    kept: Kept = []
+    shortened: list[int] = []
+    for position, message in enumerate(messages):
+        here = len(numbers_of([message]))
+        if not here or old <= 0:
+            kept.append((position, message))
+            continue
+        parts: list[Message] = []
+        for part in parts_of(message):
+            gone = part["type"] == IMAGE and old > 0
+            old -= gone
+            parts.append({"type": "text", "text": NO_PICTURE + "\n"} if gone else part)
+        kept.append((None, {**message, "content": parts}))
+        shortened.append(position)
+    return Cut(kept, shortened=tuple(shortened))
+
+
+def exchanges(messages: Sequence[Message], first: int) -> list[range]:
+    """Return the positions of each exchange after the ``first`` messages."""
+    replies = [position for position in range(first, len(messages)) if messages[position]["role"] == "assistant"]
+    return [range(*pair) for pair in itertools.pairwise([*replies, len(messages)])]
+
+
+def _without_middle(messages: Sequence[Message], first: int, oldest_share: float) -> Iterator[Cut]:
+    """Yield the conversation with fewer and fewer exchanges; the newest always stays."""
+    found = exchanges(messages, first)
+    for stay in range(len(found) - 1, 0, -1):
+        oldest = min(int(oldest_share * stay), stay - 1)
+        gone = found[oldest : len(found) - (stay - oldest)]
+        note: Message = {"role": "user", "content": NOTE.format(len(gone))}
+        head: Kept = [(position, messages[position]) for position in range(gone[0].start)]
+        tail: Kept = [(position, messages[position]) for position in range(gone[-1].stop, len(messages))]
+        dropped = tuple(position for exchange in gone for position in exchange)
+        yield Cut([*head, (None, note), *tail], dropped=dropped)
+
+
+def _elided(messages: Sequence[Message], first: int, keep: int) -> Iterator[Cut]:
+    """Yield the conversation with shorter and shorter old observations."""
+    heard = [n for n in range(first, len(messages)) if messages[n]["role"] != "assistant"]
+    old = heard[: len(heard) - keep] if keep else heard
+    for characters in ELIDED_CHARACTERS:
+        kept: Kept = []
+        shortened: list[int] = []
+        for position, message in enumerate(messages):
+            text = content_text(message.get("content"))
+            if position in old and len(short := clip_middle(text, characters)) < len(text):
+                kept.append((None, {**message, "content": short}))
+                shortened.append(position)
+            else:
+                kept.append((position, message))
+        yield Cut(kept, shortened=tuple(shortened))
 
 
 class EpisodeLost(Exception):
@@ -49,7 +171,7 @@ class EpisodeLost(Exception):
 
 
 class Playable(Protocol):
-    """The environment of one episode: a lease (`agentrl.client.episode.Episode`), or one without a pool."""
+    """The environment of one episode: a lease (`agentrl.client.Episode`), or one without a pool."""
 
     async def reset(self, seed: int = 0, *, timeout_s: float) -> Observation: ...
     async def step(self, action: JsonObject, *, timeout_s: float) -> StepResult: ...

@@ -21,9 +21,8 @@ from typing import Any
 
 from agentrl.protocol import Ending
 from agentrl.rollout.actions import Opening, Reply, Tools
-from agentrl.rollout.context import Kept
 from agentrl.rollout.pictures import Pictures, numbers_of
-from agentrl.rollout.play import Policy
+from agentrl.rollout.play import Kept, Policy
 from agentrl.rollout.records import EpisodeRecord
 from chat_codec.detokenize import Vocabulary
 from chat_codec.formats import REASONING_FORMATS, TOOL_FORMATS, ReplyFormat, tool_format_of

@@ -33,9 +33,8 @@ from agentrl.processes import Processes
 from agentrl.sandbox.e2b_api import E2BApi, Machine, RetryBudget, gone
 from agentrl.sandbox.inside.relay import GONE
 from agentrl.sandbox.inside.wire import MOST_BODY, Frames, frame
-from agentrl.sandbox.interface import HOME, ExecResult, Limits, SandboxSpec
+from agentrl.sandbox.interface import HOME, ExecResult, Limits, SandboxSpec, exec_result, execute_request
 from agentrl.sandbox.probe import CHECKED, prove
-from agentrl.sandbox.requests import exec_result, execute_request
 from groundwork.exceptions import ConfigError
 
 logger = logging.getLogger(__name__)

@@ -17,8 +17,7 @@ from typing import Any
 
 from agentrl.exceptions import InfraError, InvalidError
 from agentrl.sandbox.inside.wire import CHUNK, MOST_BODY, MOST_HEADER, Frames, frame
-from agentrl.sandbox.interface import HOME, ExecResult
-from agentrl.sandbox.requests import exec_result, execute_request
+from agentrl.sandbox.interface import HOME, ExecResult, exec_result, execute_request
 
 CODE = Path(__file__).resolve().parent / "inside"
 ROOT_INSIDE = "/run/agentrl"

@@ -25,7 +25,7 @@ from groundwork.exceptions import ConfigError
 
 if TYPE_CHECKING:
     from agentrl.protocol import Verdict
-    from agentrl.tasks.shell.controls import Control, Ran
+    from agentrl.tasks.shell.verify import Control, Ran
 
 TEST = "test.sh"
 SOLUTION = "solve.sh"

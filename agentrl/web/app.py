@@ -31,13 +31,13 @@ from agentrl.protocol import (
     ErrorBody,
     EvaluateRequest,
     LeaseRequest,
+    LeaseService,
     Refusal,
     RenewRequest,
     ResetRequest,
     StepRequest,
     is_quick,
 )
-from agentrl.service import LeaseService
 from groundwork.network import is_loopback
 
 logger = logging.getLogger(__name__)

@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from agentrl.client.episode import Episode, episode
-from agentrl.client.http import HttpLeases
+from agentrl.client import Episode, HttpLeases, episode
 from agentrl.protocol import JsonObject
 from benchmarks.env_parts.servers import pool_words, started
 from benchmarks.env_parts.statistics import milliseconds

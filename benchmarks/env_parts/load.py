@@ -9,9 +9,8 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from agentrl.client.episode import Episode, new_request_id
-from agentrl.protocol import JsonObject, LeaseRequest
-from agentrl.service import LeaseService
+from agentrl.client import Episode, new_request_id
+from agentrl.protocol import JsonObject, LeaseRequest, LeaseService
 from benchmarks.env_parts.servers import Server
 
 T = TypeVar("T")

@@ -12,8 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from agentrl.client.episode import Episode, new_request_id
-from agentrl.client.http import HttpLeases
+from agentrl.client import Episode, HttpLeases, new_request_id
 from agentrl.processes import is_alive
 from agentrl.protocol import LeaseRequest
 from benchmarks.env_parts.kinds import Kind

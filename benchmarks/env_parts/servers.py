@@ -18,13 +18,12 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from agentrl.client.in_process import InProcessLeases
-from agentrl.environment import Weight
+from agentrl.client import InProcessLeases
+from agentrl.environment import Registry, Weight, load_environment
 from agentrl.leases.capacity import Capacity
 from agentrl.leases.metrics import PoolMetrics
 from agentrl.leases.pool import Pool
 from agentrl.processes import ProcessLedger
-from agentrl.registry import Registry, load_environment
 from benchmarks.machine import REPOSITORY
 
 PACKAGE = "benchmarks.env_parts.environments"

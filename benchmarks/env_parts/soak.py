@@ -17,8 +17,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from agentrl.client.episode import episode
-from agentrl.client.http import HttpLeases
+from agentrl.client import HttpLeases, episode
 from benchmarks.env_parts.kinds import Kind
 from benchmarks.env_parts.load import drained, run
 from benchmarks.env_parts.servers import Server, pool_words, started

@@ -19,13 +19,12 @@ from unittest import mock
 import httpx
 from prometheus_client import CollectorRegistry
 
-from agentrl.client.http import HttpLeases
-from agentrl.environment import Weight
+from agentrl.client import HttpLeases
+from agentrl.environment import Registry, Weight
 from agentrl.leases.capacity import Capacity
 from agentrl.leases.metrics import PoolMetrics
 from agentrl.leases.pool import Pool
 from agentrl.processes import ProcessLedger
-from agentrl.registry import Registry
 from agentrl.tasks.terminal.environment import TerminalEnvironment
 from agentrl.web.app import create_app
 from benchmarks.path_parts.recorder import REPOSITORY, Entry, Recorder

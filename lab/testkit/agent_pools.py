@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 from prometheus_client import CollectorRegistry
 
-from agentrl.client.episode import new_request_id
+from agentrl.client import new_request_id
 from agentrl.environment import Environment, Task, Weight
 from agentrl.exceptions import InfraError, InvalidError
 from agentrl.leases.lease import CloseTimeouts
@@ -26,6 +26,7 @@ from agentrl.protocol import (
     EvaluateRequest,
     JsonObject,
     LeaseRequest,
+    LeaseService,
     Observation,
     RenewRequest,
     ResetRequest,
@@ -33,7 +34,6 @@ from agentrl.protocol import (
     StepResult,
     Verdict,
 )
-from agentrl.service import LeaseService
 
 PASSED = Verdict(status="ok", score=1.0, passed=2, total=2)
 MINIMAL = {"PATH": os.defpath}

@@ -12,15 +12,14 @@ from typing import Any, ClassVar
 import httpx
 from prometheus_client import CollectorRegistry
 
-from agentrl.client.in_process import InProcessLeases
-from agentrl.environment import Environment, Task, Weight
+from agentrl.client import InProcessLeases
+from agentrl.environment import Environment, Registry, Task, Weight
 from agentrl.exceptions import InfraError, InvalidError
 from agentrl.leases.capacity import Capacity
 from agentrl.leases.metrics import PoolMetrics
 from agentrl.leases.pool import Pool
 from agentrl.processes import ProcessLedger
 from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
-from agentrl.registry import Registry
 from lab.testkit.agent_pools import PATIENT_S, QUICK
 from slime.contract.engine import logprob_of
 

@@ -18,9 +18,8 @@ from gui_data_source import GuiMetaDataSource
 from gui_flags import GuiConfig
 from gui_task import Task as GuiTask
 
-from agentrl.environment import Task
+from agentrl.environment import Task, load_environment
 from agentrl.pool import build_parser as pool_parser
-from agentrl.registry import load_environment
 from agentrl.rollout import generate as loop
 from agentrl.tasks.gui.source import GuiSource, domain_of, write_rows
 from groundwork.exceptions import ConfigError

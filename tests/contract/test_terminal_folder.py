@@ -25,9 +25,8 @@ from generate import TerminalConfig
 from terminal_task import Task as TerminalTask
 
 from agentrl import pool_process
-from agentrl.environment import Task
+from agentrl.environment import Task, load_environment
 from agentrl.pool import build_parser as pool_parser
-from agentrl.registry import load_environment
 from agentrl.rollout import generate as loop
 from agentrl.rollout.records import names
 from agentrl.router import build_parser as router_parser

@@ -13,8 +13,8 @@ import httpx
 from prometheus_client import CollectorRegistry
 from rich.console import Console
 
-from agentrl.client.http import HttpLeases
-from agentrl.environment import Environment, Task, Weight
+from agentrl.client import HttpLeases
+from agentrl.environment import Environment, Registry, Task, Weight
 from agentrl.exceptions import InvalidError
 from agentrl.harness.driver import Driver, Plan
 from agentrl.harness.gateway import EpisodeGateway
@@ -26,7 +26,6 @@ from agentrl.leases.metrics import PoolMetrics
 from agentrl.leases.pool import Pool
 from agentrl.processes import ProcessLedger
 from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
-from agentrl.registry import Registry
 from agentrl.web.app import create_app
 from lab.testkit.agent_pools import ADDRESS, QUICK, CutTransport
 

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.environment import Task
+from agentrl.environment import Task, load_environment
 from agentrl.exceptions import InvalidError
 from agentrl.processes import Processes, ProcessLedger
 from agentrl.protocol import JsonObject
-from agentrl.registry import load_environment
 from agentrl.rollout.actions import error_text, opening
 from agentrl.rollout.records import names, read
 from lab.tiny_learning.sets import TASK_SETS

@@ -17,9 +17,8 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from agentrl.client.episode import Episode, episode
-from agentrl.client.in_process import InProcessLeases
-from agentrl.environment import Weight
+from agentrl.client import Episode, InProcessLeases, episode
+from agentrl.environment import Registry, Weight
 from agentrl.exceptions import InfraError, NotFoundError
 from agentrl.harness.environment import HarnessEnvironment
 from agentrl.harness.mini_swe_agent import SETUP, MiniSweAgent
@@ -29,7 +28,6 @@ from agentrl.leases.metrics import PoolMetrics
 from agentrl.leases.pool import Pool
 from agentrl.processes import ProcessLedger
 from agentrl.protocol import JsonObject
-from agentrl.registry import Registry
 from agentrl.sandbox.bubblewrap import Bubblewrap
 from lab.testkit.processes import eventually
 from tests.helpers.sandboxes import REASON, groups_of, installed, running

@@ -10,15 +10,13 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from agentrl.client.episode import episode
-from agentrl.client.in_process import InProcessLeases
-from agentrl.environment import Weight
+from agentrl.client import InProcessLeases, episode
+from agentrl.environment import Registry, Weight
 from agentrl.leases.capacity import Capacity
 from agentrl.leases.metrics import PoolMetrics
 from agentrl.leases.pool import Pool
 from agentrl.processes import ProcessLedger
 from agentrl.protocol import JsonObject, StepResult
-from agentrl.registry import Registry
 from agentrl.sandbox.bubblewrap import Bubblewrap
 from agentrl.tasks.toolcall.environment import ToolCallEnvironment
 

@@ -19,8 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
-from agentrl.client.episode import episode
-from agentrl.client.http import HttpLeases
+from agentrl.client import HttpLeases, episode
 from agentrl.environment import Task
 from agentrl.exceptions import InfraError
 from agentrl.harness import openclaw

@@ -17,8 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.client.episode import episode
-from agentrl.client.http import HttpLeases
+from agentrl.client import HttpLeases, episode
 from agentrl.environment import Task
 from agentrl.exceptions import AgentError
 from agentrl.protocol import JsonObject, StepResult, Verdict

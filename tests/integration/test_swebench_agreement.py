@@ -17,11 +17,10 @@ from agentrl.exceptions import InfraError
 from agentrl.sandbox.interface import ExecResult
 from agentrl.tasks.swe.external import INSTALLED, PROGRAM, parse_with_swebench, results_with_swebench
 from agentrl.tasks.swe.generate import draft_of, generate
-from agentrl.tasks.swe.grade import verdict_of
+from agentrl.tasks.swe.grade import GOOD, report_of, status_of, verdict_of
 from agentrl.tasks.swe.importers import PARSERS, PLAIN
 from agentrl.tasks.swe.instance import PYTEST_PARSERS, Instance
 from agentrl.tasks.swe.logs import END, lines_of_pytest, lines_of_unittest, log_of, statuses_of
-from agentrl.tasks.swe.resolved import GOOD, report_of, status_of
 from tests.helpers.swe_instances import of_each_mistake, ran
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -1,41 +1,62 @@
 """The verdict on a repository that an agent worked on.
 
 1. What the agent left is packed as data, and its sandbox is stopped with all its processes.
-2. A fresh sandbox gets the repository as it was, and the tests. Of the agent's changes it gets those that `agentrl.tasks.swe.protected`
+2. A fresh sandbox gets the repository as it was, and the tests. Of the agent's changes it gets those that `is_protected`
    lets through and that the tests do not bring themselves.
 3. The tests run there, and among them traps (`agentrl.tasks.swe.traps`), each of which has to fail.
 4. In another fresh sandbox the tests of the issue run as decoys (`agentrl.tasks.decoys`), which have to fail as well.
 
 Guarantees: no program of the agent's runs where the tests are but the package under test. The solution is in no sandbox. A change that is
 empty, too large or unreadable scores 0 without a run. A repository or a test patch that does not fit is an ``infra_error``, never a reward.
+
+Of a change only what `is_protected` does not name goes on. Dropped are tests and what configures them, start files of Python, modules that would take the place of the standard library's or the test
+tools', and settings of CI. A path that the known solution changes counts, whatever its name. Pure.
+
+Resolved, as SWE-bench says (`report_of`). A test that has to pass now (``FAIL_TO_PASS``) passed, or failed as it is expected to. Of one that passed before (``PASS_TO_PASS``), skipping is no
+harm. A missing test has failed. Ids that data sets cut within their brackets stand for all tests that begin so, if these agree. Pure.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from agentrl.exceptions import InfraError, InvalidError
 from agentrl.protocol import Verdict
 from agentrl.sandbox.interface import HOME, ExecResult, Mount, Sandbox
 from agentrl.tasks.decoys import decoy_of
 from agentrl.tasks.pytest_log import BAD, Status
-from agentrl.tasks.shell.controls import in_any_order, in_each_pair
 from agentrl.tasks.shell.snapshot import UnusableError, put, take
-from agentrl.tasks.shell.verify import Start, run_verifier
+from agentrl.tasks.shell.verify import Start, in_any_order, in_each_pair, run_verifier
 from agentrl.tasks.swe.diffs import paths_of
 from agentrl.tasks.swe.external import parse_with_swebench, results_with_swebench
 from agentrl.tasks.swe.instance import Grading, Instance
 from agentrl.tasks.swe.logs import LINES, Lines, Statuses, contradictions, failed_subtests, log_of, statuses_of
-from agentrl.tasks.swe.protected import is_protected
-from agentrl.tasks.swe.resolved import report_of
 from agentrl.tasks.swe.traps import name_in_file, path_of, planted
 from agentrl.tasks.swe.tree import MOST_TREE, UNTAKEN, Changes, changes, entries_of, tree_of
 
+TEST_FOLDERS = ("test", "tests", "testing", ".github", ".circleci", ".git")
+TEST_FILES = (
+    *(
+        "conftest.py",
+        "pytest.ini",
+        ".pytest.ini",
+        "tox.ini",
+        "noxfile.py",
+        "setup.cfg",
+        "pyproject.toml",
+        "runtests.py",
+    ),
+    *("sitecustomize.py", "usercustomize.py", ".coveragerc", ".gitattributes", ".gitmodules"),
+)
+TEST_TOOLS = frozenset(("pytest", "_pytest", "pluggy", "iniconfig", "py", "nose", "hypothesis", "coverage", "xdist"))
+ENDINGS = (".pth", ".pyc", ".so", ".egg-link")
+GOOD = ("PASSED", "XFAIL")
 GIT_S, MOST_LOG = 60.0, 4 << 20
 MOST_CHANGED = 4 << 20
 """Most bytes of an agent's changes."""
@@ -45,6 +66,94 @@ FORGED: Status = "ERROR"
 FAILED: Status = "FAILED"
 QUIET = {"HOME": "/tmp", "PYTHONNOUSERSITE": "1"}
 """So that no start file of the agent's runs with the tests."""
+_IDENTITY = {
+    **{
+        f"GIT_{who}_{what}": value
+        for who in ("AUTHOR", "COMMITTER")
+        for what, value in (("NAME", "start"), ("EMAIL", "start@localhost"), ("DATE", "2020-01-01T00:00:00Z"))
+    },
+    **{"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null", "GIT_DEFAULT_HASH": "sha1"},
+}
+
+
+def is_protected(path: str, solution: Collection[str] = ()) -> bool:
+    """Return whether a change of a path is dropped.
+
+    Args:
+        path: below the repository.
+        solution: paths that the known solution changes.
+    """
+    if path in solution:
+        return False
+    name = PurePosixPath(path)
+    return (
+        any(part in TEST_FOLDERS for part in name.parts)
+        or name.name in TEST_FILES
+        or name.name.startswith("test_")
+        or name.stem.endswith(("_test", "_tests"))
+        or name.suffix in ENDINGS
+        or any(part.endswith((".dist-info", ".egg-info")) for part in name.parts[:-1])
+        or _shadows(name)
+    )
+
+
+def _shadows(path: PurePosixPath) -> bool:
+    """Return whether a path is a top-level module that has the name of one that the tests need."""
+    for root in ("src", "lib"):
+        if path.is_relative_to(root) and len(path.parts) > 1:
+            path = path.relative_to(root)
+            break
+    top = next(iter(path.parts)) if len(path.parts) > 1 else path.stem if path.suffix == ".py" else ""
+    return top in sys.stdlib_module_names or top in TEST_TOOLS
+
+
+@dataclass(frozen=True)
+class Report:
+    """The tests that are as they should be, and the others.
+
+    Attributes:
+        mended: of ``FAIL_TO_PASS``, those that pass.
+        unmended: the others.
+        kept: of ``PASS_TO_PASS``, those that are not worse.
+        broken: the others.
+    """
+
+    mended: tuple[str, ...]
+    unmended: tuple[str, ...]
+    kept: tuple[str, ...]
+    broken: tuple[str, ...]
+
+    @property
+    def resolved(self) -> bool:
+        """Whether nothing is missing and nothing broken."""
+        return not self.unmended and not self.broken
+
+    def __str__(self) -> str:
+        """Say in words what is missing, with a few names."""
+        wanted, others = len(self.mended) + len(self.unmended), len(self.kept) + len(self.broken)
+        text = f"{len(self.mended)} of {wanted} tests of the issue pass, {len(self.kept)} of {others} others still do"
+        names = [*self.unmended, *self.broken][:3]
+        return f"{text}; not {', '.join(names)}" if names else text
+
+
+def report_of(statuses: Statuses, fail_to_pass: Sequence[str], pass_to_pass: Sequence[str]) -> Report:
+    """Return what became of the tests."""
+
+    def sorted_out(names: Sequence[str], good: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        fine = [name for name in names if status_of(name, statuses) in good]
+        return tuple(fine), tuple(name for name in names if name not in fine)
+
+    mended, unmended = sorted_out(fail_to_pass, GOOD)
+    kept, broken = sorted_out(pass_to_pass, (*GOOD, "SKIPPED"))
+    return Report(mended, unmended, kept, broken)
+
+
+def status_of(name: str, statuses: Statuses) -> str | None:
+    """Return the status of a test, None if it did not run."""
+    if name in statuses or name.count("[") <= name.count("]"):
+        return statuses.get(name)
+    found = [status for each, status in statuses.items() if each.startswith(name)]
+    return found[0] if found and len({status in GOOD for status in found}) == 1 else None
 
 
 @dataclass(frozen=True)
@@ -237,16 +346,6 @@ async def begin_git(sandbox: Sandbox) -> None:
     result = await sandbox.execute(["bash", "-p", "-c", line], timeout_s=GIT_S, env=_IDENTITY)
     if result.exit_code != 0:
         raise InfraError(f"git failed: {result.output.decode(errors='replace')[-200:]}", code="no_git")
-
-
-_IDENTITY = {
-    **{
-        f"GIT_{who}_{what}": value
-        for who in ("AUTHOR", "COMMITTER")
-        for what, value in (("NAME", "start"), ("EMAIL", "start@localhost"), ("DATE", "2020-01-01T00:00:00Z"))
-    },
-    **{"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null", "GIT_DEFAULT_HASH": "sha1"},
-}
 
 
 async def _changed(sandbox: Sandbox, fine: Changes) -> str:

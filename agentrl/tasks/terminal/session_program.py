@@ -1,6 +1,6 @@
 """A persistent shell on a terminal of its own; runs in the agent's sandbox, standard library only.
 
-`agentrl.tasks.terminal.sessions` runs this file with two arguments, a folder for its sockets and that of new shells, and a request
+`agentrl.tasks.terminal.environment` runs this file with two arguments, a folder for its sockets and that of new shells, and a request
 on stdin: a JSON object with ``id``, ``do`` (``exec``, ``view`` or ``write``), ``text``, ``wait_s`` and ``most``. It prints the answer, a JSON object with ``output``,
 ``cut``, ``running`` and ``status``, or ``error``. The first ``exec`` of an id starts a process that owns the shell and listens on
 a socket; it ends with the shell.

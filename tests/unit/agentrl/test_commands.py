@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from agentrl import pool, router
-from agentrl.client.http import HttpLeases
+from agentrl.client import HttpLeases
 from agentrl.exceptions import InfraError, InvalidError
 from agentrl.processes import mark_of
 from agentrl.web.options import listen

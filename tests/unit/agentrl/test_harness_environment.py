@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from agentrl.client.in_process import InProcessLeases
-from agentrl.environment import Task, Weight
+from agentrl.client import InProcessLeases
+from agentrl.environment import Registry, Task, Weight
 from agentrl.exceptions import AgentError, InfraError, InvalidError, NotFoundError
 from agentrl.harness.environment import MOST_OUTPUT, PORT, HarnessEnvironment
 from agentrl.harness.interface import Assignment
@@ -22,7 +22,6 @@ from agentrl.leases.metrics import PoolMetrics
 from agentrl.leases.pool import Pool
 from agentrl.processes import Processes, ProcessLedger
 from agentrl.protocol import StepRequest
-from agentrl.registry import Registry
 from agentrl.rollout.actions import opening
 from agentrl.sandbox import gateway_health
 from agentrl.sandbox.interface import ExecResult, Mount, Sandbox

@@ -8,8 +8,8 @@ import pytest
 
 from agentrl import pool
 from agentrl.environment import Environment
-from agentrl.harness.addresses import GATEWAY_URL
 from agentrl.harness.environment import HarnessEnvironment
+from agentrl.harness.interface import GATEWAY_URL
 from agentrl.harness.offer import NAMES, load_harness, offer_harnesses
 from agentrl.tasks.shell.environment import ShellEnvironment
 from groundwork.exceptions import ConfigError

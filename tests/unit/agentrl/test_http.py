@@ -11,8 +11,8 @@ import httpx
 import pytest
 from fastapi import Request
 
-from agentrl.client import http as http_client
-from agentrl.client.http import HttpLeases
+from agentrl import client as http_client
+from agentrl.client import HttpLeases
 from agentrl.exceptions import DeadlineError, InfraError, InvalidError
 from agentrl.protocol import StepRequest
 from agentrl.web.app import read

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from agentrl.client.episode import episode
+from agentrl.client import episode
 from agentrl.exceptions import InvalidError
 from agentrl.leases.pool import Pool
 from lab.testkit.agent_pools import Build, World, until

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.client.episode import Episode, episode
+from agentrl.client import Episode, episode
 from agentrl.exceptions import (
     AgentError,
     CapacityError,

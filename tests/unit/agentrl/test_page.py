@@ -10,14 +10,13 @@ from typing import Any
 import httpx
 from prometheus_client import CollectorRegistry
 
-from agentrl.client import http as http_client
-from agentrl.environment import Weight
+from agentrl import client as http_client
+from agentrl.environment import Registry, Weight
 from agentrl.leases.capacity import Capacity
 from agentrl.leases.metrics import PoolMetrics
 from agentrl.leases.pool import Pool
 from agentrl.processes import ProcessLedger
 from agentrl.protocol import Answer, EvaluateRequest, LeaseRequest, RenewRequest, ResetRequest, StepRequest
-from agentrl.registry import Registry
 from agentrl.web.app import STATUS, STATUS_OF_CODE, create_app
 
 MODELS = {

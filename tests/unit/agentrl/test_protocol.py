@@ -9,11 +9,10 @@ import pytest
 from pydantic import ValidationError
 
 from agentrl import deadlines
-from agentrl.client.in_process import copied
-from agentrl.environment import Task
+from agentrl.client import copied
+from agentrl.environment import Registry, Task, load_environment
 from agentrl.exceptions import CLASSES, CapacityError, InvalidError, NotFoundError
 from agentrl.protocol import ErrorBody, LeaseRequest, StepRequest, StepResult, Verdict
-from agentrl.registry import Registry, load_environment
 from groundwork.exceptions import ConfigError
 from lab.testkit.agent_pools import Script
 

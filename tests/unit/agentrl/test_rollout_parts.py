@@ -8,9 +8,8 @@ import pytest
 
 from agentrl.protocol import Observation, Verdict
 from agentrl.rollout.actions import FORMS, Malformed, Reply, opening
-from agentrl.rollout.context import Kept, cut, exchanges
 from agentrl.rollout.episode import step_rewards
-from agentrl.rollout.play import EpisodeLost, outcome
+from agentrl.rollout.play import EpisodeLost, Kept, cut, exchanges, outcome
 from agentrl.rollout.settings import Settings
 from agentrl.rollout.step_judge import step_score
 from groundwork.chat_messages import Message

@@ -16,8 +16,8 @@ from PIL import Image
 from agentrl.environment import Task
 from agentrl.protocol import JsonObject, Observation, StepResult
 from agentrl.rollout import generate as loop
-from agentrl.rollout.context import NO_PICTURE, without_old_pictures
 from agentrl.rollout.pictures import numbers_of, picture_tokens_of
+from agentrl.rollout.play import NO_PICTURE, without_old_pictures
 from agentrl.rollout.step_judge import step_question
 from groundwork.exceptions import ConfigError
 from groundwork.processors import encode_image_for_rollout_engine, load_processor

@@ -10,12 +10,11 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from agentrl.client import http as http_client
-from agentrl.client.episode import episode
-from agentrl.client.http import HttpLeases
+from agentrl import client as http_client
+from agentrl.client import HttpLeases, episode
 from agentrl.exceptions import CapacityError, InfraError, NotFoundError
-from agentrl.routing import Router
-from agentrl.service import LeaseService
+from agentrl.protocol import LeaseService
+from agentrl.router import Router
 from agentrl.web.app import create_app
 from lab.testkit.agent_pools import (
     ADDRESS,

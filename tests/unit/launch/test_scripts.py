@@ -16,12 +16,11 @@ import launch_scripts
 import pytest
 import run_eval
 
+from agentrl.environment import load_environment
 from agentrl.harness.__main__ import plan_of
-from agentrl.harness.checks import check_plan
 from agentrl.harness.options import build_parser as driver_parser
-from agentrl.harness.options import read_tasks
+from agentrl.harness.options import check_plan, read_tasks
 from agentrl.pool import build_parser as pool_parser
-from agentrl.registry import load_environment
 from lab import agent_demo, agent_learning, demo
 from lab.tiny_learning.sets import UPDATES
 from openclaw.launch.__main__ import main

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from agentrl.environment import load_environment
 from agentrl.pool import build_parser
-from agentrl.registry import load_environment
 from agentrl.rollout import step_judge
 from agentrl.rollout.records import EpisodeRecord
 from agentrl.tasks.shell.draft import WORDS

@@ -1,6 +1,6 @@
 """What a browser's page offers, whichever library drives it: commands of the DevTools protocol.
 
-Both libraries only carry commands, so an action does the same with either (`agentrl.tasks.gui.inputs`).
+Both libraries only carry commands, so an action does the same with either (`agentrl.tasks.gui.computer`).
 """
 
 from __future__ import annotations

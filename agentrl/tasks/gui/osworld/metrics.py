@@ -1,6 +1,6 @@
 """Compares what a getter read with what was expected; 1 is right, 0 is wrong, and a share stands between them.
 
-Guarantees: a rule, option or expected source that a metric cannot use is an error when the task is read, never a score. What
+Guarantees: a rule, option or expected source that a metric cannot use is an error when the task is read, never a score, as are rules by which any result would be right. What
 the agent left missing, or unreadable, scores 0. Pure.
 """
 
@@ -9,35 +9,105 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import TypeAdapter
+from pydantic import AfterValidator, Field, TypeAdapter, model_validator
 
-from agentrl.tasks.gui.osworld.accessibility import ElementRule, finder, parsed
-from agentrl.tasks.gui.osworld.rules import (
-    CsvOptions,
-    Elements,
-    Expected,
-    JsonOptions,
-    Listed,
-    LiteralOptions,
-    Parts,
-    Pattern,
-    Similar,
-    TextOptions,
-    Texts,
-    TreeOptions,
-    Urls,
-)
+from agentrl.tasks.gui.osworld.accessibility import ElementRule, System, finder, parsed
 from agentrl.tasks.gui.osworld.shapes import Nothing, Shape
 from agentrl.tasks.gui.osworld.values import JsonRules, compiled, value_at
 
+Elements = Annotated[list[ElementRule], Field(min_length=1)]
+"""Rules of ``check_accessibility_tree``."""
 MOST_COMPARED = 20_000
 """Characters that an inexact comparison reads."""
 RULE, FILES = ("rule",), ("vm_file", "cloud_file")
 READ = (*RULE, *FILES, "vm_command_line", "vm_command_error", "vm_terminal_output", "vm_screen_size", "list_directory")
+
+
+class Expected(Shape):
+    """Rules of ``exact_match`` and ``is_in_list``."""
+
+    expected: Any
+
+
+class Listed(Shape):
+    """Rules of ``match_in_list``."""
+
+    expected: Annotated[list[Any], Field(min_length=1)]
+
+
+class Texts(Shape):
+    """Rules of ``file_contains``."""
+
+    expected: Annotated[list[str], Field(min_length=1)]
+
+
+class Similar(Shape):
+    """Rules of ``fuzzy_match``."""
+
+    expected: str
+
+
+class Parts(Shape):
+    """Rules of ``check_include_exclude``."""
+
+    include: list[str] = []
+    exclude: list[str] = []
+
+    @model_validator(mode="after")
+    def _some(self) -> Self:
+        if not self.include and not self.exclude:
+            raise ValueError("write include, exclude, or both")
+        return self
+
+
+class Pattern(Shape):
+    """Rules of ``check_regex``."""
+
+    pattern: Annotated[str, AfterValidator(lambda given: compiled(given).pattern)]
+
+
+class Urls(Shape):
+    """Rules of ``is_expected_tabs``."""
+
+    type: Literal["url"]
+    urls: list[str]
+
+
+class LiteralOptions(Shape):
+    """Options of ``literal_match``."""
+
+    type: Literal["str", "list"] = "str"
+    ignore_case: bool = False
+
+
+class TextOptions(Shape):
+    """Options of ``compare_text_file``."""
+
+    ignore_blanks: bool = False
+    ignore_case: bool = False
+
+
+class CsvOptions(Shape):
+    """Options of ``compare_csv``; without ``strict`` blanks around a line do not count."""
+
+    strict: bool = True
+    ignore_case: bool = False
+
+
+class JsonOptions(Shape):
+    """Options of ``check_json``."""
+
+    is_yaml: bool = False
+
+
+class TreeOptions(Shape):
+    """Options of ``check_accessibility_tree``."""
+
+    osname: System = "ubuntu"
 
 
 def as_text(value: Any) -> str | None:

@@ -12,9 +12,8 @@ import pytest
 from agentrl.exceptions import InvalidError
 from agentrl.sandbox.interface import ExecResult, Mount
 from agentrl.tasks.harbor import File, HarborTask, Machine, Settings, Stage, VerifierStage
-from agentrl.tasks.shell import controls
-from agentrl.tasks.shell.controls import PAIRS
-from agentrl.tasks.shell.verify import run_verifier
+from agentrl.tasks.shell import verify as controls
+from agentrl.tasks.shell.verify import PAIRS, run_verifier
 
 TEST = b"def test_a():\n    assert double(21) == 42\n"
 TASK = HarborTask(

@@ -11,7 +11,7 @@ import pytest
 
 from agentrl.tasks.decoys import cases_of, decoy_of
 from agentrl.tasks.harbor import File
-from agentrl.tasks.shell.controls import decoys_of, key_of, keys_in
+from agentrl.tasks.shell.verify import decoys_of, key_of, keys_in
 
 HEAD = "import os, unittest, pytest\ndef f(x): return x * 2\n"
 CHANGED = {

@@ -9,8 +9,8 @@ import pytest
 from agentrl.sandbox.interface import ExecResult
 from agentrl.tasks.harbor import File
 from agentrl.tasks.pytest_log import results
-from agentrl.tasks.shell.controls import Control, Ran
-from agentrl.tasks.terminal.tbench_reward import judge, share
+from agentrl.tasks.shell.verify import Control, Ran
+from agentrl.tasks.terminal.tbench import judge, share
 
 HEADER = "=== short test summary info ===\n"
 

@@ -19,7 +19,7 @@ from agentrl.tasks.swe import grade
 from agentrl.tasks.swe.diffs import diff_of, paths_of
 from agentrl.tasks.swe.draft import HIDDEN
 from agentrl.tasks.swe.generate import draft_of, files_of, generate
-from agentrl.tasks.swe.grade import counted, deceived, verdict_of
+from agentrl.tasks.swe.grade import counted, deceived, is_protected, report_of, verdict_of
 from agentrl.tasks.swe.instance import Grading
 from agentrl.tasks.swe.logs import (
     contradictions,
@@ -29,8 +29,6 @@ from agentrl.tasks.swe.logs import (
     log_of,
     statuses_of,
 )
-from agentrl.tasks.swe.protected import is_protected
-from agentrl.tasks.swe.resolved import report_of
 from agentrl.tasks.swe.traps import BODIES, name_in_file, path_of, planted
 from agentrl.tasks.swe.tree import Changes, Entry, changes, entries_of, tree_of, tree_of_files
 from tests.helpers.swe_instances import RUNNER, ran

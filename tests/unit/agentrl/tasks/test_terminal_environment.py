@@ -20,8 +20,7 @@ from agentrl.tasks.shell.generate import generate, task_toml
 from agentrl.tasks.terminal import environment as environment_module
 from agentrl.tasks.terminal.environment import TerminalEnvironment
 from agentrl.tasks.terminal.source import TaskSource
-from agentrl.tasks.terminal.tbench import read_tbench
-from agentrl.tasks.terminal.tbench_reward import share
+from agentrl.tasks.terminal.tbench import read_tbench, share
 from groundwork.exceptions import ConfigError
 from tests.helpers.plain_sandboxes import PlainProvider
 from tests.helpers.shell_agents import ATTACKS, judged, oracle

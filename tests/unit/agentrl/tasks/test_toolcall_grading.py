@@ -8,7 +8,7 @@ from agentrl.exceptions import InvalidError
 from agentrl.tasks.toolcall import grading
 from agentrl.tasks.toolcall.draft import Expected
 from agentrl.tasks.toolcall.grading import answer_of, check_grader, is_right
-from agentrl.tasks.toolcall.tools.calculator import calculate
+from agentrl.tasks.toolcall.tools.builtin import calculate
 from groundwork.exceptions import ConfigError
 
 
