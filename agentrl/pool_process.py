@@ -41,8 +41,8 @@ def start_pool(words: Sequence[str], log: Path, stack: ExitStack, environment: M
     stack.callback(pool.stop, STOP_S)
     deadline = time.monotonic() + START_S
     while pool.alive() and time.monotonic() < deadline:
-        if found := LISTENING.search(log.read_bytes()[before:].decode(errors="replace")):
-            return found[1]
+        if match := LISTENING.search(log.read_bytes()[before:].decode(errors="replace")):
+            return match[1]
         time.sleep(POLL_SECONDS)
     raise InfraError(f"the pool did not start; the end of {log}:\n{pool.log_tail()}", code="pool_failed")
 

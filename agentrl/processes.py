@@ -175,8 +175,8 @@ class ProcessLedger:
 
     async def groups(self) -> list[Group]:
         """Return all recorded groups."""
-        found = await self._do("SELECT secret, pid, ticks, boot FROM groups", ())
-        return [Group(secret, Mark(pid, ticks, boot)) for secret, pid, ticks, boot in found]
+        result = await self._do("SELECT secret, pid, ticks, boot FROM groups", ())
+        return [Group(secret, Mark(pid, ticks, boot)) for secret, pid, ticks, boot in result]
 
     def close(self) -> None:
         """Close the file, and let another server use it."""
@@ -243,17 +243,17 @@ def _kill(signalled: dict[Group, set[Mark]]) -> list[Group]:
         carrying[secret].add(pid)
     left: list[Group] = []
     for group, marks in signalled.items():
-        found = carrying[group.secret] - {os.getpid()}
+        result = carrying[group.secret] - {os.getpid()}
         if is_alive(group.leader):
-            found |= set(group_members(group.leader.pid))
-        marks |= {mark for pid in found if (mark := mark_of(pid))}
+            result |= set(group_members(group.leader.pid))
+        marks |= {mark for pid in result if (mark := mark_of(pid))}
         if is_alive(group.leader):
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(group.leader.pid, signal.SIGKILL)
-        for pid in found:
+        for pid in result:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        if found or any(map(is_alive, marks)):
+        if result or any(map(is_alive, marks)):
             left.append(group)
     return left
 

@@ -50,8 +50,8 @@ async def generate(
         ConfigError: flags, variables, the custom config or the task are wrong.
     """
     settings = GuiConfig.of(args).settings(evaluation)
-    found = await generate_in(args, sample, sampling_params, evaluation, settings=settings)
-    return reward_in_parts(found, PARTS)
+    result = await generate_in(args, sample, sampling_params, evaluation, settings=settings)
+    return reward_in_parts(result, PARTS)
 
 
 async def reward_func(args: Arguments, sample: Sample | list[Sample], **more: Any) -> Any:
@@ -83,8 +83,8 @@ def gui_generate_rollout(
 
 def by_domain(name: str, result: dict[str, list[Any]], domains: list[str]) -> dict[str, float]:
     """Return ``eval/NAME/DOMAIN``, the mean reward of a domain's answers; lost ones do not count."""
-    found: dict[str, list[float]] = defaultdict(list)
+    results: dict[str, list[float]] = defaultdict(list)
     for reward, lost, group in zip(result["rewards"], result["aborted"], result["groups"], strict=True):
         if not lost:
-            found[domains[group]].append(reward)
-    return {f"eval/{name}/{domain}": statistics.fmean(rewards) for domain, rewards in sorted(found.items())}
+            results[domains[group]].append(reward)
+    return {f"eval/{name}/{domain}": statistics.fmean(rewards) for domain, rewards in sorted(results.items())}

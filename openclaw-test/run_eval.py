@@ -79,15 +79,15 @@ async def ask_all(
     """
     plan = Plan(options.seeds, options.num_problems, options.samples, options.parallel)
     meter = Meter(Console(stderr=True))
-    for target, found in zip(models, report.models, strict=True):
+    for target, model in zip(models, report.models, strict=True):
         results = Results(options.output_dir / target.file)
-        found.results = results.records
+        model.results = results.records
         try:
             if any(plan.left(suite, results) for suite in suites):
                 async with AsyncExitStack() as stack:
                     policy = await _policy(options, extra, target, stack)
-                    found.not_run = await evaluate(policy, suites, plan, results, meter)
-            found.not_run = {**found.not_run, **too_long(results)}
+                    model.not_run = await evaluate(policy, suites, plan, results, meter)
+            model.not_run = {**model.not_run, **too_long(results)}
         finally:
             results.close()
 

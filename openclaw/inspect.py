@@ -157,11 +157,11 @@ def view(ledger: Ledger, options: argparse.Namespace, run: Path) -> Iterable[str
 
         return turn_story(open_run(run), ledger, options.turn, tokens=options.tokens)
     if options.session:
-        found = whole_id(options.session, ledger.views.session_ids())
-        lines = session_text(list(ledger.views.turn_records(found)))
-        if found == options.session:
+        result = whole_id(options.session, ledger.views.session_ids())
+        lines = session_text(list(ledger.views.turn_records(result)))
+        if result == options.session:
             return lines
-        return chain([f"no session {options.session}; this is {found}, the only one whose id begins like that"], lines)
+        return chain([f"no session {options.session}; this is {result}, the only one whose id begins like that"], lines)
     if options.turns:
         return turn_lines(ledger, everything=options.all)
     if options.episode:
@@ -252,23 +252,23 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("--tokens goes with --turn or --episode")
     if options.export:
         options.command, options.file = "export", options.export
-    found = find_ledger(options.ledger)
+    ledger = find_ledger(options.ledger)
     run = options.ledger
-    if (found is None and (options.episodes or options.episode)) or (
+    if (ledger is None and (options.episodes or options.episode)) or (
         options.episode and of_the_loop(run, options.episode)
     ):
         return show_episodes(run, options.episode, tokens=options.tokens)
     if options.tokens and options.episode:
         parser.error(f"--tokens shows what the agent loop recorded; {run} has no such episode {options.episode}")
-    if options.command == "import" and found is None:
+    if options.command == "import" and ledger is None:
         if options.ledger.is_dir():
             options.ledger /= LEDGER_NAME
         private_folder(options.ledger.parent)
-    elif found is None:
+    elif ledger is None:
         print(no_ledger(run), file=sys.stderr)
         return 2
     else:
-        options.ledger = found
+        options.ledger = ledger
     try:
         lines = COMMANDS[options.command](options) if options.command else view(Ledger(options.ledger), options, run)
         show(lines, cut=options.turns or options.samples)

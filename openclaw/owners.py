@@ -105,6 +105,6 @@ def issued_turn(message: dict[str, Any]) -> str:
     if isinstance(own, str) and TURN_ID.fullmatch(own):
         return own
     for call in reversed(message.get("tool_calls") or []):
-        if found := CALL_ID.fullmatch(str(call.get("id"))):
-            return turn_id(f"{COMPLETION}{found.group(1)}", int(found.group(2)))
+        if match := CALL_ID.fullmatch(str(call.get("id"))):
+            return turn_id(f"{COMPLETION}{match.group(1)}", int(match.group(2)))
     return ""

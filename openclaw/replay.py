@@ -31,14 +31,14 @@ def method_of(name: str) -> Method:
     Raises:
         ConfigError: there is none, or it cannot be built.
     """
-    found = find_method(name)
-    if not found.config.rollout_function:
-        raise ConfigError(f"--method {name}: {method_file(found.folder)} declares no method")
-    with import_paths([str(found.folder)]):
-        function = resolve(found.config.rollout_function)
+    method = find_method(name)
+    if not method.config.rollout_function:
+        raise ConfigError(f"--method {name}: {method_file(method.folder)} declares no method")
+    with import_paths([str(method.folder)]):
+        function = resolve(method.config.rollout_function)
         if not isinstance(function, LiveRollout):
             raise ConfigError(f"--method {name} does not learn from recorded turns")
-        by_method, by_profile = found.runtime_defaults(DEFAULT_PROFILE, os.environ)
+        by_method, by_profile = method.runtime_defaults(DEFAULT_PROFILE, os.environ)
         environment = {**by_method, **by_profile, **os.environ}
         return load_method(function.method_path, RuntimeConfig.from_env(environment), environment)
 
@@ -61,10 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Compare; return the exit status."""
     options = build_parser().parse_args(argv)
     try:
-        if (found := find_ledger(options.run)) is None:
+        if (results := find_ledger(options.run)) is None:
             raise ConfigError(f"no ledger in {options.run}; name the folder of a run")
         method = method_of(options.method)
-        with closing(Ledger(found)) as ledger:
+        with closing(Ledger(results)) as ledger:
             result = replay(ledger, method)
     except (OpenClawError, ConfigError) as error:
         print(f"{PROG}: {error}", file=sys.stderr)

@@ -134,11 +134,11 @@ class Resolver:
         """
         extras = [part for extra in EXTRAS for part in ("--extra", extra)]
         text = self._lock([str(self.project), *extras], python, preferences)
-        found = read_hashes(text)
+        result = read_hashes(text)
         pins = {name: self._build(name, version) for name, version in read_lock(text, python).items()}
         hashes: Hashes = {}
         for name, version in pins.items():
-            own = (self.build_hashes if "+" in version else found).get((name, version), ())
+            own = (self.build_hashes if "+" in version else result).get((name, version), ())
             if not own:
                 raise ValueError(f"{name}=={version} has no hash; add --hash=sha256:... to it in cpu_overrides.txt")
             hashes[name, version] = own

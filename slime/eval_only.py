@@ -95,7 +95,7 @@ def main(argv: list[str]) -> int:
     from slime.rollout.metrics import scores
 
     console = Console(stderr=True)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
 
     def evaluate(run: Run) -> None:
         start = time.monotonic()
@@ -105,14 +105,14 @@ def main(argv: list[str]) -> int:
             metrics = run.evaluate(0, lambda done, total: bars.update(bar, completed=done, total=total or None))
             answers = sum(value for name, value in metrics.items() if name.endswith("/answers"))
             bars.update(bar, completed=answers, total=answers)
-        found.update(metrics, **{"perf/evaluation_time": time.monotonic() - start})
+        results.update(metrics, **{"perf/evaluation_time": time.monotonic() - start})
 
     code = execute(args, evaluate, collects=False)
-    if not found:
+    if not results:
         return code or 1
-    Console(width=None if sys.stdout.isatty() else PAPER_WIDTH).print(table(found))
+    Console(width=None if sys.stdout.isatty() else PAPER_WIDTH).print(table(results))
     if target:
-        report = {"checkpoint": args.hf_checkpoint, "metrics": found, "scores": scores(found)}
+        report = {"checkpoint": args.hf_checkpoint, "metrics": results, "scores": scores(results)}
         target.write_text(json.dumps(report, indent=2) + "\n")
     return code
 

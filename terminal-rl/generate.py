@@ -142,8 +142,8 @@ async def generate(
     config = TerminalConfig.of(args)
     settings = config.settings()
     sample.metadata.setdefault("task_id", task_id(sample))
-    found = await generate_in(config.arguments(args), sample, sampling_params, evaluation, settings=settings)
-    return reward_in_parts(found, parts_of(settings.reward))
+    result = await generate_in(config.arguments(args), sample, sampling_params, evaluation, settings=settings)
+    return reward_in_parts(result, parts_of(settings.reward))
 
 
 def task_id(sample: Sample) -> str:

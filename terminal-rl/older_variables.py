@@ -41,5 +41,5 @@ def refuse(older: Mapping[str, str], environment: Mapping[str, str] = os.environ
     Raises:
         ConfigError: names all that are set.
     """
-    if found := [f"unset {name}: {why}" for name, why in older.items() if environment.get(name)]:
-        raise ConfigError("; ".join(found))
+    if results := [f"unset {name}: {why}" for name, why in older.items() if environment.get(name)]:
+        raise ConfigError("; ".join(results))

@@ -26,16 +26,16 @@ def rollout_log(
 def terminal_metrics(samples: Sequence[Sample], seconds: float) -> dict[str, float]:
     """Return the metrics of samples whose rewards `generate.generate` made; a metric without a value is left out."""
     count = len(samples)
-    found: dict[str, float] = {"total_samples": count, "rollout_time": seconds}
+    results: dict[str, float] = {"total_samples": count, "rollout_time": seconds}
     for status in STATUSES:
-        found[status] = sum(sample.status.value == status for sample in samples)
+        results[status] = sum(sample.status.value == status for sample in samples)
     if count:
-        found["failed_ratio"] = (found["failed"] + found["aborted"]) / count
-        found["non_trainable_ratio"] = sum(sample.remove_sample for sample in samples) / count
+        results["failed_ratio"] = (results["failed"] + results["aborted"]) / count
+        results["non_trainable_ratio"] = sum(sample.remove_sample for sample in samples) / count
     rewards: list[dict[str, Any]] = [sample.reward for sample in samples if isinstance(sample.reward, dict)]
     if scores := [each["score"] for each in rewards]:
-        found |= {"reward_mean": statistics.fmean(scores), "reward_min": min(scores), "reward_max": max(scores)}
-        found["accuracy"] = statistics.fmean(each["accuracy"] for each in rewards)
+        results |= {"reward_mean": statistics.fmean(scores), "reward_min": min(scores), "reward_max": max(scores)}
+        results["accuracy"] = statistics.fmean(each["accuracy"] for each in rewards)
     if judged := [each["prm_turn_score"] for each in rewards if each["prm_turn_score"] is not None]:
-        found["prm_turn_score"] = statistics.fmean(judged)
-    return {f"terminal/{name}": float(value) for name, value in found.items()}
+        results["prm_turn_score"] = statistics.fmean(judged)
+    return {f"terminal/{name}": float(value) for name, value in results.items()}

@@ -43,7 +43,9 @@ def commands_of(task: Any) -> list[str]:
     """Return the names of the rewards and metrics that cannot do without a runtime."""
     hooks = [*task.hooks("reward"), *task.hooks("metric")]
     parameters = [(hook.__name__, inspect.signature(hook).parameters.get("runtime")) for hook in hooks]
-    return [name for name, found in parameters if found is not None and found.default is inspect.Parameter.empty]
+    return [
+        name for name, parameter in parameters if parameter is not None and parameter.default is inspect.Parameter.empty
+    ]
 
 
 def load(name: str) -> Any:
@@ -130,7 +132,7 @@ def tasks(name: str) -> dict[str, Any]:
     """Return the tasks that can be played, up to `MAX_TASKS` of an environment that never ends."""
     env = load(name)
     taskset = env.taskset if env.taskset.bounded else env.taskset.take(MAX_TASKS)
-    found = []
+    results = []
     for task in taskset:
         if task.data.image is not None:
             raise Refused(f"task {task.data.idx} needs the image {task.data.image}")
@@ -138,8 +140,8 @@ def tasks(name: str) -> dict[str, Any]:
             raise Refused(f"task {task.data.idx} has no prompt; a modelled user would open it")
         if needs := commands_of(task):
             raise Refused(f"{', '.join(needs)} of task {task.data.idx} need a sandbox of their own")
-        found.append({"idx": task.data.idx, "name": task.data.name})
-    return {"tasks": found}
+        results.append({"idx": task.data.idx, "name": task.data.name})
+    return {"tasks": results}
 
 
 class Play:
@@ -243,8 +245,8 @@ class Play:
             message = {"role": "assistant", "content": text}
             choice = {"index": 0, "message": message, "finish_reason": "stop"}
             usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-            found = {"id": "reply", "object": "chat.completion", "created": 0, "model": MODEL}
-            return web.json_response({**found, "choices": [choice], "usage": usage})
+            results = {"id": "reply", "object": "chat.completion", "created": 0, "model": MODEL}
+            return web.json_response({**results, "choices": [choice], "usage": usage})
 
         app = web.Application(client_max_size=1 << 26)
         app.router.add_post("/v1/chat/completions", complete)

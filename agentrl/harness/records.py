@@ -66,9 +66,9 @@ class Records:
         """Return the lines of the groups that earlier processes began and did not end, oldest first."""
         if self._folder is None:
             return []
-        found = list(lines(self._folder / GROUPS))
-        ended = {line["group"] for line in found if line["state"] != BEGUN}
-        return [line for line in found if line["state"] == BEGUN and line["group"] not in ended]
+        result = list(lines(self._folder / GROUPS))
+        ended = {line["group"] for line in result if line["state"] != BEGUN}
+        return [line for line in result if line["state"] == BEGUN and line["group"] not in ended]
 
     def episode(self, line: Mapping[str, Any]) -> None:
         """Keep what became of a run."""

@@ -150,16 +150,16 @@ class ComputerUse(ToolCalls):
 
     def actions(self, reply: Reply) -> list[Action]:
         """Return the one action of a reply."""
-        found = super().actions(reply)
-        if len(found) != 1:
-            raise Malformed(f"the reply has {len(found)} calls; write exactly one")
-        if "text" in found[0].content:
+        result = super().actions(reply)
+        if len(result) != 1:
+            raise Malformed(f"the reply has {len(result)} calls; write exactly one")
+        if "text" in result[0].content:
             raise Malformed(f"the reply has no call; {HOW}")
         try:
-            read_call(found[0].content)
+            read_call(result[0].content)
         except InvalidError as error:
             raise Malformed(error.message) from error
-        return found
+        return result
 
 
 class RetoolText:
@@ -175,16 +175,16 @@ class RetoolText:
     def actions(self, reply: Reply) -> list[Action]:
         """See `Form`."""
         text = str(reply.message["content"])
-        found = CALL.search(text)
-        if found is None:
+        match = CALL.search(text)
+        if match is None:
             if OPEN.search(text):
                 raise Malformed("a call has no end; write </tool_call> or </code> after it")
             return [Action({"text": text.strip()})]
-        if found[1] is None:
-            fenced = FENCE.match(found[2])
-            code = fenced[1] if fenced else found[2].removeprefix("\n")
+        if match[1] is None:
+            fenced = FENCE.match(match[2])
+            code = fenced[1] if fenced else match[2].removeprefix("\n")
             return [Action({"tool": "code_interpreter", "arguments": {"code": code}})]
-        return [Action(_called_in_text(found[1]))]
+        return [Action(_called_in_text(match[1]))]
 
     def answer(self, text: str, call_id: str | None) -> Message:
         """See `Form`."""

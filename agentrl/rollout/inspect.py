@@ -58,11 +58,11 @@ def _list(run: Path) -> Iterable[str]:
         episode = read(run, name, tokens=False)
         kinds.setdefault("evaluated" if name.startswith("eval-") else "trained", []).append(episode)
         yield summary(episode)
-    for kind, found in kinds.items():
-        outcomes = [end["outcome"] for each in found if (end := each.first("end")) and end.get("outcome") is not None]
+    for kind, result in kinds.items():
+        outcomes = [end["outcome"] for each in result if (end := each.first("end")) and end.get("outcome") is not None]
         mean = f"mean outcome {sum(outcomes) / len(outcomes):+.2f}" if outcomes else "no outcome yet"
-        lost = sum(bool(each.first("lost")) for each in found)
-        yield f"{kind}: {len(found)} episodes, {len(outcomes)} with an outcome, {mean}, {lost} lost"
+        lost = sum(bool(each.first("lost")) for each in result)
+        yield f"{kind}: {len(result)} episodes, {len(outcomes)} with an outcome, {mean}, {lost} lost"
 
 
 def summary(episode: Episode) -> str:
@@ -81,10 +81,10 @@ def episode_lines(episode: Episode, *, tokens: bool = False) -> Iterable[str]:
     yield summary(episode)
     for event in episode.events:
         yield from _event_lines(event)
-        if tokens and (found := episode.tokens.get(event["n"])):
-            yield _indented("prompt ids", json.dumps(found.prompt_ids))
-            yield _indented("ids", json.dumps(found.ids))
-            yield _indented("logprobs", json.dumps(found.log_probs))
+        if tokens and (token := episode.tokens.get(event["n"])):
+            yield _indented("prompt ids", json.dumps(token.prompt_ids))
+            yield _indented("ids", json.dumps(token.ids))
+            yield _indented("logprobs", json.dumps(token.log_probs))
     if episode.cut:
         yield "the last line is incomplete, as a crash leaves it"
 
@@ -136,10 +136,10 @@ def _indented(label: str, text: str) -> str:
 
 
 def _all(run: Path) -> list[str]:
-    found = names(run)
-    if not found:
+    result = names(run)
+    if not result:
         raise RecordError(f"{run} has no episodes; name the --run-dir of a run of agentrl.rollout.generate")
-    return found
+    return result
 
 
 def _whole(run: Path, begin: str) -> str:

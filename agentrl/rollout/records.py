@@ -161,8 +161,8 @@ def _add_tokens(episode: Episode, numbers: Path) -> None:
     whole: list[int] = []
     for event in episode.events:
         if event["kind"] == "policy" and "at" in event:
-            episode.tokens[event["n"]] = found = _read_tokens(stored, event, whole)
-            whole = [*found.prompt_ids, *found.ids]
+            episode.tokens[event["n"]] = tokens = _read_tokens(stored, event, whole)
+            whole = [*tokens.prompt_ids, *tokens.ids]
 
 
 def _read_tokens(stored: bytes, event: dict[str, Any], before: Sequence[int]) -> Tokens:

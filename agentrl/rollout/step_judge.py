@@ -174,7 +174,7 @@ class StepJudge:
         """Return the judged steps by id, after at most ``seconds``; later ones are cancelled."""
         if self._tasks:
             await asyncio.wait(self._tasks.values(), timeout=seconds)
-        found: dict[str, JudgedStep] = {}
+        judged_steps: dict[str, JudgedStep] = {}
         for step_id, task in self._tasks.items():
             if not task.done():
                 self.skipped["late"] += 1
@@ -182,14 +182,14 @@ class StepJudge:
                 if (judged := task.result()) is None:
                     self.skipped["too_long"] += 1
                 else:
-                    found[step_id] = judged
+                    judged_steps[step_id] = judged
             elif isinstance(error, JudgeError):
                 self.skipped["failed"] += 1
                 logger.warning("step %s was not judged: %s", step_id, error)
             else:
                 raise error
         await self.cancel()
-        return found
+        return judged_steps
 
     async def cancel(self) -> None:
         """Stop judging, and forget all steps."""

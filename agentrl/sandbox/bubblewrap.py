@@ -134,8 +134,8 @@ class Bubblewrap:
                 logger.warning("no control group here: %s", text)
             broken = [promise for promise in await prove(self) if not promise.holds]
             if broken:
-                found = "; ".join(f"{promise.text}: {promise.found}" for promise in broken)
-                raise InfraError(f"sandboxes do not hold on this machine: {found}", code="sandbox_leaks")
+                result = "; ".join(f"{promise.text}: {promise.found}" for promise in broken)
+                raise InfraError(f"sandboxes do not hold on this machine: {result}", code="sandbox_leaks")
             self._checked = True
 
     async def sweep(self, pool: str) -> int:

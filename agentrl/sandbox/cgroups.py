@@ -75,8 +75,8 @@ def find(process: Path = Path("/proc/self")) -> Places:
             for kind, _, root, point in mounts:
                 if kind == "cgroup2":
                     own = _below(point, root, path)
-                    if found := _delegated(own, point):
-                        return Places(2, found)
+                    if result := _delegated(own, point):
+                        return Places(2, result)
     return Places(1, parents)
 
 
@@ -121,11 +121,11 @@ async def sweep(places: Places) -> int:
     space, own = _own_prefix().split("-")[1], os.getpid()
     for parent in set(places.parents.values()):
         for folder in _all_below(_top(parent)):
-            found = NAME.fullmatch(folder.name)
-            if found is None or found[1] != space or int(found[2]) == own:
+            match = NAME.fullmatch(folder.name)
+            if match is None or match[1] != space or int(match[2]) == own:
                 continue
-            mark = mark_of(int(found[2]))
-            if mark is None or mark.ticks != int(found[3]):
+            mark = mark_of(int(match[2]))
+            if mark is None or mark.ticks != int(match[3]):
                 dead.setdefault(folder.name, []).append(folder)
     for folders in dead.values():
         await Group(tuple(folders)).remove()

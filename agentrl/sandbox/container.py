@@ -117,10 +117,10 @@ class Container:
         )
         if code != 0:
             raise InfraError(f"{self.name} does not list containers: {_last(said)}", code="engine_failed")
-        found = said.split()
-        for each in found:
+        parts = said.split()
+        for each in parts:
             await self._remove(each)
-        return len(found)
+        return len(parts)
 
     async def start(self, spec: SandboxSpec, processes: Processes) -> SupervisedSandbox:
         """Start a container; see `agentrl.sandbox.interface.Provider.start`."""
@@ -155,11 +155,11 @@ class Container:
         Raises:
             InfraError: it is not installed.
         """
-        if (found := shutil.which(self.name, path=self._env.get("PATH", os.defpath))) is None:
+        if (program := shutil.which(self.name, path=self._env.get("PATH", os.defpath))) is None:
             raise InfraError(
                 f"there is no {self.name} on PATH; install it, or choose another provider", code="no_engine"
             )
-        return found
+        return program
 
     def _argv(self, spec: SandboxSpec, name: str, pool: str) -> list[str]:
         """Return the command line that starts a container with the supervisor in it.

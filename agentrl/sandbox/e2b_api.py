@@ -161,13 +161,13 @@ class E2BApi:
     async def find(self, metadata: Mapping[str, str]) -> list[str]:
         """Return the ids of all machines that carry all of ``metadata``."""
         quoted = urlencode({quote(name): quote(value) for name, value in metadata.items()})
-        found: list[str] = []
+        place: list[str] = []
         query = {"metadata": quoted, "state": "running,paused", "limit": str(PAGE)}
         while True:
             page = await self._tried("GET", "/v2/sandboxes", "list sandboxes", query=query)
-            found += [each["sandboxID"] for each in self._json(page, "list sandboxes")]
+            place += [each["sandboxID"] for each in self._json(page, "list sandboxes")]
             if not (token := page.headers.get("x-next-token")):
-                return found
+                return place
             query = {**query, "nextToken": token}
 
     async def end(self, machine_id: str) -> None:

@@ -103,14 +103,14 @@ async def prove(sandbox: Sandbox, limits: Limits, name: str) -> None:
     sizes = (str(limits.memory_mib), str(limits.processes), str(limits.disk_mib))
     result = await sandbox.execute(["python3", "-c", SOURCE, *sizes], timeout_s=PROBE_SECONDS, most_output=MAX_ANSWER)
     try:
-        found = json.loads(result.output.rstrip().rpartition(b"\n")[2])
+        document = json.loads(result.output.rstrip().rpartition(b"\n")[2])
     except ValueError as error:
         said = result.output.decode(errors="replace")[-500:]
         raise InfraError(
             f"{name}: the self-test did not finish in the sandbox; does its image have python3? It said: {said}",
             code="check_failed",
         ) from error
-    if broken := broken_promises(found, limits):
+    if broken := broken_promises(document, limits):
         raise InfraError(
             f"{name}: sandboxes do not hold what they promise: {'; '.join(broken)}; choose another provider, or repair"
             " this one's host",

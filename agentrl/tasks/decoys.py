@@ -65,12 +65,12 @@ def decoy_of(text: str, only: Collection[str] | None = None, *, script: bool = F
         return None
     edits: dict[str, list[Edit]] = {}
     for name, function in source.tests.items():
-        if (only is None or function.name in only) and (found := _of_test(source, function)):
-            edits[name] = found
+        if (only is None or function.name in only) and (lines := _of_test(source, function)):
+            edits[name] = lines
     if edits:
         return Decoy(source.edited(chain.from_iterable(edits.values())), frozenset(edits))
-    if script and not source.tests and RESULT_WORD in text and (found := _of_script(source)):
-        return Decoy(source.edited(found))
+    if script and not source.tests and RESULT_WORD in text and (lines := _of_script(source)):
+        return Decoy(source.edited(lines))
     return None
 
 
@@ -90,7 +90,7 @@ class _Source:
     def __init__(self, text: str) -> None:
         self.data = text.encode()
         self.tree = ast.parse(text)
-        self._lines = [0, *(found.end() for found in re.finditer(rb"\r\n|\r|\n", self.data))]
+        self._lines = [0, *(match.end() for match in re.finditer(rb"\r\n|\r|\n", self.data))]
         self.tests = dict(_tests(self.tree.body, ""))
 
     def place(self, node: ast.expr) -> tuple[int, int]:
@@ -330,8 +330,8 @@ def _other(source: _Source, node: ast.expr, *, longer: bool = False) -> Edit | N
         values = [*filter(None, node.values if isinstance(node, ast.Dict) else node.elts)]
         if not values:
             return source.replaced(node, {"List": "[7]", "Tuple": "(7,)", "Dict": "{7: 7}"}[type(node).__name__])
-        found = [edit for value in values if (edit := _other(source, value))]
-        return DICE.choice(found) if found else None
+        results = [edit for value in values if (edit := _other(source, value))]
+        return DICE.choice(results) if results else None
     try:
         value = ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):

@@ -30,8 +30,8 @@ BREAK = " - "
 
 def results(summary: str) -> Iterator[tuple[str, Status]]:
     """Yield id and status of each line of a summary."""
-    for found in LINE.finditer(COLOR.sub("", summary)):
-        word, more, rest = found.groups()
+    for match in LINE.finditer(COLOR.sub("", summary)):
+        word, more, rest = match.groups()
         if word.startswith("SUB"):
             rest = _of_subtest(f"{more} {rest}".lstrip())
         elif more or (word == "SKIPPED" and PLACES.match(rest)):

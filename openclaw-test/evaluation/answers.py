@@ -15,9 +15,9 @@ def last_number(text: str) -> Decimal | None:
     ``1,234``, ``-5``, ``3.50`` and ``$7`` are read as people write them; digits inside a word are not a number.
     """
     boxed = _BOX.findall(text)
-    found = _NUMBER.findall(boxed[-1]) if boxed else []
-    found = found or _NUMBER.findall(text)
-    return number(found[-1]) if found else None
+    matches = _NUMBER.findall(boxed[-1]) if boxed else []
+    matches = matches or _NUMBER.findall(text)
+    return number(matches[-1]) if matches else None
 
 
 def number(text: str) -> Decimal | None:

@@ -150,19 +150,19 @@ async def _attempt(sandbox: Sandbox, given: str, count: int, seconds: float) -> 
     if ended.timed_out:
         return Ran(reason="timed_out", detail=f"it did not end within {seconds:g} s")
     try:
-        found = json.loads(await sandbox.read_file(RESULTS, most_bytes=MAX_RESULTS))
+        document = json.loads(await sandbox.read_file(RESULTS, most_bytes=MAX_RESULTS))
     except (InvalidError, ValueError, RecursionError):
         return Ran(reason="no_result", detail=_ending(ended))
-    if isinstance(found, dict):
-        said = next(((name, str(found[name])) for name in SAID if name in found), ("no_result", _ending(ended)))
+    if isinstance(document, dict):
+        said = next(((name, str(document[name])) for name in SAID if name in document), ("no_result", _ending(ended)))
         return Ran(reason=said[0], detail=said[1][:500])
     if (
-        not isinstance(found, list)
-        or len(found) != count
-        or not all(isinstance(each, list) and len(each) == 1 for each in found)
+        not isinstance(document, list)
+        or len(document) != count
+        or not all(isinstance(each, list) and len(each) == 1 for each in document)
     ):
         return Ran(reason="no_result", detail="it wrote another file over the results")
-    return Ran(results=[each[0] for each in found])
+    return Ran(results=[each[0] for each in document])
 
 
 def _ending(ended: ExecResult) -> str:

@@ -330,12 +330,12 @@ def pairs(rng: Random, level: int) -> Problem:
         2: f"returns the number of pairs of places i < j in a list with numbers[j] - numbers[i] == {target - 3}",
         3: f"returns all lists [i, j] of places i < j in a list with numbers[i] + numbers[j] == {target}, in ascending order",
     }
-    found = f"[[i, j] {loops} if {tests[level]}]"
+    result = f"[[i, j] {loops} if {tests[level]}]"
     return problem(
         rng,
         "pairs(numbers)",
         what[level],
-        f"return {found}" if level == 3 else f"return len({found})",
+        f"return {result}" if level == 3 else f"return len({result})",
         lambda rng: [numbers(rng, 0, 15, 9)],
     )
 
@@ -418,14 +418,14 @@ class Coding:
             # Half a program does not compile; what to mend is the length.
             return Grade(said.defect or ran.reason, ran.detail)
         wrong = [
-            (given, expected, found)
-            for (given, expected), found in zip(problem.hidden, ran.results, strict=True)
-            if not same(expected, found)
+            (given, expected, result)
+            for (given, expected), result in zip(problem.hidden, ran.results, strict=True)
+            if not same(expected, result)
         ]
         if not wrong:
             return Grade()
-        given, expected, found = wrong[0]
-        shown = f"{problem.name}({', '.join(map(repr, given))}) is {expected!r}, not {repr(found)[:200]}"
+        given, expected, result = wrong[0]
+        shown = f"{problem.name}({', '.join(map(repr, given))}) is {expected!r}, not {repr(result)[:200]}"
         return Grade("wrong_result", f"{len(wrong)} of {len(problem.hidden)} hidden tests fail: {shown}")
 
     async def close(self) -> None:

@@ -67,11 +67,11 @@ def problem(rng: Random, signature: str, wish: str, body: str, draw: Callable[[R
     solution = f"def {signature}:\n" + "\n".join(f"    {line}" for line in body.strip("\n").splitlines()) + "\n"
     space: dict[str, Any] = {}
     exec(solution, space)  # our own text, from the module `coding`
-    found: dict[str, tuple[Arguments, Any]] = {}
+    results: dict[str, tuple[Arguments, Any]] = {}
     for _ in range(MAX_DRAWS):
         arguments = draw(rng)
-        found.setdefault(repr(arguments), (arguments, space[name](*_copy(arguments))))
-        pairs = list(found.values())
+        results.setdefault(repr(arguments), (arguments, space[name](*_copy(arguments))))
+        pairs = list(results.values())
         hidden = pairs[EXAMPLES:]
         if len(hidden) >= HIDDEN and len({repr(result) for _, result in hidden}) >= MIN_RESULTS:
             return Problem(name, signature, wish, solution, pairs[:EXAMPLES], hidden[-HIDDEN:])

@@ -146,10 +146,10 @@ def _json(_: Random) -> Rule:
 
 def _is_answer(text: str) -> bool:
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except (ValueError, RecursionError):
         return False
-    return isinstance(found, dict) and list(found) == ["answer"] and found["answer"] not in (None, "", [], {})
+    return isinstance(document, dict) and list(document) == ["answer"] and document["answer"] not in (None, "", [], {})
 
 
 def _no_comma(_: Random) -> Rule:
@@ -303,8 +303,8 @@ async def play(case: Case, talk: Talk) -> Grade:
 def _graded(form: Form, said: Said) -> Grade:
     if said.defect:
         return Grade(said.defect)
-    found = broken(form.rules, said.text)
-    return Grade(f"breaks_{found[0]}", f"does not follow: {', '.join(found)}") if found else Grade()
+    result = broken(form.rules, said.text)
+    return Grade(f"breaks_{result[0]}", f"does not follow: {', '.join(result)}") if result else Grade()
 
 
 async def _complaint(taste: Taste, talk: Talk) -> Grade:

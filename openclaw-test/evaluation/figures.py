@@ -124,6 +124,6 @@ def comparison(this: Sequence[Record], other: Sequence[Record]) -> Figures | Non
 def comparisons(this: Sequence[Record], other: Sequence[Record]) -> dict[str, Figures]:
     """Return the paired figures per suite, and of all suites together."""
     theirs = grouped(other, "suite")
-    found = {name: comparison(mine, theirs.get(name, [])) for name, mine in grouped(this, "suite").items()}
-    found[ALL] = comparison(this, other)
-    return {name: figures for name, figures in found.items() if figures is not None}
+    results = {name: comparison(mine, theirs.get(name, [])) for name, mine in grouped(this, "suite").items()}
+    results[ALL] = comparison(this, other)
+    return {name: figures for name, figures in results.items() if figures is not None}

@@ -188,17 +188,17 @@ def targets(options: argparse.Namespace) -> list[Target]:
         saved, origin = checkpoint_of(options.run)
         if not options.compare_to:
             print(f"{PROG}: the run began with {origin}; --compare-to {origin} compares with it", file=sys.stderr)
-        found = [Target(str(saved), file, run=(saved, origin), model=options.model)]
+        results = [Target(str(saved), file, run=(saved, origin), model=options.model)]
     elif options.model_path:
-        found = [Target(options.model_path, file, path=options.model_path, model=options.model)]
+        results = [Target(options.model_path, file, path=options.model_path, model=options.model)]
     else:
         url = options.base_url or DEFAULT_URL
-        found = [Target(url, file, url=url, model=options.model, key_variable=options.key_variable)]
+        results = [Target(url, file, url=url, model=options.model, key_variable=options.key_variable)]
     if options.compare_to:
         name, model, key = options.compare_to, options.compare_model, options.compare_key_variable
         where = {"url": name} if name.startswith("http") else {"path": name}
-        found.append(Target(name, "compared.jsonl", model=model, key_variable=key, **where))
-    return found
+        results.append(Target(name, "compared.jsonl", model=model, key_variable=key, **where))
+    return results
 
 
 def settings_of(options: argparse.Namespace, models: Sequence[Target]) -> dict[str, Any]:

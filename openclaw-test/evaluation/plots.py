@@ -21,7 +21,7 @@ def save_plots(report: Report, folder: Path) -> list[str]:
     models = [
         (name, grouped(model.records, "suite")) for name, model in zip(("this", "other"), report.models, strict=False)
     ]
-    suites = list(dict.fromkeys(suite for _, found in models for suite in found))
+    suites = list(dict.fromkeys(suite for _, result in models for suite in result))
     if not suites:
         return []
     for name, draw in ((SCORES, _scores), (LATENCY, _latency)):
@@ -43,11 +43,11 @@ def _places(models: list[Any], number: int, suites: list[str]) -> list[float]:
 
 
 def _scores(axes: Any, models: list[Any], suites: list[str]) -> None:
-    for number, (name, found) in enumerate(models):
+    for number, (name, model) in enumerate(models):
         rows = [
-            (place, suite_figures(found[suite]))
+            (place, suite_figures(model[suite]))
             for place, suite in zip(_places(models, number, suites), suites, strict=True)
-            if suite in found
+            if suite in model
         ]
         scores = [row["score"] for _, row in rows]
         below = [max(0.0, row["score"] - row["low"]) for _, row in rows]
@@ -57,9 +57,9 @@ def _scores(axes: Any, models: list[Any], suites: list[str]) -> None:
 
 
 def _latency(axes: Any, models: list[Any], suites: list[str]) -> None:
-    for number, (name, found) in enumerate(models):
+    for number, (name, model) in enumerate(models):
         for place, suite in zip(_places(models, number, suites), suites, strict=True):
-            seconds = sorted(each.seconds for each in found.get(suite, ()))
-            label = name if suite == next(iter(found), None) else None
+            seconds = sorted(each.seconds for each in model.get(suite, ()))
+            label = name if suite == next(iter(model), None) else None
             axes.plot(seconds, [place] * len(seconds), "|", color=f"C{number}", markersize=9, label=label)
     axes.set(xlabel="seconds of waiting per problem")

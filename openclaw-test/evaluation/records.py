@@ -145,12 +145,14 @@ def prepare(folder: Path, settings: Mapping[str, Any]) -> None:
     wanted = json.loads(json.dumps(settings))
     if path.is_file():
         try:
-            found = json.loads(path.read_text())
+            document = json.loads(path.read_text())
         except (ValueError, RecursionError):
-            found = {}
-        found = found if isinstance(found, dict) else {}
+            document = {}
+        document = document if isinstance(document, dict) else {}
         differing = [
-            f"{name} {found.get(name)!r}, now {wanted[name]!r}" for name in wanted if found.get(name) != wanted[name]
+            f"{name} {document.get(name)!r}, now {wanted[name]!r}"
+            for name in wanted
+            if document.get(name) != wanted[name]
         ]
         if differing:
             raise EvalError(

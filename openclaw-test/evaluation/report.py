@@ -103,10 +103,10 @@ class Report:
 
 def as_json(report: Report) -> dict[str, Any]:
     """Return the figures; the results themselves are in the files beside it."""
-    found: dict[str, Any] = {"settings": dict(report.settings), "complete": report.complete}
+    results: dict[str, Any] = {"settings": dict(report.settings), "complete": report.complete}
     for key, model in zip(("model", "compared"), report.models, strict=False):
         suites = grouped(model.records, "suite")
-        found[key] = {
+        results[key] = {
             "name": model.name,
             "not_run": dict(model.not_run),
             "suites": {
@@ -115,8 +115,8 @@ def as_json(report: Report) -> dict[str, Any]:
             "seconds": round(sum(each.seconds for each in model.records), 1),
         }
     if report.other:
-        found["comparison"] = comparisons(report.this.records, report.other.records)
-    return found
+        results["comparison"] = comparisons(report.this.records, report.other.records)
+    return results
 
 
 def as_markdown(report: Report, pictures: Sequence[str] = ()) -> str:
@@ -154,8 +154,8 @@ def save(report: Report, folder: Path, pictures: Sequence[str]) -> None:
 def _families(records: Sequence[Record]) -> dict[str, Figures]:
     kept = ("problems", "passed", "tries", "score")
     return {
-        name: {key: value for key, value in suite_figures(found).items() if key in kept}
-        for name, found in grouped(records, "family").items()
+        name: {key: value for key, value in suite_figures(result).items() if key in kept}
+        for name, result in grouped(records, "family").items()
     }
 
 
@@ -203,10 +203,10 @@ def _comparison(found: Mapping[str, Figures]) -> str:
 def _kinds(report: Report) -> str:
     rows = []
     for name, records in grouped(report.this.records, "suite").items():
-        for family, found in grouped(records, "family").items():
-            shares = {level: suite_figures(each)["score"] for level, each in grouped(found, "level").items()}
+        for family, result in grouped(records, "family").items():
+            shares = {level: suite_figures(each)["score"] for level, each in grouped(result, "level").items()}
             levels = ", ".join(f"{level}: {shares[level]:.2f}" for level in sorted(shares))
-            rows.append((name, family, len(found), f"{suite_figures(found)['score']:.3f}", levels))
+            rows.append((name, family, len(result), f"{suite_figures(result)['score']:.3f}", levels))
     return table(("suite", "kind", "tries", "score", "score by level"), rows) if rows else ""
 
 
@@ -234,9 +234,9 @@ def _latency(report: Report, figures: Mapping[str, Any]) -> str:
 
 def _examples(records: Sequence[Record]) -> list[str]:
     parts: list[str] = []
-    for name, found in grouped(records, "suite").items():
+    for name, result in grouped(records, "suite").items():
         for passed, title in ((True, "passed"), (False, "failed")):
-            chosen = next((each for each in found if each.passed is passed), None)
+            chosen = next((each for each in result if each.passed is passed), None)
             if chosen is None:
                 continue
             why = "" if passed else f" ({chosen.reason.replace('_', ' ')})"

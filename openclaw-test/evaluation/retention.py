@@ -100,10 +100,10 @@ class Retention:
     def cases(self, seed: int, count: int) -> Sequence[Case]:
         """Return ``count`` generated questions, and as many of the file; another seed goes on where this one ends."""
         generated = draw_cases(self.name, FAMILIES, seed, count)
-        found = self._questions
+        questions = self._questions
         return generated + [
-            Case(self.name, "gsm8k", 1, seed, count + place, found[(seed * count + place) % len(found)])
-            for place in range(min(count, len(found)))
+            Case(self.name, "gsm8k", 1, seed, count + place, questions[(seed * count + place) % len(questions)])
+            for place in range(min(count, len(questions)))
         ]
 
     async def open(self) -> None:
@@ -115,10 +115,10 @@ class Retention:
         said = await talk.ask(question.text)
         if said.defect:
             return Grade(said.defect)
-        found = last_number(said.text)
-        if found is None:
+        result = last_number(said.text)
+        if result is None:
             return Grade("no_number", f"the reply has no number; the answer is {question.answer}")
-        return Grade() if found == question.answer else Grade("wrong_number", f"{found}, not {question.answer}")
+        return Grade() if result == question.answer else Grade("wrong_number", f"{result}, not {question.answer}")
 
     async def close(self) -> None:
         """Nothing to release."""

@@ -104,10 +104,10 @@ async def evaluate(
 def too_long(results: Results) -> dict[str, str]:
     """Return the suites of which no case fits the model's context, with what to do."""
     return {
-        name: f"no case fits the model's context ({found[0].detail}); serve it with a larger CONTEXT_LENGTH, or write a smaller "
+        name: f"no case fits the model's context ({result[0].detail}); serve it with a larger CONTEXT_LENGTH, or write a smaller "
         "--max-tokens"
-        for name, found in grouped(results.records, "suite").items()
-        if all(each.reason == CONTEXT for each in found)
+        for name, result in grouped(results.records, "suite").items()
+        if all(each.reason == CONTEXT for each in result)
     }
 
 

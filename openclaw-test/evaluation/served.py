@@ -82,12 +82,12 @@ def checkpoint_of(run: Path) -> tuple[Path, Path]:
     from slime.checkpoints.checkpoint_folder import find  # imports torch, for which no other evaluation waits
 
     try:
-        found = find(Path(save))
+        place = find(Path(save))
     except (FileNotFoundError, ValueError) as error:
         raise EvalError(f"--run {run}: {error}") from error
-    if found is None:
+    if place is None:
         raise EvalError(f"--run {run}: {save} holds no checkpoint yet")
-    return found, Path(origin)
+    return place, Path(origin)
 
 
 def export(checkpoint: Path, origin: Path, output: Path) -> None:

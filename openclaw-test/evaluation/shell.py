@@ -43,12 +43,12 @@ class Shell:
     def cases(self, seed: int, count: int) -> Sequence[Case]:
         """Return tasks of all families in turn."""
         families = list(FAMILIES)
-        found: list[Case] = []
+        results: list[Case] = []
         for number in range(count):
             family = families[(seed * count + number) % len(families)]
             task = task_name(family, "heldout", Random(f"shell/{family}/{seed}/{number}").randrange(SEEDS_PER_SPLIT))
-            found.append(Case(self.name, family, 1 if family in EASY else 2, seed, number, task))
-        return found
+            results.append(Case(self.name, family, 1 if family in EASY else 2, seed, number, task))
+        return results
 
     async def open(self) -> None:
         """Prove the sandbox.

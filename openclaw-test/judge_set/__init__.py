@@ -68,4 +68,4 @@ def check(case: Case) -> str | None:
         "next_state is empty; give the messages after the reply": not case.next_state,
         "a hint needs score -1: only a correction says how the reply should have been": case.hint and case.score != -1,
     }
-    return next((problem for problem, found in problems.items() if found), None)
+    return next((problem for problem, result in problems.items() if result), None)

@@ -86,8 +86,8 @@ def find_users(names: Sequence[str]) -> list[User]:
         UserFileError: as `find_user`, or two users have one name.
     """
     users = [find_user(name) for name in names]
-    found = [user.name for user in users]
-    if doubled := [name for name in found if found.count(name) > 1]:
+    results = [user.name for user in users]
+    if doubled := [name for name in results if results.count(name) > 1]:
         raise UserFileError(f"two users have the name {doubled[0]}; give each file a name of its own")
     return users
 
@@ -125,8 +125,8 @@ def read_user(path: Path) -> User:
     try:
         return User.model_validate(values, context={FOLDER: path.resolve().parent})
     except ValidationError as error:
-        found = [(_line(node, each["loc"]), _told(each)) for each in error.errors()]
-        raise UserFileError("\n".join(f"{path}:{line}: {told}" for line, told in sorted(set(found)))) from error
+        results = [(_line(node, each["loc"]), _told(each)) for each in error.errors()]
+        raise UserFileError("\n".join(f"{path}:{line}: {told}" for line, told in sorted(set(results)))) from error
 
 
 def _told(error: Any) -> str:
@@ -201,10 +201,10 @@ def _check_tree(node: yaml.Node | None) -> None:
 
 def _doubled(node: yaml.Node) -> list[tuple[str, int]]:
     """Return each key that stands twice in its mapping, with the line of the second one."""
-    found: list[tuple[str, int]] = []
+    doubled: list[tuple[str, int]] = []
     if isinstance(node, yaml.MappingNode):
         keys = [key.value for key, _ in node.value]
-        found += [(key, node.value[at][0].start_mark.line + 1) for at, key in enumerate(keys) if key in keys[:at]]
+        doubled += [(key, node.value[at][0].start_mark.line + 1) for at, key in enumerate(keys) if key in keys[:at]]
         for _, value in node.value:
-            found += _doubled(value)
-    return found
+            doubled += _doubled(value)
+    return doubled

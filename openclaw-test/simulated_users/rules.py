@@ -127,10 +127,10 @@ def _within(count: int, low: int | None, high: int | None) -> bool:
 
 
 def _compiled(patterns: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
-    found = []
+    results = []
     for pattern in patterns:
         try:
-            found.append(re.compile(pattern))
+            results.append(re.compile(pattern))
         except re.error as error:
             raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
-    return tuple(found)
+    return tuple(results)

@@ -75,7 +75,7 @@ def compared(
     baseline = baseline_of(ledger, owner, role)
     if verdict.score_source == "rule":
         baseline = max(baseline, 0.0)
-    found: list[Sample] = []
+    results: list[Sample] = []
     rewards: list[ReactionReward | None] = []
     for sample in samples:
         reward, weight = sample.reward, float(sample.metadata.get(WEIGHT, 1.0))
@@ -83,7 +83,7 @@ def compared(
         if counts:
             sample = copy.copy(sample)
             sample.metadata = {**sample.metadata, BASELINE: weight * baseline}
-        found.append(sample)
+        results.append(sample)
         stated = counts and verdict.score_source != "rule"
         rewards.append(ReactionReward(owner, role, reward / weight) if stated else None)
-    return found, rewards
+    return results, rewards

@@ -149,7 +149,7 @@ def unusable(turn: Turn, rules: EpisodeRules) -> str | None:
     """Return why the trainer cannot use a reply that the policy sampled, or None."""
     empty = not turn.response_ids or not turn.prompt_ids
     checks = {NO_TOKENS: empty, **turn.misfits(rules.temperature, rules.max_tokens)}
-    return next((reason for reason, found in checks.items() if found), None)
+    return next((reason for reason, check in checks.items() if check), None)
 
 
 class PictureMarks:

@@ -34,17 +34,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the findings; return the exit status."""
     options = build_parser().parse_args(argv)
     try:
-        found = diagnose(open_run(options.run))
+        result = diagnose(open_run(options.run))
     except (LedgerError, NoRunError) as error:
         print(error, file=sys.stderr)
         return UNREADABLE
     if options.json:
-        print(json.dumps([finding.to_dict() for finding in found], indent=1))
-        return ILL if found else HEALTHY
-    if not found:
+        print(json.dumps([finding.to_dict() for finding in result], indent=1))
+        return ILL if result else HEALTHY
+    if not result:
         print(f"{options.run} looks healthy; openclaw-rl report {options.run} shows what it learned")
         return HEALTHY
-    for number, finding in enumerate(found, 1):
+    for number, finding in enumerate(result, 1):
         print(harmless(f"{number}. {finding.title} ({finding.name})"))
         print(harmless(f"   evidence: {finding.evidence}"))
         print(harmless(f"   do:       {finding.remedy}"))

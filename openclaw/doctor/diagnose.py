@@ -47,7 +47,7 @@ def diagnose(run: RunFolder, disk: Callable[[Path], Disk] = real_disk) -> list[F
         LedgerError: the ledger cannot be read.
     """
     seen = look(run, disk)
-    found = [finding for check in CHECKS for finding in check(seen)]
-    if any(each.severity is Severity.STOPS and each.name != CONSEQUENCE for each in found):
-        found = [each for each in found if each.name != CONSEQUENCE]
-    return sorted(found, key=lambda finding: finding.severity)
+    findings = [finding for check in CHECKS for finding in check(seen)]
+    if any(each.severity is Severity.STOPS and each.name != CONSEQUENCE for each in findings):
+        findings = [each for each in findings if each.name != CONSEQUENCE]
+    return sorted(findings, key=lambda finding: finding.severity)

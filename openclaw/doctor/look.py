@@ -109,8 +109,8 @@ def real_disk(folder: Path) -> Disk:
 
 def _sides(ledger: Ledger) -> Counter[str]:
     """Return what the newest side turns are by their texts; ``stated`` if only the client says so."""
-    found = ledger.views.side_requests(SIDES_READ)
-    return Counter(side_kind(messages, Asked(tools)) or "stated" for messages, tools in found)
+    side_requests = ledger.views.side_requests(SIDES_READ)
+    return Counter(side_kind(messages, Asked(tools)) or "stated" for messages, tools in side_requests)
 
 
 def _restarts(folder: Path | None) -> int:

@@ -73,11 +73,11 @@ class ShareReader:
 
     def _current(self) -> Share | None:
         try:
-            found = os.stat(self._note)
+            stat = os.stat(self._note)
         except OSError:
             self._seen = self._share = None
             return None
-        seen = found.st_ino, found.st_mtime_ns
+        seen = stat.st_ino, stat.st_mtime_ns
         if seen != self._seen:
             self._seen, self._share = seen, _read(self._note)
         return self._share

@@ -129,8 +129,8 @@ class _EngineTrial:
             httpx.Client(base_url=self._engine.url, timeout=ANSWER_SECONDS, limits=limits, trust_env=False) as client,
             ThreadPoolExecutor(QUESTIONS) as pool,
         ):
-            found = list(pool.map(partial(self._answer, client), [probe for probe, _ in fitting]))
-        for (probe, trainers), engines in zip(fitting, found, strict=True):
+            result = list(pool.map(partial(self._answer, client), [probe for probe, _ in fitting]))
+        for (probe, trainers), engines in zip(fitting, result, strict=True):
             differences += [abs(a - b) for a, b in zip(engines.log_probs, trainers.log_probs, strict=True)]
             if probe.max_new_tokens:
                 replies.append(sound(unread(trainers), unread(engines)))
@@ -177,11 +177,11 @@ class _EngineTrial:
             except httpx.TransportError as error:
                 problem = repr(error)
             else:
-                found = response.json() if response.status_code == httpx.codes.OK else None
-                has = found and str(found["meta_info"]["weight_version"])
-                if found and has == self._policies.candidate.version:
-                    return found
-                problem = f"it has version {has}" if found else f"{response.status_code} {response.text[:200]}"
+                document = response.json() if response.status_code == httpx.codes.OK else None
+                has = document and str(document["meta_info"]["weight_version"])
+                if document and has == self._policies.candidate.version:
+                    return document
+                problem = f"it has version {has}" if document else f"{response.status_code} {response.text[:200]}"
             self._wait_while_down()
         raise FailedQuestionError(problem)
 
@@ -200,13 +200,13 @@ class _EngineTrial:
                     close_share(self._run_dir)
                     self._wait_while_down()
                     return [f"{len(lost)} requests left its engine without a whole reply: {lost[0]}"], {}
-                found = self._turns(candidate, after)
-                if len(found) >= self._bounds.canary_turns or time.monotonic() > deadline:
+                turns = self._turns(candidate, after)
+                if len(turns) >= self._bounds.canary_turns or time.monotonic() > deadline:
                     break
         finally:
             close_share(self._run_dir)
         usual = self._turns(serving, max(0, after - self._most_turns))
-        return does_worse(_live(found), _live(usual), self._bounds)
+        return does_worse(_live(turns), _live(usual), self._bounds)
 
     @property
     def _most_turns(self) -> int:

@@ -141,7 +141,7 @@ def _changes(scored: Sequence[Scored], before: Mapping[str, float]) -> list[Chan
     weights: dict[tuple[str, bool | None], list[float]] = {}
     for each in scored:
         weights.setdefault((each.owner, each.liked), []).append(_weight(each))
-    means = {kind: math.fsum(found) / len(found) for kind, found in weights.items()}
+    means = {kind: math.fsum(weight) / len(weight) for kind, weight in weights.items()}
     return [
         Change(
             each.part,
@@ -178,7 +178,7 @@ def _opinions(evidence: Evidence, now: Margin, bounds: GateVariables) -> tuple[l
         return [], metrics
     best = min(compared, key=lambda version: compared[version].value)
     metrics["gate/margin_to_best"] = compared[best].value
-    fallen = {each: found for each, found in compared.items() if found.fell(bounds.gate_errors, bounds.gate_margin)}
+    fallen = {each: result for each, result in compared.items() if result.fell(bounds.gate_errors, bounds.gate_margin)}
     if not fallen:
         return [], metrics
     far = min(fallen, key=lambda version: fallen[version].value)
@@ -194,7 +194,7 @@ def _owners(evidence: Evidence, bounds: GateVariables) -> tuple[list[str], dict[
     if len(owners) < 2:
         return [], {}
     versions = {"": {each.turn_id: each.serving for each in evidence.scored}, **evidence.earlier}
-    found = [
+    results = [
         (margin, owner, version)
         for owner in owners
         for version, scores in versions.items()
@@ -202,14 +202,14 @@ def _owners(evidence: Evidence, bounds: GateVariables) -> tuple[list[str], dict[
             margin := paired_margin(_changes([each for each in evidence.scored if each.owner == owner], scores))
         ).enough(bounds.gate_fewest)
     ]
-    compared = {owner for _, owner, _ in found}
+    compared = {owner for _, owner, _ in results}
     metrics = {OWNERS: float(len(compared))}
-    if not found:
+    if not results:
         return [], metrics
-    metrics[WORST_OWNER] = min(margin.value for margin, _, _ in found)
+    metrics[WORST_OWNER] = min(margin.value for margin, _, _ in results)
     fallen = [
         (margin.value, margin, owner, version)
-        for margin, owner, version in found
+        for margin, owner, version in results
         if margin.value < -bounds.gate_owner_margin and margin.fell_by_chance() * len(compared) <= OWNER_UNLIKELY
     ]
     if not fallen:
@@ -329,7 +329,7 @@ def does_worse(
         refusals.append(
             f"{1 - _rate(good):.0%} of {len(good)} live replies are degenerate, of the serving version {1 - _rate(usual):.0%}"
         )
-    liked, before = ([each.liked for each in found if each.liked is not None] for found in (candidate, serving))
+    liked, before = ([each.liked for each in result if each.liked is not None] for result in (candidate, serving))
     if min(len(liked), len(before)) >= bounds.gate_fewest:
         metrics["gate/canary_liked"] = _rate(liked)
         if _rate(liked) < _rate(before) and chance_of_shares(liked, before) <= UNLIKELY:

@@ -70,20 +70,20 @@ class Margin:
 
 def weighted_mean(changes: Iterable[Change]) -> float:
     """Return the weighted mean change; 0 without any."""
-    found = list(changes)
-    total = math.fsum(each.weight for each in found)
-    return math.fsum(each.weight * each.change for each in found) / total if found else 0.0
+    result = list(changes)
+    total = math.fsum(each.weight for each in result)
+    return math.fsum(each.weight * each.change for each in result) / total if result else 0.0
 
 
 def paired_margin(changes: Sequence[Change]) -> Margin:
     """Return the margin of an update; its error is infinite while one opinion has no reply or there is one cluster."""
     by_opinion = {opinion: [each for each in changes if each.liked == opinion] for opinion in (True, False)}
-    means = {opinion: weighted_mean(found) for opinion, found in by_opinion.items()}
-    clusters = {opinion: len({each.cluster for each in found}) for opinion, found in by_opinion.items()}
+    means = {opinion: weighted_mean(result) for opinion, result in by_opinion.items()}
+    clusters = {opinion: len({each.cluster for each in result}) for opinion, result in by_opinion.items()}
     influence: dict[str, list[float]] = defaultdict(list)
-    for opinion, found in by_opinion.items():
-        total = math.fsum(each.weight for each in found)
-        for each in found:
+    for opinion, result in by_opinion.items():
+        total = math.fsum(each.weight for each in result)
+        for each in result:
             sign = 1.0 if opinion else -1.0
             influence[each.cluster].append(sign * each.weight / total * (each.change - means[opinion]))
     count = len(influence)

@@ -95,12 +95,12 @@ class Gate:
 
     def _serving(self, rollout_id: int, version: str) -> DecisionRecord:
         """Return the decision that let the serving version serve; record a start if there is none."""
-        found = self._ledger.decisions.serving()
-        if found is None or found.weight_version != version:
+        serving = self._ledger.decisions.serving()
+        if serving is None or serving.weight_version != version:
             self._ledger.decisions.record(rollout_id - 1, "start", version, "the weights of the first comparison")
-            found = self._ledger.decisions.serving()
-        assert found is not None
-        return found
+            serving = self._ledger.decisions.serving()
+        assert serving is not None
+        return serving
 
     def _with_earlier(self, evidence: Evidence, serving: DecisionRecord) -> Evidence:
         """Return the evidence with the scores of the last accepted versions but the serving one."""

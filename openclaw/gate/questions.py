@@ -90,7 +90,7 @@ class ReplyReader:
             answer: with greedy ids.
             tools: of the request; without any a tool call is text.
         """
-        ids, found = answer.greedy_ids[:-1] if answer.finished else answer.greedy_ids, unread(answer)
+        ids, result = answer.greedy_ids[:-1] if answer.finished else answer.greedy_ids, unread(answer)
         functions = [tool.get("function") or {} for tool in tools or ()]
         schemas = {str(each.get("name")): each.get("parameters") or {} for each in functions}
         reasoning = self._form.reasoning
@@ -101,7 +101,7 @@ class ReplyReader:
         )
         deltas = parser.push(self._tokenizer.decode(ids, skip_special_tokens=False)) + parser.finish()
         text = "".join(delta.text for delta in deltas if isinstance(delta, Content))
-        return replace(found, text=text, broken_call=parser.malformed > 0)
+        return replace(result, text=text, broken_call=parser.malformed > 0)
 
 
 @cache

@@ -24,8 +24,8 @@ PROGRESS_SECONDS = 10.0
 
 def known_versions(run: RunFolder) -> str:
     """Return the versions that have a checkpoint, as words."""
-    found = list(dict.fromkeys(each.weight_version for each in run.saved()))
-    return f"checkpoints have {', '.join(found)}" if found else f"there is no checkpoint in {run.save} yet"
+    versions = list(dict.fromkeys(each.weight_version for each in run.saved()))
+    return f"checkpoints have {', '.join(versions)}" if versions else f"there is no checkpoint in {run.save} yet"
 
 
 def wait_until_done(run: RunFolder, rollbacks: int, tell: Callable[[str], None]) -> int:

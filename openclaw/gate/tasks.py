@@ -46,10 +46,10 @@ class Task:
             return reply.strip() == self.text.strip()
         if self.pattern is not None:
             return self.pattern.search(reply) is not None
-        found = NUMBER.findall(reply)
+        matches = NUMBER.findall(reply)
         right = self.number or 0.0
-        return bool(found) and math.isclose(
-            float(found[-1].replace(",", "")), right, rel_tol=TOLERANCE, abs_tol=TOLERANCE
+        return bool(matches) and math.isclose(
+            float(matches[-1].replace(",", "")), right, rel_tol=TOLERANCE, abs_tol=TOLERANCE
         )
 
 

@@ -94,10 +94,14 @@ def open_run(folder: Path) -> RunFolder:
 def _strings(file: Path) -> dict[str, str]:
     """Return the texts of an object in a file, by name; empty without the file."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        document = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return {name: value for name, value in found.items() if isinstance(value, str)} if isinstance(found, dict) else {}
+    return (
+        {name: value for name, value in document.items() if isinstance(value, str)}
+        if isinstance(document, dict)
+        else {}
+    )
 
 
 @dataclass(frozen=True)
@@ -168,14 +172,14 @@ def _version(record: DecisionRecord, checkpoints: Sequence[str], serving: str | 
 
 def table(versions: Sequence[Version]) -> Table:
     """Return the versions as a table for a terminal."""
-    found = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    result = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for title in ("version", "decided", "live", "step", "samples", "decision", "margin", "tasks", "checkpoint", ""):
-        found.add_column(
+        result.add_column(
             title, justify="right" if title in ("version", "step", "samples", "margin", "tasks") else "left"
         )
     for each in versions:
         margin = "" if each.margin is None else f"{each.margin:+.3f} ± {each.margin_error or 0.0:.3f}"
-        found.add_row(
+        result.add_row(
             each.version,
             _clock(each.decided_at),
             "" if each.live_at is None else _clock(each.live_at),
@@ -187,7 +191,7 @@ def table(versions: Sequence[Version]) -> Table:
             "yes" if each.checkpoint else "",
             "serves" if each.serves else "",
         )
-    return found
+    return result
 
 
 def _clock(at: float) -> str:
@@ -203,20 +207,20 @@ def refusal_lines(versions: Sequence[Version]) -> Iterator[str]:
 
 def show(run: RunFolder, ledger: Ledger, *, as_json: bool) -> None:
     """Print the versions of a run."""
-    found = versions_of(ledger, [each.weight_version for each in run.saved()])
+    versions = versions_of(ledger, [each.weight_version for each in run.saved()])
     offer = ledger.decisions.offer(run.bounds().gate_offer)
     offered = f"{offer}, type: {gate_command('accept', run.folder)}" if offer else None
     note = asked_rollback(run.folder)
     asked = None if note is None else note.version
     if as_json:
-        print(json.dumps({"versions": [asdict(each) for each in found], "offer": offered, "asked": asked}, indent=2))
+        print(json.dumps({"versions": [asdict(each) for each in versions], "offer": offered, "asked": asked}, indent=2))
         return
-    if not found:
+    if not versions:
         print(f"{run.folder} has taken no step yet, so it serves the weights it started with")
         return
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
-    console.print(table(found))
-    for line in refusal_lines(found):
+    console.print(table(versions))
+    for line in refusal_lines(versions):
         console.print(line, markup=False, soft_wrap=True)
     if asked is not None:
         waits = f"it was asked to go back to version {asked}, which it does within seconds, or when it is resumed"

@@ -66,16 +66,16 @@ class SteadyClock:
 
     def jump(self) -> float:
         """Return the seconds by which the wall clock has jumped since the last call; 0 for small corrections."""
-        found = self._wall() - self._passed() - self._last
-        if abs(found) < NOTICED_SECONDS:
+        result = self._wall() - self._passed() - self._last
+        if abs(result) < NOTICED_SECONDS:
             return 0.0
-        self._last += found
+        self._last += result
         logger.warning(
             "the machine's clock jumped by %+.0f s: episodes keep the time they had left, and until the next start "
             "OPENCLAW_RETENTION_DAYS counts the time that has passed",
-            found,
+            result,
         )
-        return found
+        return result
 
 
 POLL_SECONDS = 1.0
@@ -123,10 +123,10 @@ class Reloader:
 def _stamp(path: Path) -> Stamp:
     """Return a value that changes with the file; None if it is missing."""
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 LONGEST_SWEEP_SECONDS = 30.0

@@ -224,12 +224,12 @@ def read_keys(path: Path) -> Keys:
 def check_private(path: Path, variable: str) -> None:
     """Raise ConfigError unless only the owner (this user or root) can read ``path``."""
     try:
-        found = path.stat()
+        result = path.stat()
     except OSError as error:
         raise ConfigError(f"{variable}={path}: {error.strerror}; name a file") from error
-    if not stat.S_ISREG(found.st_mode) or not os.access(path, os.R_OK):
+    if not stat.S_ISREG(result.st_mode) or not os.access(path, os.R_OK):
         raise ConfigError(f"{variable}={path} is not a file that this user can read")
-    if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO) or found.st_uid not in (os.geteuid(), 0):
+    if result.st_mode & (stat.S_IRWXG | stat.S_IRWXO) or result.st_uid not in (os.geteuid(), 0):
         raise ConfigError(f"{variable}={path} can be read by other users; run: chmod 600 {path}")
 
 

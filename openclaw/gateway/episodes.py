@@ -161,9 +161,9 @@ class EpisodeDesk:
             self._metrics.episodes.labels(event=f"closed_{INFRA_ERROR}").inc()
         self._count(ended)
         await self._settle()
-        found = await asyncio.to_thread(self._store.episodes.group, client.owner, given.group)
-        reasons = Counter(episode.reason for episode in found if episode.reason is not None)
-        trained = sum(episode.state == "settled" and episode.reason is None for episode in found)
+        result = await asyncio.to_thread(self._store.episodes.group, client.owner, given.group)
+        reasons = Counter(episode.reason for episode in result if episode.reason is not None)
+        trained = sum(episode.state == "settled" and episode.reason is None for episode in result)
         return {"object": "episode_group", "group": given.group, "trained": trained, "reasons": dict(reasons)}
 
     async def overview(self, client: Client) -> dict[str, Any]:

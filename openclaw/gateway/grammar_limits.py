@@ -110,11 +110,11 @@ def pattern_size(pattern: str) -> int:
         elif character == ")" and len(groups) > 1:
             last = groups.pop()
             groups[-1] += last
-        elif character == "{" and (found := QUANTIFIER.match(pattern, position)):
-            times = max((min(MOST_UNROLLED, int(text[:9])) for text in found.groups() if text), default=1)
+        elif character == "{" and (match := QUANTIFIER.match(pattern, position)):
+            times = max((min(MOST_UNROLLED, int(text[:9])) for text in match.groups() if text), default=1)
             groups[-1] += last * max(0, times - 1)
             last *= max(1, times)
-            position = found.end()
+            position = match.end()
             continue
         else:
             step = _atom_end(pattern, position)
@@ -165,14 +165,14 @@ def empty_reference(schema: Schema) -> str | None:
 
 def _references(schema: object, inside: Callable[[Any], Iterable[Any]]) -> set[str]:
     """Return the references of a schema and of what is ``inside`` it, at any depth."""
-    found: set[str] = set()
+    references: set[str] = set()
     level: list[Any] = [schema]
     while level:
         value = level.pop()
         if isinstance(value, dict) and isinstance(name := value.get("$ref"), str):
-            found.add(name)
+            references.add(name)
         level += inside(value)
-    return found
+    return references
 
 
 def _everything(value: Any) -> Iterable[Any]:
@@ -297,9 +297,9 @@ def first_gap(schema: Schema) -> Gap | None:
         if not isinstance(place.schema, dict) or id(place.schema) in seen:
             continue
         seen.add(id(place.schema))
-        found = next(_gaps(place, schema, places), None)
-        if found is not None:
-            return found
+        gap = next(_gaps(place, schema, places), None)
+        if gap is not None:
+            return gap
     return None
 
 
@@ -493,8 +493,8 @@ def _exclude(one: Any, other: Any, root: Schema, depth: int = 0) -> bool:
     if kinds is not None and other_kinds is not None and kinds.isdisjoint(other_kinds):
         return True
     if not all(
-        found == {"object"} or (found is None and "properties" in each)
-        for found, each in ((kinds, one), (other_kinds, other))
+        result == {"object"} or (result is None and "properties" in each)
+        for result, each in ((kinds, one), (other_kinds, other))
     ):
         return False
     shared = {*one.get("required", ())} & {*other.get("required", ())}
@@ -562,9 +562,9 @@ def _bound(
     schema: Schema, inclusive: str, exclusive: str, step: int, pick: Callable[[Iterable[float]], float]
 ) -> float | None:
     """Return the closest integer bound of ``minimum`` or ``maximum`` and its exclusive form, or None."""
-    found = [schema[inclusive]] if isinstance(schema.get(inclusive), int | float) else []
-    found += [schema[exclusive] + step] if isinstance(schema.get(exclusive), int | float) else []
-    return pick(found) if found else None
+    results = [schema[inclusive]] if isinstance(schema.get(inclusive), int | float) else []
+    results += [schema[exclusive] + step] if isinstance(schema.get(exclusive), int | float) else []
+    return pick(results) if results else None
 
 
 def _at(path: str, key: str) -> str:

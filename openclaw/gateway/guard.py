@@ -232,11 +232,11 @@ class Doorway:
 
     def check(self, headers: Headers) -> None:
         """Raise ApiError for a request that no page and no name of this server may send."""
-        found: dict[bytes, list[str]] = {name: [] for name in READ}
+        results: dict[bytes, list[str]] = {name: [] for name in READ}
         for name, value in headers.raw:
-            if name in found:
-                found[name].append(value.decode("latin-1"))
-        hosts = found[b"host"]
+            if name in results:
+                results[name].append(value.decode("latin-1"))
+        hosts = results[b"host"]
         if not self._any_host and (len(hosts) != 1 or not self._is_own(hosts[0])):
             name = host_name(hosts[0]) if hosts else ""
             raise ApiError(
@@ -245,8 +245,8 @@ class Doorway:
                 "to OPENCLAW_ALLOWED_HOSTS",
                 code="host_not_allowed",
             )
-        self._check_page(found[b"origin"], found[b"sec-fetch-site"], hosts)
-        if any("websocket" in value.lower() for value in found[b"upgrade"]):
+        self._check_page(results[b"origin"], results[b"sec-fetch-site"], hosts)
+        if any("websocket" in value.lower() for value in results[b"upgrade"]):
             raise bad_request("this server has no WebSockets; send a plain HTTP request", code="unsupported_upgrade")
 
     def _is_own(self, host: str) -> bool:

@@ -297,15 +297,15 @@ class Reply:
     async def _end_start(self, first: asyncio.Task[Step], context: asyncio.Task[TurnContext], *, aborted: bool) -> None:
         """Stop both halves of a start after a failure; with ``aborted``, record that the client disconnected."""
         first.cancel()
-        _, found = await asyncio.gather(first, context, return_exceptions=True)
+        _, result = await asyncio.gather(first, context, return_exceptions=True)
         await self._steps.aclose()
-        if aborted and isinstance(found, TurnContext):
-            self.context = found
+        if aborted and isinstance(result, TurnContext):
+            self.context = result
             await self._commit(aborted=True)
             return
         self._replies.end(self._client.owner)
-        if isinstance(found, TurnContext):
-            self._replies.abandon(found)
+        if isinstance(result, TurnContext):
+            self._replies.abandon(result)
 
     def _refusal(self, error: EngineError | LedgerError) -> ApiError:
         """Return the client's error; a rejected schema becomes a 400."""

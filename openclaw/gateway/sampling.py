@@ -149,7 +149,7 @@ def plan_sampling(
         MIN_TOKENS: request.min_tokens,
         IGNORE_EOS: request.ignore_eos,
     }
-    excluded = next((reason for reason, found in reasons.items() if found), None)
+    excluded = next((reason for reason, result in reasons.items() if result), None)
     return SamplingPlan(parameters, float(temperature), float(top_p), excluded, stops - vocabulary.ends)
 
 

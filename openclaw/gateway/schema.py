@@ -273,12 +273,12 @@ class ChatRequest(_Strict):
     def enforced_schemas(self) -> list[tuple[str, dict[str, Any]]]:
         """The JSON schemas that the engine may have to compile into a grammar, each with its request field."""
         answer = self.response_schema
-        found = [] if answer is None else [("response_format", answer)]
+        results = [] if answer is None else [("response_format", answer)]
         tools = self.callable_tools
         forced = answer is not None or self.must_call or self.parallel_tool_calls is False
         if forced or any(tool.function.strict for tool in tools):
-            found += [("tools", tool.function.parameters or {}) for tool in tools]
-        return found
+            results += [("tools", tool.function.parameters or {}) for tool in tools]
+        return results
 
     @property
     def requested_tokens(self) -> int | None:

@@ -80,9 +80,9 @@ class ServedReplies:
             await self._look_up(missing[:LOOKED_UP_REPLIES])
         replies = {}
         for reply in reversed(carried):
-            if (found := self._known.get(reply.conversation)) is not None:
+            if (value := self._known.get(reply.conversation)) is not None:
                 self._known.move_to_end(reply.conversation)
-                replies[reply.position] = found
+                replies[reply.position] = value
         return Served(replies, self._form, schemas), history
 
     async def _look_up(self, digests: Sequence[bytes]) -> None:

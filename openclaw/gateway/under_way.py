@@ -90,13 +90,13 @@ def read(path: Path) -> list[InFlightRequest]:
         data = path.read_bytes()
     except OSError:
         return []
-    found: list[InFlightRequest] = []
+    in_flight_requests: list[InFlightRequest] = []
     for offset in range(0, len(data) - SLOT_BYTES + 1, SLOT_BYTES):
         started, *names = SLOT.unpack_from(data, offset)
         if started > 0:
             id, key, route = (NOT_SHOWN.sub("?", name.decode("ascii", "replace")) for name in names)
-            found.append(InFlightRequest(id, key, route, started))
-    return sorted(found, key=lambda request: request.started)
+            in_flight_requests.append(InFlightRequest(id, key, route, started))
+    return sorted(in_flight_requests, key=lambda request: request.started)
 
 
 def _mapped(path: Path) -> mmap.mmap:

@@ -79,7 +79,7 @@ def defect(turn: Turn, limits: Limits) -> str | None:
         and tool_turns_before(turn) >= limits.tool_turns
         and not broken_calls(turn, limits),
     }
-    return turn.never_trained or next((reason for reason, found in checks.items() if found), None)
+    return turn.never_trained or next((reason for reason, check in checks.items() if check), None)
 
 
 def unpraised(turn: Turn, limits: Limits) -> str | None:
@@ -90,7 +90,7 @@ def unpraised(turn: Turn, limits: Limits) -> str | None:
         REPETITION: REPETITION in limits.rules and is_repetitive(turn.response_ids),
         OFF_LANGUAGE: OFF_LANGUAGE in limits.rules and other_script(turn),
     }
-    return next((reason for reason, found in checks.items() if found), None)
+    return next((reason for reason, check in checks.items() if check), None)
 
 
 def broken_calls(turn: Turn, limits: Limits) -> bool:

@@ -139,16 +139,16 @@ def recipe_of(options: argparse.Namespace, found: FoundMethod | FoundTask) -> Re
 def main(argv: Sequence[str] | None = None) -> None:
     """Command line."""
     try:
-        found = asked_for(argv)
-        parser = build_parser(found)
+        asked = asked_for(argv)
+        parser = build_parser(asked)
         options, extra = parser.parse_known_args(argv)
-        assert found is not None  # the parser requires one
-        recipe = recipe_of(options, found)
+        assert asked is not None  # the parser requires one
+        recipe = recipe_of(options, asked)
         plan = make_plan(recipe, extra, os.environ, options.name, parser.known_flags())
         check_log_options(options, plan.variables["data_path"].value)
     except ConfigError as error:
         fail(str(error))
-    missing = show_and_check(plan, options, found)
+    missing = show_and_check(plan, options, asked)
     if options.dry_run:
         if not recipe.task:
             read_logs_of(plan, options)

@@ -259,13 +259,13 @@ def _changed_flags(inputs: FlagInputs, field: str, value: Value) -> set[str]:
 
 def _by_flag(words: Sequence[str]) -> dict[str, list[str]]:
     """Return the values behind each flag of a command line."""
-    found: dict[str, list[str]] = {}
+    flags: dict[str, list[str]] = {}
     flag = ""
     for word in words:
         if word.startswith("--"):
             flag = word
-        found.setdefault(flag, []).append(word)
-    return found
+        flags.setdefault(flag, []).append(word)
+    return flags
 
 
 def _placement_flags(inputs: FlagInputs) -> Words:
@@ -365,8 +365,8 @@ def _names_a_cluster(environment: Mapping[str, str], extra: Sequence[str]) -> bo
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--ray-address", default=environment.get(ADDRESS_VARIABLE))
     finder.add_argument("--head-address")
-    found, _ = finder.parse_known_args(list(extra))
-    return not found.head_address and named_cluster({ADDRESS_VARIABLE: found.ray_address or ""}) is not None
+    result, _ = finder.parse_known_args(list(extra))
+    return not result.head_address and named_cluster({ADDRESS_VARIABLE: result.ray_address or ""}) is not None
 
 
 def _recompute_flags(extra: Sequence[str]) -> Sequence[str]:
@@ -374,7 +374,7 @@ def _recompute_flags(extra: Sequence[str]) -> Sequence[str]:
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--train-backend")
     finder.add_argument("--recompute-granularity")
-    found, _ = finder.parse_known_args(list(extra))
-    if found.train_backend != "megatron":
+    result, _ = finder.parse_known_args(list(extra))
+    if result.train_backend != "megatron":
         return ("--gradient-checkpointing",)
-    return () if found.recompute_granularity else MEGATRON_RECOMPUTE
+    return () if result.recompute_granularity else MEGATRON_RECOMPUTE

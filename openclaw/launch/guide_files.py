@@ -101,12 +101,12 @@ def take_in_file(method: str | None, environment: Mapping[str, str], extra: Sequ
     """
     finder = CommandLine(prog="launch", add_help=False)
     finder.add_argument(CONFIG_FLAG, metavar="FILE")
-    found, rest = finder.parse_known_args(list(extra))
-    if found.config is None:
+    result, rest = finder.parse_known_args(list(extra))
+    if result.config is None:
         return WithFile(environment, extra)
-    guide = None if method is None else read_guide_file(found.config, method)
+    guide = None if method is None else read_guide_file(result.config, method)
     if guide is None:
-        return WithFile(environment, rest, found.config)
+        return WithFile(environment, rest, result.config)
     given = {key: value for key, value in environment.items() if value}
     return WithFile(guide.variables | given, [*guide.flags, *rest])
 
@@ -120,14 +120,14 @@ def read_guide_file(path: str, method: str) -> GuideFile | None:
     values = read_yaml_mapping(CONFIG_FLAG, path)
     if not any(isinstance(values.get(name), dict) for name in SECTIONS):
         return None
-    found, lines = GuideFile(), []
+    guide_file, lines = GuideFile(), []
     for key, value in _leaves(values):
-        problem = _take(found, key, value, method)
+        problem = _take(guide_file, key, value, method)
         if problem:
             lines.append(f"{path}: {problem}")
     if lines:
         raise ConfigError("\n  - ".join(["unsupported keys:", *lines]))
-    return found
+    return guide_file
 
 
 def flags_of_file(parser: Parser, path: str, typed: Collection[str]) -> dict[str, list[str]]:

@@ -110,11 +110,13 @@ def check_gpus(plan: Plan) -> None:
     if plan.args.device != "cuda" or plan.args.ray_address:
         return
     if plan.gpu_ids is not None and not plan.args.share_gpu:
-        found, needed = visible_gpus(), max(plan.gpu_ids) + 1
+        result, needed = visible_gpus(), max(plan.gpu_ids) + 1
     else:
-        found, needed = usable_gpus(plan.environment), gpus_of_machine(plan.args)
-    if found < needed:
-        raise ConfigError(f"this run needs {needed} GPUs, but the machine has {found}; {what_fits(plan.folder, found)}")
+        result, needed = usable_gpus(plan.environment), gpus_of_machine(plan.args)
+    if result < needed:
+        raise ConfigError(
+            f"this run needs {needed} GPUs, but the machine has {result}; {what_fits(plan.folder, result)}"
+        )
     if problems := missing_devices(plan.args, plan.environment):
         raise ConfigError(as_list("this machine cannot run it", problems))
 

@@ -155,19 +155,19 @@ def declaration_problems(file: Path, config: type[MethodConfig]) -> Iterator[str
 @cache
 def methods_of(repository: Path = REPOSITORY) -> tuple[FoundMethod, ...]:
     """Return the repository's methods in order of their folders; skip a broken folder with a warning."""
-    found: list[FoundMethod] = []
+    found_methods: list[FoundMethod] = []
     for folder in sorted(repository.glob("openclaw-*")):
         try:
-            found += declared_in(folder)
+            found_methods += declared_in(folder)
         except ConfigError as error:
             logger.warning("skipped a method: %s", error)
-    return tuple(found)
+    return tuple(found_methods)
 
 
 def recommended(repository: Path = REPOSITORY) -> FoundMethod:
     """Return the default method of a command."""
-    found = methods_of(repository)
-    return next((each for each in found if each.config.recommended and not each.variant), found[0])
+    methods = methods_of(repository)
+    return next((each for each in methods if each.config.recommended and not each.variant), methods[0])
 
 
 def find_method(name: str, repository: Path = REPOSITORY) -> FoundMethod:
@@ -176,9 +176,9 @@ def find_method(name: str, repository: Path = REPOSITORY) -> FoundMethod:
     Raises:
         ConfigError: if there is neither, or the folder's declaration is unusable.
     """
-    for found in methods_of(repository):
-        if found.config.name == name:
-            return found
+    for method in methods_of(repository):
+        if method.config.name == name:
+            return method
     folder = find_folder(name, repository)
     declared = declared_in(folder)
     return declared[0] if declared else FoundMethod(folder, Undeclared)
@@ -191,7 +191,7 @@ def find_folder(name: str, repository: Path = REPOSITORY) -> Path:
         ConfigError: if there is neither.
     """
     by_name = repository / f"openclaw-{name}"
-    folders = [found.folder for found in methods_of(repository) if found.config.name == name]
+    folders = [method.folder for method in methods_of(repository) if method.config.name == name]
     for folder in (*folders, Path(name), repository / name, *([by_name] if method_file(by_name).is_file() else [])):
         if folder.is_dir():
             return folder.resolve()

@@ -67,23 +67,21 @@ def make_plan(
     file = take_in_file(None if recipe.task else recipe.what, environment, extra)
     environment, extra = file.environment, file.extra
     profile = recipe.machine
-    found = find_task(recipe.what) if recipe.task else find_method(recipe.what)
-    if isinstance(found, FoundTask):
-        check_replaced(
-            environment, built_in=False, declared={name for each in found.variables() for name in each.names}
-        )
-        check_names(environment, found)
-        variables, live = _task_variables(found, recipe, environment), _task_settings(found, recipe, environment)
+    task = find_task(recipe.what) if recipe.task else find_method(recipe.what)
+    if isinstance(task, FoundTask):
+        check_replaced(environment, built_in=False, declared={name for each in task.variables() for name in each.names})
+        check_names(environment, task)
+        variables, live = _task_variables(task, recipe, environment), _task_settings(task, recipe, environment)
         judged = profile.name.endswith(JUDGED)
         own_judge = judged and not getattr(live.own, "prm_url", None)
         name = getattr(live.own, "run_name", None) or name
     else:
-        check_replaced(environment, built_in=not found.config.has_environments)
-        check_names(environment, found)
-        variables = _launch_variables(found, profile, recipe.model, environment)
+        check_replaced(environment, built_in=not task.config.has_environments)
+        check_names(environment, task)
+        variables = _launch_variables(task, profile, recipe.model, environment)
         profile, variables = with_logs(profile, variables)
-        live, judged = _live_settings(found, profile, environment), False
-        own_judge = found.config.asks_judge and not live.of_runtime.judged_elsewhere
+        live, judged = _live_settings(task, profile, environment), False
+        own_judge = task.config.asks_judge and not live.of_runtime.judged_elsewhere
     counts, ids = gpus_of_roles(variables, judge=own_judge)
     values = _with_paths(variables) | ({} if ids is None else {"num_gpus": len(ids)})
     if recipe.evaluates_only and variables["rollout_gpus"].source in NOT_TYPED:
@@ -101,7 +99,7 @@ def make_plan(
         judge=judged,
         evaluates_only=recipe.evaluates_only,
     )
-    return _read_plan(replace(recipe, machine=profile), found, variables, live, inputs, ids, own_flags, file.path)
+    return _read_plan(replace(recipe, machine=profile), task, variables, live, inputs, ids, own_flags, file.path)
 
 
 def _read_plan(
@@ -272,10 +270,10 @@ def _with_file(
     """Return the groups of flags with those of a ``--config`` file in the place of the launcher's."""
     sources = {entry.variable.name: entry.source for entry in variables.values()} | dict(live.sources)
     parser = parser_for([*_words(flag_sections(inputs)), CONFIG_FLAG, path])
-    found = flags_of_file(parser, path, flags_of_typed(inputs, sources))
-    of_file = [word for words in found.values() for word in words]
+    flags = flags_of_file(parser, path, flags_of_typed(inputs, sources))
+    of_file = [word for words in flags.values() for word in words]
     sections = flag_sections(replace(inputs, extra=[*of_file, *inputs.extra]))
-    own = {title: tuple(without_flags(parser, words, found)) for title, words in sections.items() if title != CUSTOM}
+    own = {title: tuple(without_flags(parser, words, flags)) for title, words in sections.items() if title != CUSTOM}
     rows = {**own, "FILE_ARGS": tuple(of_file), CUSTOM: tuple(inputs.extra)}
     return {title: words for title, words in rows.items() if words}
 
@@ -345,12 +343,12 @@ def usual_model(profile: Profile, model: str | None) -> str:
 
 def with_download(problem: str, usual: str) -> str:
     """Return a problem, followed by the command that brings the model ``usual`` if it is about a missing one."""
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"--(?:hf-checkpoint|ref-load|prm-model-path) (.+): no such folder(; did you mean .+\?)?", problem
     )
-    if found is None:
+    if match is None:
         return problem
-    return f"{problem}{' Or' if found[2] else ';'} get it with: {download_command(found[1], usual)}"
+    return f"{problem}{' Or' if match[2] else ';'} get it with: {download_command(match[1], usual)}"
 
 
 def with_variables(problem: str, folder: Path) -> str:
@@ -359,8 +357,8 @@ def with_variables(problem: str, folder: Path) -> str:
     names = [f"{name}=1" if name in ("RESUME", "GATE") else name for name in named]
     if problem.startswith("--before-push-path "):  # nobody typed it: the gate is on by default
         names[0] = "GATE=0"
-    if found := re.search(r" actor \+ .* but --num-gpus is (\d+); lower one of them", problem):
-        return f"{problem[: -len('; lower one of them')]}; {split_for(folder, int(found[1]))}"
+    if match := re.search(r" actor \+ .* but --num-gpus is (\d+); lower one of them", problem):
+        return f"{problem[: -len('; lower one of them')]}; {split_for(folder, int(match[1]))}"
     return f"{problem} (variables: {', '.join(dict.fromkeys(names))})" if names else problem
 
 

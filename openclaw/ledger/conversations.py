@@ -206,10 +206,10 @@ def _is_array(value: object) -> TypeGuard[list[Any]]:
 
 
 def read_session_id(value: object, where: str) -> str:
-    found = value.get("session_id") if _is_object(value) else None
-    if not isinstance(found, str) or not found:
+    session_id = value.get("session_id") if _is_object(value) else None
+    if not isinstance(session_id, str) or not session_id:
         raise ImportFormatError(f"{where}: session_id is missing; write {FORMAT}")
-    return kept_id(found)
+    return kept_id(session_id)
 
 
 def read_turns(value: dict[str, Any], where: str) -> list[ImportedTurn]:
@@ -246,27 +246,27 @@ def read_turns(value: dict[str, Any], where: str) -> list[ImportedTurn]:
 
 
 def _listed(turn: dict[str, Any], name: str, place: str) -> list[dict[str, Any]] | None:
-    found: object = turn.get(name)
-    if not found:
+    values: object = turn.get(name)
+    if not values:
         return None
-    if not (_is_array(found) and all(map(_is_object, found))):
+    if not (_is_array(values) and all(map(_is_object, values))):
         raise ImportFormatError(f"{place}: {name} is not a list of objects; write it as in a request, or leave it out")
-    return found
+    return values
 
 
 def _named(turn: dict[str, Any], name: str, place: str) -> dict[str, Any]:
-    found: object = turn.get(name) or {}
-    if not _is_object(found):
+    value: object = turn.get(name) or {}
+    if not _is_object(value):
         raise ImportFormatError(f"{place}: {name} is not an object; leave it out")
-    return found
+    return value
 
 
 def _verdict(turn: dict[str, Any], place: str) -> Verdict | None:
-    found = turn.get("verdict")
-    if found is None:
+    result = turn.get("verdict")
+    if result is None:
         return None
     try:
-        verdict = Verdict.from_dict(found)
+        verdict = Verdict.from_dict(result)
     except (KeyError, TypeError, AttributeError) as error:
         raise ImportFormatError(f"{place}: verdict is not one that export wrote ({error!r}); leave it out") from error
     if verdict.score not in (-1, 0, 1, None):
@@ -278,11 +278,11 @@ def read_messages(value: object, role: str, where: str) -> list[Message]:
     """Return a text, a message or a list of messages as messages; a text gets the role ``role``."""
     if isinstance(value, str):
         return [{"role": role, "content": value}]
-    found = [value] if _is_object(value) else value
-    if not _is_array(found) or not all(_is_object(item) and "role" in item for item in found):
+    results = [value] if _is_object(value) else value
+    if not _is_array(results) or not all(_is_object(item) and "role" in item for item in results):
         raise ImportFormatError(f"{where}: write a text, a message or a list of messages with role and content")
     try:
-        return check_messages(found, parts=None) if found else found
+        return check_messages(results, parts=None) if results else results
     except MessageError as error:
         raise ImportFormatError(f"{where}, {error}") from error
 

@@ -98,7 +98,7 @@ class Transfer:
         ):
             reader.row_factory = sqlite3.Row
             reader.execute("BEGIN")
-            found = reader.execute(
+            rows = reader.execute(
                 f"SELECT turns.number, turns.id, sessions.ended_at, {_CHANGED} AS changed_at FROM turns"
                 " JOIN sessions ON sessions.id = turns.session_id"
                 f" WHERE ({_CHANGED} > ? OR ({_CHANGED} = ? AND turns.number > ?))"
@@ -106,7 +106,7 @@ class Transfer:
                 " ORDER BY changed_at, turns.number LIMIT ?",
                 (since, since, after, len(own), own, len(children), children, limit),
             ).fetchall()
-            return [_changed(reader, row) for row in found]
+            return [_changed(reader, row) for row in rows]
 
     def merge(self, changed: ChangedTurn) -> bool:
         """Merge a turn of another ledger; return whether anything was new.
@@ -321,8 +321,8 @@ def _copy_samples(
 
 
 def _is_redacted(connection: sqlite3.Connection, turn_id: str) -> bool:
-    found = connection.execute("SELECT reason FROM turns WHERE id = ?", (turn_id,)).fetchone()
-    return found is not None and found["reason"] == REDACTED
+    row = connection.execute("SELECT reason FROM turns WHERE id = ?", (turn_id,)).fetchone()
+    return row is not None and row["reason"] == REDACTED
 
 
 def _of_pass(values: Mapping[str, Any], number: int) -> dict[str, Any]:

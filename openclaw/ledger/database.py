@@ -171,10 +171,10 @@ class Database:
         Raises:
             UnknownRecordError: if the ledger does not hold it.
         """
-        found = self.rows(f"SELECT {columns} FROM turns WHERE id = ?", (turn_id,))
-        if not found:
+        rows = self.rows(f"SELECT {columns} FROM turns WHERE id = ?", (turn_id,))
+        if not rows:
             raise UnknownRecordError(f"{self.path} holds no turn {turn_id!r}")
-        return found[0]
+        return rows[0]
 
     def update_one(self, connection: sqlite3.Connection, table: str, row_id: str | int, **columns: Any) -> None:
         """Set columns of the row ``row_id`` inside a transaction.

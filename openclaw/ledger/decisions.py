@@ -132,12 +132,12 @@ class Decisions:
 
     def middle_turn(self, rollout_id: int) -> int | None:
         """Return the number of the middle one of the turns whose samples a batch has; None without any."""
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT turns.number FROM samples JOIN turns ON turns.id = samples.turn_id"
             " WHERE samples.rollout_id = ? AND (samples.state = 'leased' OR samples.reason = ?) ORDER BY turns.number",
             (rollout_id, QUARANTINE),
         )
-        return found[(len(found) - 1) // 2]["number"] if found else None
+        return rows[(len(rows) - 1) // 2]["number"] if rows else None
 
     def record(
         self,
@@ -203,8 +203,8 @@ class Decisions:
 
     def serving(self) -> DecisionRecord | None:
         """Return the newest decision whose weights serve: a start, a step or a rollback; None before the first."""
-        found = self.all(f"AND kind IN {SERVING} ORDER BY number DESC LIMIT 1")
-        return found[0] if found else None
+        result = self.all(f"AND kind IN {SERVING} ORDER BY number DESC LIMIT 1")
+        return result[0] if result else None
 
     def accepted_scores(self, count: int) -> dict[int, dict[str, float]]:
         """Return the scores of the last ``count`` accepted versions since a rollback or acceptance, by decision and turn.
@@ -228,9 +228,9 @@ class Decisions:
                 "DELETE FROM probe_scores WHERE decision < ? AND decision <> ?",
                 (oldest, UNBOUNDED if serving is None else serving),
             )
-            found = connection.execute("SELECT decision, turn_id, score FROM probe_scores").fetchall()
+            rows = connection.execute("SELECT decision, turn_id, score FROM probe_scores").fetchall()
         scores: dict[int, dict[str, float]] = {row["number"]: {} for row in kept}
-        for row in found:
+        for row in rows:
             if row["decision"] in scores:
                 scores[row["decision"]][row["turn_id"]] = row["score"]
         return scores
@@ -240,12 +240,12 @@ class Decisions:
 
         A series ends with `QUIET` accepted batches in a row, a rollback or an acceptance.
         """
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT number, kind FROM decisions WHERE undone_at IS NULL AND kind <> 'start' ORDER BY number DESC LIMIT ?",
             (MAX_SERIES_LENGTH,),
         )
         end, quiet = 0, 0
-        for row in found:
+        for row in rows:
             quiet = quiet + 1 if row["kind"] == "step" else 0
             if quiet == QUIET or row["kind"] in ("rollback", "accept"):
                 end = row["number"]
@@ -328,7 +328,7 @@ class Decisions:
 
     def all(self, condition: str = "ORDER BY number", parameters: tuple[Any, ...] = ()) -> list[DecisionRecord]:
         """Return the decisions that were not undone and meet the end of an SQL query, by default all, oldest first."""
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT decisions.*, (SELECT MIN(live_at) FROM steps WHERE steps.rollout_id = decisions.rollout_id"
             " AND steps.weight_version = decisions.weight_version AND steps.undone_at IS NULL) AS live_at,"
             " (SELECT COUNT(*) FROM samples WHERE samples.rollout_id = decisions.rollout_id"
@@ -351,7 +351,7 @@ class Decisions:
                 live_at=row["live_at"],
                 samples=row["samples"],
             )
-            for row in found
+            for row in rows
         ]
 
     def record_rollback(self, to_rollout_id: int, from_rollout_id: int, weight_version: str, at: float) -> int:
@@ -413,12 +413,12 @@ class Decisions:
 
 def line_of(connection: sqlite3.Connection, rollout_id: int) -> Line:
     """Return the line of the checkpoint of a batch."""
-    found = connection.execute(
+    rows = connection.execute(
         f"SELECT rollout_id, weight_version, json_extract(metrics, '$.\"{BACK_TO}\"') AS back FROM decisions"
         " WHERE kind = 'rollback' AND undone_at IS NULL ORDER BY number"
     ).fetchall()
     parts, rollbacks, end = list[tuple[int, int]](), list[tuple[int, str]](), rollout_id
-    for row in reversed(found):
+    for row in reversed(rows):
         if row["rollout_id"] > end:
             continue
         parts.append((row["rollout_id"], end))

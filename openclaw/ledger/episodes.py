@@ -233,12 +233,12 @@ class Episodes:
         Raises:
             UnknownRecordError: if there is none.
         """
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT * FROM episodes WHERE id = ? AND (? OR state != 'deleted')", (episode_id, deleted)
         )
-        if not found:
+        if not rows:
             raise UnknownRecordError(f"{self._database.path} holds no episode {episode_id!r}")
-        return Episode.of(found[0])
+        return Episode.of(rows[0])
 
     def all(self) -> list[Episode]:
         """Return all episodes that were not deleted, oldest first."""
@@ -293,10 +293,10 @@ class Episodes:
 
     def group(self, owner: str, name: str) -> list[Episode]:
         """Return an owner's episodes of a group that were not deleted, oldest first."""
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT * FROM episodes WHERE owner = ? AND group_name = ? ORDER BY number", (owner, name)
         )
-        return [Episode.of(row) for row in found]
+        return [Episode.of(row) for row in rows]
 
     def expire(self) -> list[Settled]:
         """Close the open episodes whose time is over, without reward; return them."""
@@ -319,23 +319,23 @@ class Episodes:
 
     def turns(self, episode: Episode) -> list[Turn]:
         """Return an episode's turns in the order in which they were recorded, with the places of their pictures."""
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT * FROM turns WHERE session_id >= ? AND session_id < ? ORDER BY number", episode.session_range
         )
-        turns = [decode_turn(row) for row in found]
+        turns = [decode_turn(row) for row in rows]
         seen = self._pictures.places([turn.id for turn in turns if pictures_in(turn.messages)])
         return [replace(turn, pictures=seen.get(turn.id, ())) for turn in turns]
 
     def sessions(self, episode: Episode) -> list[str]:
         """Return the stored ids of an episode's sessions, in order."""
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT id FROM sessions WHERE id >= ? AND id < ? ORDER BY id", episode.session_range
         )
-        return [row["id"] for row in found]
+        return [row["id"] for row in rows]
 
     def counts(self, episode: Episode) -> EpisodeCounts:
         """Return what an episode has so far."""
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT reason, finish_reason, length(prompt_ids) / 4 AS prompt, length(response_ids) / 4 AS reply,"
             " weight_versions FROM turns WHERE session_id >= ? AND session_id < ? ORDER BY number",
             episode.session_range,
@@ -343,14 +343,14 @@ class Episodes:
         samples = self._database.rows(
             "SELECT state, COUNT(*) AS n FROM samples WHERE episode = ? GROUP BY state ORDER BY state", (episode.id,)
         )
-        versions = [span["version"] for row in found for span in json.loads(row["weight_versions"])]
+        versions = [span["version"] for row in rows for span in json.loads(row["weight_versions"])]
         return EpisodeCounts(
-            turns=len(found),
-            aborted=sum(row["finish_reason"] == "abort" for row in found),
-            prompt_tokens=sum(row["prompt"] for row in found),
-            generated_tokens=sum(row["reply"] for row in found),
+            turns=len(rows),
+            aborted=sum(row["finish_reason"] == "abort" for row in rows),
+            prompt_tokens=sum(row["prompt"] for row in rows),
+            generated_tokens=sum(row["reply"] for row in rows),
             weight_versions=tuple(dict.fromkeys(versions)),
-            reasons=dict(Counter(row["reason"] for row in found if row["reason"] not in (None, EPISODE))),
+            reasons=dict(Counter(row["reason"] for row in rows if row["reason"] not in (None, EPISODE))),
             samples={row["state"]: row["n"] for row in samples},
         )
 
@@ -376,10 +376,10 @@ class Episodes:
 
     def delete_quiet(self, since: float) -> int:
         """Delete the contents of settled episodes that ended before ``since`` and have no session left; return their number."""
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT * FROM episodes WHERE state = 'settled' AND settled_at < ? ORDER BY number", (since,)
         )
-        quiet = [episode for episode in map(Episode.of, found) if not self.sessions(episode)]
+        quiet = [episode for episode in map(Episode.of, rows) if not self.sessions(episode)]
         for episode in quiet:
             self.delete(episode.id)
         return len(quiet)
@@ -404,10 +404,10 @@ class Episodes:
         """
         now = self._database.clock()
         with self._database.transaction() as connection:
-            found = self.group(owner, name)
-            if not found:
+            members = self.group(owner, name)
+            if not members:
                 raise UnknownRecordError(f"{self._database.path} holds no group {name!r}")
-            opened = [episode.id for episode in found if episode.state == "open"]
+            opened = [episode.id for episode in members if episode.state == "open"]
             if opened and not end_open:
                 raise EpisodeConflictError(
                     f"{len(opened)} episodes of the group {name!r} are open; reward or delete them, or send end_open"
@@ -433,24 +433,24 @@ class Episodes:
                 due.append(Due([episode]))
             else:
                 groups.setdefault((episode.owner, episode.group), []).append(episode)
-        for (owner, group), found in groups.items():
+        for (owner, group), result in groups.items():
             waited = self._database.rows(
                 "SELECT 1 FROM episodes WHERE state = 'open' AND owner = ? AND group_name = ? LIMIT 1", (owner, group)
             )
-            if len(found) == found[0].group_size:
-                due.append(Due(found))
-            elif not waited and max(episode.expires_at for episode in found) <= self._database.clock():
-                due.append(Due(found, STRAGGLER if len(found) == 1 else None))
+            if len(result) == result[0].group_size:
+                due.append(Due(result))
+            elif not waited and max(episode.expires_at for episode in result) <= self._database.clock():
+                due.append(Due(result, STRAGGLER if len(result) == 1 else None))
         return due
 
     def earlier(self, owner: str, limit: int) -> list[Episode]:
         """Return an owner's last settled episodes that have a reward and no group, newest first."""
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT * FROM episodes WHERE owner = ? AND state = 'settled' AND group_name IS NULL AND reward IS NOT NULL"
             " ORDER BY settled_at DESC, number DESC LIMIT ?",
             (owner, limit),
         )
-        return [Episode.of(row) for row in found]
+        return [Episode.of(row) for row in rows]
 
     def is_as_read(self, episodes: Sequence[Episode], turns: Sequence[str]) -> bool:
         """Return whether the episodes are still closed, their group has no other members, and no turn was deleted."""
@@ -510,11 +510,11 @@ def _same(connection: sqlite3.Connection, episode: Episode) -> Episode | None:
 
 def members(connection: sqlite3.Connection, episode: Episode) -> list[Episode]:
     """Return the unsettled episodes of the same owner and group, oldest first."""
-    found = connection.execute(
+    rows = connection.execute(
         "SELECT * FROM episodes WHERE state IN ('open', 'closed') AND owner = ? AND group_name IS ? ORDER BY number",
         (episode.owner, episode.group),
     )
-    return [Episode.of(row) for row in found]
+    return [Episode.of(row) for row in rows]
 
 
 def settle(connection: sqlite3.Connection, episode: Episode, settled: Settled, at: float) -> None:

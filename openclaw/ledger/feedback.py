@@ -174,26 +174,26 @@ class FeedbackLog:
             feedback = replace(feedback, text=self._database.redaction.text(feedback.text))
         with self._database.transaction() as connection:
             row = connection.execute("SELECT state, reason FROM turns WHERE id = ?", (feedback.turn_id,)).fetchone()
-            found: Mapping[str, Any] | None = row and dict(row)
-            if found is None:
+            result: Mapping[str, Any] | None = row and dict(row)
+            if result is None:
                 raise UnknownRecordError(f"{self._database.path} holds no turn {feedback.turn_id!r}")
             earlier = self.of(feedback.turn_id)
             if earlier and _said(earlier[-1]) == _said(feedback):
-                return FeedbackReceipt(earlier[-1].applied, True, found["state"], found["reason"])
-            if found["state"] == "judged" and self._turns.take_back(connection, feedback.turn_id):
-                found = {"state": "pending", "reason": None}
+                return FeedbackReceipt(earlier[-1].applied, True, result["state"], result["reason"])
+            if result["state"] == "judged" and self._turns.take_back(connection, feedback.turn_id):
+                result = {"state": "pending", "reason": None}
             score, corrected = stated_score(feedback), False
-            if found["state"] == "judged" and score is not None:
+            if result["state"] == "judged" and score is not None:
                 choices = self._turns.choices(feedback.turn_id)
                 corrected = correct(self._database, connection, feedback.turn_id, score, choices)
-            starts = found["state"] in FIRST_NEXT_STATE
+            starts = result["state"] in FIRST_NEXT_STATE
             if starts:
                 self._turns.set_next_state(connection, feedback.turn_id, next_state, feedback.created_at, "feedback")
-            applied = starts or corrected or found["state"] == "pending"
+            applied = starts or corrected or result["state"] == "pending"
             self._database.insert(connection, "feedback", {**asdict(feedback), "applied": int(applied)})
         if applied:
             return FeedbackReceipt(True, False, "judged" if corrected else "pending", None)
-        return FeedbackReceipt(False, False, found["state"], found["reason"])
+        return FeedbackReceipt(False, False, result["state"], result["reason"])
 
 
 def _said(feedback: Feedback) -> tuple[object, ...]:

@@ -50,22 +50,22 @@ class Judging:
         With ``session_wait`` a turn is due once its session has ended, or that many seconds after its next state.
         """
         now = self._database.clock()
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT * FROM turns WHERE state = 'pending' AND not_before <= ? AND (? IS NULL OR next_state_at <= ?"
             " OR EXISTS (SELECT 1 FROM sessions WHERE id = turns.session_id AND ended_at IS NOT NULL))"
             " ORDER BY number LIMIT ?",
             (now, session_wait, now - (session_wait or 0.0), limit + len(exclude)),
         )
-        fresh = [row for row in found if row["id"] not in exclude]
+        fresh = [row for row in rows if row["id"] not in exclude]
         return [self._to_judge(row) for row in fresh[:limit]]
 
     def answered(self, session_id: str, limit: int) -> list[PendingTurn]:
         """Return the last ``limit`` turns of a session that have a next state and can be judged, oldest first."""
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT * FROM turns WHERE session_id = ? AND state IN ('pending', 'judged') ORDER BY number DESC LIMIT ?",
             (session_id, limit),
         )
-        return [self._to_judge(row) for row in reversed(found)]
+        return [self._to_judge(row) for row in reversed(rows)]
 
     def _to_judge(self, row: sqlite3.Row) -> PendingTurn:
         turn_id = row["id"]
@@ -79,8 +79,8 @@ class Judging:
 
     def kept_verdict(self, turn_id: str) -> Verdict | None:
         """Return the verdict that a turn's log had and that counts here, without the teacher's numbers; else None."""
-        found = self._database.rows("SELECT verdict FROM logs WHERE turn_id = ? AND verdict IS NOT NULL", (turn_id,))
-        return Verdict.from_dict(json.loads(found[0]["verdict"])) if found else None
+        rows = self._database.rows("SELECT verdict FROM logs WHERE turn_id = ? AND verdict IS NOT NULL", (turn_id,))
+        return Verdict.from_dict(json.loads(rows[0]["verdict"])) if rows else None
 
     def postpone(self, turn_id: str, error: str, not_before: float) -> None:
         """Postpone a pending turn that could not be judged, and count the attempt.
@@ -166,21 +166,21 @@ class Judging:
 
     def finished_sessions(self, limit: int) -> list[str]:
         """Return sessions that have ended, have no turn to judge and are not closed yet."""
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT id FROM sessions WHERE ended_at IS NOT NULL AND closed_at IS NULL AND NOT EXISTS"
             " (SELECT 1 FROM turns WHERE session_id = sessions.id AND state IN ('waiting', 'unscored', 'pending'))"
             " ORDER BY ended_at LIMIT ?",
             (limit,),
         )
-        return [row["id"] for row in found]
+        return [row["id"] for row in rows]
 
     def judged(self, session_id: str) -> list[JudgedTurn]:
         """Return a session's judged turns in order, with verdicts; turns with ``reason`` None gave a sample."""
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT * FROM turns JOIN verdicts ON verdicts.turn_id = turns.id WHERE session_id = ? ORDER BY number",
             (session_id,),
         )
-        return [JudgedTurn(decode_turn(row), decode_verdict(row)) for row in found]
+        return [JudgedTurn(decode_turn(row), decode_verdict(row)) for row in rows]
 
     def close_session(
         self, session_id: str, samples: Sequence[tuple[str, Sample]], at: float, made_by: str | None = None
@@ -226,10 +226,8 @@ class Judging:
 
     def makers(self) -> set[str]:
         """Return the methods that made the ready samples, as far as known."""
-        found = self._database.rows(
-            "SELECT DISTINCT made_by FROM samples WHERE state = 'ready' AND made_by IS NOT NULL"
-        )
-        return {row["made_by"] for row in found}
+        rows = self._database.rows("SELECT DISTINCT made_by FROM samples WHERE state = 'ready' AND made_by IS NOT NULL")
+        return {row["made_by"] for row in rows}
 
     def judge_for(self, made_by: str, *, trains_rewards: bool) -> tuple[int, int]:
         """Take back the ready samples of other methods, whose losses need other numbers, and let their turns be judged again.
@@ -242,11 +240,11 @@ class Judging:
             The numbers of turns that are judged again, and of samples that are dropped because their turn cannot be.
         """
         with self._database.transaction() as connection:
-            found = connection.execute(
+            rows = connection.execute(
                 "SELECT DISTINCT turn_id FROM samples WHERE state = 'ready' AND episode IS NULL AND made_by <> ?",
                 (made_by,),
             ).fetchall()
-            again = [row["turn_id"] for row in found if self._turns.take_back(connection, row["turn_id"], OTHER_METHOD)]
+            again = [row["turn_id"] for row in rows if self._turns.take_back(connection, row["turn_id"], OTHER_METHOD)]
             of_others = "made_by <> ?" if trains_rewards else "(made_by <> ? OR episode IS NOT NULL)"
             dropped = move_samples(connection, "discard", of_others, (made_by,), reason=OTHER_METHOD)
         return len(again), dropped

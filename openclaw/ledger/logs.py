@@ -72,11 +72,11 @@ class Logs:
 
     def unscored_session(self) -> list[Turn]:
         """Return the unscored turns of the oldest conversation that has any, in order; empty if there is none."""
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT * FROM turns WHERE state = 'unscored' AND session_id ="
             " (SELECT session_id FROM turns WHERE state = 'unscored' ORDER BY number LIMIT 1) ORDER BY number"
         )
-        return [decode_turn(row) for row in found]
+        return [decode_turn(row) for row in rows]
 
     def record_scores(self, outcomes: Sequence[tuple[Turn, ReplyScores | str]]) -> None:
         """Commit the outcome of each turn of a conversation: its scores, or the reason why there are none.
@@ -154,10 +154,10 @@ class Logs:
 
     def batches_taken(self) -> int:
         """Return how many batches were handed out; the last one's step may still be under way."""
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT COUNT(DISTINCT rollout_id) AS n FROM samples WHERE state IN ('leased', 'trained')"
         )
-        return found[0]["n"]
+        return rows[0]["n"]
 
     def nothing_to_come(self) -> bool:
         """Return whether no sample can follow from what is in the ledger: all is scored, judged and closed."""
@@ -166,8 +166,8 @@ class Logs:
 
     def ahead_of_training(self) -> int:
         """Return how many turns wait for the judge, and rollouts for a batch."""
-        found = self._database.rows(
+        rows = self._database.rows(
             f"SELECT (SELECT COUNT(*) FROM turns WHERE state = 'pending') + (SELECT COUNT(DISTINCT {ROLLOUT})"
             " FROM samples WHERE state = 'ready') AS n"
         )
-        return found[0]["n"]
+        return rows[0]["n"]

@@ -148,30 +148,30 @@ class Probes:
         if not drawn(part_of(turn.session_id, turn.id, turn.index), share, self.draw_key()):
             return False
         owner = root(owner_of(turn.session_id))
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT session_id, reason FROM turns WHERE state = 'judged' AND (reason IS NULL OR reason = ?)"
             " ORDER BY number DESC LIMIT ?",
             (PROBE, RECENT),
         )
-        own = [row["reason"] for row in found if root(owner_of(row["session_id"])) == owner]
+        own = [row["reason"] for row in rows if root(owner_of(row["session_id"])) == owner]
         return sum(reason == PROBE for reason in own) + 1 <= 2 * share * (len(own) + 1)
 
     def draw_key(self) -> bytes:
         """Return the secret of the draw, made at its first use."""
         query = "SELECT value FROM secrets WHERE name = 'probes'"
-        if not (found := self._database.rows(query)):
+        if not (rows := self._database.rows(query)):
             with self._database.transaction() as connection:
                 made = secrets.token_bytes(KEY_BYTES)
                 connection.execute("INSERT INTO secrets VALUES ('probes', ?) ON CONFLICT DO NOTHING", (made,))
-            found = self._database.rows(query)
-        return found[0]["value"]
+            rows = self._database.rows(query)
+        return rows[0]["value"]
 
     def _in_other_passes(self, turn: Turn) -> bool | None:
         """Return whether the same turn is a probe in another pass through the data; None if none has decided."""
         first = first_pass(turn.session_id, turn.id)
         decided = "position = ? AND response_ids = ? AND state = 'judged' AND (reason IS NULL OR reason = 'probe')"
         same = (turn.index, pack_ids(turn.response_ids))
-        found = [
+        results = [
             row["reason"]
             for row in self._database.rows(
                 f"SELECT id, session_id, reason FROM turns WHERE session_id > ? AND session_id < ? AND {decided}",
@@ -181,8 +181,8 @@ class Probes:
         ]
         if first != turn.session_id:
             own = self._database.rows(f"SELECT reason FROM turns WHERE session_id = ? AND {decided}", (first, *same))
-            found += [row["reason"] for row in own]
-        return PROBE in found if found else None
+            results += [row["reason"] for row in own]
+        return PROBE in results if results else None
 
     def candidates(self, first: int, end: int, rollout_id: int, most: int) -> list[Candidate]:
         """Return turns with numbers from ``first``, below ``end``, on which versions can be compared, in the order of choice.
@@ -195,13 +195,13 @@ class Probes:
             rollout_id: the batch; only turns that earlier ones have trained count.
             most: that are needed of each opinion.
         """
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT number, session_id, reason FROM turns WHERE state = 'judged' AND number >= ? AND number < ?"
             " AND (reason IS NULL OR reason = 'probe')",
             (first, end),
         )
-        found.sort(key=lambda row: (row["reason"] is None, reservoir_order(row["number"])))
-        numbers = [row["number"] for row in in_turn(found, lambda row: root(owner_of(row["session_id"])))]
+        rows.sort(key=lambda row: (row["reason"] is None, reservoir_order(row["number"])))
+        numbers = [row["number"] for row in in_turn(rows, lambda row: root(owner_of(row["session_id"])))]
         candidates: list[Candidate] = []
         for start in range(0, min(len(numbers), CHUNK * CHUNKS), CHUNK):
             candidates += self._compared(numbers[start : start + CHUNK], rollout_id)
@@ -213,14 +213,14 @@ class Probes:
     def _compared(self, numbers: Sequence[int], rollout_id: int) -> list[Candidate]:
         """Return those of the turns that have an opinion and are probes, or were trained before ``rollout_id``."""
         marks = ", ".join("?" for _ in numbers)
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT number, id, session_id, position, reason, verdict, (length(prompt_ids) + length(response_ids)) / 4 AS tokens"
             f" FROM turns JOIN verdicts ON verdicts.turn_id = turns.id WHERE number IN ({marks}) AND (reason = 'probe' OR EXISTS"
             " (SELECT 1 FROM samples WHERE samples.turn_id = turns.id AND samples.state IN ('leased', 'trained')"
             " AND samples.rollout_id < ?)) AND NOT EXISTS (SELECT 1 FROM turn_pictures WHERE turn_pictures.turn_id = turns.id)",
             (*numbers, rollout_id),
         )
-        verdicts = {row["number"]: json.loads(row["verdict"]) for row in found}
+        verdicts = {row["number"]: json.loads(row["verdict"]) for row in rows}
         by_number = {
             row["number"]: Candidate(
                 turn_id=row["id"],
@@ -232,7 +232,7 @@ class Probes:
                 trained=row["reason"] is None,
                 tokens=row["tokens"],
             )
-            for row in found
+            for row in rows
             if verdicts[row["number"]]["score"]
         }
         return [by_number[number] for number in numbers if number in by_number]
@@ -240,19 +240,19 @@ class Probes:
     def turns(self, turn_ids: Sequence[str]) -> list[Turn]:
         """Return the turns with these ids that the ledger still has, in this order."""
         marks = ", ".join("?" for _ in turn_ids)
-        found = self._database.rows(f"SELECT * FROM turns WHERE id IN ({marks})", tuple(turn_ids))
-        turns = {row["id"]: decode_turn(row) for row in found}
+        rows = self._database.rows(f"SELECT * FROM turns WHERE id IN ({marks})", tuple(turn_ids))
+        turns = {row["id"]: decode_turn(row) for row in rows}
         return [turns[each] for each in turn_ids if each in turns]
 
     def newest_turns(self, count: int, tokens: int) -> list[Turn]:
         """Return the newest judged turns that gave samples, up to ``count`` and ``tokens`` of prompts and replies in all."""
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT id, (length(prompt_ids) + length(response_ids)) / 4 AS tokens FROM turns"
             " WHERE state = 'judged' AND reason IS NULL ORDER BY number DESC LIMIT ?",
             (count,),
         )
         chosen: list[str] = []
-        for row in found:
+        for row in rows:
             tokens -= row["tokens"]
             if tokens >= 0:
                 chosen.append(row["id"])

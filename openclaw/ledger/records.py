@@ -371,8 +371,8 @@ OF_LOG = "log-"
 
 def choice_of(turn_id: str) -> tuple[str, int]:
     """Return the request that a turn answers, and the number of its choice: ``ID.k`` is choice k, ``ID`` choice 0."""
-    found = CHOICE.fullmatch(turn_id)
-    return (found["request"], int(found["number"])) if found else (turn_id, 0)
+    match = CHOICE.fullmatch(turn_id)
+    return (match["request"], int(match["number"])) if match else (turn_id, 0)
 
 
 def suffixed(name: str, number: int) -> str:

@@ -135,11 +135,11 @@ def _last_row_id(source: sqlite3.Connection, table: str) -> int | None:
         (f"SELECT MAX(rowid) FROM {table}", ()),
     ):
         try:
-            found = source.execute(query, parameters).fetchone()
+            row = source.execute(query, parameters).fetchone()
         except sqlite3.DatabaseError:
             continue
-        if found is not None:
-            return found[0] or 0
+        if row is not None:
+            return row[0] or 0
     return None
 
 

@@ -186,12 +186,12 @@ class Samples:
 
         A deleted sample counts as one.
         """
-        found = self._database.rows(
+        rows = self._database.rows(
             f"SELECT COUNT(*) AS n FROM steps JOIN (SELECT rollout_id, {ROLLOUT} AS rollout FROM samples"
             " WHERE state IN ('leased', 'trained') UNION SELECT rollout_id, id FROM forgotten_samples)"
             " USING (rollout_id) WHERE undone_at IS NULL GROUP BY rollout_id ORDER BY rollout_id"
         )
-        return [row["n"] for row in found]
+        return [row["n"] for row in rows]
 
     def claim(self, rollout_id: int, count: int, quota: Quota = NO_QUOTA) -> list[Sample]:
         """Lease ready samples to a batch until it has ``count`` rollouts, oldest first within ``quota``; return all of them.
@@ -217,12 +217,12 @@ class Samples:
     def _candidates(self, condition: str, parameters: tuple[int, ...] = ()) -> list[Candidate]:
         """Return the first sample of each rollout whose samples meet ``condition``, oldest first."""
         first = "samples.id = COALESCE((SELECT MIN(id) FROM samples AS other WHERE other.episode = samples.episode), samples.id)"
-        found = self._database.rows(
+        rows = self._database.rows(
             f"SELECT samples.id, turns.session_id, {STATED} AS stated FROM samples"
             f" JOIN turns ON turns.id = samples.turn_id WHERE {condition} AND {first} ORDER BY samples.id",
             parameters,
         )
-        return [Candidate(row["id"], root(owner_of(row["session_id"])), bool(row["stated"])) for row in found]
+        return [Candidate(row["id"], root(owner_of(row["session_id"])), bool(row["stated"])) for row in rows]
 
     def drop(self, sample_id: int, reason: str, rollout_id: int) -> None:
         """Drop a ready or leased sample, with the others of its episode; ``rollout_id`` is the batch that had them.
@@ -235,8 +235,8 @@ class Samples:
             ).rowcount
             if forgotten:
                 return
-            found = connection.execute(f"SELECT id FROM samples WHERE {TOGETHER}", (sample_id, sample_id)).fetchall()
-            for each in [row["id"] for row in found] or [sample_id]:
+            rows = connection.execute(f"SELECT id FROM samples WHERE {TOGETHER}", (sample_id, sample_id)).fetchall()
+            for each in [row["id"] for row in rows] or [sample_id]:
                 self._database.update_one(
                     connection, "samples", each, state="dropped", reason=reason, rollout_id=rollout_id
                 )
@@ -294,25 +294,25 @@ class Samples:
 
     def rewards_of_others(self, owner: str, role: str, limit: int) -> list[float]:
         """Return those of the last ``limit`` rewards of a role that other owners gave, newest first."""
-        found = self._database.rows(OF_ALL, (role, limit))
-        return [row["baseline_reward"] for row in found if row["baseline_owner"] != owner]
+        rows = self._database.rows(OF_ALL, (role, limit))
+        return [row["baseline_reward"] for row in rows if row["baseline_owner"] != owner]
 
     def live_weight_version(self) -> str | None:
         """Return the weight version of the last live step, None before the first."""
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT weight_version FROM steps WHERE undone_at IS NULL ORDER BY number DESC LIMIT 1"
         )
-        return found[0]["weight_version"] if found else None
+        return rows[0]["weight_version"] if rows else None
 
     def feedback_to_live_seconds(self) -> list[float]:
         """Return the seconds from feedback to live weights for each sample whose step is live."""
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT steps.live_at - turns.next_state_at AS seconds FROM samples"
             " JOIN turns ON turns.id = samples.turn_id JOIN steps ON steps.rollout_id = samples.rollout_id"
             " WHERE samples.state IN ('leased', 'trained') AND steps.undone_at IS NULL"
             " AND turns.next_state_at IS NOT NULL ORDER BY samples.id"
         )
-        return [row["seconds"] for row in found]
+        return [row["seconds"] for row in rows]
 
     def forgotten_count(self) -> int:
         """Return the number of deleted samples."""

@@ -321,10 +321,10 @@ CREATE INDEX samples_by_owner ON samples(baseline_owner, baseline_role, id, base
 
 def fill_baseline_owners(connection: sqlite3.Connection) -> None:
     """Set who gave the rewards that were recorded before their column existed."""
-    found = connection.execute(
+    rows = connection.execute(
         "SELECT samples.id, session_id FROM samples JOIN turns ON turns.id = turn_id WHERE baseline_role IS NOT NULL"
     ).fetchall()
-    owners = [(root(owner_of(session_id)), sample_id) for sample_id, session_id in found]
+    owners = [(root(owner_of(session_id)), sample_id) for sample_id, session_id in rows]
     connection.executemany("UPDATE samples SET baseline_owner = ? WHERE id = ?", owners)
 
 

@@ -115,12 +115,12 @@ class Sessions:
             " WHERE session_id = ? AND state IN ('waiting', 'ended') ORDER BY number DESC LIMIT ?"
         )
         last = "SELECT number FROM turns WHERE session_id = ? ORDER BY number DESC LIMIT ?"
-        found = self._database.rows(
+        rows = self._database.rows(
             f"SELECT {_COLUMNS} FROM turns WHERE conversation IS NOT NULL"
             f" AND (number IN ({waiting}) OR number IN ({last})) ORDER BY number",
             (session_id, limit, session_id, limit),
         )
-        return count, [_node(row) for row in found]
+        return count, [_node(row) for row in rows]
 
     def nodes_of_conversations(
         self,
@@ -145,20 +145,20 @@ class Sessions:
         nodes: list[TurnNode] = []
         if turns:
             marks = ", ".join("?" for _ in turns)
-            found = self._database.rows(
+            rows = self._database.rows(
                 f"SELECT {_COLUMNS} FROM turns WHERE id IN ({marks}) AND conversation IS NOT NULL AND {within}",
                 (*turns, *there),
             )
-            nodes = [_node(row) for row in found]
+            nodes = [_node(row) for row in rows]
         for digest in digests:
-            found = self._database.rows(
+            rows = self._database.rows(
                 f"SELECT {_COLUMNS} FROM turns WHERE number IN (SELECT number FROM turns WHERE conversation = ?"
                 f" AND {within} ORDER BY number DESC LIMIT ?)"
                 " ORDER BY state IN ('waiting', 'ended') DESC, number DESC LIMIT ?",
                 (digest, *there, _LOOK_BACK, limit),
             )
-            nodes += [_node(row) for row in found]
-            if any(row["kind"] == "main" for row in found):
+            nodes += [_node(row) for row in rows]
+            if any(row["kind"] == "main" for row in rows):
                 break
         return nodes
 
@@ -215,8 +215,8 @@ class Sessions:
     def _passes(self, session_id: str) -> list[str]:
         """Return the sessions ``ID~2``, ``ID~3`` of which all turns are repetitions, so that no client named them."""
         begin = f"{session_id}{PASS}"
-        found = self._database.rows("SELECT id FROM sessions WHERE substr(id, 1, ?) = ?", (len(begin), begin))
-        numbers = [number for row in found if (number := row["id"][len(begin) :]).isdigit()]
+        rows = self._database.rows("SELECT id FROM sessions WHERE substr(id, 1, ?) = ?", (len(begin), begin))
+        numbers = [number for row in rows if (number := row["id"][len(begin) :]).isdigit()]
         return [
             f"{begin}{number}"
             for number in numbers
@@ -295,13 +295,13 @@ class Sessions:
 
     def quiet_since(self, at: float, limit: int) -> list[str]:
         """Return sessions whose last turn is older than ``at`` and that have no turn to judge, oldest first."""
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT id FROM sessions WHERE started_at < ? AND NOT EXISTS"
             " (SELECT 1 FROM turns WHERE session_id = sessions.id AND (state = 'pending' OR finished_at >= ?))"
             " ORDER BY started_at LIMIT ?",
             (at, at, limit),
         )
-        return [row["id"] for row in found]
+        return [row["id"] for row in rows]
 
 
 def _node(row: sqlite3.Row) -> TurnNode:

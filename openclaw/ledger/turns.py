@@ -118,9 +118,9 @@ class Turns:
             UnknownRecordError: if the ledger does not hold it.
         """
         with self._database.transaction() as connection:
-            found = connection.execute("SELECT state FROM turns WHERE id = ?", (turn_id,)).fetchone()
-            if found is not None and found["state"] not in FIRST_NEXT_STATE:
-                raise TransitionError(f"turns {turn_id}: {found['state']} -> pending is not allowed")
+            row = connection.execute("SELECT state FROM turns WHERE id = ?", (turn_id,)).fetchone()
+            if row is not None and row["state"] not in FIRST_NEXT_STATE:
+                raise TransitionError(f"turns {turn_id}: {row['state']} -> pending is not allowed")
             self.set_next_state(connection, turn_id, messages, at, signal)
 
     def replace_next_state(self, turn_id: str, messages: Sequence[Message], at: float) -> bool:
@@ -160,12 +160,12 @@ class Turns:
 
     def regenerated(self, session_id: str) -> list[str]:
         """Return the ids of a session's regenerated turns without a next state."""
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT id FROM turns INDEXED BY turns_by_session_state"
             " WHERE session_id = ? AND signal = ? AND state IN ('waiting', 'ended') ORDER BY number",
             (session_id, REGENERATED),
         )
-        return [row["id"] for row in found]
+        return [row["id"] for row in rows]
 
     def get(self, turn_id: str) -> Turn:
         """Return one turn.
@@ -180,13 +180,13 @@ class Turns:
 
         A sample in quarantine counts, because it may be released.
         """
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT 1 FROM turns LEFT JOIN samples ON samples.turn_id = turns.id WHERE conversation = ? AND session_id = ?"
             " AND turns.id <> ? AND (samples.state <> 'dropped' OR samples.reason = 'quarantine'"
             " OR turns.state = 'judged' AND turns.reason = 'probe') LIMIT 1",
             (turn.conversation, turn.session_id, turn.id),
         )
-        return bool(found)
+        return bool(rows)
 
     def choices(self, turn_id: str) -> int:
         """Return how many choices the request of a turn asked for: its ``n``.
@@ -194,8 +194,8 @@ class Turns:
         The gateway records the last choice first, so the highest number is there before any choice can be judged.
         """
         request, number = choice_of(turn_id)
-        found = self._database.rows("SELECT id FROM turns WHERE id > ? AND id < ?", (f"{request}.", f"{request}/"))
-        others = [choice_of(row["id"]) for row in found]
+        rows = self._database.rows("SELECT id FROM turns WHERE id > ? AND id < ?", (f"{request}.", f"{request}/"))
+        others = [choice_of(row["id"]) for row in rows]
         return 1 + max((k for each, k in others if each == request), default=number)
 
     def session_of(self, turn_id: str) -> str:
@@ -270,12 +270,12 @@ class Pictures:
 
     def of(self, turn_id: str) -> list[SeenPicture]:
         """Return the pictures of a turn's prompt, in order, with their files."""
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT sha256, start, tokens, png FROM turn_pictures JOIN pictures USING (sha256)"
             " WHERE turn_id = ? ORDER BY start",
             (turn_id,),
         )
-        return [SeenPicture(row["sha256"], row["start"], row["tokens"], row["png"]) for row in found]
+        return [SeenPicture(row["sha256"], row["start"], row["tokens"], row["png"]) for row in rows]
 
     def places(self, turn_ids: Sequence[str]) -> dict[str, tuple[SeenPicture, ...]]:
         """Return the pictures of the turns that saw any, without their files."""
@@ -283,13 +283,13 @@ class Pictures:
         for turn_id in turn_ids:
             for row in self._database.rows("SELECT * FROM turn_pictures WHERE turn_id = ? ORDER BY start", (turn_id,)):
                 places.setdefault(turn_id, []).append(SeenPicture(row["sha256"], row["start"], row["tokens"]))
-        return {turn_id: tuple(found) for turn_id, found in places.items()}
+        return {turn_id: tuple(place) for turn_id, place in places.items()}
 
     def files(self) -> Iterator[tuple[str, bytes]]:
         """Yield digest and file of each picture."""
         for row in self._database.rows("SELECT sha256 FROM pictures ORDER BY rowid"):
-            for found in self._database.rows("SELECT png FROM pictures WHERE sha256 = ?", (row["sha256"],)):
-                yield row["sha256"], found["png"]
+            for result in self._database.rows("SELECT png FROM pictures WHERE sha256 = ?", (row["sha256"],)):
+                yield row["sha256"], result["png"]
 
 
 def store_pictures(connection: sqlite3.Connection, turn_id: str, pictures: Sequence[SeenPicture]) -> None:
@@ -325,8 +325,8 @@ def turn_reason(connection: sqlite3.Connection, episode_id: str, turn: Turn) -> 
         episode_id: of the turn's owner; a collector's ledger has only the turns of an episode.
         turn: the turn with the reason that excludes it in any session, or None.
     """
-    found = connection.execute("SELECT state FROM episodes WHERE id = ?", (episode_id,)).fetchone()
-    state = "open" if found is None else found["state"]
+    row = connection.execute("SELECT state FROM episodes WHERE id = ?", (episode_id,)).fetchone()
+    state = "open" if row is None else row["state"]
     if state == "deleted":
         return None
     if state != "open":

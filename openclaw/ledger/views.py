@@ -285,10 +285,10 @@ class Views:
         Raises:
             UnknownRecordError: if the ledger has no such turn.
         """
-        found = self._database.rows(QUERY, (turn_id,))
-        if not found:
+        rows = self._database.rows(QUERY, (turn_id,))
+        if not rows:
             raise UnknownRecordError(f"{self._database.path} holds no turn {turn_id!r}")
-        row = found[0]
+        row = rows[0]
         verdict = Verdict() if row["verdict"] is None else Verdict.from_dict(json.loads(row["verdict"]))
         return Outcome(
             state=row["state"],
@@ -304,21 +304,21 @@ class Views:
 
     def judge_error(self) -> JudgeError | None:
         """Return the newest failure of the judge side that no later attempt has mended; None if there is none."""
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT id, judge_error, judge_attempts, COUNT(*) OVER () AS n FROM turns"
             " WHERE state = 'pending' AND judge_error IS NOT NULL ORDER BY number DESC LIMIT 1"
         )
-        return next((JudgeError(row["id"], row["judge_error"], row["judge_attempts"], row["n"]) for row in found), None)
+        return next((JudgeError(row["id"], row["judge_error"], row["judge_attempts"], row["n"]) for row in rows), None)
 
     def degenerate_share(self, reasons: Collection[str]) -> float:
         """Return the share of the last `JUDGED` judged turns that one of ``reasons`` kept from praise; 0 without any."""
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT reason, (SELECT MAX(json_extract(sample, '$.metadata.' || ?)) FROM samples WHERE turn_id = turns.id)"
             " AS blamed FROM turns WHERE state = 'judged' ORDER BY number DESC LIMIT ?",
             (BLAMED, JUDGED),
         )
-        bad = sum(row["reason"] in reasons or row["blamed"] in reasons for row in found)
-        return bad / len(found) if found else 0.0
+        bad = sum(row["reason"] in reasons or row["blamed"] in reasons for row in rows)
+        return bad / len(rows) if rows else 0.0
 
     def counts(self) -> dict[str, Any]:
         """Return counts of turns and samples by state, and by reason for not being trained.
@@ -348,12 +348,12 @@ class Views:
 
     def owner_samples(self) -> list[OwnerSamples]:
         """Return the samples of each owner that has any, by name; dropped samples do not count."""
-        found = self._database.rows(
+        rows = self._database.rows(
             f"SELECT turns.session_id, samples.state, {STATED} AS stated, COUNT(*) AS n FROM samples"
             " JOIN turns ON turns.id = samples.turn_id WHERE samples.state != 'dropped' GROUP BY 1, 2, 3"
         )
         counts: dict[str, Counter[str]] = {}
-        for row in found:
+        for row in rows:
             owner = counts.setdefault(root(owner_of(row["session_id"])), Counter())
             owner["ready" if row["state"] == "ready" else "used"] += row["n"]
             owner["stated"] += row["n"] if row["stated"] else 0
@@ -363,47 +363,47 @@ class Views:
         """Return all samples, or those of one turn, oldest first; turns of an episode share samples."""
         of_turn = "WHERE samples.turn_id = ? OR samples.id = (SELECT segment FROM turns WHERE id = ?)"
         condition, parameters = (of_turn, (turn_id, turn_id)) if turn_id else ("", ())
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT samples.*, steps.weight_version, steps.live_at FROM samples LEFT JOIN steps"
             " ON steps.rollout_id = samples.rollout_id AND steps.undone_at IS NULL"
             f" AND samples.state IN ('leased', 'trained') {condition} ORDER BY samples.id",
             parameters,
         )
-        return [self._sample_record(row) for row in found]
+        return [self._sample_record(row) for row in rows]
 
     def turn_records(self, session_id: str | None = None) -> Iterator[TurnRecord]:
         """Yield every turn in the order it was recorded, or those of one session."""
         condition, parameters = ("AND session_id = ?", (session_id,)) if session_id else ("", ())
         last = 0
         while True:
-            found = self._database.rows(
+            rows = self._database.rows(
                 f"{_RECORDS} WHERE number > ? {condition} ORDER BY number LIMIT {_RECORDS_PAGE}",
                 (last, *parameters),
             )
-            if not found:
+            if not rows:
                 return
-            for row in found:
+            for row in rows:
                 last = row["number"]
                 yield self._turn_record(row)
 
     def turn_record(self, turn_id: str) -> TurnRecord:
         """Return one turn; raise UnknownRecordError if the ledger does not hold it."""
-        found = self._database.rows(f"{_RECORDS} WHERE turns.id = ?", (turn_id,))
-        if not found:
+        rows = self._database.rows(f"{_RECORDS} WHERE turns.id = ?", (turn_id,))
+        if not rows:
             raise UnknownRecordError(f"{self._database.path} holds no turn {turn_id!r}")
-        return self._turn_record(found[0])
+        return self._turn_record(rows[0])
 
     def session_ids(self) -> list[str]:
         """Return the sessions in the order of their first turn."""
-        found = self._database.rows("SELECT session_id FROM turns GROUP BY session_id ORDER BY MIN(number)")
-        return [row["session_id"] for row in found]
+        rows = self._database.rows("SELECT session_id FROM turns GROUP BY session_id ORDER BY MIN(number)")
+        return [row["session_id"] for row in rows]
 
     def step_records(self) -> list[dict[str, Any]]:
         """Return the steps that were not undone, oldest first, with their numbers of samples, deleted ones included."""
         used = self.samples_of_steps()
-        found = self._database.rows("SELECT * FROM steps WHERE undone_at IS NULL ORDER BY number")
+        rows = self._database.rows("SELECT * FROM steps WHERE undone_at IS NULL ORDER BY number")
         names = ("rollout_id", "weight_version", "trained_at", "live_at")
-        return [{**{name: row[name] for name in names}, "samples": used[row["rollout_id"]]} for row in found]
+        return [{**{name: row[name] for name in names}, "samples": used[row["rollout_id"]]} for row in rows]
 
     def _turn_record(self, row: sqlite3.Row) -> TurnRecord:
         return TurnRecord(
@@ -430,9 +430,9 @@ class Views:
     def turn_facts(self, owner: str | None = None, after: int = 0) -> Iterator[TurnFacts]:
         """Yield every turn of ``owner`` (of everybody: None) after a turn's number, in the order it was recorded."""
         last = after
-        while found := self._database.rows(_TURNS, (last, _PAGE)):
-            last = found[-1]["number"]
-            for row in found:
+        while rows := self._database.rows(_TURNS, (last, _PAGE)):
+            last = rows[-1]["number"]
+            for row in rows:
                 if not belongs(row["session_id"], owner):
                     continue
                 columns: dict[str, Any] = dict(row)
@@ -443,9 +443,9 @@ class Views:
     def sample_facts(self, owner: str | None = None) -> Iterator[SampleFacts]:
         """Yield every sample of ``owner`` (of everybody: None), oldest first."""
         last = 0
-        while found := self._database.rows(_SAMPLES, (last, _PAGE)):
-            last = found[-1]["id"]
-            for row in found:
+        while rows := self._database.rows(_SAMPLES, (last, _PAGE)):
+            last = rows[-1]["id"]
+            for row in rows:
                 if belongs(row["session_id"], owner):
                     columns: dict[str, Any] = {**dict(row), "of_episode": bool(row["of_episode"])}
                     yield SampleFacts(**columns)
@@ -456,12 +456,12 @@ class Views:
 
     def newest_steps(self, limit: int) -> list[StepFact]:
         """Return the newest steps that were not undone, newest first."""
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT rollout_id, weight_version, trained_at, live_at FROM steps WHERE undone_at IS NULL"
             " ORDER BY number DESC LIMIT ?",
             (limit,),
         )
-        return [StepFact(**dict(row)) for row in found]
+        return [StepFact(**dict(row)) for row in rows]
 
     def step_count(self) -> int:
         """Return the number of steps that were not undone."""
@@ -469,11 +469,11 @@ class Views:
 
     def gate_decisions(self) -> list[GateDecision]:
         """Return what the gate and people decided about updates, oldest first, without the numbers of `decisions`."""
-        found = self._database.rows(
+        result = self._database.rows(
             "SELECT rollout_id, kind, weight_version, why, by_margin, decided_at FROM decisions"
             " WHERE undone_at IS NULL ORDER BY number"
         )
-        rows: list[dict[str, Any]] = [dict(row) for row in found]
+        rows: list[dict[str, Any]] = [dict(row) for row in result]
         for row in rows:
             row["by_margin"] = bool(row["by_margin"])
         return [GateDecision(**row) for row in rows]
@@ -489,31 +489,31 @@ class Views:
 
     def turn_ids(self, begin: str, limit: int = 50) -> list[str]:
         """Return up to ``limit`` turns whose ids begin like that, oldest first."""
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT id FROM turns WHERE substr(id, 1, ?) = ? ORDER BY number LIMIT ?", (len(begin), begin, limit)
         )
-        return [row["id"] for row in found]
+        return [row["id"] for row in rows]
 
     def turn_at(self, session_id: str, index: int) -> str | None:
         """Return the turn at a position of a session, or None."""
-        found = self._database.rows("SELECT id FROM turns WHERE session_id = ? AND position = ?", (session_id, index))
-        return found[0]["id"] if found else None
+        rows = self._database.rows("SELECT id FROM turns WHERE session_id = ? AND position = ?", (session_id, index))
+        return rows[0]["id"] if rows else None
 
     def side_requests(self, limit: int) -> list[tuple[list[Message], bool]]:
         """Return the messages of the newest side turns, and whether each offered tools."""
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT messages, tools FROM turns WHERE kind = 'side' ORDER BY number DESC LIMIT ?", (limit,)
         )
-        return [(json.loads(row["messages"]), bool(json.loads(row["tools"]))) for row in found]
+        return [(json.loads(row["messages"]), bool(json.loads(row["tools"]))) for row in rows]
 
     def samples_of_steps(self) -> Counter[int]:
         """Return how many samples each rollout's step used, deleted ones included."""
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT rollout_id, COUNT(*) AS n FROM ("
             "SELECT rollout_id FROM samples WHERE state IN ('leased', 'trained')"
             " UNION ALL SELECT rollout_id FROM forgotten_samples WHERE rollout_id IS NOT NULL) GROUP BY rollout_id"
         )
-        return Counter({row["rollout_id"]: row["n"] for row in found})
+        return Counter({row["rollout_id"]: row["n"] for row in rows})
 
     def served_turns(self, version: str, after: int, count: int) -> list[ServedTurn]:
         """Return the newest turns of a version that were not aborted, newest first.
@@ -523,7 +523,7 @@ class Views:
             after: only turns with a larger number.
             count: most turns to return.
         """
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT response_ids, finish_reason, malformed_calls, finished_at - created_at AS seconds, verdict"
             " FROM turns LEFT JOIN verdicts ON verdicts.turn_id = turns.id"
             " WHERE number > ? AND copied = 0 AND scored = 0 AND finish_reason <> 'abort'"
@@ -538,5 +538,5 @@ class Views:
                 seconds=row["seconds"],
                 score=json.loads(row["verdict"]).get("score") if row["verdict"] else None,
             )
-            for row in found
+            for row in rows
         ]

@@ -445,7 +445,7 @@ def following(messages: Sequence[Message], reply: int, side_replies: Collection[
     Internal context is left out. So are the client's own exchanges: those that begin with one of its own texts, and those
     that end in an assistant message at one of the positions ``side_replies``.
     """
-    found: list[Message] = []
+    results: list[Message] = []
     kept = 0
     own_exchange = False
     for position in range(reply + 1, len(messages)):
@@ -453,15 +453,15 @@ def following(messages: Sequence[Message], reply: int, side_replies: Collection[
         role = message.get("role")
         if role == "assistant":
             if position in side_replies:
-                del found[kept:]
+                del results[kept:]
             elif not own_exchange:
-                return Following(found, position)
-            kept = len(found)
+                return Following(results, position)
+            kept = len(results)
         elif role == "user" and not is_internal(message):
             own_exchange = message_side_kind(message) is not None
         if role in ("user", "tool") and not own_exchange and not is_internal(message):
-            found.append(message)
-    return Following(found)
+            results.append(message)
+    return Following(results)
 
 
 def reads_like_own_request(messages: Sequence[Message]) -> bool:

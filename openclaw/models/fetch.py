@@ -88,7 +88,7 @@ def read_listing(hub: str, endpoint: str) -> Listing:
     )
 
     try:
-        found = HfApi(endpoint=endpoint).model_info(hub, files_metadata=True, timeout=PATIENCE_SECONDS)
+        model_info = HfApi(endpoint=endpoint).model_info(hub, files_metadata=True, timeout=PATIENCE_SECONDS)
     except GatedRepoError as error:
         raise FetchError(f"{hub} asks for consent: accept its terms at {endpoint}/{hub}, then set HF_TOKEN") from error
     except RepositoryNotFoundError as error:
@@ -101,12 +101,12 @@ def read_listing(hub: str, endpoint: str) -> Listing:
         raise FetchError(f"{endpoint} refused: {first_line(error)}; try again later") from error
     except (httpx.HTTPError, OSError) as error:
         raise FetchError(_unreachable(endpoint, error)) from error
-    sizes = {each.rfilename: each.size or 0 for each in found.siblings or [] if wanted(each.rfilename)}
+    sizes = {each.rfilename: each.size or 0 for each in model_info.siblings or [] if wanted(each.rfilename)}
     if not any(name.endswith(".safetensors") for name in sizes):
         raise FetchError(f"{hub} has no *.safetensors files; choose a model in that format")
-    licence = next((tag.partition(":")[2] for tag in found.tags or [] if tag.startswith("license:")), "not stated")
-    digests = {each.rfilename: each.lfs.sha256 for each in found.siblings or [] if each.lfs}
-    return Listing(hub, found.sha or "main", licence, sizes, digests)
+    licence = next((tag.partition(":")[2] for tag in model_info.tags or [] if tag.startswith("license:")), "not stated")
+    digests = {each.rfilename: each.lfs.sha256 for each in model_info.siblings or [] if each.lfs}
+    return Listing(hub, model_info.sha or "main", licence, sizes, digests)
 
 
 def fetch(listing: Listing, folder: Path, endpoint: str, say: Callable[[str], None] = print) -> None:
@@ -206,8 +206,8 @@ def _check_digest(path: Path, expected: str | None) -> None:
     if expected is None:
         return
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != expected:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != expected:
         path.unlink()
         raise FetchError(f"{path.name} arrived damaged and was removed; the same command fetches it again")
 

@@ -122,10 +122,12 @@ def broken_model(folder: Path, *, tokenizer: bool = True) -> str | None:
 def _inside(folder: Path) -> str | None:
     """Return advice if a folder below has the model: a cache of the hub, or a folder of several models."""
     try:
-        found = next((each for pattern in ("*", "snapshots/*") for each in folder.glob(f"{pattern}/config.json")), None)
+        result = next(
+            (each for pattern in ("*", "snapshots/*") for each in folder.glob(f"{pattern}/config.json")), None
+        )
     except OSError:
         return None
-    return f"did you mean {found.parent}?" if found else None
+    return f"did you mean {result.parent}?" if result else None
 
 
 def _is_pointer(file: Path) -> bool:
@@ -135,10 +137,10 @@ def _is_pointer(file: Path) -> bool:
 
 def _unknown_type(model_type: str) -> str | None:
     """Return the nearest type as advice if the installed transformers has no such model; None if it has, or is missing."""
-    found = importlib.util.find_spec("transformers")
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("transformers")
+    if spec is None or not spec.submodule_search_locations:
         return None
-    models = Path(next(iter(found.submodule_search_locations)), "models")
+    models = Path(next(iter(spec.submodule_search_locations)), "models")
     known = [each.name for each in models.iterdir() if each.is_dir()] if models.is_dir() else []
     word = model_type.replace("-", "_")
     return None if not known or any(word.startswith(name) for name in known) else nearest(word, known)

@@ -158,11 +158,13 @@ class Pairs:
 
     def conversations(self) -> list[LoggedConversation]:
         """Return the conversations in the order of their first lines."""
-        found: dict[str, LoggedConversation] = {}
+        logged_conversations: dict[str, LoggedConversation] = {}
         for pair in self._pairs:
-            conversation = found.setdefault(pair.session_id, LoggedConversation(pair.place, pair.session_id, []))
+            conversation = logged_conversations.setdefault(
+                pair.session_id, LoggedConversation(pair.place, pair.session_id, [])
+            )
             conversation.turns.append(pair.turn)
-        return list(found.values())
+        return list(logged_conversations.values())
 
     def _answered(self, messages: Sequence[Message]) -> tuple[_Pair, int] | None:
         """Return the earlier pair whose reply is the last one in a request, and the reply's position."""
@@ -174,12 +176,16 @@ class Pairs:
 
 def _request(value: Mapping[str, Any], place: str) -> Mapping[str, Any]:
     name = next((name for name in REQUEST_NAMES if name in value), None)
-    found = value if name is None else value[name]
-    if isinstance(found, dict) and not {"messages", "input"} & found.keys() and isinstance(found.get("body"), dict):
-        found = found["body"]
-    if not isinstance(found, dict):
+    request = value if name is None else value[name]
+    if (
+        isinstance(request, dict)
+        and not {"messages", "input"} & request.keys()
+        and isinstance(request.get("body"), dict)
+    ):
+        request = request["body"]
+    if not isinstance(request, dict):
         raise ImportFormatError(f"{place}: {name} is not an object; {WRITE_PAIR}")
-    return found
+    return request
 
 
 def _stated_session(value: Mapping[str, Any], place: str) -> str | None:

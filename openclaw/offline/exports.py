@@ -89,10 +89,10 @@ def _spoken(said: Any, place: str) -> Line:
 def _calls(text: str | None, place: str) -> list[Line]:
     """Return the calls of a ``function_call``, whose text is the JSON of one or a list."""
     try:
-        found = json.loads(text or "")
+        document = json.loads(text or "")
     except (ValueError, RecursionError):
-        found = None
-    calls = [_object(call) for call in (found if isinstance(found, list) else [found])]
+        document = None
+    calls = [_object(call) for call in (document if isinstance(document, list) else [document])]
     if not all(isinstance(call.get("name"), str) for call in calls):
         raise ImportFormatError(
             f'{place}: the value of a {CALLER} is JSON; write {{"name": "...", "arguments": {{...}}}}'

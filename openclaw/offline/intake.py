@@ -121,19 +121,19 @@ def take_in(logs: Logs, ledger: Ledger, wishes: Wishes, on_progress: Progress = 
 
 def _take_run(source: Ledger, ledger: Ledger, wishes: Wishes, number: int, on_progress: Progress) -> Report:
     """Copy the turns with token ids, and queue those that came to the run as text."""
-    found = _whole_episodes(
+    whole_episodes = _whole_episodes(
         [name for name in source.views.session_ids() if _has_turns_to_copy(source, name)], wishes.limit
     )
-    sessions = [name for name in found if not _forgotten(ledger, name, number)]
+    sessions = [name for name in whole_episodes if not _forgotten(ledger, name, number)]
     copied = copy_run(source, ledger, sessions, judge_again=wishes.judge_again, number=number, on_progress=on_progress)
     ready = copied.samples.pop("ready", 0)
     judged = copied.turns.pop("judged", 0)
     waiting = copied.turns.pop("pending", 0)
     report = Report(
-        conversations=len(found),
+        conversations=len(whole_episodes),
         turns=judged + waiting + copied.merged + copied.turns.total(),
         known=copied.known,
-        forgotten=len(found) - len(sessions),
+        forgotten=len(whole_episodes) - len(sessions),
         with_verdict=judged,
         to_judge=waiting,
         samples=ready,

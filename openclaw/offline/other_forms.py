@@ -53,12 +53,12 @@ def read_chat(value: Any, place: str) -> list[Message]:
     messages: list[Message] = []
     for number, message in enumerate(value):
         try:
-            found = list(_as_messages(message)) if isinstance(message, dict) else [message]
-            for each in check_messages(found, parts=None):
+            result = list(_as_messages(message)) if isinstance(message, dict) else [message]
+            for each in check_messages(result, parts=None):
                 is_trained(each)
         except MessageError as error:
             raise ImportFormatError(f"{place}, message {number}: {_after_number(str(error))}") from error
-        messages += found
+        messages += result
     return messages
 
 
@@ -199,10 +199,10 @@ def read_answer(response: Any, place: str) -> tuple[Message, str]:
         raise ImportFormatError(
             f"{place}: the response is a message of role {str(message['role'])[:KEYS_SHOWN]!r}; a reply is the assistant's"
         )
-    found = read_chat([{"role": "assistant", **message}], f"{place}: response")
-    if len(found) != 1 or found[0]["role"] != "assistant":
+    messages = read_chat([{"role": "assistant", **message}], f"{place}: response")
+    if len(messages) != 1 or messages[0]["role"] != "assistant":
         raise ImportFormatError(f"{place}: the response holds a tool's result; a reply is one assistant message")
-    return found[0], CUT_OFF if reason in CUT else "stop"
+    return messages[0], CUT_OFF if reason in CUT else "stop"
 
 
 def _spoken(response: Mapping[str, Any], place: str) -> tuple[Any, Any]:

@@ -59,8 +59,8 @@ def read_logs(path: Path) -> Logs:
     if not path.exists():
         raise ImportFormatError(f"DATA_PATH {path}: no such file or folder{nearest_path(path)}")
     if path.is_dir():
-        if found := find_ledger(path):
-            return Logs(path, ledger=found)
+        if text := find_ledger(path):
+            return Logs(path, ledger=text)
         files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES and file.is_file())
         if not files:
             raise ImportFormatError(
@@ -79,9 +79,9 @@ def read_logs(path: Path) -> Logs:
     if pairs.failed:
         logs.left_out[FAILED_CALL] += pairs.failed
     if not logs.conversations:
-        found = ", ".join(f"{reason} {count}" for reason, count in sorted(logs.left_out.items()))
+        text = ", ".join(f"{reason} {count}" for reason, count in sorted(logs.left_out.items()))
         raise ImportFormatError(
-            f"DATA_PATH {path} holds no conversation{f' (left out: {found})' if found else ''}; {FORMAT} is one"
+            f"DATA_PATH {path} holds no conversation{f' (left out: {text})' if text else ''}; {FORMAT} is one"
         )
     return logs
 

@@ -55,5 +55,5 @@ class PersonalFinder:
         """Yield (start, end, kind); the part of a value in one window may come beside the whole of it."""
         for start, end in windows(text):
             for recognizer in self._recognizers:
-                for found in recognizer.analyze(text[start:end], recognizer.supported_entities, None):
-                    yield start + found.start, start + found.end, found.entity_type.lower()
+                for result in recognizer.analyze(text[start:end], recognizer.supported_entities, None):
+                    yield start + result.start, start + result.end, result.entity_type.lower()

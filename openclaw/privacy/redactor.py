@@ -133,5 +133,7 @@ def build_redactor(
     """Return a redactor that counts its replacements; None for ``off``."""
     if mode == "off":
         return None
-    found = PrometheusCounter("openclaw_redactions", "Secrets and personal data replaced", ["kind"], registry=registry)
-    return Redactor(mode, lambda kind: found.labels(kind=kind).inc(), own_keys)
+    counter = PrometheusCounter(
+        "openclaw_redactions", "Secrets and personal data replaced", ["kind"], registry=registry
+    )
+    return Redactor(mode, lambda kind: counter.labels(kind=kind).inc(), own_keys)

@@ -42,7 +42,7 @@ def pairs(ledger: Ledger, firsts: Sequence[FirstReply]) -> list[tuple[Example, E
     early = [first for first in firsts if first.updates <= updates / 3]
     late = [first for first in firsts if first.updates >= 2 * updates / 3]
     before, after = _texts(ledger, early), _texts(ledger, late)
-    found: list[tuple[Example, Example]] = []
+    examples: list[tuple[Example, Example]] = []
     disliked = [one for one in before if one.example.score == -1]
     for chosen, least in ((disliked, ALIKE), (before, 1.0), (before, ALIKE)):
         for one in list(chosen):
@@ -51,12 +51,12 @@ def pairs(ledger: Ledger, firsts: Sequence[FirstReply]) -> list[tuple[Example, E
             near = max(after, key=lambda other: _likeness(one, other), default=None)
             if near is None or _likeness(one, near) < least:
                 continue
-            found.append((one.example, near.example))
+            examples.append((one.example, near.example))
             before.remove(one)
             after.remove(near)
-            if len(found) == PAIRS:
-                return found
-    return found
+            if len(examples) == PAIRS:
+                return examples
+    return examples
 
 
 @dataclass(frozen=True)

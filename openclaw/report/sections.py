@@ -91,9 +91,9 @@ def decisions(ledger: Ledger) -> tuple[Counter[str], list[Decisions]]:
 
     Decisions in a row that differ by the numbers in their reason only are one row.
     """
-    found = ledger.views.gate_decisions()
+    gate_decisions = ledger.views.gate_decisions()
     rows: list[Decisions] = []
-    for each in reversed(found):
+    for each in reversed(gate_decisions):
         newer = rows[-1] if rows else None
         if newer and (newer.kind, NUMBER.sub("", newer.why)) == (each.kind, NUMBER.sub("", each.why)):
             rows[-1] = newer._replace(first=each.rollout_id)
@@ -103,14 +103,14 @@ def decisions(ledger: Ledger) -> tuple[Counter[str], list[Decisions]]:
             rows.append(
                 Decisions(each.rollout_id, each.rollout_id, each.kind, each.weight_version, each.why, each.decided_at)
             )
-    return Counter(each.kind for each in found), rows
+    return Counter(each.kind for each in gate_decisions), rows
 
 
 def faults(run: RunFolder, ledger: Ledger, totals: Totals, series: Mapping[str, Series]) -> list[tuple[str, str]]:
     """Return what went wrong, as (what, how much)."""
     error, note = ledger.views.judge_error(), run.paused
     lost = {name: totals.reasons[name] for name in ("judge_gave_up", "judge_refused", "no_quorum", "stale", "fuse")}
-    found = [
+    results = [
         ("training is paused", str(note) if note else ""),
         ("turns that the judge fails on now", str(error) if error else ""),
         ("restarts of the runtime process", _last(series, "openclaw/runtime_restarts")),
@@ -119,7 +119,7 @@ def faults(run: RunFolder, ledger: Ledger, totals: Totals, series: Mapping[str, 
         ("steps that were skipped", _sum(series, "train/skipped_steps")),
         *((f"not trained: {name}", str(count or "")) for name, count in lost.items()),
     ]
-    return [(what, much) for what, much in found if much]
+    return [(what, much) for what, much in results if much]
 
 
 FAULT_METRICS = ("openclaw/runtime_restarts", "openclaw/runtime_frozen", "train/fuse_held", "train/skipped_steps")
@@ -137,15 +137,15 @@ def _sum(series: Mapping[str, Series], name: str) -> str:
 
 def episodes(ledger: Ledger, owner: str | None) -> Episodes | None:
     """Return what became of the episodes of an owner (of everybody: None); None if there are none."""
-    found = [each for each in ledger.episodes.all() if belongs(f"@{each.owner}:", owner)]
-    if not found:
+    results = [each for each in ledger.episodes.all() if belongs(f"@{each.owner}:", owner)]
+    if not results:
         return None
-    rewards = [each.reward for each in found if each.reward is not None]
+    rewards = [each.reward for each in results if each.reward is not None]
     third = len(rewards) // 3
-    reasons = Counter(each.reason for each in found if each.reason is not None)
+    reasons = Counter(each.reason for each in results if each.reason is not None)
     return Episodes(
-        len(found),
-        Counter(each.status or each.state for each in found).most_common(),
+        len(results),
+        Counter(each.status or each.state for each in results).most_common(),
         reason_rows(reasons),
         fmean(rewards[:third]) if third else None,
         fmean(rewards[-third:]) if third else None,

@@ -111,15 +111,15 @@ class _Scale:
 def _line(line: Line, index: int, scale: _Scale) -> list[Markup]:
     at = [(scale.x(x), scale.y(y)) for x, y in line.points]
     name = f"line{index % 3}"
-    found = [
+    texts = [
         Markup('<line class="interval" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(x, x, scale.y(low), scale.y(high))
         for (x, _), (low, high) in zip(at, line.intervals, strict=False)
     ]
     path = " ".join(f"{x},{y}" for x, y in at)
-    found.append(Markup('<polyline class="{}" points="{}"/>').format(name, path))
+    texts.append(Markup('<polyline class="{}" points="{}"/>').format(name, path))
     if len(at) <= 24:
-        found += [Markup('<circle class="{}" cx="{}" cy="{}" r="2.5"/>').format(name, x, y) for x, y in at]
-    return found
+        texts += [Markup('<circle class="{}" cx="{}" cy="{}" r="2.5"/>').format(name, x, y) for x, y in at]
+    return texts
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> Markup:

@@ -61,27 +61,27 @@ class Totals:
 
 def count(turns: Iterable[TurnFacts], samples: Iterable[SampleFacts]) -> Totals:
     """Return the totals of turns and samples, which are read once each."""
-    found = Totals()
+    totals = Totals()
     sessions: set[str] = set()
     judged_firsts: list[TurnFacts] = []
     for turn in turns:
         sessions.add(turn.session_id)
-        found.first_at = turn.created_at if found.first_at is None else found.first_at
-        found.last_at = turn.finished_at
-        _count_turn(found, turn)
+        totals.first_at = turn.created_at if totals.first_at is None else totals.first_at
+        totals.last_at = turn.finished_at
+        _count_turn(totals, turn)
         if turn.is_first and (updates := updates_of(turn)) is not None:
-            found.firsts.append(FirstReply(turn.number, updates, turn.kind, turn.score))
+            totals.firsts.append(FirstReply(turn.number, updates, turn.kind, turn.score))
             if turn.score is not None:
                 judged_firsts.append(turn)
     for sample in samples:
-        found.samples[sample.state] += 1
+        totals.samples[sample.state] += 1
         if sample.reason is not None:
-            found.reasons[sample.reason] += 1
+            totals.reasons[sample.reason] += 1
         if sample.state in ("leased", "trained") and sample.rollout_id is not None:
-            found.rollouts[sample.rollout_id] += 1
-    found.sessions = len(sessions)
-    found.learning = FROM_LOGS if found.elsewhere and not judged_firsts else evidence(judged_firsts)
-    return found
+            totals.rollouts[sample.rollout_id] += 1
+    totals.sessions = len(sessions)
+    totals.learning = FROM_LOGS if totals.elsewhere and not judged_firsts else evidence(judged_firsts)
+    return totals
 
 
 def _count_turn(found: Totals, turn: TurnFacts) -> None:

@@ -28,15 +28,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=f"Commands about a run take the word {NEWEST} for the first one with a ledger: openclaw-rl report {NEWEST}",
     )
     parser.parse_args(argv)
-    found = all_runs()
-    if not found:
+    runs = all_runs()
+    if not runs:
         print(
             f"there is no run in {shown_path(RUNS)} yet; start one: bash {recommended().folder.name}/run_tiny_cpu.sh",
             file=sys.stderr,
         )
         return 2
     now = time.time()
-    for run in found:
+    for run in runs:
         what = "conversations" if find_ledger(run) else "no ledger"
         print(f"{age(now - last_change(run)):>6} ago  {what:<13}  {shown_path(run)}")
     return 0

@@ -80,13 +80,13 @@ def advantages_of(record: SampleRecord, args: Arguments, settings: Mapping[str, 
 
 def left_out(args: Arguments) -> list[str]:
     """Return what a step with these arguments adds to the advantages, or changes, beyond one sample."""
-    found: list[str] = []
+    results: list[str] = []
     if args.normalize_advantages:
-        found.append("--normalize-advantages then scales them by the mean and deviation of the whole batch.")
+        results.append("--normalize-advantages then scales them by the mean and deviation of the whole batch.")
     if args.kl_coef:
-        found.append("--kl-coef subtracts the distance to the reference model, which is not stored.")
+        results.append("--kl-coef subtracts the distance to the reference model, which is not stored.")
     if args.custom_loss_function_path and args.loss_type == "custom_loss":
-        found.append(f"The loss {args.custom_loss_function_path} adds terms of its own to them.")
+        results.append(f"The loss {args.custom_loss_function_path} adds terms of its own to them.")
     if args.stale_samples == "mask" and args.max_weight_staleness is not None:
-        found.append("--stale-samples mask left out tokens whose weights were too old at the step.")
-    return found
+        results.append("--stale-samples mask left out tokens whose weights were too old at the step.")
+    return results

@@ -147,8 +147,8 @@ def _claim(before: Share, after: Share, updates: int) -> tuple[Verdict, str]:
 
 
 def _share(scored: Sequence[tuple[int, bool]], first: int, last: int) -> Share:
-    found = [liked for at, liked in scored if first <= at <= last]
-    return Share(sum(found), len(found))
+    opinions = [liked for at, liked in scored if first <= at <= last]
+    return Share(sum(opinions), len(opinions))
 
 
 def _windows(scored: Sequence[tuple[int, bool]], updates: int) -> tuple[Window, ...]:

@@ -72,14 +72,14 @@ def open_run(place: Path) -> RunFolder:
     Raises:
         NoRunError: there is no ledger; says what to type.
     """
-    found = find_ledger(place)
-    if found is None:
+    ledger = find_ledger(place)
+    if ledger is None:
         raise NoRunError(no_ledger(place))
-    near = [place, found.parent, found.parent.parent]
+    near = [place, ledger.parent, ledger.parent.parent]
     folder = next((each for each in near if (each / ARGUMENTS_NAME).is_file()), None)
     if folder is None:
-        return RunFolder(place, found, found.parent if place.is_dir() else None)
-    return RunFolder(place, found, folder, _json(folder / ARGUMENTS_NAME) or {}, _json(folder / SETTINGS_NAME))
+        return RunFolder(place, ledger, ledger.parent if place.is_dir() else None)
+    return RunFolder(place, ledger, folder, _json(folder / ARGUMENTS_NAME) or {}, _json(folder / SETTINGS_NAME))
 
 
 def no_ledger(place: Path) -> str:
@@ -103,7 +103,7 @@ def no_ledger(place: Path) -> str:
 def _json(path: Path) -> dict[str, Any] | None:
     """Return the object in a file; None if there is none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return document if isinstance(document, dict) else None

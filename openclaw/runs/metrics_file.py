@@ -38,12 +38,12 @@ def rows(path: Path) -> Iterator[dict[str, Any]]:
 
 def read_series(path: Path, wanted: Callable[[str], bool]) -> dict[str, Series]:
     """Return the series of the metrics whose names are ``wanted``, without values that are not finite numbers."""
-    found: dict[str, Series] = {}
+    results: dict[str, Series] = {}
     for row in rows(path):
         step = row.get(str(row.get("step_key")))
         if not isinstance(step, int | float):
             continue
         for name, value in row.items():
             if wanted(name) and isinstance(value, int | float) and math.isfinite(value):
-                found.setdefault(name, {})[int(step)] = float(value)
-    return {name: dict(sorted(series.items())) for name, series in found.items()}
+                results.setdefault(name, {})[int(step)] = float(value)
+    return {name: dict(sorted(series.items())) for name, series in results.items()}

@@ -44,10 +44,10 @@ def meant_turn(ledger: Ledger, named: str) -> str:
     """
     session, mark, index = named.rpartition("#")
     if mark and index.isdigit():
-        found = ledger.views.turn_at(session, int(index))
-        if found is None:
+        turn = ledger.views.turn_at(session, int(index))
+        if turn is None:
             raise UnknownRecordError(f"session {session!r} has no turn {index}; --turns lists them")
-        return found
+        return turn
     try:
         return named_by_beginning(named, ledger.views.turn_ids(named), "turn", "--turns lists them")
     except LookupError as error:
@@ -142,15 +142,15 @@ def _teacher(turn: Turn, verdict: Verdict) -> Iterator[Text]:
 def _sample(run: RunFolder, record: SampleRecord, tokenizer: object, *, tokens: bool) -> Iterator[Text]:
     sample = record.sample
     given = sample.reward
-    found = advantages_of(record, run.trainer_arguments(), run.settings)
-    against = "" if found.baseline is None else f", minus the baseline {found.baseline:+.3f}"
+    advantages = advantages_of(record, run.trainer_arguments(), run.settings)
+    against = "" if advantages.baseline is None else f", minus the baseline {advantages.baseline:+.3f}"
     dropped = f" ({record.reason})" if record.reason else ""
-    yield _line(f"sample {record.id}: {record.state}{dropped}, reward {given:+.3f}{against} = {found.reward:+.3f}")
-    for sentence in found.missing:
+    yield _line(f"sample {record.id}: {record.state}{dropped}, reward {given:+.3f}{against} = {advantages.reward:+.3f}")
+    for sentence in advantages.missing:
         yield _line(f"  {sentence}")
-    if found.values is None:
+    if advantages.values is None:
         return
-    trained = [value for value, kept in zip(found.values, _mask(record), strict=True) if kept]
+    trained = [value for value, kept in zip(advantages.values, _mask(record), strict=True) if kept]
     if trained:
         yield _line(
             f"  advantage of {len(trained)} tokens: mean {statistics.fmean(trained):+.3f}, "
@@ -158,9 +158,9 @@ def _sample(run: RunFolder, record: SampleRecord, tokenizer: object, *, tokens: 
         )
     ids = sample.tokens[len(sample.tokens) - sample.response_length :]
     texts = token_texts(tokenizer, ids)
-    yield coloured(texts, found.values, _mask(record))
+    yield coloured(texts, advantages.values, _mask(record))
     if tokens:
-        yield from _table(record, ids, texts, found)
+        yield from _table(record, ids, texts, advantages)
 
 
 def _mask(record: SampleRecord) -> list[int]:

@@ -42,16 +42,16 @@ def room_for_connections(wanted: int) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         soft = most
     files = MAX_FILES if soft == resource.RLIM_INFINITY else soft
-    found = max(MIN_CONNECTIONS, min(wanted, (files - OTHER_FILES) // 2))
-    if found < wanted:
+    room = max(MIN_CONNECTIONS, min(wanted, (files - OTHER_FILES) // 2))
+    if room < wanted:
         logger.warning(
             "%d open files allow %d connections, not OPENCLAW_MAX_CONNECTIONS=%d; raise the limit: ulimit -n %d",
             files,
-            found,
+            room,
             wanted,
             2 * wanted + OTHER_FILES,
         )
-    return found
+    return room
 
 
 class GatewayServer(uvicorn.Server):

@@ -287,14 +287,14 @@ class RuntimeSupervisor:
         """Return the requests that the last child had, and forget them."""
         if self._requests_path is None:
             return ""
-        found = under_way.read(self._requests_path)
+        content = under_way.read(self._requests_path)
         self._requests_path.unlink(missing_ok=True)
-        if not found:
+        if not content:
             return "; no requests under way"
         now = time.time()
-        named = "; ".join(request.line(now) for request in found[:MAX_NAMED])
-        more = f"; and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
-        return f"; requests under way ({len(found)}): {named}{more}"
+        named = "; ".join(request.line(now) for request in content[:MAX_NAMED])
+        more = f"; and {len(content) - MAX_NAMED} more" if len(content) > MAX_NAMED else ""
+        return f"; requests under way ({len(content)}): {named}{more}"
 
     def _wait_until_serving(self, child: Child) -> bool:
         deadline = time.monotonic() + self._start_timeout

@@ -63,8 +63,8 @@ def find_ledger(place: Path) -> Path | None:
 def all_runs() -> list[Path]:
     """Return the folders of all runs in ``runs/`` of the repository and of the working directory, the newest first."""
     there = {place.resolve(): place for place in (Path("runs"), RUNS) if place.is_dir()}
-    found = [each for place in there.values() for each in place.iterdir() if each.is_dir() and is_run(each)]
-    return sorted(found, key=last_change, reverse=True)
+    results = [each for place in there.values() for each in place.iterdir() if each.is_dir() and is_run(each)]
+    return sorted(results, key=last_change, reverse=True)
 
 
 def is_run(folder: Path) -> bool:

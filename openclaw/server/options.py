@@ -135,8 +135,8 @@ def _placement(arguments: argparse.Namespace) -> tuple[Literal["cpu", "cuda"], t
         if arguments.gpu_ids or arguments.device != "auto":
             raise ConfigError("--engine-url uses a running engine; leave --gpu-ids and --device out")
         return "cpu", ()
-    found = 0 if arguments.device == "cpu" else visible_gpus()
-    if arguments.device == "cpu" or (arguments.device == "auto" and not found and not arguments.gpu_ids):
+    result = 0 if arguments.device == "cpu" else visible_gpus()
+    if arguments.device == "cpu" or (arguments.device == "auto" and not result and not arguments.gpu_ids):
         if arguments.gpu_ids:
             raise ConfigError("--device cpu uses no GPU; leave --gpu-ids out")
         return "cpu", ()
@@ -149,10 +149,10 @@ def _placement(arguments: argparse.Namespace) -> tuple[Literal["cpu", "cuda"], t
 
 def missing_gpus(ids: Sequence[int]) -> str | None:
     """Return why this machine lacks GPUs of these numbers, or None."""
-    found = visible_gpus()
-    if not ids or max(ids) < found:
+    result = visible_gpus()
+    if not ids or max(ids) < result:
         return None
-    return f"--gpu-ids {','.join(map(str, ids))}: the machine has {found} GPUs; use --device cpu or other ids"
+    return f"--gpu-ids {','.join(map(str, ids))}: the machine has {result} GPUs; use --device cpu or other ids"
 
 
 def _port_setting(arguments: argparse.Namespace, environment: Mapping[str, str]) -> str:

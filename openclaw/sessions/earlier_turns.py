@@ -81,15 +81,15 @@ def recognise(history: History, nodes: Sequence[Node]) -> dict[int, Node]:
     Of several turns with the same conversation, prefer the same reply to the letter, then one that waits, was not
     regenerated and had the same system messages. A turn that a message names has no other message.
     """
-    found = _named(history, nodes)
-    taken = {node.turn_id for node in found.values()}
+    match = _named(history, nodes)
+    taken = {node.turn_id for node in match.values()}
     known: dict[bytes, list[Node]] = {}
     for node in nodes:
         if node.turn_id not in taken:
             known.setdefault(node.conversation, []).append(node)
     for carried in history.replies:
-        if carried.position not in found and carried.conversation in known:
-            found[carried.position] = max(
+        if carried.position not in match and carried.conversation in known:
+            match[carried.position] = max(
                 reversed(known[carried.conversation]),
                 key=lambda node: (
                     node.exact == carried.exact,
@@ -98,7 +98,7 @@ def recognise(history: History, nodes: Sequence[Node]) -> dict[int, Node]:
                     not node.regenerated,
                 ),
             )
-    return found
+    return match
 
 
 def _named(history: History, nodes: Sequence[Node]) -> dict[int, Node]:
@@ -109,14 +109,14 @@ def _named(history: History, nodes: Sequence[Node]) -> dict[int, Node]:
 
 def unrecognised(history: History, nodes: Sequence[Node]) -> list[CarriedReply]:
     """Return the replies without a node, or with a node other than the one they name, after the last sure main reply."""
-    found = recognise(history, nodes)
+    result = recognise(history, nodes)
     named = _named(history, nodes)
     doubtful = {carried.position for carried in history.replies if carried.turn and carried.position not in named}
-    floor = last_main({position: node for position, node in found.items() if position not in doubtful})
+    floor = last_main({position: node for position, node in result.items() if position not in doubtful})
     return [
         carried
         for carried in history.replies
-        if carried.position > floor and (carried.position not in found or carried.position in doubtful)
+        if carried.position > floor and (carried.position not in result or carried.position in doubtful)
     ]
 
 
@@ -137,11 +137,11 @@ def relate(messages: Sequence[Message], history: History, nodes: Sequence[Node],
         nodes: the session's turns, oldest first.
         retry: whether the client declares a retry.
     """
-    found = recognise(history, nodes)
-    rewritten = _rewritten(messages, history, nodes, found)
+    result = recognise(history, nodes)
+    rewritten = _rewritten(messages, history, nodes, result)
     if rewritten is not None:
-        found[rewritten[0].position] = rewritten[1]
-    said = _what_followed(messages, history, nodes, found)
+        result[rewritten[0].position] = rewritten[1]
+    said = _what_followed(messages, history, nodes, result)
     if said.due:
         return replace(said, kind="next_state", rewritten=rewritten is not None)
     siblings = [
@@ -157,7 +157,7 @@ def relate(messages: Sequence[Message], history: History, nodes: Sequence[Node],
     if siblings:
         waiting = [node for node in siblings if node.waiting and not node.regenerated]
         return replace(said, kind="regeneration", regenerated=waiting)
-    return replace(said, unlike=said.kind == "new" and _is_unlike(messages, history, nodes, found))
+    return replace(said, unlike=said.kind == "new" and _is_unlike(messages, history, nodes, result))
 
 
 def _what_followed(

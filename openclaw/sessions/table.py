@@ -315,9 +315,9 @@ class Table:
             fitting = self._waiting.first(carried.conversation, COMPARED_SESSIONS)
             alike = [_likeness(session, carried, history.system) for session in fitting]
             likeliest = [session for session, likeness in zip(fitting, alike, strict=True) if likeness == max(alike)]
-            if found := likeliest or self._known.last(carried.conversation, 2):
+            if result := likeliest or self._known.last(carried.conversation, 2):
                 newer = [other for other in history.replies if other.position > carried.position]
-                return Match(found[0], newer + [other for other in issued if other not in newer], len(found) > 1)
+                return Match(result[0], newer + [other for other in issued if other not in newer], len(result) > 1)
         return Match(None, list(history.replies))
 
     def find_rewritten(self, history: History) -> Session | None:

@@ -38,11 +38,11 @@ class JudgeErrors:
             return
         self._next_look = now + LOOK_SECONDS
         try:
-            found = self._ledger.views.judge_error()
+            judge_error = self._ledger.views.judge_error()
         except LedgerUnavailableError:
             return
-        if found is None:
+        if judge_error is None:
             self._said = ""
-        elif found.error != self._said or now >= self._said_at + REPEAT_SECONDS:
-            self._said, self._said_at = found.error, now
-            logger.warning("judge: %s; the traceback is in %s", found, self._log)
+        elif judge_error.error != self._said or now >= self._said_at + REPEAT_SECONDS:
+            self._said, self._said_at = judge_error.error, now
+            logger.warning("judge: %s; the traceback is in %s", judge_error, self._log)

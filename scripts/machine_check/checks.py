@@ -46,9 +46,9 @@ def base_problems(machine: Machine) -> list[Problem]:
             )
         )
     elif machine.glibc is None or machine.glibc < MIN_GLIBC:
-        found = "no GNU C library" if machine.glibc is None else f"glibc {machine.glibc[0]}.{machine.glibc[1]}"
+        result = "no GNU C library" if machine.glibc is None else f"glibc {machine.glibc[0]}.{machine.glibc[1]}"
         problems.append(
-            Problem(f"{found} where SGLang's wheels need 2.34", "use Debian 12, Ubuntu 22.04, RHEL 9 or newer")
+            Problem(f"{result} where SGLang's wheels need 2.34", "use Debian 12, Ubuntu 22.04, RHEL 9 or newer")
         )
     return problems + python_problems(machine.interpreter)
 
@@ -56,10 +56,10 @@ def base_problems(machine: Machine) -> list[Problem]:
 def python_problems(interpreter: Interpreter | None) -> list[Problem]:
     """Return what keeps the environment from being made."""
     if interpreter is None or interpreter.version[:2] not in PYTHONS:
-        found = "no Python 3.11 or 3.12" if interpreter is None else "Python {}.{}.{}".format(*interpreter.version)
+        result = "no Python 3.11 or 3.12" if interpreter is None else "Python {}.{}.{}".format(*interpreter.version)
         return [
             Problem(
-                f"{found} found",
+                f"{result} found",
                 "type: apt-get install python3.12 python3.12-venv python3.12-dev, or set PYTHON=/usr/bin/python3.11",
             )
         ]

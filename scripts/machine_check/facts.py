@@ -82,8 +82,8 @@ def find_bubblewrap() -> str | None:
 def find_chromium() -> str | None:
     """Return where Chromium is if chromedriver is there too, as scripts/setup_chromium.sh looks for them."""
     names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    found = next((place for name in names if (place := shutil.which(name))), None)
-    return found if shutil.which("chromedriver") else None
+    result = next((place for name in names if (place := shutil.which(name))), None)
+    return result if shutil.which("chromedriver") else None
 
 
 def _output(command: Sequence[str]) -> tuple[int | None, str]:
@@ -128,7 +128,7 @@ def visible(gpus: Sequence[Gpu], chosen: str | None) -> tuple[Gpu, ...]:
     """
     if chosen is None:
         return tuple(gpus)
-    found: list[Gpu] = []
+    results: list[Gpu] = []
     for entry in (part.strip() for part in chosen.split(",")):
         match = [
             gpu
@@ -137,8 +137,8 @@ def visible(gpus: Sequence[Gpu], chosen: str | None) -> tuple[Gpu, ...]:
         ]
         if len(match) != 1:
             break
-        found += match
-    return tuple(found)
+        results += match
+    return tuple(results)
 
 
 def read_toolkit(environment: Mapping[str, str]) -> Toolkit:

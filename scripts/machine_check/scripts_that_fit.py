@@ -69,9 +69,9 @@ def launch_scripts(root: Path) -> list[Path]:
     of_methods = [path for folder in folders for path in sorted(folder.glob("run_*.sh"))]
     of_agents = [path for name in AGENT_FOLDERS for path in sorted((root / name).glob("*.sh")) if path.stem != "common"]
     of_agents += sorted((root / "swe-rl" / "scripts").glob("run_*.sh"))
-    found = [path.relative_to(root) for path in (*of_methods, *of_agents)]
+    relatives = [path.relative_to(root) for path in (*of_methods, *of_agents)]
     first = {name: number for number, name in enumerate(MAIN)}
-    return sorted(found, key=lambda path: first.get(path.as_posix(), len(first)))
+    return sorted(relatives, key=lambda path: first.get(path.as_posix(), len(first)))
 
 
 def suits(kind: Kind, gpus: Sequence[Gpu]) -> bool:

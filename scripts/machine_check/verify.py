@@ -15,14 +15,14 @@ MODULES = ("torch", "sglang", "sglang_router", "ray", "transformers", "peft", "m
 
 def failures(with_gpu: bool) -> list[str]:
     """Return what is wrong, one line each; ``with_gpu`` asks torch for its devices too."""
-    found: list[str] = []
+    results: list[str] = []
     for name in MODULES:
         try:
             importlib.import_module(name)
         except (ImportError, OSError, RuntimeError) as error:
-            found.append(f"cannot import {name}: {error}; delete .venv and run scripts/setup.sh gpu again")
-    if found:
-        return found
+            results.append(f"cannot import {name}: {error}; delete .venv and run scripts/setup.sh gpu again")
+    if results:
+        return results
     import torch
 
     if torch.version.cuda is None:

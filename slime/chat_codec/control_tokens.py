@@ -246,20 +246,20 @@ class SegmentEncoder:
         self._cached_tokens = 0
 
     def _part(self, text: str) -> array[int]:
-        found = self._cache.get(text)
-        if found is not None:
+        value = self._cache.get(text)
+        if value is not None:
             self._cache.move_to_end(text)
-            return found
+            return value
         if self._normalises or self._controls.spelled(text):
-            found = array("i", self._bare.encode(text))
+            value = array("i", self._bare.encode(text))
         else:
-            found = array("i", self._tokenizer.encode(text, add_special_tokens=False))
-        self._cache[text] = found
-        self._cached_tokens += len(found)
+            value = array("i", self._tokenizer.encode(text, add_special_tokens=False))
+        self._cache[text] = value
+        self._cached_tokens += len(value)
         while self._cached_tokens > MOST_CACHED_TOKENS:
             _, oldest = self._cache.popitem(last=False)
             self._cached_tokens -= len(oldest)
-        return found
+        return value
 
 
 def _cuts_cleanly(tokenizer: Any) -> bool:

@@ -173,10 +173,10 @@ class TaggedToolCalls:
 
     def read_tail(self, deltas: list[Delta]) -> bool:
         """Skip to the end of the block, or to the next block if it is not closed."""
-        found = [(position, tag) for tag in (OPEN, CLOSE) if (position := self.buffer.find(tag)) >= 0]
-        if not found:
+        results = [(position, tag) for tag in (OPEN, CLOSE) if (position := self.buffer.find(tag)) >= 0]
+        if not results:
             return False
-        position, tag = min(found)
+        position, tag = min(results)
         self.give_back(self.tail_junk(self.buffer[:position]), deltas)
         self.buffer = self.buffer[position + len(tag) :]
         self.step = self.read_text if tag == CLOSE else self.read_inside
@@ -380,10 +380,10 @@ class XmlToolCalls(TaggedToolCalls):
     def _read_parameters(self, deltas: list[Delta]) -> bool:
         """Find the next parameter, or the end of the function."""
         tags = (PARAMETER, FUNCTION_END, CLOSE)
-        found = [(position, tag) for tag in tags if (position := self.buffer.find(tag)) >= 0]
-        if not found:
+        results = [(position, tag) for tag in tags if (position := self.buffer.find(tag)) >= 0]
+        if not results:
             return False
-        position, tag = min(found)
+        position, tag = min(results)
         after = position + len(tag)
         if tag == PARAMETER:
             name, rest = _tag_name(self.buffer[after:])

@@ -42,11 +42,13 @@ def named_by_beginning(begin: str, known: Sequence[str], kind: str, listed: str)
     Raises:
         LookupError: there is none, or more than one.
     """
-    found = [begin] if begin in known else [name for name in known if name.startswith(begin)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise LookupError(f"{len(found)} {kind}s begin with {begin!r}, such as {found[0]} and {found[1]}; type more")
+    results = [begin] if begin in known else [name for name in known if name.startswith(begin)]
+    if len(results) == 1:
+        return results[0]
+    if results:
+        raise LookupError(
+            f"{len(results)} {kind}s begin with {begin!r}, such as {results[0]} and {results[1]}; type more"
+        )
     raise LookupError(f"no {kind} {begin!r}{nearest(begin, known)}; {listed}")
 
 
@@ -60,10 +62,10 @@ def nearest_path(path: str | Path) -> str:
     """Return ``; did you mean X?`` for a missing path, X with one part of it replaced by an existing sibling, or nothing."""
     path = Path(path)
     for part in reversed([path, *path.parents]):
-        if (found := part.expanduser()).exists():
+        if (expanded := part.expanduser()).exists():
             continue
         try:
-            beside = [each.name for each in found.parent.iterdir()]
+            beside = [each.name for each in expanded.parent.iterdir()]
         except OSError:
             return ""
         near = [part.with_name(name) / path.relative_to(part) for name in difflib.get_close_matches(part.name, beside)]
@@ -169,8 +171,8 @@ class CommandLine(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with code 2 and the message; a mistyped flag explains a missing one."""
-        if found := REQUIRED.fullmatch(message):
-            missing = found[1].split(", ")
+        if match := REQUIRED.fullmatch(message):
+            missing = match[1].split(", ")
             self._refuse_mistyped(self.known_flags() if self._takes_all else [*missing])
             hints = [f"{name} is {self.missing_hints[name]}" for name in missing if name in self.missing_hints]
             message = f"add {' '.join(map(self._as_typed, missing))}; {'; '.join(hints) or '--help explains it'}"
@@ -184,11 +186,11 @@ class CommandLine(argparse.ArgumentParser):
 
     def known_flags(self) -> list[str]:
         """Return every flag of this parser and of its commands."""
-        found = [name for action in self._actions for name in action.option_strings]
+        actions = [name for action in self._actions for name in action.option_strings]
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
-                found += [flag for command in action.choices.values() for flag in command.known_flags()]
-        return found
+                actions += [flag for command in action.choices.values() for flag in command.known_flags()]
+        return actions
 
     def _refuse_mistyped(self, flags: Sequence[str]) -> None:
         """Exit if an unknown word is near one of ``flags``."""

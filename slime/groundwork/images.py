@@ -146,8 +146,8 @@ def picture_tensors(processor: Any, images: Sequence[Any]) -> dict[str, Any]:
 def placeholder_ids(processor: Any) -> frozenset[int]:
     """Return the placeholder ids of pictures and videos; empty without a processor."""
     names = ("image_token_id", "video_token_id")
-    found = (getattr(processor, name, None) for name in names)
-    return frozenset(token for token in found if token is not None)
+    values = (getattr(processor, name, None) for name in names)
+    return frozenset(token for token in values if token is not None)
 
 
 def repeat_placeholders(ids: Sequence[int], placeholder: int, counts: Sequence[int]) -> list[int]:
@@ -156,8 +156,8 @@ def repeat_placeholders(ids: Sequence[int], placeholder: int, counts: Sequence[i
     Raises:
         ValueError: placeholders and counts differ in number.
     """
-    if (found := sum(each == placeholder for each in ids)) != len(counts):
-        raise ValueError(f"the chat template rendered {found} placeholders for {len(counts)} pictures")
+    if (total := sum(each == placeholder for each in ids)) != len(counts):
+        raise ValueError(f"the chat template rendered {total} placeholders for {len(counts)} pictures")
     times = iter(counts)
     return [each for token in ids for each in [token] * (next(times) if token == placeholder else 1)]
 

@@ -32,7 +32,7 @@ def start_time(pid: int) -> str | None:
 
 def in_folder(folder: str) -> list[tuple[str, str]]:
     """Return id and start time of processes with an option ``--NAME=VALUE`` that points into ``folder``."""
-    found = []
+    results = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{pid}/cmdline", "rb") as file:
@@ -43,8 +43,8 @@ def in_folder(folder: str) -> list[tuple[str, str]]:
         if any(value == folder or value.startswith(f"{folder}/") for value in values):
             started = start_time(int(pid))
             if started is not None:
-                found.append((pid, started))
-    return found
+                results.append((pid, started))
+    return results
 
 
 def _alive(processes: list[tuple[str, str]]) -> list[int]:

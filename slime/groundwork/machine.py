@@ -82,23 +82,23 @@ def cuda_facts(environment: Mapping[str, str] | None = None) -> CudaFacts:
             command, env=dict(environment), capture_output=True, text=True, check=False, timeout=PROBE_SECONDS
         )
     except subprocess.TimeoutExpired:
-        found = {"cuda": 0, "code": 0, "devices": 0, "error": f"no answer within {PROBE_SECONDS:.0f} s"}
+        result = {"cuda": 0, "code": 0, "devices": 0, "error": f"no answer within {PROBE_SECONDS:.0f} s"}
     else:
         ended = f"the driver's library ended the probe process with status {answer.returncode}"
         crashed = {"cuda": 0, "code": 0, "devices": 0, "error": ended}
-        found = crashed if answer.returncode else json.loads(answer.stdout)
+        result = crashed if answer.returncode else json.loads(answer.stdout)
     return CudaFacts(
-        version, built_for, driver_version(), found["cuda"], found["code"], found["error"], found["devices"]
+        version, built_for, driver_version(), result["cuda"], result["code"], result["error"], result["devices"]
     )
 
 
 def torch_build() -> tuple[str | None, str | None]:
     """Return version and CUDA version of the installed torch, from its ``version.py``; (None, None) without torch."""
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
         return None, None
     values: dict[str, Any] = {}
-    for node in ast.parse(Path(found.origin).with_name("version.py").read_text()).body:
+    for node in ast.parse(Path(spec.origin).with_name("version.py").read_text()).body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant):
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
             if isinstance(target, ast.Name):
@@ -109,9 +109,9 @@ def torch_build() -> tuple[str | None, str | None]:
 def driver_version() -> str | None:
     """Return the version of the NVIDIA driver, from its kernel module or `nvidia-smi`; None without one."""
     if _KERNEL_MODULE.is_file() and (
-        found := re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", _KERNEL_MODULE.read_text())
+        match := re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", _KERNEL_MODULE.read_text())
     ):
-        return found[1]
+        return match[1]
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PROBE_SECONDS)

@@ -141,11 +141,11 @@ def writing(target: Path, *not_over: Path) -> Iterator[IO[bytes]]:
 
 
 def _opened(target: Path) -> IO[bytes]:
-    if found := OPEN_ALREADY.fullmatch(str(target)):
-        if found["name"]:
-            (sys.stderr if found["name"] == "err" else sys.stdout).flush()
-        number = {"in": 0, "out": 1, "err": 2}.get(found["name"] or "")
-        return os.fdopen(os.dup(int(found["number"] or found["other"]) if number is None else number), "wb")
+    if match := OPEN_ALREADY.fullmatch(str(target)):
+        if match["name"]:
+            (sys.stderr if match["name"] == "err" else sys.stdout).flush()
+        number = {"in": 0, "out": 1, "err": 2}.get(match["name"] or "")
+        return os.fdopen(os.dup(int(match["number"] or match["other"]) if number is None else number), "wb")
     return open(target, "wb")
 
 

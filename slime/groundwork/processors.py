@@ -112,17 +112,17 @@ def _processor_class_of(name_or_path: str, **kwargs: Any) -> type | None:
     """Return Transformers' processor class for a checkpoint's model type, or None."""
     from transformers import PROCESSOR_MAPPING, AutoConfig
 
-    found = PROCESSOR_MAPPING.get(type(AutoConfig.from_pretrained(name_or_path, **kwargs)), None)
-    return found if isinstance(found, type) else None
+    value = PROCESSOR_MAPPING.get(type(AutoConfig.from_pretrained(name_or_path, **kwargs)), None)
+    return value if isinstance(value, type) else None
 
 
 def build_processor_kwargs(multimodal_inputs: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return the keyword arguments for a processor call on ``multimodal_inputs``: token ids as lists, media as tensors."""
-    found = dict(multimodal_inputs or {})
+    results = dict(multimodal_inputs or {})
     media = ("audio_kwargs", "images_kwargs", "videos_kwargs")
     forced: dict[str, dict[str, Any]] = {name: {"return_tensors": "pt"} for name in media}
     forced["text_kwargs"] = {"return_tensors": None, "return_mm_token_type_ids": False}
-    return found | {name: {**(found.get(name) or {}), **keywords} for name, keywords in forced.items()}
+    return results | {name: {**(results.get(name) or {}), **keywords} for name, keywords in forced.items()}
 
 
 def encode_image_for_rollout_engine(image: Any) -> str:

@@ -67,12 +67,12 @@ class Variable:
         Raises:
             ConfigError: the value is invalid, or two of the names have different values.
         """
-        found = {name: environment[name] for name in self.names if environment.get(name)}
-        if len(set(found.values())) > 1:
-            raise ConfigError(f"{' and '.join(found)} name the same thing and differ; set only {self.name}")
-        if not found:
+        results = {name: environment[name] for name in self.names if environment.get(name)}
+        if len(set(results.values())) > 1:
+            raise ConfigError(f"{' and '.join(results)} name the same thing and differ; set only {self.name}")
+        if not results:
             return self.default, "default"
-        name, text = next(iter(found.items()))
+        name, text = next(iter(results.items()))
         return self.parse(text, name), name
 
     def parse(self, text: str, name: str) -> Value:

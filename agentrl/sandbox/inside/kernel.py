@@ -37,13 +37,13 @@ def processes() -> dict[int, list[int]]:
 
 def descendants(root: int, of: dict[int, list[int]]) -> set[int]:
     """Return the processes below one, without it."""
-    found: set[int] = set()
+    results: set[int] = set()
     waiting = [root]
     while waiting:
         children = of.get(waiting.pop(), [])
-        found.update(children)
+        results.update(children)
         waiting += children
-    return found
+    return results
 
 
 def end_below(root: int, *, also: bool) -> bool:
@@ -55,9 +55,9 @@ def end_below(root: int, *, also: bool) -> bool:
     while time.monotonic() < deadline:
         stopped = {root} if also else set()
         send(stopped, signal.SIGSTOP)
-        while found := descendants(root, processes()) - stopped:
-            send(found, signal.SIGSTOP)
-            stopped |= found
+        while result := descendants(root, processes()) - stopped:
+            send(result, signal.SIGSTOP)
+            stopped |= result
         if not stopped - {root}:
             send(stopped, signal.SIGKILL)
             return True

@@ -29,7 +29,7 @@ class Frames:
             ValueError: a length is beyond the limits, or a header is not a JSON object.
         """
         self._buffer += data
-        found: list[tuple[dict[str, Any], bytes]] = []
+        results: list[tuple[dict[str, Any], bytes]] = []
         while len(self._buffer) >= LENGTHS.size:
             header, body = LENGTHS.unpack_from(self._buffer)
             if header > MOST_HEADER or body > MOST_BODY:
@@ -40,9 +40,9 @@ class Frames:
             fields = json.loads(self._buffer[LENGTHS.size : start])
             if not isinstance(fields, dict):
                 raise ValueError("the header of a frame is not a JSON object")
-            found.append((fields, bytes(self._buffer[start:end])))
+            results.append((fields, bytes(self._buffer[start:end])))
             del self._buffer[:end]
-        return found
+        return results
 
 
 def frame(fields: dict[str, Any], body: bytes = b"") -> bytes:

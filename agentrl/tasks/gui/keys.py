@@ -30,12 +30,12 @@ class Key:
 
 
 def _named() -> dict[str, Key]:
-    found: dict[str, Key] = {}
+    keys: dict[str, Key] = {}
 
     def add(names: str, key: str, number: int, *, code: str = "", text: str = "", modifier: int = 0) -> None:
         first, *others = names.split()
         for name in (first, *others):
-            found[name] = Key(key, code or key, number, text, modifier, first)
+            keys[name] = Key(key, code or key, number, text, modifier, first)
 
     add("enter return kp_enter", "Enter", 13, text="\r")
     add("tab", "Tab", 9)
@@ -57,7 +57,7 @@ def _named() -> dict[str, Key]:
     add("capslock caps_lock", "CapsLock", 20)
     for number in range(1, 13):
         add(f"f{number}", f"F{number}", 111 + number)
-    return found
+    return keys
 
 
 NAMED = _named()

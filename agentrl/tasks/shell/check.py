@@ -62,8 +62,8 @@ def exact(home: Path, check: Check) -> None:
 
 def value(home: Path, check: Check) -> None:
     """A JSON file, whatever its white space and the order of keys; ``true`` is not ``1``."""
-    found = json.loads(read(home, check["path"]))
-    if json.dumps(found, sort_keys=True) != json.dumps(check["value"], sort_keys=True):
+    document = json.loads(read(home, check["path"]))
+    if json.dumps(document, sort_keys=True) != json.dumps(check["value"], sort_keys=True):
         raise WrongError("has another value")
 
 
@@ -75,9 +75,9 @@ def table(home: Path, check: Check) -> None:
 
 def mode(home: Path, check: Check) -> None:
     """The permission bits of a file or folder."""
-    found = stat.S_IMODE((home / check["path"]).lstat().st_mode)
-    if found != int(check["mode"], 8):
-        raise WrongError(f"has mode {found:o}")
+    result = stat.S_IMODE((home / check["path"]).lstat().st_mode)
+    if result != int(check["mode"], 8):
+        raise WrongError(f"has mode {result:o}")
 
 
 def absent(home: Path, check: Check) -> None:
@@ -117,7 +117,7 @@ def unpacked(data: bytes) -> bytes:
 
 def archive(home: Path, check: Check) -> None:
     """The plain files of a tar archive, by name, with their text."""
-    found: dict[str, str] = {}
+    results: dict[str, str] = {}
     most_members = 2 * len(check["files"]) + 10
     with tarfile.open(fileobj=io.BytesIO(unpacked(read(home, check["path"])))) as tar:
         for number, member in enumerate(tar):
@@ -128,8 +128,8 @@ def archive(home: Path, check: Check) -> None:
             file = tar.extractfile(member) if member.isreg() and not member.issparse() else None
             if file is None or not 0 <= member.size <= MOST_BYTES:
                 raise WrongError("has other members")
-            found[member.name.removeprefix("./")] = file.read().decode()
-    if found != check["files"]:
+            results[member.name.removeprefix("./")] = file.read().decode()
+    if results != check["files"]:
         raise WrongError("has other members")
 
 

@@ -200,7 +200,7 @@ def _extra(kind: bytes, header: memoryview) -> dict[str, str]:
     """
     if len(header) > MOST_HEADER:
         raise _unreadable(f"a header has {len(header)} bytes")
-    data, found = bytes(header), dict[str, str]()
+    data, extra = bytes(header), dict[str, str]()
     if kind in LONG:
         return {LONG[kind]: data.partition(b"\0")[0].decode("utf-8", "surrogateescape")}
     at = 0
@@ -210,9 +210,9 @@ def _extra(kind: bytes, header: memoryview) -> dict[str, str]:
         if record is None or not record.end() < end <= len(data) or record[2].startswith(b"GNU.sparse"):
             raise _unreadable("a header is broken, or that of a sparse file")
         if record[2] in (b"path", b"linkpath", b"size"):
-            found[record[2].decode()] = data[record.end() : end - 1].decode("utf-8", "surrogateescape")
+            extra[record[2].decode()] = data[record.end() : end - 1].decode("utf-8", "surrogateescape")
         at = end
-    return found
+    return extra
 
 
 def _leads_down(member: tarfile.TarInfo) -> bool:

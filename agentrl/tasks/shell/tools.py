@@ -99,8 +99,8 @@ def openai_tool(name: str, kind: type[BaseModel]) -> JsonObject:
     """
     schema = kind.model_json_schema()
     properties: JsonObject = {
-        each: {"type": found["type"], "description": found["description"]}
-        for each, found in schema["properties"].items()
+        each: {"type": result["type"], "description": result["description"]}
+        for each, result in schema["properties"].items()
     }
     parameters: JsonObject = {"type": "object", "properties": properties, "required": schema["required"]}
     return {

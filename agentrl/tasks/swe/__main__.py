@@ -82,11 +82,13 @@ def bring(benchmark: str, rows: Path, folder: Path, without: Sequence[Path]) -> 
     Raises:
         ConfigError: its rows, or those of an evaluation, cannot be read, or nothing is left.
     """
-    found, left_out = imported(benchmark, rows)
-    common = {each.train: str(each) for each in overlaps(found, [each for file in without for each in read_rows(file)])}
+    result, left_out = imported(benchmark, rows)
+    common = {
+        each.train: str(each) for each in overlaps(result, [each for file in without for each in read_rows(file)])
+    }
     for why in [*left_out, *common.values()]:
         print(f"left out: {why}", file=sys.stderr)
-    kept = [each for each in found if each.id not in common]
+    kept = [each for each in result if each.id not in common]
     if not kept:
         raise ConfigError(f"{rows} has no row that can be graded here")
     print(f"{folder / benchmark}.jsonl: {write_instances(kept, folder / f'{benchmark}.jsonl')} instances")
@@ -115,9 +117,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.command == "import":
             return bring(options.benchmark, options.rows, options.folder, options.without)
         if options.command == "contamination":
-            found = overlaps(read_rows(options.train), [each for file in options.test for each in read_rows(file)])
-            print(*found, f"{len(found)} instances for training are in the evaluation", sep="\n")
-            return int(bool(found))
+            result = overlaps(read_rows(options.train), [each for file in options.test for each in read_rows(file)])
+            print(*result, f"{len(result)} instances for training are in the evaluation", sep="\n")
+            return int(bool(result))
         return asyncio.run(
             checked(source, options.names or source.ids(), options.parallel, options.sandbox, options.sandbox_image)
         )

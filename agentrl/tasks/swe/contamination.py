@@ -50,12 +50,12 @@ def overlaps(train: Iterable[Instance], test: Iterable[Instance]) -> list[Overla
     known: dict[tuple[str, str], str] = {}
     for each in test:
         known |= {(reason, trait): each.id for reason, trait in traits(each).items()}
-    found: dict[str, Overlap] = {}
+    results: dict[str, Overlap] = {}
     for each in train:
         for reason, trait in traits(each).items():
             if (reason, trait) in known:
-                found.setdefault(each.id, Overlap(each.id, known[reason, trait], reason))
-    return list(found.values())
+                results.setdefault(each.id, Overlap(each.id, known[reason, trait], reason))
+    return list(results.values())
 
 
 def _plain(text: str) -> str:

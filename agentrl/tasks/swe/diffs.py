@@ -23,7 +23,7 @@ WORDS = {
 
 def paths_of(diff: str) -> tuple[str, ...]:
     """Return the paths that a git diff touches, old and new ones, each once."""
-    return tuple(dict.fromkeys(path for found in HEAD.finditer(diff) for path in found.groups()))
+    return tuple(dict.fromkeys(path for match in HEAD.finditer(diff) for path in match.groups()))
 
 
 def diff_of(before: Mapping[str, str], after: Mapping[str, str]) -> str:
@@ -56,17 +56,17 @@ def reversed_diff(diff: str) -> str:
         elif old > 0 or new > 0:
             old, new = old - (kind != "+"), new - (kind != "-")
             lines.append(SWAPPED.get(kind, kind) + line[1:])
-        elif found := HUNK.match(line):
-            old, new = int(found[2] or 1), int(found[4] or 1)
-            lines.append(f"@@ -{found[3]} +{found[1]} @@{found[5]}")
-        elif found := HEAD.match(line):
-            lines.append(f"diff --git a/{found[2]} b/{found[1]}")
+        elif match := HUNK.match(line):
+            old, new = int(match[2] or 1), int(match[4] or 1)
+            lines.append(f"@@ -{match[3]} +{match[1]} @@{match[5]}")
+        elif match := HEAD.match(line):
+            lines.append(f"diff --git a/{match[2]} b/{match[1]}")
         elif line.startswith("--- "):
             old_name = line[4:]
         elif line.startswith("+++ "):
             lines += [f"--- {_other_side(line[4:])}", f"+++ {_other_side(old_name)}"]
-        elif found := INDEX.match(line):
-            lines.append(f"index {found[2]}..{found[1]}{found[3]}")
+        elif match := INDEX.match(line):
+            lines.append(f"index {match[2]}..{match[1]}{match[3]}")
         else:
             word = next((word for word in WORDS if line.startswith(word)), "")
             lines.append(WORDS.get(word, "") + line.removeprefix(word))

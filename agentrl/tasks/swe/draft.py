@@ -154,11 +154,11 @@ class Draft:
 def test_ids(path: str, text: str) -> Iterator[str]:
     """Yield the ids of the tests of a file as `agentrl.tasks.swe.runner` prints them: ``method (module.Class)``."""
     module = path.removesuffix(".py").replace("/", ".")
-    for found in ast.parse(text).body:
-        if isinstance(found, ast.ClassDef):
-            for method in found.body:
+    for result in ast.parse(text).body:
+        if isinstance(result, ast.ClassDef):
+            for method in result.body:
                 if isinstance(method, ast.FunctionDef) and method.name.startswith("test"):
-                    yield f"{method.name} ({module}.{found.name})"
+                    yield f"{method.name} ({module}.{result.name})"
 
 
 def package_name(random: Random) -> str:

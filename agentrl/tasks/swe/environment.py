@@ -146,12 +146,12 @@ class SweEnvironment(ShellEnvironment):
     async def _graded(self, agents: Sandbox) -> Graded:
         assert self._instance is not None
         try:
-            found = await changes_of(agents, self._visible)
+            changes = await changes_of(agents, self._visible)
         except UnusableError as error:
             return Graded(Verdict(status="task_failed", score=0.0, detail=str(error)))
         finally:
             await agents.stop()
-        return await grade(self._instance, self._whole, found, self._start, self._source.test_s)
+        return await grade(self._instance, self._whole, changes, self._start, self._source.test_s)
 
     async def _bare(self, mounts: Sequence[Mount]) -> Sandbox:
         """Start a sandbox that reads an image: its repository is not hidden."""

@@ -83,8 +83,8 @@ async def results_with_swebench(parser: str, log: str) -> Callable[[str], Iterat
         ConfigError: swebench is not installed.
         InfraError: there is no such parser, or it failed.
     """
-    found: dict[str, Statuses] = await _asked(parser, "lines", log)
-    return lambda text: (pair for line in text.split("\n") for pair in found.get(line, {}).items())
+    statuses: dict[str, Statuses] = await _asked(parser, "lines", log)
+    return lambda text: (pair for line in text.split("\n") for pair in statuses.get(line, {}).items())
 
 
 async def _asked(parser: str, way: Literal["whole", "lines"], log: str) -> Any:

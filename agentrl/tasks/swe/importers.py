@@ -95,12 +95,12 @@ def of_swe_bench(raw: Raw, benchmark: str) -> dict[str, Any]:
     if parser in (*FRAMEWORKS, *PLAIN, *PYTEST_PARSERS):
         row |= {"log_parser": "pytest" if parser in PLAIN else parser, "test_cmd": None}
     elif not raw.get("test_cmd"):
-        found = TEST_COMMAND.search(str(raw.get("eval_script", "")))
-        if found is None:
+        match = TEST_COMMAND.search(str(raw.get("eval_script", "")))
+        if match is None:
             raise ConfigError(
                 f"{name}: it has neither test_cmd nor an eval_script with markers, and its tests are not pytest's"
             )
-        row["test_cmd"] = found[1]
+        row["test_cmd"] = match[1]
     return row
 
 
@@ -123,16 +123,16 @@ def of_swe_smith(raw: Raw, benchmark: str) -> dict[str, Any]:
         ConfigError: the name of the repository says no commit.
     """
     name = str(raw.get("instance_id", "?"))
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"(?:[\w.-]+/)?([\w.-]+?)__([\w.-]+)\.([0-9a-f]{7,40})", str(raw.get("repo") or _repo_in(name))
     )
-    if found is None:
+    if match is None:
         raise ConfigError(f"{name}: repo {raw.get('repo')} is not OWNER__NAME.COMMIT, as SWE-smith's are")
     bug = str(raw.get("patch") or "")
     return {
         **raw,
-        "repo": f"{found[1]}/{found[2]}",
-        "base_commit": found[3],
+        "repo": f"{match[1]}/{match[2]}",
+        "base_commit": match[3],
         "bug_patch": bug,
         "patch": reversed_diff(bug),
         "test_patch": "",
@@ -162,7 +162,7 @@ def imported(benchmark: str, place: Path) -> tuple[list[Instance], list[str]]:
     Raises:
         ConfigError: the file cannot be read, or two rows have the same id.
     """
-    found: dict[str, Instance] = {}
+    instances: dict[str, Instance] = {}
     left_out: list[str] = []
     for raw in read_raw(place):
         try:
@@ -170,10 +170,10 @@ def imported(benchmark: str, place: Path) -> tuple[list[Instance], list[str]]:
         except ConfigError as error:
             left_out.append(str(error))
             continue
-        if instance.id in found:
+        if instance.id in instances:
             raise ConfigError(f"{place}: {instance.id} is there twice; remove one of them")
-        found[instance.id] = instance
-    return list(found.values()), left_out
+        instances[instance.id] = instance
+    return list(instances.values()), left_out
 
 
 def _of_folder(folder: Path) -> Raw:

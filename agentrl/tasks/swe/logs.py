@@ -34,8 +34,8 @@ def log_of(output: str, exit_code: int | None) -> str:
 
 def lines_of_unittest(log: str) -> Iterator[tuple[str, Status]]:
     """Yield the results in the log of `agentrl.tasks.swe.runner`, or of unittest's verbose runner."""
-    for found in UNITTEST.finditer(log):
-        yield found[1].strip(), RESULTS[found[2]]
+    for match in UNITTEST.finditer(log):
+        yield match[1].strip(), RESULTS[match[2]]
 
 
 def lines_of_pytest(log: str) -> Iterator[tuple[str, Status]]:
@@ -65,12 +65,12 @@ def statuses_of(log: str, parse: Parser) -> Statuses | None:
     """
     if any(line in log for line in UNUSABLE) or BEGIN not in log or END not in log:
         return None
-    found = parse(log.split(BEGIN)[1].split(END)[0]) or parse(log)
+    result = parse(log.split(BEGIN)[1].split(END)[0]) or parse(log)
     exit_code = re.search(rf"{re.escape(EXIT)}:\s*(-?\d+)", log)
-    failed = any(status in BAD for status in found.values())
-    if not found or (exit_code and int(exit_code[1]) != 0 and not failed):
+    failed = any(status in BAD for status in result.values())
+    if not result or (exit_code and int(exit_code[1]) != 0 and not failed):
         return None
-    return found
+    return result
 
 
 def contradictions(lines: Iterator[tuple[str, Status]]) -> set[str]:

@@ -51,14 +51,14 @@ async def whole_tree(instance: Instance, folder: Path | None, start: Start, *, i
         return tree_of_files(files_of(instance.id))
     if instance.task is not None:
         return tree_of_files(instance.task.environment)
-    found = b"" if in_image else from_folder(folder, instance.id, instance.repo, instance.commit)
-    if found and not instance.bug:
-        return found
+    result = b"" if in_image else from_folder(folder, instance.id, instance.repo, instance.commit)
+    if result and not instance.bug:
+        return result
     sandbox = await start([])
     try:
         if in_image:
-            found = await take(sandbox, most_bytes=MOST_TREE, without=UNTAKEN, folder=IN_IMAGE)
-        await put(sandbox, found)
+            result = await take(sandbox, most_bytes=MOST_TREE, without=UNTAKEN, folder=IN_IMAGE)
+        await put(sandbox, result)
         if instance.bug:
             await apply(sandbox, instance.bug, "the mistake of the data set")
         return await take(sandbox, most_bytes=MOST_TREE, without=UNTAKEN)

@@ -129,12 +129,12 @@ class InstanceSource(EnvironmentConfig):
             raise ConfigError(
                 f"{common[0]} ({len(common)} in all); import the training rows again, with --without EVALUATION.jsonl"
             )
-        found = parts[split] if split else [*parts["train"], *parts["heldout"]]
-        if not found:
+        part = parts[split] if split else [*parts["train"], *parts["heldout"]]
+        if not part:
             raise ConfigError(
                 f"SWE_BENCH_PATH={self.path} has no instance for {split or 'anything'}; import some there"
             )
-        return sorted(each.id for each in found)
+        return sorted(each.id for each in part)
 
     def check_trainable(self) -> None:
         """Refuse a benchmark for evaluation.
@@ -164,9 +164,9 @@ class InstanceSource(EnvironmentConfig):
         """
         if self.generated or is_generated(name):
             return generate(name)
-        if (found := self.instances.get(name)) is None:
+        if (instance := self.instances.get(name)) is None:
             raise ConfigError(f"there is no instance {name!r} below SWE_BENCH_PATH={self.path}")
-        return found
+        return instance
 
     @cached_property
     def instances(self) -> dict[str, Instance]:
@@ -176,14 +176,14 @@ class InstanceSource(EnvironmentConfig):
             if not folders:
                 raise ConfigError(f"SWE_BENCH_PATH={self.folder} has no task folder; each has a {TASK_TOML}")
             return {each.name: instance_of_folder(read_task(each)) for each in folders}
-        found = {each.id: each for file in self._files for each in read_rows(file)}
-        read = [each.id for each in found.values() if each.grading.needs_swebench]
+        results = {each.id: each for file in self._files for each in read_rows(file)}
+        read = [each.id for each in results.values() if each.grading.needs_swebench]
         if read:
             try:
                 packages()
             except ConfigError as error:
                 raise ConfigError(f"{error}; it reads the logs of {len(read)} instances, such as {read[0]}") from error
-        return found
+        return results
 
     @property
     def _files(self) -> list[Path]:

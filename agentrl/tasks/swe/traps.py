@@ -33,16 +33,16 @@ BODIES = (
 
 def path_of(name: str) -> str:
     """Return the file that a test id of unittest or pytest stands for; empty if it names none."""
-    if found := UNITTEST_ID.match(name):
-        return f"{found[2].replace('.', '/')}.py"
+    if match := UNITTEST_ID.match(name):
+        return f"{match[2].replace('.', '/')}.py"
     return name.split("::")[0] if ".py" in name.split("::")[0] else ""
 
 
 def name_in_file(name: str) -> str:
     """Return a test's name in its file, such as ``Class::test_a``, from its id."""
-    if found := re.match(r"^(\w+) \(([\w.]+)\)", name):
-        classes = found[2].removesuffix(f".{found[1]}").rpartition(".")[2]
-        return f"{classes}::{found[1]}"
+    if match := re.match(r"^(\w+) \(([\w.]+)\)", name):
+        classes = match[2].removesuffix(f".{match[1]}").rpartition(".")[2]
+        return f"{classes}::{match[1]}"
     path, _, rest = name.partition("[")[0].partition("::")
     return rest or path.split(" ")[0]
 
@@ -77,12 +77,12 @@ def planted(text: str, path: str, names: Sequence[str]) -> tuple[str, list[str]]
 
 def _names(words: Sequence[str], text: str, count: int) -> list[str]:
     """Return names of tests that a text does not have."""
-    found: dict[str, None] = {}
-    while len(found) < count:
+    results: dict[str, None] = {}
+    while len(results) < count:
         name = "_".join(["test", *(secrets.choice(words) for _ in range(4))])
         if name not in text:
-            found[name] = None
-    return list(found)
+            results[name] = None
+    return list(results)
 
 
 def _shuffled(bodies: Sequence[str]) -> list[str]:

@@ -56,17 +56,17 @@ class Changes:
 
 def entries_of(tree: bytes) -> Entries:
     """Return the files and links of an archive; folders exist through them."""
-    found: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
     with tarfile.open(fileobj=io.BytesIO(tree), mode="r:") as archive:
         for member in archive:
             name = member.name.removeprefix("./")
             if member.issym():
-                found[name] = Entry(target=member.linkname)
+                entries[name] = Entry(target=member.linkname)
             elif member.isreg():
                 file = archive.extractfile(member)
                 assert file is not None
-                found[name] = Entry(file.read(), bool(member.mode & 0o100))
-    return found
+                entries[name] = Entry(file.read(), bool(member.mode & 0o100))
+    return entries
 
 
 def tree_of(entries: Entries) -> bytes:

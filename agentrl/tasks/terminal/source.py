@@ -64,10 +64,10 @@ class TaskSource(EnvironmentConfig):
                 if split in (None, each)
                 for number in range(TASKS_PER_FAMILY[each])
             ]
-        found = sorted(self._folders)
-        if not found:
+        folders = sorted(self._folders)
+        if not folders:
             raise ConfigError(f"DATASET_DIR={self.dataset_dir} has no task of TASK_TYPE={self.task_type}; name another")
-        return found
+        return folders
 
     def tasks(self) -> list[Task]:
         """Return the tasks with what each takes from a pool.

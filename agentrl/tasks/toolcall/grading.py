@@ -79,9 +79,9 @@ def check_grader(name: GraderName) -> None:
 
 
 def _near(answer: str, expected: Expected) -> bool:
-    found, right = number_of(answer), number_of(expected.text)
+    result, right = number_of(answer), number_of(expected.text)
     assert right is not None
-    return found is not None and abs(found - right) <= Fraction(expected.tolerance) * abs(right)
+    return result is not None and abs(result - right) <= Fraction(expected.tolerance) * abs(right)
 
 
 def _decimal(text: str) -> Fraction | None:

@@ -118,18 +118,18 @@ async def problems_of(schema: dict[str, Any], arguments: Any) -> list[str]:
 def problems_of_arguments(schema: dict[str, Any], arguments: Any) -> list[str]:
     """Return what is wrong with arguments, in this process."""
     kind = validator_for(schema, jsonschema.Draft202012Validator)
-    found: list[str] = []
+    problems: list[str] = []
     try:
         # The default registry would fetch what a schema refers to.
         for error in kind(schema, registry=Registry()).iter_errors(arguments):
-            found.append(_said(error))
-            if len(found) == MAX_PROBLEMS:
+            problems.append(_said(error))
+            if len(problems) == MAX_PROBLEMS:
                 break
     except Unresolvable as error:
         return [f"the tool's schema refers to {error.ref}, which it lacks"]
     except RecursionError:
         return [f"the tool cannot be called: {ENDLESS}, or the arguments are too deep"]
-    return found
+    return problems
 
 
 @functools.cache
@@ -176,8 +176,8 @@ def _references(schema: dict[str, Any]) -> Iterator[str]:
     below = [DRAFT202012.create_resource(schema)]
     while below:
         resource = below.pop()
-        if isinstance(found := resource.contents, dict):
-            yield from (found[key] for key in REFERENCES if isinstance(found.get(key), str))
-            older = found.get("definitions")  # where drafts before 2019-09 have what $defs has
+        if isinstance(contents := resource.contents, dict):
+            yield from (contents[key] for key in REFERENCES if isinstance(contents.get(key), str))
+            older = contents.get("definitions")  # where drafts before 2019-09 have what $defs has
             below += map(DRAFT202012.create_resource, older.values()) if isinstance(older, dict) else ()
         below += resource.subresources()

@@ -46,7 +46,7 @@ def secrets_of(folder: Path) -> list[str]:
     Raises:
         ConfigError: it has more than `MAX_FILES`.
     """
-    found: list[str] = []
+    results: list[str] = []
     count = 0
     for place, _, files in os.walk(folder):
         count += len(files)
@@ -58,5 +58,5 @@ def secrets_of(folder: Path) -> list[str]:
         for name in files:
             path = Path(place, name)
             if not path.is_symlink() and any(fnmatch(name, pattern) for pattern in SECRET):
-                found.append(path.relative_to(folder).as_posix())
-    return sorted(found)
+                results.append(path.relative_to(folder).as_posix())
+    return sorted(results)

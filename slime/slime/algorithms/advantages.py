@@ -268,9 +268,9 @@ def custom_advantages(
         if values is None:
             raise ValueError(f'{where} did not set rollout["{name}"]')
         tensors = [torch.as_tensor(value, dtype=torch.float32) for value in values]
-        found, expected = [len(tensor) for tensor in tensors], list(rollout["response_lengths"])
-        if found != expected:
-            raise ValueError(f"{where} set {name} of lengths {found}, but the responses have {expected} tokens")
+        result, expected = [len(tensor) for tensor in tensors], list(rollout["response_lengths"])
+        if result != expected:
+            raise ValueError(f"{where} set {name} of lengths {result}, but the responses have {expected} tokens")
         results.append(tensors)
     return results[0], results[1]
 

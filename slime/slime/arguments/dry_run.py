@@ -116,14 +116,14 @@ def flag_lines(argv: Sequence[str]) -> list[str]:
 def with_command(problem: str) -> str:
     """Return a problem, followed by the command that brings the model, if it is about a missing one and a script knows it."""
     command = os.environ.get(MODEL_COMMAND)
-    found = re.fullmatch(
+    match = re.fullmatch(
         rf"--(?:hf-checkpoint|ref-load|prm-model-path) (.+): {MISSING_PATH}(; did you mean .+\?)?", problem
     )
-    if not command or found is None:
+    if not command or match is None:
         return problem
-    folder = Path(found[1])
-    there = f" {folder.name} --folder {shlex.quote(found[1])}"
-    return f"{problem}{' Or' if found[2] else ';'} get it with: {command}{there}"
+    folder = Path(match[1])
+    there = f" {folder.name} --folder {shlex.quote(match[1])}"
+    return f"{problem}{' Or' if match[2] else ';'} get it with: {command}{there}"
 
 
 def _layout_lines(args: Arguments) -> list[str]:

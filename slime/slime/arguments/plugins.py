@@ -95,8 +95,8 @@ def resolve_plugin_files(args: Arguments) -> list[str]:
             if isinstance(value, str) and is_plugin_file(value):
                 setattr(args, option, name_of_file(option, value))
             elif isinstance(value, list):
-                found = [name_of_file(option, one) if is_plugin_file(one) else one for one in value]
-                setattr(args, option, found)
+                results = [name_of_file(option, one) if is_plugin_file(one) else one for one in value]
+                setattr(args, option, results)
         except ConfigError as error:
             problems.append(str(error))
     return problems
@@ -208,19 +208,19 @@ def _why_missing(path: str) -> str | None:
     module, _, name = path.rpartition(".")
     if not module:
         return "write MODULE.NAME or FILE.py:NAME"
-    found = _spec(module)
-    if found is None:
+    spec = _spec(module)
+    if spec is None:
         return f"no module {module!r}; put its folder on PYTHONPATH, or name a file: ./folder/file.py:{name}"
-    return _without(Path(found.origin), name) if found.origin and found.origin.endswith(".py") else None
+    return _without(Path(spec.origin), name) if spec.origin and spec.origin.endswith(".py") else None
 
 
 def _spec(module: str) -> ModuleSpec | None:
     """Return where Python would find a module, without running its parent packages."""
     package, *inner = module.split(".")
-    found = find_spec(package)
+    spec = find_spec(package)
     for part in inner:
-        found = found and PathFinder.find_spec(part, found.submodule_search_locations or [])
-    return found
+        spec = spec and PathFinder.find_spec(part, spec.submodule_search_locations or [])
+    return spec
 
 
 def is_decorated(path: str, decorator: str) -> bool | None:
@@ -232,8 +232,8 @@ def is_decorated(path: str, decorator: str) -> bool | None:
         source, _, name = path.partition(":")
     else:
         module, _, name = path.rpartition(".")
-        found = _spec(module) if module else None
-        source = found.origin if found else None
+        spec = _spec(module) if module else None
+        source = spec.origin if spec else None
     if not source or not source.endswith(".py") or not Path(source).is_file():
         return None
     for node in ast.parse(Path(source).read_text()).body:

@@ -94,24 +94,24 @@ def shared_settings(args: Arguments, environment: Mapping[str, str]) -> list[Set
     if args.device != "cuda":
         return []
     both = "ranks and engines"
-    found = []
+    results = []
     forced = _forced(args)
     wanted = {CUMEM: _given(args, _SHARDED), NVLS: None}
     for name in (CUMEM, NVLS):
         user = of_user(args, environment, name)
         if flag := forced[name]:
-            found.append(Setting(name, "1", both, flag))
+            results.append(Setting(name, "1", both, flag))
         elif user:
-            found.append(Setting(name, user[0], both, user[1]))
+            results.append(Setting(name, user[0], both, user[1]))
         else:
             flag = wanted[name]
-            found.append(Setting(name, "1" if flag else "0", both, flag or "default, as in SGLang"))
+            results.append(Setting(name, "1" if flag else "0", both, flag or "default, as in SGLang"))
     user = of_user(args, environment, MNNVL)
     if user:
-        found.append(Setting(MNNVL, user[0], both, user[1]))
-    elif found[0].value == "0" and _engines_span_machines(args):
-        found.append(Setting(MNNVL, "0", both, f"default, because {CUMEM} is 0"))
-    return found
+        results.append(Setting(MNNVL, user[0], both, user[1]))
+    elif results[0].value == "0" and _engines_span_machines(args):
+        results.append(Setting(MNNVL, "0", both, f"default, because {CUMEM} is 0"))
+    return results
 
 
 def _engines_span_machines(args: Arguments) -> bool:
@@ -142,10 +142,10 @@ def rank_settings(
     """
     if args.device != "cuda":
         return [Setting(THREADS, "1", "ranks", "default on a CPU")]
-    found = [*shared_settings(args, environment), _allocator(args, environment)]
+    results = [*shared_settings(args, environment), _allocator(args, environment)]
     for threads in (_threads(args, environment, cores, ranks), _connections(args, environment)):
-        found += [threads] if threads else []
-    return found
+        results += [threads] if threads else []
+    return results
 
 
 def _allocator(args: Arguments, environment: Mapping[str, str]) -> Setting:
@@ -222,10 +222,12 @@ def engine_variables(args: Arguments, environment: Mapping[str, str], *, gives_m
         environment: environment of the engine's machine, with the driver's forwarded variables.
         gives_memory_away: whether a memory saver manages the engine's memory; it forbids expandable segments.
     """
-    found = {setting.name: setting.value for setting in shared_settings(args, environment) if setting.value is not None}
+    results = {
+        setting.name: setting.value for setting in shared_settings(args, environment) if setting.value is not None
+    }
     if gives_memory_away:
-        found |= {name: without_expandable(environment[name]) for name in ALLOCATOR if name in environment}
-    return found
+        results |= {name: without_expandable(environment[name]) for name in ALLOCATOR if name in environment}
+    return results
 
 
 def without_expandable(settings: str) -> str:

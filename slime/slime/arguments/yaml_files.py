@@ -58,8 +58,8 @@ def with_config_file(parser: argparse.ArgumentParser, argv: Sequence[str]) -> li
     path = config_file_of(argv)
     if path is None:
         return list(argv)
-    found = file_flags(parser, path)
-    return [*(word for words in found.values() for word in words), *argv]
+    result = file_flags(parser, path)
+    return [*(word for words in result.values() for word in words), *argv]
 
 
 def file_flags(parser: argparse.ArgumentParser, path: str) -> dict[str, list[str]]:
@@ -68,7 +68,7 @@ def file_flags(parser: argparse.ArgumentParser, path: str) -> dict[str, list[str
     Raises:
         ConfigError: the file cannot be read, names a flag twice or an unknown one, or a flag refuses its value.
     """
-    found: dict[str, list[str]] = {}
+    results: dict[str, list[str]] = {}
     spelled: dict[str, str] = {}
     for key, value in read_yaml_mapping(CONFIG_FLAG, path).items():
         action = find_action(parser, key)
@@ -83,8 +83,8 @@ def file_flags(parser: argparse.ArgumentParser, path: str) -> dict[str, list[str
             raise ConfigError(f"{CONFIG_FLAG} {path}: {both} set the same; keep one of them")
         spelled[action.dest] = key
         if value is not None:
-            found[action.dest] = words_of(action, value)
-    return found
+            results[action.dest] = words_of(action, value)
+    return results
 
 
 def apply_custom_config(parser: argparse.ArgumentParser, args: Arguments) -> list[str]:

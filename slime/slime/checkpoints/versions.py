@@ -44,7 +44,7 @@ def saved_versions(root: Path) -> list[SavedVersion]:
         latest = int((root / LATEST).read_text())
     except (FileNotFoundError, ValueError):
         return []
-    found = []
+    results = []
     for folder in checkpoint_folders(root):
         file = folder / "meta.json"
         if _iteration_of(folder) > latest or not file.is_file():
@@ -52,8 +52,8 @@ def saved_versions(root: Path) -> list[SavedVersion]:
         meta = json.loads(file.read_text())
         if "weight_version" in meta:
             version = str(meta["weight_version"])
-            found.append(SavedVersion(version, int(meta["rollout_id"]), folder, file.stat().st_mtime))
-    return found
+            results.append(SavedVersion(version, int(meta["rollout_id"]), folder, file.stat().st_mtime))
+    return results
 
 
 def superseded(root: Path, iteration: int, keep: int) -> list[Path]:

@@ -312,19 +312,19 @@ def all_violations() -> Iterator[None]:
     Raises:
         ContractViolation: the plugin breaks at least one clause.
     """
-    found: dict[str, ContractViolation] = {}
-    token = _collected.set(found)
+    contract_violations: dict[str, ContractViolation] = {}
+    token = _collected.set(contract_violations)
     try:
         yield
     except ContractViolation as violation:
-        found.setdefault(violation.clause, violation)
+        contract_violations.setdefault(violation.clause, violation)
     except Exception:
-        if not found:  # otherwise the check stumbled over what it has reported
+        if not contract_violations:  # otherwise the check stumbled over what it has reported
             raise
     finally:
         _collected.reset(token)
-    if found:
-        first, *others = found.values()
+    if contract_violations:
+        first, *others = contract_violations.values()
         first.others = tuple(others)
         raise first
 
@@ -337,10 +337,10 @@ def require(condition: object, clause: str, detail: str) -> None:
     """
     if condition:
         return
-    violation, found = ContractViolation(clause, detail), _collected.get()
-    if found is None:
+    violation, result = ContractViolation(clause, detail), _collected.get()
+    if result is None:
         raise violation
-    found.setdefault(clause, violation)
+    result.setdefault(clause, violation)
 
 
 @contextmanager
@@ -369,8 +369,8 @@ def check_call(function: Callable[..., Any], clause: str, positional: int, keywo
 
 def check_synchronous(function: Callable[..., Any], clause: str) -> None:
     """Check that ``function`` returns a result and not a coroutine."""
-    found = function.__call__ if not inspect.isroutine(function) and not inspect.isclass(function) else function
-    if inspect.iscoroutinefunction(found):  # nothing can be said about a coroutine that nobody awaits
+    callable_ = function.__call__ if not inspect.isroutine(function) and not inspect.isclass(function) else function
+    if inspect.iscoroutinefunction(callable_):  # nothing can be said about a coroutine that nobody awaits
         raise ContractViolation(clause, "it is declared with async def")
 
 

@@ -37,8 +37,8 @@ def logprob_of(position: int, token: int) -> float:
 
 def likeliest(position: int, token: int, count: int) -> list[list[Any]]:
     """Return the ``count`` likeliest tokens where ``token`` was sampled: itself, its successors, one impossible token."""
-    found: list[list[Any]] = [[logprob_of(position, token) - n, token + n, None] for n in range(count - 1)]
-    return [*found, [-3.4e38, 0, None]]
+    results: list[list[Any]] = [[logprob_of(position, token) - n, token + n, None] for n in range(count - 1)]
+    return [*results, [-3.4e38, 0, None]]
 
 
 def event(value: Any) -> bytes:
@@ -317,8 +317,8 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Collect a request, and begin to answer it once it is whole."""
         self._buffer += data
-        head, found, rest = self._buffer.partition(b"\r\n\r\n")
-        if not found:
+        head, result, rest = self._buffer.partition(b"\r\n\r\n")
+        if not result:
             return
         first, *lines = head.decode("latin-1").split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}

@@ -96,10 +96,10 @@ def check_eval(plugin: Plugin, surroundings: Surroundings) -> None:
     require(isinstance(output, RolloutFnEvalOutput | dict), "eval-4", f"it returned a {type(output).__name__}")
     data, metrics = (output, None) if isinstance(output, dict) else (output.data, output.metrics)
     for name, result in data.items():
-        found = result.get("rewards") if isinstance(result, dict) else None
-        rewards = found if isinstance(found, list) else []
-        fits = isinstance(found, list) and all(map(is_number, found))
-        require(fits, "eval-4", f"{name} has rewards {found!r}")
+        results = result.get("rewards") if isinstance(result, dict) else None
+        rewards = results if isinstance(results, list) else []
+        fits = isinstance(results, list) and all(map(is_number, results))
+        require(fits, "eval-4", f"{name} has rewards {results!r}")
         for key in ("truncated", "samples"):
             values = result.get(key)
             require(
@@ -386,8 +386,8 @@ def check_data_source(plugin: Plugin, surroundings: Surroundings) -> None:
         expected = source.get_samples(2)
         restored = plugin(args)
         restored.load(0)
-        found = restored.get_samples(2)
-    prompts = [[sample.prompt for group in groups for sample in group] for groups in (expected, found)]
+        samples = restored.get_samples(2)
+    prompts = [[sample.prompt for group in groups for sample in group] for groups in (expected, samples)]
     require(prompts[0] == prompts[1], "data_source-7", f"it returned {prompts[1]!r:.100}, not {prompts[0]!r:.100}")
 
 
@@ -398,7 +398,7 @@ def _give_back(source: Any, groups: list[list[Sample]]) -> None:
 
 def _check_numbers(groups: list[list[Sample]]) -> None:
     numbers = [{sample.group_index for sample in group} for group in groups]
-    single = all(len(found) == 1 for found in numbers)
+    single = all(len(number) == 1 for number in numbers)
     require(
         single and len(set.union(*numbers)) == len(groups),
         "data_source-5",

@@ -220,14 +220,16 @@ def check_pg_loss_reducer(plugin: Plugin, surroundings: Surroundings) -> None:
         )
     require(callable(reduce), "pg_loss_reducer-3", f"it returned a {type(reduce).__name__}")
     with running("pg_loss_reducer-2"):
-        found = reduce(values)
+        result = reduce(values)
     require(
-        isinstance(found, Tensor) and found.numel() == 1, "pg_loss_reducer-3", f"its function returned {found!r:.100}"
+        isinstance(result, Tensor) and result.numel() == 1,
+        "pg_loss_reducer-3",
+        f"its function returned {result!r:.100}",
     )
     masked = values.clone()
     masked[torch.cat(data["loss_masks"]) == 0] = 1e3
     with running("pg_loss_reducer-2"):
         again = reduce(masked)
     require(
-        torch.allclose(found, again), "pg_loss_reducer-4", f"a masked token changed {float(found)} to {float(again)}"
+        torch.allclose(result, again), "pg_loss_reducer-4", f"a masked token changed {float(result)} to {float(again)}"
     )

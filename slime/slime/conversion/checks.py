@@ -67,9 +67,9 @@ def checkpoint_in(folder: Path) -> Path:
         ToolError: there is none.
     """
     try:
-        found = find(folder)
+        place = find(folder)
     except (FileNotFoundError, ValueError) as error:
         raise ToolError(str(error)) from error
-    if found is None:
+    if place is None:
         raise ToolError(f"{folder} holds no checkpoint: name a run's checkpoints folder, or iter_XXXXXXX in it")
-    return found
+    return place

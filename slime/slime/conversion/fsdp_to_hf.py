@@ -38,12 +38,12 @@ def state_of(folder: Path) -> tuple[Path, bool]:
     Raises:
         ToolError: the folder holds no checkpoint of this back end.
     """
-    found = checks.checkpoint_in(folder)
-    if not (found / "state" / ".metadata").is_file():
-        raise checks.ToolError(f"{found} has no state of an FSDP run (state/.metadata)")
-    meta = read_meta(found)
-    checks.check_policy(found, meta)
-    return found, bool(meta["lora"])
+    checkpoint = checks.checkpoint_in(folder)
+    if not (checkpoint / "state" / ".metadata").is_file():
+        raise checks.ToolError(f"{checkpoint} has no state of an FSDP run (state/.metadata)")
+    meta = read_meta(checkpoint)
+    checks.check_policy(checkpoint, meta)
+    return checkpoint, bool(meta["lora"])
 
 
 def stored(state: Path) -> dict[str, TensorStorageMetadata]:
@@ -88,14 +88,14 @@ def convert(source: Path, origin: Path, output: Path, *, dtype: str | None = Non
         return merge_lora.merge(origin, folder / "adapter", output, dtype=dtype, force=force)
     config, names = read_config(origin), files_of_weights(origin)
     entries = {name: entry for name, entry in stored(folder / "state").items() if not is_tied_head(config, name)}
-    found = {name_in(names, name): tuple(entry.size) for name, entry in entries.items()}
+    results = {name_in(names, name): tuple(entry.size) for name, entry in entries.items()}
     shapes = language_model(origin)
-    if not found.keys() <= shapes.keys():  # a vision tower was trained too, or the model is another one
+    if not results.keys() <= shapes.keys():  # a vision tower was trained too, or the model is another one
         shapes = weight_shapes(origin)
     expected = {name: shape for name, shape in shapes.items() if not is_tied_head(config, name)}
-    odd = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+    odd = sorted(name for name in expected.keys() | results.keys() if expected.get(name) != results.get(name))
     if odd:
-        shapes = f"{found.get(odd[0], 'nothing')} there, {expected.get(odd[0], 'nothing')} in {origin}"
+        shapes = f"{results.get(odd[0], 'nothing')} there, {expected.get(odd[0], 'nothing')} in {origin}"
         raise checks.ToolError(f"{folder} is not from a run that started from {origin}: {odd[0]} is {shapes}")
     checks.check_output(output, [origin, folder], force=force)
     kind = checks.output_dtype(dtype, origin)

@@ -76,13 +76,13 @@ def predicted_ids(
 ) -> list[Tensor]:
     """Return per sample the response tokens that this rank's rows predict."""
     rank, ranks = own_place()
-    found = []
+    results = []
     for tokens, total, response in zip(unconcat_tokens, total_lengths, response_lengths, strict=True):
         ids = tokens[total - response :]
         if ranks > 1:
             ids = ids[predicting_rows(total, response, rank, ranks)[1].to(tokens.device)]
-        found.append(ids)
-    return found
+        results.append(ids)
+    return results
 
 
 def log_probs_at(
@@ -109,8 +109,8 @@ def log_probs_at(
     """
     if isinstance(logits, ResponseRows):
         lengths = [len(tokens) for tokens in ids]
-        found, entropy = logits.log_probs(torch.cat(list(ids)), temperature=temperature, with_entropy=with_entropy)
-        return list(found.split(lengths)), list(entropy.split(lengths)) if with_entropy else []
+        result, entropy = logits.log_probs(torch.cat(list(ids)), temperature=temperature, with_entropy=with_entropy)
+        return list(result.split(lengths)), list(entropy.split(lengths)) if with_entropy else []
     group = tensor_parallel_group()
 
     def piece_of(rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:

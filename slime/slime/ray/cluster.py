@@ -268,13 +268,13 @@ class ActorOutput:
         """Return what the terminal shows of a line, or None."""
         if pid == "raylet":
             return f"ray: {line}"
-        if found := _RECORD.match(line):
+        if match := _RECORD.match(line):
             self._continued[pid] = 0
-            level = found["level"] or found["own_level"]
+            level = match["level"] or match["own_level"]
             if level not in _SHOWN:
                 return None
-            text = f"{level.lower()}: {found['message'] or found['own_message'] or ''}"
-            text = f"{found['process']} {text}" if found["process"] not in (None, "[rank 0]") else text
+            text = f"{level.lower()}: {match['message'] or match['own_message'] or ''}"
+            text = f"{match['process']} {text}" if match["process"] not in (None, "[rank 0]") else text
             now = time.monotonic()
             if now - self._last_shown.get(text, -REPEAT_SECONDS) < REPEAT_SECONDS:
                 return None

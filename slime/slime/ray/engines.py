@@ -145,13 +145,13 @@ def by_machine(args: Arguments, reserved: ReservedPlacement, spec: EngineSpec) -
         )
     # Listen on the machine's address only if there are other machines.
     several = args.num_nodes > 1
-    found = []
+    results = []
     for rank, part in enumerate(parts):
         bundles = [reserved.bundles[gpu] for gpu in part]
         host = bundles[0].node_ip if several else LOOPBACK
         own = tuple(bundle.gpu_id for bundle in bundles)
-        found.append((part[0], replace(spec, gpu_ids=own, host=host, nodes=len(parts), node_rank=rank)))
-    return found
+        results.append((part[0], replace(spec, gpu_ids=own, host=host, nodes=len(parts), node_rank=rank)))
+    return results
 
 
 class EngineGroup:

@@ -82,12 +82,12 @@ def usable_gpus(nodes: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
     Nodes with the same address count together.
     """
-    found: dict[str, int] = {}
+    results: dict[str, int] = {}
     for node in nodes:
         if node["Alive"]:
             resources, address = node["Resources"], node["NodeManagerAddress"]
-            found[address] = found.get(address, 0) + int(min(resources.get("GPU", 0), resources.get("CPU", 0)))
-    return found
+            results[address] = results.get(address, 0) + int(min(resources.get("GPU", 0), resources.get("CPU", 0)))
+    return results
 
 
 def check_fits(wanted: int, roles: str, machines: Mapping[str, int]) -> None:

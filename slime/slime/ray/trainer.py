@@ -141,11 +141,11 @@ class Trainer:
 
 def merged(parts: Sequence[dict[int, Answer]], count: int) -> list[Answer]:
     """Return ``count`` answers from those of each rank by the probe's number; two ranks may share a probe."""
-    found = [Answer([], [], False) for _ in range(count)]
+    answers = [Answer([], [], False) for _ in range(count)]
     for number, answer in (item for part in parts for item in part.items()):
-        scores, reply, finished = found[number]
-        found[number] = Answer(answer.log_probs or scores, answer.greedy_ids or reply, answer.finished or finished)
-    return found
+        scores, reply, finished = answers[number]
+        answers[number] = Answer(answer.log_probs or scores, answer.greedy_ids or reply, answer.finished or finished)
+    return answers
 
 
 def side_by_side(critic: dict[str, Any], policy: dict[str, Any]) -> dict[str, Any]:

@@ -71,8 +71,8 @@ def checked(args: Arguments, data: Any) -> dict[str, Any]:
         raise TrainDataError("convert-4", f"it returned no {', '.join(missing)}; it has {has}")
     without_length = [key for key in REQUIRED_KEYS if not hasattr(data[key], "__len__")]
     if without_length:
-        found = ", ".join(f"{key} is {data[key]!r}" for key in without_length)
-        raise TrainDataError("convert-4", f"{found}, not a list with an entry per sample")
+        text = ", ".join(f"{key} is {data[key]!r}" for key in without_length)
+        raise TrainDataError("convert-4", f"{text}, not a list with an entry per sample")
     count = len(data["tokens"])
     if not count:
         raise TrainDataError("convert-4", "it returned no samples to train on")

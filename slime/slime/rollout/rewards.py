@@ -81,12 +81,12 @@ def trajectory_reward(outcome: float, scores: Sequence[float | None], coefficien
 
 def constant_groups(args: Arguments, samples: Sequence[Sample]) -> list[float]:
     """Return the reward of each group of two or more equal rewards, which gives a group-relative estimator no gradient."""
-    found = []
+    results = []
     for members in _groups(args, samples).values():
         values = [_reward(args, samples[pieces[0]]) for pieces in members]
         if len(values) >= 2 and max(values) - min(values) <= CONSTANT:
-            found.append(values[0])
-    return found
+            results.append(values[0])
+    return results
 
 
 def _groups(args: Arguments, samples: Sequence[Sample]) -> dict[Hashable, list[list[int]]]:
@@ -148,9 +148,9 @@ def step_fields(args: Arguments, samples: Sequence[Sample], masks: Sequence[Sequ
         groups = [-1 if sample.group_index is None else sample.group_index for sample in samples]
         _standardise(groups, steps)
     return {
-        "step_wise_step_rewards": [[step.score for step in found] for found in steps],
-        "step_wise_step_token_spans": [[[step.start, step.end] for step in found] for found in steps],
-        "step_wise_step_indices": [[step.index for step in found] for found in steps],
+        "step_wise_step_rewards": [[step.score for step in result] for result in steps],
+        "step_wise_step_token_spans": [[[step.start, step.end] for step in result] for result in steps],
+        "step_wise_step_indices": [[step.index for step in result] for result in steps],
     }
 
 
@@ -162,20 +162,20 @@ def steps_of_sample(args: Arguments, sample: Sample, mask: Sequence[int]) -> lis
     """
     if not any(mask):
         return []
-    found = sample.metadata.get("step_wise") or {}
-    spans = found.get("step_token_spans")
+    result = sample.metadata.get("step_wise") or {}
+    spans = result.get("step_token_spans")
     if spans is None and args.dynamic_history:
         kept = [position for position, value in enumerate(mask) if value]
         return [Step(0, kept[0], kept[-1] + 1, float(sample.get_reward_value(args)))]
-    scores = found.get("step_scores_with_outcome")
-    scores = found.get("step_scores") if scores is None else scores
+    scores = result.get("step_scores_with_outcome")
+    scores = result.get("step_scores") if scores is None else scores
     where = f'sample {sample.index}: metadata["step_wise"]'
     if spans is None or scores is None:
         raise ValueError(
             f"{where} needs step_scores and step_token_spans for --advantage-estimator step_wise; "
             "if each step is its own sample, add --dynamic-history"
         )
-    indices = found.get("step_indices")
+    indices = result.get("step_indices")
     indices = range(len(scores)) if indices is None else indices
     if not len(scores) == len(spans) == len(indices):
         raise ValueError(f"{where} has {len(scores)} scores, {len(spans)} spans and {len(indices)} indices")
@@ -195,10 +195,10 @@ def steps_of_sample(args: Arguments, sample: Sample, mask: Sequence[int]) -> lis
 
 def _standardise(groups: Sequence[Hashable], steps: Sequence[list[Step]]) -> None:
     buckets: dict[tuple[Hashable, int], list[Step]] = defaultdict(list)
-    for group, found in zip(groups, steps, strict=True):
-        for step in found:
+    for group, result in zip(groups, steps, strict=True):
+        for step in result:
             buckets[group, step.index].append(step)
-    trajectories = Counter(group for group, found in zip(groups, steps, strict=True) if found)
+    trajectories = Counter(group for group, result in zip(groups, steps, strict=True) if result)
     for (group, _), bucket in buckets.items():
         if len(bucket) < 2 and trajectories[group] < 2:
             continue

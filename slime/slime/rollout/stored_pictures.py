@@ -32,11 +32,11 @@ def decode(args: Arguments, group: list[Any]) -> None:
     Raises:
         ConfigError: a picture with a valid header cannot be decoded.
     """
-    found: dict[int, Any] = {}
+    results: dict[int, Any] = {}
     for sample in flatten(group):
         if _has_stored(sample):
             assert sample.multimodal_inputs is not None
-            images = [_decoded(args, sample, one, found) for one in sample.multimodal_inputs["images"]]
+            images = [_decoded(args, sample, one, results) for one in sample.multimodal_inputs["images"]]
             sample.multimodal_inputs = {**sample.multimodal_inputs, "images": images}
 
 

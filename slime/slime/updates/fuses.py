@@ -62,8 +62,8 @@ class Fuses:
         for step in metrics.get(STEPS, []):
             if step.get(f"{OF_THE_LOSS}{HELD}"):
                 return blown(self._args.fuses, step)
-        found = {*metrics, *batch, *(name for step in metrics.get(STEPS, []) for name in step)}
-        for name in sorted(self._unseen - found if metrics else ()):
+        results = {*metrics, *batch, *(name for step in metrics.get(STEPS, []) for name in step)}
+        for name in sorted(self._unseen - results if metrics else ()):
             say(f"warning: --fuses looks at {name}, which neither the batch nor the loss reports")
         self._unseen = set()
         return None

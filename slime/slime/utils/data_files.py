@@ -49,9 +49,9 @@ def load_data(file: str | Path, own: Sequence[type] = ()) -> Any:
         with torch.serialization.safe_globals([*_allowed(), *own]):
             return torch.load(file, weights_only=True, map_location="cpu")
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        if found := _FOREIGN.search(str(error)):
+        if match := _FOREIGN.search(str(error)):
             raise CheckpointError(
-                f"{file} holds {found[1]}, and loading it would run code; use a file with nothing but {_KINDS}"
+                f"{file} holds {match[1]}, and loading it would run code; use a file with nothing but {_KINDS}"
             ) from error
         raise CheckpointError(f"{file} is damaged ({' '.join(str(error).split())[:200]}); use another file") from error
 

@@ -48,16 +48,16 @@ def read_fuse(text: str) -> Fuse:
     Raises:
         ValueError: it writes none.
     """
-    found = FUSE.fullmatch(text.strip())
-    if found is None:
+    match = FUSE.fullmatch(text.strip())
+    if match is None:
         raise ValueError(f"{text!r} is not a fuse; write METRIC>NUMBER or METRIC<NUMBER, such as train/ppo_kl>0.5")
     try:
-        limit = float(found["limit"])
+        limit = float(match["limit"])
     except ValueError:
         limit = math.nan
     if not math.isfinite(limit):
-        raise ValueError(f"{text!r}: {found['limit']!r} is not a number; write a bound such as train/ppo_kl>0.5")
-    return Fuse(found["metric"], found["sign"] == ">", limit)
+        raise ValueError(f"{text!r}: {match['limit']!r} is not a number; write a bound such as train/ppo_kl>0.5")
+    return Fuse(match["metric"], match["sign"] == ">", limit)
 
 
 def blown(fuses: Sequence[str] | None, metrics: Mapping[str, float]) -> Blown | None:

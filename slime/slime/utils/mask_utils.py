@@ -165,8 +165,8 @@ class MultiTurnLossMaskGenerator:
             return False
         reasoning = message.get("reasoning_content")
         if not reasoning:
-            found = _THOUGHT.search(content_text(message.get("content")))
-            reasoning = found.group(1) if found else None
+            match = _THOUGHT.search(content_text(message.get("content")))
+            reasoning = match.group(1) if match else None
         return bool(reasoning) and reasoning.strip() not in rendered
 
     def _distill(self, messages: Sequence[Message], tools: list[Any] | None) -> tuple[str, list[_Span]]:

@@ -29,7 +29,7 @@ def begin_logs(run_dir: Path, *, resumes: bool, command: Sequence[str] = sys.arg
         command: of this run, for the mark.
     """
     mark = f"===== {datetime.now():%Y-%m-%d %H:%M:%S} resumed: {shlex.join(command)} =====\n"
-    for log in sorted(found for pattern in OWN for found in run_dir.glob(pattern)):
+    for log in sorted(path for pattern in OWN for path in run_dir.glob(pattern)):
         if os.path.samestat(log.stat(), os.fstat(1)) or not log.stat().st_size:
             continue  # this process's own output, which has begun already
         make_private(log)

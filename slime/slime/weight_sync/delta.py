@@ -98,10 +98,10 @@ class Sender:
         end = 0
         for start in range(0, new.numel(), CHUNK):
             part = new[start : start + CHUNK]
-            found = (old[start : start + CHUNK] != part).nonzero().view(-1)
-            first, end = end, end + found.numel()
-            values[first:end] = part[found]
-            index[first:end] = found.add_(start)
+            positions = (old[start : start + CHUNK] != part).nonzero().view(-1)
+            first, end = end, end + positions.numel()
+            values[first:end] = part[positions]
+            index[first:end] = positions.add_(start)
         return [index, values], changed
 
     def _remember(self, name: str, new: Tensor) -> None:

@@ -136,13 +136,13 @@ class StreamWeightSync(EngineWeightSync):
 
     def _gathered(self, weights: Iterator[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
         """Return the first weights, about one bucket of them, gathered while engines still serve requests."""
-        found, size = [], 0
+        parts, size = [], 0
         for name, tensor in weights:
-            found.append((name, tensor))
+            parts.append((name, tensor))
             size += tensor.nbytes
             if size >= self._args.update_weight_buffer_size:
                 break
-        return found
+        return parts
 
     def _leave(self, *, broken: bool) -> None:
         if self._writer is not None:

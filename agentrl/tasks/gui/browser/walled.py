@@ -78,11 +78,11 @@ def find_chromium() -> str:
     Raises:
         InfraError: there is none.
     """
-    found = next((path for path in BINARIES if Path(path).is_file()), None)
-    found = found or next((path for path in map(shutil.which, NAMES) if path), None)
-    if found is None:
+    chromium = next((path for path in BINARIES if Path(path).is_file()), None)
+    chromium = chromium or next((path for path in map(shutil.which, NAMES) if path), None)
+    if chromium is None:
         raise InfraError(MISSING, code="no_chromium")
-    return found
+    return chromium
 
 
 class WalledProgram:

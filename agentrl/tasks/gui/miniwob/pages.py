@@ -26,10 +26,10 @@ def html_folder() -> Path:
     Raises:
         ConfigError: the package is not installed.
     """
-    found = importlib.util.find_spec("miniwob")  # importing it would import its own driver
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("miniwob")  # importing it would import its own driver
+    if spec is None or not spec.submodule_search_locations:
         raise ConfigError("the pages of MiniWoB++ are missing; run scripts/setup.sh, or pip install '.[gui]'")
-    return Path(found.submodule_search_locations[0]) / "html"
+    return Path(spec.submodule_search_locations[0]) / "html"
 
 
 @cache

@@ -135,10 +135,10 @@ class CommandVm:
         Raises:
             InfraError: there is no such program.
         """
-        found = shutil.which(program)
-        if found is None:
+        result = shutil.which(program)
+        if result is None:
             raise InfraError(f"GUI_VM_COMMAND={program} is not a program; name one that starts machines", code="no_vm")
-        self._program = found
+        self._program = result
 
     async def start(self, processes: Processes, snapshot: str) -> Machine:
         """See `VmProvider`."""

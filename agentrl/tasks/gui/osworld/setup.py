@@ -42,12 +42,12 @@ class Files:
         digest = hashlib.sha256(url.encode()).hexdigest()
         name = Path(urlsplit(url).path).name
         places = [self._folder / each for each in (digest, name) if each] if self._folder else []
-        found = next((place for place in places if place.is_file()), None)
-        if found is None:
+        result = next((place for place in places if place.is_file()), None)
+        if result is None:
             raise InfraError(
                 f"the file of {url} is not here; put it into GUI_CACHE_DIR as {digest} or {name}", code="no_file"
             )
-        return found.read_bytes()
+        return result.read_bytes()
 
 
 @dataclass(frozen=True)

@@ -194,7 +194,7 @@ def placeholders(given: Any) -> list[str]:
     if isinstance(given, str):
         return _PLACEHOLDER.findall(given)
     parts: Iterable[Any] = given.values() if isinstance(given, Mapping) else given if isinstance(given, list) else ()
-    return [found for part in parts for found in placeholders(part)]
+    return [placeholder for part in parts for placeholder in placeholders(part)]
 
 
 def complaint(where: str, error: ValidationError) -> str:

@@ -58,11 +58,11 @@ def _files(settings: VmSettings) -> dict[str, Path]:
     """Return the files of all tasks by id, such as ``osworld/chrome/ID``; none is read."""
     if settings.task_dir is None:
         raise ConfigError("GUI_TEST_CONFIG_BASE_DIR is not set; name a folder with examples/DOMAIN/ID.json")
-    found = sorted(Path(settings.task_dir).absolute().glob(f"{EXAMPLES}/*/*.json"))
-    if not found:
+    paths = sorted(Path(settings.task_dir).absolute().glob(f"{EXAMPLES}/*/*.json"))
+    if not paths:
         raise ConfigError(f"GUI_TEST_CONFIG_BASE_DIR={settings.task_dir} has no {EXAMPLES}/DOMAIN/ID.json")
     root = Path(settings.task_dir).absolute()
-    return {f"osworld/{path.parent.name}/{path.stem}": unlinked(root, path) for path in found}
+    return {f"osworld/{path.parent.name}/{path.stem}": unlinked(root, path) for path in paths}
 
 
 def _listed(settings: VmSettings) -> dict[Split, list[str]]:

@@ -195,8 +195,8 @@ def _check(check: Check) -> None:
 def _getter(where: str, given: Mapping[str, Any], known: Collection[str]) -> Shape:
     kind = str(given.get("type"))
     _known(where, "getter", kind, known)
-    if found := placeholders(given):
-        raise ValueError(f"{where}: {found[0]} is replaced in the steps execute and command alone")
+    if result := placeholders(given):
+        raise ValueError(f"{where}: {result[0]} is replaced in the steps execute and command alone")
     return _shaped(where, GETTER_SHAPES[kind], {key: value for key, value in given.items() if key != "type"})
 
 

@@ -62,12 +62,12 @@ def value_at(root: Any, key: Sequence[str | int]) -> Any:
     Raises:
         LookupError: there is none.
     """
-    found = root
+    value = root
     for each in key:
-        if not isinstance(found, dict if isinstance(each, str) else list):
+        if not isinstance(value, dict if isinstance(each, str) else list):
             raise LookupError(each)
-        found = found[each]  # pyright: ignore[reportArgumentType, reportCallIssue] - a string has a dict, a number a list
-    return found
+        value = value[each]  # pyright: ignore[reportArgumentType, reportCallIssue] - a string has a dict, a number a list
+    return value
 
 
 def comparison(method: str, ref: Any) -> Comparison:

@@ -91,22 +91,22 @@ class McpConnection:
         """
         try:
             async with asyncio.timeout(LISTING_SECONDS):
-                found = await self._listed(room)
+                values = await self._listed(room)
         except TimeoutError as error:
             raise InfraError(
                 f"the MCP server {self._label} does not list its tools in time", code="mcp_failed"
             ) from error
         if allow is None:
-            return [*found.values()]
-        if missing := sorted(allow - found.keys()):
+            return [*values.values()]
+        if missing := sorted(allow - values.keys()):
             raise ConfigError(
-                f"the MCP server {self._label} has no tool {', '.join(missing)}; it has {', '.join(sorted(found)) or 'none'}"
+                f"the MCP server {self._label} has no tool {', '.join(missing)}; it has {', '.join(sorted(values)) or 'none'}"
             )
-        return [tool for name, tool in found.items() if name in allow]
+        return [tool for name, tool in values.items() if name in allow]
 
     async def _listed(self, room: Room | None) -> dict[str, McpTool]:
         """Return all tools by name, page by page."""
-        found: dict[str, McpTool] = {}
+        mcp_tools: dict[str, McpTool] = {}
         cursor: str | None = None
         for _ in range(MAX_PAGES):
             try:
@@ -117,14 +117,14 @@ class McpConnection:
                     f"the MCP server {self._label} does not list its tools: {reason}", code="mcp_failed"
                 ) from error
             for each in page.tools:
-                found[each.name] = McpTool(each.name, each.description or each.name, each.input_schema, self, room)
-            if len(found) > MAX_TOOLS:
+                mcp_tools[each.name] = McpTool(each.name, each.description or each.name, each.input_schema, self, room)
+            if len(mcp_tools) > MAX_TOOLS:
                 raise ConfigError(f"the MCP server {self._label} lists more than {MAX_TOOLS} tools; offer fewer")
             cursor = page.next_cursor
             if cursor is None:
-                return found
+                return mcp_tools
         raise ConfigError(
-            f"the MCP server {self._label} lists tools without an end: {MAX_PAGES} pages have {len(found)} of them"
+            f"the MCP server {self._label} lists tools without an end: {MAX_PAGES} pages have {len(mcp_tools)} of them"
         )
 
     async def call(self, name: str, arguments: JsonObject) -> str:

@@ -66,12 +66,12 @@ def hybrid_loss(
     own = predicted_ids(batch["unconcat_tokens"], batch["total_lengths"], batch["response_lengths"])
     ids = [torch.cat([a.unsqueeze(-1), b], dim=-1) for a, b in zip(own, supports, strict=True)]
     settings: dict[str, Any] = {"temperature": args.rollout_temperature, "chunk": args.log_probs_chunk_size}
-    found, entropy = log_probs_at(logits, ids, batch, **settings, with_entropy=True)
-    loss, metrics = policy_loss(args, batch, [values[:, 0] for values in found], entropy, sum_of_sample_mean)
+    result, entropy = log_probs_at(logits, ids, batch, **settings, with_entropy=True)
+    loss, metrics = policy_loss(args, batch, [values[:, 0] for values in result], entropy, sum_of_sample_mean)
     losses: list[Tensor] = []
     clipped: list[Tensor] = []
     taught: list[Tensor] = []
-    for new, teacher, old in zip(found, teachers, before, strict=True):
+    for new, teacher, old in zip(result, teachers, before, strict=True):
         if teacher is None or old is None:
             losses.append(new.sum(-1) * 0.0)
             clipped.append(torch.zeros(len(new), device=new.device))

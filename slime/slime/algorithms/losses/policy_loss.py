@@ -138,8 +138,8 @@ def correct(
     old, rollout = torch.cat(batch["log_probs"]), torch.cat(sampled)
     metrics = mismatch(new if args.use_rollout_logprobs else old, rollout, masks, reduce)
     if args.custom_tis_function_path:
-        corrected, kept, found = _custom(args, batch, losses)
-        metrics |= {name: reduce(_flat(value)) for name, value in found.items()}
+        corrected, kept, result = _custom(args, batch, losses)
+        metrics |= {name: reduce(_flat(value)) for name, value in result.items()}
         if args.use_tis:
             return corrected, kept, rebuild_reducer(args.calculate_per_token_loss, batch, kept), metrics
     elif args.use_tis:
@@ -234,8 +234,8 @@ def policy_loss(
         kept = off_policy_mask(log_probs, batch["log_probs"], batch["advantages"], batch["loss_masks"], args.opsm_delta)
         losses = losses * kept
         metrics["opsm_clipfrac"] = reduce(1.0 - kept)
-    losses, masks, reduce, found = correct(args, batch, new, losses, reduce)
-    metrics |= found
+    losses, masks, reduce, result = correct(args, batch, new, losses, reduce)
+    metrics |= result
     pg_loss = policy_reducer(args, batch, masks, reduce)(losses)
     entropy_mean = reduce(torch.cat(entropy))
     loss = with_entropy_bonus(pg_loss, entropy_mean, args.entropy_coef)

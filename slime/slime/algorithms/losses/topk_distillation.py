@@ -123,9 +123,9 @@ def padded_support(batch: TrainBatch, supports: Sequence[Tensor | None]) -> list
     """Return ids ``[R, K]`` per sample, padded to the largest K of ``supports``, at least 1; see `support_ids`."""
     width = max((ids.size(-1) for ids in supports if ids is not None), default=1)
     tokens = predicted_ids(batch["unconcat_tokens"], batch["total_lengths"], batch["response_lengths"])
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for own, ids in zip(tokens, supports, strict=True):
         missing = width - (0 if ids is None else ids.size(-1))
         padding = own.unsqueeze(-1).expand(-1, missing)
-        found.append(padding if ids is None else torch.cat([ids, padding], dim=-1) if missing else ids)
-    return found
+        tensors.append(padding if ids is None else torch.cat([ids, padding], dim=-1) if missing else ids)
+    return tensors

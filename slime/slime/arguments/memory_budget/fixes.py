@@ -37,14 +37,14 @@ def as_flags(change: Fix) -> str:
 
 def fitting(args: Arguments, fits: Callable[[Arguments], bool]) -> list[Fix]:
     """Return up to :data:`MAX_FIXES` changes that make ``fits`` true, the smallest of each kind."""
-    found = []
+    results = []
     for ladder in _ladders(args):
         step = next((change for change in ladder if fits(change.changed(args))), None)
         if step is not None:
-            found.append(step)
-        if len(found) == MAX_FIXES:
+            results.append(step)
+        if len(results) == MAX_FIXES:
             break
-    return found
+    return results
 
 
 def _ladders(args: Arguments) -> Iterator[list[Fix]]:

@@ -35,8 +35,8 @@ def gpu_memory(args: Arguments, machine: str | None = None, gib: float | None = 
         return None
     if args.gpu_memory_gb:
         return GpuMemory(args.gpu_memory_gb * GIB, "--gpu-memory-gb")
-    if (found := smallest_gpu(os.environ)) is not None:
-        return GpuMemory(found, "nvidia-smi")
+    if (result := smallest_gpu(os.environ)) is not None:
+        return GpuMemory(result, "nvidia-smi")
     return GpuMemory(gib * GIB, f"{machine}; this machine has no GPU") if gib else None
 
 

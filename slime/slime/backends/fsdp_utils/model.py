@@ -179,8 +179,8 @@ def _features(base: Any, images: Images, device: torch.device) -> tuple[Tensor, 
         pixels, grids = torch.zeros(side * side, width, device=device), torch.tensor([[1, side, side]], device=device)
     else:
         pixels, grids = images.pixels, torch.cat(images.grids).to(device)
-    found = base.get_image_features(pixels, grids, return_dict=True)
-    return torch.cat(found.pooler_output), [torch.cat(part) for part in found.deepstack_features]
+    image_features = base.get_image_features(pixels, grids, return_dict=True)
+    return torch.cat(image_features.pooler_output), [torch.cat(part) for part in image_features.deepstack_features]
 
 
 def _positions(base: Any, batch: MicroBatch, kinds: Sequence[Tensor]) -> Tensor:

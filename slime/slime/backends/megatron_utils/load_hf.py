@@ -173,12 +173,12 @@ def load_hf_weights(model: Any, folder: Path, shape: Shape) -> None:
     place = groups().get_tensor_model_parallel_rank(), groups().get_tensor_model_parallel_world_size()
     expert = groups().get_expert_tensor_parallel_rank(), groups().get_expert_tensor_parallel_world_size()
     for name, parameter in model.named_parameters():
-        found = recipe(name, shape, first_layer=first_layer(model), first_expert=first_expert(shape))
-        rank, size = expert if found.is_expert else place
-        value = to_megatron(found.kind, [tensors[part] for part in found.names], shape, rank, size)
+        result = recipe(name, shape, first_layer=first_layer(model), first_expert=first_expert(shape))
+        rank, size = expert if result.is_expert else place
+        value = to_megatron(result.kind, [tensors[part] for part in result.names], shape, rank, size)
         if value.shape != parameter.shape:
             raise CheckpointError(
-                f"{folder}: {found.names} make {tuple(value.shape)}, {name} is {tuple(parameter.shape)}"
+                f"{folder}: {result.names} make {tuple(value.shape)}, {name} is {tuple(parameter.shape)}"
             )
         parameter.copy_(value)
 

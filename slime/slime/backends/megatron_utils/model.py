@@ -93,10 +93,10 @@ class PackedAttention(nn.Module):
         """Return attention under ``mask`` ``[t, s]``, or causal attention without one."""
         key, value = (tensor.repeat_interleave(self.repeats, dim=1) for tensor in (key, value))
         q, k, v = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
-        found = nn.functional.scaled_dot_product_attention(
+        result = nn.functional.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale
         )
-        return found[0].transpose(0, 1)
+        return result[0].transpose(0, 1)
 
 
 def _of_all_ranks(held: Tensor, ranks: int) -> Tensor:
@@ -144,8 +144,8 @@ def layer_spec(args: Arguments, config: Any) -> Any:
     ``--spec MODULE NAME`` is a specification, or a function of ``(args, config, vp_stage)`` that returns one.
     """
     if args.spec:
-        found = load_function(".".join(args.spec))
-        return found(args, config, None) if callable(found) else found
+        function = load_function(".".join(args.spec))
+        return function(args, config, None) if callable(function) else function
     if args.transformer_impl == "transformer_engine":
         from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
 

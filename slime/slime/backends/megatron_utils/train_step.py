@@ -244,9 +244,9 @@ def per_sample_pass(
         values = batch.per_sample(of_hidden(hidden, batch))
         return {index: value.cpu() for index, value in zip(indices, values, strict=True)}
 
-    found = run(args, model, inputs, finish, device=device, forward_only=True, around=around)
+    result = run(args, model, inputs, finish, device=device, forward_only=True, around=around)
     model.train(training)
-    merged = from_last_stage({index: values for part in found for index, values in part.items()})
+    merged = from_last_stage({index: values for part in result for index, values in part.items()})
     return [merged[index] for index in range(shard.num_samples)]
 
 
@@ -275,8 +275,8 @@ def most_likely_pass(
 
     def most_likely(hidden: Tensor, batch: MicroBatch) -> Tensor:
         head = Head(unwrapped(model), hidden, vocab_size)
-        found = head(batch, temperature=1.0, chunk_size=args.log_probs_chunk_size, of_rows=ResponseRows.most_likely)
-        return whole_responses(found, share_of(batch, *own_place()).owned, len(batch.targets))
+        result = head(batch, temperature=1.0, chunk_size=args.log_probs_chunk_size, of_rows=ResponseRows.most_likely)
+        return whole_responses(result, share_of(batch, *own_place()).owned, len(batch.targets))
 
     return [int(token) for token in per_sample_pass(args, model, shard, device, most_likely)]
 
@@ -320,9 +320,9 @@ def backward_pass(
         return loss * scale, metrics
 
     inputs = _inputs(args, shard, batches, device)
-    found = run(args, model, inputs, finish, device=device, forward_only=False, around=around)
+    result = run(args, model, inputs, finish, device=device, forward_only=False, around=around)
     sums: dict[str, Tensor] = {}
-    for metrics in found:
+    for metrics in result:
         add_metrics(sums, metrics, device)
     ranks = groups().get_data_parallel_group(with_context_parallel=in_parts)
     return from_last_stage(mean_over_ranks(sums, denominator, ranks))

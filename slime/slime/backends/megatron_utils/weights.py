@@ -271,18 +271,18 @@ def _stage_weights(model: Any, shape: Shape, of: Of) -> Iterator[tuple[str, Tens
             continue
         value, layer = of(parameter), first_layer(model)
         if not recipe(name, shape).is_expert:
-            found = recipe(name, shape, first_layer=layer)
+            recipes = recipe(name, shape, first_layer=layer)
             parts = _gathered(value, groups().get_tensor_model_parallel_group())
-            yield from zip(found.names, from_megatron(found.kind, parts, shape), strict=True)
+            yield from zip(recipes.names, from_megatron(recipes.kind, parts, shape), strict=True)
             continue
         parts = _gathered(value, groups().get_expert_tensor_parallel_group())
         ranks = groups().get_expert_model_parallel_world_size()
-        found = [
+        recipes = [
             recipe(name, shape, first_layer=layer, first_expert=r * (shape.experts // ranks)) for r in range(ranks)
         ]
-        whole = from_megatron(found[0].kind, parts, shape)
+        whole = from_megatron(recipes[0].kind, parts, shape)
         owned = [_gathered(tensor, groups().get_expert_model_parallel_group()) for tensor in whole]
-        for rank, one in enumerate(found):
+        for rank, one in enumerate(recipes):
             yield from zip(one.names, [tensors[rank] for tensors in owned], strict=True)
 
 

@@ -93,8 +93,8 @@ async def keep_while_used(original: Callable[..., Any], manager: Any, request: A
     """Wrap the unloading of an adapter: refuse while it is in use, instead of blocking later loads."""
     from sglang.srt.managers.io_struct import UnloadLoRAAdapterReqOutput
 
-    found = manager.lora_registry.get_all_adapters().get(request.lora_name)
-    counter = manager.lora_registry._counters.get(found.lora_id) if found is not None else None
+    adapter = manager.lora_registry.get_all_adapters().get(request.lora_name)
+    counter = manager.lora_registry._counters.get(adapter.lora_id) if adapter is not None else None
     if counter is not None and counter.value() > 0:
         return UnloadLoRAAdapterReqOutput(success=False, error_message=IN_USE)
     return await original(manager, request, *rest)

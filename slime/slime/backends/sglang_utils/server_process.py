@@ -90,12 +90,12 @@ def _other_threads() -> list[str]:
     """Return the names of this process's other threads, except the lifeline, which holds no lock while it reads."""
     harmless = {thread.native_id for thread in threading.enumerate() if thread.name == LIFELINE_THREAD}
     harmless.add(threading.get_native_id())
-    found = []
+    other_threads = []
     for task in Path("/proc/self/task").iterdir():
         if int(task.name) not in harmless:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has just ended
-                found.append((task / "comm").read_text().strip())
-    return found
+                other_threads.append((task / "comm").read_text().strip())
+    return other_threads
 
 
 def _forget_the_server() -> None:

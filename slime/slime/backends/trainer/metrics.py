@@ -132,9 +132,9 @@ def speeds(seconds: Mapping[str, float], forward: float, step: float, tokens: in
     ``forward`` are the FLOPs of a forward pass, ``step`` those of forward and backward.
     """
     work = {"log_probs": forward, "ref_log_probs": forward, "actor_train": step}
-    found = {
+    results = {
         f"perf/{phase}_tflops": flops / seconds[phase] / 1e12 for phase, flops in work.items() if seconds.get(phase)
     }
     if seconds.get("actor_train"):
-        found["perf/actor_train_tok_per_s"] = tokens / seconds["actor_train"]
-    return found
+        results["perf/actor_train_tok_per_s"] = tokens / seconds["actor_train"]
+    return results

@@ -381,8 +381,8 @@ def mean_over_ranks(sums: dict[str, Tensor], denominator: int, group: dist.Proce
     gathered: list[Metrics | None] = [None] * dist.get_world_size(group)
     dist.all_gather_object(gathered, local, group=group)
     names = sorted({name for metrics in gathered if metrics for name in metrics})
-    found = {name: [metrics[name] for metrics in gathered if metrics and name in metrics] for name in names}
-    return {name: max(values) if is_largest(name) else sum(values) / denominator for name, values in found.items()}
+    results = {name: [metrics[name] for metrics in gathered if metrics and name in metrics] for name in names}
+    return {name: max(values) if is_largest(name) else sum(values) / denominator for name, values in results.items()}
 
 
 logger = logging.getLogger(__name__)

@@ -114,12 +114,12 @@ class ProbeWork:
     def answers(self, scored: dict[int, list[float]], continued: Sequence[list[Continuation]]) -> dict[int, Answer]:
         """Return the answers of this rank's probes, by number; a probe's parts may be on two ranks."""
         greedy = {continuation.number: continuation for batch in continued for continuation in batch}
-        found = {}
+        results = {}
         for number in sorted({*scored, *greedy}):
             reply = greedy.get(number)
             ids, finished = (reply.reply, reply.finished) if reply is not None else ([], False)
-            found[number] = Answer(scored.get(number, []), ids, finished)
-        return found
+            results[number] = Answer(scored.get(number, []), ids, finished)
+        return results
 
     def _own_batches(self, lengths: dict[int, int]) -> list[list[int]]:
         """Return this rank's micro-batches of the probes with ``lengths`` in tokens, padded with empty ones."""
@@ -174,8 +174,8 @@ def by_whole_passes(batch: list[Continuation], rounds: Rounds, next_ids: NextIds
         growing = [continuation for continuation in batch if continuation.open]
         # The last token holds the place of the one that is looked for.
         tokens = [[*continuation.prompt_ids, *continuation.reply, 0] for continuation in growing]
-        found = next_ids(shard_of(tokens, [1] * len(growing), [list(range(len(growing)))]))
-        for continuation, token in zip(growing, found, strict=True):
+        result = next_ids(shard_of(tokens, [1] * len(growing), [list(range(len(growing)))]))
+        for continuation, token in zip(growing, result, strict=True):
             continuation.add(token, rounds.ends)
 
 

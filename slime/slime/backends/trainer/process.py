@@ -110,14 +110,14 @@ _WANDB_FOLDERS = (("wandb.sdk.data_types._private", "MEDIA_TMP"), ("wandb.sdk.ar
 
 def wandb_folders() -> list[str]:
     """Return the temporary folders of this process; empty for a version of the library with other folders."""
-    found = []
+    results = []
     for module, path in _WANDB_FOLDERS:
         folder: Any = sys.modules.get(module)
         for name in path.split("."):
             folder = getattr(folder, name, None)
         if folder is not None:
-            found.append(str(folder.name))
-    return found
+            results.append(str(folder.name))
+    return results
 
 
 @functools.cache

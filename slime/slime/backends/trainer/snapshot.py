@@ -158,8 +158,8 @@ def states_of(optimizers: Sequence[Any]) -> Iterator[Tensor]:
 
 def _unique(tensors: Sequence[Tensor]) -> list[torch.UntypedStorage]:
     """Return each storage once, in order, without empty ones."""
-    found = {storage._cdata: storage for storage in map(storage_of, tensors) if storage.nbytes()}
-    return list(found.values())
+    results = {storage._cdata: storage for storage in map(storage_of, tensors) if storage.nbytes()}
+    return list(results.values())
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def check_same_parameters(args: Arguments, meta: dict[str, Any]) -> None:
 
 
 def _matches(flag: str, patterns: Sequence[str], names: Sequence[str]) -> set[str]:
-    found: set[str] = set()
+    matches: set[str] = set()
     for pattern in patterns:
         try:
             matching = {name for name in names if re.search(pattern, name)}
@@ -62,8 +62,8 @@ def _matches(flag: str, patterns: Sequence[str], names: Sequence[str]) -> set[st
             raise ConfigError(f"{flag} {pattern}: not a regular expression: {error}") from error
         if not matching:
             raise ConfigError(f"{flag} {pattern} matches no parameter; names look like {names[0]}")
-        found |= matching
-    return found
+        matches |= matching
+    return matches
 
 
 logger = logging.getLogger(__name__)

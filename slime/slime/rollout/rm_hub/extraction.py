@@ -36,8 +36,8 @@ def last_boxed(reply: str) -> str | None:
 def after_thinking(reply: str) -> str | None:
     """Return the text after the last end-of-thinking mark, or None without one."""
     for mark in THINKING_ENDS:
-        _, found, rest = reply.rpartition(mark)
-        if found:
+        _, result, rest = reply.rpartition(mark)
+        if result:
             return rest
     return None
 

@@ -24,13 +24,13 @@ def words(text: str) -> list[str]:
 
 def f1_score(reply: str, label: str) -> float:
     """Return the harmonic mean of precision and recall of the reply's words, 0 to 1."""
-    found, expected = words(reply), words(label)
-    if found == expected:
+    result, expected = words(reply), words(label)
+    if result == expected:
         return 1.0
-    if _CLOSED & {" ".join(found), " ".join(expected)}:
+    if _CLOSED & {" ".join(result), " ".join(expected)}:
         return 0.0
-    common = (Counter(found) & Counter(expected)).total()
-    return 2 * common / (len(found) + len(expected)) if common else 0.0
+    common = (Counter(result) & Counter(expected)).total()
+    return 2 * common / (len(result) + len(expected)) if common else 0.0
 
 
 async def _compare(args: Arguments, sample: Sample, answer: str) -> float:

@@ -36,13 +36,13 @@ def instructions(sample: Sample) -> list[tuple[str, dict[str, Any]]]:
         raise SampleError(
             f"{where}: ifbench cannot check these instructions here: {', '.join(unknown)}; leave such rows out"
         )
-    found = [(name, arguments(given)) for name, given in zip(names, values, strict=True)]
-    for name, given in found:
+    results = [(name, arguments(given)) for name, given in zip(names, values, strict=True)]
+    for name, given in results:
         try:
             inspect.signature(CHECKS[name]).bind("", **given)
         except TypeError as error:
             raise SampleError(f"{where}: arguments of {name} do not fit: {error}") from error
-    return found
+    return results
 
 
 def _check(sample: Sample) -> None:

@@ -63,14 +63,14 @@ def stairs(text: str) -> bool:
 
 def palindromes(text: str) -> bool:
     """Ten different words of five letters or more that read the same backwards."""
-    found = {word.lower() for word in words_of(text) if len(word) >= _MIN_PALINDROME_LENGTH}
-    return sum(word == word[::-1] for word in found) >= _PALINDROMES
+    words = {word.lower() for word in words_of(text) if len(word) >= _MIN_PALINDROME_LENGTH}
+    return sum(word == word[::-1] for word in words) >= _PALINDROMES
 
 
 def second_and_second_to_last(text: str, keyword: str) -> bool:
     """A word stands second, and second to last."""
-    found = [word.lower() for word in words_of(text)]
-    return len(found) > 2 and found[1] == found[-2] == keyword.lower()
+    words = [word.lower() for word in words_of(text)]
+    return len(words) > 2 and words[1] == words[-2] == keyword.lower()
 
 
 def same_word_around_paragraphs(text: str) -> bool:

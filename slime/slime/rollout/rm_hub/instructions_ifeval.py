@@ -43,8 +43,8 @@ def occurrences(text: str, word: str) -> int:
 
 
 def _parts(text: str, separator: re.Pattern[str] | str) -> list[str]:
-    found = separator.split(text) if isinstance(separator, re.Pattern) else text.split(separator)
-    return [part.strip() for part in found]
+    parts = separator.split(text) if isinstance(separator, re.Pattern) else text.split(separator)
+    return [part.strip() for part in parts]
 
 
 def _all(text: str, words: Iterable[str]) -> bool:
@@ -56,8 +56,8 @@ def nth_paragraph_first_word(text: str, num_paragraphs: int, nth_paragraph: int,
     paragraphs = [part for part in _parts(text, re.compile(r"\n\s*\n")) if part]
     if len(paragraphs) != num_paragraphs or not 1 <= nth_paragraph <= num_paragraphs:
         return False
-    found = words_of(paragraphs[nth_paragraph - 1])
-    return bool(found) and found[0].lower() == first_word.lower()
+    words = words_of(paragraphs[nth_paragraph - 1])
+    return bool(words) and words[0].lower() == first_word.lower()
 
 
 def json_format(text: str) -> bool:
