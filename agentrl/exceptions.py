@@ -94,5 +94,5 @@ class InternalError(AgentError):
 
 
 CLASSES: dict[Kind, type[AgentError]] = {
-    each.kind: each for each in (InvalidError, CapacityError, NotFoundError, DeadlineError, InfraError, InternalError)
+    item.kind: item for item in (InvalidError, CapacityError, NotFoundError, DeadlineError, InfraError, InternalError)
 }

@@ -207,7 +207,7 @@ class ProcessLedger:
 
         def committed() -> list[tuple[Any, ...]]:
             with self._rows, closing(self._rows.cursor()) as cursor:
-                return [row for each in values for row in cursor.execute(statement, each)]
+                return [row for value in values for row in cursor.execute(statement, value)]
 
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, committed)

@@ -270,8 +270,8 @@ async def run(options: argparse.Namespace) -> None:
     registry = CollectorRegistry()
 
     async def end() -> None:
-        for each in workers.values():
-            await each.close()
+        for item in workers.values():
+            await item.close()
 
     try:
         app = create_app(Router(workers, registry), registry, key=key, most_body_bytes=options.max_body_bytes)

@@ -75,17 +75,17 @@ async def play(
 def table(played: Sequence[Played]) -> dict[str, dict[str, float]]:
     """Return ``{domain: {episodes, lost, success, format_errors}}``, and the same for ``all``."""
     groups: dict[str, list[Played]] = defaultdict(list)
-    for each in played:
-        groups[domain_of(each.task)].append(each)
-        groups["all"].append(each)
+    for item in played:
+        groups[domain_of(item.task)].append(item)
+        groups["all"].append(item)
     found: dict[str, dict[str, float]] = {}
     for domain, many in sorted(groups.items()):
-        scores = [float(each.score >= 1) for each in many if each.score is not None]
+        scores = [float(item.score >= 1) for item in many if item.score is not None]
         found[domain] = {
             "episodes": len(scores),
             "lost": len(many) - len(scores),
             "success": sum(scores) / len(scores) if scores else 0.0,
-            "format_errors": sum(each.format_errors for each in many),
+            "format_errors": sum(item.format_errors for item in many),
         }
     return found
 
@@ -189,7 +189,7 @@ async def play_all(
 
                 try:
                     async with asyncio.TaskGroup() as group:
-                        running = [group.create_task(one(each)) for each in ids]
+                        running = [group.create_task(one(item)) for item in ids]
                         for task in running:
                             task.add_done_callback(_told)
                 except ExceptionGroup as failures:
@@ -236,7 +236,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{numbers['format_errors']:g} format errors"
         )
     if options.output is not None:
-        written = {"domains": found, "episodes": [asdict(each) for each in played]}
+        written = {"domains": found, "episodes": [asdict(item) for item in played]}
         options.output.write_text(json.dumps(written, indent=1) + "\n")
     return int(found["all"]["episodes"] == 0)
 

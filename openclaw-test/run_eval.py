@@ -48,7 +48,7 @@ async def model_name(client: Any, target: Target) -> str:
     from openai import APIConnectionError, APIStatusError
 
     try:
-        names = [each.id async for each in client.models.list()]
+        names = [item.id async for item in client.models.list()]
     except APIConnectionError as error:
         raise EvalError(
             f"no server answers at {client.base_url}; start one, or write --model-path P to serve a checkpoint"
@@ -176,7 +176,7 @@ def main(argv: Sequence[str] | None = None, program: Program = RUN_EVAL) -> int:
             return show_plan(options, extra, models)
         settings = settings_of(options, models)
         prepare(options.output_dir, settings)
-        evaluated = [Evaluated(each.name) for each in models]
+        evaluated = [Evaluated(model.name) for model in models]
         report = Report(settings, evaluated[0], evaluated[1] if evaluated[1:] else None)
     except (EvalError, ConfigError) as error:
         print(f"{PROG}: {error}", file=sys.stderr)
@@ -192,7 +192,7 @@ def main(argv: Sequence[str] | None = None, program: Program = RUN_EVAL) -> int:
         print(f"{PROG}: {error}", file=sys.stderr)
         print(f"{PROG}: to go on: bash openclaw-test/run_eval.sh {shlex.join(words)}", file=sys.stderr)
     finish(report, options.output_dir)
-    return status or int(any(each.not_run for each in evaluated))
+    return status or int(any(item.not_run for item in evaluated))
 
 
 if __name__ == "__main__":

@@ -104,10 +104,10 @@ def turn_lines(ledger: Ledger, *, everything: bool) -> Iterable[str]:
 
 def owner_lines(owners: Sequence[OwnerSamples]) -> Iterable[str]:
     """Yield one line per owner if there are several."""
-    for each in owners if len(owners) > 1 else ():
+    for owner in owners if len(owners) > 1 else ():
         yield (
-            f"owner {each.owner or SHOWN_LOCAL:16} samples: ready {each.ready}  in a step {each.used}"
-            f"  scored by feedback {each.stated}"
+            f"owner {owner.owner or SHOWN_LOCAL:16} samples: ready {owner.ready}  in a step {owner.used}"
+            f"  scored by feedback {owner.stated}"
         )
 
 

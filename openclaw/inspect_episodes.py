@@ -74,7 +74,7 @@ def episode_text(ledger: Ledger, begin: str) -> Iterable[str]:
 
 
 def _meant(ledger: Ledger, begin: str) -> Episode:
-    episodes = {each.id: each for each in ledger.episodes.all()}
+    episodes = {item.id: item for item in ledger.episodes.all()}
     try:
         return episodes[named_by_beginning(begin, list(episodes), "episode", "--episodes lists them")]
     except LookupError as error:

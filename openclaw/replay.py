@@ -52,7 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="Exit status 1: something differs.",
     )
     add_run(parser)
-    names = "|".join([*sorted(each.config.name for each in methods_of()), "FOLDER"])
+    names = "|".join([*sorted(method.config.name for method in methods_of()), "FOLDER"])
     parser.add_argument("--method", required=True, metavar=names, help="the method of the run")
     return parser
 

@@ -87,14 +87,14 @@ def write_hashes(text: str, hashes: Hashes) -> str:
     for line in _HASH.sub("", text).splitlines():
         pin = _PIN.match(line)
         own = hashes[canonical(pin["name"]), pin["version"]] if pin else ()
-        lines.append(" \\\n    ".join([line, *(f"--hash={each}" for each in own)]))
+        lines.append(" \\\n    ".join([line, *(f"--hash={item}" for item in own)]))
     return "\n".join(lines) + "\n"
 
 
 def write_lock(kind: str, pins: Mapping[str, Pins], hashes: Hashes) -> str:
     """Return the text of a lock from the pins of each Python."""
     lines: list[str] = []
-    for name in sorted({name for each in pins.values() for name in each}):
+    for name in sorted({name for pin in pins.values() for name in pin}):
         versions = {python: pins[python].get(name) for python in pins}
         if len(set(versions.values())) == 1:
             lines.append(f"{name}=={versions[PYTHONS[0]]}")
@@ -157,7 +157,11 @@ class Resolver:
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder) / "lock.txt"
             output.write_text(
-                "".join(f"{name}=={self._public(version)}\n" for each in preferences for name, version in each.items())
+                "".join(
+                    f"{name}=={self._public(version)}\n"
+                    for preference in preferences
+                    for name, version in preference.items()
+                )
             )
             options = ["--generate-hashes", "--no-header", "--no-annotate", "--output-file", str(output)]
             self._run(["compile", *inputs, *options], python, Path(folder))
@@ -233,10 +237,10 @@ def settled(stored: Hashes, listed: Hashes, upgrade: list[str] | None) -> Hashes
 def unlisted(stored: Hashes, listed: Hashes) -> list[str]:
     """Return one line for each stored hash that no listed file of its pin has."""
     return [
-        f"{name}=={version}: the registry has no file with {each}; if you trust its files: scripts/lock.sh --upgrade {name}"
+        f"{name}=={version}: the registry has no file with {item}; if you trust its files: scripts/lock.sh --upgrade {name}"
         for (name, version), own in stored.items()
-        for each in own
-        if (name, version) in listed and each not in listed[name, version]
+        for item in own
+        if (name, version) in listed and item not in listed[name, version]
     ]
 
 

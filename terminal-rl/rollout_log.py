@@ -33,9 +33,9 @@ def terminal_metrics(samples: Sequence[Sample], seconds: float) -> dict[str, flo
         results["failed_ratio"] = (results["failed"] + results["aborted"]) / count
         results["non_trainable_ratio"] = sum(sample.remove_sample for sample in samples) / count
     rewards: list[dict[str, Any]] = [sample.reward for sample in samples if isinstance(sample.reward, dict)]
-    if scores := [each["score"] for each in rewards]:
+    if scores := [reward["score"] for reward in rewards]:
         results |= {"reward_mean": statistics.fmean(scores), "reward_min": min(scores), "reward_max": max(scores)}
-        results["accuracy"] = statistics.fmean(each["accuracy"] for each in rewards)
-    if judged := [each["prm_turn_score"] for each in rewards if each["prm_turn_score"] is not None]:
+        results["accuracy"] = statistics.fmean(reward["accuracy"] for reward in rewards)
+    if judged := [reward["prm_turn_score"] for reward in rewards if reward["prm_turn_score"] is not None]:
         results["prm_turn_score"] = statistics.fmean(judged)
     return {f"terminal/{name}": float(value) for name, value in results.items()}

@@ -10,7 +10,7 @@ from run_eval import main
 
 from agentrl.tasks.terminal.source import TaskSource
 
-TOLD = "; ".join(f"{each.name}: {each.help}" for each in (MAX_STEPS, *TaskSource.variables()))
+TOLD = "; ".join(f"{variable.name}: {variable.help}" for variable in (MAX_STEPS, *TaskSource.variables()))
 PROGRAM = Program(
     "run_terminal_agent.sh",
     "Let a model solve terminal tasks and write a report. Other options go to python -m openclaw.server, which serves a checkpoint.",

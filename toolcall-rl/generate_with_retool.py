@@ -70,8 +70,8 @@ async def generate(
     samples = await generate_in(args, sample, sampling_params, evaluation, lend=lend, judged=judged)
     if isinstance(samples, list):
         answer = answer_of(_said(args, samples[-1]))
-        for each in samples:
-            each.reward = _reward(each.reward, each.metadata["agent"]["outcome"], answer)
+        for item in samples:
+            item.reward = _reward(item.reward, item.metadata["agent"]["outcome"], answer)
     return samples
 
 
@@ -81,7 +81,7 @@ async def reward_func(args: Arguments, sample: Sample | list[Sample], **kwargs: 
     The last ``\\boxed{}`` of the response is compared with the label. A sample that has a reward keeps it.
     """
     if isinstance(sample, list):
-        return [await reward_func(args, each, **kwargs) for each in sample]
+        return [await reward_func(args, item, **kwargs) for item in sample]
     if sample.reward is not None:
         return sample.reward
     found = await asyncio.to_thread(compute_score, sample.response, str(sample.label), strict_box_verify=True)
@@ -94,7 +94,7 @@ async def reward_func(args: Arguments, sample: Sample | list[Sample], **kwargs: 
 def _said(args: Arguments, sample: Sample) -> str:
     """Return what the policy itself wrote of a sample."""
     response = sample.tokens[len(sample.tokens) - sample.response_length :]
-    ids = [each for each, sampled in zip(response, sample.loss_mask or (), strict=False) if sampled]
+    ids = [item for item, sampled in zip(response, sample.loss_mask or (), strict=False) if sampled]
     return agents_of(args).codec.text(ids)
 
 

@@ -148,7 +148,7 @@ async def _play(model: Model, task: str, environment: ToolCallEnvironment, max_t
     limits = replace(limits, max_turns=max_turns or limits.max_turns)
     played = await Play(policy, watched, limits, task_id=task, observer=watched).play()
     assert played is not None, "no chat is suspended"
-    said = next((each["content"] for each in reversed(played.messages) if each["role"] == "assistant"), "")
+    said = next((message["content"] for message in reversed(played.messages) if message["role"] == "assistant"), "")
     return Trajectory(task, watched.question, watched.steps, said, played.verdict or NO_REPLY)
 
 

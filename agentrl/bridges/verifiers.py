@@ -113,7 +113,7 @@ class VerifiersEnvironment(Environment):
         if "error" in found:
             raise ConfigError(f"{PREFIX}{cls.name} cannot be played: {found['error']}")
         weight = Weight(memory_mib=MEMORY_MIB)
-        return [Task(f"{cls.name}/{each['idx']}", {"idx": each["idx"]}, weight) for each in found["tasks"]]
+        return [Task(f"{cls.name}/{item['idx']}", {"idx": item["idx"]}, weight) for item in found["tasks"]]
 
     async def reset(self, task: Task, seed: int) -> Observation:
         """Start the task; ``data`` has its ``messages``. The package takes no seed, so ``seed`` changes nothing."""

@@ -191,8 +191,8 @@ class Play:
         episode = await self._episode
         self._check(episode)
         (trace,) = episode.traces
-        rewards = {name: each.value for name, each in trace.rewards.items() if each is not None}
-        missing = [name for name, each in trace.rewards.items() if each is None]
+        rewards = {name: reward.value for name, reward in trace.rewards.items() if reward is not None}
+        missing = [name for name, reward in trace.rewards.items() if reward is None]
         if missing or not rewards:
             raise Refused(
                 f"no reward was computed ({', '.join(missing) or 'it has none'}); its scoring needs a sandbox"

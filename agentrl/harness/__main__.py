@@ -63,12 +63,12 @@ async def _until_signal(options: argparse.Namespace, tasks: Sequence[str]) -> in
 
     def stop(number: int) -> None:
         received.append(number)
-        for each in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(each)
+        for item in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(item)
         driving.cancel()
 
-    for each in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(each, stop, each)
+    for item in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(item, stop, item)
     try:
         return await driving
     except asyncio.CancelledError:

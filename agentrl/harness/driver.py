@@ -241,8 +241,8 @@ class Driver:
         """End the runs that a full group does not need, and have the gateway compare the others."""
         if not self._plan.spare:
             return
-        for each in others:
-            each.cancel()
+        for other in others:
+            other.cancel()
         if others:
             await asyncio.wait(others)
         self._display.spared(group.shown, len(others))

@@ -184,5 +184,5 @@ def _read(action: JsonObject) -> RunAgent:
     try:
         return Action.model_validate(action).run_agent
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         raise InvalidError(f"{problems}; {HOW}", code="invalid_action") from None

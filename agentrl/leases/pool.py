@@ -146,7 +146,7 @@ class Pool:
             if not request.done():
                 request.cancel()
                 return Released(found=True)
-            lease_id = next((each.id for each in self._leases.values() if each.request_id == lease_id), lease_id)
+            lease_id = next((lease.id for lease in self._leases.values() if lease.request_id == lease_id), lease_id)
         found = lease_id in self._leases or lease_id in self._closing
         self._end(lease_id, "released")
         return Released(found=found)

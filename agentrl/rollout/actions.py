@@ -297,7 +297,7 @@ def opening(observation: Observation, note: str | None = None, pictures: Sequenc
     try:
         read = _Data.model_validate(data)
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         raise ConfigError(f"the agent loop cannot play this environment: its first data has {problems}") from None
     name = read.actions or ("tool_calls" if read.tools else "text")
     if name not in FORMS:

@@ -128,7 +128,7 @@ class ChatPolicy(Policy):
     async def look(self, encoded: Sequence[str]) -> list[Message]:
         """See `Policy.look`."""
         first = len(self._pictures)
-        self._pictures += [f"data:image/png;base64,{each}" for each in encoded]
+        self._pictures += [f"data:image/png;base64,{item}" for item in encoded]
         return [{"type": IMAGE, "number": number} for number in range(first, len(self._pictures))]
 
     def prepare(self) -> int:

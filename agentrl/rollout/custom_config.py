@@ -36,7 +36,7 @@ class CustomConfig(BaseModel):
         try:
             return cls.model_validate({name: given[name] for name in cls.model_fields if name in given})
         except ValidationError as error:
-            problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+            problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
             raise ConfigError(f"--custom-config-path {args.custom_config_path}: {problems}") from None
 
 
@@ -74,7 +74,11 @@ def sample_outcome(sample: Sample) -> float | None:
 
 def mean_step_score(sample: Sample) -> float | None:
     """Return the mean score of the judged steps; None without one."""
-    scores = [each for each in sample.metadata.get("step_wise", {}).get("step_scores", ()) if each is not None]
+    scores = [
+        step_score
+        for step_score in sample.metadata.get("step_wise", {}).get("step_scores", ())
+        if step_score is not None
+    ]
     return statistics.fmean(scores) if scores else None
 
 
@@ -93,7 +97,7 @@ def given_reward(sample: Sample | list[Sample], generate: str) -> Any:
         ConfigError: another function made the sample.
     """
     if isinstance(sample, list):
-        return [given_reward(each, generate) for each in sample]
+        return [given_reward(item, generate) for item in sample]
     if sample.reward is None:
         raise ConfigError(f"the sample has no reward; set --custom-generate-function-path {generate}, which gives it")
     return sample.reward

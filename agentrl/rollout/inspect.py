@@ -59,9 +59,9 @@ def _list(run: Path) -> Iterable[str]:
         kinds.setdefault("evaluated" if name.startswith("eval-") else "trained", []).append(episode)
         yield summary(episode)
     for kind, result in kinds.items():
-        outcomes = [end["outcome"] for each in result if (end := each.first("end")) and end.get("outcome") is not None]
+        outcomes = [end["outcome"] for item in result if (end := item.first("end")) and end.get("outcome") is not None]
         mean = f"mean outcome {sum(outcomes) / len(outcomes):+.2f}" if outcomes else "no outcome yet"
-        lost = sum(bool(each.first("lost")) for each in result)
+        lost = sum(bool(item.first("lost")) for item in result)
         yield f"{kind}: {len(result)} episodes, {len(outcomes)} with an outcome, {mean}, {lost} lost"
 
 

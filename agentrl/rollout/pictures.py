@@ -42,7 +42,7 @@ class Pictures:
                 "model, or an environment without pictures (GUI_OBSERVATION_TYPE=a11y_tree)"
             )
         first = len(self._images)
-        self._images += await asyncio.to_thread(lambda: [self._sized(each) for each in encoded])
+        self._images += await asyncio.to_thread(lambda: [self._sized(item) for item in encoded])
         return [{"type": IMAGE, "number": number} for number in range(first, len(self._images))]
 
     def image(self, number: int) -> Any:

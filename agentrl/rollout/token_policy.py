@@ -166,7 +166,7 @@ class AppendedConversation:
 
     def prompt(self) -> list[int]:
         """Return the ids of the next prompt."""
-        return [*self._begin, *(each for ids in self._ids for each in ids)]
+        return [*self._begin, *(item for ids in self._ids for item in ids)]
 
     def read(self, prompt_ids: Sequence[int], ids: Sequence[int], turn: int) -> Reply:
         """Return a reply as a message: all of its text, thoughts and calls included."""

@@ -246,7 +246,7 @@ def refuse_nonsense(spec: SandboxSpec) -> None:
         inside = os.path.normpath(mount.inside)
         if inside != mount.inside or not inside.startswith("/") or inside in ("/", HOME, "/tmp"):
             raise InvalidError(f"{mount.inside} is not an absolute path of a mount's own", code="bad_spec")
-        if any(inside == each or inside.startswith(f"{each}/") for each in RESERVED):
+        if any(inside == item or inside.startswith(f"{item}/") for item in RESERVED):
             raise InvalidError(f"{mount.inside} lies in a folder of the sandbox itself", code="bad_spec")
         if not mount.host.exists():
             raise InvalidError(f"there is no {mount.host} to mount", code="bad_spec")

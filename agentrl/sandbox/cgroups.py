@@ -67,7 +67,7 @@ def find(process: Path = Path("/proc/self")) -> Places:
     parents: dict[str, Path] = {}
     for line in (process / "cgroup").read_text().splitlines():
         _, names, path = line.split(":", 2)
-        for name in [each for each in names.split(",") if each in CONTROLLERS]:
+        for name in [part for part in names.split(",") if part in CONTROLLERS]:
             for kind, options, root, point in mounts:
                 if kind == "cgroup" and name in options and _usable(folder := _below(point, root, path)):
                     parents[name] = folder

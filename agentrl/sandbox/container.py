@@ -118,8 +118,8 @@ class Container:
         if code != 0:
             raise InfraError(f"{self.name} does not list containers: {_last(said)}", code="engine_failed")
         parts = said.split()
-        for each in parts:
-            await self._remove(each)
+        for part in parts:
+            await self._remove(part)
         return len(parts)
 
     async def start(self, spec: SandboxSpec, processes: Processes) -> SupervisedSandbox:
@@ -303,7 +303,7 @@ def _plain(path: Path | str) -> str:
         InvalidError: it cannot.
     """
     text = str(path)
-    if any(each in text for each in ',"\n'):
+    if any(item in text for item in ',"\n'):
         raise InvalidError(f"the path {text!r} has a comma, a quote or a newline; rename it", code="bad_spec")
     return text
 

@@ -144,8 +144,8 @@ class E2BApi:
                 made = await self._asked("POST", "/sandboxes", body=body, tries=1)
                 break
             except _Again as again:
-                for each in await self.find(metadata):
-                    await self.end(each)
+                for item in await self.find(metadata):
+                    await self.end(item)
                 if attempt == self._retry_budget.tries:
                     raise again.given_up("start a sandbox") from again
                 await asyncio.sleep(self._retry_budget.wait_s(attempt, again.asked))
@@ -165,7 +165,7 @@ class E2BApi:
         query = {"metadata": quoted, "state": "running,paused", "limit": str(PAGE)}
         while True:
             page = await self._tried("GET", "/v2/sandboxes", "list sandboxes", query=query)
-            place += [each["sandboxID"] for each in self._json(page, "list sandboxes")]
+            place += [item["sandboxID"] for item in self._json(page, "list sandboxes")]
             if not (token := page.headers.get("x-next-token")):
                 return place
             query = {**query, "nextToken": token}

@@ -212,7 +212,7 @@ def execute_request(
             code="bad_command",
         )
     words = [*argv, *environment, *environment.values(), cwd]
-    if any("\0" in each for each in words) or any("=" in name or not name for name in environment):
+    if any("\0" in word for word in words) or any("=" in name or not name for name in environment):
         raise InvalidError("arguments and variables hold no NUL, and names of variables no '='", code="bad_command")
     return {
         "do": "execute",

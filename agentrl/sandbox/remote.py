@@ -159,8 +159,8 @@ class E2BProvider:
             InfraError: the host does not answer.
         """
         found = await self._api.find({POOL_LABEL: pool})
-        for each in found:
-            await self._api.end(each)
+        for item in found:
+            await self._api.end(item)
         return len(found)
 
     async def start(self, spec: SandboxSpec, processes: Processes) -> E2BSandbox:
@@ -197,8 +197,8 @@ class E2BProvider:
     async def _forget(self, labels: dict[str, str]) -> None:
         """End a machine that is not needed; if the host does not answer, its lifetime ends it."""
         try:
-            for each in await self._api.find({SANDBOX_LABEL: labels[SANDBOX_LABEL]}):
-                await self._api.end(each)
+            for item in await self._api.find({SANDBOX_LABEL: labels[SANDBOX_LABEL]}):
+                await self._api.end(item)
         except AgentError as error:
             logger.warning("an e2b sandbox that did not start is left to its lifetime: %s", error)
 
@@ -299,7 +299,7 @@ class E2BSandbox:
         ended = await self._api.run(
             self._machine, [*RELAY, "call", FOLDER, str(number), *map(str, done)], seconds=seconds
         )
-        self._done = [each for each in self._done if each not in done] + [number]
+        self._done = [item for item in self._done if item not in done] + [number]
         if ended.exit_code == GONE:
             said = ended.stderr.decode(errors="replace").strip()
             raise InfraError(f"the supervisor of the e2b sandbox ended: {said}", code="sandbox_gone")

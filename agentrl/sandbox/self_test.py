@@ -156,8 +156,8 @@ async def prove(provider: Unchecked, *, python: str = "/usr/bin/python3") -> lis
                 look = await sandbox.execute([python, "-I", "-c", LOOK, *words], timeout_s=PATIENCE_SECONDS)
                 seen = _parsed(look.output)
                 bounds = [
-                    (await sandbox.execute([python, "-I", "-c", each], timeout_s=PATIENCE_SECONDS)).output.decode()
-                    for each in (MEMORY, PROCESSES, DISK)
+                    (await sandbox.execute([python, "-I", "-c", item], timeout_s=PATIENCE_SECONDS)).output.decode()
+                    for item in (MEMORY, PROCESSES, DISK)
                 ]
             finally:
                 await sandbox.stop()
@@ -171,7 +171,7 @@ def _outlook(seen: Mapping[str, Any]) -> list[Promise]:
         "no port of the host": _refused(seen, "host"),
         "no variable of the host": "PATH" in seen.get("environment", ())
         and set(seen["environment"]) <= {*ENVIRONMENT, "PWD", "OLDPWD", "SHLVL", "_", "LC_CTYPE"},
-        "no capability": bool(seen.get("capabilities")) and not any(int(each, 16) for each in seen["capabilities"]),
+        "no capability": bool(seen.get("capabilities")) and not any(int(item, 16) for item in seen["capabilities"]),
         "no new privileges": seen.get("privileges") == "1",
         "no nested user namespace": _refused(seen, "namespace"),
         "no process of the host": 0 < seen.get("processes", 0) <= MAX_PROCESSES_SEEN,

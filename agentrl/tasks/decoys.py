@@ -24,8 +24,8 @@ Edit = tuple[int, int, str]
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 DICE = secrets.SystemRandom()
 EQUAL = frozenset(
-    f"assert{each}"
-    for each in (
+    f"assert{item}"
+    for item in (
         *("Equal", "Equals", "AlmostEqual", "MultiLineEqual", "SequenceEqual"),
         *("ListEqual", "TupleEqual", "SetEqual", "DictEqual", "CountEqual"),
     )
@@ -81,7 +81,7 @@ def cases_of(text: str) -> Mapping[str, bool]:
     except (SyntaxError, ValueError, RecursionError):
         return {}
     several = "pytest_generate_tests" in text or "params" in text
-    return {name: several or bool(each.decorator_list) or "::" in name for name, each in source.tests.items()}
+    return {name: several or bool(test.decorator_list) or "::" in name for name, test in source.tests.items()}
 
 
 class _Source:
@@ -123,7 +123,7 @@ def _tests(body: Sequence[ast.stmt], above: str) -> Iterator[tuple[str, Function
 
 def _of_test(source: _Source, function: Function) -> list[Edit]:
     """Return the change of one assertion of a test: of an expected value, or else of what is compared or true."""
-    if any(EXPECTED_TO_FAIL.search(source.words(each)) for each in function.decorator_list):
+    if any(EXPECTED_TO_FAIL.search(source.words(item)) for item in function.decorator_list):
         return []
     ways: tuple[list[list[Edit]], ...] = ([], [], [])
     for statement in _reached(source, function, function.body):
@@ -154,19 +154,19 @@ def _rows(source: _Source, function: Function, given: ast.expr) -> list[ast.expr
     """Return the elements of a list that is written here, or that a variable is set to and nothing else reads."""
     if isinstance(given, ast.Name):
         for scope in (function, source.tree):
-            named = [each for each in ast.walk(scope) if isinstance(each, ast.Name) and each.id == given.id]
-            if sum(isinstance(each.ctx, ast.Store) for each in named):
+            named = [node for node in ast.walk(scope) if isinstance(node, ast.Name) and node.id == given.id]
+            if sum(isinstance(item.ctx, ast.Store) for item in named):
                 value = _value_of(scope.body, given.id) if len(named) == 2 else None
                 return _rows(source, function, value) if value is not None and not isinstance(value, ast.Name) else []
         return []
     listed = given.elts if isinstance(given, ast.List | ast.Tuple) else []
-    return [] if any(isinstance(each, ast.Starred) for each in listed) else listed
+    return [] if any(isinstance(item, ast.Starred) for item in listed) else listed
 
 
 def _value_of(body: Sequence[ast.stmt], name: str) -> ast.expr | None:
     """Return what the statement ``name = …`` of a block sets a variable to."""
     for statement in body:
-        if isinstance(statement, ast.Assign) and [ast.unparse(each) for each in statement.targets] == [name]:
+        if isinstance(statement, ast.Assign) and [ast.unparse(target) for target in statement.targets] == [name]:
             return statement.value
     return None
 
@@ -230,19 +230,19 @@ def _ways_of_equal(
 
 def _where_set(source: _Source, function: Function, name: str) -> list[Edit]:
     """Return the change of what a variable is set to, if it is set once, to a literal, and only compared."""
-    if name in {each.arg for each in chain(function.args.args, function.args.kwonlyargs)}:
+    if name in {item.arg for item in chain(function.args.args, function.args.kwonlyargs)}:
         return _where_given(source, function, name) if _only_compared(function, name) else []
-    inside = [each for each in ast.walk(function) if isinstance(each, ast.Name) and each.id == name]
-    scope = function if any(isinstance(each.ctx, ast.Store) for each in inside) else source.tree
-    named = [each for each in ast.walk(scope) if isinstance(each, ast.Name) and each.id == name]
-    if sum(not isinstance(each.ctx, ast.Load) for each in named) != 1 or not _only_compared(scope, name):
+    inside = [node for node in ast.walk(function) if isinstance(node, ast.Name) and node.id == name]
+    scope = function if any(isinstance(item.ctx, ast.Store) for item in inside) else source.tree
+    named = [node for node in ast.walk(scope) if isinstance(node, ast.Name) and node.id == name]
+    if sum(not isinstance(item.ctx, ast.Load) for item in named) != 1 or not _only_compared(scope, name):
         return []
     if (value := _value_of(scope.body, name)) is not None:
         edit = _other(source, value)
         return [edit] if edit else []
-    for loop in (each for each in ast.walk(function) if isinstance(each, ast.For)):
+    for loop in (node for node in ast.walk(function) if isinstance(node, ast.For)):
         targets = loop.target.elts if isinstance(loop.target, ast.Tuple) else [loop.target]
-        names = [each.id if isinstance(each, ast.Name) else "" for each in targets]
+        names = [target.id if isinstance(target, ast.Name) else "" for target in targets]
         if name in names:
             return _in_each_row(source, _rows(source, function, loop.iter), names, name)
     return []
@@ -250,13 +250,13 @@ def _where_set(source: _Source, function: Function, name: str) -> list[Edit]:
 
 def _where_given(source: _Source, function: Function, name: str) -> list[Edit]:
     """Return the changes of a parameter's values in ``pytest.mark.parametrize``."""
-    for each in function.decorator_list:
-        if not isinstance(each, ast.Call) or not ast.unparse(each.func).endswith(".parametrize") or len(each.args) < 2:
+    for item in function.decorator_list:
+        if not isinstance(item, ast.Call) or not ast.unparse(item.func).endswith(".parametrize") or len(item.args) < 2:
             continue
-        words = each.args[0].elts if isinstance(each.args[0], ast.List | ast.Tuple) else [each.args[0]]
+        words = item.args[0].elts if isinstance(item.args[0], ast.List | ast.Tuple) else [item.args[0]]
         names = [part.strip() for word in words for part in ast.unparse(word).strip("'\"").split(",")]
         if name in names:
-            return _in_each_row(source, _rows(source, function, each.args[1]), names, name)
+            return _in_each_row(source, _rows(source, function, item.args[1]), names, name)
     return []
 
 
@@ -290,8 +290,8 @@ def _only_compared(scope: ast.AST, name: str) -> bool:
             sides = node.args[:2]
             fine.update(chain.from_iterable(map(ast.walk, node.args[2:])))
         fine.update(side for side in sides if isinstance(side, ast.Name))
-    read = [each for each in ast.walk(scope) if isinstance(each, ast.Name) and each.id == name]
-    return all(each in fine for each in read if isinstance(each.ctx, ast.Load))
+    read = [item for item in ast.walk(scope) if isinstance(item, ast.Name) and item.id == name]
+    return all(item in fine for item in read if isinstance(item.ctx, ast.Load))
 
 
 def _of_script(source: _Source) -> list[Edit]:
@@ -367,5 +367,5 @@ def _another_text(text: str, longer: bool) -> str:
         return text + "".join(DICE.choices(string.ascii_lowercase, k=8 if longer else 1))
     at = DICE.choice(digits or places)
     kind = string.digits if text[at].isdigit() else string.ascii_lowercase
-    new = DICE.choice([each for each in kind if each != text[at].lower()])
+    new = DICE.choice([item for item in kind if item != text[at].lower()])
     return text[:at] + (new.upper() if text[at].isupper() else new) + text[at + 1 :]

@@ -248,7 +248,7 @@ def services_of(folder: Path, name: str) -> list[dict[str, Any]]:
     """
     try:
         services = yaml.safe_load(text_of(folder, name))["services"]
-        return [dict(each) for each in services.values()]
+        return [dict(service) for service in services.values()]
     except (yaml.YAMLError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{folder / name} has no services: {error}; correct it") from error
 
@@ -315,7 +315,7 @@ def read_settings(
     except broken as error:
         raise ConfigError(f"{path} is not {language}: {error}; correct that place") from error
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         raise ConfigError(f"{path}: {problems}; correct these values") from error
 
 

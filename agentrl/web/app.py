@@ -166,7 +166,7 @@ async def read(request: Request, kind: type[M], most_bytes: int) -> M:
     except ValidationError as error:
         found = error.errors(include_url=False, include_input=False, include_context=False)
         shown = "; ".join(
-            f"{'.'.join(map(str, each['loc'])) or 'body'}: {each['msg']}" for each in found[:SHOWN_ERRORS]
+            f"{'.'.join(map(str, item['loc'])) or 'body'}: {item['msg']}" for item in found[:SHOWN_ERRORS]
         )
         raise InvalidError(f"the body is not a {kind.__name__}: {shown}", code="invalid_request") from error
 

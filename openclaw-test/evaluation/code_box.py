@@ -159,10 +159,10 @@ async def _attempt(sandbox: Sandbox, given: str, count: int, seconds: float) -> 
     if (
         not isinstance(document, list)
         or len(document) != count
-        or not all(isinstance(each, list) and len(each) == 1 for each in document)
+        or not all(isinstance(item, list) and len(item) == 1 for item in document)
     ):
         return Ran(reason="no_result", detail="it wrote another file over the results")
-    return Ran(results=[each[0] for each in document])
+    return Ran(results=[item[0] for item in document])
 
 
 def _ending(ended: ExecResult) -> str:

@@ -80,7 +80,7 @@ def problem(rng: Random, signature: str, wish: str, body: str, draw: Callable[[R
 
 def _copy(arguments: Arguments) -> Arguments:
     """Return a copy, because a solution may change its arguments."""
-    return [list(each) if isinstance(each, list) else each for each in arguments]
+    return [list(argument) if isinstance(argument, list) else argument for argument in arguments]
 
 
 def numbers(rng: Random, low: int = -20, high: int = 40, most: int = 8) -> list[int]:

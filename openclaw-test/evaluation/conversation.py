@@ -70,7 +70,7 @@ def draw_rules(rng: Random, count: int) -> tuple[Rule, ...]:
         if (
             len(chosen) < count
             and "whole" not in {rule.part, chosen[0].part}
-            and all(rule.part != each.part for each in chosen)
+            and all(rule.part != item.part for item in chosen)
         ):
             chosen.append(rule)
     return tuple(chosen)
@@ -86,7 +86,7 @@ def _first_word(rng: Random) -> Rule:
     return Rule(
         "first_word",
         f'Begin your reply with the word "{word}".',
-        lambda text: [each.lower() for each in words(text)[:1]] == [word] and len(words(text)) > 1,
+        lambda text: [item.lower() for item in words(text)[:1]] == [word] and len(words(text)) > 1,
         "begin",
         lambda text: f"{word}, {text}",
     )
@@ -97,7 +97,7 @@ def _last_word(rng: Random) -> Rule:
     return Rule(
         "last_word",
         f'End your reply with the word "{word}".',
-        lambda text: [each.lower() for each in words(text)[-1:]] == [word] and len(words(text)) > 1,
+        lambda text: [item.lower() for item in words(text)[-1:]] == [word] and len(words(text)) > 1,
         "end",
         lambda text: f"{text.rstrip('.')} {word}.",
     )
@@ -266,7 +266,7 @@ def draw_facts(rng: Random, level: int) -> Facts:
     asked = "What is my name, and where do I live?"
     if level == 2:
         return Facts((told, question(rng), asked), (first, city))
-    moved = rng.choice([each for each in CITIES if each != city])
+    moved = rng.choice([item for item in CITIES if item != city])
     return Facts(
         (told, f"Sorry, I mixed something up: I live in {moved}. And my name is {second}.", question(rng), asked),
         (second, moved),

@@ -23,8 +23,8 @@ Figures = dict[str, Any]
 def by_problem(records: Iterable[Record]) -> dict[str, float]:
     """Return the share of passed tries per problem."""
     tries: dict[str, list[bool]] = defaultdict(list)
-    for each in records:
-        tries[each.task].append(each.passed)
+    for record in records:
+        tries[record.task].append(record.passed)
     return {task: sum(passed) / len(passed) for task, passed in tries.items()}
 
 
@@ -36,30 +36,30 @@ def suite_figures(records: Sequence[Record]) -> Figures:
     """
     shares = by_problem(records)
     low, high = wilson(math.fsum(shares.values()), len(shares))
-    seconds = sorted(each.seconds for each in records)
+    seconds = sorted(record.seconds for record in records)
     waited = math.fsum(seconds)
     return {
         "problems": len(shares),
         "tries": len(records),
-        "passed": sum(each.passed for each in records),
+        "passed": sum(record.passed for record in records),
         "score": round(statistics.fmean(shares.values()), 4),
         "low": round(low, 4),
         "high": round(high, 4),
-        "degenerate": round(sum(each.degenerate for each in records) / len(records), 4),
-        "malformed_calls": sum(each.malformed_calls for each in records),
+        "degenerate": round(sum(record.degenerate for record in records) / len(records), 4),
+        "malformed_calls": sum(record.malformed_calls for record in records),
         "seconds_median": round(statistics.median(seconds), 3),
         "seconds_p95": round(seconds[math.ceil(0.95 * len(seconds)) - 1], 3),
-        "tokens": sum(each.tokens for each in records),
-        "tokens_per_second": round(sum(each.tokens for each in records) / waited, 1) if waited else None,
-        "failures": dict(Counter(each.reason for each in records if not each.passed).most_common()),
+        "tokens": sum(record.tokens for record in records),
+        "tokens_per_second": round(sum(record.tokens for record in records) / waited, 1) if waited else None,
+        "failures": dict(Counter(record.reason for record in records if not record.passed).most_common()),
     }
 
 
 def grouped(records: Iterable[Record], key: str) -> dict[str, list[Record]]:
     """Return the records by one of their fields, in the order of their appearance."""
     groups: dict[str, list[Record]] = defaultdict(list)
-    for each in records:
-        groups[str(getattr(each, key))].append(each)
+    for record in records:
+        groups[str(getattr(record, key))].append(record)
     return dict(groups)
 
 
@@ -78,7 +78,7 @@ def paired_difference(differences: Sequence[float], level: float = 0.95) -> tupl
         raise ValueError("paired_difference: give at least one difference")
     n = len(differences) + 2
     center = math.fsum(differences) / n
-    spread = math.fsum([*(each * each for each in differences), 2.0]) / n - center * center
+    spread = math.fsum([*(difference * difference for difference in differences), 2.0]) / n - center * center
     margin = NormalDist().inv_cdf((1 + level) / 2) * math.sqrt(spread / n)
     return statistics.fmean(differences), max(-1.0, center - margin), min(1.0, center + margin)
 
@@ -106,8 +106,8 @@ def comparison(this: Sequence[Record], other: Sequence[Record]) -> Figures | Non
         return None
     differences = [mine[task] - theirs[task] for task in common]
     mean, low, high = paired_difference(differences)
-    gained, lost = sum(each > 0 for each in differences), sum(each < 0 for each in differences)
-    single = all(abs(each) in (0.0, 1.0) for each in [*mine.values(), *theirs.values()])
+    gained, lost = sum(difference > 0 for difference in differences), sum(difference < 0 for difference in differences)
+    single = all(abs(item) in (0.0, 1.0) for item in [*mine.values(), *theirs.values()])
     return {
         "problems": len(common),
         "this": round(statistics.fmean(mine[task] for task in common), 4),

@@ -60,7 +60,7 @@ def suite_names(text: str) -> list[str]:
 def seed_list(text: str) -> list[int]:
     """Parse ``0,1,2``."""
     try:
-        seeds = sorted({int(each) for each in text.split(",")})
+        seeds = sorted({int(part) for part in text.split(",")})
     except ValueError:
         seeds = []
     if not seeds or seeds[0] < 0:

@@ -59,7 +59,7 @@ def _scores(axes: Any, models: list[Any], suites: list[str]) -> None:
 def _latency(axes: Any, models: list[Any], suites: list[str]) -> None:
     for number, (name, model) in enumerate(models):
         for place, suite in zip(_places(models, number, suites), suites, strict=True):
-            seconds = sorted(each.seconds for each in model.get(suite, ()))
+            seconds = sorted(item.seconds for item in model.get(suite, ()))
             label = name if suite == next(iter(model), None) else None
             axes.plot(seconds, [place] * len(seconds), "|", color=f"C{number}", markersize=9, label=label)
     axes.set(xlabel="seconds of waiting per problem")

@@ -72,7 +72,7 @@ class Record:
 def record(case: Case, sample: int, grade: Grade, talk: Talk) -> Record:
     """Return the record of a played case, with long texts clipped."""
     replies = [str(message["content"]) for message in talk.messages if message["role"] == "assistant"]
-    messages = [{**each, "content": clip_middle(str(each["content"]), MAX_TEXT)} for each in talk.messages]
+    messages = [{**item, "content": clip_middle(str(item["content"]), MAX_TEXT)} for item in talk.messages]
     return Record(
         suite=case.suite,
         task=case.id,
@@ -108,7 +108,7 @@ class Results:
 
     def done(self) -> set[tuple[str, int]]:
         """Return the keys of the results so far."""
-        return {each.key for each in self.records}
+        return {item.key for item in self.records}
 
     def add(self, result: Record) -> None:
         """Write a result."""

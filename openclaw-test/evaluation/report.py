@@ -112,7 +112,7 @@ def as_json(report: Report) -> dict[str, Any]:
             "suites": {
                 name: {**suite_figures(records), "families": _families(records)} for name, records in suites.items()
             },
-            "seconds": round(sum(each.seconds for each in model.records), 1),
+            "seconds": round(sum(record.seconds for record in model.records), 1),
         }
     if report.other:
         results["comparison"] = comparisons(report.this.records, report.other.records)
@@ -174,10 +174,10 @@ def _scores(suites: Mapping[str, Figures]) -> str:
         return "No results."
     rows = [
         (
-            name, each["problems"], each["tries"], each["passed"], f"{each['score']:.3f}",
-            f"{each['low']:.3f} to {each['high']:.3f}", f"{each['degenerate']:.3f}", each["malformed_calls"],
+            name, suite["problems"], suite["tries"], suite["passed"], f"{suite['score']:.3f}",
+            f"{suite['low']:.3f} to {suite['high']:.3f}", f"{suite['degenerate']:.3f}", suite["malformed_calls"],
         )
-        for name, each in suites.items()
+        for name, suite in suites.items()
     ]  # fmt: skip
     head = ("suite", "problems", "tries", "passed", "score", "95 % interval", "degenerate", "malformed calls")
     return table(head, rows)
@@ -186,11 +186,11 @@ def _scores(suites: Mapping[str, Figures]) -> str:
 def _comparison(found: Mapping[str, Figures]) -> str:
     rows = [
         (
-            "all suites" if name == ALL else name, each["problems"], f"{each['this']:.3f}", f"{each['other']:.3f}",
-            f"{each['difference']:+.3f}", f"{each['low']:+.3f} to {each['high']:+.3f}", each["gained"], each["lost"],
-            None if each["p"] is None else f"{each['p']:.3f}",
+            "all suites" if name == ALL else name, item["problems"], f"{item['this']:.3f}", f"{item['other']:.3f}",
+            f"{item['difference']:+.3f}", f"{item['low']:+.3f} to {item['high']:+.3f}", item["gained"], item["lost"],
+            None if item["p"] is None else f"{item['p']:.3f}",
         )
-        for name, each in found.items()
+        for name, item in found.items()
     ]  # fmt: skip
     head = ("suite", "problems", "this", "other", "difference", "95 % interval", "gained", "lost", "p (McNemar)")
     note = (
@@ -204,7 +204,7 @@ def _kinds(report: Report) -> str:
     rows = []
     for name, records in grouped(report.this.records, "suite").items():
         for family, result in grouped(records, "family").items():
-            shares = {level: suite_figures(each)["score"] for level, each in grouped(result, "level").items()}
+            shares = {level: suite_figures(item)["score"] for level, item in grouped(result, "level").items()}
             levels = ", ".join(f"{level}: {shares[level]:.2f}" for level in sorted(shares))
             rows.append((name, family, len(result), f"{suite_figures(result)['score']:.3f}", levels))
     return table(("suite", "kind", "tries", "score", "score by level"), rows) if rows else ""
@@ -214,7 +214,7 @@ def _failures(report: Report) -> str:
     rows = []
     for name, records in grouped(report.this.records, "suite").items():
         for reason, count in suite_figures(records)["failures"].items():
-            first = next(each for each in records if each.reason == reason)
+            first = next(record for record in records if record.reason == reason)
             rows.append((name, reason.replace("_", " "), count, code(first.detail) if first.detail else None))
     return table(("suite", "reason", "tries", "such as"), rows) if rows else "None."
 
@@ -222,11 +222,11 @@ def _failures(report: Report) -> str:
 def _latency(report: Report, figures: Mapping[str, Any]) -> str:
     rows = [
         (
-            *((code(model.name),) if report.other else ()), name, each["seconds_median"], each["seconds_p95"],
-            each["tokens"], each["tokens_per_second"],
+            *((code(model.name),) if report.other else ()), name, figure["seconds_median"], figure["seconds_p95"],
+            figure["tokens"], figure["tokens_per_second"],
         )
         for key, model in zip(("model", "compared"), report.models, strict=False)
-        for name, each in figures[key]["suites"].items()
+        for name, figure in figures[key]["suites"].items()
     ]  # fmt: skip
     head = ("suite", "median seconds", "95th percentile", "tokens", "tokens per second of one request")
     return table((*(("model",) if report.other else ()), *head), rows) if rows else ""
@@ -236,7 +236,7 @@ def _examples(records: Sequence[Record]) -> list[str]:
     parts: list[str] = []
     for name, result in grouped(records, "suite").items():
         for passed, title in ((True, "passed"), (False, "failed")):
-            chosen = next((each for each in result if each.passed is passed), None)
+            chosen = next((item for item in result if item.passed is passed), None)
             if chosen is None:
                 continue
             why = "" if passed else f" ({chosen.reason.replace('_', ' ')})"

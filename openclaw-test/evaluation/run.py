@@ -107,7 +107,7 @@ def too_long(results: Results) -> dict[str, str]:
         name: f"no case fits the model's context ({result[0].detail}); serve it with a larger CONTEXT_LENGTH, or write a smaller "
         "--max-tokens"
         for name, result in grouped(results.records, "suite").items()
-        if all(each.reason == CONTEXT for each in result)
+        if all(item.reason == CONTEXT for item in result)
     }
 
 

@@ -40,7 +40,7 @@ class Terminal(Shell):
         except ConfigError as error:
             raise EvalError(str(error)) from error
         chosen = [ids[(seed * count + number) % len(ids)] for number in range(count)]
-        return [Case(self.name, each, LEVEL, seed, number, each) for number, each in enumerate(chosen)]
+        return [Case(self.name, item, LEVEL, seed, number, item) for number, item in enumerate(chosen)]
 
     def most_replies(self) -> int:
         """Return MAX_STEPS."""

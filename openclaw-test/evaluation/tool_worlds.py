@@ -119,7 +119,9 @@ class World:
             given = TOOLS[name].model_validate(arguments)
         except ValidationError as error:
             problems = error.errors(include_input=False)
-            said = "; ".join(f"{'.'.join(map(str, each['loc'])) or 'arguments'}: {each['msg']}" for each in problems)
+            said = "; ".join(
+                f"{'.'.join(map(str, problem['loc'])) or 'arguments'}: {problem['msg']}" for problem in problems
+            )
             raise MalformedCall(f"the arguments of {name} are wrong: {said}") from None
         result = calculate(given.expression) if isinstance(given, Calculator) else None
         self.used.append(name)

@@ -83,7 +83,7 @@ class LlmVoice:
 
     def prompt(self, messages: list[dict[str, Any]], liked: bool) -> list[dict[str, str]]:
         """Return what the LLM is asked: its role, the end of the conversation, and whether the rule was followed."""
-        shown = "\n\n".join(f"[{each['role']}]\n{each['content']}" for each in messages[-RECENT_MESSAGES:])
+        shown = "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in messages[-RECENT_MESSAGES:])
         return [
             {"role": "system", "content": SYSTEM.format(role=self._user.role, wish=self._user.wish)},
             {"role": "user", "content": f"{shown}\n\n---\n{PLEASED if liked else DISPLEASED}"},

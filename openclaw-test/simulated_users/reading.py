@@ -125,7 +125,7 @@ def read_user(path: Path) -> User:
     try:
         return User.model_validate(values, context={FOLDER: path.resolve().parent})
     except ValidationError as error:
-        results = [(_line(node, each["loc"]), _told(each)) for each in error.errors()]
+        results = [(_line(node, item["loc"]), _told(item)) for item in error.errors()]
         raise UserFileError("\n".join(f"{path}:{line}: {told}" for line, told in sorted(set(results)))) from error
 
 
@@ -184,19 +184,19 @@ def _check_tree(node: yaml.Node | None) -> None:
     seen = 0
     todo: list[tuple[yaml.Node | None, tuple[int, ...]]] = [(node, ())]
     while todo:
-        each, above = todo.pop()
-        if not isinstance(each, yaml.CollectionNode):
+        item, above = todo.pop()
+        if not isinstance(item, yaml.CollectionNode):
             continue
-        line = each.start_mark.line + 1
-        if id(each) in above:
+        line = item.start_mark.line + 1
+        if id(item) in above:
             raise UserFileError(f"{line}: the value refers to itself; write it out without *")
         seen += 1
         if seen > MAX_COLLECTIONS or len(above) > MAX_DEPTH:
             raise UserFileError(
                 f"{line}: more than {MAX_COLLECTIONS} lists or {MAX_DEPTH} levels; write a smaller file"
             )
-        inner = [part for pair in each.value for part in pair] if isinstance(each, yaml.MappingNode) else each.value
-        todo += [(part, (*above, id(each))) for part in inner]
+        inner = [part for pair in item.value for part in pair] if isinstance(item, yaml.MappingNode) else item.value
+        todo += [(part, (*above, id(item))) for part in inner]
 
 
 def _doubled(node: yaml.Node) -> list[tuple[str, int]]:

@@ -74,14 +74,14 @@ def declared_configs(module: ModuleType) -> list[type[MethodConfig]]:
     main = getattr(module, CONFIG_CLASS, None)
     if not (isinstance(main, type) and issubclass(main, MethodConfig)):
         return []
-    others = [each for each in vars(module).values() if isinstance(each, type) and each is not main]
-    configs = [main, *(each for each in others if issubclass(each, main))]
-    for each in configs:
-        if "name" not in vars(each):
-            raise ConfigError(f'{module.__name__}.{each.__name__} has no name; add a line: name = "mymethod"')
-        if each.variables() != main.variables():
+    others = [var for var in vars(module).values() if isinstance(var, type) and var is not main]
+    configs = [main, *(other for other in others if issubclass(other, main))]
+    for config in configs:
+        if "name" not in vars(config):
+            raise ConfigError(f'{module.__name__}.{config.__name__} has no name; add a line: name = "mymethod"')
+        if config.variables() != main.variables():
             raise ConfigError(
-                f"{module.__name__}.{each.__name__} has other variables than {CONFIG_CLASS}, and the runtime reads only "
+                f"{module.__name__}.{config.__name__} has other variables than {CONFIG_CLASS}, and the runtime reads only "
                 f"those of {CONFIG_CLASS}; declare all of them there"
             )
     return configs

@@ -32,7 +32,7 @@ MIN_LENGTH = 6
 
 def nearest(name: str, known: Collection[str]) -> str | None:
     """Return the known ``OPENCLAW_*`` name that was probably meant, or None."""
-    rests = sorted(each.removeprefix(PREFIX) for each in known if each.startswith(PREFIX))
+    rests = sorted(item.removeprefix(PREFIX) for item in known if item.startswith(PREFIX))
     near = difflib.get_close_matches(name.removeprefix(PREFIX), rests, n=1)
     return PREFIX + near[0] if near else None
 
@@ -66,7 +66,7 @@ def near_misses(environment: Mapping[str, str], known: Collection[str]) -> tuple
         if not environment[name] or foreign or len(name) < MIN_LENGTH - 1:
             continue
         said = f"{name} is set, but nothing reads it; did you mean"
-        if meant := next((each for each in long if one_error(name, each)), None):
+        if meant := next((item for item in long if one_error(name, item)), None):
             mistyped.append(f"{said} {meant}? If another program reads it, set {OTHERS}={name}")
         elif near := difflib.get_close_matches(name.upper(), plain, n=1, cutoff=ALIKE):
             similar.append(f"{said} {near[0]}?")

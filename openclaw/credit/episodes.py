@@ -85,14 +85,14 @@ def _settle(ledger: Ledger, due: Due, rules: EpisodeRules) -> list[Settled]:
     if reason is None:
         pairs = zip(due.episodes, advantages, strict=True)
         made = [episode_samples(episode, ledger.episodes.turns(episode), value, rules) for episode, value in pairs]
-    turns = [turn for each in made for sample in each.samples for turn in sample.turns]
+    turns = [turn for item in made for sample in item.samples for turn in sample.turns]
     with ledger.transaction():
         if not ledger.episodes.is_as_read(due.episodes, turns):
             return []  # deleted or settled meanwhile; the next call looks again
         settled: list[Settled] = []
-        for episode, each in zip(due.episodes, made, strict=True):
-            why, samples = _credited(ledger, episode, each.samples, reason, rules)
-            settled.append(ledger.episodes.settle(episode, why, samples, each.unused))
+        for episode, item in zip(due.episodes, made, strict=True):
+            why, samples = _credited(ledger, episode, item.samples, reason, rules)
+            settled.append(ledger.episodes.settle(episode, why, samples, item.unused))
         return settled
 
 
@@ -102,11 +102,11 @@ def _credited(
     """Return why an episode gives no samples, or None and its samples; one without a group has a baseline of its own."""
     if episode.group is None:
         earlier = ledger.episodes.earlier(episode.owner, WINDOW) if rules.compares_rewards else []
-        baseline = mean_of([whole_reward(each, rules) for each in earlier])
+        baseline = mean_of([whole_reward(item, rules) for item in earlier])
         if reason is None and abs(whole_reward(episode, rules) - baseline) <= CONSTANT:
             reason = NO_SIGNAL
-        for each in samples:
-            each.sample.metadata[BASELINE] = baseline
+        for sample in samples:
+            sample.sample.metadata[BASELINE] = baseline
     if reason is None and not samples:
         reason = NO_TURNS
     return reason, samples if reason is None else ()
@@ -164,9 +164,9 @@ class PictureMarks:
     def marked(self, turn: Turn) -> list[int]:
         """Return a turn's prompt ids with marks, which are below 0."""
         ids = list(turn.prompt_ids)
-        for each in turn.pictures:
-            mark = self._marks.setdefault((each.sha256, ids[each.start]), -1 - len(self._marks))
-            ids[each.start : each.start + each.tokens] = [mark] * each.tokens
+        for picture in turn.pictures:
+            mark = self._marks.setdefault((picture.sha256, ids[picture.start]), -1 - len(self._marks))
+            ids[picture.start : picture.start + picture.tokens] = [mark] * picture.tokens
         return ids
 
     def cleared(self, segment: Segment) -> Segment:

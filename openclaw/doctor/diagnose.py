@@ -48,6 +48,6 @@ def diagnose(run: RunFolder, disk: Callable[[Path], Disk] = real_disk) -> list[F
     """
     seen = look(run, disk)
     findings = [finding for check in CHECKS for finding in check(seen)]
-    if any(each.severity is Severity.STOPS and each.name != CONSEQUENCE for each in findings):
-        findings = [each for each in findings if each.name != CONSEQUENCE]
+    if any(item.severity is Severity.STOPS and item.name != CONSEQUENCE for item in findings):
+        findings = [item for item in findings if item.name != CONSEQUENCE]
     return sorted(findings, key=lambda finding: finding.severity)

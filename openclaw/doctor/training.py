@@ -37,7 +37,7 @@ def gate_refuses(look: Look) -> Iterator[Finding]:
     """Find a gate that refuses one update after the other."""
     refused = [*takewhile(lambda each: each.kind == "refused", reversed(look.decisions))]
     if len(refused) >= REFUSALS:
-        if all(each.by_margin for each in refused[:REFUSALS]):
+        if all(item.by_margin for item in refused[:REFUSALS]):
             remedy = f"if the change is wanted: openclaw-rl accept {look.run.shown}"
         else:
             remedy = (

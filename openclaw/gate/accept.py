@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         fewest = run.bounds().gate_offer
         with closing(Ledger(run.ledger)) as ledger:
             accepted = ledger.decisions.accept_refused(fewest)
-            refusals = len([each for each in ledger.decisions.refusals() if each.by_margin])
+            refusals = len([refusal for refusal in ledger.decisions.refusals() if refusal.by_margin])
     except (ConfigError, LedgerError) as error:
         print(error, file=sys.stderr)
         return 2

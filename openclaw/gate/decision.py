@@ -113,7 +113,7 @@ class Finding:
 
 def decide_on(evidence: Evidence, bounds: GateVariables) -> Finding:
     """Return whether an update may serve."""
-    now = paired_margin(_changes(evidence.scored, {each.turn_id: each.serving for each in evidence.scored}))
+    now = paired_margin(_changes(evidence.scored, {item.turn_id: item.serving for item in evidence.scored}))
     metrics = {"gate/probes_liked": float(now.liked), "gate/probes_disliked": float(now.disliked)}
     opinions, margins = _opinions(evidence, now, bounds)
     fallen, of_owners = _owners(evidence, bounds)
@@ -139,18 +139,18 @@ def _changes(scored: Sequence[Scored], before: Mapping[str, float]) -> list[Chan
     The mean weight of an owner's opinions of one kind is 1.
     """
     weights: dict[tuple[str, bool | None], list[float]] = {}
-    for each in scored:
-        weights.setdefault((each.owner, each.liked), []).append(_weight(each))
+    for item in scored:
+        weights.setdefault((item.owner, item.liked), []).append(_weight(item))
     means = {kind: math.fsum(weight) / len(weight) for kind, weight in weights.items()}
     return [
         Change(
-            each.part,
-            each.liked,
-            _weight(each) / means[each.owner, each.liked],
-            each.candidate - before[each.turn_id],
+            item.part,
+            item.liked,
+            _weight(item) / means[item.owner, item.liked],
+            item.candidate - before[item.turn_id],
         )
-        for each in scored
-        if each.liked is not None and each.turn_id in before
+        for item in scored
+        if item.liked is not None and item.turn_id in before
     ]
 
 
@@ -178,7 +178,7 @@ def _opinions(evidence: Evidence, now: Margin, bounds: GateVariables) -> tuple[l
         return [], metrics
     best = min(compared, key=lambda version: compared[version].value)
     metrics["gate/margin_to_best"] = compared[best].value
-    fallen = {each: result for each, result in compared.items() if result.fell(bounds.gate_errors, bounds.gate_margin)}
+    fallen = {item: result for item, result in compared.items() if result.fell(bounds.gate_errors, bounds.gate_margin)}
     if not fallen:
         return [], metrics
     far = min(fallen, key=lambda version: fallen[version].value)
@@ -190,16 +190,16 @@ def _owners(evidence: Evidence, bounds: GateVariables) -> tuple[list[str], dict[
 
     An owner with too few opinions of its own counts in the margin of all.
     """
-    owners = sorted({each.owner for each in evidence.scored if each.liked is not None})
+    owners = sorted({item.owner for item in evidence.scored if item.liked is not None})
     if len(owners) < 2:
         return [], {}
-    versions = {"": {each.turn_id: each.serving for each in evidence.scored}, **evidence.earlier}
+    versions = {"": {item.turn_id: item.serving for item in evidence.scored}, **evidence.earlier}
     results = [
         (margin, owner, version)
         for owner in owners
         for version, scores in versions.items()
         if (
-            margin := paired_margin(_changes([each for each in evidence.scored if each.owner == owner], scores))
+            margin := paired_margin(_changes([item for item in evidence.scored if item.owner == owner], scores))
         ).enough(bounds.gate_fewest)
     ]
     compared = {owner for _, owner, _ in results}
@@ -233,9 +233,9 @@ def _others(evidence: Evidence, bounds: GateVariables) -> tuple[list[str], dict[
                 f"{1 - after:.0%} of its greedy replies are degenerate, of the serving version {1 - before:.0%}"
             )
     if evidence.scored:
-        changes = [each.candidate - each.serving for each in evidence.scored]
+        changes = [item.candidate - item.serving for item in evidence.scored]
         drift = math.fsum(map(abs, changes)) / len(changes)
-        jump = max((each.serving - each.candidate for each in evidence.scored if each.liked), default=0.0)
+        jump = max((item.serving - item.candidate for item in evidence.scored if item.liked), default=0.0)
         metrics |= {"gate/drift": drift, "gate/jump": jump}
         if not drift <= bounds.gate_drift:
             refusals.append(
@@ -255,13 +255,13 @@ def _others(evidence: Evidence, bounds: GateVariables) -> tuple[list[str], dict[
 
 def _share(pairs: Sequence[Paired], *, serving: bool) -> float:
     """Return the weighted share of good replies of one version."""
-    good = sum(each.weight for each in pairs if (each.serving if serving else each.candidate))
-    return good / sum(each.weight for each in pairs)
+    good = sum(pair.weight for pair in pairs if (pair.serving if serving else pair.candidate))
+    return good / sum(pair.weight for pair in pairs)
 
 
 def _is_unlikely(pairs: Sequence[Paired]) -> bool:
     """Return whether a fall like this would be a rare accident if no version were better."""
-    return chance_of_signs([each.weight * (each.candidate - each.serving) for each in pairs]) <= UNLIKELY
+    return chance_of_signs([pair.weight * (pair.candidate - pair.serving) for pair in pairs]) <= UNLIKELY
 
 
 @dataclass(frozen=True)
@@ -305,9 +305,9 @@ def disagrees(agreement: Agreement, bounds: GateVariables) -> tuple[list[str], d
                 f"than OPENCLAW_CANARY_DIFFERENCE={bounds.canary_difference:g}"
             )
     if replies := agreement.replies:
-        trainer, engine = _rate([each.serving for each in replies]), _rate([each.candidate for each in replies])
+        trainer, engine = _rate([reply.serving for reply in replies]), _rate([reply.candidate for reply in replies])
         metrics["gate/canary_degenerate"] = 1 - engine
-        signs = [float(each.candidate - each.serving) for each in replies]
+        signs = [float(reply.candidate - reply.serving) for reply in replies]
         if trainer - engine > bounds.gate_degenerate and chance_of_signs(signs) <= UNLIKELY:
             refusals.append(
                 f"{1 - engine:.0%} of its engine's greedy replies are degenerate, of the trainer's {1 - trainer:.0%}"
@@ -323,13 +323,13 @@ def does_worse(
     metrics = {"gate/canary_turns": float(len(candidate))}
     if not candidate or not serving:
         return refusals, metrics
-    good, usual = [each.good for each in candidate], [each.good for each in serving]
+    good, usual = [item.good for item in candidate], [item.good for item in serving]
     metrics["gate/canary_live_degenerate"] = 1 - _rate(good)
     if _rate(usual) - _rate(good) > bounds.gate_degenerate and chance_of_shares(good, usual) <= UNLIKELY:
         refusals.append(
             f"{1 - _rate(good):.0%} of {len(good)} live replies are degenerate, of the serving version {1 - _rate(usual):.0%}"
         )
-    liked, before = ([each.liked for each in result if each.liked is not None] for result in (candidate, serving))
+    liked, before = ([item.liked for item in result if item.liked is not None] for result in (candidate, serving))
     if min(len(liked), len(before)) >= bounds.gate_fewest:
         metrics["gate/canary_liked"] = _rate(liked)
         if _rate(liked) < _rate(before) and chance_of_shares(liked, before) <= UNLIKELY:
@@ -337,7 +337,7 @@ def does_worse(
                 f"{_rate(liked):.0%} of {len(liked)} judged live replies are liked, of the serving version {_rate(before):.0%}"
             )
     if min(len(candidate), len(serving)) >= FEWEST_TIMED:
-        slower = statistics.median(each.pace for each in candidate) / statistics.median(each.pace for each in serving)
+        slower = statistics.median(item.pace for item in candidate) / statistics.median(item.pace for item in serving)
         metrics["gate/canary_slowdown"] = slower
         if slower > bounds.canary_slowdown:
             refusals.append(

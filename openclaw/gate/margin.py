@@ -71,21 +71,21 @@ class Margin:
 def weighted_mean(changes: Iterable[Change]) -> float:
     """Return the weighted mean change; 0 without any."""
     result = list(changes)
-    total = math.fsum(each.weight for each in result)
-    return math.fsum(each.weight * each.change for each in result) / total if result else 0.0
+    total = math.fsum(item.weight for item in result)
+    return math.fsum(item.weight * item.change for item in result) / total if result else 0.0
 
 
 def paired_margin(changes: Sequence[Change]) -> Margin:
     """Return the margin of an update; its error is infinite while one opinion has no reply or there is one cluster."""
-    by_opinion = {opinion: [each for each in changes if each.liked == opinion] for opinion in (True, False)}
+    by_opinion = {opinion: [change for change in changes if change.liked == opinion] for opinion in (True, False)}
     means = {opinion: weighted_mean(result) for opinion, result in by_opinion.items()}
-    clusters = {opinion: len({each.cluster for each in result}) for opinion, result in by_opinion.items()}
+    clusters = {opinion: len({item.cluster for item in result}) for opinion, result in by_opinion.items()}
     influence: dict[str, list[float]] = defaultdict(list)
     for opinion, result in by_opinion.items():
-        total = math.fsum(each.weight for each in result)
-        for each in result:
+        total = math.fsum(item.weight for item in result)
+        for item in result:
             sign = 1.0 if opinion else -1.0
-            influence[each.cluster].append(sign * each.weight / total * (each.change - means[opinion]))
+            influence[item.cluster].append(sign * item.weight / total * (item.change - means[opinion]))
     count = len(influence)
     if count < 2 or not all(clusters.values()):
         return Margin(means[True] - means[False], math.inf, clusters[True], clusters[False])
@@ -118,13 +118,13 @@ def chance_of_signs(differences: Sequence[float]) -> float:
     The paired sign-flip test (Fisher, The Design of Experiments, 1935, section 21), one-sided for a fall, exact: by
     enumeration of the reachable sums. Differences of 0 do not count; without others the result is 1.
     """
-    changed = [each for each in differences if each]
+    changed = [difference for difference in differences if difference]
     total = math.fsum(changed)
     sums: dict[float, float] = {0.0: 1.0}
-    for each in changed:
+    for item in changed:
         grown: dict[float, float] = defaultdict(float)
         for value, chance in sums.items():
-            for signed in (value + abs(each), value - abs(each)):
+            for signed in (value + abs(item), value - abs(item)):
                 grown[round(signed, 9)] += chance / 2
         sums = grown
     return math.fsum(chance for value, chance in sums.items() if value <= total + 1e-6) if changed else 1.0

@@ -107,7 +107,7 @@ class Gate:
         memory = self._bounds.gate_memory
         earlier = self._ledger.decisions.accepted_scores(memory)
         newest = self._ledger.decisions.all(f"AND kind IN {SERVING} ORDER BY number DESC LIMIT ?", (memory,))
-        names = {each.number: each.weight_version for each in newest}
+        names = {item.number: item.weight_version for item in newest}
         named = {names[number]: scores for number, scores in earlier.items() if number != serving.number}
         return replace(evidence, earlier=named)
 
@@ -122,9 +122,9 @@ class Gate:
         serving: int,
     ) -> None:
         """Record a decision with the scores of the probes under both versions."""
-        probes = [each for each in evidence.scored if each.liked is not None]
+        probes = [item for item in evidence.scored if item.liked is not None]
         with self._ledger.transaction():
-            self._ledger.decisions.add_scores(serving, {each.turn_id: each.serving for each in probes})
+            self._ledger.decisions.add_scores(serving, {probe.turn_id: probe.serving for probe in probes})
             self._ledger.decisions.record(
                 rollout_id,
                 "step" if decision.accepted else "refused",
@@ -133,7 +133,7 @@ class Gate:
                 by_margin=finding.by_margin,
                 metrics=decision.metrics,
                 first_turn=first_turn,
-                scores={each.turn_id: each.candidate for each in probes} if decision.accepted else {},
+                scores={probe.turn_id: probe.candidate for probe in probes} if decision.accepted else {},
             )
 
     def _why(self, rollout_id: int, finding: Finding, policies: Policies) -> str:
@@ -146,7 +146,9 @@ class Gate:
         line = f"version {version} is refused, version {policies.serving.version} keeps serving: "
         line += "; ".join(finding.refusals)
         others = [
-            each for each in self._ledger.decisions.refusals() if each.by_margin and each.rollout_id != rollout_id
+            refusal
+            for refusal in self._ledger.decisions.refusals()
+            if refusal.by_margin and refusal.rollout_id != rollout_id
         ]
         row = 1 + len(others)
         if finding.by_margin and row >= self._bounds.gate_offer:

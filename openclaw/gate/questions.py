@@ -92,7 +92,7 @@ class ReplyReader:
         """
         ids, result = answer.greedy_ids[:-1] if answer.finished else answer.greedy_ids, unread(answer)
         functions = [tool.get("function") or {} for tool in tools or ()]
-        schemas = {str(each.get("name")): each.get("parameters") or {} for each in functions}
+        schemas = {str(function.get("name")): function.get("parameters") or {} for function in functions}
         reasoning = self._form.reasoning
         parser = ReplyParser(
             reasoning=reasoning,
@@ -147,7 +147,7 @@ class Questions:
                 replies.append(sound(self._reply(turn, before), self._reply(turn, after)))
         for task, (probe, before, after) in zip(self.tasks, asked[len(self.turns) :], strict=True):
             reader = reply_reader(self.tokenizer)
-            old, new = (task.solved_by(reader.read(probe.prompt_ids, each).text) for each in (before, after))
+            old, new = (task.solved_by(reader.read(probe.prompt_ids, item).text) for item in (before, after))
             tasks.append(Paired(old, new, task.weight))
         return Evidence(scored, replies, tasks)
 
@@ -166,9 +166,9 @@ def ask_about(args: Arguments, ledger: Ledger, window: Window, rollout_id: int, 
     """
     candidates = ledger.probes.candidates(window.first, window.end, rollout_id, bounds.gate_probes)
     chosen = choose_probes(candidates, bounds.gate_probes, bounds.gate_tokens)
-    turns = ledger.probes.turns([each.turn_id for each in chosen])
+    turns = ledger.probes.turns([item.turn_id for item in chosen])
     if (missing := bounds.gate_replies - len(turns)) > 0:
-        left = bounds.gate_tokens - sum(len(each.prompt_ids) + len(each.response_ids) for each in turns)
+        left = bounds.gate_tokens - sum(len(item.prompt_ids) + len(item.response_ids) for item in turns)
         turns += ledger.probes.newest_turns(missing, left)
     short = [turn.id for turn in turns if len(turn.response_ids) <= bounds.gate_reply_tokens]
     answered = set(short[: bounds.gate_replies])
@@ -181,7 +181,7 @@ def ask_about(args: Arguments, ledger: Ledger, window: Window, rollout_id: int, 
     if tasks:
         reader = reply_reader(tokenizer)
         probes += [Probe(reader.prompt(task.messages), (), bounds.gate_task_tokens) for task in tasks]
-    return Questions(turns, {each.turn_id: each for each in chosen}, tasks, probes, tokenizer)
+    return Questions(turns, {item.turn_id: item for item in chosen}, tasks, probes, tokenizer)
 
 
 def _reply_limit(turn: Turn, bounds: GateVariables) -> int:

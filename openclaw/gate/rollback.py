@@ -24,7 +24,7 @@ PROGRESS_SECONDS = 10.0
 
 def known_versions(run: RunFolder) -> str:
     """Return the versions that have a checkpoint, as words."""
-    versions = list(dict.fromkeys(each.weight_version for each in run.saved()))
+    versions = list(dict.fromkeys(item.weight_version for item in run.saved()))
     return f"checkpoints have {', '.join(versions)}" if versions else f"there is no checkpoint in {run.save} yet"
 
 
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         run = open_run(options.run)
-        if options.to not in [each.weight_version for each in run.saved()]:
+        if options.to not in [item.weight_version for item in run.saved()]:
             print(f"no checkpoint of version {options.to}; {known_versions(run)}", file=sys.stderr)
             return 2
         with closing(Ledger(run.ledger)) as ledger:

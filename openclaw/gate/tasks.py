@@ -91,7 +91,7 @@ def _task(line: str, where: str) -> Task:
     if (
         not isinstance(messages, list)
         or not messages
-        or not all(_is_object(each) and "role" in each for each in messages)
+        or not all(_is_object(message) and "role" in message for message in messages)
     ):
         raise ConfigError(f"{where}: messages is not a list of messages; write {FORMAT}")
     answers = [name for name in ("text", "number", "pattern") if value.get(name) is not None]

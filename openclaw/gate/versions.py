@@ -140,8 +140,8 @@ def versions_of(ledger: Ledger, checkpoints: Sequence[str]) -> list[Version]:
     """Return the versions of a run, oldest first: those that the gate decided about, and steps without a decision."""
     decisions = ledger.decisions.all()
     serving = ledger.samples.live_weight_version()
-    decided = {(each.rollout_id, each.weight_version) for each in decisions}
-    rows = [_version(each, checkpoints, serving) for each in decisions]
+    decided = {(decision.rollout_id, decision.weight_version) for decision in decisions}
+    rows = [_version(decision, checkpoints, serving) for decision in decisions]
     for step in ledger.views.step_records():
         if (step["rollout_id"], step["weight_version"]) not in decided:
             record = DecisionRecord(
@@ -177,19 +177,19 @@ def table(versions: Sequence[Version]) -> Table:
         result.add_column(
             title, justify="right" if title in ("version", "step", "samples", "margin", "tasks") else "left"
         )
-    for each in versions:
-        margin = "" if each.margin is None else f"{each.margin:+.3f} ± {each.margin_error or 0.0:.3f}"
+    for version in versions:
+        margin = "" if version.margin is None else f"{version.margin:+.3f} ± {version.margin_error or 0.0:.3f}"
         result.add_row(
-            each.version,
-            _clock(each.decided_at),
-            "" if each.live_at is None else _clock(each.live_at),
-            str(each.step),
-            str(each.samples),
-            each.decision,
+            version.version,
+            _clock(version.decided_at),
+            "" if version.live_at is None else _clock(version.live_at),
+            str(version.step),
+            str(version.samples),
+            version.decision,
             margin,
-            "" if each.tasks is None else f"{each.tasks:.0%}",
-            "yes" if each.checkpoint else "",
-            "serves" if each.serves else "",
+            "" if version.tasks is None else f"{version.tasks:.0%}",
+            "yes" if version.checkpoint else "",
+            "serves" if version.serves else "",
         )
     return result
 
@@ -200,20 +200,24 @@ def _clock(at: float) -> str:
 
 def refusal_lines(versions: Sequence[Version]) -> Iterator[str]:
     """Yield why each refused version was refused."""
-    for each in versions:
-        if each.decision in (WORDS["refused"], WORDS["rollback"], WORDS["accept"]):
-            yield f"step {each.step}: {each.why}"
+    for version in versions:
+        if version.decision in (WORDS["refused"], WORDS["rollback"], WORDS["accept"]):
+            yield f"step {version.step}: {version.why}"
 
 
 def show(run: RunFolder, ledger: Ledger, *, as_json: bool) -> None:
     """Print the versions of a run."""
-    versions = versions_of(ledger, [each.weight_version for each in run.saved()])
+    versions = versions_of(ledger, [item.weight_version for item in run.saved()])
     offer = ledger.decisions.offer(run.bounds().gate_offer)
     offered = f"{offer}, type: {gate_command('accept', run.folder)}" if offer else None
     note = asked_rollback(run.folder)
     asked = None if note is None else note.version
     if as_json:
-        print(json.dumps({"versions": [asdict(each) for each in versions], "offer": offered, "asked": asked}, indent=2))
+        print(
+            json.dumps(
+                {"versions": [asdict(version) for version in versions], "offer": offered, "asked": asked}, indent=2
+            )
+        )
         return
     if not versions:
         print(f"{run.folder} has taken no step yet, so it serves the weights it started with")

@@ -156,8 +156,8 @@ class EpisodeDesk:
             raise ApiError(409, str(error), code="group_open", param="group") from error
         except UnknownRecordError as error:
             raise ApiError(404, f"there is no group {given.group!r}", code="group_not_found", param="group") from error
-        for each in ended:
-            self.keys.end(each.id)
+        for item in ended:
+            self.keys.end(item.id)
             self._metrics.episodes.labels(event=f"closed_{INFRA_ERROR}").inc()
         self._count(ended)
         await self._settle()
@@ -239,10 +239,10 @@ class EpisodeDesk:
         self._count(await asyncio.to_thread(settle, self._store, self._rules))
 
     def _count(self, settled: Sequence[Settled]) -> None:
-        for each in settled:
-            self._metrics.episodes.labels(event=f"settled_{each.reason or 'samples'}").inc()
-            self._metrics.episode_segments.inc(each.segments)
-            self._metrics.episode_merged_turns.inc(each.merged_turns)
+        for item in settled:
+            self._metrics.episodes.labels(event=f"settled_{item.reason or 'samples'}").inc()
+            self._metrics.episode_segments.inc(item.segments)
+            self._metrics.episode_merged_turns.inc(item.merged_turns)
 
     async def _find(self, episode_id: str, client: Client, *, deleted: bool = False) -> Episode:
         """Return an episode that the client reaches; ``deleted``: also one of which only sessions are left."""

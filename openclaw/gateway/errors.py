@@ -175,7 +175,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _unknown_route(method: str, path: str) -> ApiError:
-    end = max((each for each in ELSEWHERE if path.rstrip("/").endswith(each)), key=len, default="")
+    end = max((item for item in ELSEWHERE if path.rstrip("/").endswith(item)), key=len, default="")
     why = f": {ELSEWHERE[end]}" if end else ""
     return ApiError(
         404,

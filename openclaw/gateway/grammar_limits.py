@@ -332,9 +332,9 @@ def _gaps_of_form(form: str, path: str, schema: Schema, root: Schema, places: li
     elif form in ("const", "enum"):
         values = [value] if form == "const" else value if isinstance(value, list) else []
         types = _types(schema)
-        for each in values:
-            if types is not None and not any(_is(each, name) for name in types):
-                yield Gap(here, f"{orjson.dumps(each).decode()[:SHOWN]} is not of the 'type' beside it; leave it out")
+        for item in values:
+            if types is not None and not any(_is(item, name) for name in types):
+                yield Gap(here, f"{orjson.dumps(item).decode()[:SHOWN]} is not of the 'type' beside it; leave it out")
     else:
         choices = value if isinstance(value, list) else []
         places += [_Place(f"{here}[{n}]", choice) for n, choice in enumerate(choices)]
@@ -493,8 +493,8 @@ def _exclude(one: Any, other: Any, root: Schema, depth: int = 0) -> bool:
     if kinds is not None and other_kinds is not None and kinds.isdisjoint(other_kinds):
         return True
     if not all(
-        result == {"object"} or (result is None and "properties" in each)
-        for result, each in ((kinds, one), (other_kinds, other))
+        result == {"object"} or (result is None and "properties" in item)
+        for result, item in ((kinds, one), (other_kinds, other))
     ):
         return False
     shared = {*one.get("required", ())} & {*other.get("required", ())}

@@ -179,7 +179,7 @@ def picture_of(image: Any, tokens: int) -> Picture:
 
 def engine_pictures(template_ids: Sequence[int], seen: Sequence[SeenPicture]) -> EnginePictures | None:
     """Return what the engine gets beside the exact prompt; None without pictures."""
-    return EnginePictures(list(template_ids), tuple(png_url(each.png) for each in seen)) if seen else None
+    return EnginePictures(list(template_ids), tuple(png_url(item.png) for item in seen)) if seen else None
 
 
 def _images(message: Mapping[str, Any]) -> bool:

@@ -113,8 +113,8 @@ def asks_back(turn: Turn, limits: Limits) -> bool:
     if ASKS_BACK not in limits.rules or turn.response_message.get("tool_calls"):
         return False
     text = content_text(turn.response_message.get("content")).strip()
-    sentences = [each for each in SENTENCE.findall(text) if any(map(str.isalnum, each))]
-    asked = [each for each in sentences if each[-1] in QUESTION_MARKS]
+    sentences = [match for match in SENTENCE.findall(text) if any(map(str.isalnum, match))]
+    asked = [sentence for sentence in sentences if sentence[-1] in QUESTION_MARKS]
     if not asked or sentences[-1] is not asked[-1] or next_state_role(turn.next_state or []) != "user":
         return False
     return 2 * sum(map(len, asked)) >= sum(map(len, sentences))

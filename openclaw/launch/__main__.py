@@ -72,15 +72,15 @@ def help_on(found: FoundMethod | FoundTask | None) -> str:
     variables = found.variables() if isinstance(found, FoundTask) else found.config.variables()
     file = (task_file if isinstance(found, FoundTask) else method_file)(found.folder)
     rows = [
-        f"{each.name} (default: {'unset' if each.default is None else each.default}): {each.help}."
-        for each in variables
+        f"{variable.name} (default: {'unset' if variable.default is None else variable.default}): {variable.help}."
+        for variable in variables
     ]
     return " ".join([f" Variables that {file.name} declares:", *rows]) if rows else ""
 
 
 def build_parser(found: FoundMethod | FoundTask | None = None) -> CommandLine:
     """Return the launcher's own options, with help on the variables of a method or task."""
-    names = sorted(each.config.name for each in methods_of())
+    names = sorted(method.config.name for method in methods_of())
     tasks = [folder.name.removesuffix("-rl") for folder in task_folders()]
     parser = CommandLine(
         prog="python -m openclaw.launch",

@@ -253,7 +253,7 @@ def _changed_flags(inputs: FlagInputs, field: str, value: Value) -> set[str]:
     """Return the flags of a method or task that depend on one of its variables: those that another value changes."""
     other = not value if isinstance(value, bool) else value + 1 if isinstance(value, int | float) else f"{value}-other"
     changed = replace(inputs, own=replace(inputs.own, **{field: other}))
-    first, second = (_by_flag(own_words(each)) for each in (inputs, changed))
+    first, second = (_by_flag(own_words(item)) for item in (inputs, changed))
     return {flag for flag in first | second if first.get(flag) != second.get(flag)}
 
 

@@ -65,7 +65,7 @@ KEYS: dict[str, str | tuple[Any, str]] = {
 
 def known_keys() -> dict[str, str | tuple[Any, str]]:
     """Return `KEYS` and the keys that the methods of this repository declare."""
-    return {**KEYS, **{key: meaning for each in methods_of() for key, meaning in each.config.guide_keys.items()}}
+    return {**KEYS, **{key: meaning for method in methods_of() for key, meaning in method.config.guide_keys.items()}}
 
 
 @dataclass
@@ -168,7 +168,7 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 def _take(found: GuideFile, key: str, value: Any, method: str) -> str | None:
     """Add a key's setting to ``found``, or return why it is unsupported."""
     if key == "training.method":
-        named = [each for each in methods_of() if each.config.guide_name == str(value)]
+        named = [item for item in methods_of() if item.config.guide_name == str(value)]
         if named and named[0].config.name == method:
             return None
         folder = (named[0] if named else recommended()).folder.name

@@ -18,12 +18,12 @@ OF_LIBRARIES = ("WANDB_API_KEY", "WANDB_KEY", "HF_TOKEN", "RAY_ADDRESS")
 
 
 def _names(variables: Collection[Variable]) -> set[str]:
-    return {name for each in variables for name in each.names}
+    return {name for variable in variables for name in variable.names}
 
 
 def known_names(found: FoundMethod | FoundTask | None = None) -> set[str]:
     """Return the variables of launcher, runtime, ``found`` and every method of the repository."""
-    own = [variable for each in methods_of() for variable in each.config.variables()]
+    own = [variable for method in methods_of() for variable in method.config.variables()]
     further = set[str]()
     if isinstance(found, FoundTask):
         own += found.variables()

@@ -64,7 +64,7 @@ def method_problems(path: str, config: RuntimeConfig, environment: Mapping[str, 
         method = build_method(path, config, environment)
     except ConfigError as error:
         return [str(error)]
-    broken = [f"{path}: {each}" for each in MethodCheck(method).run(config.temperature)]
+    broken = [f"{path}: {item}" for item in MethodCheck(method).run(config.temperature)]
     return broken or (_vote_problems(method, config) if isinstance(method, Method) else [])
 
 
@@ -130,7 +130,7 @@ def _declared(file: Path, module: ModuleType) -> tuple[list[str], type[MethodCon
         configs = declared_configs(module)
     except ConfigError as error:
         return [str(error), *declaration_problems(file, config)], config
-    return [problem for each in configs for problem in declaration_problems(file, each)], config
+    return [problem for item in configs for problem in declaration_problems(file, item)], config
 
 
 def _flag_problems(file: Path, config: type[MethodConfig], environment: Mapping[str, str]) -> Iterator[str]:

@@ -29,7 +29,7 @@ from openclaw.method.loading import raised
 logger = logging.getLogger(__name__)
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-LAUNCH_NAMES = frozenset(each.name for each in LAUNCH_VARIABLES)
+LAUNCH_NAMES = frozenset(item.name for item in LAUNCH_VARIABLES)
 
 
 class Undeclared(MethodConfig):
@@ -63,7 +63,7 @@ class FoundMethod:
 
         Variables that ``environment`` sets under any of their names are left out.
         """
-        given = {each.name for each in (*VARIABLES, *self.config.variables()) if each.is_set(environment)}
+        given = {item.name for item in (*VARIABLES, *self.config.variables()) if item.is_set(environment)}
         of_profile = self.config.profile_defaults.get(profile, {})
         return _for_runtime(self.config.defaults, given), _for_runtime(of_profile, given)
 
@@ -133,12 +133,12 @@ def import_paths(folders: Sequence[str]) -> Iterator[None]:
 
 def declaration_problems(file: Path, config: type[MethodConfig]) -> Iterator[str]:
     """Yield duplicate variables, unknown profiles, and defaults of unknown variables or bad values."""
-    taken = {name for each in (*LAUNCH_VARIABLES, *VARIABLES) for name in each.names}
-    for each in config.variables():
-        if again := taken.intersection(each.names):
+    taken = {name for item in (*LAUNCH_VARIABLES, *VARIABLES) for name in item.names}
+    for variable in config.variables():
+        if again := taken.intersection(variable.names):
             yield f"{file}: {', '.join(sorted(again))} is already declared; choose another name"
-        taken.update(each.names)
-    known = {each.name: each for each in (*LAUNCH_VARIABLES, *VARIABLES, *config.variables())}
+        taken.update(variable.names)
+    known = {item.name: item for item in (*LAUNCH_VARIABLES, *VARIABLES, *config.variables())}
     if unknown := config.profile_defaults.keys() - PROFILES.keys():
         yield f"{file}: unknown profile {', '.join(sorted(unknown))}; use {', '.join(sorted(PROFILES))}"
     for defaults in (config.defaults, *config.profile_defaults.values()):
@@ -167,7 +167,7 @@ def methods_of(repository: Path = REPOSITORY) -> tuple[FoundMethod, ...]:
 def recommended(repository: Path = REPOSITORY) -> FoundMethod:
     """Return the default method of a command."""
     methods = methods_of(repository)
-    return next((each for each in methods if each.config.recommended and not each.variant), methods[0])
+    return next((method for method in methods if method.config.recommended and not method.variant), methods[0])
 
 
 def find_method(name: str, repository: Path = REPOSITORY) -> FoundMethod:
@@ -195,6 +195,6 @@ def find_folder(name: str, repository: Path = REPOSITORY) -> Path:
     for folder in (*folders, Path(name), repository / name, *([by_name] if method_file(by_name).is_file() else [])):
         if folder.is_dir():
             return folder.resolve()
-    names = sorted(each.config.name for each in methods_of(repository))
+    names = sorted(item.config.name for item in methods_of(repository))
     near = nearest(name, names) or nearest_path(name)
     raise ConfigError(f"--method {name}: use {', '.join(names)}, or the path of a method folder{near}")

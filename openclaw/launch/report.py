@@ -82,7 +82,7 @@ def given_lines(plan: Plan) -> Iterator[str]:
             yield f"  {entry.source}={shlex.quote(str(entry.value))}"
     values = {name: value for name, value, _ in plan.runtime.describe()} if plan.runtime else {}
     values |= {variable.name: "" if value is None else str(value) for variable, value in plan.own.values()}
-    secrets = {each.name for each in (*VARIABLES, *(variable for variable, _ in plan.own.values())) if each.secret}
+    secrets = {item.name for item in (*VARIABLES, *(variable for variable, _ in plan.own.values())) if item.secret}
     for name, source in plan.runtime_sources.items():
         if source not in NOT_TYPED:
             yield f"  {source}={'***' if name in secrets else shlex.quote(values[name])}"

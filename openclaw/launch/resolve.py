@@ -69,7 +69,9 @@ def make_plan(
     profile = recipe.machine
     task = find_task(recipe.what) if recipe.task else find_method(recipe.what)
     if isinstance(task, FoundTask):
-        check_replaced(environment, built_in=False, declared={name for each in task.variables() for name in each.names})
+        check_replaced(
+            environment, built_in=False, declared={name for variable in task.variables() for name in variable.names}
+        )
         check_names(environment, task)
         variables, live = _task_variables(task, recipe, environment), _task_settings(task, recipe, environment)
         judged = profile.name.endswith(JUDGED)
@@ -226,7 +228,7 @@ def _task_settings(found: FoundTask, recipe: Recipe, environment: Mapping[str, s
             f"{KIND_VARIABLE}={kind}: this script has {found.config.name}; take the script of that folder"
         )
     declared = found.variables()
-    known = {each.name for each in declared if not each.is_set(environment)}
+    known = {item.name for item in declared if not item.is_set(environment)}
     defaults = found.config.profile_variables(recipe.machine.name, environment)
     by_profile = {name: str(value) for name, value in defaults.items() if name in known and value is not None}
     whole = {**by_profile, **{key: value for key, value in environment.items() if value}}
@@ -373,7 +375,7 @@ def _child_environment(
     inherited = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     child = {**live, "PYTHONPATH": os.pathsep.join(dict.fromkeys([*map(str, paths), *inherited]))}
     declared = found.variables() if isinstance(found, FoundTask) else found.config.variables()
-    may_travel = [name for each in declared if not each.secret for name in each.names]
+    may_travel = [name for item in declared if not item.secret for name in item.names]
     if names := [name for name in may_travel if live.get(name)]:
         child[FORWARD_VARIABLE] = " ".join([*environment.get(FORWARD_VARIABLE, "").split(), *names])
     if profile.device == "cpu":

@@ -255,8 +255,8 @@ class FoundTask:
         """Return the variables that the folder declares or reads, each once."""
         seen: dict[str, Variable] = {}
         for declared in (self.config, *self.config.reads):
-            for each in declared.variables():
-                seen.setdefault(each.name, each)
+            for item in declared.variables():
+                seen.setdefault(item.name, item)
         return tuple(seen.values())
 
     def profile(self, name: str | None, *, judge: bool = False) -> Profile:
@@ -309,7 +309,7 @@ def find_task(name: str, repository: Path = REPOSITORY) -> FoundTask:
     names = [folder.name.removesuffix("-rl") for folder in task_folders(repository)]
     if name in names:
         return declared_task(repository / f"{name}-rl")
-    folder = next((each for each in (Path(name), repository / name) if each.is_dir()), None)
+    folder = next((item for item in (Path(name), repository / name) if item.is_dir()), None)
     if folder is None:
         near = nearest(name, names) or nearest_path(name)
         raise ConfigError(f"--task {name}: use {', '.join(names)}, or the path of an agent folder{near}")

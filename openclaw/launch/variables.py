@@ -213,13 +213,13 @@ def resolve(
         ConfigError: naming the unusable variable, and what to type.
     """
     resolved = {}
-    for each in LAUNCH_VARIABLES:
-        each = replace(each, aliases=(*each.aliases, *(aliases or {}).get(each.name, ())))
-        value, came_from = each.read(environment)
+    for item in LAUNCH_VARIABLES:
+        item = replace(item, aliases=(*item.aliases, *(aliases or {}).get(item.name, ())))
+        value, came_from = item.read(environment)
         for name, defaults in (("profile", profile), (source, own or {})):
-            if came_from == "default" and each.name in defaults:
-                value, came_from = defaults[each.name], name
-        resolved[each.field] = Resolved(each, value, came_from)
+            if came_from == "default" and item.name in defaults:
+                value, came_from = defaults[item.name], name
+        resolved[item.field] = Resolved(item, value, came_from)
     return resolved
 
 

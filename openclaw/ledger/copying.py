@@ -274,14 +274,14 @@ def _copy_turn(
     for step in path:
         target.database.update_one(connection, "turns", turn_id, state=step)
     target.database.update_one(connection, "turns", turn_id, reason=reason)
-    for each in source.database.rows("SELECT * FROM feedback WHERE turn_id = ? ORDER BY id", (row["id"],)):
-        given = {**dict(each), "turn_id": turn_id}
+    for item in source.database.rows("SELECT * FROM feedback WHERE turn_id = ? ORDER BY id", (row["id"],)):
+        given = {**dict(item), "turn_id": turn_id}
         del given["id"]
         if target.database.redaction is not None and given["text"] is not None:
             given["text"] = target.database.redaction.text(given["text"])
         target.database.insert(connection, "feedback", given)
-    for each in verdict:
-        target.database.insert(connection, "verdicts", {**dict(each), "turn_id": turn_id})
+    for item in verdict:
+        target.database.insert(connection, "verdicts", {**dict(item), "turn_id": turn_id})
     return state if reason is None else reason
 
 
@@ -301,7 +301,7 @@ def _copy_samples(
             continue
         turn_id = turn_of_pass(row["turn_id"], number)
         held = json.loads(row["sample"])["metadata"].get("turns", [row["turn_id"]])
-        if any(_is_redacted(connection, turn_of_pass(each, number)) for each in held):
+        if any(_is_redacted(connection, turn_of_pass(item, number)) for item in held):
             continue
         dropped = row["state"] == "dropped"
         values = {**dict(row), "turn_id": turn_id, "state": "ready", "rollout_id": None, "reason": None}

@@ -254,8 +254,8 @@ class Decisions:
 
     def offer(self, fewest: int) -> Offer | None:
         """Return what a person may accept: at least ``fewest`` refusals of a series by the users' opinions; None without."""
-        row = [each for each in self.refusals() if each.by_margin]
-        return Offer(len(row), sum(each.samples for each in row)) if len(row) >= fewest else None
+        row = [refusal for refusal in self.refusals() if refusal.by_margin]
+        return Offer(len(row), sum(item.samples for item in row)) if len(row) >= fewest else None
 
     def probe_window(self, first_turn: int | None) -> Window:
         """Return which turns may decide about a batch.
@@ -268,7 +268,9 @@ class Decisions:
             first_turn: number of the batch's middle turn; None if unknown.
         """
         accepted = self.all("AND kind = 'accept' ORDER BY number DESC LIMIT 1")
-        row = [each.first_turn for each in self.refusals() if each.by_margin and each.first_turn is not None]
+        row = [
+            refusal.first_turn for refusal in self.refusals() if refusal.by_margin and refusal.first_turn is not None
+        ]
         first, known = (accepted[0].first_turn or 0, accepted[0].last_turn or 0) if accepted else (0, 0)
         newest = (
             self._database.rows("SELECT COALESCE(MAX(number), 0) AS n FROM turns")[0]["n"]
@@ -288,10 +290,10 @@ class Decisions:
             The acceptance, with the number of released samples; None, with nothing written, if there are fewer refusals.
         """
         with self._database.transaction() as connection:
-            row = [each for each in self.refusals() if each.by_margin]
+            row = [refusal for refusal in self.refusals() if refusal.by_margin]
             if not row or len(row) < fewest:
                 return None
-            batches = [each.rollout_id for each in row]
+            batches = [item.rollout_id for item in row]
             marks = ", ".join("?" for _ in batches)
             quarantined = f"reason = ? AND rollout_id IN ({marks})"
             released = move_samples(connection, "readmit", quarantined, (QUARANTINE, *batches))

@@ -412,13 +412,13 @@ class Episodes:
                 raise EpisodeConflictError(
                     f"{len(opened)} episodes of the group {name!r} are open; reward or delete them, or send end_open"
                 )
-            for each in opened:
-                self.close(each, INFRA_ERROR, None)
+            for item in opened:
+                self.close(item, INFRA_ERROR, None)
             connection.execute(
                 "UPDATE episodes SET expires_at = ? WHERE owner = ? AND group_name = ? AND state = 'closed' AND expires_at > ?",
                 (now, owner, name, now),
             )
-        return [Settled(each, INFRA_ERROR) for each in opened]
+        return [Settled(item, INFRA_ERROR) for item in opened]
 
     def due(self) -> list[Due]:
         """Return the closed episodes that can be settled: alone, or with all of their group that there will be."""
@@ -476,15 +476,15 @@ class Episodes:
             samples: its samples.
             unused: why turns are in none of them, by turn id.
         """
-        settled = Settled(episode.id, reason, len(samples), sum(len(each.turns) - 1 for each in samples))
+        settled = Settled(episode.id, reason, len(samples), sum(len(sample.turns) - 1 for sample in samples))
         with self._database.transaction() as connection:
-            for each in samples:
+            for sample in samples:
                 columns = {"state": "ready", "created_at": self._database.clock(), "episode": episode.id}
-                columns |= {"turn_id": each.turns[0], **encode_sample(each.sample)}
+                columns |= {"turn_id": sample.turns[0], **encode_sample(sample.sample)}
                 segment = self._database.insert(connection, "samples", columns)
                 connection.executemany(
                     "UPDATE turns SET segment = ?, reason = NULL WHERE id = ?",
-                    [(segment, turn_id) for turn_id in each.turns],
+                    [(segment, turn_id) for turn_id in sample.turns],
                 )
             reasons = [(why, turn_id) for turn_id, why in unused.items()]
             connection.executemany("UPDATE turns SET reason = ? WHERE id = ?", reasons)

@@ -207,7 +207,7 @@ class Judging:
             ).rowcount
             if closed == 0:
                 return False
-            for turn_id, sample in [each for each in samples if each[0] not in kept]:
+            for turn_id, sample in [item for item in samples if item[0] not in kept]:
                 self._database.update_one(connection, "turns", turn_id, reason=None)
                 self._insert_sample(connection, turn_id, sample, made_by)
         return True

@@ -96,18 +96,21 @@ def choose_probes(candidates: Sequence[Candidate], most: int, tokens: int) -> li
         tokens: bound on the sum of prompts and replies.
     """
     liked, disliked = (
-        islice(in_turn([each for each in candidates if each.liked == opinion], lambda each: each.owner), most)
+        islice(
+            in_turn([candidate for candidate in candidates if candidate.liked == opinion], lambda each: each.owner),
+            most,
+        )
         for opinion in (True, False)
     )
     chosen: list[Candidate] = []
     waiting = deque([liked, disliked])
     while waiting:
         opinion = waiting.popleft()
-        for each in opinion:
-            if each.tokens > tokens:
+        for item in opinion:
+            if item.tokens > tokens:
                 continue  # a shorter one may fit
-            tokens -= each.tokens
-            chosen.append(each)
+            tokens -= item.tokens
+            chosen.append(item)
             waiting.append(opinion)
             break
     return chosen
@@ -116,8 +119,8 @@ def choose_probes(candidates: Sequence[Candidate], most: int, tokens: int) -> li
 def in_turn(items: Iterable[T], owner: Callable[[T], str]) -> Iterator[T]:
     """Yield items, one of each owner per round."""
     queues: dict[str, deque[T]] = {}
-    for each in items:
-        queues.setdefault(owner(each), deque()).append(each)
+    for item in items:
+        queues.setdefault(owner(item), deque()).append(item)
     while queues:
         for name, queue in list(queues.items()):
             yield queue.popleft()
@@ -205,7 +208,7 @@ class Probes:
         candidates: list[Candidate] = []
         for start in range(0, min(len(numbers), CHUNK * CHUNKS), CHUNK):
             candidates += self._compared(numbers[start : start + CHUNK], rollout_id)
-            counts = Counter(each.liked for each in candidates)
+            counts = Counter(candidate.liked for candidate in candidates)
             if min(counts[True], counts[False]) >= most:
                 break
         return candidates
@@ -242,7 +245,7 @@ class Probes:
         marks = ", ".join("?" for _ in turn_ids)
         rows = self._database.rows(f"SELECT * FROM turns WHERE id IN ({marks})", tuple(turn_ids))
         turns = {row["id"]: decode_turn(row) for row in rows}
-        return [turns[each] for each in turn_ids if each in turns]
+        return [turns[turn_id] for turn_id in turn_ids if turn_id in turns]
 
     def newest_turns(self, count: int, tokens: int) -> list[Turn]:
         """Return the newest judged turns that gave samples, up to ``count`` and ``tokens`` of prompts and replies in all."""

@@ -60,7 +60,7 @@ class Quota:
         Raises:
             ConfigError: a variable is invalid; the message says what to type.
         """
-        values = (RuntimeVariables.declared(f"{each.name}_share").read(environment)[0] for each in fields(Quota))
+        values = (RuntimeVariables.declared(f"{field.name}_share").read(environment)[0] for field in fields(Quota))
         return Quota(*cast("Iterator[float]", values))
 
 
@@ -236,9 +236,9 @@ class Samples:
             if forgotten:
                 return
             rows = connection.execute(f"SELECT id FROM samples WHERE {TOGETHER}", (sample_id, sample_id)).fetchall()
-            for each in [row["id"] for row in rows] or [sample_id]:
+            for item in [row["id"] for row in rows] or [sample_id]:
                 self._database.update_one(
-                    connection, "samples", each, state="dropped", reason=reason, rollout_id=rollout_id
+                    connection, "samples", item, state="dropped", reason=reason, rollout_id=rollout_id
                 )
 
     def drop_leased(self, rollout_id: int, reason: str) -> int:

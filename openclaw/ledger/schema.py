@@ -431,7 +431,7 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
             )
         if 0 < version < VERSION:
             logger.info("%s has ledger version %d; backed up to %s", path, version, back_up(path, version))
-        for migration in [each for each in MIGRATIONS if each.version > version]:
+        for migration in [item for item in MIGRATIONS if item.version > version]:
             for statement in statements(migration.statements):
                 connection.execute(statement)
             if migration.fill is not None:

@@ -196,7 +196,7 @@ class Turns:
         request, number = choice_of(turn_id)
         rows = self._database.rows("SELECT id FROM turns WHERE id > ? AND id < ?", (f"{request}.", f"{request}/"))
         others = [choice_of(row["id"]) for row in rows]
-        return 1 + max((k for each, k in others if each == request), default=number)
+        return 1 + max((k for other, k in others if other == request), default=number)
 
     def session_of(self, turn_id: str) -> str:
         """Return the session of a turn.
@@ -294,13 +294,13 @@ class Pictures:
 
 def store_pictures(connection: sqlite3.Connection, turn_id: str, pictures: Sequence[SeenPicture]) -> None:
     """Store the pictures of a new turn inside a transaction."""
-    for each in pictures:
+    for picture in pictures:
         connection.execute(
-            "INSERT INTO pictures (sha256, png) VALUES (?, ?) ON CONFLICT DO NOTHING", (each.sha256, each.png)
+            "INSERT INTO pictures (sha256, png) VALUES (?, ?) ON CONFLICT DO NOTHING", (picture.sha256, picture.png)
         )
         connection.execute(
             "INSERT INTO turn_pictures (turn_id, start, tokens, sha256) VALUES (?, ?, ?, ?)",
-            (turn_id, each.start, each.tokens, each.sha256),
+            (turn_id, picture.start, picture.tokens, picture.sha256),
         )
 
 

@@ -191,9 +191,9 @@ def misfits(sample: object, turn: Turn) -> Iterator[str]:
 
 def _are_messages(value: object) -> bool:
     return (
-        isinstance(value, Sequence) and all(isinstance(each, dict) and "role" in each for each in value) and bool(value)
+        isinstance(value, Sequence) and all(isinstance(item, dict) and "role" in item for item in value) and bool(value)
     )
 
 
 def _contents(decision: SampleDecision) -> tuple[list[Any], str | None]:
-    return [each.to_dict() if isinstance(each, Sample) else each for each in decision.samples], decision.reason
+    return [sample.to_dict() if isinstance(sample, Sample) else sample for sample in decision.samples], decision.reason

@@ -29,10 +29,10 @@ def build_parser() -> CommandLine:
 def list_models() -> None:
     """Print the models of the launch scripts: size, licence, and whether they are here."""
     print(f"{'model':<14} {'download':>9}  {'licence':<12} folder")
-    for each in KNOWN:
-        folder = place_of(each.name)
+    for item in KNOWN:
+        folder = place_of(item.name)
         state = shown(folder) if folder.is_dir() and not missing_files(folder) else "not downloaded"
-        print(f"{each.name:<14} {each.gigabytes:>6.1f} GB  {each.licence:<12} {state}")
+        print(f"{item.name:<14} {item.gigabytes:>6.1f} GB  {item.licence:<12} {state}")
     print(f"\ndownload one: {COMMAND} {USUAL}")
 
 

@@ -101,11 +101,11 @@ def read_listing(hub: str, endpoint: str) -> Listing:
         raise FetchError(f"{endpoint} refused: {first_line(error)}; try again later") from error
     except (httpx.HTTPError, OSError) as error:
         raise FetchError(_unreachable(endpoint, error)) from error
-    sizes = {each.rfilename: each.size or 0 for each in model_info.siblings or [] if wanted(each.rfilename)}
+    sizes = {sibling.rfilename: sibling.size or 0 for sibling in model_info.siblings or [] if wanted(sibling.rfilename)}
     if not any(name.endswith(".safetensors") for name in sizes):
         raise FetchError(f"{hub} has no *.safetensors files; choose a model in that format")
     licence = next((tag.partition(":")[2] for tag in model_info.tags or [] if tag.startswith("license:")), "not stated")
-    digests = {each.rfilename: each.lfs.sha256 for each in model_info.siblings or [] if each.lfs}
+    digests = {sibling.rfilename: sibling.lfs.sha256 for sibling in model_info.siblings or [] if sibling.lfs}
     return Listing(hub, model_info.sha or "main", licence, sizes, digests)
 
 

@@ -52,7 +52,7 @@ KNOWN = (
 
 def hub_name(name: str) -> str:
     """Return a model's name on the hub: ``Qwen/Qwen3-4B`` for ``Qwen3-4B`` and ``qwen3-4B``."""
-    known = next((each.hub for each in KNOWN if each.name.lower() == name.lower()), None)
+    known = next((item.hub for item in KNOWN if item.name.lower() == name.lower()), None)
     return known or (name if "/" in name else f"Qwen/{name}")
 
 
@@ -112,7 +112,7 @@ def broken_model(folder: Path, *, tokenizer: bool = True) -> str | None:
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         return f"it lacks the weights {missing[0]}{more}; fetch them, or name another folder"
-    if pointer := next((each for pattern in WEIGHTS for each in folder.glob(pattern) if _is_pointer(each)), None):
+    if pointer := next((path for pattern in WEIGHTS for path in folder.glob(pattern) if _is_pointer(path)), None):
         return f"{pointer.name} is a Git LFS pointer, not weights; type: git -C {shlex.quote(str(folder))} lfs pull"
     if tokenizer and not any((folder / name).is_file() for name in TOKENIZERS):
         return f"it has no tokenizer ({TOKENIZERS[0]}); copy it from the model that this one was made of"
@@ -123,7 +123,7 @@ def _inside(folder: Path) -> str | None:
     """Return advice if a folder below has the model: a cache of the hub, or a folder of several models."""
     try:
         result = next(
-            (each for pattern in ("*", "snapshots/*") for each in folder.glob(f"{pattern}/config.json")), None
+            (path for pattern in ("*", "snapshots/*") for path in folder.glob(f"{pattern}/config.json")), None
         )
     except OSError:
         return None
@@ -141,7 +141,7 @@ def _unknown_type(model_type: str) -> str | None:
     if spec is None or not spec.submodule_search_locations:
         return None
     models = Path(next(iter(spec.submodule_search_locations)), "models")
-    known = [each.name for each in models.iterdir() if each.is_dir()] if models.is_dir() else []
+    known = [path.name for path in models.iterdir() if path.is_dir()] if models.is_dir() else []
     word = model_type.replace("-", "_")
     return None if not known or any(word.startswith(name) for name in known) else nearest(word, known)
 

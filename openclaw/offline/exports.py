@@ -61,7 +61,7 @@ def _sharegpt(value: Mapping[str, Any], place: str) -> Line:
         raise ImportFormatError(f'{place}: conversations is not a list; write [{{"from": "human", "value": "..."}}]')
     system = value.get("system")
     messages = [{"role": "system", "content": system}] if system else []
-    messages += [_spoken(each, f"{place}, message {number}") for number, each in enumerate(said)]
+    messages += [_spoken(item, f"{place}, message {number}") for number, item in enumerate(said)]
     return {
         "messages": messages,
         "session_id": value.get("id"),
@@ -126,10 +126,10 @@ def _chatgpt(value: Mapping[str, Any], place: str) -> tuple[Line, Counter[str]]:
         path.append(name)
         name = nodes[name].get("parent")
     messages = [
-        told for each in reversed(path) if (told := _told(nodes[each].get("message"), f"{place}, node {each[:100]}"))
+        told for item in reversed(path) if (told := _told(nodes[item].get("message"), f"{place}, node {item[:100]}"))
     ]
     beside = nodes.keys() - set(path)
-    others = sum(_is_reply(_told(nodes[each].get("message"), f"{place}, node {each[:100]}")) for each in beside)
+    others = sum(_is_reply(_told(nodes[item].get("message"), f"{place}, node {item[:100]}")) for item in beside)
     line = {"messages": messages, "session_id": value.get("conversation_id") or value.get("id")}
     return line, Counter({OTHER_BRANCH: others} if others else {})
 

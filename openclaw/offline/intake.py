@@ -113,7 +113,11 @@ def take_in(logs: Logs, ledger: Ledger, wishes: Wishes, on_progress: Progress = 
             with closing(Ledger(logs.ledger)) as source:
                 reports.append(_take_run(source, ledger, wishes, number, on_progress))
         else:
-            spoken = [each for each in logs.conversations if any(turn.kind == "main" for turn in each.turns)]
+            spoken = [
+                conversation
+                for conversation in logs.conversations
+                if any(turn.kind == "main" for turn in conversation.turns)
+            ]
             reports.append(_take_texts(spoken[: wishes.limit], ledger, wishes, number, on_progress))
     reports[0].reasons.update(logs.left_out)
     return reports[0]
@@ -142,10 +146,10 @@ def _take_run(source: Ledger, ledger: Ledger, wishes: Wishes, number: int, on_pr
     )
     for name in sessions:
         turns = [record for record in source.views.turn_records(name) if record.turn.kind == "main"]
-        texts = [each for each in turns if each.turn.state == "unscored" or each.turn.reason == IMPORTED]
+        texts = [turn for turn in turns if turn.turn.state == "unscored" or turn.turn.reason == IMPORTED]
         if texts:
             _queue(
-                LoggedConversation(name, name, [_as_imported(each) for each in texts]), ledger, wishes, number, report
+                LoggedConversation(name, name, [_as_imported(text) for text in texts]), ledger, wishes, number, report
             )
     return report
 
@@ -173,7 +177,7 @@ def _take_texts(
     conversations: Sequence[LoggedConversation], ledger: Ledger, wishes: Wishes, number: int, on_progress: Progress
 ) -> Report:
     report = Report(conversations=len(conversations))
-    names = {each.session_id for each in conversations}
+    names = {item.session_id for item in conversations}
     for done, conversation in enumerate(conversations, start=1):
         versions = [*conversation.beginnings(), conversation.session_id]
         if any(_forgotten(ledger, name, number) for name in versions):

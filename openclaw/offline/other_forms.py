@@ -54,8 +54,8 @@ def read_chat(value: Any, place: str) -> list[Message]:
     for number, message in enumerate(value):
         try:
             result = list(_as_messages(message)) if isinstance(message, dict) else [message]
-            for each in check_messages(result, parts=None):
-                is_trained(each)
+            for check_message in check_messages(result, parts=None):
+                is_trained(check_message)
         except MessageError as error:
             raise ImportFormatError(f"{place}, message {number}: {_after_number(str(error))}") from error
         messages += result

@@ -76,7 +76,7 @@ def _likeness(one: _Candidate, other: _Candidate) -> float:
 
 
 def _texts(ledger: Ledger, firsts: Sequence[FirstReply]) -> list[_Candidate]:
-    chosen = [first for kind in ("main", "side") for first in _spread([each for each in firsts if each.kind == kind])]
+    chosen = [first for kind in ("main", "side") for first in _spread([item for item in firsts if item.kind == kind])]
     by_number = {first.number: first for first in chosen}
     return [_candidate(text, by_number[text.number]) for text in ledger.views.turn_texts(sorted(by_number))]
 

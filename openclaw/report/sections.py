@@ -93,17 +93,24 @@ def decisions(ledger: Ledger) -> tuple[Counter[str], list[Decisions]]:
     """
     gate_decisions = ledger.views.gate_decisions()
     rows: list[Decisions] = []
-    for each in reversed(gate_decisions):
+    for gate_decision in reversed(gate_decisions):
         newer = rows[-1] if rows else None
-        if newer and (newer.kind, NUMBER.sub("", newer.why)) == (each.kind, NUMBER.sub("", each.why)):
-            rows[-1] = newer._replace(first=each.rollout_id)
+        if newer and (newer.kind, NUMBER.sub("", newer.why)) == (gate_decision.kind, NUMBER.sub("", gate_decision.why)):
+            rows[-1] = newer._replace(first=gate_decision.rollout_id)
         elif len(rows) == MOST_ROWS:
             break
         else:
             rows.append(
-                Decisions(each.rollout_id, each.rollout_id, each.kind, each.weight_version, each.why, each.decided_at)
+                Decisions(
+                    gate_decision.rollout_id,
+                    gate_decision.rollout_id,
+                    gate_decision.kind,
+                    gate_decision.weight_version,
+                    gate_decision.why,
+                    gate_decision.decided_at,
+                )
             )
-    return Counter(each.kind for each in gate_decisions), rows
+    return Counter(gate_decision.kind for gate_decision in gate_decisions), rows
 
 
 def faults(run: RunFolder, ledger: Ledger, totals: Totals, series: Mapping[str, Series]) -> list[tuple[str, str]]:
@@ -137,15 +144,15 @@ def _sum(series: Mapping[str, Series], name: str) -> str:
 
 def episodes(ledger: Ledger, owner: str | None) -> Episodes | None:
     """Return what became of the episodes of an owner (of everybody: None); None if there are none."""
-    results = [each for each in ledger.episodes.all() if belongs(f"@{each.owner}:", owner)]
+    results = [item for item in ledger.episodes.all() if belongs(f"@{item.owner}:", owner)]
     if not results:
         return None
-    rewards = [each.reward for each in results if each.reward is not None]
+    rewards = [result.reward for result in results if result.reward is not None]
     third = len(rewards) // 3
-    reasons = Counter(each.reason for each in results if each.reason is not None)
+    reasons = Counter(result.reason for result in results if result.reason is not None)
     return Episodes(
         len(results),
-        Counter(each.status or each.state for each in results).most_common(),
+        Counter(result.status or result.state for result in results).most_common(),
         reason_rows(reasons),
         fmean(rewards[:third]) if third else None,
         fmean(rewards[-third:]) if third else None,

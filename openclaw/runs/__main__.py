@@ -16,7 +16,7 @@ AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 def age(seconds: float) -> str:
     """Return a time in its largest unit: ``3 h``."""
-    size, unit = next((each for each in AGES if seconds >= each[0]), AGES[-1])
+    size, unit = next((item for item in AGES if seconds >= item[0]), AGES[-1])
     return f"{max(0, int(seconds // size))} {unit}"
 
 

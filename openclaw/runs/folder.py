@@ -76,7 +76,7 @@ def open_run(place: Path) -> RunFolder:
     if ledger is None:
         raise NoRunError(no_ledger(place))
     near = [place, ledger.parent, ledger.parent.parent]
-    folder = next((each for each in near if (each / ARGUMENTS_NAME).is_file()), None)
+    folder = next((item for item in near if (item / ARGUMENTS_NAME).is_file()), None)
     if folder is None:
         return RunFolder(place, ledger, ledger.parent if place.is_dir() else None)
     return RunFolder(place, ledger, folder, _json(folder / ARGUMENTS_NAME) or {}, _json(folder / SETTINGS_NAME))
@@ -90,7 +90,7 @@ def no_ledger(place: Path) -> str:
         return f"{place} is a run of agents without conversations: {figures}its episodes: openclaw-rl inspect {place} --episodes"
     if place.is_dir():
         runs = sorted(
-            (each for each in place.iterdir() if each.is_dir() and find_ledger(each)),
+            (path for path in place.iterdir() if path.is_dir() and find_ledger(path)),
             key=lambda run: run.stat().st_mtime,
         )
         meant = f"the newest of {len(runs)} there is {runs[-1]}" if runs else "the run prints the line at its start"

@@ -75,10 +75,10 @@ def turn_story(run: RunFolder, ledger: Ledger, named: str, *, tokens: bool) -> I
 
 def outcome(record: TurnRecord) -> str:
     """Return in words which step used a turn, what it waits for, or why it is not trained."""
-    used = [each for each in record.samples if each.state in ("leased", "trained")]
+    used = [sample for sample in record.samples if sample.state in ("leased", "trained")]
     if used:
-        return " ".join(_used(each) for each in used)
-    if ready := [each for each in record.samples if each.state == "ready"]:
+        return " ".join(_used(item) for item in used)
+    if ready := [sample for sample in record.samples if sample.state == "ready"]:
         return f"{WAITS['ready']} ({len(ready)} sample{'s' * (len(ready) > 1)})"
     if record.samples:
         reason = record.samples[-1].reason or ""

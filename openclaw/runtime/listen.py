@@ -110,5 +110,5 @@ class GatewayServer(uvicorn.Server):
             await self.lifespan.shutdown()
             sys.exit(STARTUP_FAILURE)
         self.servers.append(listener)
-        addresses = [":".join(map(str, each.getsockname()[:2])) for each in listener.sockets]
+        addresses = [":".join(map(str, item.getsockname()[:2])) for item in listener.sockets]
         logger.info("the gateway listens on %s", ", ".join(addresses))

@@ -63,7 +63,7 @@ def find_ledger(place: Path) -> Path | None:
 def all_runs() -> list[Path]:
     """Return the folders of all runs in ``runs/`` of the repository and of the working directory, the newest first."""
     there = {place.resolve(): place for place in (Path("runs"), RUNS) if place.is_dir()}
-    results = [each for place in there.values() for each in place.iterdir() if each.is_dir() and is_run(each)]
+    results = [path for place in there.values() for path in place.iterdir() if path.is_dir() and is_run(path)]
     return sorted(results, key=last_change, reverse=True)
 
 
@@ -76,7 +76,7 @@ def last_change(folder: Path) -> float:
     """Return when a run last wrote, in seconds since the epoch."""
     ledger = find_ledger(folder)
     seen = [folder, folder / "logs", *([ledger, Path(f"{ledger}-wal")] if ledger else [])]
-    return max(each.stat().st_mtime for each in seen if each.exists())
+    return max(item.stat().st_mtime for item in seen if item.exists())
 
 
 def run_place(text: str) -> Path:
@@ -87,7 +87,7 @@ def run_place(text: str) -> Path:
     """
     if text != NEWEST:
         return Path(text).expanduser()
-    run = next((each for each in all_runs() if find_ledger(each)), None)
+    run = next((item for item in all_runs() if find_ledger(item)), None)
     if run is None:
         raise argparse.ArgumentTypeError(f"there is no run in {shown_path(RUNS)} yet; start one, or name its folder")
     print(f"the newest run: {shown_path(run)}", file=sys.stderr)

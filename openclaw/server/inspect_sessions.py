@@ -44,7 +44,9 @@ def session_rows(path: str | Path) -> list[dict[str, Any]]:
     with closing(Ledger(file)) as ledger:
         counted = ledger.database.rows(UNJUDGED)
         unjudged = {row["session_id"]: int(row["n"]) for row in counted}
-        return [_row(each, unjudged.get(each["session_id"], 0)) for each in conversations(ledger)]
+        return [
+            _row(conversation, unjudged.get(conversation["session_id"], 0)) for conversation in conversations(ledger)
+        ]
 
 
 def _not_yet(unjudged: int) -> str:

@@ -152,9 +152,9 @@ def is_collected(folder: Path, save: Path) -> bool:
 
 def method_names() -> dict[str, str]:
     """Return the method of each ``--method`` value: its own name, and its names in guides."""
-    configs = [each.config for each in methods_of() if not each.variant]
-    return {each.name: each.name for each in configs} | {
-        each.guide_name: each.name for each in configs if each.guide_name
+    configs = [method.config for method in methods_of() if not method.variant]
+    return {config.name: config.name for config in configs} | {
+        config.guide_name: config.name for config in configs if config.guide_name
     }
 
 

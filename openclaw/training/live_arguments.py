@@ -80,7 +80,7 @@ def declared_reads(module: str) -> frozenset[str]:
             return frozenset(ast.literal_eval(node.value))
     exported = [node.module for node in tree.body if isinstance(node, ast.ImportFrom) and node.module]
     return frozenset().union(
-        *(declared_reads(each) for each in exported if each.startswith("slime.algorithms.losses."))
+        *(declared_reads(item) for item in exported if item.startswith("slime.algorithms.losses."))
     )
 
 

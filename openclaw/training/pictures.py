@@ -52,10 +52,13 @@ class SamplePictures:
             name = sample.metadata["ledger_id"]
             logger.error("sample %s is not trained: its tokens lack the pictures of turn %s", name, turn)
             return False
-        images = [open_image(each.png) for each in pictures]
+        images = [open_image(picture.png) for picture in pictures]
         sample.multimodal_train_inputs = picture_tensors(self._processor, images)
         return True
 
 
 def _has(sample: Sample, pictures: list[SeenPicture], placeholder: int) -> bool:
-    return all(sample.tokens[each.start : each.start + each.tokens] == [placeholder] * each.tokens for each in pictures)
+    return all(
+        sample.tokens[picture.start : picture.start + picture.tokens] == [placeholder] * picture.tokens
+        for picture in pictures
+    )

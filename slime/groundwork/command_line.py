@@ -65,11 +65,11 @@ def nearest_path(path: str | Path) -> str:
         if (expanded := part.expanduser()).exists():
             continue
         try:
-            beside = [each.name for each in expanded.parent.iterdir()]
+            beside = [item.name for item in expanded.parent.iterdir()]
         except OSError:
             return ""
         near = [part.with_name(name) / path.relative_to(part) for name in difflib.get_close_matches(part.name, beside)]
-        whole = next((each for each in near if each.expanduser().exists()), None)
+        whole = next((item for item in near if item.expanduser().exists()), None)
         return f"; did you mean {whole}?" if whole else ""
     return ""
 
@@ -138,7 +138,7 @@ def new_output_file(text: str) -> Path:
 
 def as_list(title: str, problems: Sequence[str]) -> str:
     """Return one problem as it is, several as a list below ``title``."""
-    return problems[0] if len(problems) == 1 else "\n".join([f"{title}:", *(f"  - {each}" for each in problems)])
+    return problems[0] if len(problems) == 1 else "\n".join([f"{title}:", *(f"  - {problem}" for problem in problems)])
 
 
 class CommandLine(argparse.ArgumentParser):
@@ -209,7 +209,7 @@ class CommandLine(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
-            choices = [str(each) for each in action.choices]
+            choices = [str(choice) for choice in action.choices]
             text = f"{str(value)!r} is not one of {', '.join(choices)}{nearest(str(value), choices)}"
             raise argparse.ArgumentError(action, text)
 

@@ -156,10 +156,10 @@ def repeat_placeholders(ids: Sequence[int], placeholder: int, counts: Sequence[i
     Raises:
         ValueError: placeholders and counts differ in number.
     """
-    if (total := sum(each == placeholder for each in ids)) != len(counts):
+    if (total := sum(item == placeholder for item in ids)) != len(counts):
         raise ValueError(f"the chat template rendered {total} placeholders for {len(counts)} pictures")
     times = iter(counts)
-    return [each for token in ids for each in [token] * (next(times) if token == placeholder else 1)]
+    return [item for token in ids for item in [token] * (next(times) if token == placeholder else 1)]
 
 
 def one_per_image(tokens: Sequence[int], placeholders: frozenset[int]) -> list[int]:

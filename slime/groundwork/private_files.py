@@ -28,9 +28,9 @@ SIGNS_OF_A_RUN = frozenset({"arguments.json", "checkpoints", "driver.log", "logs
 
 def private_folder(folder: Path) -> None:
     """Create a folder with its missing parents, all of mode 0700."""
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
-    for each in reversed(missing):
-        each.mkdir(FOLDER_MODE, exist_ok=True)
+    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    for item in reversed(missing):
+        item.mkdir(FOLDER_MODE, exist_ok=True)
     if not folder.is_dir():
         folder.mkdir()  # raises what the caller expects
 
@@ -45,7 +45,7 @@ def private_run_folder(folder: Path) -> str | None:
     status = folder.stat()
     if not status.st_mode & OTHERS:
         return None
-    names = {each.name for each in folder.iterdir()}
+    names = {path.name for path in folder.iterdir()}
     if status.st_uid == os.geteuid() and (not names or names & SIGNS_OF_A_RUN):
         folder.chmod(FOLDER_MODE)
         return None

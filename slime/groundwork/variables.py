@@ -140,15 +140,15 @@ class EnvironmentConfig:
         """Return the declared variables in field order."""
         types = get_type_hints(cls)
         return tuple(
-            Variable(field=each.name, default=cast(Value, each.default), **_type_of(types[each.name]) | declared)
-            for each in fields(cls)
-            if (declared := each.metadata.get("variable"))
+            Variable(field=item.name, default=cast(Value, item.default), **_type_of(types[item.name]) | declared)
+            for item in fields(cls)
+            if (declared := item.metadata.get("variable"))
         )
 
     @classmethod
     def declared(cls, field: str) -> Variable:
         """Return the variable of one field, for a process that reads only this one."""
-        return next(each for each in cls.variables() if each.field == field)
+        return next(item for item in cls.variables() if item.field == field)
 
     @classmethod
     def from_env(cls, environment: Mapping[str, str] = os.environ) -> Self:
@@ -157,16 +157,16 @@ class EnvironmentConfig:
         Raises:
             ConfigError: a variable is invalid; the message names the first one and says what to type.
         """
-        return cls(**{each.field: each.read(environment)[0] for each in cls.variables()})
+        return cls(**{item.field: item.read(environment)[0] for item in cls.variables()})
 
     def values(self) -> list[tuple[Variable, Value]]:
         """Return each variable with its value."""
-        return [(each, getattr(self, each.field)) for each in self.variables()]
+        return [(item, getattr(self, item.field)) for item in self.variables()]
 
 
 def _type_of(declared: Any) -> dict[str, Any]:
     """Return a variable's type and choices: ``float`` for ``float | None``, choices for a ``Literal``."""
     if get_origin(declared) is Literal:
         return {"type": str, "choices": get_args(declared)}
-    (plain,) = [each for each in get_args(declared) or (declared,) if each is not NoneType]
+    (plain,) = [item for item in get_args(declared) or (declared,) if item is not NoneType]
     return {"type": plain}

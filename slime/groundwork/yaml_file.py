@@ -106,8 +106,8 @@ def _check(node: yaml.Node, depth: int, count: list[int]) -> None:
     if depth > MAX_DEPTH or count[0] > MAX_VALUES:
         raise _Refused(_line(node), f"its anchors expand to more than {MAX_VALUES} values; write the values out")
     if isinstance(node, yaml.SequenceNode):
-        for each in node.value:
-            _check(each, depth + 1, count)
+        for item in node.value:
+            _check(item, depth + 1, count)
     elif isinstance(node, yaml.MappingNode):
         lines: dict[str, int] = {}
         for key, value in node.value:

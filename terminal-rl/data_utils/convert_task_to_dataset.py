@@ -61,7 +61,7 @@ def common(train: Path, test: Path) -> Path:
 
 def below(root: Path, folder: Path, ids: Sequence[str]) -> list[str]:
     """Return ids of a folder's tasks as ids of a folder above it."""
-    return [(folder.resolve().relative_to(root) / each).as_posix() for each in ids]
+    return [(folder.resolve().relative_to(root) / item).as_posix() for item in ids]
 
 
 def build_parser() -> CommandLine:

@@ -35,12 +35,12 @@ def sorted_out(source: TaskSource) -> tuple[list[str], dict[str, str]]:
     """Return the ids of the tasks that can run, and why the others cannot, by id."""
     good: list[str] = []
     bad: dict[str, str] = {}
-    for each in source.ids():
+    for item in source.ids():
         try:
-            source.load(each)
-            good.append(each)
+            source.load(item)
+            good.append(item)
         except ConfigError as error:
-            bad[each] = str(error)
+            bad[item] = str(error)
     return good, bad
 
 

@@ -60,7 +60,7 @@ def pool_words(v: WorkerVariables) -> list[str]:
 
 def build_parser() -> CommandLine:
     """Return the parser of the command line; what it does not know goes to the pool."""
-    told = "; ".join(f"{each.name}: {each.help}" for each in (*WorkerVariables.variables(), *TaskSource.variables()))
+    told = "; ".join(f"{item.name}: {item.help}" for item in (*WorkerVariables.variables(), *TaskSource.variables()))
     parser = CommandLine(
         prog=PROG,
         description="Lend out terminals of this machine. Other options go to python -m agentrl.pool, and win.",

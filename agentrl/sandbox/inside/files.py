@@ -48,7 +48,7 @@ def walk(path: str, *, make: bool) -> tuple[int, str]:
 def write_file(path: str, data: bytes, mode: int) -> None:
     """Replace a file below `WRITABLE` at once, with the folders above it."""
     real = resolved(path)
-    if not real.startswith(tuple(f"{each}/" for each in WRITABLE)):
+    if not real.startswith(tuple(f"{item}/" for item in WRITABLE)):
         raise Refused(f"{path} leads to {real}, which is not below {' or '.join(WRITABLE)}")
     folder, name = walk(real, make=True)
     new = f".{os.urandom(8).hex()}"

@@ -34,8 +34,8 @@ def forward(doors: Mapping[socket.socket, str]) -> None:
             back = asyncio.ensure_future(pump(far_reader, writer))
             there = asyncio.ensure_future(pump(reader, far_writer))
             await asyncio.wait({back, there})
-            for each in (writer, far_writer):
-                each.close()
+            for item in (writer, far_writer):
+                item.close()
 
         listening.setblocking(False)
         server = await asyncio.start_server(connect, sock=listening)

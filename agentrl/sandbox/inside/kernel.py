@@ -76,8 +76,8 @@ def send(pids: set[int], number: int) -> None:
 def close_all_but(kept: Iterable[int]) -> None:
     """Lead stdin, stdout and stderr nowhere, and close every other descriptor that is not to be kept."""
     null = os.open(os.devnull, os.O_RDWR)
-    for each in (0, 1, 2):
-        os.dup2(null, each)
+    for item in (0, 1, 2):
+        os.dup2(null, item)
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) not in kept:
             with suppress(OSError):
@@ -90,5 +90,5 @@ def enter(groups: Iterable[int]) -> None:
     Raises:
         OSError: the kernel refuses.
     """
-    for each in groups:
-        os.write(each, b"0")
+    for group in groups:
+        os.write(group, b"0")

@@ -55,8 +55,8 @@ class Relay:
             call = json.loads(said.readline())
             number = call["id"]
             with self._changed:
-                for each in call["done"]:
-                    self._answers.pop(each, None)
+                for item in call["done"]:
+                    self._answers.pop(item, None)
                 first = number not in self._seen
                 self._seen.add(number)
             if first:

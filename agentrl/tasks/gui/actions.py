@@ -92,13 +92,13 @@ def read_arguments(arguments: JsonObject) -> Action:
     if not isinstance(name, str) or name not in NEEDS:
         raise _wrong(f"there is no action {str(name)[:40]!r}; {HOW}")
     allowed = {"target": ("coordinate", "element"), "time": ("time",)}
-    known = {"action", *(each for need in NEEDS[name] for each in allowed.get(need, (need,)))}
+    known = {"action", *(item for need in NEEDS[name] for item in allowed.get(need, (need,)))}
     known |= {"coordinate", "element"} if name in POINTED else set()
     known |= {"start_coordinate"} if name == "left_click_drag" else set()
     if unknown := sorted(set(arguments) - known):
         raise _wrong(f"{name} takes no {', '.join(map(str, unknown))[:80]}; it takes {', '.join(sorted(known))}")
     for need in NEEDS[name]:
-        if not any(each in arguments for each in allowed.get(need, (need,))):
+        if not any(item in arguments for item in allowed.get(need, (need,))):
             raise _wrong(f"{name} needs {' or '.join(allowed.get(need, (need,)))}; add it")
     if "coordinate" in arguments and "element" in arguments:
         raise _wrong("give coordinate or element, not both")
@@ -121,7 +121,7 @@ def _point(arguments: JsonObject, name: str) -> Point | None:
     value = arguments[name]
     if not isinstance(value, list) or len(value) != 2 or not all(map(_is_number, value)):
         raise _wrong(f"{name} is [x, y], two numbers")
-    x, y = (float(each) for each in value)  # type: ignore[arg-type]
+    x, y = (float(item) for item in value)  # type: ignore[arg-type]
     return x, y
 
 

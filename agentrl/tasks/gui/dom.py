@@ -85,32 +85,32 @@ async def elements(page: Page, screen: Screen, hidden: Sequence[str] = ()) -> li
     read: list[dict[str, Any]] = await page.evaluate(asked)
     return [
         Element(
-            each["tag"],
-            each["text"],
-            each["name"],
-            each["hint"],
-            each.get("value"),
-            tuple(each["states"]),
-            each.get("color", ""),
-            each["x"],
-            each["y"],
-            (each["left"], each["top"], each["width"], each["height"]),
+            item["tag"],
+            item["text"],
+            item["name"],
+            item["hint"],
+            item.get("value"),
+            tuple(item["states"]),
+            item.get("color", ""),
+            item["x"],
+            item["y"],
+            (item["left"], item["top"], item["width"], item["height"]),
         )
-        for each in read
+        for item in read
     ]
 
 
 def as_text(found: Sequence[Element]) -> str:
     """Return the elements as lines, ``[NUMBER] tag "text"`` and what else is known of them."""
     lines: list[str] = []
-    for number, each in enumerate(found, start=1):
-        parts = [f"[{number}] {each.tag}"]
-        parts += [f'"{_short(each.text)}"'] if each.text else []
-        parts += [f'named "{_short(each.name)}"'] if each.name else []
-        parts += [f'value "{_short(each.value)}"'] if each.value is not None else []
-        parts += [f"color {each.color}"] if each.color else []
-        parts += [f"({_short(each.hint)})"] if each.hint and not each.text else []
-        lines.append(" ".join([*parts, *each.states]))
+    for number, item in enumerate(found, start=1):
+        parts = [f"[{number}] {item.tag}"]
+        parts += [f'"{_short(item.text)}"'] if item.text else []
+        parts += [f'named "{_short(item.name)}"'] if item.name else []
+        parts += [f'value "{_short(item.value)}"'] if item.value is not None else []
+        parts += [f"color {item.color}"] if item.color else []
+        parts += [f"({_short(item.hint)})"] if item.hint and not item.text else []
+        lines.append(" ".join([*parts, *item.states]))
     return "\n".join(lines) or "(nothing is visible)"
 
 

@@ -182,8 +182,8 @@ class GuiEnvironment(Environment):
         if action.element is not None and not self.settings.text:
             raise InvalidError("elements have no numbers here; give a coordinate", code="invalid_action")
         point, start = (
-            None if each is None else on_screen(each, self.settings.coordinates, computer.picture, computer.size)
-            for each in (action.point, action.start)
+            None if item is None else on_screen(item, self.settings.coordinates, computer.picture, computer.size)
+            for item in (action.point, action.start)
         )
         await computer.act(action, point, start)
         await asyncio.sleep(self.settings.sleep_seconds)

@@ -48,13 +48,13 @@ class GuiSource(EnvironmentConfig):
         """
         if self.task_type == "osworld":
             return osworld_ids(VmSettings.from_env(), split)
-        chosen = [each.strip().replace("-", "_") for each in (self.families or "").split(",") if each.strip()]
-        if unknown := [each for each in chosen if each not in families()]:
+        chosen = [part.strip().replace("-", "_") for part in (self.families or "").split(",") if part.strip()]
+        if unknown := [item for item in chosen if item not in families()]:
             raise ConfigError(f"GUI_FAMILIES: there is no family {unknown[0]}; write some of {', '.join(families())}")
-        wanted = [each for each in families_of(split) if not chosen or each in chosen]
+        wanted = [family for family in families_of(split) if not chosen or family in chosen]
         if not wanted:
             raise ConfigError(f"GUI_FAMILIES={self.families} has only held-out families; add one to train on")
-        return [task_name(each, split, number) for number in range(TASKS_PER_FAMILY[split]) for each in wanted]
+        return [task_name(item, split, number) for number in range(TASKS_PER_FAMILY[split]) for item in wanted]
 
 
 def domain_of(task_id: str) -> str:
@@ -64,7 +64,7 @@ def domain_of(task_id: str) -> str:
 
 def write_rows(ids: list[str], file: Path) -> int:
     """Write the rows of tasks to a file; return their number."""
-    rows = [{"prompt": each, "metadata": {"task_id": each, "seed": 0, "domain": domain_of(each)}} for each in ids]
+    rows = [{"prompt": item, "metadata": {"task_id": item, "seed": 0, "domain": domain_of(item)}} for item in ids]
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return len(rows)

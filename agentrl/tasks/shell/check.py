@@ -134,7 +134,7 @@ def archive(home: Path, check: Check) -> None:
 
 
 KINDS: dict[str, Callable[[Path, Check], None]] = {
-    each.__name__: each for each in (text, exact, value, table, mode, absent, names, link, archive)
+    item.__name__: item for item in (text, exact, value, table, mode, absent, names, link, archive)
 }
 
 

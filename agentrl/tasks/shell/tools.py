@@ -86,7 +86,7 @@ def read_call_of(action: JsonObject, calls: Mapping[str, type[T]], how: str) -> 
     try:
         return kind.model_validate(arguments)
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, each['loc'])) or 'it'}: {each['msg']}" for each in error.errors())
+        problems = "; ".join(f"{'.'.join(map(str, item['loc'])) or 'it'}: {item['msg']}" for item in error.errors())
         raise InvalidError(f"the arguments of {name} are wrong: {problems}; {how}", code="invalid_arguments") from None
 
 
@@ -99,8 +99,8 @@ def openai_tool(name: str, kind: type[BaseModel]) -> JsonObject:
     """
     schema = kind.model_json_schema()
     properties: JsonObject = {
-        each: {"type": result["type"], "description": result["description"]}
-        for each, result in schema["properties"].items()
+        item: {"type": result["type"], "description": result["description"]}
+        for item, result in schema["properties"].items()
     }
     parameters: JsonObject = {"type": "object", "properties": properties, "required": schema["required"]}
     return {

@@ -319,7 +319,7 @@ def _laid_out(tests: Files) -> str:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(file.data)
         place.chmod(file.mode | 0o444)
-    for folder in (each for each in Path(shown).rglob("*") if each.is_dir()):
+    for folder in (item for item in Path(shown).rglob("*") if item.is_dir()):
         folder.chmod(0o755)
     return shown
 

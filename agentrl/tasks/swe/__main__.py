@@ -42,7 +42,7 @@ def data_set(name: str) -> str:
 
 def build_parser() -> CommandLine:
     """Return the parser of the command line."""
-    told = "; ".join(f"{each.name}: {each.help}" for each in InstanceSource.variables())
+    told = "; ".join(f"{variable.name}: {variable.help}" for variable in InstanceSource.variables())
     parser = CommandLine(prog=PROG, description="List and check instances.", epilog=f"Variables: {told}.")
     commands = parser.add_subparsers(dest="command", required=True)
     ids = commands.add_parser("ids", help="print the ids of the instances, one a line")
@@ -84,15 +84,16 @@ def bring(benchmark: str, rows: Path, folder: Path, without: Sequence[Path]) -> 
     """
     result, left_out = imported(benchmark, rows)
     common = {
-        each.train: str(each) for each in overlaps(result, [each for file in without for each in read_rows(file)])
+        overlap.train: str(overlap)
+        for overlap in overlaps(result, [row for file in without for row in read_rows(file)])
     }
     for why in [*left_out, *common.values()]:
         print(f"left out: {why}", file=sys.stderr)
-    kept = [each for each in result if each.id not in common]
+    kept = [item for item in result if item.id not in common]
     if not kept:
         raise ConfigError(f"{rows} has no row that can be graded here")
     print(f"{folder / benchmark}.jsonl: {write_instances(kept, folder / f'{benchmark}.jsonl')} instances")
-    if read := sum(each.grading.needs_swebench for each in kept):
+    if read := sum(item.grading.needs_swebench for item in kept):
         print(f"{read} of them need swebench to read their logs: bash scripts/setup_swebench.sh")
     return 0
 
@@ -117,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.command == "import":
             return bring(options.benchmark, options.rows, options.folder, options.without)
         if options.command == "contamination":
-            result = overlaps(read_rows(options.train), [each for file in options.test for each in read_rows(file)])
+            result = overlaps(read_rows(options.train), [row for file in options.test for row in read_rows(file)])
             print(*result, f"{len(result)} instances for training are in the evaluation", sep="\n")
             return int(bool(result))
         return asyncio.run(

@@ -62,8 +62,8 @@ async def problem_of(source: InstanceSource, instance: Instance, provider: Provi
         empty = await grade(instance, whole, Changes({}, ()), start, source.test_s, always=True)
         return "" if empty.verdict.score == 0.0 else "the tests of the issue pass without a solution"
     finally:
-        for each in started:
-            await each.stop()
+        for item in started:
+            await item.stop()
 
 
 async def solve(sandbox: Sandbox, instance: Instance) -> None:
@@ -109,7 +109,7 @@ async def checked(source: InstanceSource, names: Sequence[str], parallel: int, s
                     return instance.id, str(error)
 
         try:
-            for number, coming in enumerate(asyncio.as_completed([one(each) for each in instances]), 1):
+            for number, coming in enumerate(asyncio.as_completed([one(item) for item in instances]), 1):
                 name, problem = await coming
                 if problem:
                     wrong += 1

@@ -48,13 +48,13 @@ def traits(instance: Instance) -> Mapping[str, str]:
 def overlaps(train: Iterable[Instance], test: Iterable[Instance]) -> list[Overlap]:
     """Return each instance for training that is in the evaluation, once."""
     known: dict[tuple[str, str], str] = {}
-    for each in test:
-        known |= {(reason, trait): each.id for reason, trait in traits(each).items()}
+    for item in test:
+        known |= {(reason, trait): item.id for reason, trait in traits(item).items()}
     results: dict[str, Overlap] = {}
-    for each in train:
-        for reason, trait in traits(each).items():
+    for item in train:
+        for reason, trait in traits(item).items():
             if (reason, trait) in known:
-                results.setdefault(each.id, Overlap(each.id, known[reason, trait], reason))
+                results.setdefault(item.id, Overlap(item.id, known[reason, trait], reason))
     return list(results.values())
 
 

@@ -142,13 +142,15 @@ class Draft:
 
     def fail_to_pass(self) -> tuple[str, ...]:
         """Return the ids of the hidden tests that the mistake breaks."""
-        return tuple(each for each in test_ids(HIDDEN, self.hidden) if each.split(" ")[0] in self.mistake.breaks)
+        return tuple(
+            test_id for test_id in test_ids(HIDDEN, self.hidden) if test_id.split(" ")[0] in self.mistake.breaks
+        )
 
     def pass_to_pass(self) -> tuple[str, ...]:
         """Return the ids of all other tests."""
         every = [*test_ids(HIDDEN, self.hidden), *test_ids(SHOWN, self.shown)]
         broken = self.fail_to_pass()
-        return tuple(each for each in every if each not in broken)
+        return tuple(item for item in every if item not in broken)
 
 
 def test_ids(path: str, text: str) -> Iterator[str]:

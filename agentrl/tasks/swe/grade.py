@@ -152,7 +152,7 @@ def status_of(name: str, statuses: Statuses) -> str | None:
     """Return the status of a test, None if it did not run."""
     if name in statuses or name.count("[") <= name.count("]"):
         return statuses.get(name)
-    found = [status for each, status in statuses.items() if each.startswith(name)]
+    found = [status for statuse, status in statuses.items() if statuse.startswith(name)]
     return found[0] if found and len({status in GOOD for status in found}) == 1 else None
 
 

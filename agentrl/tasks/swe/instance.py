@@ -152,7 +152,7 @@ def instance_of(row: Mapping[str, Any]) -> Instance:
         read = Row.model_validate({name: value for name, value in row.items() if value is not None})
     except (ValidationError, ValueError) as error:
         problems = (
-            [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+            [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
             if isinstance(error, ValidationError)
             else [str(error)]
         )

@@ -107,8 +107,8 @@ def _from_git(place: Path, commit: str) -> bytes:
         (own / "info").mkdir(exist_ok=True)
         (own / "info" / "attributes").write_text("* -export-ignore -export-subst\n")
         if place.is_dir():
-            folders = (unlinked(place, each) for each in (place / "objects", place / ".git" / "objects"))
-            objects = next((each for each in folders if each.is_dir()), None)
+            folders = (unlinked(place, item) for item in (place / "objects", place / ".git" / "objects"))
+            objects = next((folder for folder in folders if folder.is_dir()), None)
             if objects is None:
                 raise ConfigError(f"{place} is not a git repository; clone the mirror again")
             (own / "objects" / "info" / "alternates").write_text(f"{objects.resolve()}\n")

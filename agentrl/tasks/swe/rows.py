@@ -19,13 +19,13 @@ def write_prompts(source: InstanceSource, ids: Iterable[str], file: Path) -> int
     Raises:
         ConfigError: there is no such instance.
     """
-    rows = [{"text": source.load(each).statement.strip(), "metadata": {"task_id": each, "seed": 0}} for each in ids]
+    rows = [{"text": source.load(item).statement.strip(), "metadata": {"task_id": item, "seed": 0}} for item in ids]
     return _write(rows, file)
 
 
 def write_instances(instances: Iterable[Instance], file: Path) -> int:
     """Write instances as rows, solutions included, for this machine's operator only; return their number."""
-    return _write([each.row() for each in instances], file)
+    return _write([instance.row() for instance in instances], file)
 
 
 def _write(rows: list[dict[str, object]], file: Path) -> int:

@@ -77,11 +77,11 @@ def main():
 
 def flat(suite):
     """Yield the tests of a suite."""
-    for each in suite:
-        if isinstance(each, unittest.TestSuite):
-            yield from flat(each)
+    for item in suite:
+        if isinstance(item, unittest.TestSuite):
+            yield from flat(item)
         else:
-            yield each
+            yield item
 
 
 if __name__ == "__main__":

@@ -116,15 +116,15 @@ class InstanceSource(EnvironmentConfig):
             simple = self.benchmark == SIMPLE
             families, number_of = (EASY, EASY_PER_FAMILY) if simple else (FAMILIES, TASKS_PER_FAMILY)
             return [
-                task_name(family, each, number)
+                task_name(family, item, number)
                 for family in families
-                for each in SPLITS
-                if split in (None, each)
-                for number in range(number_of[each])
+                for item in SPLITS
+                if split in (None, item)
+                for number in range(number_of[item])
             ]
         parts: dict[str, list[Instance]] = {"train": [], "heldout": []}
-        for each in self.instances.values():
-            parts["heldout" if each.benchmark in FOR_EVALUATION else "train"].append(each)
+        for instance in self.instances.values():
+            parts["heldout" if instance.benchmark in FOR_EVALUATION else "train"].append(instance)
         if common := overlaps(parts["train"], parts["heldout"]):
             raise ConfigError(
                 f"{common[0]} ({len(common)} in all); import the training rows again, with --without EVALUATION.jsonl"
@@ -134,7 +134,7 @@ class InstanceSource(EnvironmentConfig):
             raise ConfigError(
                 f"SWE_BENCH_PATH={self.path} has no instance for {split or 'anything'}; import some there"
             )
-        return sorted(each.id for each in part)
+        return sorted(item.id for item in part)
 
     def check_trainable(self) -> None:
         """Refuse a benchmark for evaluation.
@@ -153,8 +153,8 @@ class InstanceSource(EnvironmentConfig):
         Raises:
             ConfigError: a file is unusable.
         """
-        bounds = {each: self.limits(each) for each in self.ids()}
-        return [Task(each, weight=Weight(of.memory_mib + of.disk_mib, of.cpus)) for each, of in bounds.items()]
+        bounds = {item: self.limits(item) for item in self.ids()}
+        return [Task(bound, weight=Weight(of.memory_mib + of.disk_mib, of.cpus)) for bound, of in bounds.items()]
 
     def load(self, name: str) -> Instance:
         """Return an instance.
@@ -175,9 +175,9 @@ class InstanceSource(EnvironmentConfig):
             folders = sorted(path.parent for path in self.folder.rglob(TASK_TOML))
             if not folders:
                 raise ConfigError(f"SWE_BENCH_PATH={self.folder} has no task folder; each has a {TASK_TOML}")
-            return {each.name: instance_of_folder(read_task(each)) for each in folders}
-        results = {each.id: each for file in self._files for each in read_rows(file)}
-        read = [each.id for each in results.values() if each.grading.needs_swebench]
+            return {folder.name: instance_of_folder(read_task(folder)) for folder in folders}
+        results = {row.id: row for file in self._files for row in read_rows(file)}
+        read = [result.id for result in results.values() if result.grading.needs_swebench]
         if read:
             try:
                 packages()

@@ -40,7 +40,7 @@ def write_rows(source: TaskSource, ids: Iterable[str], file: Path) -> int:
     Raises:
         ConfigError: a task cannot run.
     """
-    rows = [row(source, each) for each in ids]
+    rows = [row(source, item) for item in ids]
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(json.dumps(each, ensure_ascii=False) + "\n" for each in rows))
+    file.write_text("".join(json.dumps(item, ensure_ascii=False) + "\n" for item in rows))
     return len(rows)

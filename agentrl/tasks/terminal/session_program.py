@@ -108,8 +108,8 @@ class Session:
                 os.execvpe("bash", ["bash", "--noprofile", "--norc", f"/dev/fd/{COMMANDS}"], {**os.environ, **plain})
             finally:
                 os._exit(127)
-        for each in (shells, taken, reporting):
-            os.close(each)
+        for item in (shells, taken, reporting):
+            os.close(item)
         os.set_blocking(self.terminal, False)
         os.write(self.commands, FIRST.encode())
 
@@ -118,7 +118,7 @@ class Session:
         while not self.ended or self.waiting is not None:
             moments = [self.deadline, self.quiet_at] if self.waiting is not None else []
             moments += [self.reported_at + MARK_S] if self.reported_at else []
-            left = min((each for each in moments if each), default=None)
+            left = min((moment for moment in moments if moment), default=None)
             for key, _ in self.selector.select(None if left is None else max(0.0, left - time.monotonic())):
                 if key.fd in self.selector.get_map():
                     key.data()

@@ -57,12 +57,12 @@ class TaskSource(EnvironmentConfig):
         """
         if self.task_type == "bash_commands":
             return [
-                task_name(family, each, number)
+                task_name(family, item, number)
                 for family in FAMILIES
                 if family not in NEEDS or shutil.which(NEEDS[family])
-                for each in SPLITS
-                if split in (None, each)
-                for number in range(TASKS_PER_FAMILY[each])
+                for item in SPLITS
+                if split in (None, item)
+                for number in range(TASKS_PER_FAMILY[item])
             ]
         folders = sorted(self._folders)
         if not folders:
@@ -77,8 +77,8 @@ class TaskSource(EnvironmentConfig):
         """
         if self.task_type == "bash_commands":
             limits = generate(task_name("write_word", "train", 0)).settings.environment.limits
-            return [Task(each, weight=Weight(limits.memory_mib + limits.disk_mib, limits.cpus)) for each in self.ids()]
-        return [_weighed(each, self.load(each)) for each in self.ids()]
+            return [Task(item, weight=Weight(limits.memory_mib + limits.disk_mib, limits.cpus)) for item in self.ids()]
+        return [_weighed(item, self.load(item)) for item in self.ids()]
 
     def load(self, task_id: str) -> HarborTask:
         """Return a task.

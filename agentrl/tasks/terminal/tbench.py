@@ -64,7 +64,7 @@ def statuses(log: str) -> Mapping[str, Status]:
 def share(log: str, status: int) -> float:
     """Return the share of passed tests; 0 if a summary without failures contradicts the status."""
     found = statuses(log)
-    passed = sum(each == "PASSED" for each in found.values())
+    passed = sum(item == "PASSED" for item in found.values())
     return 0.0 if not found or (status != 0 and passed == len(found)) else passed / len(found)
 
 
@@ -188,7 +188,9 @@ def _image(folder: Path, below: Files, prefix: str | None) -> str | None:
         return None
     for name in OF_AN_IMAGE[1:]:
         services = services_of(folder, name) if name in below else []
-        named = [each["image"] for each in services if isinstance(each.get("image"), str) and "build" not in each]
+        named = [
+            service["image"] for service in services if isinstance(service.get("image"), str) and "build" not in service
+        ]
         if len(named) == len(services) == 1 and "$" not in named[0]:
             return named[0]
         if len(services) > 1:

@@ -296,6 +296,6 @@ def _name_of(entry: Any) -> str:
 
 
 def _problems(error: ValidationError) -> Iterator[str]:
-    for each in error.errors():
-        place = ".".join(str(part) for part in each["loc"])
-        yield f"{place}: {each['msg']}" if place else each["msg"]
+    for item in error.errors():
+        place = ".".join(str(part) for part in item["loc"])
+        yield f"{place}: {item['msg']}" if place else item["msg"]

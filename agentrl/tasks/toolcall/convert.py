@@ -62,7 +62,7 @@ def question_row(row: Mapping[str, Any], where: str, grader: str) -> dict[str, A
     question = next((found for name in QUESTION_COLUMNS if (found := question_of(row.get(name)))), None)
     model = row.get("reward_model")
     labels = [model.get("ground_truth") if isinstance(model, Mapping) else None, *(row.get(n) for n in LABEL_COLUMNS)]
-    label = _one_answer(next((each for each in labels if not is_missing(each)), None), where)
+    label = _one_answer(next((item for item in labels if not is_missing(item)), None), where)
     if isinstance(label, float) and label.is_integer():
         label = int(label)
     found = {"prompt": question, "label": label, "metadata": {"grader": grader}}
@@ -83,7 +83,7 @@ def _one_answer(label: Any, where: str) -> Any:
         except (ValueError, RecursionError):
             return label
     # [34] may be an interval or a vector; only a text in quotes is not mathematics.
-    if not isinstance(answers, list) or not answers or not all(isinstance(each, str) for each in answers):
+    if not isinstance(answers, list) or not answers or not all(isinstance(answer, str) for answer in answers):
         return label
     if len(answers) > 1:
         raise ConfigError(f"{where} has {len(answers)} labels; give the one right answer")

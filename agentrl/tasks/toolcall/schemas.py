@@ -152,7 +152,7 @@ def _is_quick(schema: Any, depth: int = QUICK_DEPTH) -> bool:
         return False
     below = [*schema["properties"].values()] if isinstance(schema.get("properties"), Mapping) else []
     below += [schema[key] for key in ("items", "additionalProperties") if key in schema]
-    return all(_is_quick(each, depth - 1) for each in below)
+    return all(_is_quick(item, depth - 1) for item in below)
 
 
 def _counted(value: Any) -> int:
@@ -167,7 +167,7 @@ def _counted(value: Any) -> int:
             if len(one) > MAX_VALUES:
                 return total + len(one)
             total += sum(len(str(name)) for name in one) // OF_ONE if isinstance(one, dict) else 0
-            waiting += [(each, depth + 1) for each in (one.values() if isinstance(one, dict) else one)]
+            waiting += [(item, depth + 1) for item in (one.values() if isinstance(one, dict) else one)]
     return total
 
 

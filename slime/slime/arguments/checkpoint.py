@@ -445,7 +445,7 @@ def _folders(args: Arguments) -> Iterator[tuple[str, str, dict[str, bool]]]:
 
 def _reason(folder: Path, inside: dict[str, bool]) -> str | None:
     """Return why ``folder`` cannot be written, or None."""
-    there = next(each for each in (folder, *folder.absolute().parents) if os.path.lexists(each))
+    there = next(parent for parent in (folder, *folder.absolute().parents) if os.path.lexists(parent))
     if not there.exists():
         return f"{there} is a link to nothing"
     if not there.is_dir():

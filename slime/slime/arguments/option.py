@@ -156,7 +156,7 @@ def short_help(parser: argparse.ArgumentParser, common: Collection[str], topics:
     formatter.add_text(parser.description)
     formatter.start_section("common flags")
     formatter.add_arguments(
-        [each for each in parser._actions if not {"--help", *common}.isdisjoint(each.option_strings)]
+        [action for action in parser._actions if not {"--help", *common}.isdisjoint(action.option_strings)]
     )
     formatter.end_section()
     rows = [f"  {len(shown):>3}  {group.title}" for group in _groups(parser, topics) if (shown := _shown(group))]

@@ -94,9 +94,9 @@ def check_fits(wanted: int, roles: str, machines: Mapping[str, int]) -> None:
     """Raise ConfigError if ``machines`` (from :func:`usable_gpus`) have fewer than ``wanted`` GPUs in total."""
     there = sum(machines.values())
     if wanted > there:
-        each = ", ".join(f"{address} has {count}" for address, count in sorted(machines.items()))
+        text = ", ".join(f"{address} has {count}" for address, count in sorted(machines.items()))
         raise ConfigError(
-            f"the run needs {wanted} GPUs ({roles}), each with a CPU core, but the cluster has {there} ({each}); "
+            f"the run needs {wanted} GPUs ({roles}), each with a CPU core, but the cluster has {there} ({text}); "
             "start more nodes, or give the roles fewer GPUs"
         )
 

@@ -128,14 +128,14 @@ def finder(rule: ElementRule, system: System) -> Callable[[Any], list[str]]:
         raise ValueError(f"{rule.xpath or rule.selectors} cannot be evaluated: {error}") from error
     if not isinstance(nothing, list):
         raise ValueError(f"{rule.xpath} finds no elements but computes a value")
-    return lambda tree: [each if isinstance(each, str) else each.text or "" for each in find(tree)]
+    return lambda tree: [item if isinstance(item, str) else item.text or "" for item in find(tree)]
 
 
 def _check_names(path: str, known: Mapping[str, str]) -> None:
     """Refuse prefixes and functions that do not exist; lxml would see them only where a tree leads there."""
     plain = _LITERAL.sub("''", path)
     for what, names, there in (("prefix", _PREFIX, known), ("function", _CALL, FUNCTIONS)):
-        if unknown := [each for each in names.findall(plain) if each not in there]:
+        if unknown := [match for match in names.findall(plain) if match not in there]:
             raise ValueError(f"{path} cannot be evaluated: there is no {what} {unknown[0]!r}")
 
 

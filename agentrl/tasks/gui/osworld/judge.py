@@ -121,11 +121,11 @@ async def judge(vm: VirtualMachine, task: TaskFile, supplies: Supplies, status: 
         scores.append(float(gave_up) if check.metric == INFEASIBLE else await _score(vm, check, supplies.files))
     together = sum(scores) / len(scores) if all(scores) else 0.0
     score = together if task.evaluator.conj == "and" else max(scores)
-    detail = "; ".join(f"{check.metric}: {each:g}" for check, each in zip(checks, scores, strict=True))
+    detail = "; ".join(f"{check.metric}: {item:g}" for check, item in zip(checks, scores, strict=True))
     return Verdict(
         status="ok" if score >= 1 else "task_failed",
         score=score,
-        passed=sum(each >= 1 for each in scores),
+        passed=sum(item >= 1 for item in scores),
         total=len(scores),
         detail=detail,
     )

@@ -136,9 +136,9 @@ def _literal_match(result: Any, expected: Any, options: LiteralOptions) -> float
     got, wanted = _plain(result), _plain(expected)
     if options.type == "list" and not (isinstance(got, list) and isinstance(wanted, list)):
         return 0.0
-    both = [[str(each) for each in (given if options.type == "list" else [given])] for given in (got, wanted)]
+    both = [[str(item) for item in (given if options.type == "list" else [given])] for given in (got, wanted)]
     if options.ignore_case:
-        both = [[each.lower() for each in given] for given in both]
+        both = [[item.lower() for item in given] for given in both]
     return float(both[0] == both[1])
 
 
@@ -160,7 +160,7 @@ def _is_in_list(result: Any, rule: Expected, options: Nothing) -> float:
 
 def _include_exclude(result: Any, rule: Parts, options: Nothing) -> float:
     held = result if isinstance(result, list) else as_text(result) or ""
-    return float(all(each in held for each in rule.include) and not any(each in held for each in rule.exclude))
+    return float(all(item in held for item in rule.include) and not any(item in held for item in rule.exclude))
 
 
 def _regex(result: Any, rule: Pattern, options: Nothing) -> float:
@@ -181,7 +181,7 @@ def _text_file(result: Any, expected: Any, options: TextOptions) -> float:
 
 
 def _file_contains(result: Any, rule: Texts, options: Nothing) -> float:
-    return float(all(each in (as_text(result) or "") for each in rule.expected))
+    return float(all(item in (as_text(result) or "") for item in rule.expected))
 
 
 def _csv(result: Any, expected: Any, options: CsvOptions) -> float:
@@ -191,7 +191,7 @@ def _csv(result: Any, expected: Any, options: CsvOptions) -> float:
         return [line if options.strict else line.strip() for line in text.splitlines()]
 
     several = expected if isinstance(expected, list) else [expected]
-    return float(any(each is not None and lines(result) == lines(each) for each in several))
+    return float(any(item is not None and lines(result) == lines(item) for item in several))
 
 
 def _json(result: Any, rule: JsonRules, options: JsonOptions) -> float:
@@ -208,8 +208,8 @@ def _json(result: Any, rule: JsonRules, options: JsonOptions) -> float:
         except LookupError:
             return otherwise
 
-    right = all(reached(each.key, False, each.holds) for each in rule.expect)
-    wrong = any(reached(each.key, each.holds(None), each.holds) for each in rule.unexpect)
+    right = all(reached(item.key, False, item.holds) for item in rule.expect)
+    wrong = any(reached(item.key, item.holds(None), item.holds) for item in rule.unexpect)
     return float(right and not wrong and found is not None)
 
 
@@ -224,7 +224,7 @@ def _tree(result: Any, rules: list[ElementRule], options: TreeOptions) -> float:
         elif rule.exact:
             score *= rule.text in texts
         else:
-            score *= max((similarity(rule.text, each) for each in texts), default=0.0)
+            score *= max((similarity(rule.text, text) for text in texts), default=0.0)
     return score
 
 

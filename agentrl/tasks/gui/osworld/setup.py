@@ -41,7 +41,7 @@ class Files:
         """
         digest = hashlib.sha256(url.encode()).hexdigest()
         name = Path(urlsplit(url).path).name
-        places = [self._folder / each for each in (digest, name) if each] if self._folder else []
+        places = [self._folder / item for item in (digest, name) if item] if self._folder else []
         result = next((place for place in places if place.is_file()), None)
         if result is None:
             raise InfraError(
@@ -60,7 +60,7 @@ class Supplies:
     def filled(self, command: str | list[str], size: tuple[int, int]) -> str | list[str]:
         """Return a command with its placeholders replaced, for a screen of a width and height."""
         if isinstance(command, list):
-            return [str(self.filled(each, size)) for each in command]
+            return [str(self.filled(item, size)) for item in command]
         width, height = size
         for name, value in zip(PLACEHOLDERS, (self.password, width, height, width // 2, height // 2), strict=True):
             command = command.replace(name, str(value))
@@ -73,14 +73,14 @@ class Supplies:
 
 async def _download(vm: VirtualMachine, supplies: Supplies, given: Any) -> None:
     assert isinstance(given, Download)
-    for each in given.files:
-        await vm.upload(each.path, await asyncio.to_thread(supplies.files.read, each.url))
+    for file in given.files:
+        await vm.upload(file.path, await asyncio.to_thread(supplies.files.read, file.url))
 
 
 async def _upload(vm: VirtualMachine, supplies: Supplies, given: Any) -> None:
     assert isinstance(given, Upload)
-    for each in given.files:
-        await vm.upload(each.path, await asyncio.to_thread(supplies.files.read, each.local_path))
+    for file in given.files:
+        await vm.upload(file.path, await asyncio.to_thread(supplies.files.read, file.local_path))
 
 
 async def _execute(vm: VirtualMachine, supplies: Supplies, given: Any) -> None:

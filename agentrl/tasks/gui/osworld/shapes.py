@@ -67,7 +67,7 @@ class Until(Shape):
             None if self.stdout is None else self.stdout in output,
             None if self.stderr is None else self.stderr in error,
         )
-        return any(asked) or all(each is None for each in asked)
+        return any(asked) or all(item is None for item in asked)
 
 
 class Execute(Shape):
@@ -131,7 +131,7 @@ class File(Shape):
     def _fits(self) -> Self:
         if self.multi != isinstance(self.path, list):
             raise ValueError("path is a list exactly if multi is true")
-        if any(not 0 <= each < len(self.paths) for each in self.gives):
+        if any(not 0 <= give < len(self.paths) for give in self.gives):
             raise ValueError("gives counts the files of path from 0")
         return self
 

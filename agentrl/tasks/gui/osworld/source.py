@@ -32,7 +32,7 @@ def ids(settings: VmSettings, split: Split) -> list[str]:
     if not listed[split]:
         raise ConfigError(f"{variable} names no task; set it to a meta file of OSWorld")
     known = _files(settings)
-    return [*_supported(settings, variable, {each: known[each] for each in listed[split]})]
+    return [*_supported(settings, variable, {item: known[item] for item in listed[split]})]
 
 
 def pool_files(settings: VmSettings) -> Mapping[str, Path]:
@@ -44,7 +44,7 @@ def pool_files(settings: VmSettings) -> Mapping[str, Path]:
     known, listed = _files(settings), _listed(settings)
     if not (settings.train_meta or settings.eval_meta):
         return _supported(settings, "GUI_TEST_CONFIG_BASE_DIR", known)
-    both = {each: known[each] for many in listed.values() for each in many}
+    both = {item: known[item] for many in listed.values() for item in many}
     return _supported(settings, " and ".join(name for split, name in VARIABLES.items() if listed[split]), both)
 
 
@@ -72,8 +72,8 @@ def _listed(settings: VmSettings) -> dict[Split, list[str]]:
     paths: dict[Split, str | None] = {"train": settings.train_meta, "heldout": settings.eval_meta}
     for split, path in paths.items():
         meta = read_meta(Path(path)) if path else {}
-        listed[split] = [f"osworld/{domain}/{each}" for domain, many in meta.items() for each in many]
-        if missing := [each for each in listed[split] if each not in known]:
+        listed[split] = [f"osworld/{domain}/{item}" for domain, many in meta.items() for item in many]
+        if missing := [item for item in listed[split] if item not in known]:
             said = f"{VARIABLES[split]}={path} names {missing[0]}"
             raise ConfigError(f"{said}, which GUI_TEST_CONFIG_BASE_DIR={settings.task_dir} does not have")
     if both := sorted(set(listed["train"]) & set(listed["heldout"])):

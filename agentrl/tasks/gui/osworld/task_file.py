@@ -155,7 +155,7 @@ def read_meta(path: Path) -> Mapping[str, list[str]]:
         raise ConfigError(f"{path} is not a meta file of OSWorld: {error}") from error
     if not isinstance(meta, dict) or not all(isinstance(ids, list) for ids in meta.values()):
         raise ConfigError(f'{path} is not a meta file of OSWorld; write {{"DOMAIN": ["ID", ...]}}')
-    return {str(domain): [str(each) for each in ids] for domain, ids in meta.items()}
+    return {str(domain): [str(item) for item in ids] for domain, ids in meta.items()}
 
 
 def _check_step(where: str, step: Step, password: bool) -> None:

@@ -63,10 +63,10 @@ def value_at(root: Any, key: Sequence[str | int]) -> Any:
         LookupError: there is none.
     """
     value = root
-    for each in key:
-        if not isinstance(value, dict if isinstance(each, str) else list):
-            raise LookupError(each)
-        value = value[each]  # pyright: ignore[reportArgumentType, reportCallIssue] - a string has a dict, a number a list
+    for item in key:
+        if not isinstance(value, dict if isinstance(item, str) else list):
+            raise LookupError(item)
+        value = value[item]  # pyright: ignore[reportArgumentType, reportCallIssue] - a string has a dict, a number a list
     return value
 
 
@@ -95,11 +95,11 @@ def comparison(method: str, ref: Any) -> Comparison:
 
 def _matches(ref: Any, flags: Sequence[str]) -> Comparison:
     known = re.RegexFlag.__members__
-    if unknown := [each for each in flags if each not in known]:
+    if unknown := [flag for flag in flags if flag not in known]:
         raise ValueError(f"re has no flag {unknown[0]!r}")
     if not isinstance(ref, str):
         raise ValueError("the method re needs a pattern as ref")
-    pattern = compiled(ref, reduce(operator.or_, (known[each] for each in flags), re.NOFLAG))
+    pattern = compiled(ref, reduce(operator.or_, (known[flag] for flag in flags), re.NOFLAG))
     return lambda value: isinstance(value, str) and pattern.search(value) is not None
 
 

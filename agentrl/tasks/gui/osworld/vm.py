@@ -162,8 +162,8 @@ class VirtualMachine:
 
 def _order(action: Action, point: Point | None, start: Point | None) -> dict[str, Any]:
     """Return what `PROGRAM` reads."""
-    order: dict[str, Any] = {"point": point and [round(each) for each in point]}
-    order["start"] = start and [round(each) for each in start]
+    order: dict[str, Any] = {"point": point and [round(item) for item in point]}
+    order["start"] = start and [round(item) for item in start]
     if action.name in CLICKS:
         button, times = CLICKS[action.name]
         return {**order, "what": "click", "button": button, "times": times}

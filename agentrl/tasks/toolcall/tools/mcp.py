@@ -116,8 +116,8 @@ class McpConnection:
                 raise InfraError(
                     f"the MCP server {self._label} does not list its tools: {reason}", code="mcp_failed"
                 ) from error
-            for each in page.tools:
-                mcp_tools[each.name] = McpTool(each.name, each.description or each.name, each.input_schema, self, room)
+            for tool in page.tools:
+                mcp_tools[tool.name] = McpTool(tool.name, tool.description or tool.name, tool.input_schema, self, room)
             if len(mcp_tools) > MAX_TOOLS:
                 raise ConfigError(f"the MCP server {self._label} lists more than {MAX_TOOLS} tools; offer fewer")
             cursor = page.next_cursor

@@ -20,9 +20,9 @@ def checkpoint_bytes(args: Arguments, shape: Shape) -> float:
     whole = shape.parameters + shape.tower
     if args.use_lora:
         return 14.0 * shape.adapters(args.lora_rank)  # includes the adapter in PEFT's format
-    each = 14 if args.train_backend == "megatron" else 12
-    critic = each * (whole - (0 if shape.tied else shape.embedding)) if args.use_critic else 0
-    return each * whole + critic + (2 * whole if args.ref_update_interval else 0)
+    item = 14 if args.train_backend == "megatron" else 12
+    critic = item * (whole - (0 if shape.tied else shape.embedding)) if args.use_critic else 0
+    return item * whole + critic + (2 * whole if args.ref_update_interval else 0)
 
 
 def checkpoint_lines(args: Arguments, shape: Shape) -> tuple[list[str], list[str]]:
@@ -75,8 +75,8 @@ def snapshot_bytes(args: Arguments, shape: Shape) -> float:
     whole = shape.parameters + shape.tower
     element = 4 if args.train_dtype == "float32" else 2
     trained = float(shape.adapters(args.lora_rank) if args.use_lora else whole)
-    each = 12.0
+    item = 12.0
     if args.train_backend == "megatron":
-        each += element * data_parallel_size(args, args.actor_num_nodes * args.actor_num_gpus_per_node)
+        item += element * data_parallel_size(args, args.actor_num_nodes * args.actor_num_gpus_per_node)
     critic = whole - (0 if shape.tied else shape.embedding) if args.use_critic else 0
-    return each * (trained + critic) + (element * whole if args.ref_update_interval else 0)
+    return item * (trained + critic) + (element * whole if args.ref_update_interval else 0)
