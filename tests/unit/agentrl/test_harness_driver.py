@@ -280,7 +280,7 @@ async def test_an_episode_whose_replies_do_not_end_is_deleted_and_run_again(
         stuck.append(owner)
         return int(owner == stuck[0])
 
-    stack.service.episodes.quiet = quiet
+    stack.service.episodes._quiet = quiet
     await drive.run(groups=1, parallel=1)
     assert sorted(str(episode.status) for episode in stack.ledger.episodes.all()) == ["ok", "task_failed"]
     assert len(pool.runs.keys) == 3
