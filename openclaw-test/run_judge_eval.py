@@ -33,7 +33,7 @@ from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import EngineRefusedError, JudgeError
 from openclaw.judge.client import together
 from openclaw.judge.interface import Judge, Question
-from openclaw.judge.votes import agreement, has_quorum, majority
+from openclaw.judge.voting import agreement, has_quorum, majority
 from openclaw.judge.wiring import build_judge
 from openclaw.ledger.records import JudgeKind
 from openclaw.method import JudgePlan

@@ -22,7 +22,7 @@ from openclaw.gateway.episodes import add_episode_routes
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.openapi import describe
 from openclaw.gateway.routes import add_model_routes, add_session_routes, add_status_routes
-from openclaw.judge.metrics import JudgeMetrics
+from openclaw.judge.voting import JudgeMetrics
 from openclaw.launch.methods import methods_of
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.report import shown_value

@@ -1,19 +1,71 @@
-r"""Reads a judge's answer: the last box, the hint, or why the vote is invalid.
+"""Reads a judge's answer: the last box, the hint, or why the vote is invalid.
 
-Guarantees: a vote is what the judge said last. The last ``\boxed`` decides, however it is written; a last box that is
+Guarantees: a vote is what the judge said last. The last ``\\boxed`` decides, however it is written; a last box that is
 not exactly -1, 0 or 1 makes the vote invalid, so an earlier box never wins. Boxes inside a hint do not count, and a hint
 that never ends leaves no vote. An answer that was cut off, or whose thought never ended, is an invalid vote with its own
 name. A judge may quote what it judges anywhere: no spelling of a box survives `with_plain_boxes` and
 `openclaw.judge.prompts.defuse` as one that is read. Pure functions.
+
+Which hints may reach the teacher, and which of several is chosen.
+
+A hint is text that a judge wrote about text that anybody may have written, and the teacher reads it as the user's words.
+
+Guarantees: a usable hint has `FEWEST_CHARACTERS` to `MOST_CHARACTERS` characters, no box, marker or control character,
+is not a refusal ("None. No hint needed."), and does not state the problem's answer. Pure functions.
+
+The grammar of a judge's answer: any text, then exactly one of the allowed boxes, then the end.
+
+Guarantees: an answer that an engine sampled under the grammar, and did not cut off, has one box, which is its end. The
+tags are those of xgrammar, SGLang's grammar back end.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
+from functools import cache
 
-from openclaw.judge.hints import usable_hint
+import orjson
+
 from openclaw.ledger.records import InvalidVote, JudgeKind, Vote
+
+FEWEST_CHARACTERS = 11
+MOST_CHARACTERS = 600
+_MARKUP = re.compile(r"\\+boxed|\[/?HINT|<<<|>>>", re.IGNORECASE)
+_REFUSAL = re.compile(
+    r"\W*(?:none|null|n\s*/\s*a|not applicable|no (?:\w+ ){0,2}hints?(?: (?:is |are )?\w+)?"
+    r"|no (?:corrections?|changes?)(?: (?:is |are )?\w+)?|there (?:is|are) no (?:\w+ )?hints?"
+    r"|没有提示|无需提示|不需要(?:提示)?)\s*(?:$|[.,;:!。;:!,-])"
+    r"|\W*(?:no|nothing|无|没有)\W*$",
+    re.IGNORECASE,
+)
+_ANSWER = re.compile(
+    r"\b(?:the |its |your )?(?:right |correct |final |expected )*(?:answer|result|solution) (?:is|was|should be|would be)\b"
+    r"|(?:正确|最终)?(?:答案|结果)(?:是|为|应为)",
+    re.IGNORECASE,
+)
+
+
+def usable_hint(text: str) -> str | None:
+    """Return a hint as the teacher may read it, or None if it is unusable."""
+    hint = "".join(" " if _is_control(character) else character for character in text).strip()
+    if not FEWEST_CHARACTERS <= len(hint) <= MOST_CHARACTERS:
+        return None
+    if _MARKUP.search(hint) or _REFUSAL.match(hint) or _ANSWER.search(hint):
+        return None
+    return hint
+
+
+def _is_control(character: str) -> bool:
+    return character not in "\n\t" and unicodedata.category(character) in ("Cc", "Cf", "Co", "Cs", "Cn")
+
+
+def longest_hint(votes: Iterable[Vote]) -> str | None:
+    """Return the longest hint among the accepted votes (the first of equals), or None."""
+    hints = [vote.hint for vote in votes if vote.hint is not None]
+    return max(hints, key=len) if hints else None
+
 
 SCORES = (-1, 0, 1)
 DECISIONS = (-1, 1)
@@ -111,3 +163,16 @@ def _number(content: str) -> int | None:
     if not _NUMBER.fullmatch(bare):
         return None
     return int(float(bare)) if len(bare) < 9 else None
+
+
+BOXED = "\\boxed"
+
+
+@cache
+def answer_grammar(judge: JudgeKind) -> str:
+    """Return the structural tag of the answers to one of the two questions."""
+    values = SCORES if judge == "prm" else DECISIONS
+    text = {"type": "tag", "begin": "", "content": {"type": "any_text", "excludes": [BOXED]}, "end": f"{BOXED}{{"}
+    boxes = {"type": "or", "elements": [{"type": "const_string", "value": f"{value}}}"} for value in values]}
+    tag = {"type": "structural_tag", "format": {"type": "sequence", "elements": [text, boxes]}}
+    return orjson.dumps(tag).decode()

@@ -21,8 +21,7 @@ from chat_codec.prompts import Prompts
 from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.engine.client import CACHE_KEY, GRAMMAR_PARAMETER, CacheKeys
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
-from openclaw.judge.answers import THINKING_START, read_vote
-from openclaw.judge.grammar import answer_grammar
+from openclaw.judge.answers import THINKING_START, answer_grammar, read_vote
 from openclaw.judge.interface import Question
 from openclaw.judge.prompts import Variant
 from openclaw.ledger.records import JudgeKind, Vote

@@ -1,7 +1,7 @@
 """What a judge is to the judge loop, and what it is asked.
 
 `openclaw.judge.client` asks an engine of the run, `openclaw.judge.endpoint` any OpenAI-compatible server, and
-`openclaw.judge.own_class` a Python class. Guarantees: a judge never turns a failure into a vote.
+`openclaw.judge.endpoint` a Python class. Guarantees: a judge never turns a failure into a vote.
 """
 
 from __future__ import annotations

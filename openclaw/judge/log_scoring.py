@@ -23,9 +23,7 @@ from typing import Any
 from groundwork.chat_messages import Message
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError, TeacherMismatchError
 from openclaw.judge.client import Engine, together
-from openclaw.judge.support import next_token_log_probs
-from openclaw.judge.teacher import VERSION_TRIES, score
-from openclaw.judge.tempered import log_normaliser
+from openclaw.judge.teacher import VERSION_TRIES, log_normaliser, next_token_log_probs, score
 from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.logs import ReplyScores
 from openclaw.ledger.records import TopK, Turn

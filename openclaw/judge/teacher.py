@@ -16,23 +16,126 @@ so that teacher_log_probs - response_logprobs, the advantage of on-policy distil
 two distributions at temperature 1, free of any temperature mismatch. Both scores come from the same weights: when the
 engine's weights change in between, scoring starts again. The top K (`TopK`) are the engine's own numbers at temperature
 1, where the loss compares them.
+
+Of several hints one is chosen by how far the teacher that reads it agrees with the policy. A hint is the better for distillation, the more of the policy's most likely tokens are the teacher's too: there the two
+distributions can be compared. The overlap of a hint at a position is ``|topk(pi_old) & topk(pi_T under the hint)|``
+(OpenClaw-RL, arXiv 2603.10165v2).
+
+* ``sequence_optimal``: the hint with the largest overlap over the whole reply.
+* ``token_optimal``: at each position the hint with the largest overlap there.
+* ``shortest``: the hint with the fewest characters; needs no teacher.
+
+Guarantees: of equals the shortest hint wins, then the first, so the choice does not depend on the order of answers that say
+the same. Pure functions.
+
+An engine scores given tokens at temperature 1 only, but the policy samples at ``T``. With ``a = 1/T`` and ``p`` the teacher's
+probabilities at temperature 1,
+
+    log p_T(v) = a log p(v) - log Z,    Z = sum_u p(u)^a.
+
+The engine reports its likeliest tokens ``U``; each other token has a probability of at most ``m``, the smallest in ``U``. For
+``T <= 1`` the rest of the sum is therefore between 0 and ``m^(a-1) (1 - sum_U p)``. At ``T = 1``, ``Z`` is 1.
+
+Guarantees: a returned log probability is off by at most `TOLERANCE`, the engine's own arithmetic aside. Where ``U`` does not
+settle it that closely, or lacks a token, and for every ``T > 1``, there is no value. Pure functions.
+
+The teacher's log probabilities of the tokens that the policy itself found likeliest, at the policy's own temperature.
+
+``S`` are the policy's K likeliest tokens at each position of the reply, kept by the gateway when the reply was sampled. The
+teacher reads the request with a hint, then the reply's ids.
+
+Guarantees:
+* The teacher's numbers are at the turn's temperature, as those of ``S``. A teacher that is the policy without a hint gives
+  the same numbers, up to `openclaw.judge.teacher.TOLERANCE` and the engine's arithmetic.
+* No number is made up. One request scores the whole reply and reports the likeliest tokens at temperature 1. Where these do
+  not settle ``S`` at the turn's temperature, the engine is asked for exactly ``S``: as the log probabilities of a next token
+  that it samples at that temperature after the same ids. Those requests find their prompt in the engine's cache.
+* All numbers of a turn come from the same weights; if the weights change meanwhile, scoring starts again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from groundwork.chat_messages import Message
-from openclaw.exceptions import EngineUnavailableError, TeacherMismatchError
+from groundwork.chat_messages import Message, pictures_in
+from openclaw.exceptions import EngineUnavailableError, JudgeError, TeacherMismatchError
 from openclaw.judge.client import Engine, together
 from openclaw.judge.prompts import append_hint
-from openclaw.ledger.records import TopK, Turn, Verdict
-from openclaw.method import TeacherContext
+from openclaw.judge.voting import JudgeMetrics
+from openclaw.ledger.records import TopK, Turn, Verdict, Vote
+from openclaw.method import HintChoice, JudgePlan, TeacherContext
 from openclaw.owners import owner_of
+
+logger = logging.getLogger(__name__)
+
+MOST_CANDIDATES = 3
+
+Ids = Sequence[Sequence[int]]
+"""Token ids, a row per position."""
+
+
+def candidates(votes: Iterable[Vote], choice: HintChoice) -> list[str]:
+    """Return up to `MOST_CANDIDATES` different accepted hints, the shortest first; one of them for ``shortest``."""
+    hints = list(dict.fromkeys(vote.hint for vote in votes if vote.hint is not None))[:MOST_CANDIDATES]
+    return sorted(hints, key=len)[: 1 if choice == "shortest" else None]
+
+
+def overlaps(student: Ids, teacher: Ids) -> list[int]:
+    """Return for each position how many of the student's tokens are among as many of the teacher's likeliest."""
+    return [len({*own} & {*other[: len(own)]}) for own, other in zip(student, teacher, strict=True)]
+
+
+def choose(choice: HintChoice, student: Ids, teachers: Sequence[Ids]) -> list[int]:
+    """Return for each position the index of the teacher whose hint counts there; the first of equals."""
+    found = [overlaps(student, teacher) for teacher in teachers]
+    if choice == "token_optimal":
+        return [max(range(len(found)), key=lambda n: found[n][position]) for position in range(len(student))]
+    best = max(range(len(found)), key=lambda n: sum(found[n]))
+    return [best] * len(student)
+
+
+TOLERANCE = 1e-4
+"""In nats; far below the bound of 1 on a token's log ratio."""
+
+
+def at_temperature(
+    wanted: Sequence[int], ids: Sequence[int], log_probs: Sequence[float], temperature: float
+) -> list[float] | None:
+    """Return the log probabilities of ``wanted`` at ``temperature``, or None if the row does not settle them.
+
+    Args:
+        wanted: token ids.
+        ids: the likeliest tokens of the position.
+        log_probs: theirs at temperature 1.
+        temperature: above 0.
+    """
+    known = dict(zip(ids, log_probs, strict=True))
+    if any(token not in known for token in wanted):
+        return None
+    normaliser = log_normaliser(log_probs, 1.0 / temperature)
+    return None if normaliser is None else [known[token] / temperature - normaliser for token in wanted]
+
+
+def log_normaliser(log_probs: Sequence[float], power: float) -> float | None:
+    """Return ``log sum_u p(u)^power`` from the largest probabilities, or None if they do not settle it."""
+    if power == 1.0:
+        return 0.0
+    if power < 1.0:
+        return None  # many tokens that are unlikely at 1 together matter above it
+    most, least = max(log_probs), min(log_probs)
+    inside = math.fsum(math.exp(power * (value - most)) for value in log_probs)
+    outside = max(0.0, 1.0 - math.fsum(map(math.exp, log_probs)))
+    rest = math.exp((power - 1.0) * least - power * most) * outside
+    if math.log1p(rest / inside) > 2 * TOLERANCE:
+        return None
+    return power * most + math.log(inside + rest / 2)
+
 
 Render = Callable[[Sequence[Message], list[dict[str, Any]] | None, dict[str, Any]], list[int]]
 VERSION_TRIES = 3
@@ -173,3 +276,196 @@ class TeacherScorer:
         )
         versions = tuple(dict.fromkeys((teacher.weight_version, student.weight_version)))
         return TeacherScore(log_probs, versions, teacher.topk)
+
+
+@dataclass(frozen=True)
+class SupportScore:
+    """The teacher's numbers of ``S``.
+
+    Attributes:
+        topk: ``S`` with the teacher's log probabilities at the turn's temperature.
+        chosen: index of the hint that counts at most positions.
+        overlap: mean share of ``S`` among as many of the teacher's likeliest tokens.
+        asked: positions that needed a request of their own.
+        version: weight version of the teacher.
+    """
+
+    topk: TopK
+    chosen: int
+    overlap: float
+    asked: int
+    version: str
+
+
+class SupportScorer:
+    """Scores ``S`` under the hints' prompts, at most ``concurrency`` turns at a time."""
+
+    def __init__(self, *, teacher: Engine, render: Render, choice: HintChoice, rows: int, concurrency: int) -> None:
+        """Create a scorer.
+
+        Args:
+            teacher: scores; the policy's engine, or another model's with the policy's tokenizer.
+            render: renders messages, tools and template keywords to prompt ids, as the gateway does; called in a thread.
+            choice: which of several hints counts.
+            rows: how many of its likeliest tokens the teacher reports per position, at least K.
+            concurrency: most turns at a time.
+        """
+        self._teacher = teacher
+        self._render = render
+        self._choice: HintChoice = choice
+        self._rows = rows
+        self._slots = asyncio.Semaphore(concurrency)
+
+    async def score_turn(self, turn: Turn, contexts: Sequence[Sequence[Message]]) -> SupportScore:
+        """Return the teacher's numbers of the turn's ``S`` as a reply to the best of ``contexts``.
+
+        Raises:
+            TeacherMismatchError: if they are unusable, or the turn has no ``S``.
+            JudgeError: if the engine was unavailable, or its weights changed during every try.
+        """
+        if turn.response_topk is None:
+            raise TeacherMismatchError(f"turn {turn.id} was recorded without the policy's likeliest tokens")
+        try:
+            prompts = [
+                await asyncio.to_thread(self._render, messages, turn.tools, turn.chat_template_kwargs)
+                for messages in contexts
+            ]
+        except ValueError as error:
+            raise TeacherMismatchError(f"turn {turn.id}: {error}") from error
+        async with self._slots:
+            for _ in range(VERSION_TRIES):
+                if (found := await self._score(turn, turn.response_topk.ids, prompts)) is not None:
+                    return found
+        raise EngineUnavailableError(f"the weights changed during each of {VERSION_TRIES} tries to score a turn")
+
+    async def _score(
+        self, turn: Turn, support: Sequence[Sequence[int]], prompts: Sequence[list[int]]
+    ) -> SupportScore | None:
+        """Return the score, or None if the weights changed meanwhile."""
+        owner = owner_of(turn.session_id)
+        scored = await together(
+            *(score(self._teacher, ids, turn.response_ids, self._rows, owner=owner) for ids in prompts)
+        )
+        teachers = [_rows_of(scores) for scores in scored]
+        picks = choose(self._choice, support, [teacher.ids for teacher in teachers])
+        chosen = [(teachers[pick].ids[n], teachers[pick].log_probs[n]) for n, pick in enumerate(picks)]
+        settled = [at_temperature(own, *row, turn.temperature) for own, row in zip(support, chosen, strict=True)]
+        missing = [position for position, values in enumerate(settled) if values is None]
+        answers = await together(
+            *(self._next(turn, prompts[picks[position]], position, support[position]) for position in missing)
+        )
+        versions = {*(scores.weight_version for scores in scored), *(version for _, version in answers)}
+        if len(versions) > 1:
+            return None
+        for position, (values, _) in zip(missing, answers, strict=True):
+            settled[position] = values
+        found = [values for values in settled if values is not None]
+        shared = overlaps(support, [ids for ids, _ in chosen])
+        return SupportScore(
+            topk=TopK(found, [list(own) for own in support]),
+            chosen=Counter(picks).most_common(1)[0][0],
+            overlap=sum(shared) / sum(map(len, support)),
+            asked=len(missing),
+            version=versions.pop(),
+        )
+
+    async def _next(
+        self, turn: Turn, prompt_ids: Sequence[int], position: int, ids: Sequence[int]
+    ) -> tuple[list[float], str]:
+        """Return the log probabilities of ``ids`` as the next token, at the turn's temperature, and the weight version."""
+        before = [*prompt_ids, *turn.response_ids[:position]]
+        owner = owner_of(turn.session_id)
+        return await next_token_log_probs(self._teacher, before, ids, turn.temperature, owner=owner)
+
+
+async def next_token_log_probs(
+    engine: Engine, before: Sequence[int], ids: Sequence[int], temperature: float, *, owner: str
+) -> tuple[list[float], str]:
+    """Return the log probabilities of ``ids`` as the next token after ``before``, at a temperature, and the weight version.
+
+    Raises:
+        TeacherMismatchError: if the engine gave other tokens, or a value that is not finite.
+        JudgeError: if the engine was unavailable.
+    """
+    answer = await engine.generate(
+        {
+            "input_ids": list(before),
+            "sampling_params": {"max_new_tokens": 1, "temperature": temperature},
+            "return_logprob": True,
+            "token_ids_logprob": list(ids),
+        },
+        owner,
+    )
+    meta = answer["meta_info"]
+    rows: list[list[list[Any]]] = meta.get("output_token_ids_logprobs") or [[]]
+    if [entry[1] for entry in rows[0]] != list(ids):
+        raise TeacherMismatchError(f"asked for the log-probabilities of {list(ids)}, the engine gave others")
+    values = [entry[0] for entry in rows[0]]
+    if not all(value is not None and math.isfinite(value) for value in values):
+        raise TeacherMismatchError("the engine gave a log-probability that is not a finite number")
+    return values, str(meta.get("weight_version", ""))
+
+
+def _rows_of(scores: Scores) -> TopK:
+    if scores.topk is None:
+        raise TeacherMismatchError("the engine gave no likeliest tokens")
+    return scores.topk
+
+
+class Teaching:
+    """Scores replies as a plan wants it."""
+
+    def __init__(self, teacher: TeacherScorer | SupportScorer | None, plan: JudgePlan, metrics: JudgeMetrics) -> None:
+        """``teacher``: None if the plan needs none."""
+        self._teacher = teacher
+        self._plan = plan
+        self._metrics = metrics
+
+    async def taught(self, turn: Turn, verdict: Verdict) -> Verdict:
+        """Return the verdict with the teacher's numbers; without them if the turn has no teacher or has pictures, or it refused the turn.
+
+        Raises:
+            EngineUnavailableError: the teacher's engine is away.
+        """
+        teacher = self._teacher
+        if teacher is None or not self._plan.needs_teacher:
+            return verdict
+        if pictures_in(turn.messages):
+            self._metrics.teacher_failures.labels(kind="pictures").inc()
+            logger.warning(
+                "turn %s has no teacher logprobs: its prompt has pictures, which the teacher does not see", turn.id
+            )
+            return verdict
+        try:
+            if isinstance(teacher, SupportScorer):
+                return await self._with_support(teacher, turn, verdict)
+            messages = context_of(self._plan.teacher_context or under_hint, turn, verdict)
+            if messages is None:
+                return verdict
+            scored = await teacher.score_turn(turn, messages)
+        except EngineUnavailableError:
+            raise
+        except JudgeError as error:
+            kind = "mismatch" if isinstance(error, TeacherMismatchError) else "refused"
+            self._metrics.teacher_failures.labels(kind=kind).inc()
+            logger.error("turn %s has no teacher logprobs (%s): %s", turn.id, kind, error)
+            return verdict
+        return replace(
+            verdict, teacher_log_probs=scored.log_probs, teacher_versions=scored.versions, teacher_topk=scored.topk
+        )
+
+    async def _with_support(self, teacher: SupportScorer, turn: Turn, verdict: Verdict) -> Verdict:
+        """Return the verdict with the teacher's numbers of the policy's top K, and the hint that it read for them."""
+        hints = [verdict.hint]
+        if verdict.hint is not None:
+            hints = [*candidates(verdict.votes, self._plan.hint_choice)]
+        readings = [replace(verdict, hint=hint) for hint in hints]
+        contexts = [context_of(self._plan.teacher_context or under_hint, turn, reading) for reading in readings]
+        read = [(reading, messages) for reading, messages in zip(readings, contexts, strict=True) if messages]
+        if not read:
+            return verdict
+        scored = await teacher.score_turn(turn, [messages for _, messages in read])
+        self._metrics.hint_overlap.observe(scored.overlap)
+        self._metrics.teacher_positions.labels(settled="together").inc(len(turn.response_ids) - scored.asked)
+        self._metrics.teacher_positions.labels(settled="alone").inc(scored.asked)
+        return replace(read[scored.chosen][0], teacher_topk=scored.topk, teacher_versions=(scored.version,))

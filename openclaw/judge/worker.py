@@ -4,7 +4,7 @@ Guarantees:
 
 * The ledger is the only queue, so a restart continues where the last process stopped.
 * A technical failure (engine gone, time-out, a bug here) is never a score. The turn stays pending, the failure is
-  counted, and the worker retries after a growing pause or when the engine is back (`openclaw.judge.outage`).
+  counted, and the worker retries after a growing pause or when the engine is back (`openclaw.judge.wiring`).
 * A person's stated opinion outranks the judge (`openclaw.ledger.feedback`).
 * At most ``concurrency`` turns are judged at a time. A session that cannot be closed blocks no other.
 
@@ -24,8 +24,8 @@ from openclaw.config.runtime import LEAST_JUDGE_SECONDS
 from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.credit.baseline import record_judged
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
+from openclaw.judge.answers import longest_hint
 from openclaw.judge.client import together
-from openclaw.judge.hints import longest_hint
 from openclaw.judge.hygiene import (
     ASKS_BACK,
     DUPLICATE,
@@ -37,13 +37,8 @@ from openclaw.judge.hygiene import (
     unpraised,
 )
 from openclaw.judge.interface import Judge, Question
-from openclaw.judge.metrics import JudgeMetrics
-from openclaw.judge.session_hints import SessionHints
-from openclaw.judge.support import SupportScorer
-from openclaw.judge.teacher import TeacherScorer
-from openclaw.judge.teaching import Teaching
-from openclaw.judge.votes import majority
-from openclaw.judge.voting import Voting
+from openclaw.judge.teacher import SupportScorer, TeacherScorer, Teaching
+from openclaw.judge.voting import JudgeMetrics, SessionHints, Voting, majority
 from openclaw.ledger.exceptions import (
     FeedbackArrivedError,
     LedgerUnavailableError,

@@ -19,7 +19,7 @@ TeacherContext = Callable[[Turn, Verdict], Sequence[Message] | None]
 SessionQuestions = Callable[[Sequence[Turn]], Sequence[Sequence[Message]]]
 """Returns the hint judge's prompts about a session's turns, which come oldest first; none: the session gives no hint."""
 HintChoice = Literal["sequence_optimal", "token_optimal", "shortest"]
-"""How one of several hints is chosen, see `openclaw.judge.overlap`."""
+"""How one of several hints is chosen, see `openclaw.judge.teacher`."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class JudgePlan:
             the error is counted and the turn has no teacher.
         session: replaces the hint judge's question about each turn by one about the whole session.
         student_topk: how many of the policy's most likely tokens the gateway keeps at each position of a reply; the
-            teacher then scores these instead of the reply's own tokens (`openclaw.judge.support`). 0: none.
+            teacher then scores these instead of the reply's own tokens (`openclaw.judge.teacher`). 0: none.
         hint_choice: with ``student_topk``, which of several hints the teacher reads; otherwise it is the longest.
     """
 

@@ -13,7 +13,7 @@ from groundwork.processors import load_tokenizer
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling, together
 from openclaw.judge.interface import Question
-from openclaw.judge.votes import has_quorum, majority
+from openclaw.judge.voting import has_quorum, majority
 from slime.args import Arguments
 from slime.rollout import sglang_rollout
 from slime.utils.types import Sample

@@ -24,8 +24,8 @@ from lab.testkit.tiny_random import build_tokenizer
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.judge.client import JudgeClient, JudgeSampling
 from openclaw.judge.hygiene import Limits
-from openclaw.judge.metrics import JudgeMetrics
 from openclaw.judge.teacher import TeacherScorer
+from openclaw.judge.voting import JudgeMetrics
 from openclaw.judge.worker import JudgeWorker, WorkerSettings
 from openclaw.launch.methods import Undeclared, find_method, methods_of
 from openclaw.launch.plan import Recipe

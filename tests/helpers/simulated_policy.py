@@ -24,7 +24,7 @@ from openclaw.config.runtime import HYGIENE_RULES
 from openclaw.judge.answers import read_vote
 from openclaw.judge.hygiene import Limits
 from openclaw.judge.interface import Question
-from openclaw.judge.metrics import JudgeMetrics
+from openclaw.judge.voting import JudgeMetrics
 from openclaw.judge.worker import JudgeWorker, WorkerSettings
 from openclaw.ledger.records import JudgeKind, Turn, VersionSpan, Vote
 from openclaw.ledger.store import Ledger

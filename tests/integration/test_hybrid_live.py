@@ -20,9 +20,8 @@ from openclaw.gateway.app import create_app
 from openclaw.gateway.chat import ChatService
 from openclaw.judge.client import EngineHttp
 from openclaw.judge.prompts import append_hint
-from openclaw.judge.support import SupportScorer
-from openclaw.judge.teacher import score
-from openclaw.judge.tempered import TOLERANCE as SETTLED
+from openclaw.judge.teacher import TOLERANCE as SETTLED
+from openclaw.judge.teacher import SupportScorer, score
 from openclaw.ledger.records import Turn
 from openclaw.ledger.store import Ledger
 from openclaw.owners import LOCAL

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from lab.testkit.live_run import LiveRun, wait_until
 from lab.testkit.processes import alive
-from openclaw.judge.tempered import TOLERANCE
+from openclaw.judge.teacher import TOLERANCE
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.views import TurnRecord
 from tests.helpers.tolerance import MODEL, tolerance

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from openclaw.judge.answers import read_vote
-from openclaw.judge.hints import usable_hint
+from openclaw.judge.answers import read_vote, usable_hint
 from tests.helpers.judge_answers import generate
 
 CASES = 4000

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw.judge.answers import after_thinking, read_vote
-from openclaw.judge.hints import MOST_CHARACTERS, usable_hint
+from openclaw.judge.answers import MOST_CHARACTERS, after_thinking, read_vote, usable_hint
 from openclaw.ledger.records import Vote
 
 STYLES = {

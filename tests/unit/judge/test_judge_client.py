@@ -13,8 +13,8 @@ import pytest
 from lab.testkit.tiny_random import build_tokenizer
 from openclaw.engine.client import GRAMMAR_PARAMETER
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
+from openclaw.judge.answers import answer_grammar
 from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling, together
-from openclaw.judge.grammar import answer_grammar
 from openclaw.judge.interface import Question
 from tests.helpers.fake_engine import FakeEngine, scripted_transport
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw.judge.hints import longest_hint
-from openclaw.judge.votes import agreement, has_quorum, majority
+from openclaw.judge.answers import longest_hint
+from openclaw.judge.voting import agreement, has_quorum, majority
 from openclaw.ledger.records import Vote
 from openclaw.messages.text import clip_middle, content_text, next_state_role, next_state_text, response_text
 

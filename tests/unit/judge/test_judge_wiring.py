@@ -20,8 +20,7 @@ from lab.testkit.ledger_records import USER_NEXT, make_turn
 from lab.testkit.processes import eventually
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.judge import wiring
-from openclaw.judge.outage import watch_outages
-from openclaw.judge.wiring import build_judge_loop
+from openclaw.judge.wiring import build_judge_loop, watch_outages
 from openclaw.ledger.store import Ledger
 from tests.helpers.threaded_server import serving
 

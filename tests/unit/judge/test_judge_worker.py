@@ -20,9 +20,8 @@ from lab.testkit.tiny_random import build_tokenizer
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
 from openclaw.judge.client import JudgeClient, JudgeSampling
 from openclaw.judge.hygiene import Limits
-from openclaw.judge.metrics import JudgeMetrics
 from openclaw.judge.teacher import TeacherScorer
-from openclaw.judge.voting import CASTINGS
+from openclaw.judge.voting import CASTINGS, JudgeMetrics
 from openclaw.judge.worker import GAVE_UP, NO_QUORUM, JudgeWorker, WorkerSettings
 from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.logs import ReplyScores

@@ -14,9 +14,8 @@ from groundwork.exceptions import ConfigError
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
 from openclaw.judge.client import JudgeSampling
-from openclaw.judge.endpoint import EndpointJudge
+from openclaw.judge.endpoint import ClassJudge, EndpointJudge, load_class_judge
 from openclaw.judge.interface import Question
-from openclaw.judge.own_class import ClassJudge, load_class_judge
 from openclaw.judge.wiring import build_judge_loop
 from openclaw.ledger.store import Ledger
 from openclaw.method import JudgePlan

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw.judge.overlap import MOST_CANDIDATES, candidates, choose, overlaps
+from openclaw.judge.teacher import MOST_CANDIDATES, candidates, choose, overlaps
 from openclaw.ledger.records import Vote
 from openclaw.method import HintChoice
 

@@ -18,8 +18,8 @@ from lab.testkit.tiny_random import build_tokenizer
 from openclaw.exceptions import EngineUnavailableError
 from openclaw.judge.client import JudgeClient, JudgeSampling
 from openclaw.judge.hygiene import Limits
-from openclaw.judge.metrics import JudgeMetrics
 from openclaw.judge.teacher import TeacherScorer
+from openclaw.judge.voting import JudgeMetrics
 from openclaw.judge.worker import NO_QUORUM, JudgeWorker, WorkerSettings
 from openclaw.ledger.records import Feedback, Turn, Verdict
 from openclaw.ledger.store import Ledger

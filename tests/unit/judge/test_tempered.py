@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw.judge.tempered import TOLERANCE, at_temperature
+from openclaw.judge.teacher import TOLERANCE, at_temperature
 
 VOCABULARY = 500
 

@@ -18,9 +18,8 @@ from openclaw.config.runtime import RuntimeConfig
 from openclaw.judge import wiring
 from openclaw.judge.hygiene import Limits
 from openclaw.judge.interface import Question
-from openclaw.judge.metrics import JudgeMetrics
-from openclaw.judge.support import SupportScorer
-from openclaw.judge.teacher import TeacherScorer
+from openclaw.judge.teacher import SupportScorer, TeacherScorer
+from openclaw.judge.voting import JudgeMetrics
 from openclaw.judge.worker import JudgeWorker, WorkerSettings
 from openclaw.ledger.records import JudgeKind, TopK, Verdict, Vote
 from openclaw.ledger.store import Ledger

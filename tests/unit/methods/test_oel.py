@@ -26,9 +26,9 @@ from openclaw.judge.answers import read_vote
 from openclaw.judge.client import JudgeClient, JudgeSampling
 from openclaw.judge.hygiene import Limits
 from openclaw.judge.interface import MAX_JUDGED_CHARACTERS
-from openclaw.judge.metrics import JudgeMetrics
 from openclaw.judge.prompts import HINT_TAG, judge_messages
 from openclaw.judge.teacher import TeacherScorer
+from openclaw.judge.voting import JudgeMetrics
 from openclaw.judge.worker import JudgeWorker, WorkerSettings
 from openclaw.launch.plan import Recipe
 from openclaw.launch.profiles import PROFILES

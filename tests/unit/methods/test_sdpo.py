@@ -23,8 +23,8 @@ from lab.testkit.trainer import trainer_args
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.judge.hygiene import Limits
 from openclaw.judge.interface import NoJudge, Question
-from openclaw.judge.metrics import JudgeMetrics
 from openclaw.judge.teacher import TeacherScorer
+from openclaw.judge.voting import JudgeMetrics
 from openclaw.judge.wiring import build_judge_loop
 from openclaw.judge.worker import JudgeWorker, WorkerSettings
 from openclaw.launch.method_check import method_problems
