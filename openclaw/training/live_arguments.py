@@ -55,7 +55,11 @@ def unfed_loss(args: Arguments, method: str, fills: Set[str], module: str | None
     path = args.custom_loss_function_path
     if args.loss_type != "custom_loss" or not path:
         return None
-    reads = declared_reads(module or path.rpartition(".")[0])
+    folder, _, loss = path.rpartition(".")
+    try:
+        reads = declared_reads(module or folder, loss)
+    except ValueError:
+        return f"--custom-loss-function-path {path}: {READS} of its module is not a literal; write a tuple of names"
     if lacking := sorted(reads - fills):
         names = ", ".join(lacking)
         return (
@@ -68,20 +72,27 @@ def unfed_loss(args: Arguments, method: str, fills: Set[str], module: str | None
     return None
 
 
-def declared_reads(module: str) -> frozenset[str]:
-    """Return the literal ``READS`` of a module, or of the one whose loss it only gives another name; empty without one.
+def declared_reads(module: str, loss: str) -> frozenset[str]:
+    """Return the literal ``READS`` of a module, or of the one from which it only imports ``loss``; empty without one.
 
     Reads the source, because a loss imports torch, which a launcher does without.
+
+    Raises:
+        ValueError: if ``READS`` is not a literal.
     """
     source = _source(module)
     tree = ast.parse(source.read_text()) if source else ast.Module([], [])
     for node in tree.body:
         if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == [READS]:
             return frozenset(ast.literal_eval(node.value))
-    exported = [node.module for node in tree.body if isinstance(node, ast.ImportFrom) and node.module]
-    return frozenset().union(
-        *(declared_reads(item) for item in exported if item.startswith("slime.algorithms.losses."))
-    )
+        if isinstance(node, ast.AnnAssign) and node.value and ast.unparse(node.target) == READS:
+            return frozenset(ast.literal_eval(node.value))
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                if (alias.asname or alias.name) == loss:
+                    return declared_reads(node.module, alias.name)
+    return frozenset()
 
 
 def _source(module: str) -> Path | None:

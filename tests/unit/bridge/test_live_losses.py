@@ -56,9 +56,27 @@ def test_what_a_method_feeds(method: str, path: str, topk: int, says: str | None
 
 
 def test_a_loss_declares_what_it_reads() -> None:
-    assert declared_reads("slime.algorithms.losses.hybrid_distillation") == {"rollout_topk_log_probs"}
-    assert declared_reads("topk_distillation_loss") == {"teacher_topk_log_probs"}
-    assert declared_reads("combine_loss") == declared_reads("nowhere.at_all") == set()
+    assert declared_reads("slime.algorithms.losses.hybrid_distillation", "hybrid_loss") == {"rollout_topk_log_probs"}
+    assert declared_reads("topk_distillation_loss", "topk_distillation_loss_function") == {"teacher_topk_log_probs"}
+    assert declared_reads("combine_loss", "combine_loss") == declared_reads("nowhere.at_all", "loss") == set()
+
+
+@pytest.mark.parametrize(
+    ("declared", "says"),
+    [
+        ("", None),
+        ("READS: tuple[str, ...] = ('rollout_topk_log_probs',)", "reads rollout_topk_log_probs"),
+        ("READS = tuple(TEACHER)", "READS of its module is not a literal"),
+    ],
+)
+def test_a_helper_of_a_core_loss_is_not_its_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, declared: str, says: str | None
+) -> None:
+    text = "from slime.algorithms.losses.topk_distillation import support_ids\n" + declared + "\ndef loss(args): ...\n"
+    (tmp_path / "loss_with_a_helper.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    problem = unfed_loss(arguments("loss_with_a_helper.loss", 0), RL, frozenset())
+    assert problem is None if says is None else problem is not None and says in problem
 
 
 def test_a_built_in_loss_is_fed() -> None:
