@@ -285,7 +285,7 @@ class Sessions:
         if busy:
             raise LedgerUnavailableError(
                 f"ledger {path}: the rows are deleted, but {path}-wal still holds them because another process reads it; "
-                " repeat the command later, or end that process"
+                "repeat the command later, or end that process"
             )
         backups = sorted(path.parent.glob(f"{path.name}.v*.backup*"))
         for backup in backups:

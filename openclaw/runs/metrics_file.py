@@ -15,7 +15,7 @@ from typing import Any
 NAME = "metrics.jsonl"
 MISMATCH = "train/train_rollout_kl"
 MISMATCH_LIMIT = 0.01
-"""Nats per token, above which the run warns, too (`slime.ray.mismatch_alarm`)."""
+"""Nats per token, above which the run warns, too (`slime.ray.reports.MismatchAlarm`)."""
 Series = dict[int, float]
 """A metric by step, in the order of the steps."""
 
