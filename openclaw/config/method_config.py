@@ -69,7 +69,7 @@ def declared_configs(module: ModuleType) -> list[type[MethodConfig]]:
     """Return a module's methods: its ``Config`` first, then its variants; empty if it declares none.
 
     Raises:
-        ConfigError: a declaration has no name of its own, or a variant declares its own variables.
+        ConfigError: a declaration has no name of its own or sets what is gone, or a variant declares its own variables.
     """
     main = getattr(module, CONFIG_CLASS, None)
     if not (isinstance(main, type) and issubclass(main, MethodConfig)):
@@ -79,6 +79,10 @@ def declared_configs(module: ModuleType) -> list[type[MethodConfig]]:
     for config in configs:
         if "name" not in vars(config):
             raise ConfigError(f'{module.__name__}.{config.__name__} has no name; add a line: name = "mymethod"')
+        if gone := {"keeps_topk", "keeps_student_topk"} & vars(config).keys():
+            raise ConfigError(
+                f"{module.__name__}.{config.__name__} sets {min(gone)}, which nothing reads; name the streams in fills instead"
+            )
         if config.variables() != main.variables():
             raise ConfigError(
                 f"{module.__name__}.{config.__name__} has other variables than {CONFIG_CLASS}, and the runtime reads only "

@@ -210,6 +210,11 @@ async def test_the_judge_builds_what_its_teacher_reads(
         ('{"tiny_cpu"', '{"tiny"', "unknown profile tiny; use gpu1_24gb"),
         ('    name = "foresight"\n', "", "Config has no name"),
         (
+            '    name = "foresight"\n',
+            '    name = "foresight"\n    keeps_topk = False\n',
+            "Config sets keeps_topk, which",
+        ),
+        (
             "from dataclasses",
             "import nothing_there\nfrom dataclasses",
             "ModuleNotFoundError: No module named 'nothing_there'",
