@@ -116,7 +116,9 @@ def continue_command(plan: Plan, words: Sequence[str], environment: Mapping[str,
     secrets = {name for variable in VARIABLES if variable.secret for name in variable.names}
     secrets |= {name for variable, _ in plan.own.values() if variable.secret for name in variable.names}
     sources = [*(entry.source for entry in plan.variables.values()), *plan.runtime_sources.values()]
-    names = [name for name in sources if name in environment and name not in secrets and name != "RESUME"]
+    for kind in plan.own.reads if isinstance(plan.own, TaskConfig) else ():
+        sources += [name for variable in kind.variables() if not variable.secret for name in variable.names]
+    names = [name for name in sources if environment.get(name) and name not in secrets and name != "RESUME"]
     given = [f"{name}={shlex.quote(environment[name])}" for name in dict.fromkeys(names)]
     script = shlex.split(environment.get(STARTED_AS, ""))
     started = script or [shown_path(sys.executable), "-m", "openclaw.launch", *words]
