@@ -20,7 +20,7 @@ from groundwork.exceptions import ConfigError
 from openclaw.exceptions import OpenClawError
 from openclaw.launch.known_names import name_warnings
 from openclaw.launch.logs import add_log_options, check_log_options, take_in_logs
-from openclaw.launch.machine import check_gpus, device_warnings, machine_problems, port_of_run
+from openclaw.launch.machine import check_gpus, device_warnings, machine_problems, missing_rows, port_of_run
 from openclaw.launch.method_check import plan_problems
 from openclaw.launch.methods import FoundMethod, find_method, method_file, methods_of
 from openclaw.launch.plan import Plan, Recipe
@@ -179,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def show_and_check(plan: Plan, options: argparse.Namespace, found: FoundMethod | FoundTask) -> list[str]:
     """Print the plan and its warnings; return what is missing on this machine. Exit if the plan works on none."""
     problems = [*plan.problems, *machine_problems(plan)]
-    missing = [problem for problem in problems if of_machine(problem)]
+    missing = [*(problem for problem in problems if of_machine(problem)), *missing_rows(plan)]
     wrong = [problem for problem in problems if not of_machine(problem)]
     if of_plugins := plan_problems(plan):
         check = f"if it is the method's fault, mend and check it: python -m openclaw.method check {options.method}"

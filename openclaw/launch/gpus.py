@@ -14,6 +14,7 @@ from groundwork.exceptions import ConfigError
 from groundwork.variables import Value
 from openclaw.launch.methods import REPOSITORY, recommended
 from openclaw.launch.profiles import Profile
+from openclaw.launch.task import head_address
 from openclaw.launch.variables import Resolved, parse_gpus
 from slime.args import Arguments, required
 from slime.arguments.algorithm import critic_gpus
@@ -161,6 +162,21 @@ def check_nodes(values: Mapping[str, Value], gpu_ids: tuple[int, ...] | None, en
         problems.append(problem)
     if problems:
         raise ConfigError("\n  - ".join(["several machines:", *problems]) if len(problems) > 1 else problems[0])
+
+
+def check_rank(args: Arguments, values: Mapping[str, Value]) -> None:
+    """Raise ConfigError if this machine is none of those that play and train a task, or has no head to join."""
+    machines, rank = args.num_nodes, int(str(values["node_rank"]))
+    if not rank:
+        return
+    if machines == 1:
+        raise ConfigError(f"NODE_RANK={rank} is for several machines; set NNODES to their number, or unset it")
+    if rank >= machines:
+        raise ConfigError(
+            f"NODE_RANK={rank}, but this run has machines 0 to {machines - 1}; correct one of NNODES, NODE_RANK"
+        )
+    if not values["master_addr"] and args.head_address == head_address(values):
+        raise ConfigError(f"NODE_RANK={rank} needs MASTER_ADDR, the address at which the others reach the head")
 
 
 def node_command(args: Arguments, values: Mapping[str, Value]) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from openclaw.models.places import broken_model
 from openclaw.runtime.process import PORT_PATIENCE_SECONDS, reserve_port
 from slime.args import Arguments
 from slime.arguments.cluster import gpus_of_machine, missing_devices
-from slime.arguments.dry_run import MISSING_PATH
+from slime.arguments.dry_run import MISSING_PATH, missing_prompt_file
 from slime.arguments.validate import usable_gpus, visible_gpus
 
 ON_CPU = ", or add --device cpu"
@@ -38,6 +38,15 @@ def machine_problems(plan: Plan) -> list[str]:
     if plan.variables["node_rank"].value:
         return []  # the head has the models, the folders and the keys
     return [*_models(plan), *_folders(plan.args), *_tracker(plan.args, plan.environment)]
+
+
+def missing_rows(plan: Plan) -> list[str]:
+    """Return a line if the rows of tasks that a run is given are not on this machine; those that it writes itself come later."""
+    own, args = plan.own, plan.args
+    if not isinstance(own, TaskConfig) or plan.variables["node_rank"].value:
+        return []
+    written = own.prompt_data is None and args.prompt_data == str(own.file("train", Path(args.run_dir)))
+    return [] if written else missing_prompt_file(args)
 
 
 def _models(plan: Plan) -> Iterator[str]:

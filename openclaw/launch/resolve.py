@@ -20,7 +20,15 @@ from openclaw.config.runtime import RuntimeConfig
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.gate.tasks import read_tasks
 from openclaw.launch.flags import CUSTOM, NOT_TYPED, VARIABLE_OF_FLAG, FlagInputs, flag_sections, flags_of_typed
-from openclaw.launch.gpus import check_listed, check_nodes, gpus_of_roles, node_command, plan_budget, split_for
+from openclaw.launch.gpus import (
+    check_listed,
+    check_nodes,
+    check_rank,
+    gpus_of_roles,
+    node_command,
+    plan_budget,
+    split_for,
+)
 from openclaw.launch.guide_files import flags_of_file, take_in_file, without_flags
 from openclaw.launch.known_names import check_names
 from openclaw.launch.logs import with_logs
@@ -123,6 +131,8 @@ def _read_plan(
         if live.runtime.gate_tasks and args.before_push_path:
             problems += task_problems(live.runtime.gate_tasks, Path(args.hf_checkpoint))
         check_nodes(inputs.values, ids, child)
+    else:
+        check_rank(args, inputs.values)
     if ids is not None:
         check_listed(args)
         child["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, ids))

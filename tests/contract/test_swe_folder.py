@@ -129,6 +129,32 @@ def test_a_plan_with_wrong_variables_is_refused(given: dict[str, str], says: str
     assert not run.exists()
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"NODE_RANK": "1"}, "set NNODES"),
+        ({"NNODES": "2", "NODE_RANK": "1"}, "needs MASTER_ADDR"),
+        ({"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "10.0.0.1"}, "machines 0 to 1"),
+    ],
+)
+def test_a_machine_that_cannot_join_is_refused(given: dict[str, str], says: str) -> None:
+    command = ["bash", str(FOLDER / "run_swe_rl.sh"), "--dry-run"]
+    done = subprocess.run(command, env=CLEAN | given, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert says in done.stderr
+
+
+def test_rows_that_are_not_there_are_named_before_a_start(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    command = ["bash", str(FOLDER / "run_swe_rl.sh"), "--dry-run"]
+    environment = CLEAN | {"PROMPT_DATA": str(rows)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert f"not found on this machine: --prompt-data {rows}: no such file" in done.stdout
+    del environment["PROMPT_DATA"]  # the run writes them
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "--prompt-data" not in done.stdout
+
+
 def test_which_variables_are_possible(tmp_path: Path) -> None:
     def check(**given: str) -> None:
         SweTask.from_env(given).check(given, trains=True)
