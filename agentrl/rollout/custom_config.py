@@ -58,7 +58,7 @@ def episode_settings(
 
 
 Part = Callable[[Sample], float | None]
-"""One entry of a sample's reward, from what `agentrl.rollout.samples` noted on it."""
+"""One entry of a sample's reward, from what `agentrl.rollout.episode` noted on it."""
 
 
 def trained_score(sample: Sample) -> float:
