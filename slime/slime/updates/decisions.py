@@ -164,13 +164,14 @@ class PluginThread:
         looked = time.monotonic()
         try:
             while True:
-                asked = self._next()
                 if time.monotonic() - looked >= POLL_SECONDS:  # a plugin may ask again at once
-                    self._look_after()
+                    self._look_after()  # before a question leaves the queue: if this raises, `_end` refuses it
                     looked = time.monotonic()
-                if asked is not None:
+                if (asked := self._next()) is not None:
                     self._do(*asked)
                 elif result.done():
+                    if result.exception() is not None:  # perhaps a signal or a loss, which the plugin met first
+                        self._look_after()
                     return _result_of_plugin(result)
         finally:
             self._end()

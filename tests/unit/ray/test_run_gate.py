@@ -19,7 +19,7 @@ from slime.ray.run import Run
 from slime.rollout.before_push import Answer, Decision, Policies, Probe
 from slime.rollout.foreign_data_source import with_optional_methods
 from slime.updates import decisions
-from slime.updates.decisions import DecisionEndedError
+from slime.updates.decisions import DecisionEndedError, PluginThread
 from slime.updates.update import State, Update
 from tests.unit.ray import test_run_restart
 from tests.unit.ray.test_run_restart import Remote, World, loop, world
@@ -300,6 +300,47 @@ def test_a_signal_is_heard_between_questions_that_follow_at_once(
     with pytest.raises(Stopped):
         run.step(0, {"shards": ["batch 0"], "critic_shards": [], "metrics": {}})
     assert len([line for line in world.log if line == "trainer 1 ask"]) < MANY
+    assert world.log[-1] == "trainer 1 undo"
+
+
+def test_a_question_that_a_signal_overtakes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the thread that asked it would wait for ever."""
+    monkeypatch.setattr(decisions, "POLL_SECONDS", 0.0)
+    signal, refused = threading.Event(), threading.Event()
+
+    def look_after() -> None:
+        if signal.is_set():
+            raise Stopped
+
+    thread = PluginThread(look_after)
+
+    def ask() -> None:
+        try:
+            thread.call(lambda: None)
+        except DecisionEndedError:
+            refused.set()
+
+    def answer() -> None:
+        threading.Thread(target=ask, daemon=True).start()
+        while thread._asked.empty():
+            threading.Event().wait(0.001)
+        signal.set()
+
+    with pytest.raises(Stopped):
+        thread.run(lambda: thread.call(answer))
+    assert refused.wait(5.0)
+
+
+def test_a_signal_that_the_plugin_meets_first_stops_the_run(run: Run, world: World) -> None:
+    """A call of the data source raises it in the plugin's thread."""
+
+    def meet() -> None:
+        run.stop._event.set()
+        raise Stopped
+
+    ACTIONS["decide"] = meet
+    with pytest.raises(Stopped):
+        run.step(0, {"shards": ["batch 0"], "critic_shards": [], "metrics": {}})
     assert world.log[-1] == "trainer 1 undo"
 
 
