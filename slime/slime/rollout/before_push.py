@@ -14,7 +14,18 @@ from typing import NamedTuple, Protocol
 from slime.exceptions import TrainerError
 from slime.utils.probes import Answer, Probe
 
-__all__ = ["Answer", "BeforePush", "Canary", "CanaryEndedError", "Candidate", "Decision", "Policies", "Policy", "Probe"]
+__all__ = [
+    "Answer",
+    "BeforePush",
+    "Canary",
+    "CanaryEndedError",
+    "Candidate",
+    "Decision",
+    "DecisionEndedError",
+    "Policies",
+    "Policy",
+    "Probe",
+]
 
 
 class DecisionEndedError(TrainerError):

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from groundwork.exceptions import ConfigError
 from groundwork.process import Stopped
 from slime.args import Arguments, required
-from slime.exceptions import PluginError, SlimeError, TrainerError
-from slime.rollout.before_push import Answer, Canary, Decision, Policies, Probe
+from slime.exceptions import PluginError, SlimeError
+from slime.rollout.before_push import Answer, Canary, Decision, DecisionEndedError, Policies, Probe
 from slime.updates.update import State, Update
 from slime.utils.misc import load_function, say
 
@@ -31,10 +31,6 @@ if TYPE_CHECKING:
 POLL_SECONDS = 2.0
 ACCEPTED = "gate/accepted"
 T = TypeVar("T")
-
-
-class DecisionEndedError(TrainerError):
-    """Nobody waits for the decision any more: the trainer died, or the run ends."""
 
 
 class Decisions:

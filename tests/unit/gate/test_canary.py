@@ -22,8 +22,7 @@ from openclaw.gate.plugin import Gate
 from openclaw.ledger.records import VersionSpan
 from openclaw.ledger.store import Ledger
 from slime.args import Arguments
-from slime.rollout.before_push import Canary, Decision, Policies
-from slime.updates.decisions import DecisionEndedError
+from slime.rollout.before_push import Canary, Decision, DecisionEndedError, Policies
 from tests.helpers.probes import judged, leased_batch
 from tests.helpers.rollout_args import rollout_args
 from tests.helpers.threaded_server import serving

@@ -16,10 +16,10 @@ from slime.ray import run as run_module
 from slime.ray.remote_manager import RemoteManager
 from slime.ray.reports import Reports
 from slime.ray.run import Run
-from slime.rollout.before_push import Answer, Decision, Policies, Probe
+from slime.rollout.before_push import Answer, Decision, DecisionEndedError, Policies, Probe
 from slime.rollout.foreign_data_source import with_optional_methods
 from slime.updates import decisions
-from slime.updates.decisions import DecisionEndedError, PluginThread
+from slime.updates.decisions import PluginThread
 from slime.updates.update import State, Update
 from tests.unit.ray import test_run_restart
 from tests.unit.ray.test_run_restart import Remote, World, loop, world
