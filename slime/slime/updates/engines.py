@@ -52,6 +52,8 @@ class Engines:
         self._processes = processes
         self._trainer_works = False
         self._canary: Canary | None = None
+        self._arrivals = 0
+        """How often all engines got the same weights after one of them started."""
 
     @property
     def get_weights(self) -> bool:
@@ -172,10 +174,13 @@ class Engines:
     def _set_apart(self) -> Canary:
         """Take the last engine out of the router, once it may get the candidate."""
         manager = self._processes.manager
-        while (engine := self._wait(manager.set_apart())) is None:
-            self.look_after()
-        self._canary = canary = Canary(engine.url, engine.lives)
-        return canary
+        while True:
+            arrivals = self._arrivals
+            engine = self._wait(manager.set_apart())
+            if engine is not None and arrivals == self._arrivals:
+                self._canary = canary = Canary(engine.url, engine.lives)
+                return canary
+            self.look_after()  # with new weights meanwhile, the router knows the engine again
 
     def end_trial(self, *, accepted: bool) -> None:
         """Let the router use the engine again; if the candidate is refused, after it went back to what the others have."""
@@ -205,6 +210,7 @@ class Engines:
 
     def _all_have_the_same(self, *, died: bool | None) -> None:
         """Note that all engines have the same weights; ``died``: of an engine with a candidate, None without one."""
+        self._arrivals += 1
         if self._canary is not None and died is not None:
             self._canary.end("the engine died" if died else "all engines got the same weights", died=died)
 

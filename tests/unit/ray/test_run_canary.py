@@ -284,6 +284,17 @@ def test_weights_that_arrive_while_it_finishes_its_requests_begin_it_anew(
     assert world.log == ["apart 2", "restarted [0]", "routed [0, 2]", "apart 2", "candidate to the first"]
 
 
+def test_weights_that_arrive_when_it_has_finished_its_requests_begin_it_anew(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver restarts another engine before it looks at the answer, and the router knows this one again."""
+    answered, restarts = iter([False]), iter([lambda: world.engines_restarted(0)])
+    monkeypatch.setattr(ray, "wait", lambda found, timeout: (found if next(answered, True) else [], []))
+    world.restart = lambda: next(restarts, lambda: None)()
+    world.begin().wait(0.0)
+    assert world.log == ["apart 2", "restarted [0]", "routed [0, 2]", "apart 2", "candidate to the first"]
+
+
 def test_a_restarted_engine_is_not_the_one_that_got_the_candidate(world: World) -> None:
     engine, group = world.begin(), world.group
     assert engine.lives()
