@@ -6,9 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from ray import ObjectRef
 
 from slime.args import Arguments
 from slime.arguments.process_environment import CUMEM, NOSET
+from slime.backends.trainer.remote_rank import RemotePolicy
 from slime.ray import cluster as cluster_module
 from slime.ray.actor_group import TrainGroup
 from slime.ray.placement import create_placement
@@ -28,6 +30,13 @@ class Telling:
         return [os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", CUMEM, "LOCAL_RANK")]
 
 
+class TellingRank(RemotePolicy):
+    """Handle of a `Telling`."""
+
+    def told(self) -> ObjectRef[list[str | None]]:
+        return self.actor.told.remote()
+
+
 @pytest.mark.parametrize("foreign", [False, True])
 def test_each_rank_sees_the_gpu_that_ray_assigned(
     foreign: bool, monkeypatch: pytest.MonkeyPatch, repository: Path, tmp_path: Path
@@ -45,7 +54,6 @@ def test_each_rank_sees_the_gpu_that_ray_assigned(
     with cluster_module.ray_cluster(args, num_gpus=2):
         reserved = create_placement(args)
         assert tuple(bundle.gpu_id for bundle in reserved.bundles) == NAMES
-        ranks = TrainGroup(args, reserved, f"{__name__}.Telling")
-        told = ranks.gather("told", ranks.ask("told"))
-        assert told == [[name, "0", "0"] for name in NAMES]
+        ranks = TrainGroup(args, reserved, TellingRank, f"{__name__}.Telling")
+        assert ranks.call(TellingRank.told) == [[name, "0", "0"] for name in NAMES]
         ranks.kill()
