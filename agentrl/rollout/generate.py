@@ -148,8 +148,7 @@ async def generate(
     """Play the episode of a sample; return its training samples, or the sample itself, aborted.
 
     Raises:
-        ConfigError: flags, variables or the task's name are wrong.
-        ConfigError: a variable is invalid.
+        ConfigError: a flag, a variable or the task's name is wrong.
     """
     return await generate_in(args, sample, sampling_params, evaluation)
 
@@ -164,7 +163,7 @@ async def generate_in(
     judged: Callable[[Result], Result] = lambda result: result,
     settings: Settings | None = None,
 ) -> Sample | list[Sample]:
-    """Do the same with environments of another pool, or with other settings.
+    """Play an episode as `generate` does, with environments of another pool or with other settings.
 
     Args:
         args: of the run.
@@ -176,8 +175,7 @@ async def generate_in(
         settings: of the episode; None: those of the environment's variables.
 
     Raises:
-        ConfigError: flags, variables or the task's name are wrong.
-        ConfigError: a variable is invalid.
+        ConfigError: a flag, a variable or the task's name is wrong.
     """
     settings = settings or Settings.from_env()
     if not (args.dynamic_history or evaluation):

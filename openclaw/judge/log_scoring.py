@@ -4,7 +4,7 @@ A turn of a log has a text only. Its request and reply are rendered once with th
 the joined ids under the weights that are to be trained. The version of these weights is the turn's weight version.
 
 Temperature: the trainer divides logits by ``T``, but an engine scores given tokens at temperature 1. With ``p`` the scores at
-1, ``log p_T(v) = log p(v) / T - log sum_u p(u)^(1/T)``. The likeliest tokens settle the sum within `tempered.TOLERANCE`
+1, ``log p_T(v) = log p(v) / T - log sum_u p(u)^(1/T)``. The likeliest tokens settle the sum within `openclaw.judge.teacher.TOLERANCE`
 almost everywhere; where they do not, the engine is asked for that token at ``T`` itself.
 
 Guarantees: nothing is scored while ``ahead`` turns and samples wait for the judge or a batch, so scores are few updates old

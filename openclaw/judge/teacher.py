@@ -17,9 +17,10 @@ two distributions at temperature 1, free of any temperature mismatch. Both score
 engine's weights change in between, scoring starts again. The top K (`TopK`) are the engine's own numbers at temperature
 1, where the loss compares them.
 
-Of several hints one is chosen by how far the teacher that reads it agrees with the policy. A hint is the better for distillation, the more of the policy's most likely tokens are the teacher's too: there the two
-distributions can be compared. The overlap of a hint at a position is ``|topk(pi_old) & topk(pi_T under the hint)|``
-(OpenClaw-RL, arXiv 2603.10165v2).
+Of several hints one is chosen by how far the teacher that reads it agrees with the policy. A hint is the better for
+distillation, the more of the policy's most likely tokens are the teacher's too: there the two distributions can be
+compared. The overlap of a hint at a position is ``|topk(pi_old) & topk(pi_T under the hint)|`` (OpenClaw-RL, arXiv
+2603.10165v2).
 
 * ``sequence_optimal``: the hint with the largest overlap over the whole reply.
 * ``token_optimal``: at each position the hint with the largest overlap there.

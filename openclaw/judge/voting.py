@@ -1,11 +1,12 @@
 """The votes on a turn: asked for, cast again without a quorum, and counted; the hint of a session; the loop's metrics.
 
 Guarantees: a majority needs a quorum (`has_quorum`): with fewer valid votes there is no score at all, which is not the
-same as 0. A tie and a majority below the threshold give 0. Pure functions.
+same as 0. A tie and a majority below the threshold give 0.
 
-The hint of a whole session is for methods whose plan has a `openclaw.method.SessionPlan`: the judge is asked about a session once for all turns that wait for its hint, not once per turn. A failed
-question is a failure of every turn that waits for it, and is asked again. A turn that is judged again, because feedback
-arrived or its teacher was away, asks again. Hints are forgotten when no turn is being judged.
+The hint of a whole session is for methods whose plan has a `openclaw.method.SessionPlan`: the judge is asked about a
+session once for all turns that wait for its hint, not once per turn. A failed question is a failure of every turn that
+waits for it, and is asked again. A turn that is judged again, because feedback arrived or its teacher was away, asks
+again. Hints are forgotten when no turn is being judged.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 Guarantees: the policy engine and the judge engine are one `EngineHttp` each, so their concurrency limits cover votes
 and scores together. The returned `JudgeLoop` owns the connections.
 
-`probe` detects the end of an engine outage, so that turns need not wait out their back-off: probes run only after a failure, every `PROBE_SECONDS`, for one token, until all engines answer. An engine
-that answers the probe but fails other requests was not away: its turns keep their back-off. Stateless.
+`probe` detects the end of an engine outage, so that turns need not wait out their back-off: probes run only after a
+failure, every `PROBE_SECONDS`, for one token, until all engines answer. An engine that answers the probe but fails
+other requests was not away: its turns keep their back-off. Stateless.
 """
 
 from __future__ import annotations

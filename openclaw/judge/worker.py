@@ -108,7 +108,7 @@ class JudgeWorker:
             method: chooses the judges and turns verdicts into samples.
             judge: casts the votes.
             teacher: scores replies; required if the method's plan needs a teacher: a `SupportScorer` if it has
-            ``student_topk``.
+                ``student_topk``.
             limits: decide which turns can be trained at all.
             metrics: counters of the loop.
             engines_answer: whether all engines answer now; asked before a turn is given up.

@@ -1,9 +1,10 @@
 """The bridge from the ledger to the trainer: a data source and a rollout function for any method folder.
 
-Guarantees: a batch is ``--rollout-batch-size`` rollouts with gradient, leased to its rollout id in the ledger: samples of
-turns, and whole episodes of agents with one or more samples each; further ones wait for the next batch. Nothing leaves
-the ledger silently: a stale sample is dropped with that reason, or trained with an importance weight and counted. The driver's bring-up starts the runtime process through
-`LedgerDataSource.before_rollouts`, and the data source owns it. The ledger file holds all other state.
+Guarantees: a batch is ``--rollout-batch-size`` rollouts with gradient, leased to its rollout id in the ledger: samples
+of turns, and whole episodes of agents with one or more samples each; further ones wait for the next batch. Nothing
+leaves the ledger silently: a stale sample is dropped with that reason, or trained with an importance weight and
+counted. The driver's bring-up starts the runtime process through `LedgerDataSource.before_rollouts`, and the data
+source owns it. The ledger file holds all other state.
 """
 
 from __future__ import annotations

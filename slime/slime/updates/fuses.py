@@ -3,8 +3,6 @@
 Guarantees: the step that blew a fuse is not taken, so the trainer keeps the weights that serve, and an engine that
 restarts during the pause gets these. The pause is on disk before anything else happens, and outlives every process
 (`groundwork.paused`). Meanwhile the run serves and collects.
-
-This is the place of any further gate before an update: whoever refuses a step reports it as `Blown`.
 """
 
 from __future__ import annotations

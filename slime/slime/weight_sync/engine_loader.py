@@ -4,10 +4,11 @@ SGLang calls :func:`load` for ``/update_weights_from_tensor`` if ``--custom-weig
 (`slime.weight_sync.LOADER`). Guarantees: the model's own ``load_weights`` loads the tensors, so it handles fused and
 split parameters. A request that fails raises, which ends the engine, because it may hold a mix of old and new weights.
 
-A stream is loaded straight from the trainer's memory into the parameters. A model's first stream is loaded from whole tensors, like a checkpoint. Then the model's own loader runs once without
-data (:class:`CopyTrace`). If it only copies each tensor, or parts of it, before it takes the next, later
-streams need no whole tensor: the loader runs without data again, and each piece of the stream is copied to where the
-loader would put it. A model whose loader does anything else keeps getting whole tensors.
+A stream is loaded straight from the trainer's memory into the parameters. A model's first stream is loaded from whole
+tensors, like a checkpoint. Then the model's own loader runs once without data (:class:`CopyTrace`). If it only copies
+each tensor, or parts of it, before it takes the next, later streams need no whole tensor: the loader runs without data
+again, and each piece of the stream is copied to where the loader would put it. A model whose loader does anything else
+keeps getting whole tensors.
 
 Guarantees: if the trainer dies mid-stream, the engine keeps running with its requests held, because its weights may be
 mixed. The stream itself sets no version.

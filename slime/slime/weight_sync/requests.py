@@ -3,13 +3,15 @@
 A request is a JSON object. It is sent as a tensor of its bytes, because SGLang's ``/update_weights_from_tensor`` passes only
 tensors to a custom weight loader.
 
-Weights are packed into flat byte buckets, in two alternating buffers. A bucket is the concatenation of its tensors' bytes, in order, as SGLang's ``flattened_bucket`` format reads them. A tensor is
-packed on arrival, so at most one tensor exists outside the buffers. A bucket stays valid while the next one is packed: finish
-reading it before you request the one after that. A tensor larger than a buffer gets a bucket of its own size.
+Weights are packed into flat byte buckets, in two alternating buffers. A bucket is the concatenation of its tensors'
+bytes, in order, as SGLang's ``flattened_bucket`` format reads them. A tensor is packed on arrival, so at most one
+tensor exists outside the buffers. A bucket stays valid while the next one is packed: finish reading it before you
+request the one after that. A tensor larger than a buffer gets a bucket of its own size.
 
-A tensor's checksum is computed from parts that several processes hold. Let ``b[i]`` be the bits of element ``i`` as an integer, in row-major order of the whole tensor. The checksum is
-``sum(b[i] * m(i)) mod 2**64`` with ``m(i)`` odd. Changing one element always changes it. A tensor's checksum is the sum of its
-parts' checksums, however the tensor is split.
+A tensor's checksum is computed from parts that several processes hold. Let ``b[i]`` be the bits of element ``i`` as an
+integer, in row-major order of the whole tensor. The checksum is ``sum(b[i] * m(i)) mod 2**64`` with ``m(i)`` odd.
+Changing one element always changes it. A tensor's checksum is the sum of its parts' checksums, however the tensor is
+split.
 """
 
 from __future__ import annotations

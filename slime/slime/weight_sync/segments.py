@@ -3,10 +3,12 @@
 It has no name in a file system (``memfd``): others open it as a file of the owner in ``/proc``, so a killed trainer leaves
 nothing behind and the size of ``/dev/shm`` does not matter.
 
-A stream carries weights from one process to others of this machine through a little such memory: a ring of ``SLOTS`` slots that fit a processor's cache: what the writer puts there is read before it reaches main
-memory, so a stream costs little more than one copy. The writer announces each tensor to each reader by a line in a pipe (JSON: name,
-dtype, shape), then each piece of its bytes by an empty line; a reader answers a piece with one byte, and a slot is written again once
-all readers have answered. Pipes are opened through ``/proc``, like the memory, so nothing has a name that could be left behind.
+A stream carries weights from one process to others of this machine through a little such memory: a ring of ``SLOTS``
+slots that fit a processor's cache: what the writer puts there is read before it reaches main memory, so a stream costs
+little more than one copy. The writer announces each tensor to each reader by a line in a pipe (JSON: name, dtype,
+shape), then each piece of its bytes by an empty line; a reader answers a piece with one byte, and a slot is written
+again once all readers have answered. Pipes are opened through ``/proc``, like the memory, so nothing has a name that
+could be left behind.
 
 Guarantees: a reader whose writer dies is told so by the end of its pipe; a writer never waits for readers longer than ``check``
 allows. A tensor has at least one piece, so the lines under way are few and a write to a pipe never blocks.

@@ -67,7 +67,7 @@ NUM_IMAGES = "multimodal_num_items"
 
 
 class RolloutShard:
-    """Owned by the training actor for one call of ``train``."""
+    """One rank's samples of a rollout, checked on arrival; the rank owns them for one training or one set of probes."""
 
     def __init__(self, data: dict[str, Any]) -> None:
         self.tokens: list[list[int]] = data["tokens"]
