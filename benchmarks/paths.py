@@ -3,7 +3,7 @@
 `python -m benchmarks.paths [--path request|sample|episode|update] [--functions] [--json FILE]` runs the real code on the CPU, with
 stand-ins for the engines and one FSDP rank with a tiny random model, and records each function of the repository that is
 entered, in order. What is traced follows a warm-up of the same, so nothing of the start is in the figures.
-`instructions/path_of_a_request.md` and `path_of_a_sample.md` explain the same hops; a test compares them with the recording.
+The pages in `PAGES` explain the same hops; a test compares them with the recording.
 """
 
 from __future__ import annotations
@@ -23,11 +23,17 @@ from benchmarks.path_parts.recorder import REPOSITORY, Entry
 from groundwork.command_line import output_file
 
 PATHS = ("request", "sample", "episode", "update")
-EXPLAINED = ("request", "sample")
-"""Those with a page."""
+PAGES = {
+    "request": "paths.md",
+    "sample": "paths.md",
+    "episode": "paths_episode_update.md",
+    "update": "paths_episode_update.md",
+}
+"""The page of each, in `instructions/`."""
+SLOW_ONLY = {"groundwork.process", "openclaw.ledger.views"}
+"""Modules that an update passes only if it takes seconds: the driver looks for signals, and at the judge's last error."""
 METHOD_FOLDER = REPOSITORY / "openclaw-combine"
-PAGE_ROW = re.compile(r"^\| `([\w.]+)` \|", re.MULTILINE)
-PAGE_TABLE = re.compile(r"<!-- path:begin -->\n(.*?)<!-- path:end -->", re.DOTALL)
+FIRST_CELL = re.compile(r"^\| (`[^|]+`) \|", re.MULTILINE)
 
 
 def trace(path: str) -> list[Entry]:
@@ -53,9 +59,10 @@ def trace(path: str) -> list[Entry]:
 
 
 def modules_of_page(path: str) -> list[str]:
-    """Return the modules that the page of one of `EXPLAINED` explains, in its order."""
-    text = (REPOSITORY / "instructions" / f"path_of_a_{path}.md").read_text()
-    return [module for rows in PAGE_TABLE.findall(text) for module in PAGE_ROW.findall(rows)]
+    """Return the modules that the page of one of `PATHS` explains, in its order."""
+    text = (REPOSITORY / "instructions" / PAGES[path]).read_text()
+    table_of_path = text.partition(f"<!-- path:{path} -->\n")[2].partition("<!-- /path -->")[0]
+    return [module for cell in FIRST_CELL.findall(table_of_path) for module in re.findall(r"`([\w.]+)`", cell)]
 
 
 def by_module(entries: Iterable[Entry]) -> list[dict[str, Any]]:

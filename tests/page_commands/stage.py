@@ -34,7 +34,7 @@ SHOWN = (
     ("instructions/plugins.md", "async def reward_func(", "my-method/my_reward.py"),
     ("instructions/plugins.md", "async def generate(", "my-method/my_generate.py"),
     ("instructions/offline_training.md", '{"messages"', "logs.jsonl"),
-    ("instructions/rewards_and_evaluation.md", "# --eval-config eval.yaml", "eval.yaml"),
+    ("instructions/rollouts.md", "# --eval-config eval.yaml", "eval.yaml"),
 )
 # Folders that a page's commands read: downloaded models and what a run saved.
 FOLDERS = {

@@ -251,7 +251,7 @@ def test_every_variable_in_the_documentation_exists(repository: Path) -> None:
         "LEDGER",
         "FILE",
         "ID",
-        *("ABLATIONS", "ESTIMATORS", "TRANSPORTS", "CHECKS"),
+        *("ABLATIONS", "ESTIMATORS", "LOSSES", "TRANSPORTS", "CHECKS", "OWN_PATTERNS", "ANCHORS"),
         "NO_COLOR",
         "HINT_START",
         "HINT_END",

@@ -41,7 +41,7 @@ ROLLOUT = Group(
         Option("--eval-function-path", "evaluation function; default: the rollout function"),
         Option("--custom-generate-function-path", "function that generates one sample"),
         Option("--custom-rm-path", "reward function"),
-        Option("--rm-type", "built-in grader to use instead of a reward function, see rewards_and_evaluation.md"),
+        Option("--rm-type", "built-in grader to use instead of a reward function, see rollouts.md"),
         Option("--rm-url", "address of the reward server for --rm-type remote_rm"),
         Option("--group-rm", "the reward function scores whole groups", bool),
         Option("--data-source-path", "data source class", str, DEFAULT_DATA_SOURCE),
@@ -163,7 +163,7 @@ EVALUATION = Group(
         Option("--eval-prompt-data", "pairs: name path", str, None, nargs="+"),
         Option(
             "--eval-config",
-            "YAML file of evaluation sets with their own sampling and graders, see rewards_and_evaluation.md",
+            "YAML file of evaluation sets with their own sampling and graders, see rollouts.md",
         ),
         Option("--eval-input-key", "prompt column; default: --input-key"),
         Option("--eval-label-key", "label column; default: --label-key"),
