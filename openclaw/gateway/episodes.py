@@ -20,11 +20,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-import orjson
 from fastapi import FastAPI, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from openclaw.config.bounds import (
     EPISODE_BODY,
@@ -36,13 +35,19 @@ from openclaw.config.bounds import (
 )
 from openclaw.credit.episodes import EpisodeRules, settle
 from openclaw.gateway.auth import Client, EpisodeKey, EpisodeKeys, key_digest, new_key
-from openclaw.gateway.errors import ApiError, bad_request
+from openclaw.gateway.errors import ApiError, AtMost, bad_request
 from openclaw.gateway.guard import client_of
-from openclaw.gateway.limits import take_body, too_large
+from openclaw.gateway.limits import parse_body, take_body
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.stream import json_response
 from openclaw.ledger.episodes import INFRA_ERROR, Episode, Settled
-from openclaw.ledger.exceptions import EpisodeConflictError, LedgerFullError, UnknownRecordError, UnknownTurnError
+from openclaw.ledger.exceptions import (
+    EpisodeConflictError,
+    LedgerFullError,
+    OpenEpisodesError,
+    UnknownRecordError,
+    UnknownTurnError,
+)
 from openclaw.ledger.sessions import Forgotten
 from openclaw.ledger.store import Ledger
 from openclaw.owners import EPISODE, owns
@@ -105,7 +110,8 @@ class EpisodeDesk:
         try:
             earlier = await asyncio.to_thread(self._store.episodes.create, episode, OPEN_EPISODES.most)
         except EpisodeConflictError as error:
-            raise ApiError(409, str(error), code="episode_conflict") from error
+            limit = OPEN_EPISODES.name if isinstance(error, OpenEpisodesError) else None
+            raise ApiError(409, str(error), code="episode_conflict", limit=limit) from error
         if earlier is None:
             self._metrics.episodes.labels(event="created").inc()
         else:
@@ -298,7 +304,7 @@ def _unknown(episode_id: str) -> ApiError:
 EPISODES_PATH = "/v1/episodes"
 REWARD_PATH = "/v1/episodes/{episode_id}/reward"
 GROUP_CLOSE_PATH = "/v1/episodes/groups/close"
-Body = TypeVar("Body", bound=BaseModel)
+Name = Annotated[str, Field(min_length=1), AtMost(EPISODE_NAME)]
 Score = Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)]
 
 
@@ -310,10 +316,10 @@ class EpisodeRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    task: str = Field(min_length=1, max_length=EPISODE_NAME.most)
-    ttl_s: float = Field(gt=0, le=EPISODE_SECONDS.most, allow_inf_nan=False)
-    group: str | None = Field(None, min_length=1, max_length=EPISODE_NAME.most)
-    group_size: int | None = Field(None, ge=2, le=EPISODE_GROUP.most)
+    task: Name
+    ttl_s: Annotated[float, Field(gt=0, allow_inf_nan=False), AtMost(EPISODE_SECONDS)]
+    group: Name | None = None
+    group_size: Annotated[int, Field(ge=2), AtMost(EPISODE_GROUP)] | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
     request_id: str | None = Field(None, pattern=r"^[A-Za-z0-9_-]{8,64}$")
 
@@ -339,7 +345,7 @@ class GroupRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    group: str = Field(min_length=1, max_length=EPISODE_NAME.most)
+    group: Name
     end_open: bool = False
 
 
@@ -349,7 +355,7 @@ def parse_episode(body: bytes) -> EpisodeRequest:
     Raises:
         ApiError: 400, naming the invalid field; 413 for a body beyond its bound.
     """
-    request = _parse(EpisodeRequest, body)
+    request = parse_body(EpisodeRequest, body, EPISODE_BODY)
     if (request.group is None) != (request.group_size is None):
         raise bad_request("group and group_size come together; send both or neither", param="group_size")
     return request
@@ -361,7 +367,7 @@ def parse_reward(body: bytes) -> RewardRequest:
     Raises:
         ApiError: 400, naming the invalid field; 413 for a body beyond its bound.
     """
-    request = _parse(RewardRequest, body)
+    request = parse_body(RewardRequest, body, EPISODE_BODY)
     if request.status == "infra_error" and request.reward is not None:
         raise bad_request(
             "an episode that ended by an infra_error has no reward; leave reward out and create another episode",
@@ -370,28 +376,6 @@ def parse_reward(body: bytes) -> RewardRequest:
     if request.scores and request.reward is None:
         raise bad_request("scores add to a reward; send both, or leave scores out", param="scores")
     return request
-
-
-def parse_group(body: bytes) -> GroupRequest:
-    """Return the request in ``body``.
-
-    Raises:
-        ApiError: 400, naming the invalid field; 413 for a body beyond its bound.
-    """
-    return _parse(GroupRequest, body)
-
-
-def _parse(model: type[Body], body: bytes) -> Body:
-    if len(body) > EPISODE_BODY.most:
-        raise too_large(EPISODE_BODY.most, limit=EPISODE_BODY.name)
-    try:
-        return model.model_validate(orjson.loads(body))
-    except orjson.JSONDecodeError as error:
-        raise bad_request("the body is not JSON", code="invalid_json") from error
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        field = str(first["loc"][0]) if first["loc"] else None
-        raise bad_request(f"{field or 'the body'}: {first['msg']}", param=field) from error
 
 
 def add_episode_routes(app: FastAPI, desk: EpisodeDesk) -> None:
@@ -411,7 +395,7 @@ def add_episode_routes(app: FastAPI, desk: EpisodeDesk) -> None:
     @app.post(GROUP_CLOSE_PATH)
     async def close_group(request: Request) -> Response:
         """Settle an unfinished group as the members that it has; again, it changes nothing."""
-        given = parse_group(take_body(request.scope))
+        given = parse_body(GroupRequest, take_body(request.scope), EPISODE_BODY)
         return json_response(await desk.close_group(given, client_of(request.scope)))
 
     @app.post(REWARD_PATH)

@@ -7,10 +7,14 @@ send instead. It never contains a key or any part of a conversation.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 from fastapi import FastAPI, Request
+from pydantic import GetCoreSchemaHandler, ValidationError, ValidatorFunctionWrapHandler
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -31,8 +35,10 @@ ELSEWHERE = {
     "/chat/completions": "the base URL of this server ends in /v1",
 }
 """Ends of paths that clients of other APIs ask for."""
-SHOWN_CHARACTERS = 200
-"""Of a path in an error message."""
+SHOWN_CHARACTERS = 500
+"""Of a client's own words in an error message."""
+Place = tuple[int | str, ...]
+"""Of a field in a body: names and positions, from the outermost to the innermost."""
 
 # Status in metrics and logs for a client that disconnected; nobody receives it.
 CLIENT_GONE = 499
@@ -99,6 +105,50 @@ def bad_request(
 ) -> ApiError:
     """Return a 400 about a request field; ``bound`` is the bound that it exceeds."""
     return ApiError(400, message, param=param, code=code, limit=bound.name if bound else None)
+
+
+@dataclass(frozen=True)
+class AtMost:
+    """Bounds a field of a body, as an annotation: ``Annotated[str, AtMost(SESSION_ID)]``.
+
+    It bounds the length of a text or a list, or the value of a number. `from_validation` names ``bound`` in the refusal.
+    """
+
+    bound: Bound
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Add the bound to the field's schema, which the OpenAPI description shows."""
+        inner: Any = handler(source)
+        keyword = {"str": "max_length", "list": "max_length", "int": "le", "float": "le"}[inner["type"]]
+        inner[keyword] = self.bound.most
+        return core_schema.no_info_wrap_validator_function(self._check, inner)
+
+    def _check(self, value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return validate(value)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            if first["loc"] or first["type"] not in ("string_too_long", "too_long", "less_than_equal"):
+                raise
+            told = {"most": self.bound.most, "unit": self.bound.unit, "limit": self.bound.name}
+            raise PydanticCustomError("bound", "send at most {most} {unit}", told) from error
+
+
+def from_validation(error: ValidationError, advice: Callable[[Place], str | None] = lambda place: None) -> ApiError:
+    """Return the 400 for a field that exceeds its bound (`AtMost`), or else for pydantic's first error.
+
+    ``advice`` may replace pydantic's words about a place in the body.
+    """
+    errors = error.errors(include_url=False, include_input=False)
+    told = next((item for item in errors if item["type"] == "bound"), errors[0])
+    place = [str(part) for part in told["loc"]]
+    return ApiError(
+        400,
+        f"{'.'.join(place)[:SHOWN_CHARACTERS] or 'the body'}: {advice(told['loc']) or told['msg'][:SHOWN_CHARACTERS]}",
+        param=place[0][:SHOWN_CHARACTERS] if place else None,
+        code="invalid_value",
+        limit=told.get("ctx", {}).get("limit"),
+    )
 
 
 def unsupported(param: str, advice: str) -> ApiError:

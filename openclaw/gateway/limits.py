@@ -22,18 +22,21 @@ import time
 from collections import Counter, deque
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+import orjson
 from limits import RateLimitItemPerMinute
 from limits.aio.storage import MemoryStorage
 from limits.aio.strategies import FixedWindowRateLimiter
+from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers
 from starlette.types import Receive
 
 from openclaw.config.bounds import BODY_MEMORY, BODY_SECONDS, BODY_STALL_SECONDS, Bound
 from openclaw.config.runtime import RuntimeConfig
-from openclaw.gateway.errors import ApiError, ClientGoneError
+from openclaw.gateway.errors import ApiError, ClientGoneError, bad_request, from_validation
 
+Body = TypeVar("Body", bound=BaseModel)
 Limit = Literal["requests", "tokens", "concurrent", "feedback_per_minute"]
 
 
@@ -292,6 +295,22 @@ def take_body(scope: MutableMapping[str, Any]) -> bytes:
         return b""
     held.owner.release(held)
     return b"".join(held.parts)
+
+
+def parse_body(model: type[Body], body: bytes, bound: Bound) -> Body:
+    """Return the request in a small body.
+
+    Raises:
+        ApiError: 400, naming the invalid field; 413 for a body beyond ``bound``.
+    """
+    if len(body) > bound.most:
+        raise too_large(bound.most, limit=bound.name)
+    try:
+        return model.model_validate(orjson.loads(body))
+    except orjson.JSONDecodeError as error:
+        raise bad_request("the body is not JSON", code="invalid_json") from error
+    except ValidationError as error:
+        raise from_validation(error) from error
 
 
 def _has_body(headers: Headers) -> bool:

@@ -23,12 +23,11 @@ from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse
 
 from groundwork.paused import paused
-from openclaw.config.bounds import FEEDBACK_BODY
 from openclaw.gateway.auth import Keyring
 from openclaw.gateway.chat import ChatService
 from openclaw.gateway.errors import ApiError
 from openclaw.gateway.guard import client_of
-from openclaw.gateway.limits import take_body, too_large
+from openclaw.gateway.limits import take_body
 from openclaw.gateway.stream import json_response
 from openclaw.ledger.exceptions import LedgerFullError, UnknownRecordError
 from openclaw.ledger.sessions import Forgotten
@@ -61,10 +60,7 @@ def add_session_routes(app: FastAPI, service: ChatService) -> None:
     @app.post("/v1/feedback")
     async def feedback(request: Request) -> Response:
         """Record a person's feedback on a reply."""
-        body = take_body(request.scope)
-        if len(body) > FEEDBACK_BODY.most:
-            raise too_large(FEEDBACK_BODY.most, limit=FEEDBACK_BODY.name)
-        return json_response(await service.turns.take_feedback(body, client_of(request.scope)))
+        return json_response(await service.turns.take_feedback(take_body(request.scope), client_of(request.scope)))
 
     @app.get("/v1/turns/{response_id:path}")
     async def turn(response_id: str, request: Request) -> Response:

@@ -51,7 +51,7 @@ from openclaw.config.bounds import (
     TOOLS,
     TOP_LOGPROBS,
 )
-from openclaw.gateway.errors import ApiError, bad_request, unsupported
+from openclaw.gateway.errors import SHOWN_CHARACTERS, AtMost, Place, bad_request, from_validation, unsupported
 from openclaw.gateway.grammar_limits import check_enforced, check_grammar_size
 
 IGNORED = frozenset(
@@ -76,8 +76,6 @@ ADVICE = {
     "web_search_options": "there is no search",
 }
 TOKEN_ID = re.compile(r"[0-9]{1,9}")
-SHOWN_CHARACTERS = 500
-"""Of a client's own words in an error message."""
 
 
 class _Strict(BaseModel):
@@ -135,7 +133,7 @@ class ChatMessage(_Strict):
 class ToolFunction(_Strict):
     """A tool's function; ``strict`` makes the engine enforce the schema."""
 
-    name: str = Field(min_length=1, max_length=NAME_CHARACTERS.most, pattern=r"^[^\s<>\"\\]+$")
+    name: Annotated[str, Field(min_length=1, pattern=r"^[^\s<>\"\\]+$"), AtMost(NAME_CHARACTERS)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -151,7 +149,7 @@ class Tool(_Strict):
 class NamedFunction(_Strict):
     """The function of a tool choice."""
 
-    name: str = Field(max_length=NAME_CHARACTERS.most)
+    name: Annotated[str, AtMost(NAME_CHARACTERS)]
 
 
 class NamedTool(_Strict):
@@ -164,7 +162,7 @@ class NamedTool(_Strict):
 class JsonSchema(_Strict):
     """The schema that a reply must follow, ``strict`` or not."""
 
-    name: str = Field(max_length=NAME_CHARACTERS.most)
+    name: Annotated[str, AtMost(NAME_CHARACTERS)]
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
 
@@ -187,7 +185,7 @@ class ChatRequest(_Strict):
     """A chat completion request with every parameter that has a meaning here."""
 
     messages: list[ChatMessage] = Field(min_length=1)
-    model: str | None = Field(None, max_length=MODEL_CHARACTERS.most)
+    model: Annotated[str, AtMost(MODEL_CHARACTERS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     tools: list[Tool] | None = None
@@ -204,19 +202,19 @@ class ChatRequest(_Strict):
     repetition_penalty: float | None = Field(None, ge=0.01, le=2)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = Field(None, max_length=STOP_TOKENS.most)
+    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], AtMost(STOP_TOKENS)] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = Field(None, ge=0)
     skip_special_tokens: bool | None = None
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    n: int | None = Field(None, ge=1, le=CHOICES.most)
+    n: Annotated[int, Field(ge=1), AtMost(CHOICES)] | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS.most)
+    top_logprobs: Annotated[int, Field(ge=0), AtMost(TOP_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None
     modalities: list[str] | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    session_id: str | None = Field(None, max_length=SESSION_ID.most)
+    session_id: Annotated[str, AtMost(SESSION_ID)] | None = None
     turn_type: Literal["main", "side"] | None = None
     session_done: bool | None = None
 
@@ -354,25 +352,22 @@ def parse_request(body: bytes, context_length: int | None = None) -> tuple[ChatR
     try:
         request = ChatRequest.model_validate(values)
     except ValidationError as error:
-        raise _invalid(error) from error
+        raise from_validation(error, _advice_on) from error
     if context_length is not None:
         check_prompt_size(prompt_characters(values["messages"], values.get("tools") or ()), context_length)
     _check_meaning(request)
     return request, values
 
 
-def _invalid(error: ValidationError) -> ApiError:
-    """Return the 400 for pydantic's first error."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    path = ".".join(str(part) for part in first["loc"])[:SHOWN_CHARACTERS]
-    if first["loc"][0] == "messages" and "content" in first["loc"]:
-        return bad_request(
-            f"{path}: content must be a string or a list of {{'type': 'text', 'text': ...}} and "
+def _advice_on(place: Place) -> str | None:
+    """Return what to send where pydantic's words would name its types, or None."""
+    if place[0] == "messages" and "content" in place:
+        return (
+            "content must be a string or a list of {'type': 'text', 'text': ...} and "
             "{'type': 'image_url', 'image_url': {'url': 'data:image/png;base64,...'}}, with no 'detail' but auto or high; "
-            "audio, files and other kinds cannot be read",
-            param="messages",
+            "audio, files and other kinds cannot be read"
         )
-    return bad_request(f"{path}: {first['msg'][:SHOWN_CHARACTERS]}", param=str(first["loc"][0]))
+    return None
 
 
 def _check_meaning(request: ChatRequest) -> None:

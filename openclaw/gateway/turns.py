@@ -18,14 +18,14 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from openclaw.config.bounds import FEEDBACK_CHARACTERS, SESSION_ID
+from openclaw.config.bounds import FEEDBACK_BODY, FEEDBACK_CHARACTERS, SESSION_ID
 from openclaw.gateway.auth import Client
-from openclaw.gateway.errors import ApiError, bad_request
+from openclaw.gateway.errors import ApiError, AtMost, bad_request
+from openclaw.gateway.limits import parse_body
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.ledger.decisions import Offer
 from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
@@ -46,10 +46,10 @@ class FeedbackRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    response_id: str = Field(min_length=1, max_length=SESSION_ID.most)
+    response_id: Annotated[str, Field(min_length=1), AtMost(SESSION_ID)]
     thumbs: Literal["up", "down"] | None = None
     score: float | None = Field(None, ge=-1, le=1, allow_inf_nan=False)
-    text: str | None = Field(None, max_length=FEEDBACK_CHARACTERS.most)
+    text: Annotated[str, AtMost(FEEDBACK_CHARACTERS)] | None = None
 
 
 class TurnDesk:
@@ -112,7 +112,7 @@ class TurnDesk:
             ApiError: 400 for an empty or contradictory body, 404 for a reply that is unknown or not the client's, 500
                 if the ledger is not writable.
         """
-        request = _parse_feedback(body)
+        request = parse_feedback(body)
         feedback = Feedback(
             turn_id=request.response_id,
             created_at=self._clock(),
@@ -205,20 +205,13 @@ def _why_not(receipt: FeedbackReceipt) -> str:
     return "already_trained" if receipt.state == "judged" else receipt.reason or receipt.state
 
 
-def _parse_feedback(body: bytes) -> FeedbackRequest:
+def parse_feedback(body: bytes) -> FeedbackRequest:
     """Return the request in ``body``.
 
     Raises:
-        ApiError: 400, naming the invalid field.
+        ApiError: 400, naming the invalid field; 413 for a body beyond its bound.
     """
-    try:
-        request = FeedbackRequest.model_validate(orjson.loads(body))
-    except orjson.JSONDecodeError as error:
-        raise bad_request("the body is not JSON", code="invalid_json") from error
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        field = str(first["loc"][0]) if first["loc"] else None
-        raise bad_request(f"{field or 'the body'}: {first['msg']}", param=field) from error
+    request = parse_body(FeedbackRequest, body, FEEDBACK_BODY)
     text = (request.text or "").strip() or None
     if request.thumbs is None and request.score is None and text is None:
         raise bad_request("the feedback is empty; send thumbs (up, down), score (-1 to 1) or text")

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from groundwork.chat_messages import pictures_in
 from openclaw.ledger.codec import decode_turn, encode_sample
 from openclaw.ledger.database import Database
-from openclaw.ledger.exceptions import EpisodeConflictError, UnknownRecordError, UnknownTurnError
+from openclaw.ledger.exceptions import EpisodeConflictError, OpenEpisodesError, UnknownRecordError, UnknownTurnError
 from openclaw.ledger.records import EPISODE, Turn
 from openclaw.ledger.turns import Pictures
 from openclaw.owners import MARK, episode_owner
@@ -192,8 +192,9 @@ class Episodes:
             None, or the open episode of this id with its new key.
 
         Raises:
-            EpisodeConflictError: its owner has too many open episodes, its group is full, the group's other episodes
-                have another task or size, or the id is of an episode that has ended or is another one.
+            OpenEpisodesError: its owner has too many open episodes.
+            EpisodeConflictError: its group is full, the group's other episodes have another task or size, or the id is of an
+                episode that has ended or is another one.
         """
         if self._database.redaction is not None:
             [told] = self._database.redaction.messages([{"task": episode.task, "metadata": dict(episode.metadata)}])
@@ -206,7 +207,7 @@ class Episodes:
                 "SELECT COUNT(*) FROM episodes WHERE state = 'open' AND owner = ?", (episode.owner,)
             ).fetchone()[0]
             if opened >= most_open:
-                raise EpisodeConflictError(
+                raise OpenEpisodesError(
                     f"{opened} episodes are open, the most that one key may have; reward or delete some of them first"
                 )
             if episode.group is not None:

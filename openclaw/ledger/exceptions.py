@@ -42,6 +42,10 @@ class EpisodeConflictError(LedgerError):
     """A request that contradicts the state of an episode or of its group; the message says what to do."""
 
 
+class OpenEpisodesError(EpisodeConflictError):
+    """An owner has as many open episodes as it may."""
+
+
 class UnknownTurnError(LedgerError):
     """Scores of an episode name a turn that it does not have; the message says which."""
 

@@ -15,7 +15,7 @@ from openclaw.credit.baseline import WINDOW
 from openclaw.credit.episodes import EpisodeRules, settle
 from openclaw.inspect import main as inspect
 from openclaw.ledger.episodes import Episode, Settled
-from openclaw.ledger.exceptions import EpisodeConflictError, UnknownRecordError
+from openclaw.ledger.exceptions import EpisodeConflictError, OpenEpisodesError, UnknownRecordError
 from openclaw.ledger.records import BASELINE
 from openclaw.ledger.salvage import salvage
 from openclaw.ledger.samples import rollout_of
@@ -235,7 +235,7 @@ def test_groups_are_of_one_owner_one_task_and_one_size(ledger: Ledger) -> None:
 def test_an_owner_has_a_bounded_number_of_open_episodes(ledger: Ledger) -> None:
     for number in range(MOST):
         create(ledger, str(number))
-    with pytest.raises(EpisodeConflictError, match="reward or delete"):
+    with pytest.raises(OpenEpisodesError, match="reward or delete"):
         create(ledger, "more")
     create(ledger, "of-bob", owner="bob")
 
