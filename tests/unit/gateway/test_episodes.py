@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -10,7 +11,7 @@ import pytest
 from openai import AsyncOpenAI, AuthenticationError
 
 from lab.testkit.processes import eventually
-from openclaw.config.bounds import Bound
+from openclaw.config.bounds import OPEN_EPISODES, Bound
 from openclaw.gateway import episodes as episodes_module
 from slime.utils.types import Sample
 from tests.unit.gateway.conftest import Stack, Starter
@@ -214,15 +215,23 @@ async def test_a_key_stays_ended_if_another_request_rewards_meanwhile(
         {},
         {"task": "t"},
         {"task": "t", "ttl_s": 0},
-        {"task": "t", "ttl_s": 1e9},
         {"task": "", "ttl_s": 1},
         {"task": "t", "ttl_s": 1, "group": "g"},
         {"task": "t", "ttl_s": 1, "group": "g", "group_size": 1},
-        {"task": "t", "ttl_s": 1, "metadata": {"long": "x" * 70000}},
     ],
 )
 async def test_an_episode_that_cannot_be_is_refused(http: httpx.AsyncClient, body: dict[str, Any]) -> None:
-    assert (await http.post("/v1/episodes", json=body)).status_code in (400, 413)
+    assert (await http.post("/v1/episodes", json=body)).status_code == 400
+
+
+async def test_a_key_has_a_bounded_number_of_open_episodes(
+    stack: Stack, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(episodes_module, "OPEN_EPISODES", replace(OPEN_EPISODES, most=1))
+    await create(http)
+    refused = await http.post("/v1/episodes", json={"task": "t", "ttl_s": 1})
+    assert (refused.status_code, refused.headers["x-limit"]) == (409, "open_episodes")
+    assert stack.metric("openclaw_limit_hits_total", limit="open_episodes") == 1
 
 
 async def test_an_infrastructure_error_closes_without_samples(stack: Stack, http: httpx.AsyncClient) -> None:
@@ -258,6 +267,7 @@ async def test_a_reply_that_does_not_end_keeps_the_episode_open(
     await eventually(lambda: stack.service.replies.under_way, 1)
     answer = await reward(http, episode, 1.0)
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "replies_under_way")
+    assert answer.headers["x-limit"] == "episode_wait"
     stack.engine.resume("1")
     await ask(stack, episode, await asking, "Still here.")
     assert (await reward(http, episode, 1.0)).json()["state"] == "settled"

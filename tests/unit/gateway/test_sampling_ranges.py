@@ -11,7 +11,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from chat_codec.detokenize import Vocabulary
-from openclaw.config.bounds import BIASED_TOKENS, STOP_CHARACTERS, STOP_STRINGS
+from openclaw.config.bounds import STOP_STRINGS
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.errors import ApiError
 from openclaw.gateway.sampling import plan_sampling
@@ -109,10 +109,7 @@ def test_two_spellings_of_a_token_are_one_bias(vocabulary: Vocabulary) -> None:
         ({"min_tokens": 2**31}, "min_tokens"),
         ({"seed": 2**63, "temperature": 0}, "seed"),
         ({"logit_bias": {"999999999": 1}}, "logit_bias"),
-        ({"logit_bias": {str(n): 1 for n in range(BIASED_TOKENS.most + 1)}}, "logit_bias"),
         ({"stop_token_ids": [2**31]}, "stop_token_ids"),
-        ({"stop": "x" * (STOP_CHARACTERS.most + 1)}, "stop"),
-        ({"stop": ["x" * STOP_CHARACTERS.most, "y"]}, "stop"),
     ],
 )
 def test_what_the_engine_cannot_take_is_refused_by_name(
