@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -34,7 +35,7 @@ GUESS: dict[str, Any] = {
 
 
 class Talk(Environment):
-    """Answers each action with its number and the action, until ``steps`` of the task's data are done.
+    """Answers each action with its number and the action, until ``steps`` of the task's data are done, or ``room`` is full.
 
     ``broken`` resets of all its episodes fail; ``seen`` has every action, ``seeds`` every seed.
     """
@@ -68,7 +69,9 @@ class Talk(Environment):
             await asyncio.get_running_loop().create_future()
         said = json.dumps(action) + str(self.task.data.get("more", ""))
         return StepResult(
-            observation=Observation(text=f"{self.count}: {said}"), done=self.count >= self.task.data["steps"]
+            observation=Observation(text=f"{self.count}: {said}"),
+            done=self.count >= self.task.data["steps"],
+            truncated=self.count >= self.task.data.get("room", math.inf),
         )
 
     async def evaluate(self) -> Verdict:

@@ -142,6 +142,7 @@ async def test_a_lost_run_is_never_rewarded_and_another_takes_its_place(
     assert "the sandbox is gone" in drive.said
     assert "the grader is gone" in drive.said
     assert "timeout without a score" in drive.said
+    assert drive.said.count("its time was over") == 1
     assert (drive.display.tally.finished, drive.display.tally.lost, drive.display.tally.solved) == (1, 3, 1)
 
 

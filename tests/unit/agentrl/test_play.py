@@ -15,6 +15,7 @@ from agentrl.rollout.chat_policy import ChatPolicy, Unpooled
 from agentrl.rollout.play import Play, Played
 from agentrl.rollout.settings import Settings
 from lab.testkit.agent_rollouts import GUESS, talk
+from slime.utils.types import Sample
 from tests.helpers.agent_stages import END, staged
 
 CALL = '<tool_call>\n{"name": "guess", "arguments": {"number": 7}}\n</tool_call>'
@@ -50,26 +51,34 @@ async def chatted(replies: Sequence[str], task: Task, limits: Settings) -> tuple
     return played, kind.seen
 
 
-@pytest.mark.parametrize(
-    ("replies", "data", "variables", "ending"),
-    [
-        (["one", "two"], {"steps": 2}, {}, Ending.DONE),
-        (["nonsense", "one"], {"steps": 2}, {}, Ending.DONE),
-        ([CALL, UNREADABLE, f"{CALL}\n{CALL}", CALL], {"steps": 4, "tools": [GUESS]}, {}, Ending.DONE),
-        ([UNREADABLE], {"steps": 4, "tools": [GUESS]}, {"AGENTRL_MAX_MALFORMED": "3"}, Ending.MALFORMED),
-        ([f"{CALL}\n{UNREADABLE}"], {"steps": 4, "tools": [GUESS]}, {"AGENTRL_MAX_TURNS": "2"}, Ending.TURNS),
-        (["none", "```\na\n```"], {"steps": 1, "actions": "code_block"}, {}, Ending.DONE),
-        (["on"], {"steps": 40}, {"AGENTRL_MAX_TURNS": "2"}, Ending.TURNS),
-        (["on"], {"steps": 40}, {"AGENTRL_MAX_SAMPLED_TOKENS": "4"}, Ending.SAMPLED_TOKENS),
-        (["on"], {"steps": 40}, {"AGENTRL_EPISODE_SECONDS": "1e-9"}, Ending.SECONDS),
-        (["on", "hang"], {"steps": 40}, {"AGENTRL_STEP_SECONDS": "0.1"}, Ending.STEP_SECONDS),
-    ],
-)
+ENDINGS: list[tuple[list[str], dict[str, Any], dict[str, str], Ending, int]] = [
+    (["one", "two"], {"steps": 2}, {}, Ending.DONE, 2),
+    (["nonsense", "one"], {"steps": 2}, {}, Ending.DONE, 2),
+    ([CALL, UNREADABLE, f"{CALL}\n{CALL}", CALL], {"steps": 4, "tools": [GUESS]}, {}, Ending.DONE, 4),
+    ([UNREADABLE], {"steps": 4, "tools": [GUESS]}, {"AGENTRL_MAX_MALFORMED": "3"}, Ending.MALFORMED, 3),
+    ([f"{CALL}\n{UNREADABLE}"], {"steps": 4, "tools": [GUESS]}, {"AGENTRL_MAX_TURNS": "2"}, Ending.TURNS, 2),
+    (["none", "```\na\n```"], {"steps": 1, "actions": "code_block"}, {}, Ending.DONE, 2),
+    (["on"], {"steps": 40}, {"AGENTRL_MAX_TURNS": "2"}, Ending.TURNS, 2),
+    (["on"], {"steps": 40}, {"AGENTRL_MAX_SAMPLED_TOKENS": "4"}, Ending.SAMPLED_TOKENS, 2),
+    (["on"], {"steps": 40}, {"AGENTRL_EPISODE_SECONDS": "1e-9"}, Ending.SECONDS, 0),
+    (["on", "hang"], {"steps": 40}, {"AGENTRL_STEP_SECONDS": "0.1"}, Ending.STEP_SECONDS, 2),
+    (["on"], {"steps": 40, "room": 2}, {}, Ending.ENVIRONMENT, 2),
+]
+ELSEWHERE = {Ending.CONTEXT, Ending.REPLY_TOKENS, Ending.PROGRAM_SECONDS, Ending.LOST}
+"""In `test_rollout_generate` and, for agent programs, in `test_harness_driver`."""
+
+
+def test_every_ending_is_tested() -> None:
+    assert sorted({row[3] for row in ENDINGS} ^ ELSEWHERE) == sorted(Ending)
+
+
+@pytest.mark.parametrize(("replies", "data", "variables", "ending", "turns"), ENDINGS)
 async def test_an_episode_ends_alike_in_training_and_evaluation(
     replies: list[str],
     data: dict[str, Any],
     variables: dict[str, str],
     ending: Ending,
+    turns: int,
     tmp_path: Path,
     tiny_random_model: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -79,12 +88,16 @@ async def test_an_episode_ends_alike_in_training_and_evaluation(
     task = Task("guess", data)
     chat, seen = await chatted(replies, task, Settings.from_env())
     async with staged(talk(task), [f"{each}{END}" for each in replies], tmp_path, tiny_random_model, monkeypatch) as on:
-        trained = (await on.play())[0].metadata["agent"]
+        (sample,) = await on.play()
         assert on.environment.seen == seen
-    assert chat.ending is ending
+    trained = sample.metadata["agent"]
+    assert (chat.ending, chat.turns) == (ending, turns)
     told = (trained["ending"], trained["turns"], trained["malformed"], trained["calls"])
-    assert told == (ending.value, chat.turns, chat.malformed, chat.calls)
+    assert told == (ending.value, turns, chat.malformed, chat.calls)
     assert (chat.verdict is None) == (trained["outcome"] is None)
+    status = Sample.Status.COMPLETED if ending is Ending.DONE else Sample.Status.TRUNCATED
+    reward = {Ending.STEP_SECONDS: -1.0, Ending.SECONDS: 0.0}.get(ending, 1.0)
+    assert (sample.status, sample.reward, sample.remove_sample) == (status, reward, turns == 0)
 
 
 async def test_an_evaluation_leaves_out_what_training_leaves_out() -> None:
