@@ -79,7 +79,7 @@ test("a stream that is aborted ends at once", async () => {
     text += chunk.choices[0].delta.content ?? "";
     if (text) stop.abort();
   }
-  assert.match(text, /^and/);
+  assert.ok(text && "and another ".startsWith(text.slice(0, 12)) && text.length < 100, text);
 });
 
 test("a request that is aborted before it is answered is an abort", async () => {
