@@ -37,7 +37,7 @@ from benchmarks.trainer_parts.our_step import arguments
 from benchmarks.trainer_parts.shapes import SHAPES, build
 from groundwork.command_line import output_file
 from groundwork.network import find_available_port
-from lab.testkit.processes import in_own_process
+from lab.testkit.fork_server import in_own_process
 from slime.backends.fsdp_utils.backend import FSDPTrainActor
 from slime.rollout.train_data import split_by_dp
 from slime.utils.head_memory import head_bytes

@@ -32,7 +32,7 @@ from benchmarks.figures import record_figure
 from benchmarks.machine import describe_machine
 from benchmarks.memory import give_back_freed_blocks, peak, reset_peak
 from groundwork.command_line import output_file
-from lab.testkit.processes import in_own_process
+from lab.testkit.fork_server import in_own_process
 from slime.algorithms.losses import LOSSES
 from slime.algorithms.losses.reduce import make_reducer
 from slime.algorithms.losses.topk_distillation import forward_kl, reverse_kl

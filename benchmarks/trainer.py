@@ -51,7 +51,7 @@ from benchmarks.trainer_parts.samples import mixed_lengths, samples
 from benchmarks.trainer_parts.shapes import SHAPES, build, matmul_peak
 from benchmarks.trainer_parts.sides import TRL, Plan, run_in_turn
 from groundwork.command_line import output_file
-from lab.testkit.processes import in_own_process
+from lab.testkit.fork_server import in_own_process
 from slime.backends.trainer.metrics import step_flops
 
 PACKED_GOAL, TRL_GOAL = 1.5, 1.0

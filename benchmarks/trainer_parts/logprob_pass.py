@@ -19,7 +19,7 @@ from benchmarks.trainer_parts.our_step import arguments
 from benchmarks.trainer_parts.samples import samples
 from benchmarks.trainer_parts.shapes import Shape, build
 from groundwork.network import find_available_port
-from lab.testkit.processes import in_own_process
+from lab.testkit.fork_server import in_own_process
 from slime.args import Arguments
 from slime.backends.fsdp_utils.backend import log_prob_pass
 from slime.backends.fsdp_utils.model import build_policy

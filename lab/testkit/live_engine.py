@@ -23,7 +23,7 @@ from torch.distributed.distributed_c10d import (
 
 from groundwork.network import find_available_port
 from groundwork.process import group_alive
-from lab.testkit.processes import wait_until
+from lab.testkit.waiting import wait_until
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine import SGLangEngine

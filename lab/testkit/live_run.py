@@ -15,7 +15,8 @@ import psutil
 from openai import AsyncOpenAI
 
 from groundwork.network import find_available_port
-from lab.testkit.processes import answers, wait_until
+from lab.testkit.processes import answers
+from lab.testkit.waiting import wait_until
 
 __all__ = ["FolderRun", "LiveRun", "call_tool", "talk", "wait_until"]
 

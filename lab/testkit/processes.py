@@ -1,27 +1,18 @@
-"""Processes: look at those that may end meanwhile, wait for what becomes true, and start new ones that have imported torch."""
+"""Processes: look at those that may end meanwhile, and ask whether one answers."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import inspect
 import ipaddress
-import multiprocessing
 import time
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing.context import ForkServerContext
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import httpx
 import psutil
 
 GONE_SECONDS = 60.0
-WAIT_SECONDS = 400.0
 PROBE = httpx.Client(timeout=5, trust_env=False)
 """Making a client costs 20 ms of a core, a call with it half of one."""
-IMPORTED = ["torch", "torch.distributed.fsdp", "transformers", "peft"]
-"""Installed packages only: the server of new processes does not know pytest's paths."""
 
 
 def title_of(process: psutil.Process) -> str:
@@ -76,58 +67,9 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
-async def eventually(value: Callable[[], Any], wanted: Any, seconds: float = 20.0) -> None:
-    """Return once ``value()``, awaited when it can be, equals ``wanted``; fail with the last value otherwise."""
-    found: Any = None
-    try:
-        async with asyncio.timeout(seconds):
-            while True:
-                found = value()
-                if inspect.isawaitable(found):
-                    found = await found
-                if found == wanted:
-                    return
-                await asyncio.sleep(0.01)
-    except TimeoutError:
-        raise AssertionError(f"still {found!r} after {seconds} s, not {wanted!r}") from None
-
-
-def wait_until(condition: Callable[[], Any], what: Callable[[], str], seconds: float = WAIT_SECONDS) -> Any:
-    """Return the first true value of ``condition``; fail with ``what`` after ``seconds``."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.02)
-    raise AssertionError(what())
-
-
 def answers(url: str, headers: Mapping[str, str] | None = None) -> bool:
     """Whether ``url`` answers with status 200 right now."""
     try:
         return PROBE.get(url, headers=headers, timeout=2).status_code == 200
     except httpx.TransportError:
         return False
-
-
-def ready_to_fork() -> ForkServerContext:
-    """Return the context that starts processes which are forked from one that has imported torch.
-
-    That one holds no thread and no group of processes, only modules; what is forked from it is as fresh as a spawned one.
-    """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(IMPORTED)
-    return context
-
-
-def in_own_process(function: Callable[..., Any], *values: Any) -> Any:
-    """Return ``function(*values)`` from a new process that has imported torch and holds no thread of this one.
-
-    A fork of this process would not do: locks that other threads hold (OpenMP, a progress bar) stay locked in it for ever.
-
-    Raises:
-        concurrent.futures.process.BrokenProcessPool: the process died.
-    """
-    with ProcessPoolExecutor(1, mp_context=ready_to_fork()) as pool:
-        return pool.submit(function, *values).result()

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 from groundwork.network import find_available_port
-from lab.testkit.processes import ready_to_fork
+from lab.testkit.fork_server import ready_to_fork
 from slime.args import Arguments
 from slime.rollout.train_data import split_by_dp
 

@@ -49,7 +49,7 @@ def repository() -> Path:
 @pytest.fixture(scope="session")
 def small_qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Qwen3-0.6B's shape with random bfloat16 weights, spread so that logits are far from uniform."""
-    from lab.testkit.processes import in_own_process
+    from lab.testkit.fork_server import in_own_process
     from tests.helpers.gpu_models import small_qwen
 
     return in_own_process(small_qwen, tmp_path_factory.mktemp("model") / "qwen3-0.6b")

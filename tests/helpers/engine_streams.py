@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import torch
 
-from lab.testkit.processes import wait_until
+from lab.testkit.waiting import wait_until
 from tests.helpers.tolerance import MODEL, tolerance
 
 TEMPERATURE = 0.6

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lab.testkit.processes import ready_to_fork
+from lab.testkit.fork_server import ready_to_fork
 from slime.weight_sync.group import join_group
 
 

@@ -17,7 +17,7 @@ import psutil
 
 from agentrl.harness.records import BEGUN, EPISODES, GROUPS, lines
 from groundwork.network import find_available_port
-from lab.testkit.processes import eventually
+from lab.testkit.waiting import eventually
 from tests.helpers.killable_agent import FOLDER_VARIABLE, TASK, KillableAgent
 
 REPOSITORY = Path(__file__).resolve().parents[2]

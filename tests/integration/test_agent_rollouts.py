@@ -21,8 +21,8 @@ from agentrl.rollout import generate as loop
 from agentrl.rollout.records import names, read
 from lab.testkit.agent_rollouts import Letters, pool_of
 from lab.testkit.live_engine import WeightSender
-from lab.testkit.processes import wait_until
 from lab.testkit.rollout_engine import rollout_args
+from lab.testkit.waiting import wait_until
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.rollout.generation import GenerateState
 from slime.utils import http_utils

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import losses
-from lab.testkit.processes import in_own_process
+from lab.testkit.fork_server import in_own_process
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ from benchmarks.trainer_parts.our_step import arguments
 from benchmarks.trainer_parts.samples import samples
 from benchmarks.trainer_parts.shapes import SHAPES, build
 from benchmarks.trainer_parts.sides import Plan, run_in_turn
-from lab.testkit.processes import in_own_process
+from lab.testkit.fork_server import in_own_process
 
 
 def test_sides_take_steps_in_turn(tmp_path: Path) -> None:

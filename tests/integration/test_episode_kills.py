@@ -21,8 +21,9 @@ from agentrl.processes import ProcessLedger
 from agentrl.sandbox.bubblewrap import Bubblewrap
 from lab.testkit.engine import mock_engine
 from lab.testkit.live_engine import engine_arguments, live_engine
-from lab.testkit.processes import assert_all_gone, eventually, title_of
+from lab.testkit.processes import assert_all_gone, title_of
 from lab.testkit.tiny_random import build_tokenizer
+from lab.testkit.waiting import eventually
 from openclaw.ledger.episodes import Episode
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.process import RuntimeSupervisor

@@ -24,7 +24,8 @@ from agentrl.sandbox.bubblewrap import Bubblewrap
 from agentrl.tasks.gui.browser import playwright_page
 from agentrl.tasks.gui.miniwob.environment import MiniWobEnvironment
 from groundwork.network import find_available_port
-from lab.testkit.processes import answers, assert_all_gone, title_of, wait_until
+from lab.testkit.processes import answers, assert_all_gone, title_of
+from lab.testkit.waiting import wait_until
 from slime.utils.types import Sample
 from tests.helpers.agent_stages import END, staged
 from tests.helpers.gui_agents import needs_browser

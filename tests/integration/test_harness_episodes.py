@@ -29,7 +29,7 @@ from agentrl.leases.pool import Pool
 from agentrl.processes import ProcessLedger
 from agentrl.protocol import JsonObject
 from agentrl.sandbox.bubblewrap import Bubblewrap
-from lab.testkit.processes import eventually
+from lab.testkit.waiting import eventually
 from tests.helpers.sandboxes import REASON, groups_of, installed, running
 from tests.helpers.scripted_chat import called, said, scripted_chat
 from tests.helpers.shell_agents import oracle

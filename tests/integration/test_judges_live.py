@@ -15,8 +15,8 @@ from transformers import AutoTokenizer
 
 from groundwork.network import find_available_port
 from lab.testkit.live_engine import engine_arguments, live_engine
-from lab.testkit.processes import wait_until
 from lab.testkit.tiny_random import build_tokenizer
+from lab.testkit.waiting import wait_until
 from openclaw.exceptions import EngineUnavailableError
 from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling
 from openclaw.judge.endpoint import EndpointJudge

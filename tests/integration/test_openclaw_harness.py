@@ -29,7 +29,7 @@ from agentrl.protocol import JsonObject, StepResult, Verdict
 from agentrl.sandbox.bubblewrap import Bubblewrap
 from agentrl.sandbox.interface import HOME
 from agentrl.tasks.shell.generate import generate
-from lab.testkit.processes import eventually
+from lab.testkit.waiting import eventually
 from tests.helpers.node import node_packages
 from tests.helpers.qwen_tokenizers import QWEN3_TEMPLATE
 from tests.helpers.sandboxes import REASON, installed, running

@@ -12,7 +12,7 @@ import httpx
 
 from groundwork.network import find_available_port
 from lab.testkit.engine import mock_engine
-from lab.testkit.processes import eventually
+from lab.testkit.waiting import eventually
 from openclaw.ledger.store import Ledger
 
 SECONDS = 240.0

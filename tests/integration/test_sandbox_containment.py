@@ -24,7 +24,7 @@ from agentrl.sandbox.interface import Door, Mount, SandboxSpec
 from agentrl.sandbox.model_door import model_door
 from agentrl.sandbox.self_test import prove
 from agentrl.sandbox.supervised import SupervisedSandbox
-from lab.testkit.processes import eventually
+from lab.testkit.waiting import eventually
 from tests.helpers.sandboxes import (
     PATIENT_S,
     REASON,

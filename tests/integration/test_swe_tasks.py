@@ -28,7 +28,7 @@ from agentrl.tasks.swe.environment import SweEnvironment
 from agentrl.tasks.swe.generate import EVERY, draft_of, generate
 from agentrl.tasks.swe.prompts import SUBMIT
 from agentrl.tasks.swe.source import InstanceSource
-from lab.testkit.processes import eventually
+from lab.testkit.waiting import eventually
 from slime.utils.types import Sample
 from tests.helpers.agent_stages import END, staged
 from tests.helpers.sandboxes import processes_that_end, running

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from benchmarks.weight_receiver import ReceiverProcess
-from lab.testkit.processes import wait_until
+from lab.testkit.waiting import wait_until
 from slime.exceptions import EngineError, WeightsDifferError
 from slime.weight_sync.remote_engine import RemoteEngine
 from slime.weight_sync.requests import Bucket

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.testkit.processes import wait_until
+from lab.testkit.waiting import wait_until
 from tests.security.attack import Attack
 from tests.security.chromium import NoChromiumError
 from tests.security.list_of_attacks import ATTACKS

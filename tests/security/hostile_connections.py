@@ -6,7 +6,7 @@ import json
 import time
 from contextlib import suppress
 
-from lab.testkit.processes import wait_until
+from lab.testkit.waiting import wait_until
 from tests.security.attack import attack, happened
 from tests.security.hostile_requests import never_silent
 from tests.security.raw_http import connected, exchange, head, is_closed, many_connected, read_answer, request

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from lab.testkit.processes import wait_until
+from lab.testkit.waiting import wait_until
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.where import LEDGER_NAME
 from tests.security.attack import attack, brief

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from lab.testkit.processes import wait_until
+from lab.testkit.waiting import wait_until
 from openclaw.ledger.store import Ledger
 from tests.security.attack import attack, brief, happened
 from tests.security.chromium import REBOUND, visit

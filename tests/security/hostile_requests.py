@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from lab.testkit.processes import wait_until
+from lab.testkit.waiting import wait_until
 from tests.security.attack import attack, brief, happened, no_fault, refused
 from tests.security.engine import DEADLY_WORDS
 from tests.security.server import CHAT, Server

@@ -23,7 +23,7 @@ import psutil
 
 from groundwork.network import find_available_port
 from groundwork.process import ChildProcess, spawn
-from lab.testkit.processes import wait_until
+from lab.testkit.waiting import wait_until
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.views import TurnRecord
 

@@ -21,7 +21,7 @@ from agentrl.exceptions import InfraError, InvalidError
 from agentrl.processes import mark_of
 from agentrl.web.options import listen
 from lab.testkit.agent_pools import acting, asked, resetting, until
-from lab.testkit.processes import eventually
+from lab.testkit.waiting import eventually
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,7 @@ import pytest
 
 from groundwork.network import find_available_port
 from groundwork.process import ChildProcess, spawn
-from lab.testkit.processes import wait_until
+from lab.testkit.waiting import wait_until
 from openclaw.runtime.process import RuntimeSupervisor, responds
 from openclaw.runtime.silence import MIN_MISSES, Silence
 

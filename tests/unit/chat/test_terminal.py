@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lab.testkit.processes import wait_until
+from lab.testkit.waiting import wait_until
 from openclaw.credit.baseline import record_judged
 from openclaw.ledger.records import Verdict
 from tests.helpers.stand_in_server import StandInServer

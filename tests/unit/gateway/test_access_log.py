@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from lab.testkit.processes import eventually
+from lab.testkit.waiting import eventually
 from openclaw.owners import logged_name
 from tests.unit.gateway.conftest import Stack, Starter
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from starlette.datastructures import Headers
 
-from lab.testkit.processes import eventually
+from lab.testkit.waiting import eventually
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.errors import ApiError, ClientGoneError
 from openclaw.gateway.limits import Bodies, RateLimitError, RateLimits, take_body

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from lab.testkit.processes import eventually
+from lab.testkit.waiting import eventually
 from tests.unit.gateway.conftest import Stack
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lab.testkit.processes import eventually
+from lab.testkit.waiting import eventually
 from openclaw.gateway.errors import ClientGoneError
 from openclaw.gateway.stream import COMMENT, Comments, Connected
 

@@ -17,7 +17,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 from starlette.types import Receive, Scope, Send
 
-from lab.testkit.processes import eventually
+from lab.testkit.waiting import eventually
 from openclaw.config import bounds as declared
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.metrics import GatewayMetrics

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, AuthenticationError
 
-from lab.testkit.processes import eventually
+from lab.testkit.waiting import eventually
 from openclaw.config.bounds import OPEN_EPISODES, Bound
 from openclaw.gateway import episodes as episodes_module
 from slime.utils.types import Sample

@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from lab.testkit.processes import eventually
+from lab.testkit.waiting import eventually
 
 pytestmark = pytest.mark.slow
 

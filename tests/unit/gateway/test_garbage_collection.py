@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from groundwork.garbage import MAX_NEW_OBJECTS
-from lab.testkit.processes import eventually
+from lab.testkit.waiting import eventually
 from openclaw.runtime.garbage_collection import collect_when_quiet, settle
 
 

@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from agentrl.sandbox import gateway_health
 from lab.testkit.engine import mock_engine, serve
-from lab.testkit.processes import eventually
+from lab.testkit.waiting import eventually
 from openclaw.engine.client import EngineClient, TokenChunk
 from openclaw.exceptions import EngineAwayError, EngineProtocolError, EngineRejectedError
 from openclaw.gateway.auth import EVERYBODY

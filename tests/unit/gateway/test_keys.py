@@ -11,7 +11,7 @@ from openai import AsyncOpenAI, AuthenticationError
 
 import openclaw.gateway.app as gateway_app
 from groundwork.exceptions import ConfigError
-from lab.testkit.processes import eventually
+from lab.testkit.waiting import eventually
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.auth import Client, Keyring
 from openclaw.gateway.errors import ApiError

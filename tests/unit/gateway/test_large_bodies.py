@@ -15,7 +15,7 @@ import orjson
 import psutil
 import pytest
 
-from lab.testkit.processes import wait_until
+from lab.testkit.waiting import wait_until
 from openclaw.config.bounds import LARGE_BODIES, LARGE_BODY
 from openclaw.gateway import large_bodies
 from openclaw.gateway.errors import ApiError

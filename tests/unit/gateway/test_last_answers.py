@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from lab.testkit.processes import eventually
+from lab.testkit.waiting import eventually
 from openclaw.gateway.guard import Doorway
 from tests.unit.gateway.conftest import Stack, Starter
 

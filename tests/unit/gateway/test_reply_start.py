@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from lab.testkit.processes import eventually
+from lab.testkit.waiting import eventually
 from openclaw.ledger.exceptions import LedgerUnavailableError
 from tests.unit.gateway.conftest import Stack
 

@@ -17,8 +17,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from lab.testkit.engine import mock_engine, serve
-from lab.testkit.processes import eventually
 from lab.testkit.tiny_random import build_tokenizer
+from lab.testkit.waiting import eventually
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
 from openclaw.gateway.chat import ChatService

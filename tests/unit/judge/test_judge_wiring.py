@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from groundwork.exceptions import ConfigError
 from lab.testkit.ledger_records import USER_NEXT, make_turn
-from lab.testkit.processes import eventually
+from lab.testkit.waiting import eventually
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.judge import wiring
 from openclaw.judge.wiring import build_judge_loop, watch_outages

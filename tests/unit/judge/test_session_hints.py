@@ -13,8 +13,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from lab.testkit.ledger_records import USER_NEXT, make_turn
-from lab.testkit.processes import eventually
 from lab.testkit.tiny_random import build_tokenizer
+from lab.testkit.waiting import eventually
 from openclaw.exceptions import EngineUnavailableError
 from openclaw.judge.client import JudgeClient, JudgeSampling
 from openclaw.judge.hygiene import Limits

@@ -17,9 +17,9 @@ from chat_codec.prompts import Prompts
 from groundwork.chat_messages import Message
 from groundwork.exceptions import ConfigError
 from lab.testkit.ledger_records import USER_NEXT, make_turn
-from lab.testkit.processes import eventually
 from lab.testkit.tiny_random import build_tokenizer
 from lab.testkit.trainer import trainer_args
+from lab.testkit.waiting import eventually
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.judge.hygiene import Limits
 from openclaw.judge.interface import NoJudge, Question

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from groundwork.process import ChildProcess, group_alive, group_stopped, spawn
-from lab.testkit.processes import wait_until
+from lab.testkit.waiting import wait_until
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils import engine as engine_module
