@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.tasks.toolcall.__main__ import main
-from tests.contract.test_toolcall_scripts import words
+from tests.helpers.launch_plans import Scripts, task_plan
 
 pytestmark = pytest.mark.integration
 MACHINE = (
@@ -22,16 +22,19 @@ MACHINE = (
 def test_a_tiny_model_starts_from_oracles(repository: Path, tiny_random_model: Path, tmp_path: Path) -> None:
     rows = tmp_path / "sft.jsonl"
     assert main(["sft", str(rows), "--family", "get_value", "--family", "add_two", "--count", "10"]) == 0
-    given = (
-        f"HF_CKPT={tiny_random_model}",
-        f"PROMPT_DATA={rows}",
-        f"RUN_DIR={tmp_path}",
-        f"SAVE_CKPT={tmp_path / 'saved'}",
-    )
-    path, _, program, *flags = words("retool_qwen3_4b_sft.sh", "", *given)
-    # The flags before it state the shape of a 4B model.
-    flags = [each for each in flags[flags.index("--hf-checkpoint") :] if each != "--dry-run"]
-    environment = {**os.environ, "PYTHONPATH": path}
+    given = {
+        "HF_CKPT": str(tiny_random_model),
+        "PROMPT_DATA": str(rows),
+        "RUN_DIR": str(tmp_path),
+        "SAVE_CKPT": str(tmp_path / "saved"),
+        "MODEL_ARGS_ROTARY_BASE": "10000",
+    }
+    _, _, _, _, *words = Scripts(repository / "toolcall-rl").words("retool_qwen3_4b_sft.sh")
+    # The model is not of the 4B shape that the script states.
+    shape = words.index("--model")
+    plan = task_plan(words[:shape] + words[shape + 2 :], **given)
+    _, program, *flags = plan.command
+    environment = {**os.environ, "PYTHONPATH": plan.environment["PYTHONPATH"]}
     command = [sys.executable, program, *flags, *MACHINE]
     done = subprocess.run(
         command, cwd=repository, env=environment, capture_output=True, text=True, check=False, timeout=280
