@@ -137,6 +137,8 @@ class StandInEngine:
             "/list_workers": {"urls": [self.url]},
             "/v1/models": {"object": "list", "data": [{"id": "policy", "object": "model"}]},
         }
+        if path.startswith("/v1/") and path not in routes:
+            return 404, {"detail": "Not Found"}
         return 200, routes.get(path, {})
 
     async def whole(self, payload: Payload) -> Payload:
