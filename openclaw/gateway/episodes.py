@@ -35,10 +35,11 @@ from openclaw.config.bounds import (
 )
 from openclaw.credit.episodes import EpisodeRules, settle
 from openclaw.gateway.auth import Client, EpisodeKey, EpisodeKeys, key_digest, new_key
-from openclaw.gateway.errors import ApiError, AtMost, bad_request
+from openclaw.gateway.errors import ApiError, bad_request
 from openclaw.gateway.guard import client_of
 from openclaw.gateway.limits import parse_body, take_body
 from openclaw.gateway.metrics import GatewayMetrics
+from openclaw.gateway.schema import AtMost
 from openclaw.gateway.stream import json_response
 from openclaw.ledger.episodes import INFRA_ERROR, Episode, Settled
 from openclaw.ledger.exceptions import (

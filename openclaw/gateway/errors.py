@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
 from fastapi import FastAPI, Request
-from pydantic import GetCoreSchemaHandler, ValidationError, ValidatorFunctionWrapHandler
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -107,35 +105,8 @@ def bad_request(
     return ApiError(400, message, param=param, code=code, limit=bound.name if bound else None)
 
 
-@dataclass(frozen=True)
-class AtMost:
-    """Bounds a field of a body, as an annotation: ``Annotated[str, AtMost(SESSION_ID)]``.
-
-    It bounds the length of a text or a list, or the value of a number. `from_validation` names ``bound`` in the refusal.
-    """
-
-    bound: Bound
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Add the bound to the field's schema, which the OpenAPI description shows."""
-        inner: Any = handler(source)
-        keyword = {"str": "max_length", "list": "max_length", "int": "le", "float": "le"}[inner["type"]]
-        inner[keyword] = self.bound.most
-        return core_schema.no_info_wrap_validator_function(self._check, inner)
-
-    def _check(self, value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-        try:
-            return validate(value)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            if first["loc"] or first["type"] not in ("string_too_long", "too_long", "less_than_equal"):
-                raise
-            told = {"most": self.bound.most, "unit": self.bound.unit, "limit": self.bound.name}
-            raise PydanticCustomError("bound", "send at most {most} {unit}", told) from error
-
-
 def from_validation(error: ValidationError, advice: Callable[[Place], str | None] = lambda place: None) -> ApiError:
-    """Return the 400 for a field that exceeds its bound (`AtMost`), or else for pydantic's first error.
+    """Return the 400 for a field that exceeds its bound (`openclaw.gateway.schema.AtMost`), or else for pydantic's first error.
 
     ``advice`` may replace pydantic's words about a place in the body.
     """

@@ -17,11 +17,13 @@ import base64
 import binascii
 import re
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError, ValidatorFunctionWrapHandler
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from groundwork.chat_messages import (
     CALL_FIELDS,
@@ -50,8 +52,9 @@ from openclaw.config.bounds import (
     TEMPLATE_KEYWORDS,
     TOOLS,
     TOP_LOGPROBS,
+    Bound,
 )
-from openclaw.gateway.errors import SHOWN_CHARACTERS, AtMost, Place, bad_request, from_validation, unsupported
+from openclaw.gateway.errors import SHOWN_CHARACTERS, Place, bad_request, from_validation, unsupported
 from openclaw.gateway.grammar_limits import check_enforced, check_grammar_size
 
 IGNORED = frozenset(
@@ -76,6 +79,33 @@ ADVICE = {
     "web_search_options": "there is no search",
 }
 TOKEN_ID = re.compile(r"[0-9]{1,9}")
+
+
+@dataclass(frozen=True)
+class AtMost:
+    """Bounds a field of a body, as an annotation: ``Annotated[str, AtMost(SESSION_ID)]``.
+
+    It bounds the length of a text or a list, or the value of a number. `from_validation` names ``bound`` in the refusal.
+    """
+
+    bound: Bound
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Add the bound to the field's schema, which the OpenAPI description shows."""
+        inner: Any = handler(source)
+        keyword = {"str": "max_length", "list": "max_length", "int": "le", "float": "le"}[inner["type"]]
+        inner[keyword] = self.bound.most
+        return core_schema.no_info_wrap_validator_function(self._check, inner)
+
+    def _check(self, value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return validate(value)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            if first["loc"] or first["type"] not in ("string_too_long", "too_long", "less_than_equal"):
+                raise
+            told = {"most": self.bound.most, "unit": self.bound.unit, "limit": self.bound.name}
+            raise PydanticCustomError("bound", "send at most {most} {unit}", told) from error
 
 
 class _Strict(BaseModel):

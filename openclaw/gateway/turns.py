@@ -24,9 +24,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from openclaw.config.bounds import FEEDBACK_BODY, FEEDBACK_CHARACTERS, SESSION_ID
 from openclaw.gateway.auth import Client
-from openclaw.gateway.errors import ApiError, AtMost, bad_request
+from openclaw.gateway.errors import ApiError, bad_request
 from openclaw.gateway.limits import parse_body
 from openclaw.gateway.metrics import GatewayMetrics
+from openclaw.gateway.schema import AtMost
 from openclaw.ledger.decisions import Offer
 from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
 from openclaw.ledger.feedback import FeedbackReceipt, as_next_state, stated_score
