@@ -130,7 +130,12 @@ class ChatService:
         )
         self.episodes = EpisodeDesk(ledger, self.sessions, metrics, rules, self.replies.quiet, clock=clock)
         self.turns = TurnDesk(
-            ledger, metrics, clock=clock, on_pending=on_pending, serves_rollouts=config.serve_rollouts
+            ledger,
+            metrics,
+            clock=clock,
+            on_pending=on_pending,
+            serves_rollouts=config.serve_rollouts,
+            model_path=config.tokenizer,
         )
         self.large_bodies = LargeBodies(config.context_length)
 

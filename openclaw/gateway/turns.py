@@ -64,6 +64,7 @@ class TurnDesk:
         clock: Callable[[], float],
         on_pending: Callable[[], None],
         serves_rollouts: bool,
+        model_path: str | None = None,
     ) -> None:
         """Create the desk.
 
@@ -73,12 +74,14 @@ class TurnDesk:
             clock: seconds since the epoch.
             on_pending: called when feedback made a turn pending.
             serves_rollouts: whether collectors may copy turns.
+            model_path: checkpoint of the model that is served, told to collectors.
         """
         self._ledger = ledger
         self._metrics = metrics
         self._clock = clock
         self._on_pending = on_pending
         self._serves_rollouts = serves_rollouts
+        self._model_path = model_path
 
     async def outcome(self, response_id: str, client: Client) -> dict[str, Any]:
         """Return what became of the reply ``response_id``.
@@ -183,6 +186,7 @@ class TurnDesk:
             "data": [turn.to_dict() for turn in turns],
             "has_more": len(turns) == MOST_TURNS,
             "next": {"since": last[0], "after": last[1]},
+            "model_path": self._model_path,
         }
 
     def _require_own(self, turn_id: str, client: Client) -> None:

@@ -99,6 +99,7 @@ def take_in_logs(plan: Plan, options: argparse.Namespace, *, dry: bool) -> Itera
     """
     from openclaw.ledger.commands import progress_bar
     from openclaw.ledger.store import Ledger
+    from openclaw.ledger.views import counted
     from openclaw.offline.checks import check_tokens, same_batches
     from openclaw.offline.intake import Wishes, take_in
     from openclaw.offline.reading import read_logs
@@ -125,6 +126,15 @@ def take_in_logs(plan: Plan, options: argparse.Namespace, *, dry: bool) -> Itera
         yield f"         {line}"
     if not (report.to_score or report.with_verdict or report.samples or report.known or report.to_judge):
         raise ConfigError(f"DATA_PATH {logs.path} holds no turn to train; a turn needs a next state, or a verdict")
+    most, batch_size = report.most_samples * options.epochs, plan.args.rollout_batch_size
+    if most < batch_size and not plan.args.serve_when_done:
+        why = (
+            f"DATA_PATH {logs.path} gives {counted(most, 'sample')} at most, but a batch needs {batch_size}, so no step would be "
+            f"taken; add conversations, or set BATCH_SIZE={most} or less"
+        )
+        if not dry:
+            raise ConfigError(why)
+        yield f"warning  {why}"
 
 
 def _redactor(plan: Plan) -> Redactor | None:

@@ -80,6 +80,11 @@ class Report:
     in_episodes: int = 0
     reasons: Counter[str] = field(default_factory=Counter[str])
 
+    @property
+    def most_samples(self) -> int:
+        """How many samples they can give at most, those of turns that the ledger had included."""
+        return self.to_score + self.to_judge + self.samples + self.known
+
     def lines(self) -> Iterator[str]:
         """Yield the report for a person."""
         yield f"{counted(self.conversations, 'conversation')}, {counted(self.turns, 'new turn')}"

@@ -2,11 +2,14 @@
 
 Guarantees: each turn is stored exactly once, with unchanged ids and log-probabilities. Its next state and feedback follow
 as soon as the server has them. Collecting again loses and repeats nothing, even after a crash of either side.
+
+`MODEL_NAME` in the folder names the checkpoint that sampled the turns, for ``train_async.py``.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,7 +19,7 @@ import httpx
 
 from groundwork.command_line import CommandLine
 from groundwork.exceptions import ConfigError
-from groundwork.private_files import OutputError, private_folder
+from groundwork.private_files import OutputError, private_folder, writing
 from groundwork.process import StopRequested
 from openclaw.config.runtime_variables import client_key
 from openclaw.exceptions import OpenClawError
@@ -30,6 +33,7 @@ from openclaw.runtime.where import LEDGER_NAME
 OVERLAP_SECONDS = 60.0
 """Overlap of two requests in seconds, because a change is dated before its commit; merging is idempotent."""
 TIMEOUT_SECONDS = 60.0
+MODEL_NAME = "model.json"
 
 
 class CollectError(OpenClawError):
@@ -66,6 +70,8 @@ class Collector:
         since, after, count = max(0.0, self._since - OVERLAP_SECONDS), 0, 0
         while True:
             page = self._page(since, after)
+            if page.get("model_path"):
+                record_model(self.folder, page["model_path"])
             count += sum(self.ledger.transfer.merge(ChangedTurn.from_dict(item)) for item in page["data"])
             since, after = page["next"]["since"], page["next"]["after"]
             self._since = max(self._since, since)
@@ -98,6 +104,23 @@ class Collector:
         if response.status_code != 200:
             raise CollectError(f"{self._url} answered {response.status_code}: {_message(response)}")
         return response.json()
+
+
+def record_model(folder: Path, model_path: str) -> None:
+    """Note in a folder which checkpoint samples its turns."""
+    if recorded_model(folder) != model_path:
+        with writing(folder / MODEL_NAME) as file:
+            file.write(json.dumps({"model_path": model_path}).encode() + b"\n")
+
+
+def recorded_model(folder: Path) -> str | None:
+    """Return the checkpoint that sampled the turns of a folder, or None if it is not known."""
+    try:
+        values = json.loads((folder / MODEL_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    path = values.get("model_path") if isinstance(values, dict) else None
+    return path if isinstance(path, str) else None
 
 
 def _message(response: httpx.Response) -> str:

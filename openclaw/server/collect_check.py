@@ -20,7 +20,7 @@ from groundwork.command_line import CommandLine
 from groundwork.exceptions import ConfigError
 from openclaw.config.runtime_variables import client_key
 from openclaw.server.collect import CollectError, Collector
-from openclaw.server.inspect_sessions import inspect_sessions, session_rows
+from openclaw.server.inspect_sessions import print_sessions, session_rows
 
 QUESTIONS = ("How many days has a leap year?", "Which animal barks?", "What is 17 + 25?", "Name a color of the sky.")
 REACTION = "Thanks. Say it again in one word."
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"test_rollout: {error}", file=sys.stderr)
             return 2
         collector.write(session_aware=True)
-    inspect_sessions(options.output_dir)
+    print_sessions(options.output_dir)
     count = with_next_state(options.output_dir) - before
     print(f"{count} of {options.num_samples} samples collected in {options.output_dir}")
     return 0 if count >= options.num_samples else 1

@@ -23,6 +23,7 @@ from openclaw.ledger.views import counted
 from openclaw.runtime.process import RuntimeSupervisor
 from openclaw.runtime.start import supervise
 from openclaw.runtime.where import LEDGER_NAME, RUNTIME_LOG_NAME
+from openclaw.server.collect import record_model
 from openclaw.server.options import ServerOptions
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
@@ -53,6 +54,7 @@ def serve(options: ServerOptions, say: Callable[[str], None] = print) -> int:
         environment["OPENCLAW_POLICY_URL"] = options.engine_url or "http://127.0.0.1:1"
         config = RuntimeConfig.from_env(environment)
         if options.folder is not None:
+            record_model(folder, options.model)
             stack.callback(export, folder, say)
         engine = None
         if options.engine_url is None:

@@ -31,7 +31,9 @@ from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.views import counted
 from openclaw.offline.reading import read_logs
-from openclaw.runtime.where import LEDGER_NAME, own_import_paths, shown_path
+from openclaw.runs.folder import open_run
+from openclaw.runtime.where import LEDGER_NAME, find_ledger, own_import_paths, shown_path
+from openclaw.server.collect import recorded_model
 
 MIN_GPUS = 3
 POLL_SECONDS = 1.0
@@ -131,10 +133,30 @@ def make_job(arguments: argparse.Namespace, extra: Sequence[str], environment: M
     for variable, default in DEFAULTS.items():
         if not variable.is_set(environment):
             variables[variable.name] = default
-    if arguments.model_path:
-        variables |= {"HF_CKPT": arguments.model_path, "MODEL_PATH": "", "BASE_MODEL_PATH": ""}
+    if model := arguments.model_path or model_of(arguments.rollout_dir, environment):
+        checkpoint = LaunchVariables.declared("hf_ckpt")
+        variables |= {**dict.fromkeys(checkpoint.aliases, ""), checkpoint.name: model}
     flags = (*(CORRECTED if collected else ()), "--save-hf", str(save / HF_FOLDER), *extra)
     return Job(profile, method_names()[arguments.method], variables, flags, own)
+
+
+def model_of(folder: Path, environment: Mapping[str, str]) -> str | None:
+    """Return the checkpoint that sampled the turns of a folder; None if a variable names one, or nobody knows.
+
+    Raises:
+        ConfigError: it is not on this machine.
+    """
+    if LaunchVariables.declared("hf_ckpt").is_set(environment):
+        return None
+    model = recorded_model(folder)
+    if model is None and find_ledger(folder):
+        model = open_run(folder).arguments.get("hf_checkpoint")
+    if model and not Path(model).is_dir():
+        raise ConfigError(
+            f"the turns in {folder} were sampled by {model}, which is not a folder of this machine; "
+            "name a copy of it with --model-path"
+        )
+    return model
 
 
 def is_collected(folder: Path, save: Path) -> bool:
@@ -188,7 +210,11 @@ def main(argv: Sequence[str] | None = None, prog: str = "train_async.py") -> int
     usual = recommended().config.name
     add("--method", choices=sorted(method_names()), default=usual, help="learning method (default: %(default)s)")
     add("--gpus", default="8", help="a count, a list 0,1,2,3, or cpu (default: %(default)s)")
-    add("--model-path", metavar="P", help="the checkpoint that was served (variable HF_CKPT)")
+    add(
+        "--model-path",
+        metavar="P",
+        help="the checkpoint that was served (variable HF_CKPT; default: the one that the folder names)",
+    )
     add("--keep-running", action="store_true", help="wait for further turns instead of exiting; with logs: serve")
     add_log_options(parser)
     arguments, extra = parser.parse_known_args(argv)
@@ -211,21 +237,40 @@ def main(argv: Sequence[str] | None = None, prog: str = "train_async.py") -> int
         ledger.close()
 
 
-def too_few(ready: int, batch_size: int, ledger: str) -> str:
-    """Return why there is no batch, and what to type."""
-    why = f"{counted(ready, 'sample')} ready, but a batch needs {batch_size}"
-    if ready:
-        return f"{why}; collect more turns, or set BATCH_SIZE={ready}"
+def too_few(ready: int, to_judge: int, batch_size: int, ledger: str) -> str:
+    """Return why there is no batch, and what to type.
+
+    Args:
+        ready: samples.
+        to_judge: turns and ended sessions that may give a sample each.
+        batch_size: samples that a batch needs.
+        ledger: the file.
+    """
+    why = f"{counted(ready, 'sample')} ready"
+    if to_judge:
+        why += f" and {to_judge} more at most, once a judge has read the rest"
+    why += f", but a batch needs {batch_size}"
+    if ready or to_judge:
+        return (
+            f"{why}; collect more turns (--keep-running waits for them), or set BATCH_SIZE={ready + to_judge} or less"
+        )
     return f"{why}; see why turns gave none: openclaw-rl report {shown_path(ledger)}"
+
+
+def left_to_judge(ledger: Ledger, most: int) -> int:
+    """Return how many samples may still come, up to ``most``: one of each turn to judge and of each session to close."""
+    return ledger.views.counts()["turns"].get("pending", 0) + len(ledger.judging.finished_sessions(most))
 
 
 def _train(job: Job, environment: Mapping[str, str], ledger: Ledger, batch_size: int, keep_running: bool) -> int:
     """Run the job until nothing is left to do."""
-    if not keep_running and nothing_left(ledger, batch_size):
-        print(
-            f"nothing to train: {too_few(ledger.samples.ready_count(), batch_size, job.variables['OPENCLAW_LEDGER'])}"
-        )
-        return 0
+    ready, to_judge = ledger.samples.ready_count(), left_to_judge(ledger, batch_size)
+    if ready + to_judge < batch_size and not ledger.samples.untrained_leases():
+        why = too_few(ready, to_judge, batch_size, str(ledger.path))
+        if not keep_running:
+            print(f"nothing to train: {why}")
+            return 0
+        print(f"waiting for turns: {why}", flush=True)
     stop = StopRequested().install()
     child = spawn(job.command, env=environment, name="training")
     looks = 0
@@ -237,10 +282,8 @@ def _train(job: Job, environment: Mapping[str, str], ledger: Ledger, batch_size:
         if steps:
             print(f"{counted(steps, 'step')} trained; checkpoints are in {environment['SAVE_CKPT']}", flush=True)
         else:
-            print(
-                f"0 steps trained: {too_few(ledger.samples.ready_count(), batch_size, job.variables['OPENCLAW_LEDGER'])}",
-                flush=True,
-            )
+            why = too_few(ledger.samples.ready_count(), 0, batch_size, str(ledger.path))
+            print(f"0 steps trained: {why}", flush=True)
     return stop.exit_code or status
 
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from openclaw.ledger.conversations import CONVERSATIONS_NAME
-from openclaw.server.collect import CollectError, Collector, main
+from openclaw.server.collect import CollectError, Collector, main, recorded_model
 from tests.unit.gateway.conftest import Stack, Starter
 
 USER: list[Any] = [{"role": "user", "content": "Hello?"}]
@@ -51,6 +51,7 @@ async def test_turns_and_their_next_states_are_kept(start: Starter, tmp_path: Pa
     lines = [json.loads(line) for line in (folder / CONVERSATIONS_NAME).read_text().splitlines()]
     assert [(line["session_id"], len(line["turns"])) for line in lines] == [("s", 2), ("other", 1)]
     assert lines[0]["turns"][0]["next_state"] == [{"role": "user", "content": "And now?"}]
+    assert recorded_model(folder) == "tiny-policy"
     collector = Collector(stack.url, folder)
     assert collector.ledger.turns.get(first).response_ids == stack.ledger.turns.get(first).response_ids
     assert collector.write(session_aware=False) == 3

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from lab.testkit.ledger_records import make_turn
+from openclaw.ledger.store import Ledger
 from openclaw.server.collect_check import main
-from openclaw_combine.utils import inspect_sessions
+from openclaw.server.inspect_sessions import main as print_rows
+from openclaw_combine.utils import inspect_sessions, session_rows
 from tests.unit.gateway.conftest import Stack, Starter
 
 
@@ -27,12 +30,13 @@ async def test_samples_are_collected_and_shown(
     assert "3 of 3 samples collected" in capsys.readouterr().out
     assert await run(stack, tmp_path / "kept", 2) == 0
     assert "2 of 2 samples collected" in capsys.readouterr().out
-    rows = inspect_sessions(tmp_path / "kept")
+    rows = session_rows(tmp_path / "kept")
     assert [(row["main"], row["side"], row["with_next_state"]) for row in rows] == [(2, 0, 1)] * 5
-    assert rows == inspect_sessions(tmp_path / "kept" / "ledger.sqlite")
+    assert rows == session_rows(tmp_path / "kept" / "ledger.sqlite")
     assert [row["unjudged"] for row in rows] == [2] * 5
+    assert print_rows([str(tmp_path / "kept")]) == 0
     said = "2 main and 0 side turns, 1 with a next state, 1 trainable, 2 not judged yet"
-    assert said in capsys.readouterr().out
+    assert capsys.readouterr().out.count(said) == 5
 
 
 async def test_a_server_that_hands_nothing_out_is_named(
@@ -42,6 +46,19 @@ async def test_a_server_that_hands_nothing_out_is_named(
     assert "--enable-rl-intercept" in capsys.readouterr().err
 
 
-def test_a_folder_without_a_ledger(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"collect_rollouts\.py writes one"):
+def test_sessions_are_a_mapping_of_their_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger = Ledger(tmp_path / "run" / "checkpoints" / "ledger.sqlite")
+    for number, kind in enumerate(("main", "main", "side")):
+        ledger.turns.record(make_turn(f"turn-{number}", session_id="s", index=number, kind=kind))
+    ledger.turns.record(make_turn("other", session_id="t"))
+    sessions = inspect_sessions(str(tmp_path / "run"))
+    kinds = {session_id: [turn["type"] for turn in data] for session_id, data in sessions.items()}
+    assert kinds == {"s": ["main", "main", "side"], "t": ["main"]}
+    assert capsys.readouterr().out == ""
+
+
+def test_a_folder_without_a_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no ledger\.sqlite in .* collect_rollouts\.py writes"):
         inspect_sessions(tmp_path)
+    assert print_rows([str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("inspect_sessions: no ledger.sqlite in")

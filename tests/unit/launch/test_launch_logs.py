@@ -70,7 +70,17 @@ def test_a_dry_run_counts_and_writes_nothing(
     launch(monkeypatch, tmp_path, "--dry-run", "--epochs", "3", DATA_PATH=log)
     out = capsys.readouterr().out
     assert f"logs     {log}, 3 times\n         1 conversation, 1 new turn\n         1 turn to score" in out
+    assert f"DATA_PATH {log} gives 3 samples at most, but a batch needs 16, so no step would be taken; add" in out
     assert not (tmp_path / "run").exists()
+
+
+def test_too_few_turns_start_nothing(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        launch(monkeypatch, tmp_path, DATA_PATH=log, PORT="0")
+    assert ended.value.code == 2
+    assert "or set BATCH_SIZE=1 or less" in capsys.readouterr().err
 
 
 def test_a_quoted_tilde_is_the_home_folder(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from openclaw.launch.profiles import PROFILES
 from openclaw.launch.resolve import make_plan
 from openclaw.ledger.records import Verdict
 from openclaw.ledger.store import Ledger
+from openclaw.server.collect import record_model
 from openclaw.server.train import Job, gpu_variables, main, make_job, nothing_left, too_few
 from slime.arguments.dry_run import MISSING_PATH
 
@@ -63,6 +65,28 @@ def test_the_run_of_a_folder(ledger: Ledger, tmp_path: Path) -> None:
         "/m",
         "0",
     )
+
+
+def test_the_folder_names_the_model(ledger: Ledger, tmp_path: Path) -> None:
+    folder, save, model = ledger.path.parent, tmp_path / "c", tmp_path / "model"
+    assert "HF_CKPT" not in job_of(folder, save, model_path=None).variables, "nobody knows"
+    record_model(folder, str(model))
+    with pytest.raises(
+        ConfigError, match=r"were sampled by .*model, which is not a folder of this machine; .* --model-path"
+    ):
+        job_of(folder, save, model_path=None)
+    model.mkdir()
+    assert job_of(folder, save, model_path=None).variables["HF_CKPT"] == str(model)
+    assert job_of(folder, save).variables["HF_CKPT"] == "/m"
+    chosen = SimpleNamespace(
+        rollout_dir=folder, checkpoint_dir=save, method="rl", gpus="cpu", model_path=None, **NO_LOGS
+    )
+    assert "HF_CKPT" not in make_job(chosen, [], {"MODEL_PATH": "/mine"}).variables
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "arguments.json").write_text(json.dumps({"hf_checkpoint": str(model), "save": str(folder)}))
+    (folder / "model.json").unlink()
+    assert job_of(run, save, model_path=None).variables["HF_CKPT"] == str(model)
 
 
 def job_of(folder: Path, save: Path, **changes: object) -> Job:
@@ -125,9 +149,16 @@ def test_too_little_for_a_batch_starts_nothing(
     arguments = ["--rollout-dir", str(ledger.path.parent), "--checkpoint-dir", str(tmp_path / "c"), "--gpus", "cpu"]
     assert main(arguments) == 0
     assert capsys.readouterr().out == (
-        "nothing to train: 1 sample ready, but a batch needs 16; collect more turns, or set BATCH_SIZE=1\n"
+        "nothing to train: 1 sample ready, but a batch needs 16; collect more turns (--keep-running waits for them), "
+        "or set BATCH_SIZE=1 or less\n"
     )
-    assert too_few(0, 16, "/d/ledger.sqlite") == (
+    for number in (1, 2):
+        ledger.turns.record(make_turn(f"turn-{number}"))
+        ledger.turns.record_next_state(f"turn-{number}", USER_NEXT, 102.0)
+    assert main(arguments) == 0
+    said = "nothing to train: 1 sample ready and 2 more at most, once a judge has read the rest, but a batch needs 16; "
+    assert capsys.readouterr().out.startswith(said)
+    assert too_few(0, 0, 16, "/d/ledger.sqlite") == (
         "0 samples ready, but a batch needs 16; see why turns gave none: openclaw-rl report /d/ledger.sqlite"
     )
 
