@@ -17,6 +17,7 @@ from openclaw.ledger.database import Database, move_samples
 from openclaw.ledger.exceptions import FeedbackArrivedError, UnknownRecordError
 from openclaw.ledger.feedback import FeedbackLog
 from openclaw.ledger.records import (
+    OF_SESSION,
     JudgedTurn,
     PendingTurn,
     ReactionReward,
@@ -209,6 +210,7 @@ class Judging:
                 return False
             for turn_id, sample in [item for item in samples if item[0] not in kept]:
                 self._database.update_one(connection, "turns", turn_id, reason=None)
+                sample.metadata[OF_SESSION] = True
                 self._insert_sample(connection, turn_id, sample, made_by)
         return True
 

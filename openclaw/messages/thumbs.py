@@ -20,12 +20,12 @@ def _thumbs(emoji: str, names: str, signs: str) -> re.Pattern[str]:
     """Return the pattern of one thumb or more: emoji in any skin tone, shortcodes of chats, or a one with its sign."""
     tone = "[\U0001f3fb-\U0001f3ff]?[\ufe0e\ufe0f]?"
     thumb = rf"{emoji}{tone}|:(?:{names}):(?::skin-tone-[1-6]:)?|(?<!\S)[{signs}]1(?!\d)"
-    return re.compile(rf"(?:(?:{thumb})[\s!.,\u200d\u200b]*)+")
+    return re.compile(rf"(?:(?:{thumb})[\s!.,\u200d\u200b！。，]*)+")
 
 
 UP = _thumbs("\U0001f44d", r"\+1|thumbs_?up|thumbup|like", "+\uff0b")
 DOWN = _thumbs("\U0001f44e", "-1|thumbs_?down|thumbdown|dislike", "\\-\u2212\u2013\uff0d")
-NUMBER = re.compile(r"[\s!.,+\-\uff0b\u2212\u2013\uff0d1]*")
+NUMBER = re.compile(r"[\s!.,！。，+\-\uff0b\u2212\u2013\uff0d1]*")
 QUESTION = re.compile(r"[?？؟][\s*_)\"'”»]*\Z")
 
 

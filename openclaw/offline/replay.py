@@ -21,7 +21,7 @@ from pathlib import Path
 from openclaw.ledger.copying import copy_run
 from openclaw.ledger.feedback import CORRECTS, weighted
 from openclaw.ledger.logs import RESCORED
-from openclaw.ledger.records import BASELINE, BLAMED, TopK
+from openclaw.ledger.records import BASELINE, BLAMED, OF_SESSION, TopK
 from openclaw.ledger.samples import rollout_of
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.turns import SUPERSEDED
@@ -77,7 +77,7 @@ def replay(ledger: Ledger, method: Method) -> Replay:
     corrected = {sample.turn_id for sample in stored if CORRECTS in sample.sample.metadata}
     for sample in stored:
         record = turns.get(sample.turn_id)
-        if record is None or record.verdict is None or "episode" in sample.sample.metadata:
+        if record is None or record.verdict is None or {"episode", OF_SESSION} & sample.sample.metadata.keys():
             result.skipped[OF_A_SESSION] += 1
         elif sample.reason in (SUPERSEDED, RESCORED):
             result.skipped[sample.reason] += 1

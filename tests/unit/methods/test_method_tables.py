@@ -10,11 +10,12 @@ import pytest
 from openclaw_combine_method import Combine, Config
 from openclaw_opd_method import OnPolicyDistillation
 from openclaw_rl_method import BinaryRL
+from openclaw_rl_method import Config as RLConfig
 
 from groundwork.exceptions import ConfigError
 from lab.testkit.ledger_records import USER_NEXT, make_turn
 from openclaw.config.runtime import RuntimeConfig
-from openclaw.ledger.records import JudgedTurn, Verdict
+from openclaw.ledger.records import JudgedTurn, Verdict, Vote
 from openclaw.method import JudgePlan, Method, SampleDecision, SessionPlan, load_method
 
 TURN = make_turn(next_state=USER_NEXT, next_state_at=102.0)
@@ -110,6 +111,36 @@ def judged(turn_id: str, reason: str | None, score: int = 0) -> JudgedTurn:
 @pytest.mark.parametrize("method", [BinaryRL, OnPolicyDistillation, Combine])
 def test_a_session_without_any_score_trains_nothing(method: Any) -> None:
     assert method(CONFIG).session_samples([judged("a", "score_zero")]) == []
+
+
+def zero(turn_id: str, *votes: int | None, source: Any = "judge") -> JudgedTurn:
+    verdict = Verdict(score=0, score_source=source, votes=tuple(Vote("prm", "", value) for value in votes))
+    return JudgedTurn(replace(TURN, id=turn_id, state="judged", reason="score_zero"), verdict)
+
+
+@pytest.mark.parametrize(
+    ("session", "expected"),
+    [
+        ([zero("a"), zero("b")], ("b", 0.5)),
+        ([zero("a", 1, 0, 0), zero("b", 1, -1, 0)], ("a", 0.5)),
+        ([zero("a", 1, 0, 0), zero("b", -1, 0, None)], ("b", -0.5)),
+        ([zero("a", -1, 0, 0), zero("b", 0, 0, -1)], ("b", -0.5)),
+        ([zero("a"), judged("b", "no_quorum")], ("a", 0.5)),
+        ([zero("a"), judged("b", None, 1)], None),
+        ([judged("a", "no_quorum"), judged("b", "asks_back")], None),
+        ([zero("a", source="feedback")], None),
+        ([], None),
+    ],
+)
+def test_at_least_one_reply_of_a_session_is_trained(
+    session: list[JudgedTurn], expected: tuple[str, float] | None
+) -> None:
+    method = BinaryRL(CONFIG, RLConfig(at_least_one=0.5))
+    made = [(turn_id, sample.reward) for turn_id, sample in method.session_samples(session)]
+    assert made == ([expected] if expected else [])
+    for _, sample in method.session_samples(session):
+        sample.validate()
+        assert (sample.loss_mask, sample.metadata["raw_reward"]) == ([1, 1, 1], 0.0)
 
 
 def test_truncated_reply_is_marked() -> None:

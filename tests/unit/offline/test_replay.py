@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 from openclaw_combine_method import Combine
+from openclaw_rl_method import BinaryRL, Config
 
 from lab.testkit.ledger_records import USER_NEXT, make_turn
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.credit.baseline import record_judged
 from openclaw.ledger.records import Verdict
 from openclaw.ledger.store import Ledger
-from openclaw.offline.replay import replay
+from openclaw.offline.replay import OF_A_SESSION, replay
 from openclaw.replay import main
 
 METHOD = Combine(RuntimeConfig.from_env({}))
@@ -48,6 +49,19 @@ def test_samples_and_batches_are_reproduced(run: Ledger, capsys: pytest.CaptureF
     assert result.exact
     assert main([str(run.path), "--method", "combine"]) == 0
     assert "7 samples reproduced bit by bit, 0 different\n3 steps with the same batch" in capsys.readouterr().out
+
+
+def test_a_sample_of_a_session_is_not_compared(run: Ledger) -> None:
+    method = BinaryRL(RuntimeConfig(), Config(at_least_one=0.5))
+    run.turns.record(make_turn("zero", session_id="z"))
+    run.turns.record_next_state("zero", USER_NEXT, 120.0)
+    record_judged(run, "zero", Verdict(score=0), [], "score_zero")
+    run.sessions.end("z", 121.0)
+    [(turn_id, sample)] = method.session_samples(run.judging.judged("z"))
+    assert run.judging.close_session("z", [(turn_id, sample)], 122.0)
+    assert run.samples.ready_count() == 2, "the session contributes to a batch"
+    result = replay(run, METHOD)
+    assert (result.exact, result.skipped) == (True, {OF_A_SESSION: 1})
 
 
 def change(ledger: Ledger, table: str, turn_id: str, **columns: Any) -> None:
