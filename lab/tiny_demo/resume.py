@@ -18,10 +18,10 @@ from typing import Any
 
 from measure import Item, Measurement, Reply
 
+from groundwork.checkpoint_names import LATEST
 from groundwork.command_line import nearest_path
 from openclaw.launch.report import STARTED_AS
 from openclaw.runtime.where import CHECKPOINTS_NAME, find_ledger, own_command, shown_path
-from slime.arguments.checkpoint import LATEST
 
 STATE_NAME = "demo.json"
 OPTIONS = ("updates", "seed", "client", "taste", "sessions", "max_turns", "heldout", "launcher_arguments")

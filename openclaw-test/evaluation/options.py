@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evaluation.case import EvalError
 from evaluation.records import problems_key
 from evaluation.served import checkpoint_of
 from evaluation.suites import NAMES
+from groundwork.checkpoint_names import origin_of, trained_checkpoint
 from groundwork.command_line import CommandLine, server_url
+from openclaw.models.places import served_folder
 from openclaw.runtime.where import DEFAULT_URL
 from openclaw.server.options import build_parser as server_parser
 
@@ -181,7 +184,7 @@ def targets(options: argparse.Namespace) -> list[Target]:
     """Return the model, and the one that it is compared with.
 
     Raises:
-        EvalError: ``--run`` names no run with a checkpoint.
+        EvalError: ``--run`` names no run with a checkpoint, or one of them cannot be converted.
     """
     file = "results.jsonl"
     if options.run:
@@ -190,15 +193,36 @@ def targets(options: argparse.Namespace) -> list[Target]:
             print(f"{PROG}: the run began with {origin}; --compare-to {origin} compares with it", file=sys.stderr)
         results = [Target(str(saved), file, run=(saved, origin), model=options.model)]
     elif options.model_path:
-        results = [Target(options.model_path, file, path=options.model_path, model=options.model)]
+        results = [
+            Target(options.model_path, file, model=options.model, **weights_of("--model-path", options.model_path))
+        ]
     else:
         url = options.base_url or DEFAULT_URL
         results = [Target(url, file, url=url, model=options.model, key_variable=options.key_variable)]
     if options.compare_to:
         name, model, key = options.compare_to, options.compare_model, options.compare_key_variable
-        where = {"url": name} if name.startswith("http") else {"path": name}
+        where = {"url": name} if name.startswith("http") else weights_of("--compare-to", name)
         results.append(Target(name, "compared.jsonl", model=model, key_variable=key, **where))
     return results
+
+
+def weights_of(flag: str, name: str) -> dict[str, Any]:
+    """Return the fields of a `Target` for the checkpoint that a user names: a model, or a checkpoint of a run to convert.
+
+    Raises:
+        EvalError: the model that the run began with is not there.
+    """
+    folder = served_folder(name)
+    checkpoint = None if (Path(folder) / "config.json").is_file() else trained_checkpoint(folder)
+    if checkpoint is None:
+        return {"path": folder}
+    origin = origin_of(checkpoint)
+    if origin is None or not Path(origin).is_dir():
+        raise EvalError(
+            f"{flag} {name}: it has no Hugging Face weights, and the model that its run began with ({origin}) is not here; convert "
+            f"it: python slime/tools/convert_fsdp_to_hf.py --input-dir {checkpoint} --origin-hf-dir MODEL --output-dir FOLDER"
+        )
+    return {"run": (checkpoint, Path(origin))}
 
 
 def settings_of(options: argparse.Namespace, models: Sequence[Target]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from groundwork.checkpoint_names import named_checkpoint, number_of, origin_of, others_than, trained_checkpoint
 from groundwork.command_line import nearest, nearest_path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -92,6 +93,8 @@ def broken_model(folder: Path, *, tokenizer: bool = True) -> str | None:
     """
     if not folder.is_dir():
         return "it is a file; name its folder"
+    if why := _of_trainer(folder):
+        return why
     config = folder / "config.json"
     try:
         values = json.loads(config.read_text(encoding="utf-8"))
@@ -117,6 +120,33 @@ def broken_model(folder: Path, *, tokenizer: bool = True) -> str | None:
     if tokenizer and not any((folder / name).is_file() for name in TOKENIZERS):
         return f"it has no tokenizer ({TOKENIZERS[0]}); copy it from the model that this one was made of"
     return None
+
+
+def served_folder(name: str) -> str:
+    """Return the Hugging Face folder of a run's checkpoint if there is one beside it, ``hf-499`` for ``checkpoint-500``.
+
+    Any other name is returned unchanged.
+    """
+    checkpoint = None if (Path(name) / "config.json").is_file() else trained_checkpoint(name)
+    if checkpoint is None:
+        return name
+    try:
+        written = checkpoint.parent / f"hf-{number_of(checkpoint) - 1}"
+    except ValueError:
+        return name
+    return str(written) if (written / "config.json").is_file() else name
+
+
+def _of_trainer(folder: Path) -> str | None:
+    """Return how to get the weights of a checkpoint of the trainer; None for another folder."""
+    checkpoint = None if (folder / "config.json").is_file() else trained_checkpoint(str(folder))
+    if checkpoint is None:
+        return None
+    origin = shlex.quote(origin_of(checkpoint) or "MODEL")
+    return (
+        "it is a checkpoint of the trainer, without Hugging Face weights; convert it: python slime/tools/convert_fsdp_to_hf.py "
+        f"--input-dir {shlex.quote(str(checkpoint))} --origin-hf-dir {origin} --output-dir FOLDER"
+    )
 
 
 def _inside(folder: Path) -> str | None:
@@ -153,14 +183,18 @@ def missing_model(name: str, *, weights: bool = True) -> str | None:
         name: the folder or the name.
         weights: whether the weights are needed; without them only tokenizer and config are.
     """
-    folder = Path(name).expanduser()
+    folder = Path(named_checkpoint(name)).expanduser()
     if folder.is_dir():
+        if why := _of_trainer(folder) if weights else None:
+            return f"{name} is not a model: {why}"
         missing = missing_files(folder) if weights else []
         if missing:
             return f"{name} lacks {', '.join(missing)}; download a model with: {download_command(name)}"
         why = broken_model(folder, tokenizer=False) if weights else None
         return f"{name} is not a model: {why}" if why else None
     if not _is_hub_name(name):
+        if others := others_than(name):
+            return f"{name}: no such folder{others}"
         near = nearest_path(folder)
         return f"{name}: no such folder{near}{' Or' if near else ';'} get a model with: {download_command(name)}"
     return None if _in_cache(name) else f"{name} is not on this machine; download it with: {COMMAND} {name}"

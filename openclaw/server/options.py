@@ -17,6 +17,7 @@ from groundwork.command_line import CommandLine, port_number
 from groundwork.exceptions import ConfigError
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.launch.variables import LaunchVariables, parse_gpus
+from openclaw.models.places import served_folder
 from openclaw.runtime.where import LEDGER_NAME, own_import_paths
 from slime.arguments.validate import visible_gpus
 from slime.utils.model_config import config_or_none
@@ -107,7 +108,7 @@ def read_options(arguments: argparse.Namespace, environment: Mapping[str, str]) 
     checkpoint = LaunchVariables.declared("hf_ckpt")
     if not arguments.model_path and not checkpoint.is_set(environment):
         raise ConfigError("no model; write --model-path FOLDER or set BASE_MODEL_PATH")
-    model = arguments.model_path or str(checkpoint.read(environment)[0])
+    model = served_folder(arguments.model_path or str(checkpoint.read(environment)[0]))
     model = str(Path(model).absolute()) if Path(model).is_dir() else model
     if arguments.rl_buffer_dir is not None and not arguments.enable_rl_intercept:
         raise ConfigError(

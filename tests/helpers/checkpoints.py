@@ -57,7 +57,7 @@ def checkpoint(root: Path, number: int, state: dict[str, Any] | None = None, **m
     import torch
     from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-    from slime.arguments.checkpoint import LATEST
+    from groundwork.checkpoint_names import LATEST
 
     folder = root / f"iter_{number:07d}"
     (folder / "state").mkdir(parents=True, exist_ok=True)

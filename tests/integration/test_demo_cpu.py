@@ -20,9 +20,9 @@ import pytest
 from asking import server_client
 from student import Student, Tally
 
+from groundwork.checkpoint_names import LATEST
 from groundwork.network import find_available_port
 from lab.testkit.processes import GONE_SECONDS
-from slime.arguments.checkpoint import LATEST
 
 pytestmark = pytest.mark.timeout(1500)
 

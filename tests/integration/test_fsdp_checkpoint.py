@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from groundwork.checkpoint_names import LATEST
 from groundwork.network import find_available_port
 from lab.testkit import trainer
 from slime.checkpoints import checkpoint_folder
@@ -107,7 +108,7 @@ def test_an_interrupted_save_leaves_the_previous_one(tmp_path: Path) -> None:
     assert checkpoint_folder.find(tmp_path) == checkpoint_folder.folder_of(tmp_path, 2)
     checkpoint_folder.publish(tmp_path, 3, superseded(tmp_path, 3, keep=2))
     assert sorted(path.name for path in tmp_path.glob("iter_*")) == ["iter_0000002", "iter_0000003", "iter_0000004.tmp"]
-    (tmp_path / checkpoint_folder.LATEST).write_text("9")
+    (tmp_path / LATEST).write_text("9")
     with pytest.raises(FileNotFoundError, match="iter_0000009"):
         checkpoint_folder.find(tmp_path)
 

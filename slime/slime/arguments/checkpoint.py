@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from groundwork.checkpoint_names import LATEST, newest_checkpoint, others_than
 from groundwork.command_line import nearest_path
 from slime.args import Arguments, required
 from slime.arguments.option import Group, Option
@@ -27,7 +28,8 @@ CHECKPOINT = Group(
         ),
         Option(
             "--load",
-            "checkpoint root to start from (weights, optimizer, counters)",
+            "checkpoint root to start from (weights, optimizer, counters), or one checkpoint in it: iter_0000500, checkpoint-500, "
+            "checkpoint-latest",
             aliases=("--resume-from-checkpoint",),
         ),
         Option("--save", "checkpoint root"),
@@ -52,7 +54,6 @@ CHECKPOINT = Group(
 )
 
 
-LATEST = "latest_checkpointed_iteration.txt"
 CONTINUE_VARIABLE = "SLIME_CONTINUE_WITH"
 """The variable in which a launcher gives the command that continues the run it starts."""
 
@@ -70,8 +71,8 @@ def check_paths(args: Arguments) -> list[str]:
     problems += missing.values()
     if args.load and not args.resume and not _loadable(args):
         problems.append(
-            f"--load {args.load}: no such folder with a checkpoint or a Hugging Face model; remove it to start from "
-            "--ref-load, or name the folder of --save to continue there once it has one"
+            f"--load {args.load}: no such folder with a checkpoint or a Hugging Face model{others_than(args.load)}; remove it to "
+            "start from --ref-load, or name the folder of --save to continue there once it has one"
         )
     if args.save_interval is not None and not args.save:
         problems.append("--save-interval needs --save FOLDER")
@@ -103,9 +104,22 @@ def taken_folder(args: Arguments) -> list[str]:
     """Return a line if a new run would overwrite the checkpoints of another one."""
     if args.resume or not args.save or _goes_on(args) or not Path(args.save, LATEST).is_file():
         return []
+    if args.load and (number := _in_save(args)) is not None:
+        marker = shlex.quote(str(Path(args.save, LATEST)))
+        return [
+            f"--load {args.load} is an earlier checkpoint of --save {args.save}; to go back to it and take the later steps again, "
+            f"type: echo {number} > {marker}, and replace --load with --resume; or name another folder with --save"
+        ]
     return [
         f"--save {args.save} holds checkpoints of an earlier run; add --resume to continue it, or name another folder"
     ]
+
+
+def _in_save(args: Arguments) -> int | None:
+    """Return the number of the checkpoint in --save that --load names, None if it names no such one."""
+    folder = Path(required("--load", args.load)).resolve()
+    number = folder.name.removeprefix("iter_")
+    return int(number) if folder.parent == Path(str(args.save)).resolve() and number.isdecimal() else None
 
 
 def _loadable(args: Arguments) -> bool:
@@ -359,34 +373,14 @@ def check_resumed(args: Arguments) -> list[str]:
     if args.resume and args.use_critic and args.critic_save:
         roots.append(Path(args.critic_save))
     for root in roots:
-        folder, problem = _newest(root)
+        folder, problem = newest_checkpoint(root)
         if problem is None and folder is not None:
             problem = damage(folder)
         if problem:
             return [f"{root}: {problem}; {_way_on(roots, folder)}"]
-    folder, _ = _newest(roots[0])
+    folder, _ = newest_checkpoint(roots[0])
     other = difference(args, folder) if folder else None
     return [f"{folder} {other}"] if other else []
-
-
-def _newest(root: Path) -> tuple[Path | None, str | None]:
-    """Return the folder of the newest checkpoint, or what is wrong with the marker of the newest; neither without one."""
-    if (root / "meta.json").is_file():
-        return root, None
-    marker = root / LATEST
-    if not marker.is_file():
-        return None, None
-    try:
-        text = marker.read_text().strip()
-    except (OSError, ValueError) as error:
-        return None, f"{LATEST} cannot be read ({error})"
-    if not text.isdecimal():
-        return None, f"{LATEST} says {text[:40]!r}, which is not a number"
-    folder = root / f"iter_{int(text):07d}"
-    for there in (folder, folder.with_name(f"{folder.name}.old")):  # the second after a crash between two renames
-        if there.is_dir():
-            return there, None
-    return None, f"{LATEST} names {folder.name}, which does not exist"
 
 
 def _way_on(roots: list[Path], lost: Path | None) -> str:

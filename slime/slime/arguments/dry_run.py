@@ -8,12 +8,13 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from groundwork.checkpoint_names import LATEST
 from groundwork.command_line import nearest_path
 from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments.algorithm import algorithm_warnings, check_critic
 from slime.arguments.backend import NOT_INSTALLED, backend_line
-from slime.arguments.checkpoint import CANNOT_WRITE, LATEST, taken_folder
+from slime.arguments.checkpoint import CANNOT_WRITE, taken_folder
 from slime.arguments.cluster import missing_devices, missing_machines
 from slime.arguments.memory_budget import memory_problems
 from slime.arguments.placement import describe_placement, start_lines

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 import slime.arguments.evaluation as evaluation
+from groundwork.checkpoint_names import LATEST, named_checkpoint
 from slime.args import Arguments
 from slime.arguments.algorithm import (
     GROUP_STANDARDISED,
@@ -26,7 +27,7 @@ from slime.arguments.backend import (
     derive_megatron,
     derive_routing_replay,
 )
-from slime.arguments.checkpoint import LATEST, check_paths, check_resumed, check_written
+from slime.arguments.checkpoint import check_paths, check_resumed, check_written
 from slime.arguments.cluster import (
     VISIBLE,
     check_colocate,
@@ -103,6 +104,8 @@ def derive_paths(args: Arguments) -> None:
         args.save_debug_rollout_data = str(Path(args.dump_details, "rollout_data", "{rollout_id}.pt"))
         args.save_debug_train_data = str(Path(args.dump_details, "train_data", "{rollout_id}_{rank}.pt"))
     args.ref_load = args.ref_load or args.hf_checkpoint
+    if args.load:
+        args.load = named_checkpoint(args.load)
     if args.resume and args.save and not args.load:
         args.load = args.save
 

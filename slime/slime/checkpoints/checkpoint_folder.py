@@ -25,12 +25,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from groundwork.checkpoint_names import LATEST
 from slime.checkpoints.all_ranks import on_all_ranks, on_rank_zero
 from slime.utils.data_files import load_data, save_data
 
 logger = logging.getLogger(__name__)
-
-LATEST = "latest_checkpointed_iteration.txt"
 
 
 def replace_folder(temporary: Path, final: Path) -> None:

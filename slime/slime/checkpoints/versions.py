@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from slime.arguments.checkpoint import LATEST
+from groundwork.checkpoint_names import LATEST
 
 
 class SavedVersion(NamedTuple):

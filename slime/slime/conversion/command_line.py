@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from groundwork.checkpoint_names import named_checkpoint
 from groundwork.command_line import CommandLine, existing_folder
 from groundwork.exceptions import ConfigError
 from slime.exceptions import SlimeError
@@ -25,7 +26,12 @@ def command_line(prog: str, description: str | None) -> CommandLine:
 
 def add_input(parser: argparse.ArgumentParser, flag: str, text: str) -> None:
     """Declare an input folder."""
-    parser.add_argument(flag, required=True, type=existing_folder, metavar="FOLDER", help=text)
+    parser.add_argument(flag, required=True, type=_folder, metavar="FOLDER", help=text)
+
+
+def _folder(text: str) -> Path:
+    """Parse an existing folder; ``ROOT/checkpoint-500`` stands for a checkpoint in it."""
+    return existing_folder(named_checkpoint(text))
 
 
 def add_output(parser: argparse.ArgumentParser, flag: str) -> None:

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from groundwork.checkpoint_names import LATEST
 from slime.args import Arguments
-from slime.arguments.checkpoint import CONTINUE_VARIABLE, LATEST
+from slime.arguments.checkpoint import CONTINUE_VARIABLE
 from slime.observability.metric_utils import STEPS, TrainSteps, compute_rollout_step, rollout_part
 from slime.rollout.metrics import scores
 from slime.tracking.redact import without_secrets

@@ -16,8 +16,8 @@ from typing import Any
 
 from ray.exceptions import RayActorError
 
+from groundwork.checkpoint_names import LATEST
 from slime.args import Arguments
-from slime.arguments.checkpoint import LATEST
 from slime.exceptions import LostError, TrainerError
 from slime.updates.update import Update
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from groundwork.checkpoint_names import LATEST
 from openclaw.gate import accept, rollback, versions
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.where import SETTINGS_NAME
-from slime.checkpoints.versions import LATEST
 from slime.ray.save_lock import LOCK
 from slime.updates.rollback import ask_rollback, asked_rollback, forget_rollback
 from tests.helpers.probes import leased_batch

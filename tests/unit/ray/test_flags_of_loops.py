@@ -11,9 +11,9 @@ import pytest
 import train
 import train_async
 
+from groundwork.checkpoint_names import LATEST
 from groundwork.exceptions import ConfigError
 from slime.args import Arguments
-from slime.arguments.checkpoint import LATEST
 from slime.arguments.placement import Placement
 from slime.exceptions import DataUsedError
 from slime.ray import run as run_module

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from groundwork.checkpoint_names import LATEST
 from groundwork.process import Stopped
 from slime.args import Arguments
-from slime.arguments.checkpoint import CONTINUE_VARIABLE, LATEST
+from slime.arguments.checkpoint import CONTINUE_VARIABLE
 from slime.exceptions import TrainerError
 from slime.ray.reports import continue_line, step_line
 from slime.ray.run import Run, execute

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from groundwork.checkpoint_names import LATEST
 from groundwork.exceptions import ConfigError
 from slime.args import Arguments
-from slime.arguments.checkpoint import LATEST
 from slime.arguments.placement import Placement
 from slime.arguments.process_environment import JOB_VARIABLE
 from slime.ray import run as run_module

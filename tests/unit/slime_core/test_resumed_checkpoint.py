@@ -16,8 +16,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from groundwork.checkpoint_names import LATEST
 from slime.args import Arguments
-from slime.arguments.checkpoint import LATEST, check_resumed, read_index
+from slime.arguments.checkpoint import check_resumed, read_index
 from tests.helpers.checkpoints import ORIGIN, checkpoint
 
 VOCABULARY, HIDDEN, LAYERS = 32, 8, 3

@@ -20,6 +20,7 @@ from agentrl.tasks.shell.draft import WORDS
 from agentrl.tasks.swe.draft import FIRST, SECOND
 from agentrl.tasks.swe.families.easy import NOUNS
 from agentrl.tasks.toolcall.draft import THINGS
+from groundwork.checkpoint_names import LATEST
 from lab import agent_learning
 from lab.tiny_learning import report, warm_start
 from lab.tiny_learning.encode import Coder
@@ -32,7 +33,6 @@ from lab.tiny_learning.warm_start import NOTE, SHIPPED, failures, key
 from lab.tiny_models import sampling
 from lab.tiny_models.tokenizer import END, SPECIAL_TOKENS
 from slime.arguments import parse_args
-from slime.arguments.checkpoint import LATEST
 
 SETS = [each for each in TASK_SETS.values() if isinstance(each, TaskSet)]
 NAMED = {*WORDS, *THINGS, *NOUNS, *FIRST, *SECOND} - {"table"}  # which is an argument of a tool, too

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from student import STUDENT
 
+from groundwork.checkpoint_names import LATEST
 from lab import demo
 from lab.tiny_demo import resume
 from lab.tiny_models.tastes import TASTES
-from slime.arguments.checkpoint import LATEST
 
 
 @pytest.fixture(autouse=True)

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from measure import Item, Measurement, Reply
 
+from groundwork.checkpoint_names import LATEST
 from lab import demo
 from lab.tiny_demo import options as tiny_options
 from lab.tiny_demo import resume
 from lab.tiny_demo.launched import Settings
 from openclaw.launch.report import STARTED_AS
 from openclaw.ledger.store import Ledger
-from slime.arguments.checkpoint import LATEST
 
 BEFORE = Measurement((Reply(Item("1 + 1?", "2"), "**2**", True, 3, "0", False),))
 
