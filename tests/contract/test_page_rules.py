@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from lab.testkit.served_gateway import ADDRESSES, REPLY_ID
 from tests.page_commands import __main__ as command_line
 from tests.page_commands.__main__ import main
 from tests.page_commands.blocks import (
@@ -19,7 +20,6 @@ from tests.page_commands.blocks import (
     read_page,
 )
 from tests.page_commands.check import REPLACED
-from tests.page_commands.gateway import ADDRESSES, REPLY_ID
 from tests.page_commands.rules import RULES, Kind, NoRuleError, rule_of
 from tests.page_commands.stage import LEDGERS
 

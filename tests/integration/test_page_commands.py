@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from lab.testkit.served_gateway import Gateway, running_gateway
 from tests.page_commands.blocks import Block, Command, pages, read_page
 from tests.page_commands.check import check_command, check_program
-from tests.page_commands.gateway import Gateway, running_gateway
 from tests.page_commands.rules import rule_of
 from tests.page_commands.stage import make_ledger, make_stage
 

@@ -9,8 +9,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from lab.testkit.served_gateway import Gateway
 from tests.page_commands.blocks import ROOT, Block, Command
-from tests.page_commands.gateway import Gateway, run_curl
+from tests.page_commands.curl import run_curl
 from tests.page_commands.in_process import run_call
 from tests.page_commands.rules import Kind, Rule
 from tests.page_commands.shell import Call, ShellError, calls_of

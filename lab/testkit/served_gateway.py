@@ -1,8 +1,7 @@
-"""A gateway of ours for commands that ask one: a real app and ledger over a stand-in engine, served from a thread."""
+"""A gateway for commands and programs that ask one: a real app and ledger over a stand-in engine, served from a thread."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import threading
 from collections.abc import Iterator
@@ -19,13 +18,12 @@ from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
 from openclaw.gateway.chat import ChatService
 from openclaw.ledger.store import Ledger
-from tests.page_commands.shell import Call
 
 REPLY = "Hello you."
 SECONDS = 60
 LEDGER = "served.sqlite"
 ADDRESSES = ("127.0.0.1:30000", "127.0.0.1:8000")
-"""Where the pages' gateways listen; a command reaches the test's instead."""
+"""Where the gateways of pages listen; a command reaches this one instead."""
 CHAT = "openclaw-rl chat"
 """Talks to the first of them unless it is told otherwise."""
 REPLY_ID = "chatcmpl-..."
@@ -88,22 +86,3 @@ async def _serve(exits: AsyncExitStack, folder: Path, ledger: Ledger) -> str:
     registry = CollectorRegistry()
     service = ChatService(config, tokenizer, ledger, registry)
     return await exits.enter_async_context(serve(create_app(service, registry)))
-
-
-def run_curl(call: Call) -> tuple[int, str]:
-    """Send what a call of curl would send; return 0 and the body, or 22 (``curl --fail``) if it is refused."""
-    parser = argparse.ArgumentParser(prog="curl (tests/page_commands/gateway.py)")
-    parser.add_argument("url")
-    parser.add_argument("-H", "--header", action="append", default=[])
-    parser.add_argument("-d", "--data")
-    parser.add_argument("-X", "--request")
-    parser.add_argument("-s", "-S", "-f", "-N", action="store_true")
-    words = parser.parse_args(call.words)
-    headers = {name: value.strip() for name, _, value in (header.partition(":") for header in words.header)}
-    if words.data is not None and not any(name.lower() == "content-type" for name in headers):
-        headers["Content-Type"] = "application/x-www-form-urlencoded"  # as curl does
-    method = words.request or ("GET" if words.data is None else "POST")
-    sent = httpx.request(
-        method, words.url, headers=headers, content=words.data, trust_env=False, timeout=SECONDS, follow_redirects=False
-    )
-    return 0 if sent.is_success else 22, f"{sent.status_code} {sent.text}"
