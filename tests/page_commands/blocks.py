@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NOT_FOLLOWED = ("log/", "instructions/changes_for_users.md")
 """What was tried, and what changed: their commands are those of their day."""
 SHELL = ("bash", "sh", "shell", "console")
-STATE = re.compile(r"(source|export|umask)\b")
+STATE = re.compile(r"(cd|source|export|umask)\b")
 ASSIGNMENTS = r"""(?:[A-Z][A-Z0-9_]*=(?:"[^"]*"|'[^']*'|[^\s"'])*\s+)*"""
 PROGRAM = re.compile(
     ASSIGNMENTS
