@@ -27,6 +27,7 @@ CHILD = "/"
 EPISODE = "episode-"
 """How the id of an episode begins; no key of a keys file may be named like that."""
 COMPLETION = "chatcmpl-"
+TEXT_COMPLETION = "cmpl-"
 CALL = "call"
 TURN_ID = re.compile(r"chatcmpl-[0-9a-f]{32}(?:\.[1-9])?")
 CALL_ID = re.compile(r"call([0-9a-f]{32})([0-9])[0-9a-f]{2,3}")
@@ -84,9 +85,9 @@ def logged_name(session_id: str) -> str:
     return hashlib.sha256(session_id.encode("utf-8", "surrogatepass")).hexdigest()[:SESSION_DIGITS]
 
 
-def new_completion_id() -> str:
-    """Return a new completion's id."""
-    return f"{COMPLETION}{uuid.uuid4().hex}"
+def new_completion_id(kind: str = COMPLETION) -> str:
+    """Return a new completion's id; ``kind`` is its beginning."""
+    return f"{kind}{uuid.uuid4().hex}"
 
 
 def turn_id(completion: str, choice: int) -> str:

@@ -1,7 +1,7 @@
 """The HTTP application: keys, limits, routes and background tasks.
 
-Every request passes `openclaw.gateway.guard` first, then goes to `openclaw.gateway.chat` (``POST /v1/chat/completions``)
-or to `openclaw.gateway.routes` and `openclaw.gateway.episodes`. The application owns only the tasks that sweep sessions
+Every request passes `openclaw.gateway.guard` first, then goes to `openclaw.gateway.chat` (``POST /v1/chat/completions``,
+``POST /v1/completions``) or to `openclaw.gateway.routes` and `openclaw.gateway.episodes`. The application owns only the tasks that sweep sessions
 and watch files.
 
 `SteadyClock` tells how old something is by a wall clock that may jump. While this process lives, it moves no faster than
@@ -30,11 +30,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from groundwork.exceptions import ConfigError
 from openclaw.gateway.auth import Keyring
-from openclaw.gateway.chat import ChatCompletions, ChatService, count
+from openclaw.gateway.chat import ChatService, Completions, count
 from openclaw.gateway.episodes import add_episode_routes
 from openclaw.gateway.errors import answer_errors
-from openclaw.gateway.guard import CHAT_PATH, Doorway, Guard
-from openclaw.gateway.limits import Bodies, RateLimits
+from openclaw.gateway.guard import CHAT_PATH, TEXT_PATH, Doorway, Guard
+from openclaw.gateway.limits import Admission, Bodies, RateLimits
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.openapi import describe
 from openclaw.gateway.routes import add_model_routes, add_session_routes, add_status_routes
@@ -140,7 +140,7 @@ class GuardedApp(FastAPI):
     reloader: Reloader
     doorway: Doorway
     guard: Callable[[ASGIApp], Guard]
-    chat: ChatCompletions
+    chat: Completions
 
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI description of all routes."""
@@ -192,7 +192,7 @@ def create_app(
         await service.close()
 
     def count_refused(path: str, status: int) -> None:
-        if path == CHAT_PATH:
+        if path in (CHAT_PATH, TEXT_PATH):
             count(service.metrics, status)
 
     app = GuardedApp(title="OpenClaw-RL gateway", lifespan=lifespan, docs_url=None, redoc_url=None)
@@ -210,8 +210,10 @@ def create_app(
         slots=slots or InFlightRegistry(),
     )
     answer_errors(app)
-    app.chat = ChatCompletions(service)
-    app.router.routes.append(Route(CHAT_PATH, app.chat, methods=["POST"]))
+    admission = Admission()
+    app.chat = Completions(service, CHAT_PATH, service.read_chat, admission)
+    text = Completions(service, TEXT_PATH, service.read_text, admission)
+    app.router.routes += [Route(item.path, item, methods=["POST"]) for item in (app.chat, text)]
     add_session_routes(app, service)
     add_episode_routes(app, service.episodes)
     add_model_routes(app, service)

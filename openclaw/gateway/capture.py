@@ -286,14 +286,24 @@ class Capture:
             self.spans.append(VersionSpan(version, start, end))
 
 
+def token_counts(captures: Sequence[Capture]) -> tuple[int, int]:
+    """Return the tokens of the prompts, each counted once, and of all choices."""
+    return sum(len(capture.prompt.ids) for capture in _firsts(captures)), sum(len(capture.ids) for capture in captures)
+
+
+def _firsts(captures: Sequence[Capture]) -> list[Capture]:
+    """Return the first choice of each prompt."""
+    return list({id(capture.prompt): capture for capture in reversed(captures)}.values())
+
+
 def usage(captures: Sequence[Capture]) -> dict[str, Any]:
-    """Return OpenAI's ``usage``, in tokens that the engine read and sampled; the prompt counts once."""
-    prompt_tokens = len(captures[0].prompt.ids)
-    completion_tokens = sum(len(capture.ids) for capture in captures)
+    """Return OpenAI's ``usage``, in tokens that the engine read and sampled; a prompt counts once for all its choices."""
+    firsts = _firsts(captures)
+    prompt_tokens, completion_tokens = token_counts(captures)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": captures[0].cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": sum(capture.cached_tokens for capture in firsts)},
         "completion_tokens_details": {"reasoning_tokens": sum(capture.reasoning_tokens for capture in captures)},
     }

@@ -1,8 +1,8 @@
-"""``POST /v1/chat/completions``: reads the request, prepares its prompt, sends the reply, counts the outcome.
+"""``POST /v1/chat/completions``, ``/v1/completions``: read the request, prepare its prompt, send the reply, count the outcome.
 
 Guarantees: every request is counted with its status. A streamed request is counted at its end, with the status of its
-error if it had one. `ChatCompletions` is an ASGI application of its own, because the framework's routing, validation and
-error handling cost more than the rest of a short request; it owns the admission of requests. `ChatService` builds the
+error if it had one. `Completions` is an ASGI application of its own, because the framework's routing, validation and
+error handling cost more than the rest of a short request. `ChatService` builds the
 gateway's parts from a configuration and owns them; `openclaw.gateway.reply` carries each reply from its prompt to the
 ledger.
 """
@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -34,7 +35,7 @@ from openclaw.gateway.capture import Capture, LogprobEntries, Prompt
 from openclaw.gateway.episodes import EpisodeDesk
 from openclaw.gateway.errors import CLIENT_GONE, ApiError, ClientGoneError, bad_request, defect, stopping
 from openclaw.gateway.guard import CHAT_PATH, client_of, note_reply
-from openclaw.gateway.large_bodies import LargeBodies
+from openclaw.gateway.large_bodies import TEXT, LargeBodies
 from openclaw.gateway.limits import Admission, take_body
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.pictures import Picture, PictureReader, engine_pictures
@@ -49,12 +50,14 @@ from openclaw.gateway.stream import (
     event,
     json_response,
 )
+from openclaw.gateway.text_completions import CompletionRequest, TextForm, as_chat, check_prompt_ids, parse_completion
 from openclaw.gateway.turns import TurnDesk
 from openclaw.ledger.store import Ledger
-from openclaw.owners import episode_of, new_completion_id, owner_of, tool_call_id
+from openclaw.owners import TEXT_COMPLETION, episode_of, new_completion_id, owner_of, tool_call_id
 from openclaw.sessions import Sessions
 
 CLOSE_SECONDS = 10.0
+Read = Callable[[bytes, Mapping[str, str], Client, Admission], Awaitable[tuple[Reply, bool]]]
 LARGE_PROMPT = 1 << 17
 """Characters of a prompt that is tokenised beside the others, not before them: a quarter of a second's work."""
 
@@ -147,6 +150,34 @@ class ChatService:
         self._pictures.forget()
         self.engine.cache_keys.renew(owner_of(session_id))
 
+    async def read_chat(
+        self, body: bytes, headers: Mapping[str, str], client: Client, admission: Admission
+    ) -> tuple[Reply, bool]:
+        """Return the reply to the body of a chat completion, and whether it is streamed.
+
+        Raises:
+            ApiError: 400, naming the invalid parameter.
+        """
+        if len(body) > LARGE_BODY.most:
+            body = await self.large_bodies.slim(body)
+        await admission.enter()
+        request, raw = parse_request(body, self.config.context_length)
+        return self.reply(request, raw, headers, client), bool(request.stream)
+
+    async def read_text(
+        self, body: bytes, headers: Mapping[str, str], client: Client, admission: Admission
+    ) -> tuple[Reply, bool]:
+        """Return the reply to the body of a text completion, and whether it is streamed.
+
+        Raises:
+            ApiError: 400, naming the invalid parameter.
+        """
+        if len(body) > LARGE_BODY.most:
+            body = await self.large_bodies.slim(body, TEXT)
+        await admission.enter()
+        request = parse_completion(body, self.config.context_length)
+        return self.text_reply(request, headers, client), bool(request.stream)
+
     def reply(self, request: ChatRequest, raw: Mapping[str, Any], headers: Mapping[str, str], client: Client) -> Reply:
         """Return the reply to a request; entering it starts it.
 
@@ -181,6 +212,88 @@ class ChatService:
 
         return Reply(self.replies, prepare, client)
 
+    def text_reply(self, request: CompletionRequest, headers: Mapping[str, str], client: Client) -> Reply:
+        """Return the reply to a text completion; entering it starts it.
+
+        Args:
+            request: the result of `parse_completion`.
+            headers: of the HTTP request.
+            client: who asks.
+        """
+        asked, owner = as_chat(request), client.owner
+
+        async def prepare() -> Opening:
+            kind, done = read_headers(headers, asked)
+            if kind == "main":
+                raise bad_request(
+                    "X-Turn-Type: a text completion is always a side turn; leave the header out, or use POST "
+                    f"{CHAT_PATH}",
+                    param="X-Turn-Type",
+                )
+            prompts = [await self._text_prompt(asked, prompt) for prompt in request.prompts]
+            prompts = [replace(prompt, id=prompts[0].id) for prompt in prompts]
+            captures = [
+                self._raw_capture(prompt, number * asked.choices + index)
+                for number, prompt in enumerate(prompts)
+                for index in range(asked.choices)
+            ]
+            begin = partial(
+                self.sessions.begin,
+                headers,
+                prompts[0].messages,
+                owner=owner,
+                body_session_id=request.session_id,
+                stated_kind="side",
+                done=done,
+            )
+            echoes = [capture.prompt.messages[0]["content"] for capture in captures] if request.echo else []
+            return Opening(captures, begin, TextForm(tuple(echoes)))
+
+        return Reply(self.replies, prepare, client)
+
+    async def _text_prompt(self, request: ChatRequest, given: str | Sequence[int]) -> Prompt:
+        """Return the prompt of a text or of ids, and plan its sampling."""
+        created_at = self.clock()
+        renderer = self._large_renderer if len(given) > LARGE_PROMPT else self._renderer
+        if isinstance(given, str):
+            ids, text = await renderer.encode_prompt(given), given
+        else:
+            check_prompt_ids(given, self._vocabulary, self._pictures.placeholders)
+            ids, text = list(given), await renderer.decode_prompt(given)
+        check_prompt_ids(ids, self._vocabulary, self._pictures.placeholders)
+        plan = plan_sampling(request, self.config, self._room(ids, "prompt"), vocabulary=self._vocabulary)
+        return Prompt(
+            id=new_completion_id(TEXT_COMPLETION),
+            model=self._model_name,
+            request=request,
+            messages=[{"role": "user", "content": text}],
+            tools=None,
+            ids=ids,
+            inside_reasoning=False,
+            plan=plan,
+            created_at=created_at,
+        )
+
+    def _room(self, ids: Sequence[int], param: str) -> int:
+        """Return how many tokens the context leaves for a reply.
+
+        Raises:
+            ApiError: 400 ``context_length_exceeded`` if it leaves none; ``param`` has the prompt.
+        """
+        room = self.config.context_length - len(ids)
+        if room <= 0:
+            raise bad_request(
+                f"This model's maximum context length is {self.config.context_length} tokens. However, your {param} "
+                f"resulted in {len(ids)} tokens. Please reduce the length of the {param}.",
+                param=param,
+                code="context_length_exceeded",
+            )
+        return room
+
+    def _raw_capture(self, prompt: Prompt, index: int) -> Capture:
+        """Return choice number ``index`` of a text completion, still empty: all that the model writes is its text."""
+        return self._captured(prompt, index, ReplyParser(stops=prompt.request.stops))
+
     def _capture(self, prompt: Prompt, index: int) -> Capture:
         """Return choice number ``index`` of a request, still empty."""
         request = prompt.request
@@ -191,6 +304,10 @@ class ChatService:
             inside_reasoning=prompt.inside_reasoning,
             stops=request.stops,
         )
+        return self._captured(prompt, index, parser)
+
+    def _captured(self, prompt: Prompt, index: int, parser: ReplyParser) -> Capture:
+        request = prompt.request
         vocabulary, unsaid = self._vocabulary, frozenset(request.stop_token_ids or ())
         silent = vocabulary.silent
         if request.shows_special_tokens:
@@ -225,14 +342,7 @@ class ChatService:
         ids, seen = self._pictures.expanded(template_ids, pictures)
         self.metrics.replayed_replies.labels(ids="sampled").inc(served.sampled)
         self.metrics.replayed_replies.labels(ids="rendered").inc(served.rendered)
-        room = self.config.context_length - len(ids)
-        if room <= 0:
-            raise bad_request(
-                f"This model's maximum context length is {self.config.context_length} tokens. However, your messages "
-                f"resulted in {len(ids)} tokens. Please reduce the length of the messages.",
-                param="messages",
-                code="context_length_exceeded",
-            )
+        room = self._room(ids, "messages")
         grammar = reply_grammar(request, self._format.tools, self._format.reasoning, thought)
         plan = plan_sampling(request, self.config, room, grammar, vocabulary=self._vocabulary)
         return Prompt(
@@ -271,24 +381,24 @@ def read_headers(headers: Mapping[str, str], request: ChatRequest) -> tuple[Any,
     return kind, done in ("1", "true", "yes") or bool(request.session_done)
 
 
-class ChatCompletions:
-    """The endpoint, as an ASGI application."""
+class Completions:
+    """An endpoint at ``path``, as an ASGI application."""
 
-    path = CHAT_PATH
-
-    def __init__(self, service: ChatService) -> None:
-        """Create the endpoint for ``service``."""
+    def __init__(self, service: ChatService, path: str, read: Read, admission: Admission) -> None:
+        """Create an endpoint for ``service``, whose bodies ``read`` reads; endpoints share the ``admission``."""
+        self.path = path
         self._service = service
-        self._admission = Admission()
+        self._read = read
+        self._admission = admission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a conversation, streamed or whole."""
+        """Answer a prompt, streamed or whole."""
         scope["route"] = self
         metrics = self._service.metrics
         async with AsyncExitStack() as until_sent:
             until_sent.enter_context(suppress(ClientGoneError))
             try:
-                response = await _chat(self._service, self._admission, Request(scope, receive), until_sent)
+                response = await self._answer(Request(scope, receive), until_sent)
             except ApiError as error:
                 count(metrics, error.status)
                 response = error.response()
@@ -307,26 +417,21 @@ class ChatCompletions:
                     count(metrics, 200)
             await response(scope, receive, send)
 
-
-async def _chat(service: ChatService, admission: Admission, request: Request, until_sent: AsyncExitStack) -> Response:
-    """Return the response; a streamed reply lives until ``until_sent`` exits."""
-    body = take_body(request.scope)
-    if len(body) > LARGE_BODY.most:
-        body = await service.large_bodies.slim(body)
-    await admission.enter()
-    chat_request, raw = parse_request(body, service.config.context_length)
-    del body
-    reply = service.reply(chat_request, raw, request.headers, client_of(request.scope))
-    if chat_request.stream:
-        return await _stream(service, request, await until_sent.enter_async_context(reply))
-    async with reply:
-        async with Connected(request.receive):
-            await reply.begun()
-        note_reply(request.scope, reply)
-        headers = reply.headers
-        async with Connected(request.receive):
-            result = await reply.whole()
-    return json_response(result, {**headers, "x-weight-version": reply.weight_version})
+    async def _answer(self, request: Request, until_sent: AsyncExitStack) -> Response:
+        """Return the response; a streamed reply lives until ``until_sent`` exits."""
+        reply, streamed = await self._read(
+            take_body(request.scope), request.headers, client_of(request.scope), self._admission
+        )
+        if streamed:
+            return await _stream(self._service, request, await until_sent.enter_async_context(reply))
+        async with reply:
+            async with Connected(request.receive):
+                await reply.begun()
+            note_reply(request.scope, reply)
+            headers = reply.headers
+            async with Connected(request.receive):
+                result = await reply.whole()
+        return json_response(result, {**headers, "x-weight-version": reply.weight_version})
 
 
 async def _stream(service: ChatService, request: Request, reply: Reply) -> EventStream:

@@ -28,7 +28,7 @@ LIMIT_HEADER = "x-limit"
 ELSEWHERE = {
     "/responses": "this server has no Responses API",
     "/messages": "this server has no Messages API",
-    "/completions": "this server has no API for plain texts",
+    "/completions": "the base URL of this server ends in /v1",
     "/embeddings": "this server gives no embeddings",
     "/chat/completions": "the base URL of this server ends in /v1",
 }

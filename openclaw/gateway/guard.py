@@ -48,6 +48,7 @@ from openclaw.privacy.secret_finder import looks_random, secret_finder
 
 OPEN_PATHS = frozenset({"/", "/healthz"})
 CHAT_PATH = "/v1/chat/completions"
+TEXT_PATH = "/v1/completions"
 MODELS_PATH = "/v1/models"
 FEEDBACK_PATH = "/v1/feedback"
 EPISODE_ROUTES = (("POST", CHAT_PATH), ("GET", MODELS_PATH))

@@ -8,7 +8,8 @@ dies under a body gets the body once more, then the body is refused. A worker th
 ends with this process. It runs this module as a program, with pipes: a process pool would import the whole runtime, and
 would outlive it. `LargeBodies` owns the worker; used from one event loop.
 
-Wire format, both ways: 8 bytes of length, then the contents. To the worker: the context length in 8 bytes, then the body.
+Wire format, both ways: 8 bytes of length, then the contents. To the worker: the context length in 8 bytes, one byte for the
+route (`CHAT`, `TEXT`), then the body.
 Back: one byte (`GROWN` if the worker now ends), one byte (`SLIM` or `REFUSED`), then the short body or the error's fields.
 """
 
@@ -31,12 +32,14 @@ import orjson
 from openclaw.config.bounds import LARGE_BODIES
 from openclaw.gateway.errors import ApiError, bad_request
 from openclaw.gateway.schema import parse_request
+from openclaw.gateway.text_completions import parse_completion
 
 logger = logging.getLogger(__name__)
 
 LENGTH_BYTES = 8
 STAYS, GROWN = b"\0", b"\1"
 SLIM, REFUSED = b"\0", b"\1"
+CHAT, TEXT = b"\0", b"\1"
 MOST_RESIDENT_KB = 256 << 10
 MOST_MEMORY_BYTES = 8 << 30
 PIECE_BYTES = 1 << 20
@@ -54,11 +57,11 @@ class LargeBodies:
         self._free = asyncio.Lock()
         self._waiting_bytes = 0
 
-    async def slim(self, body: bytes) -> bytes:
-        """Return the request of ``body`` as a short body with the same meaning.
+    async def slim(self, body: bytes, route: bytes = CHAT) -> bytes:
+        """Return the request of ``body`` to a ``route`` as a short body with the same meaning.
 
         Raises:
-            ApiError: what `parse_request` raises; 503 if too many large bodies wait.
+            ApiError: what `parse_request` or `parse_completion` raises; 503 if too many large bodies wait.
         """
         if self._waiting_bytes and self._waiting_bytes + len(body) > LARGE_BODIES.most:
             raise ApiError(
@@ -71,7 +74,7 @@ class LargeBodies:
         try:
             async with self._free:
                 for _ in range(ATTEMPTS):
-                    answer = await self._ask(body)
+                    answer = await self._ask(route + body)
                     if answer is not None:
                         break
                 else:
@@ -165,9 +168,12 @@ def _peak_kb() -> int:
 
 
 def _answer(source: BinaryIO, length: int) -> bytes:
-    context_length = int.from_bytes(source.read(LENGTH_BYTES), "big")
-    body = source.read(length - LENGTH_BYTES)
+    context_length, route = int.from_bytes(source.read(LENGTH_BYTES), "big"), source.read(1)
+    body = source.read(length - LENGTH_BYTES - 1)
     try:
+        if route == TEXT:
+            completion = parse_completion(body, context_length)
+            return SLIM + orjson.dumps(completion.model_dump(exclude_unset=True))
         request, values = parse_request(body, context_length)
     except ApiError as error:
         told = {name: getattr(error, name) for name in ("status", "message", "code", "param", "kind", "limit")}

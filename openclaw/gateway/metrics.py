@@ -13,12 +13,12 @@ class GatewayMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.requests = Counter(
             "openclaw_requests",
-            "Chat completions by HTTP status (499: the client went away)",
+            "Completions of chats and texts by HTTP status (499: the client went away)",
             ["code"],
             registry=registry,
         )
-        self.refused = Counter("openclaw_refused", "Chat completions refused with 503; must stay 0", registry=registry)
-        self.in_flight = Gauge("openclaw_requests_in_flight", "Chat completions under way", registry=registry)
+        self.refused = Counter("openclaw_refused", "Completions refused with 503; must stay 0", registry=registry)
+        self.in_flight = Gauge("openclaw_requests_in_flight", "Completions under way", registry=registry)
         self.first_token = Histogram(
             "openclaw_ttft_seconds", "Seconds from request to first token", buckets=SECONDS, registry=registry
         )

@@ -17,8 +17,9 @@ from openclaw.gateway.episodes import (
     GroupRequest,
     RewardRequest,
 )
-from openclaw.gateway.guard import CHAT_PATH
+from openclaw.gateway.guard import CHAT_PATH, TEXT_PATH
 from openclaw.gateway.schema import ChatRequest
+from openclaw.gateway.text_completions import CompletionRequest
 from openclaw.gateway.turns import FeedbackRequest
 
 ERROR: dict[str, Any] = {
@@ -78,6 +79,29 @@ COMPLETION: dict[str, Any] = {
 }
 
 
+TEXT: dict[str, Any] = {
+    **COMPLETION,
+    "properties": {
+        **COMPLETION["properties"],
+        "object": {"const": "text_completion"},
+        "choices": {
+            "type": "array",
+            "minItems": 1,
+            "items": {
+                "type": "object",
+                "required": ["index", "text", "finish_reason"],
+                "properties": {
+                    "index": {"type": "integer"},
+                    "text": {"type": "string"},
+                    "logprobs": {"type": ["object", "null"]},
+                    "finish_reason": {"enum": ["stop", "length"]},
+                },
+            },
+        },
+    },
+}
+
+
 EVERY_ROUTE = (401, 403, 429, 500)
 EVERY_API_ROUTE = (400, 404, 408, 409, 413, 415, 503)
 CHAT_OPERATION = {
@@ -85,11 +109,21 @@ CHAT_OPERATION = {
     "description": "Answer a conversation, streamed or whole.",
     "operationId": "chat_completions",
 }
-BODIES: dict[str, type[BaseModel]] = {CHAT_PATH: ChatRequest, "/v1/feedback": FeedbackRequest}
+TEXT_OPERATION = {
+    "summary": "Text Completions",
+    "description": "Continue a text or token ids, streamed or whole; never trained.",
+    "operationId": "text_completions",
+}
+BODIES: dict[str, type[BaseModel]] = {CHAT_PATH: ChatRequest, TEXT_PATH: CompletionRequest}
+BODIES |= {"/v1/feedback": FeedbackRequest}
 BODIES |= {EPISODES_PATH: EpisodeRequest, REWARD_PATH: RewardRequest, GROUP_CLOSE_PATH: GroupRequest}
 ANSWERS: dict[str, dict[str, Any]] = {
     CHAT_PATH: {
         "application/json": {"schema": COMPLETION},
+        "text/event-stream": {"schema": {"type": "string"}},
+    },
+    TEXT_PATH: {
+        "application/json": {"schema": TEXT},
         "text/event-stream": {"schema": {"type": "string"}},
     },
     "/": {"application/json": {"schema": {"type": "object"}}, "text/html": {"schema": {"type": "string"}}},
@@ -99,7 +133,8 @@ ANSWERS: dict[str, dict[str, Any]] = {
 
 def describe(description: dict[str, Any]) -> None:
     """Add the missing parts to an OpenAPI description, in place."""
-    description["paths"][CHAT_PATH] = {"post": dict(CHAT_OPERATION, responses={"200": {"description": "The reply"}})}
+    for path, operation in ((CHAT_PATH, CHAT_OPERATION), (TEXT_PATH, TEXT_OPERATION)):
+        description["paths"][path] = {"post": dict(operation, responses={"200": {"description": "The reply"}})}
     for path, operations in description["paths"].items():
         statuses = [*EVERY_ROUTE, *(EVERY_API_ROUTE if path.startswith("/v1/") else ())]
         for operation in operations.values():

@@ -25,10 +25,10 @@ from typing import Any, TypeVar
 from openclaw.engine.client import GRAMMAR_PARAMETER, EngineClient, TokenChunk
 from openclaw.exceptions import EngineError, EngineRejectedError
 from openclaw.gateway.auth import Client
-from openclaw.gateway.capture import Capture, Prompt, Step, usage
+from openclaw.gateway.capture import Capture, Prompt, Step, token_counts, usage
 from openclaw.gateway.errors import ApiError, from_engine, from_ledger
 from openclaw.gateway.metrics import GatewayMetrics
-from openclaw.gateway.stream import DONE, ChunkWriter, choice, event, head
+from openclaw.gateway.stream import CHAT, DONE, Form, event
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.records import Turn
 from openclaw.messages.fingerprint import routing_key
@@ -113,10 +113,10 @@ class Replies:
             owner=client.owner,
         )
 
-    def note_first_token(self, prompt: Prompt) -> None:
+    def note_first_token(self, created_at: float, prompt_tokens: int) -> None:
         """Count a reply that has its first tokens and its session."""
-        self._metrics.first_token.observe(self._clock() - prompt.created_at)
-        self._metrics.prompt_tokens.inc(len(prompt.ids))
+        self._metrics.first_token.observe(self._clock() - created_at)
+        self._metrics.prompt_tokens.inc(prompt_tokens)
 
     def refused_by_ledger(self, prompt: Prompt, error: LedgerError) -> ApiError:
         """Count a request that the ledger refused, and return the client's error."""
@@ -173,10 +173,17 @@ class Replies:
 
 @dataclass(frozen=True)
 class Opening:
-    """The start of a reply: its empty choices, and the search for its session (`Sessions.begin`)."""
+    """The start of a reply.
+
+    Attributes:
+        captures: its empty choices. If they have several prompts, these share the id of the completion.
+        find_session: the search for its session (`Sessions.begin`).
+        form: of the answers.
+    """
 
     captures: list[Capture]
     find_session: Callable[[], Coroutine[Any, Any, TurnContext]]
+    form: Form = CHAT
 
 
 class Reply:
@@ -215,8 +222,8 @@ class Reply:
 
     @property
     def tokens(self) -> tuple[int, int]:
-        """Tokens of the prompt, and of all choices."""
-        return len(self._prompt.ids), sum(len(capture.ids) for capture in self.captures)
+        """Tokens of the prompts, and of all choices."""
+        return token_counts(self.captures)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -272,7 +279,7 @@ class Reply:
 
     async def _begin(self, opening: Opening) -> None:
         """Wait for the first tokens and for the commit of what the request says about earlier turns."""
-        self.captures = opening.captures
+        self.captures, self._form = opening.captures, opening.form
         sources = [self._read(capture) for capture in self.captures]
         self._steps = sources[0] if len(sources) == 1 else interleave(sources)  # one is read without a task in between
         self._replies.begin(self._client.owner)
@@ -292,7 +299,7 @@ class Reply:
             self._committing = True
             self._replies.spawn(self._end_start(first, context, aborted=True))
             raise
-        self._replies.note_first_token(self._prompt)
+        self._replies.note_first_token(self._prompt.created_at, self.tokens[0])
 
     async def _end_start(self, first: asyncio.Task[Step], context: asyncio.Task[TurnContext], *, aborted: bool) -> None:
         """Stop both halves of a start after a failure; with ``aborted``, record that the client disconnected."""
@@ -326,15 +333,7 @@ class Reply:
         async with aclosing(self._client_steps()) as steps:
             async for _ in steps:
                 continue
-        choices = [
-            choice(
-                capture.index,
-                capture.builder.message(),
-                capture.finish_reason or "stop",
-                None if capture.entries is None else capture.content_logprobs,
-            )
-            for capture in self.captures
-        ]
+        choices = [self._form.choice(capture) for capture in self.captures]
         told = {"warning": UNLIKE} if self.context.unlike else {}
         return {**self._head(), "choices": choices, "usage": usage(self.captures), **told}
 
@@ -342,7 +341,7 @@ class Reply:
         """Yield the reply, which has begun, as server-sent events; the last one is an error if it failed."""
         request = self._prompt.request
         options = request.stream_options
-        writer = ChunkWriter(
+        writer = self._form.writer(
             self._head(), logprobs=bool(request.logprobs), include_usage=bool(options and options.include_usage)
         )
         try:
@@ -357,7 +356,7 @@ class Reply:
         yield ends + writer.usage(usage(self.captures)) + DONE
 
     def _head(self) -> dict[str, Any]:
-        return head(self.id, self._prompt.model, self._prompt.created_at, self.weight_version)
+        return self._form.head(self.id, self._prompt.model, self._prompt.created_at, self.weight_version)
 
     async def _client_steps(self) -> AsyncGenerator[Step, None]:
         """Yield the client's pieces as they are generated, then record the turns.

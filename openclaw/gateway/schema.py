@@ -211,18 +211,13 @@ class StreamOptions(_Strict):
     include_obfuscation: bool | None = None
 
 
-class ChatRequest(_Strict):
-    """A chat completion request with every parameter that has a meaning here."""
+class SamplingRequest(_Strict):
+    """What a request may say whatever its prompt is: how to sample and to send the replies, and whose session it is."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
     model: Annotated[str, AtMost(MODEL_CHARACTERS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    parallel_tool_calls: bool | None = None
     max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=1e-6, le=1)
     top_k: int | None = Field(None, ge=-1)
@@ -238,14 +233,7 @@ class ChatRequest(_Strict):
     skip_special_tokens: bool | None = None
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     n: Annotated[int, Field(ge=1), AtMost(CHOICES)] | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0), AtMost(TOP_LOGPROBS)] | None = None
-    response_format: ResponseFormat | None = None
-    modalities: list[str] | None = None
-    reasoning_effort: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     session_id: Annotated[str, AtMost(SESSION_ID)] | None = None
-    turn_type: Literal["main", "side"] | None = None
     session_done: bool | None = None
 
     @property
@@ -262,6 +250,23 @@ class ChatRequest(_Strict):
     def choices(self) -> int:
         """The number of requested choices."""
         return self.n or 1
+
+
+class ChatRequest(SamplingRequest):
+    """A chat completion request with every parameter that has a meaning here."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0), AtMost(TOP_LOGPROBS)] | None = None
+    response_format: ResponseFormat | None = None
+    modalities: list[str] | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    turn_type: Literal["main", "side"] | None = None
 
     @property
     def offers_tools(self) -> bool:
@@ -360,18 +365,7 @@ def parse_request(body: bytes, context_length: int | None = None) -> tuple[ChatR
     Raises:
         ApiError: 400, naming the invalid parameter.
     """
-    try:
-        raw = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise bad_request(f"the body is not JSON: {error}", code="invalid_json") from error
-    if not isinstance(raw, dict):
-        raise bad_request("the body must be a JSON object with 'messages'", code="invalid_json")
-    if nesting(body, JSON_DEPTH.most) > JSON_DEPTH.most:
-        raise bad_request(
-            f"the body nests deeper than {JSON_DEPTH.most} levels; send flatter JSON",
-            code="invalid_json",
-            bound=JSON_DEPTH,
-        )
+    raw = json_object(body, "messages")
     values = {name: value for name, value in raw.items() if value is not None and name not in IGNORED}
     for name in values.keys() - ChatRequest.model_fields.keys():
         shown = name[:SHOWN_CHARACTERS]
@@ -387,6 +381,27 @@ def parse_request(body: bytes, context_length: int | None = None) -> tuple[ChatR
         check_prompt_size(prompt_characters(values["messages"], values.get("tools") or ()), context_length)
     _check_meaning(request)
     return request, values
+
+
+def json_object(body: bytes, field: str) -> dict[str, Any]:
+    """Return the object in a body, of which ``field`` is the main part.
+
+    Raises:
+        ApiError: 400, if the body is no such JSON.
+    """
+    try:
+        raw = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise bad_request(f"the body is not JSON: {error}", code="invalid_json") from error
+    if not isinstance(raw, dict):
+        raise bad_request(f"the body must be a JSON object with {field!r}", code="invalid_json")
+    if nesting(body, JSON_DEPTH.most) > JSON_DEPTH.most:
+        raise bad_request(
+            f"the body nests deeper than {JSON_DEPTH.most} levels; send flatter JSON",
+            code="invalid_json",
+            bound=JSON_DEPTH,
+        )
+    return raw
 
 
 def _advice_on(place: Place) -> str | None:
@@ -415,6 +430,29 @@ def _check_meaning(request: ChatRequest) -> None:
         )
     if request.top_logprobs and not request.logprobs:
         raise bad_request("top_logprobs: send 'logprobs': true with it", param="top_logprobs")
+    check_sampling(request)
+    _check_template_keywords(request)
+    check_grammar_size(request.enforced_schemas)
+    if (answer := request.response_schema) is not None:
+        check_enforced("response_format", answer)
+    for tool in request.callable_tools:
+        if tool.function.strict:
+            check_enforced("tools", tool.function.parameters or {}, tool.function.name)
+    if reserved := RESERVED_TEMPLATE_KWARGS & (request.chat_template_kwargs or {}).keys():
+        raise bad_request(
+            f"chat_template_kwargs: {min(reserved)!r} is reserved for the server; leave it out",
+            param="chat_template_kwargs",
+        )
+    if all(message.role in ("system", "developer") for message in request.messages):
+        raise bad_request("messages: send at least one user message", param="messages")
+
+
+def check_sampling(request: SamplingRequest) -> None:
+    """Refuse values that contradict each other, or are more than an engine takes.
+
+    Raises:
+        ApiError: 400, naming the parameter.
+    """
     if len(request.stops) > STOP_STRINGS.most:
         raise bad_request(f"stop: send up to {STOP_STRINGS.most} strings", param="stop", bound=STOP_STRINGS)
     if sum(map(len, request.stops)) > STOP_CHARACTERS.most:
@@ -436,20 +474,6 @@ def _check_meaning(request: ChatRequest) -> None:
         )
     if any(not TOKEN_ID.fullmatch(token) for token in request.logit_bias or ()):
         raise bad_request("logit_bias: name tokens by their ids, like {'1734': -5}", param="logit_bias")
-    _check_template_keywords(request)
-    check_grammar_size(request.enforced_schemas)
-    if (answer := request.response_schema) is not None:
-        check_enforced("response_format", answer)
-    for tool in request.callable_tools:
-        if tool.function.strict:
-            check_enforced("tools", tool.function.parameters or {}, tool.function.name)
-    if reserved := RESERVED_TEMPLATE_KWARGS & (request.chat_template_kwargs or {}).keys():
-        raise bad_request(
-            f"chat_template_kwargs: {min(reserved)!r} is reserved for the server; leave it out",
-            param="chat_template_kwargs",
-        )
-    if all(message.role in ("system", "developer") for message in request.messages):
-        raise bad_request("messages: send at least one user message", param="messages")
 
 
 def _check_pictures(request: ChatRequest) -> None:
@@ -561,20 +585,24 @@ def _without_urls(value: Any) -> Any:
     return [part for part in value if not (isinstance(part, dict) and "image_url" in part)]
 
 
-def check_prompt_size(characters: int, context_length: int) -> None:
-    """Refuse a prompt that cannot fit the context, without tokenising it.
+def check_prompt_size(characters: int, context_length: int, param: str = "messages") -> None:
+    """Refuse a prompt that cannot fit the context, without tokenising it; ``param`` has it.
 
     Raises:
         ApiError: 400 ``context_length_exceeded``.
     """
     if characters > context_length * PROMPT_CHARACTERS.most:
         raise bad_request(
-            f"This model's maximum context length is {context_length} tokens. However, your messages have {characters} "
-            "characters, which are more tokens than that. Please reduce the length of the messages.",
-            param="messages",
+            f"This model's maximum context length is {context_length} tokens. However, your {param} {_have(param)} {characters} "
+            f"characters, which are more tokens than that. Please reduce the length of the {param}.",
+            param=param,
             code="context_length_exceeded",
             bound=PROMPT_CHARACTERS,
         )
+
+
+def _have(param: str) -> str:
+    return "have" if param.endswith("s") else "has"
 
 
 def _items(value: object) -> int:

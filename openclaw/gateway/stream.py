@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from chat_codec.reply_parser import Content, Delta, Reasoning, ToolCallArguments, ToolCallStart
-from openclaw.gateway.capture import Step
+from openclaw.gateway.capture import Capture, Step
 from openclaw.gateway.errors import CLIENT_GONE, ClientGoneError, stopping
 
 COMMENT = b": keep-alive\n\n"
@@ -101,14 +101,30 @@ def event(value: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
-class ChunkWriter:
+class Writer(Protocol):
+    """Writes the events of one streamed request."""
+
+    def step(self, step: Step) -> bytes:
+        """Return the events of a choice's next step."""
+        ...
+
+    def finish(self, index: int, reason: str) -> bytes:
+        """Return the event with a choice's finish reason."""
+        ...
+
+    def usage(self, usage: dict[str, Any]) -> bytes:
+        """Return the event with the usage, or nothing if the client did not ask for it."""
+        ...
+
+
+class ChunkWriter(Writer):
     """Writes the chunks of one streamed request, each with the ``index`` of its choice."""
 
-    def __init__(self, head: dict[str, Any], *, logprobs: bool = False, include_usage: bool = False) -> None:
+    def __init__(self, head: Mapping[str, Any], *, logprobs: bool = False, include_usage: bool = False) -> None:
         """Start a stream.
 
         Args:
-            head: the fields of every chunk, see `head`.
+            head: the fields of every chunk, see `Form.head`.
             logprobs: whether the client asked for log-probabilities.
             include_usage: whether it asked for the usage.
         """
@@ -153,21 +169,34 @@ class ChunkWriter:
         return self._begin + orjson.dumps(part) + self._end
 
 
-def head(completion_id: str, model: str, created: float, weight_version: str) -> dict[str, Any]:
-    """Return the fields of every answer to one request; ``system_fingerprint`` names the weights."""
-    return {
-        "id": completion_id,
-        "object": "chat.completion",
-        "created": int(created),
-        "model": model,
-        "system_fingerprint": f"weights-{weight_version}",
-    }
+class Form:
+    """The form of the answers to one request: here that of chat completions."""
+
+    def head(self, completion_id: str, model: str, created: float, weight_version: str) -> dict[str, Any]:
+        """Return the fields of every answer to one request; ``system_fingerprint`` names the weights."""
+        return {
+            "id": completion_id,
+            "object": "chat.completion",
+            "created": int(created),
+            "model": model,
+            "system_fingerprint": f"weights-{weight_version}",
+        }
+
+    def choice(self, capture: Capture) -> dict[str, Any]:
+        """Return one choice of a whole reply."""
+        return {
+            "index": capture.index,
+            "message": capture.builder.message(),
+            "logprobs": None if capture.entries is None else _logprobs_field(capture.content_logprobs),
+            "finish_reason": capture.finish_reason or "stop",
+        }
+
+    def writer(self, head: Mapping[str, Any], *, logprobs: bool, include_usage: bool) -> Writer:
+        """Return the writer of a stream's events."""
+        return ChunkWriter(head, logprobs=logprobs, include_usage=include_usage)
 
 
-def choice(index: int, message: dict[str, Any], reason: str, logprobs: list[dict[str, Any]] | None) -> dict[str, Any]:
-    """Return one choice of a whole reply; ``logprobs`` is None unless the client asked for them."""
-    numbers = None if logprobs is None else _logprobs_field(logprobs)
-    return {"index": index, "message": message, "logprobs": numbers, "finish_reason": reason}
+CHAT = Form()
 
 
 def _logprobs_field(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:

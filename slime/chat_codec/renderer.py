@@ -128,6 +128,34 @@ class Renderer:
         with self._lock:
             return self._prompts.encode(clean(text))
 
+    async def encode_prompt(self, text: str) -> list[int]:
+        """Return the ids of a whole prompt, without blocking the event loop: control tokens that it spells count."""
+
+        def work() -> list[int]:
+            with self._lock:
+                return list(self._tokenizer(text).input_ids)
+
+        return await self._beside(work, len(text))
+
+    async def decode_prompt(self, ids: Sequence[int]) -> str:
+        """Return the text of a whole prompt, control tokens included, without blocking the event loop."""
+
+        def work() -> str:
+            with self._lock:
+                return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+        return await self._beside(work, len(ids))
+
+    async def _beside(self, work: Callable[[], Done], size: int) -> Done:
+        """Return the result of ``work``; work on more than `SHORT_CHARACTERS` runs in the thread."""
+        if size <= SHORT_CHARACTERS and self._lock.acquire(blocking=False):
+            # Doing something short here is faster than handing it to the thread.
+            try:
+                return work()
+            finally:
+                self._lock.release()
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
     def render_reply(
         self,
         messages: Sequence[Message],
@@ -205,13 +233,7 @@ class Renderer:
             return ids, "none" if reasoning is None else self.thought_at_end(ids, reasoning)
 
         size = sum(len(content_text(message.get("content"))) for message in messages)
-        if size <= SHORT_CHARACTERS and not tools and self._lock.acquire(blocking=False):
-            # Rendering a short prompt here is faster than handing it to the thread.
-            try:
-                return work()
-            finally:
-                self._lock.release()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        return await self._beside(work, size if not tools else SHORT_CHARACTERS + 1)
 
     def thought_at_end(self, prompt_ids: Sequence[int], reasoning: ReasoningFormat) -> Thought:
         """Return the state of a thought at the end of a prompt."""

@@ -19,6 +19,7 @@ from openclaw.gateway.episodes import GroupRequest, parse_episode, parse_reward
 from openclaw.gateway.errors import ApiError
 from openclaw.gateway.limits import parse_body
 from openclaw.gateway.schema import parse_request
+from openclaw.gateway.text_completions import parse_completion
 from openclaw.gateway.turns import parse_feedback
 from openclaw.launch.report import limit_lines, short_limits
 from tests.helpers.nested import nested
@@ -73,6 +74,7 @@ CHAT: list[tuple[Bound, dict[str, Any]]] = [
 ]
 """Fields of a chat completion beyond a bound."""
 EPISODE = {"task": "t", "ttl_s": 1}
+read_text = partial(parse_completion, context_length=16)
 OTHERS: list[tuple[Bound, Callable[[bytes], object], dict[str, Any]]] = [
     (b.SESSION_ID, parse_feedback, {"response_id": text(b.SESSION_ID), "thumbs": "up"}),
     (b.FEEDBACK_CHARACTERS, parse_feedback, {"response_id": "a", "text": text(b.FEEDBACK_CHARACTERS)}),
@@ -83,6 +85,10 @@ OTHERS: list[tuple[Bound, Callable[[bytes], object], dict[str, Any]]] = [
     (b.EPISODE_NAME, parse_episode, {**EPISODE, "group": text(b.EPISODE_NAME), "group_size": 2}),
     (b.EPISODE_NAME, partial(parse_body, GroupRequest, bound=b.EPISODE_BODY), {"group": text(b.EPISODE_NAME)}),
     (b.EPISODE_SECONDS, parse_episode, {**EPISODE, "ttl_s": b.EPISODE_SECONDS.most + 1}),
+    (b.TEXT_REPLIES, read_text, {"prompt": ["a"] * (b.TEXT_REPLIES.most + 1)}),
+    (b.TEXT_REPLIES, read_text, {"prompt": ["a"] * b.TEXT_REPLIES.most, "n": 2}),
+    (b.TOP_LOGPROBS, read_text, {"prompt": "a", "logprobs": b.TOP_LOGPROBS.most + 1}),
+    (b.PROMPT_CHARACTERS, read_text, {"prompt": "x" * (b.PROMPT_CHARACTERS.most * 16 + 1)}),
     (b.EPISODE_GROUP, parse_episode, {**EPISODE, "group": "g", "group_size": b.EPISODE_GROUP.most + 1}),
 ]
 """Other bodies beyond a bound, with what reads them."""

@@ -106,7 +106,7 @@ async def test_each_route_that_it_names_is_there(stack: Stack) -> None:
     [
         ("POST", "/v1/responses", "no Responses API"),
         ("POST", "/v1/messages", "no Messages API"),
-        ("POST", "/v1/completions", "no API for plain texts"),
+        ("POST", "/completions", "the base URL of this server ends in /v1"),
         ("POST", "/v1/embeddings", "gives no embeddings"),
         ("POST", "/chat/completions", "the base URL of this server ends in /v1"),
         ("POST", "/v1/v1/chat/completions/", "the base URL of this server ends in /v1"),

@@ -28,13 +28,14 @@ from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
 from openclaw.gateway.chat import ChatService
 from openclaw.gateway.schema import IGNORED, ChatRequest
+from openclaw.gateway.text_completions import CompletionRequest
 from openclaw.ledger.store import Ledger
 
 pytestmark = pytest.mark.slow
 
 REPLIES = ("Five.", "<think>\nhm\n</think>\n\n5", '<tool_call>\n{"name": "a", "arguments": {"b": 1}}\n</tool_call>', "")
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-WITH_BODY = {"POST /v1/chat/completions", "POST /v1/feedback"}
+WITH_BODY = {"POST /v1/chat/completions", "POST /v1/completions", "POST /v1/feedback"}
 QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large, HealthCheck.large_base_example]
 
 
@@ -134,11 +135,29 @@ def test_no_body_makes_the_server_fail(client: httpx.Client, body: dict[str, Any
     check(client.post("/v1/chat/completions", content=content))
 
 
+PROMPTS = TEXTS | st.lists(st.integers(-1, 999), max_size=4)
+COMPLETIONS = st.builds(
+    lambda prompt, sensible, wild: {"prompt": prompt, **sensible, **wild},
+    PROMPTS | st.lists(PROMPTS, max_size=3) | ANYTHING,
+    st.fixed_dictionaries(
+        {}, optional={name: SENSIBLE[name] for name in ("stream", "n", "stop", "max_tokens", "session_id")}
+    ),
+    st.dictionaries(st.sampled_from([*sorted(CompletionRequest.model_fields), "whatever"]), ANYTHING, max_size=2),
+)
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=QUIET)
+@given(COMPLETIONS)
+def test_no_text_completion_makes_the_server_fail(client: httpx.Client, body: dict[str, Any]) -> None:
+    content = json.dumps(body, allow_nan=True).encode("utf-8", "surrogatepass")
+    check(client.post("/v1/completions", content=content))
+
+
 def check(response: httpx.Response) -> None:
     """Hold an answer to its status and shape."""
     if response.status_code == 200:
         ends = response.text.endswith("data: [DONE]\n\n")
-        assert ends or response.json()["object"] == "chat.completion"
+        assert ends or response.json()["object"] in ("chat.completion", "text_completion")
     else:
         assert 400 <= response.status_code < 500, response.text
         assert response.json()["error"]["message"]

@@ -6,10 +6,17 @@ import re
 from pathlib import Path
 
 from openclaw.gateway.schema import IGNORED, ChatRequest
+from openclaw.gateway.text_completions import CompletionRequest
 
 
 def test_parameters_are_documented(repository: Path) -> None:
     text = (repository / "openclaw/gateway/parameters.md").read_text().split("## Usage")[0]
+    assert documented(text) == ChatRequest.model_fields.keys() | IGNORED
+    page = (repository / "openclaw/gateway/text_completions.md").read_text()
+    assert documented(page) == CompletionRequest.model_fields.keys()
+
+
+def documented(text: str) -> set[str]:
+    """The parameters in the first column of the tables in ``text``."""
     cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
-    documented = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
-    assert documented == ChatRequest.model_fields.keys() | IGNORED
+    return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
