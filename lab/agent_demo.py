@@ -44,12 +44,12 @@ VARIABLES = {
     "LEARNING_RATE": "6e-4",
     "CONTEXT_LENGTH": "8192",
     "MAX_TOKENS_PER_GPU": "8192",
-    "MAX_RESPONSE_LENGTH": "64",
+    "MAX_RESPONSE_LENGTH": "128",
     "OPENCLAW_TEMPERATURE": "1.0",
     "GATE": "0",
 }
-"""Defaults of the run: a step has one group, and prompts of programs are long. Rewards are a verifier's and no opinions, so none is
-kept out of training as a probe."""
+"""Defaults of the run: a step has one group, and prompts of programs are long. A taught reply has 51 tokens, so that the fuse on long
+replies trips for babble only. Rewards are a verifier's and no opinions, so none is kept out of training as a probe."""
 
 
 class DemoFailed(RuntimeError):
@@ -138,7 +138,7 @@ def train(options: argparse.Namespace, run: LaunchedRun, driver: ChildProcess, c
     """Wait until every update is live.
 
     Raises:
-        RunFailed: the run ended.
+        RunFailed: the run ended, or a fuse paused its training.
         DemoFailed: the driver ended, or no update came for long.
     """
     columns = (TextColumn("updates"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"))
@@ -151,7 +151,7 @@ def train(options: argparse.Namespace, run: LaunchedRun, driver: ChildProcess, c
         steps, since = 0, time.monotonic()
         while steps < options.updates:
             time.sleep(POLL_SECONDS)
-            run.check()
+            run.check_trains()
             if not driver.alive():
                 raise DemoFailed(f"the driver ended; the end of {driver.log_path}:\n{driver.log_tail()}")
             now = int(ledger.views.counts()["steps"])

@@ -82,7 +82,7 @@ async def talk(run: LaunchedRun, client: AsyncOpenAI, ledger: Ledger, options: a
         try:
             while not watch.done:
                 await asyncio.sleep(POLL_SECONDS)
-                run.check()
+                run.check_trains()
                 steps = watch.steps
                 watch.look()
                 if watch.steps > steps:

@@ -271,11 +271,11 @@ class Trainer:
         With ``--update-weights-interval`` above 1 an update is not live at once, so it is not waited for.
 
         Raises:
-            RunFailed: the run ended, or nothing changed for `STUCK_SECONDS`.
+            RunFailed: the run ended, a fuse paused it, or nothing changed for `STUCK_SECONDS`.
         """
         seen, since = None, time.monotonic()
         while True:
-            self._run.check()
+            self._run.check_trains()
             pending = int(self._ledger.views.counts()["turns"].get("pending", 0))
             leased = 0 if self._holds_weights else self._ledger.samples.untrained_leases()
             state = (pending, self.ready, leased)

@@ -20,6 +20,7 @@ from pathlib import Path
 import httpx
 import psutil
 
+from groundwork.paused import paused
 from groundwork.process import ChildProcess, spawn
 from openclaw.config.runtime_variables import RuntimeVariables, client_key
 from openclaw.launch.variables import LaunchVariables
@@ -136,6 +137,12 @@ class LaunchedRun:
             code = self._child.returncode if self._child else None
             tail = self._child.log_tail(25) if self._child else ""
             raise RunFailed(f"the run ended with exit code {code}; the end of {self.log_path}:\n{tail}")
+
+    def check_trains(self) -> None:
+        """Raise `RunFailed` when the run has ended, or a fuse has paused its training."""
+        self.check()
+        if note := paused(self.settings.run_dir):
+            raise RunFailed(f"{note}; see {self.log_path}")
 
     async def wait_ready(self) -> None:
         """Return when the gateway answers.

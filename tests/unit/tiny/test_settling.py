@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from groundwork.paused import pause
 from lab.personal import run
 from lab.personal.run import Trainer
 from lab.testkit.ledger_records import USER_NEXT, judged_sample, make_turn
@@ -93,4 +94,10 @@ async def test_a_run_that_stands_still_is_an_error(
     ledger.turns.record(make_turn("a"))
     ledger.turns.record_next_state("a", USER_NEXT, 102.0)
     with pytest.raises(RunFailed, match="nothing changed for 0 s: 1 turns wait for the judge, 0 samples are"):
+        await make().settle()
+
+
+async def test_a_fuse_that_paused_training_ends_the_wait(make: Callable[..., Trainer], tmp_path: Path) -> None:
+    pause(tmp_path, 3, "rollout/response_len/of_limit>0.9 (it is 0.91)")
+    with pytest.raises(RunFailed, match=r"training is paused since rollout 3: rollout/response_len/of_limit>0.9"):
         await make().settle()
