@@ -161,7 +161,7 @@ async def play_all(
         ConfigError: the endpoint fails.
         AgentError: an episode cannot be played, and another try would not help.
     """
-    kind = load_environment(source.environment)
+    kind = load_environment(source.kind.environment)
     offered = {task.id: task for task in kind.tasks()}
     slots = asyncio.Semaphore(options.parallel)
     parameters = {"max_tokens": options.max_tokens, "temperature": options.temperature}
@@ -216,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = settings_of(options)
         source = GuiSource.from_env()
         ids = source.ids("heldout")[: options.tasks]
-        print(f"tasks    {len(ids)} of {source.task_type}\nendpoint {options.base_url}, {options.model}")
+        print(f"tasks    {len(ids)} of {source.name}\nendpoint {options.base_url}, {options.model}")
         print(
             f"limits   {settings.max_turns} replies, {settings.max_malformed} format errors, "
             f"{settings.keep_pictures} pictures, {options.max_tokens} tokens of a reply",

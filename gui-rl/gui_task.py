@@ -91,11 +91,11 @@ class Task(TaskConfig):
     def summary(self, environment: Mapping[str, str], *, trains: bool) -> str:
         """Return which tasks there are, where their screens come from, and what an agent sees of them."""
         source, seen = GuiSource.from_env(environment), GuiSettings.from_env(environment)
-        pool = self.server_url or f"a pool here with {self.slots} slots, {seen.backend}"
+        pool = self.server_url or f"a pool here with {self.slots} slots, {source.driver}"
         train = len(source.ids("train")) if trains else 0
         held_out = len(source.ids("heldout")) if self.eval_interval or not trains else 0
         screen = f"screen   {seen.observation}, {seen.coordinates} coordinates"
-        return f"{source.task_type}, {train} to train on, {held_out} to evaluate on; from {pool}\n  {screen}"
+        return f"{source.name}, {train} to train on, {held_out} to evaluate on; from {pool}\n  {screen}"
 
     def file(self, split: Split, run_dir: Path) -> Path:
         """Return the file of a split, under the name that the data source writes, too."""
@@ -119,7 +119,7 @@ class Task(TaskConfig):
 
     def pool(self, run_dir: Path) -> list[str]:
         """Return the arguments of the pool."""
-        words = ["--env", GuiSource.from_env().environment, "--slots", str(self.slots)]
+        words = ["--env", GuiSource.from_env().kind.environment, "--slots", str(self.slots)]
         return [*words, "--ledger", str(run_dir / "pool.sqlite")]
 
     def start(self, plan: Plan) -> NoReturn:

@@ -19,12 +19,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHONS = ("3.11", "3.12")
 PLATFORM = "x86_64-manylinux_2_34"
+WHEELS_ONLY = ("--only-binary", ":all:")
 EXTRAS = ("train", "serve", "megatron", "tracking", "tools", "gui", "demo", "dev")
 LOCKS = ("cpu", "gpu")
 HEADERS = {
@@ -150,9 +151,12 @@ class Resolver:
         with tempfile.TemporaryDirectory() as folder:
             wanted = Path(folder) / "pins.txt"
             wanted.write_text("".join(f"{name}=={version}\n" for name, version in pins.items()))
-            return read_hashes(self._lock([str(wanted), "--no-deps"], PYTHONS[0], [pins]))
+            # Hashes need no wheel, and a lock that is kept by hand may have a package without one.
+            return read_hashes(self._lock([str(wanted), "--no-deps"], PYTHONS[0], [pins], wheels=()))
 
-    def _lock(self, inputs: list[str], python: str, preferences: Iterable[Pins]) -> str:
+    def _lock(
+        self, inputs: list[str], python: str, preferences: Iterable[Pins], wheels: Sequence[str] = WHEELS_ONLY
+    ) -> str:
         """Return the lock that uv writes."""
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder) / "lock.txt"
@@ -164,7 +168,7 @@ class Resolver:
                 )
             )
             options = ["--generate-hashes", "--no-header", "--no-annotate", "--output-file", str(output)]
-            self._run(["compile", *inputs, *options], python, Path(folder))
+            self._run(["compile", *inputs, *options, *wheels], python, Path(folder))
             return output.read_text()
 
     def try_install(self, python: str, pins: Pins) -> None:
@@ -173,11 +177,13 @@ class Resolver:
             lock = Path(folder) / "lock.txt"
             lock.write_text("".join(f"{name}=={self._public(version)}\n" for name, version in pins.items()))
             self._run(
-                ["install", "--dry-run", "--target", str(Path(folder) / "site"), "-r", str(lock)], python, Path(folder)
+                ["install", "--dry-run", "--target", str(Path(folder) / "site"), "-r", str(lock), *WHEELS_ONLY],
+                python,
+                Path(folder),
             )
 
     def _run(self, command: list[str], python: str, folder: Path) -> None:
-        options = ["--python-version", python, "--python-platform", PLATFORM, "--only-binary", ":all:"]
+        options = ["--python-version", python, "--python-platform", PLATFORM]
         if self.kind == "cpu":
             overrides = folder / "overrides.txt"
             pins = read_lock(self.overrides.read_text(), python)

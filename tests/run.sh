@@ -71,6 +71,7 @@ real() {
 programs() {
     scripts/setup_node.sh || echo "run.sh: the tests of OpenClaw and the JS SDK are skipped" >&2
     scripts/setup_chromium.sh || echo "run.sh: the tests of gui-rl in a browser and the attacks by one are skipped" >&2
+    scripts/setup_desktop.sh || echo "run.sh: the tests of gui-rl on a desktop are skipped" >&2
     scripts/setup_bubblewrap.sh || echo "run.sh: the tests of the sandbox are skipped" >&2
     scripts/setup_mini_swe_agent.sh || echo "run.sh: the tests of mini-swe-agent are skipped" >&2
     scripts/setup_swebench.sh || echo "run.sh: the comparison with swebench's grader is skipped" >&2

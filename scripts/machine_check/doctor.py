@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -74,6 +75,7 @@ def _machine_lines(machine: Machine, gpus: tuple[Gpu, ...], root: Path) -> list[
         f"  c++         {toolkit.compiler or 'none'}",
         f"  bubblewrap  {find_bubblewrap() or 'none; agents need it: bash scripts/setup_bubblewrap.sh'}",
         f"  Chromium    {find_chromium() or 'none; gui-rl needs it: bash scripts/setup_chromium.sh'}",
+        f"  Xvfb        {shutil.which('Xvfb') or 'none; a desktop of gui-rl needs it: bash scripts/setup_desktop.sh'}",
     ]
     for gpu in machine.driver.gpus:
         size = "unknown memory" if gpu.memory_mib is None else f"{gpu.memory_mib / 1024:.0f} GiB"

@@ -10,10 +10,9 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agentrl.exceptions import InvalidError
 from agentrl.tasks.gui.actions import CLICKS, Action, Point
 from agentrl.tasks.gui.browser.interface import Page, Screen
-from agentrl.tasks.gui.dom import Element, as_text, elements
+from agentrl.tasks.gui.dom import Element, as_text, elements, numbered
 from agentrl.tasks.gui.keys import NAMED, Key, key_of, needs_shift
 
 DRAG_STEPS = 8
@@ -163,10 +162,6 @@ class BrowserComputer:
     async def act(self, action: Action, point: Point | None, start: Point | None) -> None:
         """See `Computer`."""
         if action.element is not None:
-            if action.element > len(self.elements):
-                raise InvalidError(
-                    f"there is no element {action.element}; the page has {len(self.elements)}", code="no_element"
-                )
-            found = self.elements[action.element - 1]
-            point = found.x, found.y
+            target = numbered(self.elements, action.element)
+            point = target.x, target.y
         await self._hands.act(action, point, start)

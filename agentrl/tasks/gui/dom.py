@@ -7,10 +7,11 @@ elements, scripts and their data are not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentrl.exceptions import InvalidError
 from agentrl.tasks.gui.browser.interface import Page, Screen
 
 MAX_ELEMENTS = 200
@@ -83,21 +84,34 @@ async def elements(page: Page, screen: Screen, hidden: Sequence[str] = ()) -> li
     """Return the elements on a screen, in the order of the document; ``hidden`` are ids to leave out."""
     asked = READ % (MAX_ELEMENTS, screen.width, screen.height, list(hidden))
     read: list[dict[str, Any]] = await page.evaluate(asked)
-    return [
-        Element(
-            item["tag"],
-            item["text"],
-            item["name"],
-            item["hint"],
-            item.get("value"),
-            tuple(item["states"]),
-            item.get("color", ""),
-            item["x"],
-            item["y"],
-            (item["left"], item["top"], item["width"], item["height"]),
-        )
-        for item in read
-    ]
+    return [element_of(item) for item in read]
+
+
+def element_of(item: Mapping[str, Any]) -> Element:
+    """Return the element that a program on the screen describes."""
+    return Element(
+        item["tag"],
+        item["text"],
+        item["name"],
+        item["hint"],
+        item.get("value"),
+        tuple(item["states"]),
+        item.get("color", ""),
+        item["x"],
+        item["y"],
+        (item["left"], item["top"], item["width"], item["height"]),
+    )
+
+
+def numbered(found: Sequence[Element], number: int) -> Element:
+    """Return the element that `as_text` gives a number.
+
+    Raises:
+        InvalidError: there is none.
+    """
+    if number > len(found):
+        raise InvalidError(f"there is no element {number}; the screen has {len(found)}", code="no_element")
+    return found[number - 1]
 
 
 def as_text(found: Sequence[Element]) -> str:

@@ -8,15 +8,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from groundwork.exceptions import ConfigError
 from groundwork.variables import EnvironmentConfig, variable
+
+BROWSER_DRIVERS, DESKTOP_DRIVERS = ("playwright", "selenium"), ("pyautogui",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GuiSettings(EnvironmentConfig):
     """Values of the variables; see their help."""
 
-    backend: Literal["playwright", "selenium"] = variable(
-        "SCREENSHOT_BACKEND", "playwright", "library that drives the browser"
+    backend: str | None = variable(
+        "SCREENSHOT_BACKEND",
+        None,
+        "library that acts and takes the pictures: playwright or selenium in a browser, pyautogui on a desktop; default: "
+        "playwright, and pyautogui for TASK_TYPE=desktop",
+        choices=(*BROWSER_DRIVERS, *DESKTOP_DRIVERS),
     )
     coordinates: Literal["relative", "absolute", "qwen25"] = variable(
         "GUI_COORDINATE_TYPE",
@@ -36,6 +43,19 @@ class GuiSettings(EnvironmentConfig):
         "GUI_RESULT_DIR", None, "folder for recordings of episodes; default: none are made"
     )
     video: bool = variable("GUI_VIDEO", False, "add an animation to each recording")
+
+    def driver(self, *possible: str) -> str:
+        """Return the library that drives a screen: the chosen one, else the first of the possible ones.
+
+        Raises:
+            ConfigError: the chosen one cannot.
+        """
+        if self.backend is None or self.backend in possible:
+            return self.backend or possible[0]
+        others = "miniwob" if self.backend in BROWSER_DRIVERS else "desktop"
+        raise ConfigError(
+            f"SCREENSHOT_BACKEND={self.backend} cannot drive these screens; use {' or '.join(possible)}, or set TASK_TYPE={others}"
+        )
 
     @property
     def pictures(self) -> bool:

@@ -1,6 +1,7 @@
-"""Which screen tasks an agent gets, by the variables TASK_TYPE and GUI_FAMILIES, and their rows for ``--prompt-data``.
+"""Which screen tasks an agent gets, by the variables TASK_TYPE, SCREENSHOT_BACKEND and GUI_FAMILIES, and their rows for ``--prompt-data``.
 
 * ``miniwob``: families of MiniWoB++, of GUI_FAMILIES or all. A domain is a family.
+* ``desktop``: windows on a desktop by pyautogui, in families as well.
 * ``osworld``: tasks below GUI_TEST_CONFIG_BASE_DIR, split by GUI_TRAIN_META_PATH and GUI_EVAL_META_PATH.
 
 Guarantee: no task is in both splits.
@@ -9,36 +10,94 @@ Guarantee: no task is in both splits.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from types import ModuleType
+from typing import NamedTuple, Self
 
-from agentrl.tasks.gui.miniwob.pages import TASKS_PER_FAMILY, families, families_of, task_name
+from agentrl.tasks.gui.desktop import windows
+from agentrl.tasks.gui.miniwob import pages
 from agentrl.tasks.gui.osworld.settings import VmSettings
 from agentrl.tasks.gui.osworld.source import ids as osworld_ids
+from agentrl.tasks.gui.settings import BROWSER_DRIVERS, DESKTOP_DRIVERS, GuiSettings
 from agentrl.tasks.names import Split
 from groundwork.exceptions import ConfigError
 from groundwork.variables import EnvironmentConfig, variable
 
-ENVIRONMENTS = {
-    "miniwob": "agentrl.tasks.gui.miniwob.environment.MiniWobEnvironment",
-    "osworld": "agentrl.tasks.gui.osworld.environment.OsWorldEnvironment",
+
+class Kind(NamedTuple):
+    """A value of TASK_TYPE.
+
+    Attributes:
+        environment: as ``agentrl.pool --env`` takes it.
+        drivers: values of SCREENSHOT_BACKEND that are possible.
+        families: module with the families and names of its tasks; None if files list them.
+    """
+
+    environment: str
+    drivers: Sequence[str]
+    families: ModuleType | None = None
+
+
+KINDS = {
+    "miniwob": Kind("agentrl.tasks.gui.miniwob.environment.MiniWobEnvironment", BROWSER_DRIVERS, pages),
+    "desktop": Kind("agentrl.tasks.gui.desktop.environment.DesktopEnvironment", DESKTOP_DRIVERS, windows),
+    "osworld": Kind("agentrl.tasks.gui.osworld.environment.OsWorldEnvironment", DESKTOP_DRIVERS),
 }
+"""The first one whose driver SCREENSHOT_BACKEND names is the default."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GuiSource(EnvironmentConfig):
     """Values of the variables; see their help."""
 
-    task_type: Literal["miniwob", "osworld"] = variable("TASK_TYPE", "miniwob", "where the tasks come from")
-    families: str | None = variable(
-        "GUI_FAMILIES", None, "families of miniwob, separated by commas, such as click_test,enter_text; default: all"
+    task_type: str | None = variable(
+        *(
+            "TASK_TYPE",
+            None,
+            "where the tasks come from; default: miniwob, and desktop with SCREENSHOT_BACKEND=pyautogui",
+        ),
+        choices=tuple(KINDS),
     )
+    families: str | None = variable(
+        *(
+            "GUI_FAMILIES",
+            None,
+            "families of miniwob or desktop, separated by commas, such as click_test,enter_text; default: all",
+        )
+    )
+    backend: str | None = None
+    """Value of SCREENSHOT_BACKEND."""
+
+    @classmethod
+    def from_env(cls, environment: Mapping[str, str] = os.environ) -> Self:
+        """Return the configuration of this environment.
+
+        Raises:
+            ConfigError: a variable is invalid, or the library cannot drive the tasks.
+        """
+        settings = GuiSettings.from_env(environment)
+        source = replace(super().from_env(environment), backend=settings.backend)
+        settings.driver(*source.kind.drivers)
+        return source
 
     @property
-    def environment(self) -> str:
-        """The environment of the tasks, as ``agentrl.pool --env`` takes it."""
-        return ENVIRONMENTS[self.task_type]
+    def name(self) -> str:
+        """What kind of tasks they are, a key of `KINDS`."""
+        named = (name for name, kind in KINDS.items() if self.backend in (None, *kind.drivers))
+        return self.task_type or next(named)
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of the tasks."""
+        return KINDS[self.name]
+
+    @property
+    def driver(self) -> str:
+        """The library that drives their screens."""
+        return self.backend or self.kind.drivers[0]
 
     def ids(self, split: Split) -> list[str]:
         """Return the ids of a split's tasks.
@@ -46,15 +105,18 @@ class GuiSource(EnvironmentConfig):
         Raises:
             ConfigError: there is none, or a variable names what is not there.
         """
-        if self.task_type == "osworld":
+        of = self.kind.families
+        if of is None:
             return osworld_ids(VmSettings.from_env(), split)
         chosen = [part.strip().replace("-", "_") for part in (self.families or "").split(",") if part.strip()]
-        if unknown := [item for item in chosen if item not in families()]:
-            raise ConfigError(f"GUI_FAMILIES: there is no family {unknown[0]}; write some of {', '.join(families())}")
-        wanted = [family for family in families_of(split) if not chosen or family in chosen]
+        if unknown := [item for item in chosen if item not in of.families()]:
+            raise ConfigError(
+                f"GUI_FAMILIES: there is no family {unknown[0]}; write some of {', '.join(of.families())}"
+            )
+        wanted = [family for family in of.families_of(split) if not chosen or family in chosen]
         if not wanted:
             raise ConfigError(f"GUI_FAMILIES={self.families} has only held-out families; add one to train on")
-        return [task_name(item, split, number) for number in range(TASKS_PER_FAMILY[split]) for item in wanted]
+        return [of.task_name(item, split, number) for number in range(of.TASKS_PER_FAMILY[split]) for item in wanted]
 
 
 def domain_of(task_id: str) -> str:

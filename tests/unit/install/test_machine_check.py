@@ -302,6 +302,7 @@ def test_the_doctor_names_what_agents_need(repository: Path, tmp_path: Path, mon
     text, _ = doctor(BARE, repository, "none")
     assert "bubblewrap  none; agents need it: bash scripts/setup_bubblewrap.sh" in text
     assert "Chromium    none; gui-rl needs it: bash scripts/setup_chromium.sh" in text
+    assert "Xvfb        none; a desktop of gui-rl needs it: bash scripts/setup_desktop.sh" in text
     for name in ("bwrap", "chromium"):
         (tmp_path / name).touch(mode=0o755)
     text, _ = doctor(BARE, repository, "none")

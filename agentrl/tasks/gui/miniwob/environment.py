@@ -26,6 +26,7 @@ from agentrl.tasks.gui.miniwob.pages import (
     parse_name,
     task_name,
 )
+from agentrl.tasks.gui.settings import BROWSER_DRIVERS, GuiSettings
 from agentrl.tasks.names import SPLITS
 from groundwork.exceptions import ConfigError
 
@@ -42,7 +43,12 @@ class MiniWobEnvironment(GuiEnvironment):
 
     @classmethod
     def tasks(cls) -> Iterable[Task]:
-        """Return the tasks of all families."""
+        """Return the tasks of all families.
+
+        Raises:
+            ConfigError: SCREENSHOT_BACKEND is for other screens.
+        """
+        GuiSettings.from_env().driver(*BROWSER_DRIVERS)
         return [
             Task(task_name(family, split, number), weight=WEIGHT)
             for split in SPLITS
@@ -88,7 +94,7 @@ class MiniWobEnvironment(GuiEnvironment):
         assert self.provider is not None
         mounts = [Mount(html_folder(), INSIDE)]
         try:
-            if self.settings.backend == "selenium":
+            if self.settings.driver(*BROWSER_DRIVERS) == "selenium":
                 return await SeleniumPage.open(self.provider, self.processes, mounts, self.blocking)
             return await PlaywrightPage.open(self.provider, self.processes, mounts)
         except ConfigError as error:

@@ -15,46 +15,25 @@ from typing import Any
 import httpx
 
 from agentrl.exceptions import InfraError
-from agentrl.tasks.gui.actions import CLICKS, Action, Point
+from agentrl.tasks.gui.actions import Action, Point
 from agentrl.tasks.gui.computer import Look
-from agentrl.tasks.gui.keys import key_of
+from agentrl.tasks.gui.orders import INSIDE, order_of
 
 LOOKS, LOOK_SECONDS, BETWEEN_SECONDS = 3, 30.0, 1.0
 """Tries of a call that only looks, its seconds, and the seconds between two."""
 ACT_SECONDS, SETUP_SECONDS = 90.0, 600.0
 MOST_BYTES = 64 << 20
-PROGRAM = """
-import json, sys, time
+PROGRAM = f"""
+{(INSIDE / "hands.py").read_text()}
+import json, sys
 import pyautogui
-pyautogui.FAILSAFE = False
-pyautogui.PAUSE = 0.02
-do = json.loads(sys.argv[1])
-what = do["what"]
-if do.get("start"):
-    pyautogui.moveTo(*do["start"])
-if do.get("point") and what != "drag":
-    pyautogui.moveTo(*do["point"])
-if what == "click":
-    pyautogui.click(button=do["button"], clicks=do["times"], interval=0.05)
-elif what == "drag":
-    pyautogui.dragTo(*do["point"], duration=0.5, button="left")
-elif what == "scroll":
-    pyautogui.vscroll(do["notches"])
-elif what == "hscroll":
-    pyautogui.hscroll(do["notches"])
-elif what == "keys":
-    for key in do["keys"]:
-        pyautogui.keyDown(key)
-    for key in reversed(do["keys"]):
-        pyautogui.keyUp(key)
-elif what == "type":
-    pyautogui.write(do["text"], interval=0.01)
-elif what == "paste":
+prepare(pyautogui, pause=0.02)
+def paste(text):
     import pyperclip
-    pyperclip.copy(do["text"])
+    pyperclip.copy(text)
     pyautogui.hotkey("ctrl", "v")
+carry_out(json.loads(sys.argv[1]), pyautogui, paste, calm=1)
 """
-PIXELS_PER_NOTCH = 50
 
 
 @dataclass(frozen=True)
@@ -97,7 +76,7 @@ class VirtualMachine:
         if action.name == "wait":
             await asyncio.sleep(action.seconds)
             return
-        said = json.dumps(_order(action, point, start))
+        said = json.dumps(order_of(action, point, start))
         ran = await self.execute(["python3", "-c", PROGRAM, said])
         if ran.status:
             raise InfraError(f"the machine could not act: {ran.error[-500:]}", code="vm_action")
@@ -158,23 +137,3 @@ class VirtualMachine:
             if left:
                 await asyncio.sleep(BETWEEN_SECONDS)
         raise InfraError(f"the machine failed {route}: {said}", code="vm_lost")
-
-
-def _order(action: Action, point: Point | None, start: Point | None) -> dict[str, Any]:
-    """Return what `PROGRAM` reads."""
-    order: dict[str, Any] = {"point": point and [round(item) for item in point]}
-    order["start"] = start and [round(item) for item in start]
-    if action.name in CLICKS:
-        button, times = CLICKS[action.name]
-        return {**order, "what": "click", "button": button, "times": times}
-    if action.name == "left_click_drag":
-        return {**order, "what": "drag"}
-    if action.name in ("scroll", "hscroll"):
-        notches = action.pixels / PIXELS_PER_NOTCH
-        whole = round(notches) or (1 if notches > 0 else -1 if notches < 0 else 0)
-        return {**order, "what": action.name, "notches": whole}
-    if action.name == "key":
-        return {"what": "keys", "keys": [key.pyautogui for name in action.keys if (key := key_of(name))]}
-    if action.name == "type":
-        return {"what": "type" if action.text.isascii() else "paste", "text": action.text}
-    return {**order, "what": "move"}

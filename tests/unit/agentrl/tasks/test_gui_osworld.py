@@ -114,7 +114,7 @@ async def test_an_episode_from_set_up_to_verdict(
     orders = vms.orders()
     assert [each["what"] for each in orders] == ["click", "click", "drag", "scroll", "hscroll", "keys", "type", "paste"]
     assert (orders[0]["point"], orders[1]["times"], orders[3]["notches"], orders[4]["notches"]) == ([32, 24], 3, -2, 1)
-    assert (orders[2]["start"], orders[2]["point"]) == ([0, 0], [64, 48])
+    assert (orders[2]["start"], orders[2]["point"]) == ([0, 0], [63, 47])
     assert orders[5]["keys"] == ["ctrl", "a"]
     assert orders[6]["text"] == text
     assert (await environment.step(use("terminate", status="success"))).done
