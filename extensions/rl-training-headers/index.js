@@ -6,7 +6,7 @@
  * @typedef {import("./openclaw.js").Stream} Stream
  */
 
-import { baseUrl, readSettings } from "./settings.js";
+import { baseUrl, readSettings, sameServer } from "./settings.js";
 import { sharedState } from "./state.js";
 
 const UNANNOUNCED =
@@ -45,7 +45,7 @@ export default {
       streamFn &&
       ((model, context, options) => {
         const url = model.baseUrl && baseUrl(model.baseUrl);
-        if (settings.endpoint && url !== settings.endpoint) {
+        if (settings.endpoint && !(url && sameServer(url, settings.endpoint))) {
           if (!elsewhere.has(url)) {
             elsewhere.add(url);
             api.logger.warn(`requests to ${url} get no headers: rollout_endpoint is ${settings.endpoint}`);

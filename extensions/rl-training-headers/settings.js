@@ -16,6 +16,9 @@ const METHODS = new Map([
   ["rl", "openclaw-rl/run_qwen3_4b_openclaw_rl.sh"],
   ["binary", "openclaw-rl/run_qwen3_4b_openclaw_rl.sh"],
 ]);
+const LOOPBACK = /^(https?:\/\/)(?:localhost|\[::1\])(?=[:/]|$)/;
+/** The path of older guides; the server takes rollouts from the conversations themselves, under its base URL. */
+const ROLLOUT_PATH = /\/rollout\/*$/;
 const KNOWN = new Set(["rollout_endpoint", "training_mode", "session_tracking", "providers"]);
 
 /**
@@ -55,21 +58,31 @@ export function baseUrl(url) {
   return origin + (path || "/v1");
 }
 
+/**
+ * Return whether two base URLs name the same server; the names of this machine are one.
+ *
+ * @param {string} one
+ * @param {string} other
+ */
+export function sameServer(one, other) {
+  return baseUrl(one).replace(LOOPBACK, "$1127.0.0.1") === baseUrl(other).replace(LOOPBACK, "$1127.0.0.1");
+}
+
 /** @param {unknown} value */
 function readEndpoint(value) {
   if (typeof value !== "string" || !/^https?:\/\//.test(value) || !URL.canParse(value)) {
     throw wrong("rollout_endpoint", value, "write http://HOST:PORT/v1");
   }
-  return baseUrl(value);
+  return baseUrl(value.replace(ROLLOUT_PATH, "/v1"));
 }
 
 /** @param {unknown} mode */
 function readMode(mode) {
-  if (mode === "on") return true;
+  if (mode === "on" || mode === "async") return true;
   if (mode === "off") return false;
   const script = METHODS.get(String(mode));
   if (script) throw wrong("training_mode", mode, `write "on"; the server has the method: it is started with ${script}`);
-  throw wrong("training_mode", mode, 'write "on" or "off"');
+  throw wrong("training_mode", mode, 'write "on", "async" (the same) or "off"');
 }
 
 /**

@@ -91,7 +91,7 @@ RULES = (
     Rule(Kind.ELSEWHERE, r"python -m agentrl\.sandbox$", "needs bubblewrap; tests/integration/test_sandbox_containment.py runs it where there is one"),
     Rule(Kind.ELSEWHERE, r"cp gpu\.json ", "needs a GPU's measurements, and writes a file of the repository"),
     Rule(Kind.ELSEWHERE, r"docker (build|run) ", "needs Docker and a network"),
-    Rule(Kind.ELSEWHERE, r"npm (ci|test|run check)$", "needs Node; tests/integration runs the extension's own tests where there is one"),
+    Rule(Kind.ELSEWHERE, r"npm (install|test|run build)$", "needs Node; tests/integration runs the extension's own tests where there is one"),
     Rule(Kind.ELSEWHERE, r"openclaw (config|gateway|models|plugins) ", "needs OpenClaw; tests/integration runs it where there is one"),
     Rule(Kind.ELSEWHERE, r"ray (start|job submit|job stop)\b", "starts or uses a cluster of the user's"),
     Rule(Kind.ELSEWHERE, r"npx skill", "a catalogue of other people"),

@@ -93,6 +93,7 @@ test("rollout_endpoint: other servers get nothing, and that is said once", () =>
   const loaded = load({ rollout_endpoint: "http://127.0.0.1:30000" });
   run(loaded);
   assert.equal(request(loaded, OPTIONS)?.headers?.["X-Session-Id"], "s");
+  assert.equal(request(loaded, OPTIONS, { baseUrl: "http://localhost:30000/v1" })?.headers?.["X-Session-Id"], "s");
   for (let n = 0; n < 2; n++) assert.deepEqual(request(loaded, OPTIONS, { baseUrl: "http://elsewhere/v1" }), OPTIONS);
   assert.equal(loaded.warnings.length, 1);
   assert.match(loaded.warnings[0], /http:\/\/elsewhere\/v1 get no headers/);
