@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,30 +33,38 @@ from openclaw.method import Method
 from openclaw.method.check import CLAUSES, MethodCheck
 from openclaw.method.loading import build_method, raised, resolve
 from openclaw.training.live import LiveRollout
-from slime.arguments.plugins import missing_plugins
+from slime.arguments.plugins import missing_plugins, wrong_signatures
 
 CPU_PROFILE = "tiny_cpu"
 CPU_SCRIPT = "run_tiny_cpu.sh"
 EXAMPLE = "CONTRIBUTING.md has a complete example"
+PLUGIN_FILES = {
+    "custom_generate.py": "--custom-generate-function-path",
+    "custom_loss.py": "--custom-loss-function-path",
+    "custom_rm.py": "--custom-rm-path",
+    "custom_rollout.py": "--rollout-function-path",
+}
+"""Names that guides give to plugins of a folder without a method, each with the flag that takes it."""
 
 
 def plan_problems(plan: Plan) -> list[str]:
-    """Return what is wrong with the plugins of a plan; empty if a rollout function is not a live source."""
+    """Return what is wrong with the plugins of a plan; only signatures are checked if no method makes its samples."""
     path = plan.args.rollout_function_path
     folders = plan.environment.get("PYTHONPATH", "").split(os.pathsep)
     with import_paths([folder for folder in folders if folder]):
+        problems = wrong_signatures(plan.args)
         if plan.runtime is None:
-            return missing_plugins(plan.args)
+            return [*missing_plugins(plan.args), *problems]
         if path.startswith("slime."):
-            return []
+            return problems
         try:
             function = resolve(path)
         except ConfigError as error:
             # A dry run works before the set-up, when a plugin of the trainer's side cannot be imported.
-            return [f"--rollout-function-path: {error}"] if importlib.util.find_spec("ray") else []
+            return [*problems, f"--rollout-function-path: {error}"] if importlib.util.find_spec("ray") else problems
         if not isinstance(function, LiveRollout):
-            return []
-        return method_problems(function.method_path, plan.runtime, plan.environment)
+            return problems
+        return [*problems, *method_problems(function.method_path, plan.runtime, plan.environment)]
 
 
 def method_problems(path: str, config: RuntimeConfig, environment: Mapping[str, str]) -> list[str]:
@@ -111,6 +120,14 @@ def folder_problems(folder: Path, environment: Mapping[str, str]) -> list[str]:
         if path:
             problems += method_problems(path, *_settings(whole, environment))
     return list(dict.fromkeys(problems))
+
+
+def plugin_flags(folder: Path) -> list[str]:
+    """Return the flags that name the plugins of a folder without a method; empty for a method folder."""
+    if list(folder.glob("*_method.py")):
+        return []
+    files = [(flag, folder / name) for name, flag in PLUGIN_FILES.items()]
+    return [word for flag, file in files if file.is_file() for word in (flag, str(file))]
 
 
 def _settings(whole: Mapping[str, str], environment: Mapping[str, str]) -> tuple[RuntimeConfig, Mapping[str, str]]:
@@ -179,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = CommandLine(
         prog="python -m openclaw.method",
-        description="Check a method folder on canned turns: no engine, no GPU, nothing is started.",
+        description="Check a method folder on canned turns, or its plugins: no engine, no GPU, nothing is started.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     check = commands.add_parser("check", help="check the method of a folder against all clauses")
@@ -194,6 +211,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
+    if flags := plugin_flags(folder):
+        return subprocess.call([sys.executable, "-m", "slime.contract", *flags])
     if problems := folder_problems(folder, os.environ):
         print("\n".join([f"rejected {options.folder}", *(f"  {problem}" for problem in problems)]))
         return 1

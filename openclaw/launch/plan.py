@@ -92,7 +92,17 @@ class Plan:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Return what works and may not do what the user expects, one line each."""
-        return (*algorithm_warnings(self.args), *self.budget.warnings)
+        return (*algorithm_warnings(self.args), *self._unused_reward, *self.budget.warnings)
+
+    @property
+    def _unused_reward(self) -> tuple[str, ...]:
+        path = self.args.custom_rm_path
+        if self.runtime is None or not path:
+            return ()
+        return (
+            f"--custom-rm-path {path} scores evaluation sets only; the judge scores the turns of conversations. To judge them "
+            "in Python: OPENCLAW_JUDGE_CLASS=module.Class, with score(prompt, response, next_state)",
+        )
 
     @property
     def gpus_needed(self) -> int:

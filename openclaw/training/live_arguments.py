@@ -1,20 +1,20 @@
 """Checks the arguments of live training before the runtime process starts.
 
-A custom loss declares which streams it ``READS`` beyond those of every sample, and a method which ones it ``fills``
-(`openclaw.config.method_config.MethodConfig`). A loss whose streams the method does not fill is refused, before the first batch.
+A custom loss declares which streams it ``READS`` beyond those of every sample, or asks for them by name
+(`slime.arguments.plugin_forms`). A method declares which ones it ``fills`` (`openclaw.config.method_config.MethodConfig`). A loss whose streams the method does not fill is refused, before the first batch.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Set
-from importlib.machinery import PathFinder
-from pathlib import Path
 
 from openclaw.config.method_config import MethodConfig
 from openclaw.method import method_config
 from slime.args import Arguments
 from slime.arguments.cluster import check_asynchronous
+from slime.arguments.plugin_forms import TEACHER
+from slime.arguments.plugins import asked_values, is_plugin_file, source_of
 from slime.utils.misc import load_function
 from slime.utils.streams import carried
 
@@ -25,7 +25,7 @@ TOPK_EXAMPLE = 64
 def check_arguments(args: Arguments, method_path: str) -> None:
     """Raise ValueError for arguments that do not fit training on judged turns."""
     if path := args.custom_loss_function_path:
-        module = getattr(load_function(path), "__module__", None)
+        module = None if is_plugin_file(path) else getattr(load_function(path), "__module__", None)
         own = method_config(method_path) or MethodConfig
         name = getattr(load_function(method_path), "name", method_path)
         if problem := unfed_loss(args, name, own.fills, module):
@@ -55,11 +55,12 @@ def unfed_loss(args: Arguments, method: str, fills: Set[str], module: str | None
     path = args.custom_loss_function_path
     if args.loss_type != "custom_loss" or not path:
         return None
-    folder, _, loss = path.rpartition(".")
     try:
-        reads = declared_reads(module or folder, loss)
+        reads = declared_reads(f"{module}.{path.rpartition('.')[2]}" if module else path)
     except ValueError:
         return f"--custom-loss-function-path {path}: {READS} of its module is not a literal; write a tuple of names"
+    if TEACHER in asked_values(args):
+        reads |= {"teacher_log_probs"}
     if lacking := sorted(reads - fills):
         names = ", ".join(lacking)
         return (
@@ -72,15 +73,15 @@ def unfed_loss(args: Arguments, method: str, fills: Set[str], module: str | None
     return None
 
 
-def declared_reads(module: str, loss: str) -> frozenset[str]:
-    """Return the literal ``READS`` of a module, or of the one from which it only imports ``loss``; empty without one.
+def declared_reads(path: str) -> frozenset[str]:
+    """Return the literal ``READS`` beside the loss at a plugin path, or where its module imports it from; empty without one.
 
     Reads the source, because a loss imports torch, which a launcher does without.
 
     Raises:
         ValueError: if ``READS`` is not a literal.
     """
-    source = _source(module)
+    source, loss = source_of(path)
     tree = ast.parse(source.read_text()) if source else ast.Module([], [])
     for node in tree.body:
         if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == [READS]:
@@ -91,16 +92,5 @@ def declared_reads(module: str, loss: str) -> frozenset[str]:
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
                 if (alias.asname or alias.name) == loss:
-                    return declared_reads(node.module, alias.name)
+                    return declared_reads(f"{node.module}.{alias.name}")
     return frozenset()
-
-
-def _source(module: str) -> Path | None:
-    """Return a module's file without importing its packages, or None."""
-    path, spec = None, None
-    for part in module.split("."):
-        spec = PathFinder.find_spec(part, path)
-        if spec is None:
-            return None
-        path = spec.submodule_search_locations
-    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None

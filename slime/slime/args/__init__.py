@@ -8,5 +8,6 @@ from __future__ import annotations
 
 from slime.args.arguments import Arguments
 from slime.args.base import FlatArguments, required
+from slime.args.view import ConfigView, MissingArgumentError
 
-__all__ = ["Arguments", "FlatArguments", "required"]
+__all__ = ["Arguments", "ConfigView", "FlatArguments", "MissingArgumentError", "required"]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from slime.args import Arguments
 from slime.arguments.option import Group, Option, flag_of
+from slime.arguments.plugins import asked_values
 from slime.utils.fuses import AFTER_THE_STEP, OF_THE_LOSS, read_fuse
 
 ESTIMATORS = (
@@ -74,7 +76,7 @@ ALGORITHM = Group(
             0,
         ),
         Option("--loss-type", "loss", str, "policy_loss", ("policy_loss", "sft_loss", "custom_loss")),
-        Option("--custom-loss-function-path", "loss for --loss-type custom_loss"),
+        Option("--custom-loss-function-path", "loss function; selects --loss-type custom_loss"),
         Option("--eps-clip", "lower clip of the ratio", float, 0.2),
         Option("--eps-clip-high", "upper clip; default: --eps-clip", float),
         Option("--eps-clip-c", "dual clip: bound on the loss for negative advantages", float),
@@ -147,6 +149,13 @@ Without Regret", 2025; for runs of fewer than 100 steps it finds 1.5 times as mu
 ONE_SIDED = ("icepop_function", "token_rejection", "sequence_rejection")
 
 
+def derive_loss(args: Arguments, words: Sequence[str]) -> None:
+    """Select the custom loss that ``--custom-loss-function-path`` names, unless ``words`` have another ``--loss-type``."""
+    typed = {word.partition("=")[0] for word in words}
+    if args.custom_loss_function_path and args.loss_type == "policy_loss" and "--loss-type" not in typed:
+        args.loss_type = "custom_loss"
+
+
 def check_algorithm(args: Arguments) -> list[str]:
     """Return the problems, one line each."""
     return [*_check_loss(args), *_check_terms(args), *_check_advantages(args), *_check_correction(args)]
@@ -179,7 +188,9 @@ def _check_loss(args: Arguments) -> list[str]:
     if args.loss_type == "custom_loss" and not args.custom_loss_function_path:
         problems.append("--loss-type custom_loss needs --custom-loss-function-path module.attr")
     if args.custom_loss_function_path and args.loss_type != "custom_loss":
-        problems.append("--custom-loss-function-path has no effect without --loss-type custom_loss")
+        problems.append(
+            f"--custom-loss-function-path has no effect with --loss-type {args.loss_type}; remove one of them"
+        )
     if args.distill_topk < 0:
         problems.append(f"--distill-topk {args.distill_topk}: give 0 or more")
     if args.distill_topk and args.loss_type != "custom_loss":
@@ -192,6 +203,11 @@ def _check_loss(args: Arguments) -> list[str]:
         if useless:
             problems.append(f"{', '.join(useless)} has no effect with --loss-type sft_loss; remove it")
     if not args.compute_advantages_and_returns:
+        if lacking := sorted({"advantages", "reference_logits"} & set(asked_values(args))):
+            problems.append(
+                f"--custom-loss-function-path {args.custom_loss_function_path} asks for {', '.join(lacking)}; remove "
+                "--disable-compute-advantages-and-returns"
+            )
         if args.loss_type == "policy_loss":
             problems.append(
                 "--disable-compute-advantages-and-returns leaves --loss-type policy_loss without advantages; remove it, or "

@@ -10,6 +10,7 @@ from slime.arguments.algorithm import critic_gpus
 from slime.arguments.model_shape import MODEL_SHAPE, number_of_experts, text_config
 from slime.arguments.option import Group, Option, flag_of
 from slime.arguments.placement import pipeline_stages
+from slime.arguments.plugins import asked_values
 
 MEGATRON = Group(
     "Megatron (each flag implies --train-backend megatron)",
@@ -138,6 +139,8 @@ def _check_parts(args: Arguments) -> list[str]:
     given = [flag_of(name) for name in _WHOLE_RESPONSES if getattr(args, name)]
     if args.advantage_estimator == "gspo":
         given.append("--advantage-estimator gspo")
+    if asked := asked_values(args):
+        given.append(f"the signature ({', '.join(asked)})")
     return [
         f"{flag} of a custom loss needs whole responses, but --context-parallel-size {args.context_parallel_size} "
         "splits them over ranks; use --context-parallel-size 1"

@@ -18,7 +18,7 @@ from slime.arguments.checkpoint import CANNOT_WRITE, taken_folder
 from slime.arguments.cluster import missing_devices, missing_machines
 from slime.arguments.memory_budget import memory_problems
 from slime.arguments.placement import describe_placement, start_lines
-from slime.arguments.plugins import missing_plugins
+from slime.arguments.plugins import missing_plugins, wrong_signatures
 from slime.arguments.process_environment import environment_lines
 from slime.tracking.redact import without_secrets
 
@@ -27,7 +27,8 @@ _CORE_SOURCES = "slime.rollout.data_source."
 
 def missing_at_start(args: Arguments) -> list[str]:
     """Return one line per missing resource."""
-    return [*missing_devices(args), *no_prompts(args), *missing_prompt_file(args), *missing_plugins(args)]
+    of_plugins = [*missing_plugins(args), *wrong_signatures(args)]
+    return [*missing_devices(args), *no_prompts(args), *missing_prompt_file(args), *of_plugins]
 
 
 def check_still_free(args: Arguments) -> None:
@@ -72,7 +73,7 @@ def show_plan(args: Arguments, argv: Sequence[str], problems: Sequence[str]) -> 
     A missing folder or prompt file is only a warning, because the plan may be for another machine.
     """
     wrong = [problem for problem in problems if not of_machine(problem)]
-    wrong += [*no_prompts(args), *missing_plugins(args)]
+    wrong += [*no_prompts(args), *missing_plugins(args), *wrong_signatures(args)]
     try:
         lines = _layout_lines(args) if not wrong else []
         variables = environment_lines(args, os.environ) if not wrong else []

@@ -1,7 +1,8 @@
 """Plugins on the command line: files given as paths, a plugin's own flags, and whether all plugins exist.
 
 Guarantees: a plugin file is stored as an absolute path, so actors find it wherever they run. A file without ``:name``
-gets the first of its option's default names that the file defines. Modules are located where Python would find them and
+gets the first of its option's default names that the file defines, or else the only function or class of a form of
+`slime.arguments.plugin_forms`. Modules are located where Python would find them and
 parsed, not run, except the one that declares flags. Names that only running code could reveal (names set at run time,
 compiled modules) count as present.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import ast
 import difflib
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
@@ -18,8 +20,19 @@ from pathlib import Path
 
 from groundwork.command_line import nearest_path
 from groundwork.exceptions import ConfigError
-from slime.args import Arguments
+from slime.args import Arguments, ConfigView
 from slime.arguments.option import flag_of
+from slime.arguments.plugin_forms import (
+    CHECKPOINT_NAMES,
+    FormError,
+    Function,
+    check_loss_signature,
+    check_reward_class,
+    episode_values,
+    loss_values,
+    recognised,
+    signature_in_source,
+)
 from slime.arguments.yaml_files import ARGUMENTS_FLAG, flag_in_words
 from slime.exceptions import PluginError
 from slime.utils.misc import load_function
@@ -66,8 +79,18 @@ def name_of_file(option: str, value: str) -> str:
     for candidate in known:
         if candidate in defined:
             return f"{file}:{candidate}"
+    of_a_form = recognised(option, tree)
+    if len(of_a_form) == 1:
+        return f"{file}:{of_a_form[0]}"
     expected = f" has no {' or '.join(known)};" if known else ":"
-    raise ConfigError(f"{flag} {value}{expected} say which name to use: {file_name}:NAME")
+    names = " or ".join(f"{file_name}:{one}" for one in of_a_form or ["NAME"])
+    raise ConfigError(f"{flag} {value}{expected} say which name to use: {names}{_other_flag(option, file_name, tree)}")
+
+
+def _other_flag(option: str, file_name: str, tree: ast.Module) -> str:
+    """Return which flag takes what a file has, if that is not ``option`` but plays one episode."""
+    episodes = recognised("custom_generate_function_path", tree) if option == "rollout_function_path" else []
+    return f". {episodes[0]} plays one episode: use {GENERATE_FLAG} {file_name}" if episodes else ""
 
 
 def defined_names(tree: ast.AST) -> set[str]:
@@ -224,27 +247,103 @@ def _spec(module: str) -> ModuleSpec | None:
 
 
 def is_decorated(path: str, decorator: str) -> bool | None:
-    """Return whether the function at a plugin path has a decorator in its source; None if not found.
+    """Return whether the function at a plugin path has a decorator in its source; None if not found."""
+    node = _function_at(path)
+    return None if node is None else decorator in _decorators(node)
 
-    A name that the module imports from another module is followed there.
+
+def asked_values(args: Arguments) -> tuple[str, ...]:
+    """Return the values that the custom loss of ``args`` asks for by name, by its source; empty for any other loss."""
+    signature = _signature_of(args.custom_loss_function_path, "from_response_rows")
+    try:
+        return (loss_values(signature) or ()) if args.loss_type == "custom_loss" and signature else ()
+    except PluginError:
+        return ()
+
+
+def wrong_signatures(args: Arguments) -> list[str]:
+    """Return one line per loss, generate function or reward model whose source shows that the run cannot call it."""
+    problems = []
+    checks = {
+        "custom_loss_function_path": check_loss_signature,
+        "custom_generate_function_path": episode_values,
+        "custom_rm_path": None,
+    }
+    for option, check in checks.items():
+        path = getattr(args, option)
+        try:
+            if check is None:
+                _check_reward_source(args, path)
+            elif signature := _signature_of(path, "from_response_rows"):
+                check(signature)
+        except PluginError as error:
+            problems.append(f"{flag_of(option)} {path}: {error}")
+    return problems
+
+
+def _check_reward_source(args: Arguments, path: str | None) -> None:
+    node = _definition_at(path) if path else None
+    if isinstance(node, ast.ClassDef) and (parameter := check_reward_class(node.name, node)) in CHECKPOINT_NAMES:
+        check_reward_checkpoint(args, f"{node.name}({parameter})")
+
+
+def check_reward_checkpoint(args: Arguments, where: str) -> str:
+    """Return the checkpoint of the run's reward model, which ``where`` is built from.
+
+    Raises:
+        FormError: the run names none but the policy's.
     """
+    checkpoint = ConfigView(args).get("prm_model_path")
+    if checkpoint is None:
+        raise FormError(
+            "reward-1", f"{where} needs the checkpoint of a reward model, not the policy's; add --prm-model-path PATH"
+        )
+    return checkpoint
+
+
+def _signature_of(path: str | None, *known: str) -> inspect.Signature | None:
+    """Return the signature of the function at a plugin path; None if it is not found or a decorator may change it."""
+    node = _function_at(path) if path else None
+    return None if node is None or set(_decorators(node)) - set(known) else signature_in_source(node)
+
+
+def _decorators(node: Function) -> list[str]:
+    marks = (mark.attr if isinstance(mark, ast.Attribute) else mark for mark in node.decorator_list)
+    return [mark.id if isinstance(mark, ast.Name) else str(mark) for mark in marks]
+
+
+def _function_at(path: str) -> Function | None:
+    node = _definition_at(path)
+    return node if isinstance(node, Function) else None
+
+
+def _definition_at(path: str) -> Function | ast.ClassDef | None:
+    """Return the function or class at a plugin path in its source; one that the module imports is followed there."""
+    source, name = source_of(path)
+    try:
+        tree = ast.parse(source.read_text()) if source else ast.Module([], [])
+    except SyntaxError:
+        return None  # `missing_plugins` says so
+    for node in tree.body:
+        if isinstance(node, Function | ast.ClassDef) and node.name == name:
+            return node
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    return _definition_at(f"{node.module}.{alias.name}")
+    return None
+
+
+def source_of(path: str) -> tuple[Path | None, str]:
+    """Return the source file of a plugin path, None if there is none, and the name in it."""
     if is_plugin_file(path):
         source, _, name = path.partition(":")
     else:
         module, _, name = path.rpartition(".")
         spec = _spec(module) if module else None
-        source = spec.origin if spec else None
-    if not source or not source.endswith(".py") or not Path(source).is_file():
-        return None
-    for node in ast.parse(Path(source).read_text()).body:
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            marks = (mark.attr if isinstance(mark, ast.Attribute) else mark for mark in node.decorator_list)
-            return any((mark.id if isinstance(mark, ast.Name) else mark) == decorator for mark in marks)
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            for alias in node.names:
-                if (alias.asname or alias.name) == name:
-                    return is_decorated(f"{node.module}.{alias.name}", decorator)
-    return None
+        source = (spec.origin if spec else None) or ""
+    file = Path(source)
+    return (file if source.endswith(".py") and file.is_file() else None), name
 
 
 def _without(file: Path, name: str) -> str | None:

@@ -323,7 +323,10 @@ JUDGE = Group(
         Option("--prm-enable", "start judge engines; the other --prm-* flags need this or --prm-router-ip", bool),
         Option("--prm-num-gpus", "GPUs of the judge engines", int, 0),
         Option("--prm-num-gpus-per-engine", "GPUs per judge engine", int, 1),
-        Option("--prm-model-path", "judge weights; default: --hf-checkpoint"),
+        Option(
+            "--prm-model-path",
+            "judge weights, or those of the reward model of --custom-rm-path; default: --hf-checkpoint",
+        ),
         Option("--prm-m", "votes per turn", int, 4),
         Option("--prm-temperature", "sampling temperature of the judge", float, 1.0),
         Option("--prm-max-new-tokens", "maximum length of a judge's answer in tokens", int, 2048),
@@ -340,6 +343,8 @@ def check_judge(args: Arguments) -> list[str]:
     # A plugin may call a judge at --prm-sglang-url with these sampling flags.
     if not (args.prm_enable or args.prm_router_ip or args.prm_sglang_url):
         given = [option.flag for option in JUDGE.options if option.is_given(args)]
+        if args.custom_rm_path and "--prm-model-path" in given:
+            given.remove("--prm-model-path")  # the checkpoint of a reward model
         return [f"{', '.join(given)} has no effect without a judge: add --prm-enable, or remove it"] if given else []
     problems = []
     total, size = args.prm_num_gpus, args.prm_num_gpus_per_engine

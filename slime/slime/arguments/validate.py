@@ -18,6 +18,7 @@ from slime.arguments.algorithm import (
     check_fuses,
     check_gate,
     derive_critic,
+    derive_loss,
 )
 from slime.arguments.backend import (
     check_megatron,
@@ -178,6 +179,7 @@ def validate(args: Arguments, words: Sequence[str] = ()) -> list[str]:
         *check_steps(args),
     ]  # before derivations fill in missing values
     derive_backend(args, words)
+    derive_loss(args, words)
     derive_paths(args)
     derive_critic(args, LATEST)
     derive_roles(args)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from slime.arguments.parser import build_parser, parser_for
+from slime.arguments.plugin_forms import FormError
 from slime.arguments.plugins import is_plugin_file, name_of_file
 from slime.arguments.yaml_files import with_config_file
 from slime.contract import rollout_side
-from slime.contract.clauses import KINDS, all_violations, check_call, require, running
+from slime.contract.clauses import KINDS, ContractViolation, all_violations, check_call, require, running
 from slime.contract.surroundings import Surroundings, surroundings
+from slime.exceptions import PluginError
+from slime.rollout.generation import load_generate_function
 from slime.rollout.reward_plugin import load_reward_function
 from slime.utils.misc import load_function
 
@@ -106,9 +110,33 @@ def check(kind: str, path: str, words: Sequence[str] = ()) -> None:
     with surroundings(words) as around:
         if hasattr(around.args, option):
             setattr(around.args, option, path)
-        plugin = load_reward_function(path, around.args) if kind == "reward" else load_function(path)
         with all_violations():
-            CHECKERS[kind](plugin, around)
+            CHECKERS[kind](_loaded(kind, path, around), around)
+
+
+def _loaded(kind: str, path: str, around: Surroundings) -> Callable[..., Any]:
+    """Return the plugin as the run calls it."""
+    plugin = _imported(path)
+    try:
+        if kind == "reward":
+            return load_reward_function(path, around.args)
+        if kind == "loss":
+            return load_function("slime.algorithms.losses.named_values.load_custom_loss")(path)  # imports torch
+        return load_generate_function(path) if kind == "generate" else plugin
+    except FormError as error:
+        raise ContractViolation(error.clause, error.detail) from error
+
+
+def _imported(path: str) -> Any:
+    """Return what a plugin path names; an exception while its module is imported is a PluginError."""
+    try:
+        return load_function(path)
+    except PluginError:
+        raise
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        line = "" if isinstance(error, SyntaxError) else f" ({where.filename}, line {where.lineno})"
+        raise PluginError(f"{path} cannot be imported: {type(error).__name__}: {error}{line}") from error
 
 
 def checked_by(kind: str, path: str) -> str | None:
@@ -119,9 +147,8 @@ def checked_by(kind: str, path: str) -> str | None:
     Raises:
         PluginError: there is no such plugin.
     """
-    return getattr(
-        load_function(name_of_file(KINDS[kind].option, path) if is_plugin_file(path) else path), "checked_by", None
-    )
+    plugin = _imported(name_of_file(KINDS[kind].option, path) if is_plugin_file(path) else path)
+    return getattr(plugin, "checked_by", None)
 
 
 def named_plugins(words: Sequence[str]) -> list[tuple[str, str]]:

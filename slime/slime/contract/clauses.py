@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from slime.arguments.plugin_forms import FormError
 from slime.exceptions import SlimeError
 from slime.utils.async_utils import run
 
@@ -63,7 +64,8 @@ KINDS: dict[str, Kind] = {
         "custom_generate_function_path",
         "once per sample, inside the request limit of `generate_and_rm`",
         (
-            "is called as fn(args, sample, sampling_params), with evaluation=... if it has that parameter",
+            "is called as fn(args, sample, sampling_params), with evaluation=... if it has that parameter; or plays an episode, as "
+            "fn(agent_model, task_description)",
             "is asynchronous: async def",
             RUNS,
             "returns a sample or a list of samples",
@@ -77,7 +79,8 @@ KINDS: dict[str, Kind] = {
         "custom_rm_path",
         "after generation: one sample, a list that a generate function returned, or a group with `--group-rm`",
         (
-            "is called as fn(args, sample, **kw) and as fn(args, samples, **kw)",
+            "is called as fn(args, sample, **kw) and as fn(args, samples, **kw); or is a reward model, which is built with nothing, "
+            "config or checkpoint_path, and has score or compute_reward(prompt, response, next_state) or batch_compute_rewards",
             "is asynchronous: async def",
             RUNS,
             "returns for one sample a finite number, or a dict with the entry of --reward-key",
@@ -198,11 +201,12 @@ KINDS: dict[str, Kind] = {
     ),
     "loss": Kind(
         "custom_loss_function_path",
-        "once per micro-batch on every training rank, with `--loss-type custom_loss`",
+        "once per micro-batch on every training rank; a loss that asks for values by name, once per sample",
         (
-            "is called as fn(args, batch, logits, sum_of_sample_mean)",
+            "is called as fn(args, batch, logits, sum_of_sample_mean), or asks for its values by name, such as "
+            "fn(policy_logits, reference_logits, rewards, advantages, config)",
             RUNS,
-            "returns (scalar tensor, dict of metrics)",
+            "returns (scalar tensor, dict of metrics); a loss that asks for values by name may return the scalar alone",
             "returns a finite loss with a gradient to the logits",
             "returns metrics that are scalars without a gradient",
             "returns the same metrics for every micro-batch",
@@ -350,6 +354,8 @@ def running(clause: str) -> Iterator[None]:
         yield
     except ContractViolation:
         raise
+    except FormError as error:
+        raise ContractViolation(error.clause, error.detail) from error
     except Exception as error:
         raise ContractViolation(clause, f"it raised {type(error).__name__}: {error}") from error
 

@@ -33,6 +33,7 @@ from slime.rollout.data_source import Story, number_of_prompts
 from slime.rollout.evaluation import PROGRESS
 from slime.rollout.foreign_data_source import marks, with_optional_methods
 from slime.rollout.metrics import eval_metrics, field_means, flatten, oldest_versions, rollout_metrics
+from slime.rollout.reward_plugin import load_reward_function
 from slime.rollout.train_data import TrainData, convert, split_by_dp
 from slime.utils.data_files import load_data, save_data
 from slime.utils.http_utils import init_http_client
@@ -64,6 +65,8 @@ class BatchMaker:
         self._critic_size = data_parallel_size(args, len(placement.critic))
         self._generate = load_function(args.rollout_function_path)
         self._evaluate = load_function(args.eval_function_path or args.rollout_function_path)
+        if args.custom_rm_path:
+            load_reward_function(args.custom_rm_path, args)  # report its problems before the first reply
 
     def generate(self, rollout_id: int, source: object, mark: Callable[[int], None]) -> RolloutBatch:
         """Run the rollout function on ``source`` and return its samples, one shard per training rank.

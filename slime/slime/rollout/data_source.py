@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from groundwork.chat_messages import TEMPLATE_ERRORS, check_messages, in_template_form, read_tools
 from groundwork.data_rows import read_file, read_json, read_text, split_slice
 from groundwork.exceptions import ConfigError
 from slime.args import Arguments
@@ -27,6 +26,7 @@ from slime.rollout.multimodal_prompts import (
     drop_long_prompts,
     fresh_copies,
     image_processor_of,
+    rendered_prompt,
     with_pictures,
 )
 from slime.rollout.rm_hub import check_samples
@@ -183,7 +183,7 @@ def rows_to_samples(
         if args.apply_chat_template and renderer is not None:
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
             try:
-                prompt = _rendered(args, renderer, messages, row.get(tool_key or args.tool_key))
+                prompt = rendered_prompt(args, renderer, messages, row.get(tool_key or args.tool_key))
             except ConfigError as error:
                 raise ConfigError(f"{name}, row {number}: {error}") from error
             if pictures:
@@ -201,23 +201,6 @@ def rows_to_samples(
         media = {"images": pictures} if pictures else None
         samples.append(Sample(index=number, prompt=prompt, label=label, metadata=metadata, multimodal_inputs=media))
     return samples if longest is None else drop_long_prompts(args, tokenizer, samples, longest)
-
-
-def _rendered(args: Arguments, renderer: Any, messages: Any, tools: Any) -> str:
-    """Return the prompt that serving would give for these messages."""
-    check_messages(messages, parts=("text", "image") if args.multimodal_keys else ("text",))
-    try:
-        offered = read_tools(tools)
-        return in_template_form(
-            messages,
-            lambda plain: renderer.apply_chat_template(
-                plain, tools=offered, tokenize=False, add_generation_prompt=True, **args.apply_chat_template_kwargs
-            ),
-        )
-    except ConfigError:
-        raise
-    except TEMPLATE_ERRORS as error:
-        raise ConfigError(f"the chat template refuses the messages: {error}") from error
 
 
 class RolloutDataSource(DataSource):

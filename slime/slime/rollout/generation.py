@@ -24,6 +24,7 @@ from groundwork.processors import load_processor, load_tokenizer
 from slime.args import Arguments
 from slime.exceptions import EngineError, PluginError
 from slime.rollout.engine_pool import router_url, routing_headers
+from slime.rollout.episode_plugin import generate_function
 from slime.rollout.multimodal_prompts import copy_sharing_media
 from slime.rollout.multimodal_requests import (
     CUT,
@@ -243,6 +244,15 @@ def is_finished(sample: Sample) -> bool:
     return sample.status in FINISHED and sample.response_length > 0
 
 
+def load_generate_function(path: str) -> Callable[..., Any]:
+    """Return the generate function at a plugin path; one that plays an episode is adapted to the contract.
+
+    Raises:
+        PluginError: there is none, or its signature is of neither form.
+    """
+    return generate_function(path, generate)
+
+
 async def generate_and_rm(
     args: Arguments, sample: Sample | list[Sample], sampling_params: dict[str, Any], evaluation: bool = False
 ) -> Sample | list[Sample]:
@@ -261,7 +271,7 @@ async def generate_and_rm(
             sample.status = Sample.Status.ABORTED
             return sample
         path = sample.generate_function_path or args.custom_generate_function_path
-        function = load_function(path) if path else generate
+        function = load_generate_function(path) if path else generate
         extra = {"evaluation": evaluation} if "evaluation" in inspect.signature(function).parameters else {}
         with state.dp_rank_context():
             result = await function(args, sample, sampling_params, **extra)

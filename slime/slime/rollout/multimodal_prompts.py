@@ -1,4 +1,4 @@
-"""Prompts with pictures: the columns named by ``--multimodal-keys`` become parts of the messages.
+"""Rendered prompts, and prompts with pictures: the columns named by ``--multimodal-keys`` become parts of the messages.
 
 Guarantees: the ``n``-th placeholder of a prompt is the ``n``-th picture of its row. A missing, superfluous or
 unreadable picture is an error that names the row, or the prompt if only decoding reveals it. A prompt holds its
@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from groundwork.chat_messages import TEMPLATE_ERRORS, check_messages, in_template_form, read_tools
 from groundwork.exceptions import ConfigError
 from groundwork.images import image_tokens, model_size, open_image
 from groundwork.processors import load_processor
@@ -90,6 +91,23 @@ def with_pictures(
         except (OSError, ValueError) as error:
             raise ConfigError(f"row {number} of the prompt data, column {column!r}: {error}") from error
     return messages, [part["image"] for part in pictures]
+
+
+def rendered_prompt(args: Arguments, renderer: Any, messages: Any, tools: Any) -> str:
+    """Return the prompt that serving would give for these messages."""
+    check_messages(messages, parts=("text", "image") if args.multimodal_keys else ("text",))
+    try:
+        offered = read_tools(tools)
+        return in_template_form(
+            messages,
+            lambda plain: renderer.apply_chat_template(
+                plain, tools=offered, tokenize=False, add_generation_prompt=True, **args.apply_chat_template_kwargs
+            ),
+        )
+    except ConfigError:
+        raise
+    except TEMPLATE_ERRORS as error:
+        raise ConfigError(f"the chat template refuses the messages: {error}") from error
 
 
 def check_places(name: str, found: int, pictures: Sequence[Any]) -> None:

@@ -56,9 +56,9 @@ def test_what_a_method_feeds(method: str, path: str, topk: int, says: str | None
 
 
 def test_a_loss_declares_what_it_reads() -> None:
-    assert declared_reads("slime.algorithms.losses.hybrid_distillation", "hybrid_loss") == {"rollout_topk_log_probs"}
-    assert declared_reads("topk_distillation_loss", "topk_distillation_loss_function") == {"teacher_topk_log_probs"}
-    assert declared_reads("combine_loss", "combine_loss") == declared_reads("nowhere.at_all", "loss") == set()
+    assert declared_reads("slime.algorithms.losses.hybrid_distillation.hybrid_loss") == {"rollout_topk_log_probs"}
+    assert declared_reads("topk_distillation_loss.topk_distillation_loss_function") == {"teacher_topk_log_probs"}
+    assert declared_reads("combine_loss.combine_loss") == declared_reads("nowhere.at_all.loss") == set()
 
 
 @pytest.mark.parametrize(
@@ -77,6 +77,20 @@ def test_a_helper_of_a_core_loss_is_not_its_reads(
     monkeypatch.syspath_prepend(str(tmp_path))
     problem = unfed_loss(arguments("loss_with_a_helper.loss", 0), RL, frozenset())
     assert problem is None if says is None else problem is not None and says in problem
+
+
+@pytest.mark.parametrize(("method", "fed"), [(RL, False), (OPD, True), (COMBINE, True)])
+def test_a_loss_that_asks_for_a_teacher_needs_one(tmp_path: Path, method: str, fed: bool) -> None:
+    file = tmp_path / "custom_opd_loss.py"
+    file.write_text("def compute_opd_loss(student_logprobs, teacher_logprobs, advantage_mask, clip_ratio=0.2): ...\n")
+    own = method_config(method) or MethodConfig
+    problem = unfed_loss(arguments(f"{file}:compute_opd_loss", 0), method, own.fills)
+    assert problem is None if fed else problem is not None and "reads teacher_log_probs" in problem
+
+
+def test_a_file_declares_what_it_reads(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("READS = ('teacher_log_probs',)\ndef loss(args, batch, logits, reduce): ...\n")
+    assert declared_reads(f"{tmp_path}/mine.py:loss") == {"teacher_log_probs"}
 
 
 def test_a_built_in_loss_is_fed() -> None:

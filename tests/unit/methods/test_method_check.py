@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.judge.hygiene import Limits, defect
+from openclaw.launch.method_check import main, plugin_flags
 from openclaw.ledger.records import Verdict
 from openclaw.method import JudgePlan, SampleDecision, SessionPlan, load_method
 from openclaw.method.canned import canned_turn, canned_verdicts
@@ -165,3 +167,22 @@ def test_a_field_that_a_turn_lacks_is_answered_with_those_it_has() -> None:
     assert "has no attribute 'reply'" in found.seen
     assert "; a Turn has id, session_id" in found.seen
     assert "response_message" in found.seen
+
+
+def test_a_folder_of_plugins_is_checked_by_the_clauses_of_plugins(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "my-method"
+    folder.mkdir()
+    (folder / "custom_rm.py").write_text("class R:\n    def score(self, a, b, c, d): ...\n")
+    (folder / "custom_loss.py").write_text("")
+    assert plugin_flags(folder) == [
+        *("--custom-loss-function-path", str(folder / "custom_loss.py")),
+        *("--custom-rm-path", str(folder / "custom_rm.py")),
+    ]
+    (folder / "custom_loss.py").unlink()
+    assert main(["check", str(folder)]) == 1
+    shown = capfd.readouterr().out
+    assert shown.startswith(f"rejected --custom-rm-path {folder}/custom_rm.py\n  clause reward-1: ")
+    (folder / "my_method_method.py").write_text("")
+    assert plugin_flags(folder) == []

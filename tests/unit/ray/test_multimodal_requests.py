@@ -16,7 +16,7 @@ from lab.testkit.engine import mock_engine
 from lab.testkit.rollout_engine import RolloutEngine, rollout_args, rollout_engine
 from slime.args import Arguments
 from slime.exceptions import EngineError
-from slime.rollout.generation import GenerateState, generate
+from slime.rollout.generation import GenerateState, generate, load_generate_function
 from slime.rollout.metrics import rollout_metrics
 from slime.rollout.multimodal_requests import CUT
 from slime.rollout.sft_rollout import MaskState, fill
@@ -216,3 +216,27 @@ async def test_samples_prepared_at_a_time_keep_their_own_pictures(args: Argument
     answered = await asyncio.gather(*(generate(args, sample, dict(PARAMETERS)) for sample in samples))
     grids = [sample.multimodal_train_inputs["image_grid_thw"].tolist() for sample in answered]
     assert grids == [[[1, 4, 4]], [[1, 6, 8]], [[1, 4, 6]]]
+
+
+GUI = """
+from PIL import Image
+
+async def gui_rollout(vision_model, task: str):
+    action = await vision_model.generate(prompt=f"Task: {task}. What next?", image=Image.new("RGB", (32, 24), "red"))
+    return [{"action": action, "reward": 0.5}]
+"""
+
+
+async def test_an_episode_of_screenshots_keeps_them_for_training(
+    args: Arguments, engine: RolloutEngine, tmp_path: Path
+) -> None:
+    (tmp_path / "gui_rollout.py").write_text(GUI)
+    function = load_generate_function(f"{tmp_path}/gui_rollout.py:gui_rollout")
+    [reply] = await function(args, Sample(index=7, prompt="press ok"), dict(PARAMETERS))
+    (request,) = engine.requests
+    processor = GenerateState(args).processor
+    assert "Task: press ok. What next?" in processor.tokenizer.decode(request["input_ids"])
+    assert request["input_ids"].count(processor.image_token_id) == len(request["image_data"]) == 1
+    assert reply.multimodal_train_inputs["image_grid_thw"].tolist() == [[1, 6, 8]]
+    assert (reply.reward, reply.tokens[-3:]) == (0.5, engine.reply)
+    reply.validate()

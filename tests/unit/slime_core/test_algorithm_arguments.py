@@ -9,6 +9,7 @@ import pytest
 from slime.algorithms.advantages import ESTIMATORS as KNOWN
 from slime.arguments import parse_args
 from slime.arguments.algorithm import ESTIMATORS
+from slime.arguments.parser import parser_for, read_arguments
 from slime.rollout.rewards import GROUP_RELATIVE
 from tests.helpers.checkpoints import config_only, published
 
@@ -88,6 +89,8 @@ def test_what_works_together_parses(base: list[str], words: str) -> None:
             "--loss-type sft_loss --use-tis --entropy-coef 0.1",
             "--entropy-coef, --use-tis has no effect with --loss-type sft_loss",
         ),
+        ("--loss-type policy_loss --custom-loss-function-path a.b", "no effect with --loss-type policy_loss"),
+        ("--loss-type sft_loss --custom-loss-function-path a.b", "no effect with --loss-type sft_loss"),
         ("--disable-compute-advantages-and-returns", "leaves --loss-type policy_loss without advantages"),
         (
             "--loss-type custom_loss --custom-loss-function-path a.b --disable-compute-advantages-and-returns --use-kl-loss",
@@ -171,3 +174,34 @@ def test_a_setting_that_hardly_works_is_warned_of(
     found = [line for line in (shown.out + shown.err).splitlines() if line.startswith("warning: --")]
     assert len(found) == bool(message)
     assert message in "".join(found)
+
+
+def test_the_path_of_a_loss_selects_it(base: list[str]) -> None:
+    assert parse_args([*base, "--custom-loss-function-path", "a.b"]).loss_type == "custom_loss"
+    assert (
+        parse_args([*base, "--custom-loss-function-path", "a.b", "--loss-type=custom_loss"]).loss_type == "custom_loss"
+    )
+    assert parse_args(base).loss_type == "policy_loss"
+
+
+def test_a_loss_that_asks_for_values_needs_what_computes_them(base: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "custom_loss.py"
+    file.write_text("def compute_loss(policy_logits, reference_logits, advantages, config): ...\n")
+    words = [*base, "--custom-loss-function-path", str(file)]
+    without = "--disable-compute-advantages-and-returns"
+    assert [line for line in problems_of([*words, without]) if "asks for advantages, reference_logits; remove" in line]
+    parts = ["--train-backend", "megatron", "--context-parallel-size", "2"]
+    assert [line for line in problems_of([*words, *parts]) if "the signature (policy_logits, " in line]
+    assert not [line for line in problems_of(words) if "compute_loss" in line]
+
+
+def test_a_reward_models_checkpoint_needs_no_judge(base: list[str]) -> None:
+    given = [*base, "--custom-rm-path", "a.b", "--prm-model-path", "rm"]
+    assert not [line for line in problems_of(given) if "judge" in line]
+    assert [line for line in problems_of([*given, "--prm-m", "3"]) if line.startswith("--prm-m has no effect")]
+
+
+def problems_of(words: list[str]) -> list[str]:
+    """Return the problems of a command line."""
+    parser = parser_for(words)
+    return read_arguments(parser, words)[1]

@@ -132,7 +132,7 @@ def test_a_flag_that_the_core_has_is_refused(plugin: Path, tmp_path: Path, capsy
 
 
 async def test_reward_models_and_classes(plugin: Path) -> None:
-    args = SimpleNamespace(weight=2.0)
+    args = Arguments.of({"weight": 2.0})
     long = Sample(prompt="abc", response="ab", metadata={"next_state": "thanks"})
     short = Sample(prompt="a", response="a")
     score = load_reward_function(f"{plugin}:get_reward_model", args)
@@ -145,8 +145,8 @@ async def test_reward_models_and_classes(plugin: Path) -> None:
     assert await batched(args, [long, short], evaluation=True) == [3, 1]
     assert await batched(args, long) == 3
     assert await batched(args, []) == []
-    with pytest.raises(PluginError, match="Nothing has neither score, compute_reward"):
-        load_reward_function(f"{plugin}:Nothing", args)
+    with pytest.raises(PluginError, match="Nothing has none of the methods score, compute_reward"):
+        await load_reward_function(f"{plugin}:Nothing", args)(args, long)
 
 
 def test_a_reward_function_is_taken_as_it_is() -> None:

@@ -18,7 +18,7 @@ from slime.args import Arguments
 from slime.arguments.memory_budget.activations import gradient_bytes, saved_bytes, whole_logits_bytes
 from slime.arguments.memory_budget.parts import CONTEXT, NCCL, Need, Part
 from slime.arguments.memory_budget.shape import Shape
-from slime.arguments.plugins import is_decorated
+from slime.arguments.plugins import asked_values, is_decorated
 from slime.arguments.trainer import shares_gpus
 from slime.utils.head_memory import chunk_rows, head_bytes
 
@@ -45,7 +45,8 @@ def needs_reference(args: Arguments) -> bool:
 def reads_whole_logits(args: Arguments) -> bool:
     """Return whether the loss is a plugin that needs the logits of all tokens; a plugin not found here does not."""
     path = args.custom_loss_function_path
-    return args.loss_type == "custom_loss" and bool(path) and is_decorated(path, "from_response_rows") is False
+    custom = args.loss_type == "custom_loss" and bool(path)
+    return custom and is_decorated(path, "from_response_rows") is False and not asked_values(args)
 
 
 def longest_sample(args: Arguments) -> int | None:

@@ -23,6 +23,7 @@ from torch import Tensor
 from groundwork.private_files import private, private_folder
 from slime.algorithms.losses import LOSSES
 from slime.algorithms.losses.custom import custom_loss, reads_response_rows
+from slime.algorithms.losses.named_values import load_custom_loss
 from slime.algorithms.losses.reduce import Reducer, make_reducer
 from slime.algorithms.losses.supervised import value_loss
 from slime.args import Arguments
@@ -326,7 +327,7 @@ def micro_batch_loss(
 def _custom_micro_batch_loss(
     args: Arguments, model: Model, inputs: MicroBatch, batch: TrainBatch
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    function = load_function(args.custom_loss_function_path)
+    function = load_custom_loss(args.custom_loss_function_path)
 
     def loss_of(logits: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         if inputs.is_filler:

@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from slime.algorithms.advantages import compute_advantages
+from slime.algorithms.losses.named_values import load_custom_loss
 from slime.args import Arguments, required
 from slime.backends.trainer.backend import (
     Backend,
@@ -49,7 +50,6 @@ from slime.checkpoints.versions import superseded, superseded_of_critic
 from slime.exceptions import CheckpointError, TrainerError
 from slime.observability.metric_utils import STEPS
 from slime.utils.hf_checkpoint import DTYPES
-from slime.utils.misc import load_function
 from slime.utils.probes import Answer, Probe
 from slime.weight_sync.pushes import Pushes, Versions
 from slime.weight_sync.remote_engine import RemoteEngine
@@ -199,7 +199,7 @@ class PolicyRank(TrainRank[PolicyBackend]):
         if args.record_memory_history:
             self._history = MemoryHistory(args, self.rank)
         if args.loss_type == "custom_loss":
-            load_function(args.custom_loss_function_path)  # report its problems before reading the model
+            load_custom_loss(args.custom_loss_function_path)  # report its problems before reading the model
         assert self.memory is not None
         make = type(self).make_backend
         self.backend = make(args, start_weights(args), self.device, Schedule.of_run(args), self.memory.value)
