@@ -238,6 +238,12 @@ class RuntimeVariables(GateVariables):
     )
     judge_tokenizer: str | None = variable("OPENCLAW_JUDGE_TOKENIZER", None, "folder or name of the judge's tokenizer")
     ledger: str | None = variable("OPENCLAW_LEDGER", None, "file of the ledger (SQLite)")
+    record_bytes: int = variable(
+        "OPENCLAW_RECORD_BYTES",
+        1 << 30,
+        "largest size of each of the JSON-lines files beside a run's ledger, conversations and verdicts; 0: none are written",
+        minimum=0,
+    )
     run_dir: str | None = variable(
         "OPENCLAW_RUN_DIR", None, "folder of the run; the gateway shows whether its training is paused"
     )

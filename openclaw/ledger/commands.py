@@ -46,7 +46,7 @@ def forget_command(options: argparse.Namespace) -> Iterable[str]:
             yield f"deleted {backup}, a backup of the file from before a migration"
         if gone.trained:
             yield f"{gone.trained} of the samples had been trained; weights and checkpoints that learned from them remain"
-        yield "the file holds no byte of the session any more; exports, logs and other copies are not searched"
+        yield "the file and the .jsonl files beside it hold no byte of the session any more; exports, logs and other copies are not searched"
 
 
 def check_command(options: argparse.Namespace) -> Iterable[str]:

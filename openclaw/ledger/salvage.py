@@ -25,10 +25,10 @@ from openclaw.ledger.store import Ledger
 
 # Parents first.
 TABLES = (
-    "sessions", "turns", "verdicts", "samples", "steps", "feedback", "forgotten_samples", "forgotten_sessions",
+    "sessions", "turns", "verdicts", "verdict_log", "samples", "steps", "feedback", "forgotten_samples", "forgotten_sessions",
     "episodes", "logs", "decisions", "probe_scores", "pictures", "turn_pictures", "secrets",
 )  # fmt: skip
-CHILDREN_OF_TURNS = ("verdicts", "samples", "feedback", "logs", "probe_scores", "turn_pictures")
+CHILDREN_OF_TURNS = ("verdicts", "verdict_log", "samples", "feedback", "logs", "probe_scores", "turn_pictures")
 HEADER_BYTES = 100
 UNKNOWN_ROWS = 1_000_000
 """Number of row ids to try if the file does not reveal their number."""

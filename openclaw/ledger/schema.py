@@ -106,6 +106,15 @@ def deletion_triggers_sql() -> list[str]:
     ]
 
 
+def log_triggers_sql() -> list[str]:
+    """Return the statements that (re)create the trigger that numbers verdicts."""
+    return [
+        "DROP TRIGGER IF EXISTS verdicts_logged",
+        "CREATE TRIGGER verdicts_logged AFTER INSERT ON verdicts"
+        " BEGIN INSERT INTO verdict_log (turn_id, judged_at) VALUES (NEW.turn_id, NEW.judged_at); END",
+    ]
+
+
 _VERSION_1 = """
 CREATE TABLE sessions (
     id TEXT PRIMARY KEY,
@@ -317,6 +326,15 @@ DROP INDEX samples_by_role;
 CREATE INDEX samples_by_role ON samples(baseline_role, id, baseline_reward, baseline_owner) WHERE baseline_role IS NOT NULL;
 CREATE INDEX samples_by_owner ON samples(baseline_owner, baseline_role, id, baseline_reward) WHERE baseline_role IS NOT NULL;
 """
+_VERSION_20 = """
+CREATE TABLE verdict_log (       -- the order of verdicts, see openclaw.ledger.record_files; a replaced one keeps its number
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    turn_id TEXT NOT NULL REFERENCES turns(id),
+    judged_at REAL NOT NULL
+);
+CREATE INDEX verdict_log_by_turn ON verdict_log(turn_id);
+INSERT INTO verdict_log (turn_id, judged_at) SELECT turn_id, judged_at FROM verdicts ORDER BY judged_at;
+"""
 
 
 def fill_baseline_owners(connection: sqlite3.Connection) -> None:
@@ -406,6 +424,7 @@ MIGRATIONS: tuple[Migration, ...] = (
         _VERSION_19,
         fill_baseline_owners,
     ),
+    Migration(20, "the order of verdicts", _VERSION_20),
 )
 VERSION = MIGRATIONS[-1].version
 
@@ -448,11 +467,12 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def create_triggers(connection: sqlite3.Connection) -> None:
-    """Replace the triggers that enforce the tables of `openclaw.ledger.schema`."""
+    """Replace the triggers that enforce the tables of `openclaw.ledger.schema`, and that number verdicts."""
     for statement in [
         *triggers_sql("turns", VALID_TURN_TRANSITIONS, FIRST_TURN_STATES),
         *triggers_sql("samples", VALID_SAMPLE_TRANSITIONS, FIRST_SAMPLE_STATES),
         *deletion_triggers_sql(),
+        *log_triggers_sql(),
     ]:
         connection.execute(statement)
 

@@ -7,7 +7,7 @@ because each may hold turns of several sessions. What remains is a digest of its
 (``forgotten_samples``) with the step that used it. A batch that already has such a sample finishes its step; a crash does
 not bring the sample back. A reply that is running when its session is deleted is not recorded (`Turns.record`).
 
-`Sessions.erase` then removes the bytes from disk: it overwrites deleted rows (``secure_delete``), empties the write-ahead
+`Sessions.erase` then removes the bytes from disk, and the lines of `openclaw.ledger.record_files`: it overwrites deleted rows (``secure_delete``), empties the write-ahead
 log and deletes the backups of migrations. It does not reach other copies, or checkpoints that learned from the session.
 
 A deletion overwrites what it deletes, and SQLite first writes the overwritten pages to its log, so it needs about as much
@@ -37,6 +37,7 @@ from openclaw.ledger.exceptions import (
     LedgerUnavailableError,
     UnknownRecordError,
 )
+from openclaw.ledger.record_files import erase_lines
 from openclaw.ledger.records import (
     PASS,
     Signal,
@@ -249,7 +250,7 @@ class Sessions:
             )
             samples = connection.execute(f"DELETE FROM samples WHERE {of_session}", which).rowcount
             connection.execute(f"DELETE FROM verdicts WHERE turn_id IN {turns_of}", (session_id,))
-            for table in ("feedback", "logs", "probe_scores"):
+            for table in ("feedback", "logs", "probe_scores", "verdict_log"):
                 connection.execute(f"DELETE FROM {table} WHERE turn_id IN {turns_of}", (session_id,))
             forget_pictures(connection, session_id)
             turns = connection.execute("DELETE FROM turns WHERE session_id = ?", (session_id,)).rowcount
@@ -268,13 +269,21 @@ class Sessions:
         )
 
     def erase(self) -> list[Path]:
-        """Remove the bytes of deleted rows from disk; return the deleted backups.
+        """Remove the bytes of deleted rows from disk, and their lines from the record files; return the deleted backups.
 
         A reserve that `forget` used up is taken again.
 
         Raises:
-            LedgerUnavailableError: if another process reads the file for too long to empty the log.
+            LedgerUnavailableError: if another process reads the file for too long to empty the log, or a record file cannot be
+                written.
         """
+        try:
+            erase_lines(self._database.path)
+        except OSError as error:
+            raise LedgerUnavailableError(
+                f"ledger {self._database.path}: the rows are deleted, but the .jsonl files beside it still have lines of them: "
+                f"{error}; mend that, then repeat the command"
+            ) from error
         # SQLite's own wait for readers would block every writer meanwhile.
         path, deadline = self._database.path, time.monotonic() + ERASE_SECONDS
         with self._database.named_errors(), closing(sqlite3.connect(path, timeout=0.0)) as connection:

@@ -40,6 +40,7 @@ from openclaw.gateway.tls import check_certificate, load_certificate
 from openclaw.gateway.under_way import InFlightRegistry
 from openclaw.judge.wiring import JudgeLoop, build_judge_loop
 from openclaw.ledger.exceptions import LedgerError
+from openclaw.ledger.record_files import RecordFiles
 from openclaw.ledger.store import Ledger
 from openclaw.method import trains_rewards
 from openclaw.privacy.redactor import build_redactor
@@ -100,6 +101,7 @@ async def serve(config: RuntimeConfig) -> None:
     own_keys = OwnKeyFinder(secret_values(os.environ), keyring.holds if keyring.path else None)
     ledger = Ledger(config.ledger or "", redaction=build_redactor(config.redact, registry, own_keys))
     ledger.sessions.reserve()
+    records = RecordFiles(ledger.path, config.record_bytes) if config.record_bytes and config.run_dir else None
     slots = InFlightRegistry(requests_path(config.ledger or ""))
     try:
         judge = None
@@ -123,6 +125,8 @@ async def serve(config: RuntimeConfig) -> None:
                 [Path(config.tls_cert), Path(config.tls_key)], lambda: _renew_certificate(server, config)
             )
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, app.reloader.now)
+        if records is not None:
+            records.start()
         settle()
         sys.setswitchinterval(THREAD_SWITCH_SECONDS)
         garbage = asyncio.create_task(collect_when_quiet(lambda: service.replies.under_way > 0))
@@ -130,6 +134,8 @@ async def serve(config: RuntimeConfig) -> None:
             await _run(server, judge)
         finally:
             garbage.cancel()
+            if records is not None:
+                records.close()
     finally:
         ledger.close()
         slots.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -42,6 +43,7 @@ async def test_serves_and_ends_on_sigterm(repository: Path, tiny_random_model: P
                 OPENCLAW_JUDGE_TOKENIZER=str(tiny_random_model),
                 OPENCLAW_METHOD="openclaw_combine_method.Combine",
                 OPENCLAW_LEDGER=str(tmp_path / "ledger.sqlite"),
+                OPENCLAW_RUN_DIR=str(tmp_path),
                 OPENCLAW_ENGINE_WAIT_SECONDS="1",
                 OPENCLAW_GRACE_SECONDS="1",
             ),
@@ -69,6 +71,8 @@ async def test_serves_and_ends_on_sigterm(repository: Path, tiny_random_model: P
     ledger.close()
     assert [turn.finish_reason for turn in turns] == ["stop", "abort"]
     assert turns[1].response_ids == [70, 71, 72]
+    written = (tmp_path / "ledger.conversations.jsonl").read_text().splitlines()
+    assert [json.loads(line)["finish_reason"] for line in written] == ["stop", "abort"]
 
 
 async def healthy(client: httpx.AsyncClient, process: asyncio.subprocess.Process, log: Path) -> None:

@@ -70,6 +70,10 @@ def test_every_row_of_version_1_survives(old_file: Path, caplog: pytest.LogCaptu
     assert str(backup) in caplog.text
     assert ledger.views.counts()["samples"] == {"dropped": 1, "leased": 1, "ready": 1, "trained": 2}
     assert ledger.turns.get("judged-0").signal is None
+    logged = ledger.database.rows("SELECT turn_id, judged_at FROM verdict_log ORDER BY number")
+    judged = sorted(after["verdicts"], key=lambda row: row["judged_at"])  # type: ignore[arg-type, return-value]
+    assert [row["judged_at"] for row in logged] == [row["judged_at"] for row in judged]
+    assert {row["turn_id"] for row in logged} == {row["turn_id"] for row in judged}
 
 
 def test_a_migrated_file_goes_on_as_a_new_one(old_file: Path, tmp_path: Path) -> None:
