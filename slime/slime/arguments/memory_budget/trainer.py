@@ -45,8 +45,9 @@ def needs_reference(args: Arguments) -> bool:
 def reads_whole_logits(args: Arguments) -> bool:
     """Return whether the loss is a plugin that needs the logits of all tokens; a plugin not found here does not."""
     path = args.custom_loss_function_path
-    custom = args.loss_type == "custom_loss" and bool(path)
-    return custom and is_decorated(path, "from_response_rows") is False and not asked_values(args)
+    if args.loss_type != "custom_loss" or not path:
+        return False
+    return is_decorated(path, "from_response_rows") is False and not asked_values(args)
 
 
 def longest_sample(args: Arguments) -> int | None:
