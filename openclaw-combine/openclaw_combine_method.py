@@ -5,7 +5,7 @@
 Guarantees: at most one sample per turn. It has the first term if r is +1 or -1, and the second term if there is a hint;
 without both there is no sample. The sample's reward includes ``w_rl`` (``OPENCLAW_COMBINE_W_RL``). The trainer applies
 ``w_opd`` (``OPENCLAW_COMBINE_W_OPD``) through ``--use-opd --opd-kl-coef`` or `combine_loss`. ``C`` is ``--opd-clip``: one token
-that the hint forbids otherwise outweighs the reward of a whole reply (measured, see instructions/learning_figures.md).
+that the hint forbids otherwise outweighs the reward of a whole reply (measured, see benchmarks/README.md).
 """
 
 from __future__ import annotations

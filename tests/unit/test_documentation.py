@@ -78,7 +78,18 @@ ANCHOR = r'^<a id="([a-z0-9-]+)"></a>$'
 def pages(repository: Path) -> list[Path]:
     """Return every page that is written by hand and says how things are now."""
     methods = (folder.name for folder in repository.glob("openclaw-*"))
-    folders = ["", "instructions", GUIDES, "toolcall-rl", "terminal-rl", "swe-rl", "gui-rl", *methods]
+    folders = [
+        "",
+        "instructions",
+        GUIDES,
+        "benchmarks",
+        "agentrl/tasks/gui/osworld",
+        "toolcall-rl",
+        "terminal-rl",
+        "swe-rl",
+        "gui-rl",
+        *methods,
+    ]
     every = [page for folder in folders for page in (repository / folder).glob("*.md")]
     return [page for page in every if page.name != CHANGES]
 
