@@ -1,4 +1,6 @@
-"""The way of an update: from the optimizer's step to weights that are live and reported, with the gate's decision.
+"""The way of an update: from the optimizer's step to weights that are live, with the gate's decision.
+
+Live means that the data source knows that engines serve the weights. The report of the update, which follows, is not on the way.
 
 The processes are one here: driver, rank and rollout manager call each other directly instead of over Ray. The run pushes over a
 file system (``--update-weight-transport disk``), and one engine without a model takes what it is told.
@@ -21,13 +23,10 @@ from groundwork.process import StopRequested
 from openclaw.training.rollout import LedgerDataSource
 from slime.args import Arguments
 from slime.backends.fsdp_utils.backend import FSDPTrainActor
-from slime.backends.trainer.remote_rank import RemotePolicy
-from slime.ray.actor_group import TrainGroup
-from slime.ray.processes import Processes
-from slime.ray.remote_manager import RemoteManager
+from slime.ray.processes import Processes, RemoteManager
 from slime.ray.reports import Reports
 from slime.ray.restarts import Restarts
-from slime.ray.trainer import Trainer
+from slime.ray.trainer import RemotePolicy, Trainer, TrainGroup
 from slime.updates.engines import Engines
 from slime.updates.updates import Updates
 from slime.weight_sync.remote_engine import RemoteEngine
@@ -96,7 +95,9 @@ def trace_update(folder: Path) -> list[Entry]:
         processes = Processes(StopRequested())
         processes.manager, processes.trainer = RemoteManager(Here(manager)), trainer_of(args, actor)
         engines = Engines(args, processes)
-        updates = Updates(args, processes, engines, Restarts(), Reports(args))
+        reports = mock.Mock(spec=Reports)
+        reports.update.side_effect = lambda *_: recorder.stop()
+        updates = Updates(args, processes, engines, Restarts(), reports)
         try:
             actor.init(args)
             processes.trainer.connect_rollout_engines([RemoteEngine(Here())])
@@ -106,7 +107,6 @@ def trace_update(folder: Path) -> list[Entry]:
             recorder.install()
             hook = register_optimizer_step_pre_hook(lambda *_: recorder.start())
             updates.publish(updates.step(RECORDED, batch))
-            recorder.stop()
             hook.remove()
         finally:
             recorder.remove()

@@ -123,18 +123,17 @@ class Gate:
     ) -> None:
         """Record a decision with the scores of the probes under both versions."""
         probes = [item for item in evidence.scored if item.liked is not None]
-        with self._ledger.transaction():
-            self._ledger.decisions.add_scores(serving, {probe.turn_id: probe.serving for probe in probes})
-            self._ledger.decisions.record(
-                rollout_id,
-                "step" if decision.accepted else "refused",
-                policies.candidate.version,
-                decision.why,
-                by_margin=finding.by_margin,
-                metrics=decision.metrics,
-                first_turn=first_turn,
-                scores={probe.turn_id: probe.candidate for probe in probes} if decision.accepted else {},
-            )
+        self._ledger.decisions.record(
+            rollout_id,
+            "step" if decision.accepted else "refused",
+            policies.candidate.version,
+            decision.why,
+            by_margin=finding.by_margin,
+            metrics=decision.metrics,
+            first_turn=first_turn,
+            scores={probe.turn_id: probe.candidate for probe in probes} if decision.accepted else {},
+            serving=(serving, {probe.turn_id: probe.serving for probe in probes}),
+        )
 
     def _why(self, rollout_id: int, finding: Finding, policies: Policies) -> str:
         """Return one line about a decision: what was found, and after a refusal what to type."""

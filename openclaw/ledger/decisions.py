@@ -150,6 +150,7 @@ class Decisions:
         metrics: Mapping[str, float] | None = None,
         first_turn: int | None = None,
         scores: Mapping[str, float] | None = None,
+        serving: tuple[int, Mapping[str, float]] | None = None,
     ) -> int:
         """Record what was decided about a batch, in place of an earlier decision about it; return its number.
 
@@ -164,6 +165,7 @@ class Decisions:
             metrics: numbers of the comparison.
             first_turn: number of the batch's middle turn.
             scores: mean log-probability per token of each probe's reply, by turn.
+            serving: the number of the decision whose weights serve, and the scores under these.
         """
         with self._database.transaction() as connection:
             connection.execute(
@@ -182,6 +184,8 @@ class Decisions:
                 first_turn=first_turn,
             )
             self._score(connection, number, scores or {})
+            if serving is not None:
+                self._score(connection, *serving)
         return number
 
     def _insert_decision(self, connection: sqlite3.Connection, **columns: Any) -> int:
@@ -195,11 +199,6 @@ class Decisions:
             " ON CONFLICT DO UPDATE SET score = excluded.score",
             [(number, score, turn_id) for turn_id, score in scores.items()],
         )
-
-    def add_scores(self, number: int, scores: Mapping[str, float]) -> None:
-        """Store scores of probes under the weights of an earlier decision."""
-        with self._database.transaction() as connection:
-            self._score(connection, number, scores)
 
     def serving(self) -> DecisionRecord | None:
         """Return the newest decision whose weights serve: a start, a step or a rollback; None before the first."""

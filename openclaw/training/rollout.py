@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,17 +22,16 @@ from typing import Any, TypeVar
 from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.engine.canary import close_share
 from openclaw.ledger.exceptions import LedgerUnavailableError
-from openclaw.ledger.records import BASELINE, SCORED
+from openclaw.ledger.records import BASELINE, SCORED, WEIGHT
 from openclaw.ledger.samples import Quota, rollout_of
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.turns import NO_PICTURE
 from openclaw.ledger.views import counted
 from openclaw.method import maker, trains_rewards
+from openclaw.owners import owner_of, root
 from openclaw.runtime.process import RuntimeSupervisor
 from openclaw.runtime.start import start_runtime
 from openclaw.runtime.where import RUNTIME_LOG_NAME, chat_command, inspect_command, ledger_path, shown_path
-from openclaw.training.batch_metrics import MASKED, batch_metrics
-from openclaw.training.judge_errors import JudgeErrors
 from openclaw.training.live import LiveRollout
 from openclaw.training.live_arguments import check_arguments
 from openclaw.training.pictures import SamplePictures
@@ -433,3 +433,79 @@ def until_available(call: Callable[[], T], stopped: threading.Event) -> T:
             logger.error("waiting for the ledger: %s", error)
             if stopped.wait(LEDGER_PAUSE_SECONDS):
                 raise InterruptedError(f"cancelled while waiting for the ledger: {error}") from error
+
+
+LOOK_SECONDS = 1.0
+REPEAT_SECONDS = 60.0
+
+
+class JudgeErrors:
+    """Tells the driver's terminal why turns stay unjudged: the judge side's last error in the ledger.
+
+    A new error is logged at the next look, one a second at most. The same error is repeated once a minute while turns stay
+    pending for it. A ledger that cannot be read is left to those who need it.
+    """
+
+    def __init__(self, ledger: Ledger, log: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """Create it; ``log`` is the file with the traceback."""
+        self._ledger = ledger
+        self._log = log
+        self._clock = clock
+        self._next_look = 0.0
+        self._said = ""
+        self._said_at = 0.0
+
+    def look(self) -> None:
+        """Log the last error if it is new, or was last logged a minute ago."""
+        now = self._clock()
+        if now < self._next_look:
+            return
+        self._next_look = now + LOOK_SECONDS
+        try:
+            judge_error = self._ledger.views.judge_error()
+        except LedgerUnavailableError:
+            return
+        if judge_error is None:
+            self._said = ""
+        elif judge_error.error != self._said or now >= self._said_at + REPEAT_SECONDS:
+            self._said, self._said_at = judge_error.error, now
+            logger.warning("judge: %s; the traceback is in %s", judge_error, self._log)
+
+
+MASKED = "masked_stale"
+"""Entry of a sample's metadata: how many of its tokens are not trained because their weights are too old."""
+DEGENERATE = ("truncated", "repetition")
+"""Reasons of `openclaw.judge.hygiene` that show a policy falling apart; such replies are in no batch."""
+
+
+def batch_metrics(ledger: Ledger, samples: list[Sample], bound: int | None) -> dict[str, float]:
+    """Return a batch's metrics: staleness, terms, owners, and the ledger's counts by state and reason.
+
+    ``bound`` is ``--max-weight-staleness`` if samples beyond it are trained with correction, otherwise None.
+    """
+    counts = ledger.views.counts()
+    stale = [sample.metadata["staleness"] for sample in samples]
+    hinted = [s for s in samples if s.teacher_log_probs is not None or s.teacher_topk_indices is not None]
+    owners = Counter(root(owner_of(sample.session_id or "")) for sample in samples)
+    of_episodes = [sample for sample in samples if "episode" in sample.metadata]
+    metrics = {
+        "openclaw/staleness_min": float(min(stale)),
+        "openclaw/staleness_mean": sum(stale) / len(stale),
+        "openclaw/staleness_max": float(max(stale)),
+        "openclaw/corrected_stale": 0.0 if bound is None else float(sum(age > bound for age in stale)),
+        "openclaw/masked_stale_tokens": float(sum(sample.metadata.get(MASKED, 0) for sample in samples)),
+        "openclaw/hinted_share": len(hinted) / len(samples),
+        "openclaw/scored_share": sum(SCORED in sample.metadata for sample in samples) / len(samples),
+        "openclaw/feedback_scored_share": sum(WEIGHT in sample.metadata for sample in samples) / len(samples),
+        "openclaw/baseline": sum(sample.metadata.get(BASELINE, 0.0) for sample in samples) / len(samples),
+        "openclaw/degenerate_share": ledger.views.degenerate_share(DEGENERATE),
+        "openclaw/owners": float(len(owners)),
+        "openclaw/largest_owner_share": max(owners.values()) / len(samples),
+        "openclaw/episodes": float(len({sample.metadata["episode"] for sample in of_episodes})),
+        "openclaw/episode_segments": float(len(of_episodes)),
+        "openclaw/episode_turns": float(sum(len(sample.metadata["turns"]) for sample in of_episodes)),
+        "openclaw/queue_depth": float(counts["samples"].get("ready", 0)),
+    }
+    for group in ("turns", "samples", "turn_reasons", "sample_reasons"):
+        metrics |= {f"openclaw/{group}/{name}": float(count) for name, count in counts[group].items()}
+    return metrics

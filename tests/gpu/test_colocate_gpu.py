@@ -16,7 +16,7 @@ from lab.testkit import tiny_random, trainer
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine import CACHE, WEIGHTS, SGLangEngine
-from slime.backends.trainer.offload import HostMemory
+from slime.backends.trainer.host_memory import HostMemory
 from slime.weight_sync.pushes import make_weight_sync
 from tests.helpers import megatron_ranks, trainer_ranks
 from tests.helpers.weight_receivers import rank_zero

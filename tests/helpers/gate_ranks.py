@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lab.testkit import trainer
 from slime.arguments import placement
-from slime.backends.trainer.snapshot import states_of
+from slime.backends.trainer.host_memory import states_of
 from slime.ray.trainer import merged
 from slime.utils.probes import Answer, Probe
 from tests.helpers.megatron_ranks import megatron_args

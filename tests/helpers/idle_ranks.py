@@ -11,11 +11,11 @@ from torch import Tensor
 
 from lab.testkit.trainer import trainer_args
 from slime.args import Arguments
+from slime.backends.trainer.host_memory import Changing
 from slime.backends.trainer.micro_batch import RolloutShard
 from slime.backends.trainer.process import RankProcess
 from slime.backends.trainer.rank import PolicyRank
 from slime.backends.trainer.schedule import Schedule
-from slime.backends.trainer.snapshot import Changing
 
 CPU = torch.device("cpu")
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lab.testkit import trainer
 from slime.args import Arguments
-from slime.backends.trainer.offload import storage_of
+from slime.backends.trainer.host_memory import storage_of
 from tests.helpers import gradient_cases, megatron_hooks
 
 CPU = torch.device("cpu")

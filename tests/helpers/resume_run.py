@@ -25,7 +25,7 @@ from openclaw.training.rollout import LedgerDataSource, collect
 from openclaw.training.samples import make_sample
 from slime.args import Arguments
 from slime.backends.fsdp_utils.backend import FSDPTrainActor
-from slime.backends.fsdp_utils.state import gather
+from slime.backends.fsdp_utils.model import gather
 from slime.rollout.train_data import convert, split_by_dp
 from tests.helpers import trainer_ranks
 from tests.helpers.ppo_ranks import from_all_ranks

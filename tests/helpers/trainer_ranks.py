@@ -13,8 +13,8 @@ from torch import Tensor
 from lab.testkit import trainer
 from slime.backends.fsdp_utils import backend
 from slime.backends.fsdp_utils.backend import FSDPCriticActor, FSDPTrainActor
-from slime.backends.fsdp_utils.state import gather
-from slime.backends.trainer.offload import storage_of
+from slime.backends.fsdp_utils.model import gather
+from slime.backends.trainer.host_memory import storage_of
 from slime.exceptions import TrainerError
 from tests.helpers import gradient_cases
 from tests.helpers.idle_ranks import Alone

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from groundwork.network import find_available_port
 from lab.testkit import trainer
-from slime.backends.fsdp_utils.state import export_adapter
+from slime.backends.fsdp_utils.model import export_adapter
 from slime.weight_sync import adapter_version, broadcast
 from slime.weight_sync.remote_engine import RemoteEngine
 from tests.helpers import trainer_ranks

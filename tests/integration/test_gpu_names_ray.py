@@ -10,10 +10,9 @@ from ray import ObjectRef
 
 from slime.args import Arguments
 from slime.arguments.process_environment import CUMEM, NOSET
-from slime.backends.trainer.remote_rank import RemotePolicy
 from slime.ray import cluster as cluster_module
-from slime.ray.actor_group import TrainGroup
 from slime.ray.placement import create_placement
+from slime.ray.trainer import RemotePolicy, TrainGroup
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -12,12 +12,11 @@ import pytest
 import ray
 
 from slime.args import Arguments
-from slime.backends.trainer.remote_rank import RemotePolicy
 from slime.exceptions import RankLostError, TrainerError
-from slime.ray import actor_group
-from slime.ray.actor_group import TrainGroup
+from slime.ray import trainer
 from slime.ray.cluster import ray_cluster
 from slime.ray.placement import ReservedPlacement, create_placement
+from slime.ray.trainer import RemotePolicy, TrainGroup
 
 
 class StandInActor:
@@ -117,7 +116,7 @@ def test_a_dead_rank_is_named_while_the_others_wait(args: Arguments, reserved: R
 def test_an_error_that_comes_with_a_death_is_told_as_the_death(
     args: Arguments, reserved: ReservedPlacement, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(actor_group, "DEATH_SECONDS", 120.0)  # the one that dies may start much later than the other
+    monkeypatch.setattr(trainer, "DEATH_SECONDS", 120.0)  # the one that dies may start much later than the other
     ranks = group(args, reserved)
     with pytest.raises(RankLostError, match="training rank 1 died in train"):
         train(ranks, 0, ["cut", "die"])

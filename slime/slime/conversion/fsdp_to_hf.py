@@ -15,8 +15,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from slime.checkpoints.checkpoint_folder import read_meta
-from slime.checkpoints.hf_folder import export_hf
+from slime.checkpoints.checkpoint_folder import export_hf, read_meta
 from slime.conversion import checks, merge_lora
 from slime.utils.hf_checkpoint import (
     files_of_weights,

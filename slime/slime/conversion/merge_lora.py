@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from slime.backends.trainer.trainable import MergedChange, merged_weight
-from slime.checkpoints.hf_folder import export_hf
+from slime.checkpoints.checkpoint_folder import export_hf
 from slime.conversion import checks
 from slime.utils.hf_checkpoint import files_of_weights, name_in, read_config, read_weights
 

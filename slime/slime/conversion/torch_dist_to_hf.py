@@ -8,8 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from slime.backends.megatron_utils.model import one_rank
-from slime.checkpoints.checkpoint_folder import read_meta
-from slime.checkpoints.hf_folder import export_hf
+from slime.checkpoints.checkpoint_folder import export_hf, read_meta
 from slime.conversion import checks, merge_lora
 
 

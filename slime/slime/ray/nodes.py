@@ -39,20 +39,6 @@ def check_nodes(used: Mapping[str, str]) -> None:
         raise NodeLostError(f"node {', '.join(lost)} left the cluster")
 
 
-def get_watching(reference: Any, used: Mapping[str, str], stop: StopRequested | None = None) -> Any:
-    """Return the value of ``reference``, while watching the machines of ``used``.
-
-    Raises:
-        NodeLostError: a node of ``used`` goes down meanwhile.
-        Stopped: a signal arrives before the value.
-    """
-    while not ray.wait([reference], timeout=POLL_SECONDS)[0]:
-        check_nodes(used)
-        if stop:
-            raise Stopped
-    return ray.get(reference)
-
-
 def wait_for_nodes(count: int, seconds: float, head: str, stop: StopRequested | None = None) -> None:
     """Wait until ``count`` machines are in the cluster; print their number whenever it changes.
 

@@ -6,20 +6,157 @@ process is left. `Run` creates manager and trainer, because it decides when.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import ray
 from ray import ObjectRef
 from ray.exceptions import RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from groundwork.process import StopRequested
+from groundwork.process import Stopped, StopRequested
+from slime.args import Arguments
 from slime.exceptions import ManagerLostError
-from slime.ray.nodes import check_nodes, get_watching
+from slime.ray.nodes import POLL_SECONDS, check_nodes
 from slime.ray.placement import ReservedPlacement
-from slime.ray.remote_manager import RemoteManager
 from slime.ray.restarts import death_line
+from slime.ray.rollout import RolloutManager
 from slime.ray.trainer import Trainer
 
+if TYPE_CHECKING:
+    from slime.ray.engine_pool import SetApart
+    from slime.ray.rollout import RolloutBatch
+    from slime.rollout.before_push import Decision
+    from slime.rollout.data_source import Story
+    from slime.weight_sync.remote_engine import RemoteEngine
+
+
 T = TypeVar("T")
+MANAGER_THREADS = 16
+DISPOSE_TIMEOUT_SECONDS = 60.0
+ALIVE_TIMEOUT_SECONDS = 30.0
+
+
+class RemoteManager:
+    """The rollout manager's actor as the driver sees it; owned by the driver.
+
+    A method starts the call and returns its reference. `RolloutManager` says what the call does, and `Processes.value` waits
+    for it.
+    """
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    # The actor
+
+    def is_alive(self) -> bool:
+        """Return whether the actor answers; raise RayActorError if it is dead."""
+        reference = self.addresses()
+        if not ray.wait([reference], timeout=ALIVE_TIMEOUT_SECONDS)[0]:
+            return False
+        ray.get(reference)
+        return True
+
+    def kill(self) -> None:
+        """End the actor at once."""
+        ray.kill(self._actor)
+
+    def dispose(self) -> None:
+        """Let it stop what it started, then end it."""
+        ray.wait([self._actor.dispose.remote()], timeout=DISPOSE_TIMEOUT_SECONDS)
+        self.kill()
+
+    # Engines
+
+    def addresses(self) -> ObjectRef[dict[str, str]]:
+        return self._actor.addresses.remote()
+
+    def engine_arguments(self) -> ObjectRef[dict[str, Any]]:
+        return self._actor.engine_arguments.remote()
+
+    def engine_handles(self) -> ObjectRef[list[RemoteEngine]]:
+        return self._actor.engine_handles.remote()
+
+    def recover_engines(self) -> ObjectRef[int]:
+        return self._actor.recover_engines.remote()
+
+    def weights_arrived(self) -> ObjectRef[bool | None]:
+        return self._actor.weights_arrived.remote()
+
+    def hold_engines(self, only_last: bool) -> ObjectRef[None]:
+        return self._actor.hold_engines.remote(only_last)
+
+    def sleep_engines(self) -> ObjectRef[None]:
+        return self._actor.sleep_engines.remote()
+
+    def wake_engines(self, parts: tuple[str, ...]) -> ObjectRef[None]:
+        return self._actor.wake_engines.remote(parts)
+
+    def end_engines(self) -> ObjectRef[None]:
+        return self._actor.end_engines.remote()
+
+    def set_apart(self) -> ObjectRef[SetApart | None]:
+        return self._actor.set_apart.remote()
+
+    def rejoin(self) -> ObjectRef[None]:
+        return self._actor.rejoin.remote()
+
+    # Rollouts
+
+    def rollouts_per_epoch(self) -> ObjectRef[int]:
+        return self._actor.rollouts_per_epoch.remote()
+
+    def generate(self, rollout_id: int) -> ObjectRef[RolloutBatch]:
+        return self._actor.generate.remote(rollout_id)
+
+    def eval(self, rollout_id: int) -> ObjectRef[dict[str, Any]]:
+        return self._actor.eval.remote(rollout_id)
+
+    def evaluation_progress(self) -> ObjectRef[tuple[int, int]]:
+        return self._actor.evaluation_progress.remote()
+
+    # The data source
+
+    def load(self, rollout_id: int) -> ObjectRef[None]:
+        return self._actor.load.remote(rollout_id)
+
+    def save(self, rollout_id: int) -> ObjectRef[None]:
+        return self._actor.save.remote(rollout_id)
+
+    def before_rollouts(self) -> ObjectRef[Story]:
+        return self._actor.before_rollouts.remote()
+
+    def on_weights_live(self, rollout_id: int, version: str) -> ObjectRef[None]:
+        return self._actor.on_weights_live.remote(rollout_id, version)
+
+    def on_step_refused(self, rollout_id: int, why: str) -> ObjectRef[None]:
+        return self._actor.on_step_refused.remote(rollout_id, why)
+
+    def on_gate_decided(self, rollout_id: int, decision: Decision) -> ObjectRef[None]:
+        return self._actor.on_gate_decided.remote(rollout_id, decision)
+
+    def on_step_undone(self, rollout_id: int, why: str) -> ObjectRef[None]:
+        return self._actor.on_step_undone.remote(rollout_id, why)
+
+    def on_weights_restored(self, rollout_id: int, from_rollout_id: int, version: str) -> ObjectRef[None]:
+        return self._actor.on_weights_restored.remote(rollout_id, from_rollout_id, version)
+
+    def data_source_attribute(self, name: str) -> ObjectRef[tuple[bool, Any]]:
+        return self._actor.data_source_attribute.remote(name)
+
+    def call_data_source(self, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> ObjectRef[Any]:
+        return self._actor.call_data_source.remote(name, arguments, keywords)
+
+
+def create_rollout_manager(args: Arguments, reserved: ReservedPlacement) -> RemoteManager:
+    """Create the manager's actor on the driver's machine; its engines are up once its first call returns.
+
+    It requests no CPU core, because the run's GPU bundles may hold all of them.
+    """
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    remote = ray.remote(RolloutManager).options(
+        num_cpus=0, num_gpus=0, max_concurrency=MANAGER_THREADS, scheduling_strategy=here
+    )
+    return RemoteManager(remote.remote(args, reserved))
 
 
 class Processes:
@@ -88,11 +225,18 @@ class Processes:
         """
         stop = self.stop if heed_signals and not self.ending else None
         try:
-            return get_watching(reference, self._nodes(), stop)
+            return self._watched(reference, stop)
         except RayActorError as error:
             if isinstance(error, RayTaskError):  # the manager lives and reports another actor's death
                 raise
             raise ManagerLostError(death_line("the rollout manager died", error)) from error
+
+    def _watched(self, reference: ObjectRef[T], stop: StopRequested | None) -> T:
+        while not ray.wait([reference], timeout=POLL_SECONDS)[0]:
+            self.check_nodes()
+            if stop:
+                raise Stopped
+        return ray.get(reference)
 
     def kill_manager(self) -> None:
         """Kill the rollout manager, if there is one."""

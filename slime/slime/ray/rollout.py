@@ -2,7 +2,7 @@
 
 Guarantees: ``generate`` blocks only its own caller, so ``save``, ``on_weights_live`` and ``recover_engines`` run
 meanwhile. Everything that the manager started ends with it. It writes the engines' addresses into its copy of ``args``, where
-plugins read them. `slime.ray.remote_manager` is the driver's view.
+plugins read them. `slime.ray.processes` is the driver's view.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from groundwork.exceptions import ConfigError
 from groundwork.private_files import private, private_folder
@@ -25,7 +24,6 @@ from slime.observability.metric_utils import compute_rollout_step
 from slime.ray.engine_pool import EnginePool, SetApart
 from slime.ray.engines import engine_groups
 from slime.ray.placement import ReservedPlacement
-from slime.ray.remote_manager import RemoteManager
 from slime.rollout.base_types import RolloutFnEvalOutput, call_rollout_fn
 from slime.rollout.before_push import Decision
 from slime.rollout.custom_conversion import convert_with
@@ -41,11 +39,9 @@ from slime.utils.misc import group_by, load_function
 from slime.utils.types import Sample
 from slime.weight_sync.remote_engine import RemoteEngine
 
-__all__ = ["RolloutBatch", "RolloutManager", "compute_rollout_step", "create_rollout_manager"]
+__all__ = ["RolloutBatch", "RolloutManager", "compute_rollout_step"]
 
 logger = logging.getLogger(__name__)
-
-_MANAGER_THREADS = 16
 
 
 class RolloutBatch(TypedDict):
@@ -146,7 +142,7 @@ class BatchMaker:
 
 
 class RolloutManager:
-    """The actor that :func:`create_rollout_manager` creates; see the module."""
+    """The actor that `create_rollout_manager` of `slime.ray.processes` creates; see the module."""
 
     def __init__(self, args: Arguments, reserved: ReservedPlacement) -> None:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
@@ -298,18 +294,6 @@ class RolloutManager:
         self._batches.dispose()
         self._source_hooks.dispose()
         self.engines.stop()
-
-
-def create_rollout_manager(args: Arguments, reserved: ReservedPlacement) -> RemoteManager:
-    """Create the manager's actor on the driver's machine; its engines are up once its first call returns.
-
-    It requests no CPU core, because the run's GPU bundles may hold all of them.
-    """
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    remote = ray.remote(RolloutManager).options(
-        num_cpus=0, num_gpus=0, max_concurrency=_MANAGER_THREADS, scheduling_strategy=here
-    )
-    return RemoteManager(remote.remote(args, reserved))
 
 
 def subsample(samples: list[Sample], share: float | None) -> list[Sample]:

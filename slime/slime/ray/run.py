@@ -33,10 +33,10 @@ from slime.exceptions import DataUsedError, LostError, NodeLostError, RankLostEr
 from slime.observability.metric_utils import compute_rollout_step
 from slime.ray.cluster import ray_cluster
 from slime.ray.placement import create_placement, release_placement, with_replacements
-from slime.ray.processes import Processes
+from slime.ray.processes import Processes, create_rollout_manager
 from slime.ray.reports import Reports, continue_line
 from slime.ray.restarts import Restarts, first_line, raised_itself
-from slime.ray.rollout import RolloutBatch, create_rollout_manager
+from slime.ray.rollout import RolloutBatch
 from slime.ray.save_lock import own_save_folders
 from slime.ray.trainer import Trainer
 from slime.rollout.data_source import Story

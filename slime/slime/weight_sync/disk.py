@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from slime.args import Arguments
-from slime.checkpoints.checkpoint_folder import unfinished
-from slime.checkpoints.hf_folder import write_hf
+from slime.checkpoints.checkpoint_folder import unfinished, write_hf
 from slime.utils.hf_checkpoint import DTYPES
 from slime.weight_sync.engine_sync import EngineWeightSync
 from slime.weight_sync.remote_engine import RemoteEngine

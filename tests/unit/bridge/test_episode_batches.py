@@ -11,8 +11,7 @@ from lab.testkit.ledger_records import judged_sample
 from openclaw.credit.episodes import settle
 from openclaw.ledger.records import VersionSpan
 from openclaw.runtime.process import RuntimeSupervisor
-from openclaw.training.batch_metrics import batch_metrics
-from openclaw.training.rollout import LedgerDataSource, collect
+from openclaw.training.rollout import LedgerDataSource, batch_metrics, collect
 from slime.args import Arguments
 from slime.rollout.train_data import convert, samples_of_steps
 from slime.utils.types import Sample

@@ -29,8 +29,7 @@ from openclaw.runtime.process import RuntimeFailedError, RuntimeSupervisor, free
 from openclaw.runtime.start import runtime_environment
 from openclaw.runtime.where import ledger_path, reachable_host
 from openclaw.training import rollout
-from openclaw.training.judge_errors import JudgeErrors
-from openclaw.training.rollout import LedgerDataSource, LiveRollout, staleness
+from openclaw.training.rollout import JudgeErrors, LedgerDataSource, LiveRollout, staleness
 from openclaw.training.samples import make_sample
 from slime.args import Arguments
 from slime.exceptions import DataUsedError

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from slime.checkpoints import all_ranks, checkpoint_folder, hf_folder
-from slime.checkpoints.hf_folder import export_hf
+from slime.checkpoints import all_ranks, checkpoint_folder
+from slime.checkpoints.checkpoint_folder import export_hf
 from slime.exceptions import CheckpointError
 
 RANKS = 2
@@ -58,7 +58,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Group:
         get_world_size=lambda: RANKS,
         all_gather_object=group.all_gather_object,
     )
-    for module in (all_ranks, hf_folder, checkpoint_folder):
+    for module in (all_ranks, checkpoint_folder):
         monkeypatch.setattr(module, "dist", stand_in)
     return group
 
@@ -72,8 +72,8 @@ def test_an_export_that_rank_zero_cannot_write_ends_on_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: Group, broken: str
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
-    monkeypatch.setattr(hf_folder, "_SHARD_BYTES", 1)
-    monkeypatch.setattr(hf_folder, broken, full)
+    monkeypatch.setattr(checkpoint_folder, "_SHARD_BYTES", 1)
+    monkeypatch.setattr(checkpoint_folder, broken, full)
 
     def gather() -> Iterator[tuple[str, Tensor]]:
         for name in "abc":

@@ -14,7 +14,7 @@ from slime.args import Arguments
 from slime.arguments import parse_args
 from slime.backends.fsdp_utils import backend
 from slime.backends.fsdp_utils import model as fsdp_model
-from slime.backends.fsdp_utils.state import build_optimizer
+from slime.backends.fsdp_utils.backend import build_optimizer
 from slime.backends.trainer.rank import critic_arguments
 from slime.backends.trainer.schedule import Schedule
 from slime.backends.trainer.trainable import lora_config

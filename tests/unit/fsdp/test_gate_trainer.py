@@ -15,10 +15,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
 from lab.testkit import trainer
-from slime.backends.trainer import snapshot
+from slime.backends.trainer import host_memory
+from slime.backends.trainer.host_memory import Changing, Snapshot
 from slime.backends.trainer.probing import Continuation, ProbeWork, Rounds, by_whole_passes, stop_ids
 from slime.backends.trainer.schedule import Schedule
-from slime.backends.trainer.snapshot import Changing, Snapshot
 from slime.utils.probes import Probe
 from tests.helpers import gate_ranks, tiny_hybrid, trainer_ranks
 from tests.helpers.ppo_ranks import ppo_rollout
@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Snapshot]:
-    monkeypatch.setattr(snapshot, "PIECE_BYTES", 24)
+    monkeypatch.setattr(host_memory, "PIECE_BYTES", 24)
     one = Snapshot(CPU)
     yield one
     one.close()
@@ -45,7 +45,7 @@ def changing() -> Changing:
 
 
 def copies(of: Changing) -> list[torch.Tensor]:
-    return [each.detach().clone() for each in (*of.weights, *snapshot.states_of(of.optimizers), *of.others)]
+    return [each.detach().clone() for each in (*of.weights, *host_memory.states_of(of.optimizers), *of.others)]
 
 
 def spoil(of: Changing) -> None:

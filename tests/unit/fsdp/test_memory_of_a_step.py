@@ -20,8 +20,8 @@ from slime.arguments.memory_budget import trainer as budget
 from slime.arguments.memory_budget.activations import saved_bytes
 from slime.arguments.memory_budget.shape import Shape
 from slime.backends.fsdp_utils import model as model_module
+from slime.backends.fsdp_utils.backend import build_optimizer, start_moments
 from slime.backends.fsdp_utils.model import PolicyModel
-from slime.backends.fsdp_utils.state import build_optimizer, start_moments
 from slime.backends.trainer.micro_batch import MicroBatch, build
 from slime.logprobs import response_rows
 

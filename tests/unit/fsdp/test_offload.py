@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from slime.backends.trainer import offload
-from slime.backends.trainer.offload import HostMemory, storage_of
+from slime.backends.trainer import host_memory
+from slime.backends.trainer.host_memory import HostMemory, storage_of
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostMemory]:
-    monkeypatch.setattr(offload.gc, "collect", lambda: 0)  # takes long in the process of all tests
+    monkeypatch.setattr(host_memory.gc, "collect", lambda: 0)  # takes long in the process of all tests
     memory = HostMemory(CPU)
     yield memory
     memory.close()
@@ -88,7 +88,7 @@ def test_everything_stays_where_the_host_has_no_room(host: HostMemory, monkeypat
     given = tensors()
     before = [tensor.detach().clone() for tensor in given]
     with monkeypatch.context() as patch:
-        patch.setattr(offload, "Segment", full)
+        patch.setattr(host_memory, "Segment", full)
         with pytest.raises(MemoryError):
             host.take(given)
     assert not host.is_used

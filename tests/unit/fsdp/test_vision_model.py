@@ -13,8 +13,7 @@ import torch
 
 from lab.testkit import tiny_random, trainer
 from slime.backends.fsdp_utils.backend import build_critic, log_prob_pass, value_pass
-from slime.backends.fsdp_utils.model import lora_layers, token_kinds
-from slime.backends.fsdp_utils.state import gather
+from slime.backends.fsdp_utils.model import gather, lora_layers, token_kinds
 from slime.backends.megatron_utils.train_step import log_prob_pass as megatron_log_prob_pass
 from slime.backends.trainer.micro_batch import RolloutShard, micro_batch_loss
 from tests.helpers import tiny_vision, trainer_ranks, vision_ranks, vision_samples

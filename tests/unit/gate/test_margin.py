@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw.gate.margin import Change, chance_of_signs, paired_margin
+from openclaw.gate.decision import Change, chance_of_signs, paired_margin
 
 CHANGES = st.lists(
     st.builds(

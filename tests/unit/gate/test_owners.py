@@ -9,8 +9,7 @@ import pytest
 
 from benchmarks.gate_parts.owners import EFFECT, KNOWN, decides, history
 from openclaw.config.runtime_variables import GateVariables
-from openclaw.gate.decision import BY_MARGIN, OWNERS, WORST_OWNER, Evidence, Scored, decide_on
-from openclaw.gate.margin import Margin, student_chance
+from openclaw.gate.decision import BY_MARGIN, OWNERS, WORST_OWNER, Evidence, Margin, Scored, decide_on, student_chance
 from tests.unit.gate.test_decision import scored
 
 BOUNDS = GateVariables()

@@ -187,7 +187,8 @@ def test_a_forgotten_session_takes_its_probe_and_scores_along(ledger: Ledger) ->
     ledger.sessions.forget("probe-liked-0")
     assert [each.turn_id for each in ledger.probes.candidates(0, 10**9, 0, 64)] == ["probe-disliked-0"]
     assert ledger.decisions.accepted_scores(4) == {1: {"probe-disliked-0": -2.0}}
-    ledger.decisions.add_scores(1, {"probe-liked-0": -3.0})  # answered after it was forgotten
+    late = {"probe-liked-0": -3.0}  # answered after it was forgotten
+    ledger.decisions.record(1, "refused", "2", "w", serving=(1, late))
     assert ledger.decisions.accepted_scores(4) == {1: {"probe-disliked-0": -2.0}}
 
 

@@ -22,7 +22,7 @@ from slime.exceptions import DataUsedError, EngineError, RankLostError
 from slime.ray import run as run_module
 from slime.ray.engine_pool import EnginePool
 from slime.ray.placement import ReservedPlacement
-from slime.ray.remote_manager import RemoteManager
+from slime.ray.processes import RemoteManager
 from slime.ray.run import Phase, Run, Stopped
 from slime.updates.rollback import ask_rollback, asked_rollback
 from slime.utils import logging_utils

@@ -10,12 +10,10 @@ import pytest
 from slime.args import Arguments
 from slime.arguments.placement import Placement
 from slime.backends.fsdp_utils.backend import FSDPTrainActor
-from slime.backends.trainer.remote_rank import RemoteCritic, RemotePolicy
-from slime.ray import actor_group, engine_pool, rollout
-from slime.ray.actor_group import TrainGroup
+from slime.ray import engine_pool, rollout, trainer
 from slime.ray.engine_pool import EnginePool
 from slime.ray.rollout import RolloutManager
-from slime.ray.trainer import Trainer
+from slime.ray.trainer import RemoteCritic, RemotePolicy, Trainer, TrainGroup
 
 
 class Remote:
@@ -39,7 +37,7 @@ class Remote:
 def ranks(monkeypatch: pytest.MonkeyPatch, role: str = "actor", **changes: Any) -> list[Remote]:
     """The actors of two ranks of ``role``."""
     monkeypatch.setattr(Remote, "started", [])
-    monkeypatch.setattr(actor_group.ray, "remote", Remote)
+    monkeypatch.setattr(trainer.ray, "remote", Remote)
     placement = Placement(actor=(0, 1), rollout=(), judge=(), critic=(0, 1))
     bundle = SimpleNamespace(node_ip="127.0.0.1", cores=32)
     reserved: Any = SimpleNamespace(

@@ -18,7 +18,7 @@ from slime.arguments.placement import Placement
 from slime.exceptions import DataUsedError
 from slime.ray import run as run_module
 from slime.ray.placement import ReservedPlacement
-from slime.ray.remote_manager import RemoteManager
+from slime.ray.processes import RemoteManager
 from slime.ray.run import Run
 from slime.utils import logging_utils
 

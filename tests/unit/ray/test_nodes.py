@@ -8,7 +8,8 @@ import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -20,10 +21,16 @@ from slime.arguments.process_environment import JOB_VARIABLE, NOSET
 from slime.exceptions import NodeError, NodeLostError
 from slime.ray import cluster as cluster_module
 from slime.ray import nodes, ray_start, worker_node
-from slime.ray.actor_group import Asked, TrainGroup
+from slime.ray.processes import Processes
 from slime.ray.ray_start import Part, answers, check_token, node_of_cluster, own_address, split_address, start_command
+from slime.ray.trainer import Asked, TrainGroup
 from slime.utils.forwarded_environment import forwarded, of_node
 from tests.helpers.machines import reserved
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+
+    from slime.ray.placement import ReservedPlacement
 
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 32}
 
@@ -70,11 +77,18 @@ def test_a_lost_node_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         nodes.check_nodes({"n0": "10.0.0.0", "n2": "10.0.0.2"})
 
 
+def watching(machines: dict[str, str], stop: StopRequested | None = None) -> Processes:
+    """Return the processes of a run that also lies on ``machines``."""
+    processes = Processes(stop or StopRequested())
+    processes.reserved = cast("ReservedPlacement", SimpleNamespace(other_nodes=machines))
+    return processes
+
+
 def test_a_wait_for_an_actor_ends_when_its_node_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster(monkeypatch, 2, 1)
     monkeypatch.setattr(nodes.ray, "wait", lambda references, timeout: ([], references))
     with pytest.raises(NodeLostError, match=r"10\.0\.0\.1"):
-        nodes.get_watching("never", {"n1": "10.0.0.1"})
+        watching({"n1": "10.0.0.1"}).value(cast("ObjectRef[str]", "never"))
 
 
 def test_a_wait_for_an_actor_ends_on_a_signal_unless_the_answer_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,9 +98,9 @@ def test_a_wait_for_an_actor_ends_on_a_signal_unless_the_answer_is_there(monkeyp
     stop = StopRequested()
     stop._handle(15, None)
     with pytest.raises(Stopped):
-        nodes.get_watching("in three minutes", {}, stop)
+        watching({}, stop).value(cast("ObjectRef[str]", "in three minutes"))
     ready[0] = True
-    assert nodes.get_watching("answer", {}, stop) == "answer"
+    assert watching({}, stop).value(cast("ObjectRef[str]", "answer")) == "answer"
 
 
 def test_a_run_that_lies_on_one_other_machine_watches_it() -> None:

@@ -9,8 +9,8 @@ import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from slime.exceptions import CheckpointError, LostError, RankLostError, TrainerError
-from slime.ray import actor_group
-from slime.ray.actor_group import Asked, TrainGroup
+from slime.ray import trainer
+from slime.ray.trainer import Asked, TrainGroup
 
 TRAINING: Asked[Any] = Asked("train", ["first", "second"])  # type: ignore[list-item]
 
@@ -34,7 +34,7 @@ def group(monkeypatch: pytest.MonkeyPatch, error: Exception, *, dies: bool) -> t
             raise RayTaskError("train", "a traceback", error)
         raise ActorDiedError()
 
-    monkeypatch.setattr(actor_group, "ray", SimpleNamespace(wait=wait, get=get))
+    monkeypatch.setattr(trainer, "ray", SimpleNamespace(wait=wait, get=get))
     made = TrainGroup.__new__(TrainGroup)
     made._nodes, made._noun = {}, "training rank"
     return made, looks
@@ -68,7 +68,7 @@ def test_a_lost_connection_is_told_as_the_death_behind_it(
 def test_where_nobody_died_the_error_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks, looks = group(monkeypatch, RuntimeError("device-side assert"), dies=False)
     clock = iter(range(0, 1000, 10))
-    monkeypatch.setattr(actor_group, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(trainer, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     with pytest.raises(TrainerError, match="RuntimeError: device-side assert"):
         ranks.gather(TRAINING)
     assert len(looks) == 3

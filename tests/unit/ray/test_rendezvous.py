@@ -16,9 +16,8 @@ import torch.distributed as dist
 
 from slime.args import Arguments
 from slime.backends.trainer.process import RankProcess
-from slime.backends.trainer.remote_rank import RemoteRank
 from slime.exceptions import RankLostError
-from slime.ray.actor_group import Asked, TrainGroup
+from slime.ray.trainer import Asked, RemoteRank, TrainGroup
 from slime.utils import tcp_store
 from slime.utils.forwarded_environment import of_node
 from slime.utils.tcp_store import GLOO_INTERFACE, hosted_store

@@ -15,8 +15,7 @@ from slime.args import Arguments
 from slime.exceptions import PluginError, TrainerError
 from slime.ray import engine_pool
 from slime.ray.engine_pool import EnginePool
-from slime.ray.processes import Processes
-from slime.ray.remote_manager import RemoteManager
+from slime.ray.processes import Processes, RemoteManager
 from slime.rollout.before_push import Canary, CanaryEndedError
 from slime.updates.decisions import AskedCandidate, PluginThread
 from slime.updates.engines import Engines

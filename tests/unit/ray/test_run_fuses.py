@@ -14,8 +14,8 @@ from slime.exceptions import RankLostError
 from slime.observability.metric_utils import STEPS
 from slime.ray import run as run_module
 from slime.ray.run import Run
-from slime.updates.fuses import Fuses
 from slime.updates.update import Update
+from slime.updates.updates import Fuses
 from slime.utils import logging_utils
 from slime.utils.fuses import blown
 from slime.utils.metric_names import PAUSED, RECENT_ENTROPY

@@ -13,7 +13,7 @@ import ray
 from groundwork.process import Stopped
 from slime.exceptions import PluginError, RankLostError
 from slime.ray import run as run_module
-from slime.ray.remote_manager import RemoteManager
+from slime.ray.processes import RemoteManager
 from slime.ray.reports import Reports
 from slime.ray.run import Run
 from slime.rollout.before_push import Answer, Decision, DecisionEndedError, Policies, Probe

@@ -12,7 +12,7 @@ from ray.exceptions import RayTaskError
 from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.exceptions import TrainerError
-from slime.ray.remote_manager import RemoteManager
+from slime.ray.processes import RemoteManager
 from slime.ray.run import Run, execute
 from slime.updates.engines import PUSH_ATTEMPTS, push_is_due
 

@@ -19,7 +19,7 @@ from slime.exceptions import LostError, ManagerLostError, NodeLostError, RankLos
 from slime.ray import run as execute_module
 from slime.ray import run as run_module
 from slime.ray.placement import ReservedPlacement
-from slime.ray.remote_manager import RemoteManager
+from slime.ray.processes import RemoteManager
 from slime.ray.reports import Reports
 from slime.ray.restarts import Restarts, death_line
 from slime.ray.run import Phase, Run, Stopped, execute

@@ -13,7 +13,7 @@ from slime.ray import engine_pool
 from slime.ray import run as run_module
 from slime.ray.engine_pool import EnginePool
 from slime.ray.placement import ReservedPlacement
-from slime.ray.remote_manager import RemoteManager
+from slime.ray.processes import RemoteManager
 from slime.ray.run import Run
 
 OWN_GPUS = Placement(actor=(0, 1), rollout=(2,), judge=(3,))

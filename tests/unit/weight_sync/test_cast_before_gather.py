@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from slime.backends.fsdp_utils.state import full_weights
+from slime.backends.fsdp_utils.model import full_weights
 from slime.backends.megatron_utils import weights
 from slime.backends.trainer.trainable import merged_weight
 from slime.weight_sync.delta import bits

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from slime.checkpoints import hf_folder
+from slime.checkpoints import checkpoint_folder
 from slime.weight_sync import adapter_version, engine_sync
 from slime.weight_sync.adapter import AdapterWeightSync
 from slime.weight_sync.disk import DiskWeightSync
@@ -65,8 +65,8 @@ def test_rank_zero_gathers_to_the_end_when_the_disk_is_full(tmp_path: Path, monk
     def full(*arguments: Any, **keywords: Any) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(hf_folder, "_SHARD_BYTES", 1)
-    monkeypatch.setattr(hf_folder, "save_file", full)
+    monkeypatch.setattr(checkpoint_folder, "_SHARD_BYTES", 1)
+    monkeypatch.setattr(checkpoint_folder, "save_file", full)
     gathered: list[str] = []
 
     def gather() -> Iterator[tuple[str, Tensor]]:

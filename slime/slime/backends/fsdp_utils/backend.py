@@ -6,13 +6,17 @@ number of forward and backward passes. After every ``--ref-update-interval`` the
 rounded to its own precision; a checkpoint contains such a reference, so a resumed run uses the same one. A critic's
 value of a response token is read where the policy reads its probability, from the hidden state before it; its head
 starts at zero, so a new critic predicts a return of 0 everywhere, and computes in float32.
+
+A step with a NaN or infinite gradient norm changes nothing (weights, moments, schedule) on any rank, because the global norm
+decides. Weight decay applies to matrices only. A checkpoint is torch DCP with weights and optimizer by parameter name, which any
+number of ranks can load. A LoRA run stores only its adapters; parameters frozen by name are stored too.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -21,33 +25,32 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from slime.args import Arguments
 from slime.backends.fsdp_utils.model import (
     PACKED_SDPA,
     PolicyModel,
+    adapter_weights,
     adapters_off,
     build_policy,
+    export_adapter,
+    full_weights,
     hidden_states,
     load_hf,
     sharded,
 )
-from slime.backends.fsdp_utils.state import (
-    adapter_weights,
-    apply_gradients,
-    build_optimizer,
-    changing,
-    export_adapter,
-    free_whole_parameters,
-    full_weights,
-    load_checkpoint,
-    save_checkpoint,
-    tensors_of,
-)
+from slime.backends.trainer.host_memory import Changing
 from slime.backends.trainer.micro_batch import (
     Metrics,
     MicroBatch,
@@ -62,7 +65,8 @@ from slime.backends.trainer.micro_batch import (
 from slime.backends.trainer.probing import Continuation, Rounds, by_whole_passes
 from slime.backends.trainer.rank import CriticRank, PolicyRank, needs_reference
 from slime.backends.trainer.schedule import Schedule
-from slime.backends.trainer.snapshot import Changing
+from slime.checkpoints.checkpoint_folder import read_meta, restore_rng, write
+from slime.exceptions import CheckpointError
 from slime.logprobs.response_rows import ResponseRows
 from slime.utils.hf_checkpoint import DTYPES
 from slime.utils.metric_names import HELD
@@ -72,6 +76,125 @@ logger = logging.getLogger(__name__)
 LossOfMicroBatch = Callable[[Arguments, Any, RolloutShard, list[int], torch.device], tuple[Tensor, dict[str, Tensor]]]
 REFERENCE_FOLDER = "reference"
 """Of a checkpoint: a reference that follows the policy."""
+
+
+# Optimizer, and checkpoint state
+
+
+def build_optimizer(args: Arguments, model: nn.Module) -> torch.optim.AdamW:
+    """Return AdamW (Loshchilov & Hutter 2019) over the parameters that require a gradient."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trainable if p.dim() >= 2], "weight_decay": args.weight_decay},
+        {"params": [p for p in trainable if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(
+        groups, lr=args.lr, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_eps, fused=True
+    )
+
+
+def start_moments(optimizer: torch.optim.AdamW) -> None:
+    """Create the initial moments of parameters that no step has changed yet.
+
+    A vision tower has none until a rollout has an image, but a checkpoint needs them for every parameter.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if not optimizer.state.get(parameter):
+                optimizer.state[parameter] = {
+                    "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                    "exp_avg": torch.zeros_like(parameter),
+                    "exp_avg_sq": torch.zeros_like(parameter),
+                }
+
+
+def apply_gradients(
+    model: nn.Module, optimizer: torch.optim.Optimizer, schedule: Schedule, clip_grad: float, *, hold: bool = False
+) -> tuple[float, float, bool]:
+    """Clip to the global norm ``clip_grad`` (0 or less: no clipping), step, and clear the gradients.
+
+    ``hold``: take no step.
+
+    Returns:
+        The norm before clipping, the learning rate, and whether the step was taken.
+    """
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    rate = schedule.lr()
+    finite = bool(torch.isfinite(norm))
+    taken = finite and not hold
+    if taken:
+        if clip_grad > 0:
+            torch.nn.utils.clip_grads_with_norm_(model.parameters(), clip_grad, norm)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        schedule.steps += 1
+    elif not finite:
+        logger.error("gradient norm is %s: skipping this optimizer step, the weights stay unchanged", norm.item())
+    optimizer.zero_grad(set_to_none=True)
+    return float(norm), rate, taken
+
+
+def free_whole_parameters(model: nn.Module) -> None:
+    """Reshard the root's parameters, which a forward pass leaves gathered."""
+    if isinstance(model, FSDPModule):
+        model.reshard()
+
+
+def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Iterator[torch.Tensor]:
+    """Yield this rank's parameters, their gradients, the buffers, and the moments of ``optimizer``."""
+    free_whole_parameters(model)
+    for parameter in model.parameters():
+        yield parameter
+        if parameter.grad is not None:
+            yield parameter.grad
+    yield from model.buffers()
+    for state in optimizer.state.values() if optimizer is not None else ():
+        yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+
+
+def changing(
+    model: nn.Module, optimizer: torch.optim.AdamW, schedule: Schedule, others: Sequence[torch.Tensor] = ()
+) -> Changing:
+    """Return what a step changes, ``others`` included; every parameter gets its moments."""
+    free_whole_parameters(model)
+    start_moments(optimizer)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return Changing([*trained, *model.buffers()], others, [optimizer], schedule)
+
+
+def save_checkpoint(
+    root: Path, iteration: int, model: torch.nn.Module, optimizer: torch.optim.AdamW, meta: dict[str, Any]
+) -> Path:
+    """Write a checkpoint, not yet marked as the latest, and return its folder; collective."""
+    start_moments(optimizer)
+
+    def write_state(path: Path) -> None:
+        weights, moments = get_state_dict(model, optimizer, options=StateDictOptions(ignore_frozen_params=meta["lora"]))
+        dcp_save({"model": weights, "optimizer": moments}, checkpoint_id=str(path))
+
+    return write(root, iteration, meta, write_state)
+
+
+def load_checkpoint(
+    folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, wants_lora: bool
+) -> dict[str, Any]:
+    """Load ``folder`` into ``model`` and ``optimizer`` and return its metadata; collective, on any number of ranks."""
+    meta = read_meta(folder)
+    if meta.get("backend", "fsdp") != "fsdp":
+        raise CheckpointError(f"{folder} was written by {meta['backend']}: add --train-backend {meta['backend']}")
+    if meta["lora"] != wants_lora:
+        kind = "LoRA adapters" if meta["lora"] else "full weights"
+        raise CheckpointError(f"{folder} holds {kind}: {'add' if meta['lora'] else 'remove'} --use-lora")
+    options = StateDictOptions(ignore_frozen_params=meta["lora"], strict=not meta["lora"])
+    weights, moments = get_state_dict(model, optimizer, options=options)
+    dcp_load({"model": weights, "optimizer": moments}, checkpoint_id=str(folder / "state"))
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments, options=options)
+    restore_rng(folder, meta)
+    return meta
 
 
 # The policy

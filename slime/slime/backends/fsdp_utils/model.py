@@ -14,6 +14,11 @@ al., "Qwen2-VL", 2024). A micro-batch without images still runs the tower, on on
 ranks gather the tower's shards together.
 
 LoRA adapters live in the modules, injected with PEFT. The base weights are frozen and never change, not even by merging.
+
+Whole weights, under Hugging Face names, come one at a time, in the same order on every rank, so gathering is safe as a
+collective; a tied LM head appears once, as the embedding. A weight is cast before it is gathered, which gives the same bits with
+fewer bytes, because a cast is elementwise. Weights with an adapter are gathered and merged in float32, into a copy, and cast last,
+so the sum is rounded once.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,12 +41,14 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
+from torch.distributed.tensor import DTensor
 
 from groundwork.processors import without_own_code
 from slime.args import Arguments
 from slime.arguments.model_shape import VISION_LANGUAGE_TYPES
 from slime.backends.trainer.micro_batch import Images, MicroBatch
-from slime.backends.trainer.trainable import choose_trainable, lora_config
+from slime.backends.trainer.trainable import MergedChange, choose_trainable, lora_config, merged_weight, write_adapter
+from slime.checkpoints.all_ranks import on_rank_zero
 from slime.logprobs.response_rows import HeadPairs, ResponseRows
 from slime.utils.hf_checkpoint import DTYPES
 
@@ -435,3 +443,56 @@ def _broadcast_buffers(model: nn.Module, source: nn.Module | None, device: torch
             value.copy_(originals[name])
         dist.broadcast(value, src=0)
         buffer.data = value
+
+
+# Whole weights
+
+
+Of = Callable[[Tensor], Tensor]
+
+
+def gather(parameter: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the whole tensor of a shard on ``device``, cast to ``dtype`` before gathering; collective."""
+    value = parameter.detach().to(device).to(dtype or parameter.dtype)
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def full_weights(
+    policy: PolicyModel, *, dtype: torch.dtype, device: torch.device, of: Of = torch.Tensor.detach
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield ``(name, tensor)`` of every weight, LoRA merged, cast to ``dtype``; collective, must be exhausted.
+
+    ``of`` returns the value of a parameter's shard. If rounding loses much of what adapters changed, a warning says so.
+    """
+    adapters = lora_layers(policy.hf)
+    change = MergedChange() if adapters else None
+    parameters = dict(policy.hf.named_parameters())
+    for name, parameter in parameters.items():
+        if ".lora_" in name:
+            continue
+        owner = name.removesuffix(".base_layer.weight")
+        merged = owner in adapters and owner != name
+        value = gather(of(parameter), device, None if merged else dtype)
+        if merged and change is not None:
+            sides = (parameters[f"{owner}.lora_{side}.{ADAPTER}.weight"] for side in "AB")
+            lora_a, lora_b = (gather(of(side), device) for side in sides)
+            whole = merged_weight(value, lora_a, lora_b, adapters[owner].scaling[ADAPTER])
+            value = change.rounded(value, whole, dtype)
+        yield name.replace(".base_layer.", "."), value.to(dtype)
+    if change is not None:
+        change.log(dtype)
+
+
+def adapter_weights(policy: PolicyModel, *, device: torch.device, of: Of = torch.Tensor.detach) -> dict[str, Tensor]:
+    """Return the adapter tensors under PEFT's file names, on the CPU; collective. ``of`` returns a shard's value."""
+    return {
+        "base_model.model." + name.replace(f".{ADAPTER}.", "."): gather(of(parameter), device).cpu()
+        for name, parameter in policy.hf.named_parameters()
+        if ".lora_" in name
+    }
+
+
+def export_adapter(args: Arguments, policy: PolicyModel, path: Path, *, device: torch.device) -> None:
+    """Write ``adapter_model.safetensors`` and ``adapter_config.json`` as ``PeftModel.from_pretrained`` reads them."""
+    tensors = adapter_weights(policy, device=device)
+    on_rank_zero(lambda: write_adapter(args, tensors, path))

@@ -50,11 +50,11 @@ from slime.backends.megatron_utils.train_step import (
     policy_loss_of,
 )
 from slime.backends.megatron_utils.weights import adapter_weights, adapters_off, add_adapters, full_weights
+from slime.backends.trainer.host_memory import Changing
 from slime.backends.trainer.micro_batch import Metrics, MicroBatch, RolloutShard, value_micro_batch_loss
 from slime.backends.trainer.probing import Continuation, Rounds, by_whole_passes
 from slime.backends.trainer.rank import CriticRank, PolicyRank, needs_reference
 from slime.backends.trainer.schedule import Schedule
-from slime.backends.trainer.snapshot import Changing
 from slime.backends.trainer.trainable import write_adapter
 from slime.checkpoints import checkpoint_folder
 from slime.checkpoints.all_ranks import on_rank_zero

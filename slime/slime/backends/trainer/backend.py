@@ -15,10 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from slime.args import Arguments
+from slime.backends.trainer.host_memory import Changing
 from slime.backends.trainer.micro_batch import Metrics, RolloutShard
 from slime.backends.trainer.probing import Continuation, Rounds
 from slime.backends.trainer.schedule import Schedule
-from slime.backends.trainer.snapshot import Changing
 
 
 class Backend(Protocol):

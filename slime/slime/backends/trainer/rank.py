@@ -34,18 +34,16 @@ from slime.backends.trainer.backend import (
     MakePolicy,
     PolicyBackend,
 )
-from slime.backends.trainer.metrics import mean_of_steps, means_of_streams, speeds_of
+from slime.backends.trainer.host_memory import HostMemory, Snapshot
+from slime.backends.trainer.metrics import Clock, MemoryHistory, mean_of_steps, means_of_streams, speeds_of
 from slime.backends.trainer.micro_batch import Metrics, RolloutShard, postprocess
-from slime.backends.trainer.offload import HostMemory
 from slime.backends.trainer.probing import answers_of
 from slime.backends.trainer.process import RankProcess
-from slime.backends.trainer.profiling import Clock, MemoryHistory
 from slime.backends.trainer.schedule import Schedule
-from slime.backends.trainer.snapshot import Snapshot
 from slime.backends.trainer.trainable import PATTERNS, check_same_adapters, check_same_parameters, shape_of_adapters
 from slime.checkpoints import checkpoint_folder
 from slime.checkpoints.all_ranks import on_rank_zero
-from slime.checkpoints.hf_folder import export_hf
+from slime.checkpoints.checkpoint_folder import export_hf
 from slime.checkpoints.versions import superseded, superseded_of_critic
 from slime.exceptions import CheckpointError, TrainerError
 from slime.observability.metric_utils import STEPS
