@@ -9,6 +9,6 @@
 * ``environment``: the interface that environments implement, and the tasks of a server, by id.
 * ``sandbox``: where code that a model wrote runs.
 * ``processes``: the processes that environments own.
-* ``protocol``: requests, answers, and what pool, router and clients have in common.
-* ``deadlines``, ``exceptions``: how the deadlines of the hops nest; the errors, by kind.
+* ``protocol``: requests, answers, how the deadlines of the hops nest, and what pool, router and clients have in common.
+* ``exceptions``: the errors, by kind.
 """

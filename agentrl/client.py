@@ -26,9 +26,10 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from agentrl.deadlines import CLIENT_MARGIN_S, CONTROL_S
 from agentrl.exceptions import AgentError, DeadlineError, InfraError, InvalidError, NotFoundError
 from agentrl.protocol import (
+    CLIENT_MARGIN_S,
+    CONTROL_S,
     Answer,
     EvaluateRequest,
     JsonObject,

@@ -22,10 +22,9 @@ from agentrl.exceptions import AgentError
 from agentrl.harness.interface import GATEWAY_URL
 from agentrl.harness.offer import NAMES as HARNESSES
 from agentrl.harness.offer import offer_harnesses
-from agentrl.leases.capacity import Capacity
 from agentrl.leases.lease import CLOSE_TIMEOUTS, CloseTimeouts
 from agentrl.leases.metrics import PoolMetrics
-from agentrl.leases.pool import Pool
+from agentrl.leases.pool import Capacity, Pool
 from agentrl.processes import ProcessLedger
 from agentrl.sandbox.providers import NAMES, SandboxSettings, provider
 from agentrl.sandbox.streams import sweep_doors

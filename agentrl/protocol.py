@@ -2,6 +2,10 @@
 
 Guarantees: a request with an unknown field, a wrong type or a number out of range is refused. Times are seconds. A
 number is finite. An infrastructure error has no score, so it can never be rewarded.
+
+Deadlines nest: client > router > worker > operation. A request's ``timeout_s`` (or ``wait_s``) bounds the operation itself. Each
+hop around it waits a little longer (`WORKER_MARGIN_S` and the others), so that the innermost deadline is the one that fires, and
+its answer still travels outwards.
 """
 
 from __future__ import annotations
@@ -23,6 +27,18 @@ JsonObject = dict[str, JsonValue]
 MOST_ITEMS = 100_000
 """Most commas and opening brackets of JSON that is read in an event loop; more would hold it up, whatever the bytes."""
 Status = Literal["ok", "task_failed", "infra_error", "timeout"]
+PASSED = "deadline_passed"
+"""Code of the DeadlineError of an operation that took too long in its environment; others are of the way to it."""
+WORKER_MARGIN_S = 5.0
+"""Of a pool's route."""
+ROUTER_MARGIN_S = 8.0
+"""Of a router's call to a pool."""
+ROUTER_ROUTE_MARGIN_S = 11.0
+"""Of a router's own route."""
+CLIENT_MARGIN_S = 15.0
+"""Of a client's call."""
+CONTROL_S = 10.0
+"""For calls without an operation: renew, release, status."""
 
 
 def is_quick(data: bytes | bytearray) -> bool:

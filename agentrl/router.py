@@ -21,10 +21,11 @@ import httpx
 from prometheus_client import CollectorRegistry, Counter
 
 from agentrl.client import HttpLeases
-from agentrl.deadlines import ROUTER_MARGIN_S, ROUTER_ROUTE_MARGIN_S
 from agentrl.exceptions import AgentError, CapacityError, InfraError, NotFoundError
 from agentrl.leases.lease import Outcome, joined
 from agentrl.protocol import (
+    ROUTER_MARGIN_S,
+    ROUTER_ROUTE_MARGIN_S,
     EvaluateRequest,
     Leased,
     LeaseRequest,

@@ -19,12 +19,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from agentrl.deadlines import CANCEL_GRACE_S, PASSED, WORKER_MARGIN_S, awaited, ended_in_time
 from agentrl.environment import Environment, Task
 from agentrl.exceptions import AgentError, DeadlineError, InfraError, InternalError, InvalidError, NotFoundError
 from agentrl.leases.metrics import PoolMetrics
 from agentrl.processes import Processes
 from agentrl.protocol import (
+    PASSED,
+    WORKER_MARGIN_S,
     EvaluateRequest,
     Observation,
     OperationRequest,
@@ -37,8 +38,39 @@ from agentrl.protocol import (
 T = TypeVar("T")
 Outcome = T | AgentError
 logger = logging.getLogger(__name__)
+CANCEL_GRACE_S = 2.0
+"""How long a cancelled operation may take to end before it is abandoned."""
 KEPT_ANSWERS = 2
 """The newest operations whose answers are kept for a repeated request."""
+
+
+async def ended_in_time(task: asyncio.Task[Any], seconds: float, grace_s: float = CANCEL_GRACE_S) -> bool:
+    """Wait for a task; return False if it had to be cancelled after ``seconds``.
+
+    A task that ignores its cancellation is abandoned after ``grace_s`` more. If the caller is cancelled, so is the task.
+    """
+    task.add_done_callback(_note_late_error)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+        return task.done()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=grace_s)
+
+
+async def awaited(call: Callable[[], Awaitable[T]]) -> T:
+    """Call foreign code and await it; whatever it does wrong is an exception of this coroutine."""
+    try:
+        return await call()
+    except SystemExit as error:
+        raise RuntimeError(f"it asked the whole process to exit with {error.code}") from error
+
+
+def _note_late_error(task: asyncio.Task[Any]) -> None:
+    """Retrieve the exception of a task that nobody may await any more."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.debug("%s ended with %r", task.get_name(), error)
 
 
 async def joined(task: asyncio.Task[Outcome[T]], seconds: float, if_cancelled: AgentError) -> T:

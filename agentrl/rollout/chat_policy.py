@@ -17,10 +17,9 @@ from typing import Any, Protocol
 
 import httpx
 
-from agentrl.deadlines import PASSED
 from agentrl.environment import Environment, Task
 from agentrl.exceptions import DeadlineError
-from agentrl.protocol import Ending, JsonObject, Observation, StepResult, Verdict
+from agentrl.protocol import PASSED, Ending, JsonObject, Observation, StepResult, Verdict
 from agentrl.rollout.actions import Form, Opening, Reply
 from agentrl.rollout.pictures import IMAGE, parts_of, with_pictures
 from agentrl.rollout.play import Kept, Policy

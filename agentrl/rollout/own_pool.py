@@ -16,9 +16,8 @@ from prometheus_client import CollectorRegistry
 
 from agentrl.client import InProcessLeases
 from agentrl.environment import Environment, Registry, Task, Weight
-from agentrl.leases.capacity import Capacity
 from agentrl.leases.metrics import PoolMetrics
-from agentrl.leases.pool import Pool
+from agentrl.leases.pool import Capacity, Pool
 from agentrl.processes import ProcessLedger
 from agentrl.protocol import LeaseService
 from agentrl.sandbox.streams import sweep_doors

@@ -20,9 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from agentrl.deadlines import PASSED
 from agentrl.exceptions import DeadlineError, InvalidError
-from agentrl.protocol import Ending, JsonObject, Observation, StepResult, Verdict
+from agentrl.protocol import PASSED, Ending, JsonObject, Observation, StepResult, Verdict
 from agentrl.rollout.actions import Action, Form, Malformed, Opening, Reply, error_text, opening
 from agentrl.rollout.pictures import IMAGE, numbers_of, parts_of, with_pictures
 from agentrl.rollout.settings import Settings

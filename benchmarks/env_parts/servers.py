@@ -20,9 +20,8 @@ from prometheus_client import CollectorRegistry
 
 from agentrl.client import InProcessLeases
 from agentrl.environment import Registry, Weight, load_environment
-from agentrl.leases.capacity import Capacity
 from agentrl.leases.metrics import PoolMetrics
-from agentrl.leases.pool import Pool
+from agentrl.leases.pool import Capacity, Pool
 from agentrl.processes import ProcessLedger
 from benchmarks.machine import REPOSITORY
 

@@ -21,9 +21,8 @@ from prometheus_client import CollectorRegistry
 
 from agentrl.client import HttpLeases
 from agentrl.environment import Registry, Weight
-from agentrl.leases.capacity import Capacity
 from agentrl.leases.metrics import PoolMetrics
-from agentrl.leases.pool import Pool
+from agentrl.leases.pool import Capacity, Pool
 from agentrl.processes import ProcessLedger
 from agentrl.tasks.terminal.environment import TerminalEnvironment
 from agentrl.web.app import create_app

@@ -10,7 +10,7 @@ from __future__ import annotations
 from random import Random
 
 from agentrl.sandbox.interface import HOME, ExecResult
-from agentrl.tasks.shell.tools import LONGEST_COMMAND_S, Bash, openai_tool
+from agentrl.tasks.shell.environment import LONGEST_COMMAND_S, Bash, openai_tool
 from agentrl.tasks.swe import prompts
 from agentrl.tasks.swe.environment import SweEnvironment
 from agentrl.tasks.swe.generate import draft_of, generate, task_name

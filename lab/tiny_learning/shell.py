@@ -10,8 +10,8 @@ import re
 from random import Random
 
 from agentrl.tasks.harbor import SOLUTION
+from agentrl.tasks.shell.environment import SYSTEM, tools
 from agentrl.tasks.shell.generate import generate, parse_name, task_name
-from agentrl.tasks.shell.tools import SYSTEM, tools
 from lab.tiny_learning.traces import Step, TaskSet, Trace, begun, call
 
 RIGHT, IDLE, ELSEWHERE = 0.3, 0.14, 0.36

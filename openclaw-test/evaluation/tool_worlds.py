@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from agentrl.protocol import JsonObject
-from agentrl.tasks.shell.tools import openai_tool
+from agentrl.tasks.shell.environment import openai_tool
 from evaluation.tool_turns import MalformedCall
 
 MOST_DIGITS = 40

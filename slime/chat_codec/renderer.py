@@ -1,7 +1,7 @@
 """Renders messages to prompt ids with the model's chat template: the only place where text becomes tokens.
 
 Guarantees: a prompt is tokenised once; sampled text is never tokenised. Only the template writes control tokens
-(`chat_codec.control_tokens`). Our own replies keep the ids that were sampled, where the template leaves their text
+(`chat_codec.prompts`). Our own replies keep the ids that were sampled, where the template leaves their text
 unchanged; they never change the text of the prompt.
 Long prompts are rendered in the renderer's own thread, so that they do not block the event loop. One caller at a time
 uses the tokenizer. Other parts of the runtime call `Renderer.render`, for example for the teacher's hinted prompts.
@@ -19,9 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from chat_codec.control_tokens import MARK, PLACE, THOUGHT, clean, unmarked
 from chat_codec.formats import ReplyFormat
-from chat_codec.prompts import Prompts
+from chat_codec.prompts import MARK, PLACE, THOUGHT, Prompts, clean, unmarked
 from chat_codec.reply_parser import MessageBuilder, ReasoningFormat, ReplyParser
 from groundwork.chat_messages import TEMPLATE_ERRORS, Message, content_text, in_template_form
 

@@ -21,9 +21,8 @@ from agentrl.harness.gateway import EpisodeGateway
 from agentrl.harness.progress import ProgressDisplay
 from agentrl.harness.records import Records, schedule_of
 from agentrl.harness.run import Agent, AgentRuns
-from agentrl.leases.capacity import Capacity
 from agentrl.leases.metrics import PoolMetrics
-from agentrl.leases.pool import Pool
+from agentrl.leases.pool import Capacity, Pool
 from agentrl.processes import ProcessLedger
 from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
 from agentrl.web.app import create_app

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from slime.args import Arguments
-from slime.utils.routed_experts import expert_shape
-from slime.utils.types import EXPERTS
+from slime.utils.types import EXPERTS, expert_shape
 from tests.helpers.reference_loss import reference
 
 __all__ = ["EXPERTS", "forced_reference", "random_experts"]

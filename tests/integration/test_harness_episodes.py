@@ -23,9 +23,8 @@ from agentrl.exceptions import InfraError, NotFoundError
 from agentrl.harness.environment import HarnessEnvironment
 from agentrl.harness.mini_swe_agent import SETUP, MiniSweAgent
 from agentrl.harness.swe import SweHarness
-from agentrl.leases.capacity import Capacity
 from agentrl.leases.metrics import PoolMetrics
-from agentrl.leases.pool import Pool
+from agentrl.leases.pool import Capacity, Pool
 from agentrl.processes import ProcessLedger
 from agentrl.protocol import JsonObject
 from agentrl.sandbox.bubblewrap import Bubblewrap

@@ -12,9 +12,8 @@ from prometheus_client import CollectorRegistry
 
 from agentrl.client import InProcessLeases, episode
 from agentrl.environment import Registry, Weight
-from agentrl.leases.capacity import Capacity
 from agentrl.leases.metrics import PoolMetrics
-from agentrl.leases.pool import Pool
+from agentrl.leases.pool import Capacity, Pool
 from agentrl.processes import ProcessLedger
 from agentrl.protocol import JsonObject, StepResult
 from agentrl.sandbox.bubblewrap import Bubblewrap

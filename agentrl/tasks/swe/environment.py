@@ -20,9 +20,8 @@ from agentrl.processes import Processes
 from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
 from agentrl.sandbox.interface import HOME, Mount, Sandbox, SandboxSpec
 from agentrl.tasks.harbor import HarborTask, Machine, Settings
-from agentrl.tasks.shell.environment import ShellEnvironment
+from agentrl.tasks.shell.environment import Bash, ShellEnvironment, openai_tool, read_call_of
 from agentrl.tasks.shell.snapshot import UnusableError, put
-from agentrl.tasks.shell.tools import Bash, openai_tool, read_call_of
 from agentrl.tasks.swe import prompts
 from agentrl.tasks.swe.grade import Graded, begin_git, changes_of, grade
 from agentrl.tasks.swe.instance import Instance

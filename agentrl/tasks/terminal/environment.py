@@ -27,8 +27,15 @@ from agentrl.processes import Processes
 from agentrl.protocol import JsonObject, Observation, StepResult
 from agentrl.sandbox.interface import HOME, Sandbox
 from agentrl.tasks.harbor import HarborTask
-from agentrl.tasks.shell.environment import STEP_S, ShellEnvironment
-from agentrl.tasks.shell.tools import LONGEST_COMMAND_S, Arguments, Bash, openai_tool, read_call_of
+from agentrl.tasks.shell.environment import (
+    LONGEST_COMMAND_S,
+    STEP_S,
+    Arguments,
+    Bash,
+    ShellEnvironment,
+    openai_tool,
+    read_call_of,
+)
 from agentrl.tasks.terminal.source import TaskSource
 
 FOLDER = "/tmp/.sessions"
@@ -161,7 +168,7 @@ def tools() -> list[JsonObject]:
 
 
 def read_call(action: JsonObject) -> Call | None:
-    """Return the call of an action; see `agentrl.tasks.shell.tools.read_call_of`."""
+    """Return the call of an action; see `agentrl.tasks.shell.environment.read_call_of`."""
     return read_call_of(action, CALLS, HOW)
 
 

@@ -40,8 +40,7 @@ from slime.rollout.train_data import request_fields
 from slime.utils.async_utils import gather_or_cancel
 from slime.utils.http_utils import post
 from slime.utils.misc import SingletonMeta, load_function
-from slime.utils.routed_experts import take_experts
-from slime.utils.types import Sample
+from slime.utils.types import Sample, take_experts
 
 Group = list[Any]
 FINISHED = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED)

@@ -25,8 +25,7 @@ from slime.rollout.generation import (
 )
 from slime.rollout.multimodal_requests import check_prompt_length
 from slime.utils import http_utils
-from slime.utils.routed_experts import take_experts
-from slime.utils.types import Sample
+from slime.utils.types import Sample, take_experts
 
 logger = logging.getLogger(__name__)
 

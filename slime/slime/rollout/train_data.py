@@ -31,9 +31,8 @@ import numpy as np
 from slime.args import Arguments
 from slime.arguments.placement import padded_length
 from slime.rollout.rewards import mask_sums, post_process_rewards, rollout_ids, step_fields
-from slime.utils.routed_experts import ExpertShape, expert_shape
 from slime.utils.streams import carried
-from slime.utils.types import EXPERTS, GRID, IMAGES, OWN_CHOICE, PIXELS, Sample
+from slime.utils.types import EXPERTS, GRID, IMAGES, OWN_CHOICE, PIXELS, ExpertShape, Sample, expert_shape
 
 UNSUPPORTED_KEYS = ("rollout_top_p_token_ids",)
 

@@ -13,10 +13,9 @@ from prometheus_client import CollectorRegistry
 
 from agentrl.client import HttpLeases, InProcessLeases
 from agentrl.environment import Registry, Weight
-from agentrl.leases.capacity import Capacity
 from agentrl.leases.lease import CloseTimeouts
 from agentrl.leases.metrics import PoolMetrics
-from agentrl.leases.pool import Pool
+from agentrl.leases.pool import Capacity, Pool
 from agentrl.processes import ProcessLedger
 from agentrl.web.app import create_app
 from lab.testkit.agent_pools import ADDRESS, PATIENT_S, QUICK, Build, Clock, CutTransport, Script, World

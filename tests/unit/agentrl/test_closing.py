@@ -13,7 +13,7 @@ import pytest
 
 from agentrl.environment import Weight
 from agentrl.exceptions import CapacityError, InfraError
-from agentrl.leases.capacity import Capacity
+from agentrl.leases.pool import Capacity
 from lab.testkit.agent_pools import QUICK, Build, acting, asked, until
 
 HASTY = replace(QUICK, close_s=0.03, cancel_grace_s=0.02)

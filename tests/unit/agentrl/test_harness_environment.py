@@ -17,9 +17,8 @@ from agentrl.environment import Registry, Task, Weight
 from agentrl.exceptions import AgentError, InfraError, InvalidError, NotFoundError
 from agentrl.harness.environment import MOST_OUTPUT, PORT, HarnessEnvironment
 from agentrl.harness.interface import Assignment
-from agentrl.leases.capacity import Capacity
 from agentrl.leases.metrics import PoolMetrics
-from agentrl.leases.pool import Pool
+from agentrl.leases.pool import Capacity, Pool
 from agentrl.processes import Processes, ProcessLedger
 from agentrl.protocol import StepRequest
 from agentrl.rollout.actions import opening

@@ -12,9 +12,8 @@ from prometheus_client import CollectorRegistry
 
 from agentrl import client as http_client
 from agentrl.environment import Registry, Weight
-from agentrl.leases.capacity import Capacity
 from agentrl.leases.metrics import PoolMetrics
-from agentrl.leases.pool import Pool
+from agentrl.leases.pool import Capacity, Pool
 from agentrl.processes import ProcessLedger
 from agentrl.protocol import Answer, EvaluateRequest, LeaseRequest, RenewRequest, ResetRequest, StepRequest
 from agentrl.web.app import STATUS, STATUS_OF_CODE, create_app

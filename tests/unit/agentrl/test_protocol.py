@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from agentrl import deadlines
+from agentrl import protocol
 from agentrl.client import copied
 from agentrl.environment import Registry, Task, load_environment
 from agentrl.exceptions import CLASSES, CapacityError, InvalidError, NotFoundError
+from agentrl.leases import lease
 from agentrl.protocol import ErrorBody, LeaseRequest, StepRequest, StepResult, Verdict
 from groundwork.exceptions import ConfigError
 from lab.testkit.agent_pools import Script
@@ -70,11 +71,11 @@ def test_what_has_no_json_text_is_refused() -> None:
 
 def test_deadlines_nest() -> None:
     margins = [
-        deadlines.CANCEL_GRACE_S,
-        deadlines.WORKER_MARGIN_S,
-        deadlines.ROUTER_MARGIN_S,
-        deadlines.ROUTER_ROUTE_MARGIN_S,
-        deadlines.CLIENT_MARGIN_S,
+        lease.CANCEL_GRACE_S,
+        protocol.WORKER_MARGIN_S,
+        protocol.ROUTER_MARGIN_S,
+        protocol.ROUTER_ROUTE_MARGIN_S,
+        protocol.CLIENT_MARGIN_S,
     ]
     assert margins == sorted(set(margins))
 

@@ -20,8 +20,7 @@ from slime.rollout import sglang_rollout
 from slime.rollout.custom_conversion import ConversionError, convert_with
 from slime.rollout.generation import GenerateState, request_of, take_answer
 from slime.rollout.train_data import TrainDataError, replayed_experts
-from slime.utils.routed_experts import take_experts
-from slime.utils.types import OWN_CHOICE, Sample
+from slime.utils.types import OWN_CHOICE, Sample, take_experts
 from tests.helpers.checkpoints import config_only
 
 PROMPT = [11, 12, 13]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chat_codec.control_tokens import MARK, PLACE, THOUGHT
+from chat_codec.prompts import MARK, PLACE, THOUGHT
 from chat_codec.renderer import Renderer, RenderError
 from groundwork.exceptions import ConfigError
 from lab.testkit import tiny_random

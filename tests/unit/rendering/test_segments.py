@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-import chat_codec.control_tokens as segments
-from chat_codec.control_tokens import RESERVED, Controls, SegmentEncoder
+import chat_codec.prompts as segments
+from chat_codec.prompts import RESERVED, Controls, SegmentEncoder
 from lab.testkit.tiny_random import build_tokenizer
 
 PIECES = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>", "</think>", "<tool_call>", "<|im_", "|>", "\n", " "]

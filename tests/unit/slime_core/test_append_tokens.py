@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from slime.args import Arguments
 from slime.exceptions import SampleError
-from slime.utils import routed_experts
+from slime.utils import types
 from slime.utils.streams import carried
 from slime.utils.types import Sample
 
@@ -149,7 +149,7 @@ def test_the_engines_answer(kind: str | None, status: Sample.Status) -> None:
 
 
 def test_routed_experts_are_decoded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(routed_experts, "expert_shape", lambda checkpoint: routed_experts.ExpertShape(2, 1, 4))
+    monkeypatch.setattr(types, "expert_shape", lambda checkpoint: types.ExpertShape(2, 1, 4))
     args = Arguments(use_rollout_routing_replay=True, hf_checkpoint=str(tmp_path))
 
     def meta(rows: int) -> dict[str, Any]:
