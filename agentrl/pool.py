@@ -1,7 +1,8 @@
 """``python -m agentrl.pool``: lends out the environments of this machine.
 
-Guarantees: errors are one line, with exit status 2 for bad input. Before it listens, it ends what a crashed server with the
-same ledger left, and it has proved that its sandboxes hold. On SIGTERM it closes all environments. It ends with its parent if a launcher started it.
+Guarantees: errors are one line, with exit status 2 for bad input. Before it listens, it ends what a crashed server with the same
+ledger left, and it has proved that its sandboxes hold. On SIGTERM it closes all environments. It ends with its parent if a launcher
+started it.
 """
 
 from __future__ import annotations

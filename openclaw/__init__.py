@@ -2,7 +2,7 @@
 
 * ``__main__``: the command ``openclaw-rl``, which runs the others by name.
 * ``chat``, ``doctor``, ``inspect``, ``replay``, ``report``, ``resume``, ``server``: commands.
-* ``inspect_episodes``, ``runs``: what the look into a ledger shows of episodes; a run's folder, read for people.
+* ``runs``: a run's folder, read for people.
 * ``launch``: a launch script's variables become a plan.
 * ``offline``: logs become turns of a ledger; a finished run is replayed.
 * ``gate``: whether an update may serve.

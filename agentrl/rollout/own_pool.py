@@ -1,7 +1,7 @@
 """A pool of one kind of environment inside the trainer's process, for runs without a pool of their own.
 
-Guarantees: sandboxes are proved to hold before the first episode. Processes are in a ledger in the run's folder, so the next start of the run ends what a
-killed one left. The pool belongs to the event loop that started it.
+Guarantees: sandboxes are proved to hold before the first episode. Processes are in a ledger in the run's folder, so the next start
+of the run ends what a killed one left. The pool belongs to the event loop that started it.
 """
 
 from __future__ import annotations

@@ -25,12 +25,12 @@ from agentrl.leases.pool import Capacity, Pool
 from agentrl.processes import ProcessLedger
 from benchmarks.machine import REPOSITORY
 
-PACKAGE = "benchmarks.env_parts.environments"
+PACKAGE = "benchmarks.env_parts.sandboxes"
 LISTENING = re.compile(r"listening on (http://\S+)")
 TICKS = os.sysconf("SC_CLK_TCK")
 END_S = 60.0
 RUN_VARIABLE = "AGENTRL_BENCHMARK_RUN"
-"""Environment variable of a server, and of the programs that `benchmarks.env_parts.environments` starts in it."""
+"""Environment variable of a server, and of the programs that `benchmarks.env_parts.sandboxes` starts in it."""
 ROOM = Weight(1 << 20, 1e6)
 """Slots bound the number of environments here, and nothing else does."""
 

@@ -7,7 +7,7 @@
   further replies have to be right without another word
 * ``memory``: facts from the first message are asked for later; at the last level one of them was corrected
 
-Guarantee: a broken reply (`evaluation.degenerate`) passes nothing.
+Guarantee: a broken reply (`evaluation.talk`) passes nothing.
 
 Rules about the form of a reply: how a user states one, and whether a text follows it.
 

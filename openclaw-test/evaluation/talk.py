@@ -2,20 +2,47 @@
 
 Guarantees: every request is a side turn of a session of its own, so a learning server trains nothing on it. A reply's
 thought is not part of its text. Errors that a person can act on are `ServerError` or `ContextError`; others pass.
+
+Which replies are broken, whatever they say, is decided by the runtime's rules for turns that must not be trained
+(`openclaw.judge.hygiene`), on text instead of tokens, because other servers send no tokens.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from evaluation.degenerate import defect
 from groundwork.chat_messages import Message
+from openclaw.judge.hygiene import is_repetitive
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
+
+
+_WORD = re.compile(r"\w+|[^\w\s]")
+
+
+def defect(text: str, finish_reason: str, calls: int) -> str | None:
+    """Return why a reply is broken: ``empty``, ``truncated`` or ``repetitive``; None for a sound one.
+
+    Args:
+        text: of the reply, without its thought.
+        finish_reason: as the server gave it.
+        calls: number of tool calls in it.
+    """
+    if finish_reason == "length":
+        return "truncated"
+    if not text.strip():
+        return None if calls else "empty"
+    numbers: dict[str, int] = {}
+    words = [numbers.setdefault(word.lower(), len(numbers)) for word in _WORD.findall(text)]
+    if is_repetitive(words) or is_repetitive([ord(letter) for letter in text if not letter.isspace()]):
+        return "repetitive"
+    return None
+
 
 THOUGHT_ENDS = "</think>"
 TOO_LONG = ("context_length_exceeded", "context length", "maximum context", "context window")

@@ -1,7 +1,8 @@
 """The tools of the suite ``tool-use``: a calculator, a price list, two registers and a store of values.
 
-Guarantees: a tool runs here, is deterministic in its world, and changes nothing but the world. Arguments are checked strictly:
-an unknown tool, a missing, further or wrongly typed argument is a `MalformedCall`, whose text tells the model what to write. A call that makes sense and fails, such as an unknown item, is a result.
+Guarantees: a tool runs here, is deterministic in its world, and changes nothing but the world. Arguments are checked strictly: an
+unknown tool, a missing, further or wrongly typed argument is a `MalformedCall`, whose text tells the model what to write. A call
+that makes sense and fails, such as an unknown item, is a result.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The terminal chat: a client of the gateway, like any other program that speaks its HTTP.
 
-``server`` sends the requests, ``watch`` follows what becomes of replies, ``screen`` reads and writes the terminal, and
-``talk`` is the conversation between them.
+``server`` sends the requests. In ``__main__`` a `Watch` follows what becomes of replies, a `Screen` reads and writes the terminal,
+and a `Talk` is the conversation between them.
 """

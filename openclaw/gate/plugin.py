@@ -3,30 +3,250 @@
 Guarantees: the decision is in the ledger, with the scores of the probes, before the trainer acts on it. If a person
 accepts a change while the versions answer, the decision is made again. Any error ends the run, because nobody knows then
 whether the update may serve. Without probes and tasks an update passes, which is counted and said once.
+
+An accepted candidate is tried on one engine before the others get it (``--canary-engine``): questions first, then a share of live
+conversations. No conversation reaches the candidate before its engine has answered the gate's questions as the trainer does, and
+none that begins after the trial does. The trial is bounded in replies and seconds. An engine that dies does not decide once,
+because it may have died of something else; the second time it does. Otherwise the trial begins anew.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import httpx
 
 from groundwork.exceptions import ConfigError
 from openclaw.config.runtime_variables import GateVariables
-from openclaw.gate.canary import try_first
-from openclaw.gate.decision import Evidence, Finding, decide_on
-from openclaw.gate.questions import ask_about
+from openclaw.engine.canary import Share, close_share, failures, open_share
+from openclaw.engine.client import CACHE_KEY, new_cache_key
+from openclaw.gate.decision import Agreement, Evidence, Finding, Live, decide_on, disagrees, does_worse
+from openclaw.gate.questions import Questions, ask_about, sound, unread
+from openclaw.judge.hygiene import is_repetitive
 from openclaw.ledger.decisions import SERVING, DecisionRecord
 from openclaw.ledger.store import Ledger
+from openclaw.ledger.views import ServedTurn
 from openclaw.runtime.where import gate_command, ledger_path
 from openclaw.training.rollout import until_available, uses_ledger
 from slime.args import Arguments
-from slime.rollout.before_push import Decision, Policies
+from slime.rollout.before_push import Answer, Canary, CanaryEndedError, Decision, Policies, Probe
+
+T = TypeVar("T")
+
+MOST_DEATHS = 2
+"""Deaths of the engine under one candidate that refuse it."""
+MOST_FAILURES = 3
+"""Requests that a living engine may fail, and tries of a question."""
+QUESTIONS = 16
+SERVED_TURNS = 200
+POLL_SECONDS = 0.2
+ANSWER_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What speaks against the candidate, one clause each, and numbers for the trackers."""
+
+    refusals: tuple[str, ...]
+    metrics: dict[str, float]
+
+
+class FailedQuestionError(Exception):
+    """A living engine does not answer a question."""
+
+
+def try_first(
+    args: Arguments,
+    ledger: Ledger,
+    policies: Policies,
+    asked: tuple[Questions, Sequence[Answer]],
+    bounds: GateVariables,
+    patiently: Callable[[Callable[[], Any]], Any],
+) -> Trial:
+    """Try the candidate on one engine.
+
+    Args:
+        args: of the run.
+        ledger: of the run.
+        policies: the versions.
+        asked: the gate's questions, and what the trainer answered with the candidate's weights.
+        bounds: of the decision.
+        patiently: repeats a call while the ledger is unavailable.
+    """
+    started, deaths = time.monotonic(), 0
+    while True:
+        engine = policies.candidate.on_one_engine()
+        try:
+            refusals, metrics = _EngineTrial(args, ledger, policies, engine, bounds, patiently).run(*asked)
+            break
+        except CanaryEndedError as error:
+            deaths += error.died
+            logger.warning("the trial of version %s is interrupted: %s", policies.candidate.version, error)
+            if deaths >= MOST_DEATHS:
+                refusals, metrics = [f"the engine that had it first died {deaths} times"], {}
+                break
+    return Trial(
+        tuple(refusals), {**metrics, "gate/canary_seconds": time.monotonic() - started, "gate/canary_deaths": deaths}
+    )
+
+
+class _EngineTrial:
+    def __init__(
+        self,
+        args: Arguments,
+        ledger: Ledger,
+        policies: Policies,
+        engine: Canary,
+        bounds: GateVariables,
+        patiently: Callable[[Callable[[], Any]], Any],
+    ) -> None:
+        self._run_dir = args.run_dir
+        self._context = args.sglang_context_length or args.rollout_max_context_len
+        self._ledger = ledger
+        self._policies = policies
+        self._engine = engine
+        self._cache_key = new_cache_key()
+        self._bounds = bounds
+        self._patiently = patiently
+
+    def run(self, questions: Questions, answers: Sequence[Answer]) -> tuple[list[str], dict[str, float]]:
+        """Ask the questions, then open the share; a refusal by the first keeps the share closed."""
+        try:
+            refusals, metrics = self._ask(questions, answers)
+        except FailedQuestionError as error:
+            return [f"its engine fails at a question: {error}"], {}
+        if refusals or not self._bounds.gate_canary:
+            return refusals, metrics
+        refusals, live = self._serve(self._bounds.gate_canary)
+        return refusals, {**metrics, **live}
+
+    # Questions
+
+    def _ask(self, questions: Questions, answers: Sequence[Answer]) -> tuple[list[str], dict[str, float]]:
+        differences, replies = list[float](), []
+        fitting = [pair for pair in zip(questions.probes, answers, strict=True) if self._fits(pair[0])][:QUESTIONS]
+        limits = httpx.Limits(max_connections=QUESTIONS)
+        with (
+            httpx.Client(base_url=self._engine.url, timeout=ANSWER_SECONDS, limits=limits, trust_env=False) as client,
+            ThreadPoolExecutor(QUESTIONS) as pool,
+        ):
+            result = list(pool.map(partial(self._answer, client), [probe for probe, _ in fitting]))
+        for (probe, trainers), engines in zip(fitting, result, strict=True):
+            differences += [abs(a - b) for a, b in zip(engines.log_probs, trainers.log_probs, strict=True)]
+            if probe.max_new_tokens:
+                replies.append(sound(unread(trainers), unread(engines)))
+        mean = math.fsum(differences) / len(differences) if differences else None
+        return disagrees(Agreement(mean, replies), self._bounds)
+
+    def _fits(self, probe: Probe) -> bool:
+        """Return whether the engine takes both requests; it refuses what its context does not hold, whatever the weights are."""
+        prompt, reply = len(probe.prompt_ids), len(probe.reply_ids)
+        return self._context is None or max(prompt + reply + 1, prompt + probe.max_new_tokens) <= self._context
+
+    def _answer(self, client: httpx.Client, probe: Probe) -> Answer:
+        """Return the engine's answer to a question."""
+        scores = self._scores(client, probe) if probe.reply_ids else []
+        if not probe.max_new_tokens:
+            return Answer(scores, [], False)
+        limits = {"max_new_tokens": probe.max_new_tokens, "temperature": 0.0}
+        greedy = self._posted(client, {"input_ids": list(probe.prompt_ids), "sampling_params": limits})
+        return Answer(scores, greedy["output_ids"], greedy["meta_info"]["finish_reason"]["type"] == "stop")
+
+    def _scores(self, client: httpx.Client, probe: Probe) -> list[float]:
+        """Return the engine's log probabilities of a stored reply; NaN where it has none."""
+        body = {
+            "input_ids": [*probe.prompt_ids, *probe.reply_ids],
+            "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+            "return_logprob": True,
+            "logprob_start_len": len(probe.prompt_ids) - 1,
+        }
+        entries = self._posted(client, body)["meta_info"]["input_token_logprobs"][-len(probe.reply_ids) :]
+        return [math.nan if entry[0] is None else float(entry[0]) for entry in entries]
+
+    def _posted(self, client: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the engine's answer to a request.
+
+        Raises:
+            FailedQuestionError: the living engine refuses it.
+            CanaryEndedError: the engine loses the candidate meanwhile.
+        """
+        problem, body = "", {**body, CACHE_KEY: self._cache_key}
+        for _ in range(MOST_FAILURES):
+            self._engine.wait(0.0)
+            try:
+                response = client.post("/generate", json=body)
+            except httpx.TransportError as error:
+                problem = repr(error)
+            else:
+                document = response.json() if response.status_code == httpx.codes.OK else None
+                has = document and str(document["meta_info"]["weight_version"])
+                if document and has == self._policies.candidate.version:
+                    return document
+                problem = f"it has version {has}" if document else f"{response.status_code} {response.text[:200]}"
+            self._wait_while_down()
+        raise FailedQuestionError(problem)
+
+    # Live conversations
+
+    def _serve(self, share: float) -> tuple[list[str], dict[str, float]]:
+        """Give the engine its share of conversations until enough replies ended or the time is up, and compare them."""
+        candidate, serving = self._policies.candidate.version, self._policies.serving.version
+        after = self._patiently(self._ledger.views.newest_turn)
+        deadline = time.monotonic() + self._bounds.canary_seconds
+        open_share(self._run_dir, Share(self._engine.url, candidate, share))
+        try:
+            while True:
+                self._engine.wait(POLL_SECONDS)
+                if len(lost := failures(self._run_dir)) >= MOST_FAILURES:
+                    close_share(self._run_dir)
+                    self._wait_while_down()
+                    return [f"{len(lost)} requests left its engine without a whole reply: {lost[0]}"], {}
+                turns = self._turns(candidate, after)
+                if len(turns) >= self._bounds.canary_turns or time.monotonic() > deadline:
+                    break
+        finally:
+            close_share(self._run_dir)
+        usual = self._turns(serving, max(0, after - self._most_turns))
+        return does_worse(_live(turns), _live(usual), self._bounds)
+
+    @property
+    def _most_turns(self) -> int:
+        """Turns of one version to look at, and turns before the trial among which those of the serving version are sought."""
+        return max(SERVED_TURNS, 2 * self._bounds.canary_turns)
+
+    def _turns(self, version: str, after: int) -> list[ServedTurn]:
+        return self._patiently(lambda: self._ledger.views.served_turns(version, after, self._most_turns))
+
+    def _wait_while_down(self) -> None:
+        """Return if the engine lives; else wait until its restart ends the trial.
+
+        Raises:
+            CanaryEndedError: it died, and all engines have the weights that serve.
+        """
+        while not self._engine.lives():
+            self._engine.wait(POLL_SECONDS)
+        self._engine.wait(0.0)
+
+
+def _live(turns: Sequence[ServedTurn]) -> list[Live]:
+    return [
+        Live(
+            good=not (turn.cut or turn.malformed_calls or is_repetitive(turn.response_ids)),
+            liked=turn.score > 0 if turn.score else None,
+            pace=turn.seconds / max(1, len(turn.response_ids)),
+        )
+        for turn in turns
+    ]
+
 
 logger = logging.getLogger(__name__)
 

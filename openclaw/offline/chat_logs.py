@@ -2,7 +2,7 @@
 
 * ``{"messages": [...], "tools"?: [...]}`` is a whole conversation. Each assistant message is a turn; the messages up to the
   next one are its next state. ``"weight": 0`` on an assistant message keeps it out of training, as in OpenAI's files.
-  Exports of ChatGPT and ShareGPT files become such lines (`openclaw.offline.exports`).
+  Exports of ChatGPT and ShareGPT files become such lines (`openclaw.offline.reading`).
 * ``{"request": {"messages", "tools"?}, "response": {"choices": [...]}}`` is one call, as a client or proxy logs it. The
   request may be named ``body`` or ``kwargs``, both may be wrapped in ``body``, and ``messages`` may stand beside
   ``response``. A later request that continues a reply gives its next state: the messages after it. A call that the logs of

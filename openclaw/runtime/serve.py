@@ -11,31 +11,51 @@ Guarantees:
 * Without ``OPENCLAW_METHOD`` it only serves and records.
 
 Owns this process's connection to the ledger.
+
+**Garbage** is collected while the process is idle, not in the middle of a reply. Nearly all objects of a request are freed when it ends; only about one per request needs Python's collector. By default the
+collector runs after every 700 new objects and blocks everything else: with 190 replies under way for 10 to 60 ms, several
+times a second. Here it never scans objects that exist at `settle` again, and runs about every `COLLECT_SECONDS`, once no reply is
+under way. Memory stays bounded on a server that is never idle: more than `groundwork.garbage.MAX_NEW_OBJECTS` unfreed new objects
+start the collector at once. The only state is the interpreter's own.
+
+**HTTP** is uvicorn behind a `Door`. Connections, TLS handshakes included, have the bounds of `openclaw.gateway.protocol`. They leave at least half
+of the process's files to engine connections, ledger and logs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
+import resource
 import signal
+import socket
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 import uvloop
 from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp
+from uvicorn.config import STARTUP_FAILURE
 
 from chat_codec.renderer import Renderer
 from groundwork.exceptions import ConfigError
+from groundwork.garbage import collect_rarely
 from groundwork.process import watch_lifeline
 from groundwork.processors import load_processor, load_tokenizer
+from openclaw.config.bounds import HANDSHAKE_SECONDS
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
 from openclaw.gateway.auth import Keyring
 from openclaw.gateway.chat import ChatService
+from openclaw.gateway.metrics import GatewayMetrics
+from openclaw.gateway.protocol import Door, DoorBounds
 from openclaw.gateway.tls import check_certificate, load_certificate
 from openclaw.gateway.under_way import InFlightRegistry
 from openclaw.judge.wiring import JudgeLoop, build_judge_loop
@@ -45,9 +65,116 @@ from openclaw.ledger.store import Ledger
 from openclaw.method import trains_rewards
 from openclaw.privacy.redactor import build_redactor
 from openclaw.privacy.secret_finder import OwnKeyFinder, secret_values
-from openclaw.runtime.garbage_collection import collect_when_quiet, settle
-from openclaw.runtime.listen import GatewayServer
 from openclaw.runtime.where import requests_path
+
+MAX_FILES = 65536
+OTHER_FILES = 256
+"""Of ledger, logs, libraries and the judge."""
+MIN_CONNECTIONS = 16
+
+
+def room_for_connections(wanted: int) -> int:
+    """Return how many connections to allow, at most ``wanted``; raise the soft limit on open files first.
+
+    Every request under way also needs a connection to an engine.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft = most
+    files = MAX_FILES if soft == resource.RLIM_INFINITY else soft
+    room = max(MIN_CONNECTIONS, min(wanted, (files - OTHER_FILES) // 2))
+    if room < wanted:
+        logger.warning(
+            "%d open files allow %d connections, not OPENCLAW_MAX_CONNECTIONS=%d; raise the limit: ulimit -n %d",
+            files,
+            room,
+            wanted,
+            2 * wanted + OTHER_FILES,
+        )
+    return room
+
+
+class GatewayServer(uvicorn.Server):
+    """uvicorn with bounded connections, without signal handlers."""
+
+    def __init__(
+        self, app: ASGIApp, config: RuntimeConfig, metrics: GatewayMetrics, bounds: DoorBounds | None = None
+    ) -> None:
+        """Prepare to serve ``app``; ``bounds`` default to those of ``config``."""
+        self._door = Door(
+            bounds or DoorBounds(room_for_connections(config.max_connections)),
+            lambda name: metrics.limit_hits.labels(limit=name).inc(),
+        )
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=config.host,
+                port=config.port,
+                log_level=config.log_level.lower(),
+                access_log=False,
+                timeout_graceful_shutdown=config.grace_seconds,
+                timeout_keep_alive=self._door.bounds.keep_alive_seconds,
+                lifespan="on",
+                ssl_certfile=config.tls_cert,
+                ssl_keyfile=config.tls_key,
+                http=self._door.protocol,  # type: ignore[arg-type]  # called like a class
+                ws="none",
+                proxy_headers=False,
+            )
+        )
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture no signals."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the application, then listen; uvicorn itself cannot bound TLS handshakes."""
+        await super().startup([])
+        config = self.config
+
+        def connection() -> asyncio.Protocol:
+            return self._door.protocol(config=config, server_state=self.server_state, app_state=self.lifespan.state)
+
+        try:
+            listener = await asyncio.get_running_loop().create_server(
+                connection,
+                config.host,
+                config.port,
+                backlog=config.backlog,
+                ssl=config.ssl,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS.most if config.ssl else None,
+            )
+        except OSError as error:
+            logger.error("%s", error)
+            await self.lifespan.shutdown()
+            sys.exit(STARTUP_FAILURE)
+        self.servers.append(listener)
+        addresses = [":".join(map(str, item.getsockname()[:2])) for item in listener.sockets]
+        logger.info("the gateway listens on %s", ", ".join(addresses))
+
+
+COLLECT_SECONDS = 30.0
+LOOK_SECONDS = 0.5
+
+
+def settle() -> None:
+    """Exempt all current objects from collection, and leave later garbage to `collect_when_quiet`."""
+    gc.collect()
+    gc.freeze()
+    collect_rarely()
+
+
+async def collect_when_quiet(busy: Callable[[], bool], every: float = COLLECT_SECONDS) -> None:
+    """Collect garbage forever, each time ``every`` seconds later, or once ``busy()`` is false."""
+    while True:
+        await asyncio.sleep(every)
+        while busy():
+            await asyncio.sleep(min(LOOK_SECONDS, every))
+        gc.collect()
+
 
 logger = logging.getLogger("openclaw.runtime")
 

@@ -21,7 +21,7 @@ from openclaw.launch.plan import Recipe
 from openclaw.launch.profiles import TINY_CPU
 from openclaw.launch.resolve import make_plan
 from openclaw.ledger.records import Verdict
-from openclaw.method.canned import canned_turn
+from openclaw.method.check import canned_turn
 from openclaw.method.loading import load_method
 from slime.utils.misc import load_function
 

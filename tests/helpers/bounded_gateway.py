@@ -19,7 +19,7 @@ from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
 from openclaw.gateway.chat import ChatService
 from openclaw.ledger.store import Ledger
-from openclaw.runtime.listen import GatewayServer
+from openclaw.runtime.serve import GatewayServer
 
 
 async def main(folder: Path) -> None:

@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any
 
-from agentrl.sandbox.inside import files, supervisor
+from agentrl.sandbox.inside import supervisor
 
 
 def main() -> None:
@@ -23,15 +23,15 @@ def main() -> None:
         known = any(path == each or path.startswith(f"{each}/") for each in folders)
         return root + path if known else path
 
-    resolved, do = files.resolved, supervisor.Supervisor._do
+    resolved, do = supervisor.resolved, supervisor.Supervisor._do
 
     def mapped(self: Any, fields: dict[str, Any], body: bytes) -> None:
         if fields["do"] == "execute":
             fields = {**fields, "cwd": inside(fields["cwd"])}
         do(self, fields, body)
 
-    files.WRITABLE = tuple(root + each for each in folders)
-    files.resolved = lambda path: resolved(inside(path))
+    supervisor.WRITABLE = tuple(root + each for each in folders)
+    supervisor.resolved = lambda path: resolved(inside(path))
     supervisor.Supervisor._do = mapped
     supervisor.main()
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from evaluation.case import Case
-from evaluation.coding_problem import Problem
+from evaluation.coding import Problem
 from evaluation.conversation import Facts, Form, Rule
 from evaluation.talk import Policy, Talk
 

@@ -23,7 +23,7 @@ from agentrl.exceptions import AgentError
 from agentrl.protocol import JsonObject, StepResult, Verdict
 from agentrl.rollout.records import names, read
 from agentrl.sandbox.bubblewrap import Bubblewrap
-from agentrl.tasks.swe.check import problem_of
+from agentrl.tasks.swe.__main__ import problem_of
 from agentrl.tasks.swe.environment import SweEnvironment
 from agentrl.tasks.swe.generate import EVERY, draft_of, generate
 from agentrl.tasks.swe.prompts import SUBMIT

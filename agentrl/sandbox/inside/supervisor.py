@@ -1,13 +1,23 @@
 """The first process inside a sandbox: runs commands and moves files for the host, over its stdin and stdout.
 
-Guarantees: a command gets no descriptor of this process, and cannot read, trace or (where this process is number 1)
-signal it. Memory that commands take up ends commands, never this process, which is not in their control groups. A time limit ends the command with all its descendants, also those that left its process group. This process
-ends with everything below it when its stdin closes.
+Guarantees: a command gets no descriptor of this process, and cannot read, trace or (where this process is number 1) signal it.
+Memory that commands take up ends commands, never this process, which is not in their control groups. A time limit ends the command
+with all its descendants, also those that left its process group. This process ends with everything below it when its stdin closes.
 
 Requests have an ``id`` and ``do``: ``execute`` (body: stdin), ``cancel``, ``end`` (all commands), ``write_file`` (body: the data)
-or ``read_file``. An answer has the ``id`` and what `agentrl.sandbox.supervised` reads, or ``error``. The answer to nothing, with the id 0, comes
-first and says that all is ready. One thread runs everything, so a sandbox without a free process can still answer. What
-loses its keeper, because a command killed it, is ended.
+or ``read_file``. An answer has the ``id`` and what `agentrl.sandbox.supervised` reads, or ``error``. The answer to nothing, with
+the id 0, comes first and says that all is ready. One thread runs everything, so a sandbox without a free process can still answer.
+What loses its keeper, because a command killed it, is ended.
+
+A command has a keeper, a fork of the supervisor that adopts the command's orphans, so that every descendant has it above. It lives
+as long as something is below it. A command gets three descriptors and nothing else of the supervisor.
+
+Files are written and read for the host, from inside. Nothing is written outside `WRITABLE`, whatever links a program plants, also
+while this runs. A reader gets regular files only, so a pipe or a device cannot hold this process up. A file is replaced whole or
+not at all.
+
+The forwarder leads loopback ports of the sandbox to Unix sockets of the host. Bytes pass as they come, in both directions, with
+bounded memory per connection; a half-closed connection stays half open. It is a fork of the supervisor, and as hard to reach.
 """
 
 from __future__ import annotations
@@ -18,14 +28,14 @@ import resource
 import selectors
 import signal
 import socket
+import stat
+import struct
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from agentrl.sandbox.inside.commands import NOT_STARTED, STATUS, keep
-from agentrl.sandbox.inside.files import Refused, read_file, write_file
-from agentrl.sandbox.inside.forwarder import forward
 from agentrl.sandbox.inside.kernel import (
     SET_CHILD_SUBREAPER,
     SET_DUMPABLE,
@@ -37,6 +47,179 @@ from agentrl.sandbox.inside.kernel import (
     processes,
 )
 from agentrl.sandbox.inside.wire import CHUNK, Capped, Frames, frame
+
+
+def forward(doors: Mapping[socket.socket, str]) -> None:
+    """Forward the connections of each listening socket to a Unix socket, for ever."""
+    import asyncio  # here, because a sandbox without doors starts faster without it
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(CHUNK):
+                writer.write(data)
+                await writer.drain()
+            writer.write_eof()
+
+    async def serve(listening: socket.socket, path: str) -> None:
+        async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                far_reader, far_writer = await asyncio.open_unix_connection(path)
+            except OSError:
+                writer.close()
+                return
+            back = asyncio.ensure_future(pump(far_reader, writer))
+            there = asyncio.ensure_future(pump(reader, far_writer))
+            await asyncio.wait({back, there})
+            for item in (writer, far_writer):
+                item.close()
+
+        listening.setblocking(False)
+        server = await asyncio.start_server(connect, sock=listening)
+        await server.serve_forever()
+
+    async def serve_all() -> None:
+        await asyncio.gather(*(serve(listening, path) for listening, path in doors.items()))
+
+    asyncio.run(serve_all())
+
+
+WRITABLE = ("/work", "/tmp")
+
+
+class Refused(Exception):
+    """The request makes no sense; the text says why."""
+
+
+def resolved(path: str) -> str:
+    """Return an absolute path without links."""
+    if not path.startswith("/") or "\0" in path:
+        raise Refused(f"{path!r} is not an absolute path")
+    return os.path.realpath(path)
+
+
+def walk(path: str, *, make: bool) -> tuple[int, str]:
+    """Return a descriptor of the folder that a file is in, and its name there, having followed no link on the way.
+
+    The path was resolved before; whoever puts a link in its way meanwhile is refused.
+    """
+    folder = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    *names, last = path.strip("/").split("/")
+    for name in names:
+        try:
+            if make:
+                with suppress(FileExistsError):
+                    os.mkdir(name, 0o755, dir_fd=folder)
+            inner = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        finally:
+            os.close(folder)
+        folder = inner
+    return folder, last
+
+
+def write_file(path: str, data: bytes, mode: int) -> None:
+    """Replace a file below `WRITABLE` at once, with the folders above it."""
+    real = resolved(path)
+    if not real.startswith(tuple(f"{item}/" for item in WRITABLE)):
+        raise Refused(f"{path} leads to {real}, which is not below {' or '.join(WRITABLE)}")
+    folder, name = walk(real, make=True)
+    new = f".{os.urandom(8).hex()}"
+    try:
+        file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=folder)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(file, view) :]
+            os.fchmod(file, mode)
+            os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError:
+            os.unlink(new, dir_fd=folder)
+            raise
+        finally:
+            os.close(file)
+    finally:
+        os.close(folder)
+
+
+def read_file(path: str, most: int) -> bytes:
+    """Return a regular file of at most ``most`` bytes."""
+    real = resolved(path)
+    if real.startswith("/proc/"):
+        raise Refused(f"{path} leads to {real}, which is not a file of the sandbox")
+    folder, name = walk(real, make=False)
+    try:
+        file = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC, dir_fd=folder)
+    finally:
+        os.close(folder)
+    with open(file, "rb", buffering=0) as opened:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise Refused(f"{path} is not a regular file")
+        data = bytearray()
+        while len(data) <= most and (chunk := opened.read(min(CHUNK, most + 1 - len(data)))):
+            data += chunk
+    if len(data) > most:
+        raise Refused(f"{path} is larger than {most} bytes")
+    return bytes(data)
+
+
+STATUS = struct.Struct(">i")
+NICENESS = 10
+NOT_STARTED = 126
+# A process that cannot be traced cannot write its own score, so a shell does it after exec: memory runs out for commands first.
+COMMAND = ("/bin/sh", "-c", 'echo 1000 2>/dev/null >/proc/self/oom_score_adj; exec "$@"', "sh")
+
+
+def keep(
+    argv: list[str],
+    env: dict[str, str],
+    cwd: str,
+    ends: tuple[int, int, int],
+    limits: dict[str, int],
+    groups: list[int],
+) -> None:
+    """Be the keeper of a command: start it in its control groups, report how it ended, and stay until nothing is below."""
+    stdin, output, report = ends
+    try:
+        enter(groups)
+        close_all_but(ends)
+        prctl(SET_CHILD_SUBREAPER, 1)
+        child = os.fork()
+    except OSError as error:
+        os.write(output, f"{argv[0]}: cannot start: {error.strerror}\n".encode())
+        os.write(report, STATUS.pack(NOT_STARTED << 8))
+        return
+    if child == 0:
+        start(argv, env, cwd, stdin, output, limits)
+    os.close(stdin)
+    os.close(output)
+    while True:
+        try:
+            pid, status = os.wait()
+        except ChildProcessError:
+            return
+        if pid == child:
+            os.write(report, STATUS.pack(status))
+
+
+def start(argv: list[str], env: dict[str, str], cwd: str, stdin: int, output: int, limits: dict[str, int]) -> None:
+    """Become the command, in a session and process group of its own."""
+    try:
+        os.setsid()
+        os.dup2(stdin, 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.nice(NICENESS)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        for name, most in limits.items():
+            resource.setrlimit(getattr(resource, name), (most, most))
+        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        os.chdir(cwd)
+        os.execve(COMMAND[0], [*COMMAND, *argv], env)
+    except (OSError, ValueError) as error:
+        os.write(2, f"{argv[0]}: cannot start: {error}\n".encode())
+    finally:
+        os._exit(NOT_STARTED)
+
 
 MAX_LEFT_IN_PIPE = 1 << 20
 

@@ -1,9 +1,9 @@
 """The environment of software engineering tasks: commands in a repository, and a verdict by hidden tests in another sandbox.
 
 A step is ``{"code": COMMAND}`` (the block of bash of a reply), or a call of the tool ``bash``. The episode ends with a submission
-(`agentrl.tasks.swe.prompts`), with a reply without a call, or as truncated after the last command. Guarantees: neither the solution nor a hidden test
-is in the agent's sandbox, in an observation or in a verdict's words but for the names of failed tests. With an image, the folder in which it has the
-repository and its history is hidden, and the agent works on a copy.
+(`agentrl.tasks.swe.prompts`), with a reply without a call, or as truncated after the last command. Guarantees: neither the solution
+nor a hidden test is in the agent's sandbox, in an observation or in a verdict's words but for the names of failed tests. With an
+image, the folder in which it has the repository and its history is hidden, and the agent works on a copy.
 """
 
 from __future__ import annotations

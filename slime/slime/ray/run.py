@@ -1,8 +1,9 @@
 """One run as the control loops see it: its start, rollouts, updates, evaluations, restarts and end.
 
-Guarantees: whatever starts is ended with the run, also when the start fails; a stopped run saves its progress first. A training rank or
-rollout manager that dies is restarted from the last checkpoint; after the loss of a machine, on a replacement. SIGTERM and SIGINT are
-noticed within two seconds, except that a training step or a checkpoint is finished first. No other run writes to the run's folders.
+Guarantees: whatever starts is ended with the run, also when the start fails; a stopped run saves its progress first. A training
+rank or rollout manager that dies is restarted from the last checkpoint; after the loss of a machine, on a replacement. SIGTERM and
+SIGINT are noticed within two seconds, except that a training step or a checkpoint is finished first. No other run writes to the
+run's folders.
 """
 
 from __future__ import annotations

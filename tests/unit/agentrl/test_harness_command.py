@@ -16,10 +16,9 @@ import pytest
 
 from agentrl.exceptions import AgentError, InfraError
 from agentrl.harness import __main__ as command
-from agentrl.harness.__main__ import drive, main
+from agentrl.harness.__main__ import PROG, build_parser, check_plan, drive, main, read_tasks
 from agentrl.harness.driver import Plan
 from agentrl.harness.gateway import AwayError
-from agentrl.harness.options import PROG, build_parser, check_plan, read_tasks
 from groundwork.exceptions import ConfigError
 from lab.testkit.agent_pools import PATIENT_S, asked, until
 from lab.testkit.engine import serve

@@ -19,8 +19,7 @@ import pytest
 from groundwork.network import find_available_port
 from groundwork.process import ChildProcess, spawn
 from lab.testkit.waiting import wait_until
-from openclaw.runtime.process import RuntimeSupervisor, responds
-from openclaw.runtime.silence import MIN_MISSES, Silence
+from openclaw.runtime.process import MIN_MISSES, RuntimeSupervisor, Silence, responds
 
 SERVER = Path(__file__).parents[2] / "helpers" / "freezing_server.py"
 

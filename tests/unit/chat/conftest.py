@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from openclaw.chat.command import main
+from openclaw.chat.__main__ import main
 from tests.helpers.stand_in_server import StandInServer, stand_in_server
 from tests.helpers.threaded_server import running_server
 

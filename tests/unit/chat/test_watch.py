@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from openclaw.chat.__main__ import MAX_WATCHED, Watch, Watched, news, quoted, settled
 from openclaw.chat.server import ChatError, MissingRecordError
-from openclaw.chat.watch import MAX_WATCHED, Watch, Watched, news, quoted, settled
 
 EMPTY = dict.fromkeys(("reason", "score", "score_source", "hint", "sample", "step", "weight_version"))
 
@@ -97,7 +97,7 @@ class Source:
 
 
 def test_it_asks_until_the_weights_are_live(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openclaw.chat.watch.FIRST_SECONDS", 0.001)
+    monkeypatch.setattr("openclaw.chat.__main__.FIRST_SECONDS", 0.001)
     source = Source(outcome("waiting"), ChatError("away"), outcome("pending"), JUDGED, JUDGED, LIVE)
     told: list[str] = []
     done = threading.Event()
@@ -117,7 +117,7 @@ def test_it_asks_until_the_weights_are_live(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_server_that_cannot_tell_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openclaw.chat.watch.FIRST_SECONDS", 0.001)
+    monkeypatch.setattr("openclaw.chat.__main__.FIRST_SECONDS", 0.001)
     source = Source(MissingRecordError("404: no"))
     told: list[str] = []
     watch = Watch(source, told.append)
@@ -128,7 +128,7 @@ def test_a_server_that_cannot_tell_is_asked_once(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_number_of_replies_under_watch_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openclaw.chat.watch.FIRST_SECONDS", 3600.0)
+    monkeypatch.setattr("openclaw.chat.__main__.FIRST_SECONDS", 3600.0)
     watch = Watch(Source(JUDGED), print)
     for number in range(MAX_WATCHED + 3):
         watch.add(str(number), "no")

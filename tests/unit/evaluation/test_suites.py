@@ -11,10 +11,10 @@ from evaluation.case import LEVELS, Case, EvalError, Suite, SuiteError
 from evaluation.code_box import CodeBox
 from evaluation.coding import Coding
 from evaluation.conversation import ACTIVE, CONVERSATION, PASSIVE, broken, draw_rules
-from evaluation.degenerate import defect
 from evaluation.retention import Retention
 from evaluation.shell import Shell
 from evaluation.suites import NAMES, build_suites
+from evaluation.talk import defect
 from evaluation.terminal import Terminal
 from evaluation.tool_use import TOOL_USE
 

@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
 
 from slime.args import Arguments
 from slime.arguments.memory_budget import trainer as budget
-from slime.arguments.memory_budget.activations import saved_bytes
 from slime.arguments.memory_budget.shape import Shape
+from slime.arguments.memory_budget.trainer import saved_bytes
 from slime.backends.fsdp_utils import model as model_module
 from slime.backends.fsdp_utils.backend import build_optimizer, start_moments
 from slime.backends.fsdp_utils.model import PolicyModel

@@ -17,7 +17,7 @@ from lab.testkit.ledger_records import make_turn
 from openclaw.config.runtime_variables import GateVariables
 from openclaw.engine.canary import NAME, Share, ShareReader
 from openclaw.engine.client import CACHE_KEY
-from openclaw.gate import canary as canary_module
+from openclaw.gate import plugin as plugin_module
 from openclaw.gate.plugin import Gate
 from openclaw.ledger.records import VersionSpan
 from openclaw.ledger.store import Ledger
@@ -108,15 +108,15 @@ class World:
         self.candidate.engine, self.candidate.trials = self.engine, []
         self.open: list[Share] = []
         self.polls: Callable[[], object] = lambda: None
-        plain = canary_module.failures
+        plain = plugin_module.failures
 
         def failures(run_dir: str) -> list[str]:
             self.open.append(Share(**json.loads((folder / NAME).read_text())))
             self.polls()
             return plain(run_dir)
 
-        monkeypatch.setattr(canary_module, "failures", failures)
-        monkeypatch.setattr(canary_module, "POLL_SECONDS", 0.0)
+        monkeypatch.setattr(plugin_module, "failures", failures)
+        monkeypatch.setattr(plugin_module, "POLL_SECONDS", 0.0)
 
     def decide(self, bounds: GateVariables = BOUNDS) -> Decision:
         gate = Gate(self.args, self.ledger, bounds)
@@ -219,7 +219,7 @@ def test_an_engine_with_another_version_is_refused(world: World) -> None:
 def test_a_living_engine_that_fails_at_a_question_is_refused_after_three_tries(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(canary_module, "QUESTIONS", 1)
+    monkeypatch.setattr(plugin_module, "QUESTIONS", 1)
     world.engine.fails = 2
     assert world.decide(replace(BOUNDS, gate_canary=0.0)).accepted
     world.engine.requests.clear()
@@ -252,7 +252,7 @@ def test_many_replies_of_other_engines_hide_none_of_the_candidates(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A small share of much traffic: the candidate's replies lie far apart."""
-    monkeypatch.setattr(canary_module, "SERVED_TURNS", 1)
+    monkeypatch.setattr(plugin_module, "SERVED_TURNS", 1)
     world.polls = lambda: (world.serves(1, "1"), world.serves(10, "0"))
     assert world.decide().metrics["gate/canary_turns"] == 3.0
     assert len(world.open) == 3

@@ -152,5 +152,5 @@ def test_nothing_else_in_the_runtime_asks_an_engine() -> None:
         if asks(text := path.read_text())
     }
     assert found == dict.fromkeys(
-        ["openclaw/engine/client.py", "openclaw/judge/client.py", "openclaw/gate/canary.py"], True
+        ["openclaw/engine/client.py", "openclaw/judge/client.py", "openclaw/gate/plugin.py"], True
     )

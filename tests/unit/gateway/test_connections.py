@@ -23,8 +23,8 @@ from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.protocol import DROPPED_BYTES, DoorBounds
 from openclaw.gateway.tls import own_certificate_context
-from openclaw.runtime import listen
-from openclaw.runtime.listen import GatewayServer, room_for_connections
+from openclaw.runtime import serve
+from openclaw.runtime.serve import GatewayServer, room_for_connections
 from tests.unit.gateway.test_tls import write_certificate
 
 WIDE = DoorBounds(100, drop_seconds=0.5, look_seconds=0.05)
@@ -339,7 +339,7 @@ async def test_the_rest_of_a_refused_body_is_dropped(serving: Serve) -> None:
 
 
 async def test_a_handshake_that_does_not_come(serving: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listen, "HANDSHAKE_SECONDS", replace(declared.HANDSHAKE_SECONDS, most=1))
+    monkeypatch.setattr(serve, "HANDSHAKE_SECONDS", replace(declared.HANDSHAKE_SECONDS, most=1))
     config = write_certificate(tmp_path, "localhost")
     served = await serving(config)
     reader, writer = await served.connect()

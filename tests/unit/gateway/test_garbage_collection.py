@@ -11,7 +11,7 @@ import pytest
 
 from groundwork.garbage import MAX_NEW_OBJECTS
 from lab.testkit.waiting import eventually
-from openclaw.runtime.garbage_collection import collect_when_quiet, settle
+from openclaw.runtime.serve import collect_when_quiet, settle
 
 
 class Knot:

@@ -18,7 +18,7 @@ from groundwork.processors import load_processor
 from openclaw.config.bounds import PICTURE_BYTES, PICTURE_PIXELS
 from openclaw.judge.interface import Question
 from openclaw.privacy.redactor import Redactor
-from openclaw.training.pictures import SamplePictures
+from openclaw.training.rollout import SamplePictures
 from openclaw.training.samples import make_sample
 from tests.helpers import tiny_vision
 from tests.helpers.pictures import picture, png

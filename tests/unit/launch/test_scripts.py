@@ -17,9 +17,8 @@ import pytest
 import run_eval
 
 from agentrl.environment import load_environment
-from agentrl.harness.__main__ import plan_of
-from agentrl.harness.options import build_parser as driver_parser
-from agentrl.harness.options import check_plan, read_tasks
+from agentrl.harness.__main__ import build_parser as driver_parser
+from agentrl.harness.__main__ import check_plan, plan_of, read_tasks
 from agentrl.pool import build_parser as pool_parser
 from lab import agent_demo, agent_learning, demo
 from lab.tiny_learning.sets import UPDATES

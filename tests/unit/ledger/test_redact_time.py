@@ -9,8 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from openclaw.privacy.personal_finder import OVERLAP, WINDOW, windows
-from openclaw.privacy.redactor import Redactor
+from openclaw.privacy.redactor import OVERLAP, WINDOW, Redactor, windows
 from openclaw.privacy.secret_finder import ANCHORS
 
 MEGABYTE = 1_000_000

@@ -15,8 +15,7 @@ from openclaw.judge.hygiene import Limits, defect
 from openclaw.launch.method_check import main, plugin_flags
 from openclaw.ledger.records import Verdict
 from openclaw.method import JudgePlan, SampleDecision, SessionPlan, load_method
-from openclaw.method.canned import canned_turn, canned_verdicts
-from openclaw.method.check import CLAUSES, MethodCheck
+from openclaw.method.check import CLAUSES, MethodCheck, canned_turn, canned_verdicts
 from openclaw.training.samples import make_sample
 
 CONFIG = RuntimeConfig()

@@ -16,7 +16,7 @@ from lab.testkit.ledger_records import USER_NEXT, judged_sample, make_turn
 from lab.testkit.tiny_random import build_tokenizer
 from openclaw.credit.baseline import record_judged
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
-from openclaw.judge.log_scoring import LogScorer, ScorerSettings
+from openclaw.judge.wiring import LogScorer, ScorerSettings
 from openclaw.ledger.records import Turn, Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.training.samples import make_sample
@@ -362,5 +362,5 @@ def test_the_worker_goes_on_after_a_failure_and_ends_when_told(ledger: Ledger, r
 
     queue(ledger, "t")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("openclaw.judge.log_scoring.PAUSE_SECONDS", 0.001)
+        patch.setattr("openclaw.judge.wiring.PAUSE_SECONDS", 0.001)
         assert asyncio.run(run()).state == "pending"

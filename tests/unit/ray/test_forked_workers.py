@@ -16,14 +16,14 @@ from groundwork.process import LIFELINE_VARIABLE, watch_lifeline
 read_end, write_end = os.pipe()
 os.environ[LIFELINE_VARIABLE] = str(read_end)
 watch_lifeline()
-from slime.backends.sglang_utils import server_process
+from slime.backends.sglang_utils import server
 
 engine = types.ModuleType("sglang.srt.entrypoints.engine")
 engine._set_envs_and_config = lambda cfg: multiprocessing.set_start_method("spawn", force=True)
 for name in ("sglang", "sglang.srt", "sglang.srt.entrypoints"):
     sys.modules[name] = types.ModuleType(name)
 sys.modules["sglang.srt.entrypoints"].engine = engine
-server_process.fork_workers()
+server.fork_workers()
 engine._set_envs_and_config("cfg")
 imported = "of the server"
 tempfile.tempdir = "/of/the/server"

@@ -47,7 +47,7 @@ def test_the_server_takes_the_flag_for_itself(monkeypatch: pytest.MonkeyPatch, h
         monkeypatch.setitem(server.sys.modules, name, module)
     monkeypatch.setattr(server, "watch_lifeline", lambda: None)
     monkeypatch.setattr(server, "collect_rarely", lambda: seen.append("rarely"))
-    monkeypatch.setattr(server.server_process, "remove_leftovers", lambda: None)
+    monkeypatch.setattr(server, "remove_leftovers", lambda: None)
     monkeypatch.setattr(server.server_hooks, "hold_from_start", lambda: seen.append("held"))
     monkeypatch.setattr(server.sys, "argv", ["server", "--port", "1", *([server_hooks.HOLD] if hold else [])])
     server.main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import shutil
@@ -11,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from groundwork.paused import pause
-from openclaw.doctor import capturing, judging, machine, training
-from openclaw.doctor.command import main
-from openclaw.doctor.diagnose import CHECKS, diagnose
-from openclaw.doctor.finding import Finding, Severity
+from openclaw.doctor import diagnose as diagnose_module
+from openclaw.doctor.__main__ import main
+from openclaw.doctor.diagnose import CHECKS, Finding, Severity, diagnose
 from openclaw.doctor.look import Disk
 from openclaw.ledger.records import Vote
 from openclaw.runs.folder import open_run
@@ -330,13 +330,7 @@ def restart_lines(caplog: pytest.LogCaptureFixture, times: int) -> str:
 
 
 def test_every_check_is_called() -> None:
-    rooms = (capturing, judging, training, machine)
-    own = {
-        check
-        for room in rooms
-        for check in vars(room).values()
-        if getattr(check, "__module__", "") == room.__name__ and callable(check)
-    }
+    own = {check for check in vars(diagnose_module).values() if inspect.isgeneratorfunction(check)}
     assert own == set(CHECKS)
 
 

@@ -18,7 +18,7 @@ from groundwork.private_files import OutputError, write_output, writing
 from lab.testkit.ledger_records import judged_sample
 from openclaw import inspect
 from openclaw.ledger.store import Ledger
-from openclaw.report.command import main as report_main
+from openclaw.report.__main__ import main as report_main
 
 Command = Callable[[Path, str], int]
 COMMANDS: dict[str, Command] = {

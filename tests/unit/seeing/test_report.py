@@ -23,12 +23,10 @@ from openclaw.ledger.database import Database
 from openclaw.ledger.records import Vote
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.views import GateDecision
-from openclaw.report import examples, sections
-from openclaw.report.build import build
-from openclaw.report.command import main
-from openclaw.report.examples import CANDIDATES, PAIRS
+from openclaw.report import build as build_module
+from openclaw.report.__main__ import main
+from openclaw.report.build import CANDIDATES, PAIRS, FirstReply, build
 from openclaw.report.svg import MAX_POINTS, Chart, Line, draw, nice_ticks, thinned
-from openclaw.report.totals import FirstReply
 from openclaw.runs.evidence import MIN_TURNS
 from openclaw.runs.folder import open_run
 from openclaw.runs.reasons import REASONS
@@ -361,9 +359,9 @@ def test_charts() -> None:
 
 
 def test_the_last_reply_of_each_conversation_needs_no_advice() -> None:
-    healthy, many = (sections.reason_rows(Counter({"no_next_state": 3}), sessions) for sessions in (3, 2))
+    healthy, many = (build_module.reason_rows(Counter({"no_next_state": 3}), sessions) for sessions in (3, 2))
     assert (healthy[0].remedy, "as it should be" in healthy[0].sentence) == ("", True)
-    assert many == sections.reason_rows(Counter({"no_next_state": 3}))
+    assert many == build_module.reason_rows(Counter({"no_next_state": 3}))
     assert "X-Session-Id" in many[0].remedy
 
 
@@ -371,7 +369,7 @@ def test_decisions_alike_in_a_row_are_one_row() -> None:
     few = [GateDecision(n, "step", str(n), f"too few probes: {n} of 4", False, float(n)) for n in range(5)]
     refused = GateDecision(5, "refused", "4", "it moves away", True, 5.0)
     ledger: Any = SimpleNamespace(views=SimpleNamespace(gate_decisions=lambda: [*few, refused, *few[:1]]))
-    kinds, rows = sections.decisions(ledger)
+    kinds, rows = build_module.decisions(ledger)
     assert kinds == {"step": 6, "refused": 1}
     assert [(row.batches, row.kind, row.why) for row in rows] == [
         ("0", "step", "too few probes: 0 of 4"),
@@ -386,14 +384,15 @@ def test_pairs_begin_with_early_replies_that_were_disliked(monkeypatch: pytest.M
     ]
     asked = {0: "How many red apples?", 1: "How many red pears?", 2: "How many red apples?", 3: "How many red plums?"}
 
-    def texts(ledger: Any, chosen: Sequence[FirstReply]) -> list[examples._Candidate]:
+    def texts(ledger: Any, chosen: Sequence[FirstReply]) -> list[build_module._Candidate]:
         made = [
-            examples.Example(asked[each.number], f"reply {each.number}", each.updates, each.score) for each in chosen
+            build_module.Example(asked[each.number], f"reply {each.number}", each.updates, each.score)
+            for each in chosen
         ]
-        return [examples._Candidate(each, "main", frozenset(each.question.lower().split())) for each in made]
+        return [build_module._Candidate(each, "main", frozenset(each.question.lower().split())) for each in made]
 
-    monkeypatch.setattr(examples, "_texts", texts)
+    monkeypatch.setattr(build_module, "_texts", texts)
     ledger: Any = None
-    found = examples.pairs(ledger, firsts)
+    found = build_module.pairs(ledger, firsts)
     assert next((before.score, before.question) for before, _ in found) == (-1, asked[1])
     assert {after.question for _, after in found} == {asked[2], asked[3]}

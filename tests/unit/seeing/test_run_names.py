@@ -16,7 +16,7 @@ from openclaw.runs.__main__ import age
 from openclaw.runs.__main__ import main as runs
 from openclaw.runtime import where
 
-OPTIONAL = ("openclaw.report.command", "openclaw.doctor.command", "openclaw.gate.versions")
+OPTIONAL = ("openclaw.report.__main__", "openclaw.doctor.__main__", "openclaw.gate.versions")
 REQUIRED = {
     "openclaw.inspect": [],
     "openclaw.replay": ["--method", "rl"],

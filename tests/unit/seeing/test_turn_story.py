@@ -13,10 +13,8 @@ from openclaw.config.runtime import RuntimeConfig
 from openclaw.inspect import main
 from openclaw.ledger.records import BASELINE, Vote
 from openclaw.ledger.views import SampleRecord
-from openclaw.runs.advantage import advantages_of
 from openclaw.runs.reasons import REASONS
-from openclaw.runs.tokens import run_tokenizer, token_texts
-from openclaw.runs.turn_story import coloured
+from openclaw.runs.turn_story import advantages_of, coloured, run_tokenizer, token_texts
 from openclaw.runtime.start import write_settings
 from openclaw.runtime.where import SETTINGS_NAME
 from slime.algorithms.advantages import compute_advantages

@@ -10,7 +10,7 @@ import pytest
 from slime.args import Arguments
 from slime.arguments import parse_args
 from slime.arguments.algorithm import check_gate
-from slime.arguments.memory_budget.disk import host_line, snapshot_bytes
+from slime.arguments.memory_budget.budget import host_line, snapshot_bytes
 from slime.arguments.memory_budget.parts import GIB
 from slime.arguments.memory_budget.shape import Shape
 from slime.arguments.memory_budget.trainer import push_bytes

@@ -17,10 +17,8 @@ from transformers import AutoModelForCausalLM, Qwen3_5TextConfig, Qwen3MoeConfig
 
 from slime.args import Arguments
 from slime.arguments.memory_budget import budget_of
-from slime.arguments.memory_budget.disk import checkpoint_bytes
-from slime.arguments.memory_budget.engine import engine_plan
+from slime.arguments.memory_budget.budget import checkpoint_bytes, engine_plan, layout
 from slime.arguments.memory_budget.fixes import fitting, fix
-from slime.arguments.memory_budget.gpus import layout
 from slime.arguments.memory_budget.machine import GpuMemory, gpu_memory, smallest_gpu
 from slime.arguments.memory_budget.parts import CONTEXT, DRIVER, GIB, Need
 from slime.arguments.memory_budget.shape import Shape, shape_of_folder

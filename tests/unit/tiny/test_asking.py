@@ -42,7 +42,7 @@ async def test_the_key_is_the_gateways(monkeypatch: pytest.MonkeyPatch, name: st
         ("chat", ["--base-url"]),
         ("chat", ["--user-base-url"]),
         ("chat", ["--workspace", "w", "--agent-url"]),
-        ("openclaw.chat.command", ["--base-url"]),
+        ("openclaw.chat.__main__", ["--base-url"]),
         ("measure", ["--base-url"]),
         ("personal_run", ["--method", "rl", "--users", "student", "--report", "r.json", "--user-base-url"]),
         ("run_eval", ["--base-url"]),

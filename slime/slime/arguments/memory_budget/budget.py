@@ -3,22 +3,347 @@
 Guarantees: pure except for queries to the driver and the disk. A plan is refused only if it would not fit even with
 every estimate too high by `parts.UNCERTAINTY`; within that margin it gets a warning. Suggested changes are computed to
 fit.
+
+**Disk and host.** An FSDP2 checkpoint holds float32 weights and both moments, 12 bytes per parameter; Megatron adds its bfloat16 weights.
+A LoRA run writes only its adapters. The older checkpoints remain while a new one is written.
+
+**GPUs.** Needs of roles on one GPU add up, unless ``--offload-train`` or ``--offload-rollout`` lets them alternate. Engines are
+sized in the start order of `slime.arguments.placement`: each gets what the earlier ones left.
+
+**Engines.** An engine's cache takes ``free now - free before x (1 - fraction)``, where "before" means before the weights are loaded
+(`_profile_available_bytes` and `measure_pre_model_load_memory` in SGLang 0.5.23). If nothing else uses the GPU
+meanwhile, that is ``fraction x free before - weights``. ``--sglang-max-total-tokens`` is an upper bound. Graphs and the
+working memory of a forward pass come out of what the fraction leaves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from groundwork.exceptions import ConfigError
 from slime.args import Arguments
-from slime.arguments.memory_budget.disk import checkpoint_lines, host_line
 from slime.arguments.memory_budget.fixes import Fix, as_flags, fitting
-from slime.arguments.memory_budget.gpus import Cache, GpuRow, Layout, layout
 from slime.arguments.memory_budget.machine import GpuMemory, gpu_memory
-from slime.arguments.memory_budget.parts import GIB
-from slime.arguments.memory_budget.shape import policy_shape
-from slime.arguments.memory_budget.trainer import step_tokens
+from slime.arguments.memory_budget.parts import CONTEXT, DRIVER, GIB, NCCL, Need, Part
+from slime.arguments.memory_budget.shape import Shape, judge_shape, policy_shape
+from slime.arguments.memory_budget.trainer import longest_sample, step_tokens, trainer_need
+from slime.arguments.placement import data_parallel_size, describe_placement, start_order
+
+# SGLang 0.5.23: `reserve_for_graph_mb`, `generate_prefill_cuda_graph_batch_sizes`, `max_loras_per_batch`,
+# `mamba_full_memory_ratio`, `SGLANG_LOGPROB_CHUNK_SIZE`.
+MIB_PER_DECODE_SIZE, MIB_PER_PREFILL_SIZE = 2, 8
+ADAPTERS_PER_BATCH, STATE_RATIO, SCORED_ROWS = 8, 0.9, 2048
+FRACTION = 0.88
+"""Default ``--mem-fraction-static``; SGLang computes about this value for 80 GiB GPUs."""
+ATTENTION_WORKSPACE = 0.4 * GIB
+_BY_MEMORY = ((20, 2048, 8, 8), (35, 4096, 48, 160), (60, 4096, 32, 160), (160, 8192, 256, 512))
+"""Per GPU size below this many GiB: prefill tokens per chunk, largest decode-graph batch (below TP 4, from TP 4 on)."""
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """Memory of an engine, and its cache's token capacity at a start; None if nothing known bounds it."""
+
+    need: Need
+    cache_tokens: int
+
+
+def engine_plan(
+    args: Arguments, shape: Shape, *, role: str, ranks: int, capacity: float, free: float, scores: bool
+) -> EnginePlan:
+    """Return the plan of one GPU of an engine.
+
+    Args:
+        args: arguments of the run.
+        shape: model that the engine serves.
+        role: ``rollout`` or ``judge``.
+        ranks: GPUs of the engine.
+        capacity: bytes of the GPU.
+        free: bytes that no other process uses when the engine starts.
+        scores: whether it returns log probabilities of prompts (a teacher).
+    """
+    stages = args.sglang_pp_size or 1
+    tensor = max(1, ranks // stages)
+    runtime = CONTEXT + (NCCL if ranks > 1 else 0)
+    element = 1 if shape.quantised or args.sglang_quantization else 4 if args.sglang_dtype == "float32" else 2
+    weights = element * (shape.parameters + shape.tower) / ranks
+    adapters = 0.0
+    if role == "rollout" and args.update_weight_mode == "adapter":
+        adapters = 2 * ADAPTERS_PER_BATCH * shape.adapters(args.lora_rank) / ranks
+    chunk, batch = _sizes(args, capacity, tensor)
+    graphs = _graph_bytes(args, chunk, batch)
+    work = ATTENTION_WORKSPACE + 2 * chunk * (4 * shape.hidden + 2 * (shape.query + shape.key) + 6 * shape.ffn) / tensor
+    if scores:
+        work += 6 * min(SCORED_ROWS, chunk) * shape.vocab  # bfloat16 and float32
+    before = free - runtime
+    fraction = args.sglang_mem_fraction_static or FRACTION
+    rest = fraction * before - weights - adapters
+    state = _state_bytes(args, shape, rest, tensor, stages)
+    cell = shape.cache_bytes(tensor, 1 if "fp8" in (args.sglang_kv_cache_dtype or "") else 2) / stages
+    tokens = max(0, int((rest - state) / cell))
+    if args.sglang_max_total_tokens:
+        tokens = min(tokens, args.sglang_max_total_tokens)
+    parts = (
+        Part("weights", weights, exact=True),
+        Part("adapters", adapters, exact=True),
+        Part("cache", tokens * cell + state, exact=True),
+        Part("graphs", graphs),
+        Part("workspace", work),
+        Part("runtime", runtime),
+    )
+    return EnginePlan(Need(role, parts, away=runtime + work), tokens)
+
+
+def _state_bytes(args: Arguments, shape: Shape, rest: float, tensor: int, stages: int) -> float:
+    """Return the bytes of linear-attention states: a fixed share of the cache, or the number that a flag gives."""
+    if not shape.linear_layers:
+        return 0.0
+    if args.sglang_max_mamba_cache_size:
+        return args.sglang_max_mamba_cache_size * shape.state_bytes(tensor) / stages
+    ratio = args.sglang_mamba_full_memory_ratio or STATE_RATIO
+    return max(0.0, rest) * ratio / (1 + ratio)
+
+
+def _sizes(args: Arguments, capacity: float, tensor: int) -> tuple[int, int]:
+    """Return the tokens of a prefill chunk, and the largest decode-graph batch (`handle_gpu_memory_settings`)."""
+    rows = (row for row in _BY_MEMORY if capacity / GIB < row[0])
+    _, chunk, few, many = next(rows, (0, 16384, 512, 512))
+    batch = few if tensor < 4 else many
+    if args.sglang_max_running_requests:
+        batch = min(batch, args.sglang_max_running_requests)
+    chunk = args.sglang_chunked_prefill_size or chunk
+    return (chunk if chunk > 0 else args.sglang_max_prefill_tokens or 16384), batch
+
+
+def _graph_bytes(args: Arguments, chunk: int, batch: int) -> float:
+    """SGLang's own estimate: 2 MiB per decode batch size up to the largest, 8 MiB per captured prefill size."""
+    if args.sglang_disable_cuda_graph:
+        return 0.0
+    largest = min(chunk, args.sglang_max_total_tokens or chunk)
+    sizes = (
+        *(*range(4, 33, 4), *range(48, 257, 16), *range(288, 513, 32), *range(576, 1025, 64)),
+        *(*range(1280, 4097, 256), *range(4608, largest + 1, 512)),
+    )
+    captured = sum(size <= largest for size in sizes)
+    return (batch * MIB_PER_DECODE_SIZE + captured * MIB_PER_PREFILL_SIZE) * 2**20
+
+
+TRAINERS = ("actor", "critic")
+
+
+@dataclass(frozen=True)
+class GpuRow:
+    """GPUs that hold the same roles: their numbers, what each role needs, and the sum at the peak."""
+
+    gpus: tuple[int, ...]
+    needs: tuple[Need, ...]
+    total: float
+    doubt: float
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Token capacity of an engine's cache.
+
+    Attributes:
+        role: ``rollout`` or ``judge``.
+        tokens: capacity at the first start.
+        again: capacity after a restart while the other roles run.
+        most: the smaller of the two, if all estimates are too high by their uncertainty.
+        limit: value of ``--sglang-max-total-tokens``, or None.
+    """
+
+    role: str
+    tokens: int
+    again: int
+    most: int
+    limit: int | None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All GPUs of a run.
+
+    Attributes:
+        rows: groups of GPUs with the same roles, in order.
+        caches: caches of the engines that the run starts.
+        context: tokens that a cache must hold; None if unknown.
+        unknown: roles whose model shape is unknown.
+    """
+
+    rows: tuple[GpuRow, ...]
+    caches: tuple[Cache, ...]
+    context: int | None
+    unknown: tuple[str, ...]
+
+
+def layout(args: Arguments, capacity: float) -> Layout | None:
+    """Return what each role needs on GPUs of ``capacity`` bytes; None if the policy's shape is unknown.
+
+    Raises:
+        ConfigError: the roles have no valid placement.
+    """
+    policy = policy_shape(args)
+    if policy is None:
+        return None
+    placement = describe_placement(args)
+    gpus = {
+        "actor": placement.actor,
+        "critic": placement.critic,
+        "rollout": placement.rollout,
+        "judge": placement.judge,
+    }
+    shapes = {"actor": policy, "critic": policy, "rollout": policy, "judge": judge_shape(args)}
+    needs: dict[str, Need] = {}
+    engines: dict[str, EnginePlan] = {}
+    for role in (role for stage in start_order(placement) for role in stage):
+        shape = shapes[role]
+        if shape is None:
+            continue
+        if role in TRAINERS:
+            needs[role] = trainer_need(args, shape, len(gpus[role]), role)
+            continue
+        engines[role] = _engine(args, shape, role, capacity, capacity - DRIVER - _others(args, needs, gpus, role))
+        needs[role] = engines[role].need
+    caches = tuple(
+        _cache(args, shape, role, capacity, engines[role], needs, gpus)
+        for role in engines
+        if (shape := shapes[role]) is not None
+    )
+    unknown = tuple(role for role in gpus if gpus[role] and shapes[role] is None)
+    return Layout(_rows(args, gpus, needs), caches, longest_sample(args), unknown)
+
+
+def _engine(args: Arguments, shape: Shape, role: str, capacity: float, free: float) -> EnginePlan:
+    ranks = args.rollout_num_gpus_per_engine if role == "rollout" else args.prm_num_gpus_per_engine
+    teaches = args.use_opd or args.advantage_estimator == "on_policy_distillation" or bool(args.distill_topk)
+    teacher = "judge" if args.opd_teacher == "prm" else "rollout"
+    scores = teaches and teacher == role
+    return engine_plan(args, shape, role=role, ranks=ranks, capacity=capacity, free=free, scores=scores)
+
+
+def _others(args: Arguments, needs: Mapping[str, Need], gpus: Mapping[str, tuple[int, ...]], role: str) -> float:
+    """Return the bytes that other roles occupy on the GPUs of ``role`` when its engine starts."""
+    sharing = [need for other, need in needs.items() if other != role and {*gpus[other]} & {*gpus[role]}]
+    leaves = bool(args.offload_train)
+    return sum(need.away if leaves and need.role in TRAINERS else need.total for need in sharing)
+
+
+def _cache(
+    args: Arguments,
+    shape: Shape,
+    role: str,
+    capacity: float,
+    plan: EnginePlan,
+    needs: Mapping[str, Need],
+    gpus: Mapping[str, tuple[int, ...]],
+) -> Cache:
+    """Return the cache at the first start and after a restart while all other roles run."""
+    free = capacity - DRIVER - _others(args, needs, gpus, role)
+    again = _engine(args, shape, role, capacity, free).cache_tokens
+    doubt = sum(need.doubt for other, need in needs.items() if {*gpus[other]} & {*gpus[role]})
+    most = _engine(args, shape, role, capacity, free + doubt).cache_tokens
+    return Cache(role, plan.cache_tokens, again, most, args.sglang_max_total_tokens)
+
+
+def _rows(args: Arguments, gpus: Mapping[str, tuple[int, ...]], needs: Mapping[str, Need]) -> tuple[GpuRow, ...]:
+    rows: dict[tuple[str, ...], GpuRow] = {}
+    for gpu in sorted({gpu for role in needs for gpu in gpus[role]}):
+        roles = tuple(role for role in gpus if role in needs and gpu in gpus[role])
+        if roles in rows:
+            rows[roles] = replace(rows[roles], gpus=(*rows[roles].gpus, gpu))
+            continue
+        present = tuple(needs[role] for role in roles)
+        total, doubt = _worst(args, present)
+        rows[roles] = GpuRow((gpu,), present, total + DRIVER, doubt)
+    return tuple(rows.values())
+
+
+def _worst(args: Arguments, needs: tuple[Need, ...]) -> tuple[float, float]:
+    """Return the peak bytes and their uncertainty: the larger of the engines' and the trainer's phase."""
+    moments = []
+    for working in ("engines", "trainer"):
+        total = doubt = 0.0
+        for need in needs:
+            trains = need.role in TRAINERS
+            leaves = bool(args.offload_train if trains else args.offload_rollout and need.role == "rollout")
+            if leaves and trains == (working == "engines"):
+                total += need.away
+            else:
+                total, doubt = total + need.total, doubt + need.doubt
+        moments.append((total, doubt))
+    return max(moments)
+
+
+def checkpoint_bytes(args: Arguments, shape: Shape) -> float:
+    """Return the bytes of one checkpoint of policy, critic and moving reference."""
+    whole = shape.parameters + shape.tower
+    if args.use_lora:
+        return 14.0 * shape.adapters(args.lora_rank)  # includes the adapter in PEFT's format
+    item = 14 if args.train_backend == "megatron" else 12
+    critic = item * (whole - (0 if shape.tied else shape.embedding)) if args.use_critic else 0
+    return item * whole + critic + (2 * whole if args.ref_update_interval else 0)
+
+
+def checkpoint_lines(args: Arguments, shape: Shape) -> tuple[list[str], list[str]]:
+    """Return a line about the checkpoints and warnings about disk space; nothing without ``--save``."""
+    if not (args.save and args.save_interval) or args.debug_rollout_only:
+        return [], []
+    size, keep = checkpoint_bytes(args, shape), args.save_keep
+    free, disk = _free(Path(args.save))
+    line = f"  checkpoint {size / GIB:.1f} GiB every {args.save_interval} rollouts; "
+    if keep <= 0:
+        return [f"{line}all are kept (--save-keep 0), {free / GIB:.0f} GiB free on the disk of {disk}"], []
+    needed = size * (keep + 1)
+    line += f"{keep} kept and one being written take {needed / GIB:.1f} GiB (--save-keep {keep})"
+    written = sum(1 for folder in Path(args.save).glob("iter_*") if folder.name[5:].isdigit())
+    missing = size * max(1, keep + 1 - written)
+    if free >= missing:
+        return [line], []
+    return [line], [
+        f"the disk of {disk} has {free / GIB:.1f} GiB free, but checkpoints need {missing / GIB:.1f} GiB more; lower "
+        f"--save-keep {keep}, or name another folder (--save)"
+    ]
+
+
+def _free(folder: Path) -> tuple[float, Path]:
+    """Return the free bytes where ``folder`` is or will be, and the nearest existing folder."""
+    there = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.exists())
+    return shutil.disk_usage(there).free, there
+
+
+def host_line(args: Arguments, shape: Shape) -> str:
+    """Return the line about host memory: what rank 0 reads at the start, and what stays there."""
+    whole = shape.parameters + shape.tower
+    reads = (2 if args.use_lora else 4) * whole / GIB
+    kept = 0.0
+    if args.fsdp_cpu_offload or args.optimizer_cpu_offload or args.offload_train:
+        kept = (2 * whole + 16 * shape.adapters(args.lora_rank) if args.use_lora else 16 * whole) / GIB
+    stays = f", and {kept:.1f} GiB stay there (offload)" if kept else ""
+    copied = snapshot_bytes(args, shape) / GIB
+    stays += f"; the ranks' snapshots take {copied:.1f} GiB more (--before-push-path)" if copied else ""
+    return f"  host memory: rank 0 reads {reads:.1f} GiB of weights at the start{stays}"
+
+
+def snapshot_bytes(args: Arguments, shape: Shape) -> float:
+    """Return the bytes of all ranks' snapshots: float32 weights and moments, what follows the policy, and the critic.
+
+    Every copy of a Megatron model also has weights in the training dtype.
+    """
+    if not args.before_push_path:
+        return 0.0
+    whole = shape.parameters + shape.tower
+    element = 4 if args.train_dtype == "float32" else 2
+    trained = float(shape.adapters(args.lora_rank) if args.use_lora else whole)
+    item = 12.0
+    if args.train_backend == "megatron":
+        item += element * data_parallel_size(args, args.actor_num_nodes * args.actor_num_gpus_per_node)
+    critic = whole - (0 if shape.tied else shape.embedding) if args.use_critic else 0
+    return item * (trained + critic) + (element * whole if args.ref_update_interval else 0)
+
 
 Spell = Callable[[Fix], str]
 

@@ -188,7 +188,7 @@ async def test_a_reset_that_failed_is_never_rewarded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("agentrl.tasks.gui.osworld.vm.BETWEEN_SECONDS", 0.0)
-    monkeypatch.setattr("agentrl.tasks.gui.osworld.setup.MAX_REPEATED_SECONDS", 0.0)
+    monkeypatch.setattr("agentrl.tasks.gui.osworld.environment.MAX_REPEATED_SECONDS", 0.0)
     vms.settings(**wrong)
     with pytest.raises(InfraError, match=why):
         await environment.reset(task(config=steps, evaluator={"func": "infeasible"}), 0)
@@ -283,7 +283,7 @@ async def test_commands_of_the_set_up_run_as_in_osworld(
 ) -> None:
     """A status does not count; ``until`` repeats; size and password stand in for their placeholders, and stay out of logs."""
     monkeypatch.setenv("GUI_CLIENT_PASSWORD", "pa55")
-    monkeypatch.setattr("agentrl.tasks.gui.osworld.setup.BETWEEN_SECONDS", 0.0)
+    monkeypatch.setattr("agentrl.tasks.gui.osworld.environment.BETWEEN_SECONDS", 0.0)
     steps = [
         {"type": "command", "parameters": {"command": "echo pa55 is wrong >&2; exit 3", "shell": True}},
         {

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from agentrl.tasks.gui.osworld.environment import Files, Supplies
 from agentrl.tasks.gui.osworld.metrics import METRICS
-from agentrl.tasks.gui.osworld.setup import Files, Supplies
 from agentrl.tasks.gui.osworld.shapes import File, Until
 from agentrl.tasks.gui.osworld.task_file import UnsupportedTask, checks_of, read_task
 

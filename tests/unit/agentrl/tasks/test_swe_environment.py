@@ -20,8 +20,7 @@ from agentrl.rollout.actions import opening
 from agentrl.sandbox.interface import ExecResult, Limits, SandboxSpec
 from agentrl.tasks.harbor import File
 from agentrl.tasks.swe import prompts
-from agentrl.tasks.swe.__main__ import main
-from agentrl.tasks.swe.check import problem_of
+from agentrl.tasks.swe.__main__ import main, problem_of
 from agentrl.tasks.swe.diffs import diff_of
 from agentrl.tasks.swe.environment import IMAGE_ENV, SweEnvironment
 from agentrl.tasks.swe.generate import draft_of, files_of, generate
