@@ -68,10 +68,10 @@ class BinaryRL:
         It is the reply whose votes lean furthest from 0, the newest of equals. The lean gives the reward's sign; without any,
         the reply is reinforced, because the conversation went on and nobody objected.
         """
-        neutral = [each for each in judged if each.turn.reason == SCORE_ZERO and each.verdict.score_source == "judge"]
-        if not self._at_least_one or not neutral or any(each.turn.reason is None for each in judged):
+        neutral = [item for item in judged if item.turn.reason == SCORE_ZERO and item.verdict.score_source == "judge"]
+        if not self._at_least_one or not neutral or any(item.turn.reason is None for item in judged):
             return []
-        chosen = max(reversed(neutral), key=lambda each: abs(lean(each.verdict)))
+        chosen = max(reversed(neutral), key=lambda item: abs(lean(item.verdict)))
         reward = -self._at_least_one if lean(chosen.verdict) < 0 else self._at_least_one
         return [(chosen.turn.id, make_sample(chosen.turn, reward, score=0))]
 

@@ -49,7 +49,6 @@ class CompletionRequest(SamplingRequest):
     """A text completion request with every parameter that has a meaning here."""
 
     prompt: str | TokenIds | list[str] | list[TokenIds]
-    max_tokens: int | None = Field(None, ge=1)
     logprobs: Annotated[int, Field(ge=0), AtMost(TOP_LOGPROBS)] | None = None
     echo: bool | None = None
     best_of: int | None = Field(None, ge=1)
@@ -157,8 +156,10 @@ def check_prompt_ids(ids: Sequence[int], vocabulary: Vocabulary, placeholders: f
     """Refuse ids under which an engine would break.
 
     Raises:
-        ApiError: 400 for an id outside the vocabulary, or one that stands for a picture.
+        ApiError: 400 for an id outside the vocabulary, or one that stands for a picture, and without any id.
     """
+    if not ids:
+        raise bad_request("prompt: the tokenizer reads no token in it; send another text", param="prompt")
     if (largest := max(ids)) >= vocabulary.size:
         raise bad_request(
             f"prompt: there is no token {largest}; the model has tokens 0 to {vocabulary.size - 1}", param="prompt"
@@ -259,5 +260,5 @@ class TextWriter(Writer):
 
     def _chunk(self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> bytes:
         part = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
-        told = {"usage": None} if self._include_usage else {}
-        return event({**self._head, "choices": [part], **told})
+        further = {"usage": None} if self._include_usage else {}
+        return event({**self._head, "choices": [part], **further})

@@ -32,7 +32,7 @@ def inspect_sessions(path: str | Path) -> dict[str, list[dict[str, Any]]]:
         FileNotFoundError: if there is no ledger.
     """
     with closing(_open(path)) as ledger:
-        return {each["session_id"]: each["turns"] for each in conversations(ledger)}
+        return {session["session_id"]: session["turns"] for session in conversations(ledger)}
 
 
 def session_rows(path: str | Path) -> list[dict[str, Any]]:
