@@ -46,7 +46,6 @@ class Task(TaskConfig):
     profiles = {"gpu8": TaskProfile(), "gpu8_judge": TaskProfile({"ROLLOUT_GPUS": "2", "KL_LOSS_COEF": 0.01})}
     reads = (GuiSource, GuiSettings, VmSettings, Settings)
 
-    resume_load: str | None = variable("RESUME_LOAD", None, "checkpoint folder to go on from", aliases=("RESUME_CKPT",))
     server_url: str | None = variable(
         *("GUI_ENV_SERVER_URL", None, "pool or router to use instead of one here"),
         aliases=("ENV_SERVER_URL", "AGENTRL_POOL_URL"),
@@ -61,7 +60,7 @@ class Task(TaskConfig):
     max_steps: int = variable(
         *("MAX_GUI_STEPS", 30, "most replies of an episode"),
         minimum=1,
-        aliases=("MAX_STEPS", "GUI_MAX_STEPS", "AGENTRL_MAX_TURNS"),
+        aliases=("MAX_STEPS", "GUI_MAX_STEPS", "AGENTRL_MAX_TURNS", "MAX_TURNS"),
     )
     pictures: int = variable(
         *("GUI_MAX_IMAGE_HISTORY_LENGTH", 3, "newest pictures that the policy sees"),

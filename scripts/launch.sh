@@ -5,9 +5,12 @@ set -euo pipefail
 openclaw_root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 # SGLang and FlashInfer compile kernels with the first `ninja` on the PATH; the environment brings it, activated or not.
 openclaw_tools="$openclaw_root/.venv/bin"
-# A script, or your copy of one, may set these arrays before it calls `launch`: flags of slime/train_async.py to add.
-# They win over what the variables set; flags after the script's name win over them.
-openclaw_arrays=(CKPT_ARGS ROLLOUT_ARGS OPTIMIZER_ARGS PERF_ARGS SGLANG_ARGS PRM_ARGS CUSTOM_ARGS WANDB_ARGS)
+# A script, or your copy of one, may set these before it calls `launch`: flags of slime/train_async.py to add, as an array or as
+# one text. You may export a text, too. They win over what other variables set; flags after the script's name win over them.
+openclaw_flags=(
+    CKPT_ARGS ROLLOUT_ARGS EVAL_ARGS REWARD_ARGS GRPO_ARGS OPTIMIZER_ARGS PERF_ARGS LORA_ARGS
+    SGLANG_ARGS PRM_ARGS CUSTOM_ARGS WANDB_ARGS MISC_ARGS
+)
 
 # Prints the command line of this shell, quoted, so that the run can print the line that continues it; nothing without /proc.
 started_as() {
@@ -51,11 +54,12 @@ launch() {
         *" --method "* | *" --method="* | *" --task "* | *" --task="*) ;;
         *) set -- --method "$(cd "$(dirname "$0")" && pwd)" "$@" ;;
     esac
-    read -ra added <<<"${LORA_ARGS:-}"
-    for array in "${openclaw_arrays[@]}"; do
+    for array in "${openclaw_flags[@]}"; do
         if [[ "$(declare -p "$array" 2>/dev/null)" == "declare -a"* ]]; then
             array+='[@]'
             added+=("${!array}")
+        elif [ -n "${!array:-}" ]; then
+            export "${array?}" # the launcher splits a text as a shell does
         fi
     done
     LAUNCHED_AS="$(started_as)" PATH="$openclaw_tools:$PATH" \

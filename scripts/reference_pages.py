@@ -7,7 +7,7 @@ nothing else is. A test compares the pages with this program.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -23,12 +23,25 @@ from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.openapi import describe
 from openclaw.gateway.routes import add_model_routes, add_session_routes, add_status_routes
 from openclaw.judge.voting import JudgeMetrics
+from openclaw.launch.guides import (
+    FLAG_TEXTS,
+    KEYS,
+    METHOD_KEY,
+    NAMES,
+    OF_CONVERSATIONS,
+    OF_ENVIRONMENTS,
+    NoEffect,
+    Only,
+)
 from openclaw.launch.methods import methods_of
+from openclaw.launch.names import declared_variables
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.report import shown_value
+from openclaw.launch.task import find_task, task_folders
 from openclaw.launch.variables import LAUNCH_VARIABLES
 from openclaw.privacy.redactor import build_redactor
-from slime.arguments.parser import build_parser
+from slime.arguments.parser import ALIASES, build_parser
+from slime.arguments.refused import FIXED, REFUSED, REFUSED_ROUTER, UNUSED
 from slime.contract import KINDS
 
 FOLDER = Path(__file__).resolve().parent.parent / "instructions" / "reference"
@@ -169,6 +182,55 @@ def plugin_clauses(page: str) -> Iterator[str]:
             yield from (f"| {name}-{number} | {_text(text)} |" for number, text in enumerate(kind.clauses, start=1))
 
 
+def names() -> Iterator[str]:
+    """Yield the page of names that other guides use, with what each of them is here."""
+    yield "Variables, flags and keys of files that other guides teach. A note of the plan names each one without an effect."
+    yield "Every variable is also a flag: `--parallel-envs 8` is `PARALLEL_ENVS=8`."
+    yield from ("", "## Variables", "", *_table("name", "here"))
+    tasks = [find_task(folder.name.removesuffix("-rl")) for folder in task_folders()]
+    declared = [item for found in (None, *methods_of(), *tasks) for item in declared_variables(found)]
+    meanings: dict[str, dict[str, None]] = {}
+    for item in declared:
+        for alias in item.aliases:
+            meanings.setdefault(alias, {})[f"`{item.name}`"] = None
+    yield from (f"| `{name}` | {', '.join(ours)} |" for name, ours in sorted(meanings.items()))
+    texts = dict.fromkeys(FLAG_TEXTS, "flags of the trainer, as a text or as an array of a script")
+    yield from _rows_by_meaning(texts | {name: _meaning(meaning) for name, meaning in NAMES.items()})
+    for reader, others in (("a method", OF_ENVIRONMENTS), ("a task", OF_CONVERSATIONS)):
+        yield from _rows_by_meaning(
+            {
+                name: _meaning(meaning).replace("no effect", f"no effect for {reader}")
+                for name, meaning in others.items()
+            }
+        )
+    yield from ("", "## Flags", "", *_table("flag", "here"))
+    yield from (f"| `{alias}` | `{flag}` |" for alias, flag in ALIASES.items())
+    for fixed in FIXED:
+        value = "a switch" if fixed.value is True else f"only `{fixed.value}`"
+        yield f"| `{fixed.flag}` ({value}) | always so: {_text(fixed.why)} |"
+    refused = {f"--{flag}": f"refused: {why}" for flag, why in REFUSED.items() if flag not in REFUSED_ROUTER}
+    yield from _rows_by_meaning({f"--{flag}": f"no effect; {why}" for flag, why in UNUSED.items()} | refused)
+    yield from ("", "## Keys of a configuration file", "", *_table("key", "here"))
+    yield f"| `{METHOD_KEY}` | the method of the script |"
+    keys = KEYS | {key: meaning for method in methods_of() for key, meaning in method.config.guide_keys.items()}
+    yield from (f"| `{key}` | {_meaning(meaning)} |" for key, meaning in keys.items())
+
+
+def _rows_by_meaning(meanings: Mapping[str, str]) -> Iterator[str]:
+    """Yield a row for each meaning, with all names that have it."""
+    for meaning in dict.fromkeys(meanings.values()):
+        names = ", ".join(f"`{name}`" for name, other in meanings.items() if other == meaning)
+        yield f"| {names} | {_text(meaning)} |"
+
+
+def _meaning(meaning: str | NoEffect | Only) -> str:
+    """Return what a setting of another guide is here."""
+    if isinstance(meaning, Only):
+        values = " or ".join(f"`{'true' if value is True else value}`" for value in meaning.values)
+        return f"only {values}; {meaning.why}"
+    return f"no effect; {meaning.why}" if isinstance(meaning, NoEffect) else f"`{meaning}`"
+
+
 def routes() -> Iterator[str]:
     """Yield the page of the gateway's routes; `/openapi.json` has their bodies."""
     app = FastAPI()
@@ -229,6 +291,7 @@ def pages() -> dict[Path, str]:
         "launcher_variables": ("Variables of the launcher", launcher_variables()),
         "runtime_variables": ("Variables of the runtime", runtime_variables()),
         "profiles": ("Profiles", profiles()),
+        "names": ("Names of other guides", names()),
         **{page: (title, flags(page)) for page, (title, _) in FLAG_PAGES.items()},
         **{page: (title, plugin_clauses(page)) for page, (title, _) in CLAUSE_PAGES.items()},
         "routes": ("Routes", routes()),

@@ -89,7 +89,7 @@ class Task(TaskConfig):
         if not name.endswith("_resume"):
             return variables
         run = environment.get("RUN_DIR") or REPOSITORY / "runs" / (environment.get("RUN_NAME") or RESUMED)
-        return {**variables, "RESUME_LOAD": environment.get("SAVE_CKPT") or str(Path(run) / "checkpoints")}
+        return {**variables, "RESUME_CKPT": environment.get("SAVE_CKPT") or str(Path(run) / "checkpoints")}
 
     def check(self, environment: Mapping[str, str], *, trains: bool) -> None:
         """Refuse settings that do not fit, a benchmark that is for evaluation only, and a split without an instance.

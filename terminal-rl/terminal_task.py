@@ -63,7 +63,9 @@ class Task(TaskConfig):
     )
     prm_temperature: float = variable("PRM_TEMPERATURE", 0.0, "temperature of the judge", minimum=0.0)
     slots: int = variable("PARALLEL_ENVS", 32, "most episodes at a time", minimum=1)
-    max_steps: int | None = variable("MAX_STEPS", None, "most replies of an episode; default: max_iteration", minimum=1)
+    max_steps: int | None = variable(
+        *("MAX_STEPS", None, "most replies of an episode; default: max_iteration"), minimum=1, aliases=("MAX_TURNS",)
+    )
     sandbox: str = variable(
         "SANDBOX", "bubblewrap", "provider of a pool here", choices=("bubblewrap", "docker", "podman")
     )

@@ -135,8 +135,7 @@ class Task(TaskConfig):
         shape = [] if self.rotary_base is None else ["--rotary-base", self.rotary_base]
         if run.profile.name != SFT:
             return [*shape, *super().rollout_flags(run)]
-        resumed = ["--load", self.resume_load] if self.resume_load else []
-        return [*shape, "--prompt-data", self.prompt_data, "--rollout-batch-size", run.values["batch_size"], *resumed]
+        return [*shape, "--prompt-data", self.prompt_data, "--rollout-batch-size", run.values["batch_size"]]
 
     def loss_flags(self, run: FlagInputs) -> Words:
         """Return the flags of the loss; those of a supervised start are its profile's."""

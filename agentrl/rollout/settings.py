@@ -17,7 +17,7 @@ class Settings(EnvironmentConfig):
 
     pool_url: str | None = variable("AGENTRL_POOL_URL", None, "URL of the pool or router that lends environments")
     key: str | None = variable("AGENTRL_KEY", None, "key of the pool or router", secret=True)
-    max_turns: int = variable("AGENTRL_MAX_TURNS", 30, "most replies of an episode", minimum=1)
+    max_turns: int = variable("AGENTRL_MAX_TURNS", 30, "most replies of an episode", minimum=1, aliases=("MAX_TURNS",))
     max_reply_tokens: int | None = variable(
         "AGENTRL_MAX_REPLY_TOKENS", None, "most tokens of one reply; default: --rollout-max-response-len", minimum=1
     )

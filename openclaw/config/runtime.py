@@ -22,15 +22,20 @@ from groundwork.command_line import names_a_user
 from groundwork.exceptions import ConfigError
 from groundwork.network import is_loopback
 from groundwork.variables import Value, Variable
-from openclaw.config.key_form import key_problem
 from openclaw.config.runtime_variables import VARIABLES, RuntimeVariables
 
-__all__ = ["VARIABLES", "ConfigError", "RuntimeConfig", "Value", "Variable", "listed"]
+__all__ = ["VARIABLES", "ConfigError", "RuntimeConfig", "Value", "Variable", "key_problem", "listed"]
 
+DEBUG_LEVEL = "DEBUG"
 SHARE_OF_A_KEY = 4
 """With a keys file, one key may have this part of the server's concurrent requests, unless its variable is set."""
 HOST_NAME = re.compile(r"[a-z0-9_.-]+|[0-9a-f:]*:[0-9a-f:.]*")
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@*]+")
+
+A_DIGEST = re.compile(r"(?:sha-?\d+|md5|blake2\w*|bcrypt|scrypt|argon2\w*)[:=$-]|\$\w+\$", re.IGNORECASE)
+"""How a digest begins; taken as a key, it would let in whoever has read it."""
+SENT = re.compile(r"[!-~]+")
+"""What a header carries as it is: visible ASCII without spaces."""
 
 HYGIENE_RULES = ("truncated", "repetition", "duplicate", "off_language", "malformed_call", "asks_back")
 ANSWERS_IN_TIME = 3
@@ -59,6 +64,9 @@ class RuntimeConfig(RuntimeVariables):
         sources: dict[str, str] = {}
         for variable in VARIABLES:
             values[variable.field], sources[variable.name] = variable.read(environment)
+        level = cls.declared("log_level").name
+        if values["debug"] and sources[level] == "default":
+            values["log_level"], sources[level] = DEBUG_LEVEL, cls.declared("debug").name
         config = cls(**values, sources=sources)
         config.validate()
         return config
@@ -92,6 +100,8 @@ class RuntimeConfig(RuntimeVariables):
                 f"PRM_MAX_NEW_TOKENS={self.prm_max_new_tokens} leaves no room for a prompt in "
                 f"CONTEXT_LENGTH={self.context_length}; lower the first or raise the second"
             )
+        if self.debug and self.log_level != DEBUG_LEVEL:
+            raise ConfigError(f"OPENCLAW_DEBUG=1 contradicts ROLLOUT_LOG_LEVEL={self.log_level}; unset one of them")
         self._check_judge()
         if unknown := [rule for rule in listed(self.hygiene) if rule not in HYGIENE_RULES]:
             raise ConfigError(f"OPENCLAW_HYGIENE: there is no rule {unknown[0]!r}; use {', '.join(HYGIENE_RULES)}")
@@ -185,3 +195,16 @@ class RuntimeConfig(RuntimeVariables):
 def listed(value: str | None) -> tuple[str, ...]:
     """Return the entries of a comma-separated value, in lower case."""
     return tuple(entry.strip().lower() for entry in (value or "").split(",") if entry.strip())
+
+
+def key_problem(key: str) -> str | None:
+    """Return why a key cannot be meant as it is written, without the key, or None: no client can send it, or it is a digest."""
+    if any(letter.isspace() for letter in key):
+        return "has white space in it"
+    if key[0] in "'\"" or key[-1] in "'\"":
+        return "has quotes around it"
+    if A_DIGEST.match(key):
+        return "is a digest"
+    if not SENT.fullmatch(key):
+        return "has other characters than visible ASCII"
+    return None

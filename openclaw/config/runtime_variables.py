@@ -223,7 +223,12 @@ class RuntimeVariables(GateVariables):
     )
     policy_url: str | None = variable("OPENCLAW_POLICY_URL", None, "URL of the policy engine or its router")
     judge_url: str | None = variable("OPENCLAW_JUDGE_URL", None, "URL of the judge engine")
-    tokenizer: str | None = variable("OPENCLAW_TOKENIZER", None, "folder or name of the policy's tokenizer")
+    tokenizer: str | None = variable(
+        "OPENCLAW_TOKENIZER",
+        None,
+        "folder of the policy's tokenizer; a run has that of its checkpoint, so another one is refused",
+        aliases=("TOKENIZER_PATH",),
+    )
     judge_base_url: str | None = variable(
         "OPENCLAW_JUDGE_BASE_URL",
         None,
@@ -344,7 +349,9 @@ class RuntimeVariables(GateVariables):
     judge_prompts: Literal["full", "brief"] = variable(
         "OPENCLAW_JUDGE_PROMPTS", "full", "wording of the judge's prompts; brief is for tiny judges"
     )
-    judge_concurrency: int = variable("OPENCLAW_JUDGE_CONCURRENCY", 8, "most turns judged at a time", minimum=1)
+    judge_concurrency: int = variable(
+        "OPENCLAW_JUDGE_CONCURRENCY", 8, "most turns judged at a time", minimum=1, aliases=("NUM_JUDGE_WORKERS",)
+    )
     judge_timeout: float | None = variable(
         "OPENCLAW_JUDGE_TIMEOUT",
         None,
@@ -411,6 +418,7 @@ class RuntimeVariables(GateVariables):
     log_level: str = variable(
         "ROLLOUT_LOG_LEVEL", "INFO", "log level of the runtime", choices=("DEBUG", "INFO", "WARNING", "ERROR")
     )
+    debug: bool = variable("OPENCLAW_DEBUG", False, "1: the same as ROLLOUT_LOG_LEVEL=DEBUG")
 
 
 VARIABLES = RuntimeVariables.variables()

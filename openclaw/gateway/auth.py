@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from groundwork.exceptions import ConfigError
-from openclaw.config.key_form import key_problem
+from openclaw.config.runtime import key_problem
 from openclaw.gateway.errors import ApiError
 from openclaw.owners import CHILD, EPISODE, LOCAL, MARK, owns, split_id, stored_id
 from openclaw.privacy.secret_finder import kept_id

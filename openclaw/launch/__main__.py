@@ -18,14 +18,15 @@ from typing import NoReturn
 from groundwork.command_line import CommandLine, as_list
 from groundwork.exceptions import ConfigError
 from openclaw.exceptions import OpenClawError
-from openclaw.launch.known_names import name_warnings
+from openclaw.launch.guides import words_of_texts
 from openclaw.launch.logs import add_log_options, check_log_options, take_in_logs
 from openclaw.launch.machine import check_gpus, device_warnings, machine_problems, missing_rows, port_of_run
 from openclaw.launch.method_check import plan_problems
 from openclaw.launch.methods import FoundMethod, find_method, method_file, methods_of
+from openclaw.launch.names import name_warnings
 from openclaw.launch.plan import Plan, Recipe
 from openclaw.launch.profiles import DEFAULT_PROFILE, LORA_PROFILE, PROFILES
-from openclaw.launch.report import STARTED_AS, continue_command, describe, describe_in_full
+from openclaw.launch.report import STARTED_AS, continue_command, describe, describe_in_full, warning_lines
 from openclaw.launch.resolve import make_plan
 from openclaw.launch.task import FoundTask, TaskConfig, find_task, task_file, task_folders
 from slime.arguments.checkpoint import CONTINUE_VARIABLE
@@ -84,8 +85,8 @@ def build_parser(found: FoundMethod | FoundTask | None = None) -> CommandLine:
     tasks = [folder.name.removesuffix("-rl") for folder in task_folders()]
     parser = CommandLine(
         prog="python -m openclaw.launch",
-        description="Start a run from its method or task, model and profile. Flags that are not listed here go to the trainer "
-        "(see python slime/train_async.py --help); the last one wins.",
+        description="Start a run from its method or task, model and profile. Other flags set variables "
+        "(--batch-size 8 is BATCH_SIZE=8) or go to the trainer (see python slime/train_async.py --help); the last one wins.",
         epilog="Variables, flags and profiles: instructions/configuration.md. Scripts and the machines they need: the "
         "README.md of each folder." + help_on(found).replace("%", "%%"),
     )
@@ -108,7 +109,8 @@ def build_parser(found: FoundMethod | FoundTask | None = None) -> CommandLine:
     parser.add_argument("--evaluate", action="store_true", help="with --task: play held-out tasks, without a trainer")
     parser.add_argument("--model", help="shape in slime/scripts/models, checked against the checkpoint")
     parser.add_argument("--name", help="folder under runs/ (default: profile and method or task)")
-    add_log_options(parser)
+    if not isinstance(found, FoundTask):
+        add_log_options(parser)
     parser.add_argument("--dry-run", action="store_true", help="print and validate the plan, start nothing")
     parser.add_argument(
         "--verbose", action="store_true", help="print every variable, every flag and the command, also before a start"
@@ -138,14 +140,17 @@ def recipe_of(options: argparse.Namespace, found: FoundMethod | FoundTask) -> Re
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Command line."""
+    typed = sys.argv[1:] if argv is None else argv
     try:
-        asked = asked_for(argv)
+        words = [*words_of_texts(os.environ), *typed]
+        asked = asked_for(words)
         parser = build_parser(asked)
-        options, extra = parser.parse_known_args(argv)
+        options, extra = parser.parse_known_args(words)
         assert asked is not None  # the parser requires one
         recipe = recipe_of(options, asked)
         plan = make_plan(recipe, extra, os.environ, options.name, parser.known_flags())
-        check_log_options(options, plan.variables["data_path"].value)
+        if not recipe.task:
+            check_log_options(options, plan.variables["data_path"].value)
     except ConfigError as error:
         fail(str(error))
     missing = show_and_check(plan, options, asked)
@@ -161,11 +166,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         port = port_of_run(plan)
     except (ConfigError, OSError) as error:
         fail(str(error))
-    for warning in plan.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
-    again = os.environ.get(CONTINUE_VARIABLE) or continue_command(
-        plan, sys.argv[1:] if argv is None else argv, os.environ
-    )
+    for line in warning_lines(plan):
+        print(line, file=sys.stderr)
+    again = os.environ.get(CONTINUE_VARIABLE) or continue_command(plan, typed, os.environ)
     environment = {**plan.environment, CONTINUE_VARIABLE: again}
     environment.pop(STARTED_AS, None)
     if isinstance(plan.own, TaskConfig):

@@ -64,6 +64,7 @@ VARIABLE_OF_FLAG = {
     "save-interval": "SAVE_INTERVAL",
     "run-dir": "RUN_DIR",
     "resume": "RESUME",
+    "load": "RESUME_CKPT",
     "num-rollout": "NUM_ROLLOUT",
     "rollout-batch-size": "BATCH_SIZE",
     "rollout-max-response-len": "MAX_RESPONSE_LENGTH",
@@ -297,6 +298,7 @@ def _checkpoint_flags(inputs: FlagInputs) -> Words:
         *("--hf-checkpoint", hf, "--ref-load", v["ref_load"] or hf),
         *("--save", save, "--save-interval", v["save_interval"], "--run-dir", inputs.run_dir),
         *(["--resume"] if v["resume"] else []),
+        *(["--load", v["resume_ckpt"]] if v["resume_ckpt"] else []),
     ]
 
 

@@ -38,7 +38,7 @@ def add_log_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say how logs are used."""
     add = parser.add_argument
     add(
-        "--epochs",
+        *("--epochs", "--num-epochs"),
         type=_count,
         default=1,
         metavar="N",

@@ -57,6 +57,7 @@ class Plan:
         environment: environment of that process.
         gpu_ids: GPU numbers in the order of ``roles``; None if the user gave counts.
         budget: memory budget of each GPU.
+        notes: what was decided for the user, and what has no effect, one line each.
     """
 
     recipe: Recipe
@@ -72,6 +73,7 @@ class Plan:
     environment: Mapping[str, str]
     gpu_ids: tuple[int, ...] | None
     budget: Budget
+    notes: tuple[str, ...] = ()
 
     @property
     def profile(self) -> Profile:

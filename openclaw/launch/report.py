@@ -11,6 +11,7 @@ from openclaw.config.bounds import Row, rows
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.launch.flags import CUSTOM, NOT_TYPED
+from openclaw.launch.guides import FLAG_TEXTS, words_in
 from openclaw.launch.plan import Plan
 from openclaw.launch.task import TaskConfig
 from openclaw.runtime.where import api_url, inspect_command, shown_path
@@ -120,6 +121,9 @@ def continue_command(plan: Plan, words: Sequence[str], environment: Mapping[str,
         sources += [name for variable in kind.variables() if not variable.secret for name in variable.names]
     names = [name for name in sources if environment.get(name) and name not in secrets and name != "RESUME"]
     given = [f"{name}={shlex.quote(environment[name])}" for name in dict.fromkeys(names)]
+    for name in FLAG_TEXTS:
+        if words_of_text := words_in(name, environment):
+            given.append(f"{name}={shlex.quote(shown_words(without_secrets(words_of_text)))}")
     script = shlex.split(environment.get(STARTED_AS, ""))
     started = script or [shown_path(sys.executable), "-m", "openclaw.launch", *words]
     again = [] if "--resume" in started else ["--resume"]
@@ -204,6 +208,12 @@ def start_and_memory_lines(plan: Plan) -> Iterator[str]:
     yield from ("", "start order:", *(f"  {line}" for line in start_lines(placement)))
     if plan.budget.lines:
         yield from ("", *plan.budget.lines)
+    yield from warning_lines(plan)
+
+
+def warning_lines(plan: Plan) -> Iterator[str]:
+    """Yield the notes and the warnings of a plan."""
+    yield from (f"note: {note}" for note in plan.notes)
     yield from (f"warning: {warning}" for warning in plan.warnings)
 
 
@@ -221,7 +231,7 @@ def describe(plan: Plan) -> str:
     ]
     lines += [*given, "", PRECEDENCE]
     lines += ["--verbose adds memory, limits, every variable with its source, every flag and the command"]
-    lines += [f"warning: {warning}" for warning in plan.warnings]
+    lines += warning_lines(plan)
     return "\n".join(lines)
 
 

@@ -6,13 +6,15 @@ environment, a file of ``--config``, the profile, the method or task, the launch
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from groundwork.command_line import nearest_path
 from groundwork.exceptions import ConfigError
 from groundwork.variables import Value, Variable
 from openclaw.config.method_config import MethodConfig
@@ -20,7 +22,10 @@ from openclaw.config.runtime import RuntimeConfig
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.gate.tasks import read_tasks
 from openclaw.launch.flags import CUSTOM, NOT_TYPED, VARIABLE_OF_FLAG, FlagInputs, flag_sections, flags_of_typed
-from openclaw.launch.gpus import (
+from openclaw.launch.guides import WithFile, flags_of_file, take_in_file, without_flags
+from openclaw.launch.logs import with_logs
+from openclaw.launch.machine import (
+    WANDB_KEYS,
     check_listed,
     check_nodes,
     check_rank,
@@ -29,27 +34,29 @@ from openclaw.launch.gpus import (
     plan_budget,
     split_for,
 )
-from openclaw.launch.guide_files import flags_of_file, take_in_file, without_flags
-from openclaw.launch.known_names import check_names
-from openclaw.launch.logs import with_logs
 from openclaw.launch.methods import REPOSITORY, FoundMethod, find_method, import_paths
+from openclaw.launch.names import check_names, declared_variables, flags_of_variables, take_in_flags
 from openclaw.launch.plan import Plan, Recipe, roles_of
 from openclaw.launch.profiles import Profile
 from openclaw.launch.task import JUDGED, KIND_VARIABLE, FoundTask, TaskConfig, find_task
-from openclaw.launch.variables import Resolved, check_replaced, resolve
+from openclaw.launch.variables import Resolved, resolve
 from openclaw.models.places import TINY_MODEL, USUAL, download_command
 from openclaw.training.live_arguments import unfed_loss
 from slime.args import Arguments
 from slime.arguments.algorithm import LORA_RATE
 from slime.arguments.cluster import check_asynchronous
+from slime.arguments.dry_run import MISSING_PATH
 from slime.arguments.evaluation import NO_TRAINING, add_report_flag
-from slime.arguments.parser import parser_for, read_arguments
-from slime.arguments.yaml_files import CONFIG_FLAG
+from slime.arguments.parser import ALIASES, Parser, parser_for, read_arguments
+from slime.arguments.trainer import LORA
+from slime.arguments.yaml_files import CONFIG_FLAG, find_action
 from slime.utils.forwarded_environment import FORWARD_VARIABLE
 
-PATH_FIELDS = ("hf_ckpt", "ref_load", "save_ckpt", "prm_model_path", "run_dir", "data_path")
+PATH_FIELDS = ("hf_ckpt", "ref_load", "save_ckpt", "resume_ckpt", "prm_model_path", "run_dir", "data_path")
 JUDGE_ELSEWHERE, JUDGE_PROMPTS = "OPENCLAW_JUDGE_BASE_URL", "OPENCLAW_JUDGE_PROMPTS"
 TOKENIZER_CONFIG = "tokenizer_config.json"
+TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt", TOKENIZER_CONFIG, "chat_template.jinja")
+LORA_FLAGS = frozenset(option.flag for option in LORA.options)
 
 
 def make_plan(
@@ -72,27 +79,33 @@ def make_plan(
         ConfigError: a variable is invalid.
         SystemExit: the flags do not parse.
     """
-    file = take_in_file(None if recipe.task else recipe.what, environment, extra)
-    environment, extra = file.environment, file.extra
+    found = find_task(recipe.what) if recipe.task else find_method(recipe.what)
+    declared = declared_variables(found)
+    file = take_in_file(None if isinstance(found, FoundTask) else found, declared, environment, extra)
+    recipe = replace(recipe, model=file.shape or recipe.model)
+    parser = _parser_of(found, file)
+    flags = flags_of_variables(declared, parser)
+    environment, extra = take_in_flags(flags, file.environment, file.extra)
     profile = recipe.machine
-    task = find_task(recipe.what) if recipe.task else find_method(recipe.what)
-    if isinstance(task, FoundTask):
-        check_replaced(
-            environment, built_in=False, declared={name for variable in task.variables() for name in variable.names}
-        )
-        check_names(environment, task)
-        variables, live = _task_variables(task, recipe, environment), _task_settings(task, recipe, environment)
+    if any(word.partition("=")[0] in LORA_FLAGS for word in extra):
+        profile = replace(profile, variables={**profile.variables, "USE_LORA": True})
+    recipe = replace(recipe, machine=profile)
+    check_names(environment, found)
+    notes = list(file.notes)
+    if isinstance(found, FoundTask):
+        variables, live = _task_variables(found, recipe, environment), _task_settings(found, recipe, environment)
         judged = profile.name.endswith(JUDGED)
         own_judge = judged and not getattr(live.own, "prm_url", None)
         name = getattr(live.own, "run_name", None) or name
     else:
-        check_replaced(environment, built_in=not task.config.has_environments)
-        check_names(environment, task)
-        variables = _launch_variables(task, profile, recipe.model, environment)
+        variables = _launch_variables(found, profile, recipe.model, environment)
         profile, variables = with_logs(profile, variables)
-        live, judged = _live_settings(task, profile, environment), False
-        own_judge = task.config.asks_judge and not live.of_runtime.judged_elsewhere
-    counts, ids = gpus_of_roles(variables, judge=own_judge)
+        live, judged = _live_settings(found, profile, environment), False
+        own_judge = found.config.asks_judge and not live.of_runtime.judged_elsewhere
+        extra, dropped = _without_groups(found, parser, extra)
+        notes += dropped
+    extra = [*map(_own_spelling, extra)]
+    counts, ids, decided = gpus_of_roles(variables, judge=own_judge)
     values = _with_paths(variables) | ({} if ids is None else {"num_gpus": len(ids)})
     if recipe.evaluates_only and variables["rollout_gpus"].source in NOT_TYPED:
         counts["rollout"] = int(str(values["num_gpus"]))
@@ -109,7 +122,37 @@ def make_plan(
         judge=judged,
         evaluates_only=recipe.evaluates_only,
     )
-    return _read_plan(replace(recipe, machine=profile), task, variables, live, inputs, ids, own_flags, file.path)
+    recipe, known = replace(recipe, machine=profile), [*own_flags, *flags]
+    return _read_plan(recipe, found, variables, live, inputs, ids, known, file.path, [*notes, *decided])
+
+
+def _own_spelling(word: str) -> str:
+    """Return a word with the trainer's own spelling of a flag."""
+    flag, given, value = word.partition("=")
+    return ALIASES.get(flag, flag) + given + value
+
+
+def _parser_of(found: FoundMethod | FoundTask, file: WithFile) -> Parser:
+    """Return the trainer's parser with the flags of the plugins that a command line names."""
+    words = ["--custom-generate-function-path", found.config.generate] if isinstance(found, FoundTask) else []
+    with import_paths([str(found.folder)]):
+        return parser_for([*words, *file.extra, *([CONFIG_FLAG, file.path] if file.path else [])])
+
+
+def _without_groups(found: FoundMethod, parser: Parser, extra: Sequence[str]) -> tuple[Sequence[str], list[str]]:
+    """Return the flags without the size of a group, which is 1 in live training, and a note if it is another one there."""
+    size, function = (find_action(parser, name) for name in ("n_samples_per_prompt", "rollout_function_path"))
+    assert size is not None
+    assert function is not None
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument(*size.option_strings, dest="size", default="1")
+    finder.add_argument(*function.option_strings, dest="function", default=found.config.rollout_function)
+    given = finder.parse_known_args(list(extra))[0]
+    if given.size == "1" or given.function is None or given.function != found.config.rollout_function:
+        return extra, []
+    typed = next(name for name in size.option_strings if any(word.partition("=")[0] == name for word in extra))
+    note = f"{typed} {given.size} has no effect: a person gets one reply to a message"
+    return list(without_flags(parser, extra, {size.dest})), [note]
 
 
 def _read_plan(
@@ -121,18 +164,19 @@ def _read_plan(
     ids: tuple[int, ...] | None,
     own_flags: Sequence[str],
     file: str | None,
+    notes: Sequence[str],
 ) -> Plan:
     """Return the plan of resolved values; read its flags with the trainer's parser and check them together."""
     sections = _with_file(inputs, variables, live, file) if file is not None else flag_sections(inputs)
     args, problems = _read_flags(found, sections, own_flags, usual_model(inputs.profile, inputs.model), recipe)
     child = _child_environment(found, inputs.profile, inputs.environment, live.environment)
     if live.runtime is not None:
-        problems += settings_problems(live.runtime)
+        problems += [*settings_problems(live.runtime), *tokenizer_problems(live.runtime, args.hf_checkpoint)]
         if live.runtime.gate_tasks and args.before_push_path:
             problems += task_problems(live.runtime.gate_tasks, Path(args.hf_checkpoint))
-        check_nodes(inputs.values, ids, child)
+        notes = [*notes, *check_nodes(variables, ids, child)]
     else:
-        check_rank(args, inputs.values)
+        notes = [*notes, *check_rank(args, variables)]
     if ids is not None:
         check_listed(args)
         child["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, ids))
@@ -153,7 +197,20 @@ def _read_plan(
         environment=child,
         gpu_ids=ids,
         budget=budget,
+        notes=(*notes, *_notes_on_flags(args, variables, child)),
     )
+
+
+def _notes_on_flags(
+    args: Arguments, variables: Mapping[str, Resolved], environment: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield a line per setting that has no effect without another one."""
+    keys = [name for name in WANDB_KEYS if environment.get(name)]
+    if keys and not args.use_wandb and variables["use_wandb"].source in NOT_TYPED:
+        yield f"{keys[0]} alone sends nothing to Weights & Biases; add USE_WANDB=1"
+    own_prompts = args.eval_function_path != args.rollout_function_path
+    if args.eval_interval and not args.eval_datasets and not own_prompts:
+        yield f"--eval-interval {args.eval_interval} has no effect without prompts; add --eval-prompt-data NAME FILE"
 
 
 def _launch_variables(
@@ -223,7 +280,9 @@ def _live_settings(found: FoundMethod, profile: Profile, environment: Mapping[st
     by_method = {key: value for key, value in by_method.items() if key not in by_profile}
     whole = {**by_method, **by_profile, **{key: value for key, value in environment.items() if value}}
     sources = _sources((*VARIABLES, *found.config.variables()), environment, by_profile, by_method)
-    return LiveSettings(whole, RuntimeConfig.from_env(whole), found.config.from_env(whole), sources)
+    runtime = RuntimeConfig.from_env(whole)
+    sources |= {name: other for name, other in runtime.sources.items() if sources[name] == "default"}
+    return LiveSettings(whole, runtime, found.config.from_env(whole), sources)
 
 
 def _task_settings(found: FoundTask, recipe: Recipe, environment: Mapping[str, str]) -> LiveSettings:
@@ -325,6 +384,24 @@ def settings_problems(runtime: RuntimeConfig) -> list[str]:
             f"OPENCLAW_TOP_P={runtime.top_p:g}: turns sampled with top_p below 1 are never trained; unset it"
         )
     return problems
+
+
+def tokenizer_problems(runtime: RuntimeConfig, checkpoint: str) -> list[str]:
+    """Return why a run cannot have the tokenizer that a variable names: trainer and engines have that of the checkpoint."""
+    source = runtime.sources.get("OPENCLAW_TOKENIZER", "default")
+    if not runtime.tokenizer or source == "default":
+        return []
+    named, own = Path(runtime.tokenizer).expanduser(), Path(checkpoint)
+    if not named.is_dir():
+        return [f"{source}={runtime.tokenizer}: {MISSING_PATH}{nearest_path(named)}; unset it, or name a folder"]
+    texts = [[file.read_bytes() if (file := folder / name).is_file() else b"" for name in TOKENIZER_FILES]
+             for folder in (named, own)]  # fmt: skip
+    if not own.is_dir() or texts[0] == texts[1]:
+        return []
+    return [
+        f"{source}={runtime.tokenizer} is not the tokenizer of HF_CKPT={checkpoint}, which trainer and engines use; unset it, or "
+        "copy its files there"
+    ]
 
 
 def task_problems(path: str, checkpoint: Path) -> list[str]:

@@ -104,7 +104,6 @@ class TaskConfig(EnvironmentConfig):
     reads: ClassVar[tuple[type[EnvironmentConfig], ...]] = ()
 
     run_name: str | None = variable("RUN_NAME", None, "name of the run; default: the script's")
-    resume_load: str | None = variable("RESUME_LOAD", None, "checkpoint folder to go on from")
     server_url: str | None = variable("ENV_SERVER_URL", None, "pool or router that lends environments")
     prompt_data: str | None = variable("PROMPT_DATA", None, "rows of tasks; default: written for the run")
     eval_data: str | None = variable("EVAL_DATA", None, "rows of held-out tasks; default: written for the run")
@@ -184,7 +183,6 @@ class TaskConfig(EnvironmentConfig):
             *("--num-rollout", rollouts, "--rollout-batch-size", tasks, "--n-samples-per-prompt", members),
             *("--rollout-max-response-len", run.values["max_response_length"]),
             *("--rollout-max-context-len", self.context, "--rollout-temperature", 1),
-            *(["--load", self.resume_load] if self.resume_load else []),
             *([*self.evaluation_flags(run.run_dir), "--eval-interval", self.interval] if self.interval else []),
         ]
 

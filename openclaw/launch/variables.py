@@ -6,7 +6,7 @@ Guarantees: every variable of a launch script is declared here with type, defaul
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from groundwork.exceptions import ConfigError
@@ -48,7 +48,7 @@ class LaunchVariables(EnvironmentConfig):
         "HF_CKPT",
         "models/Qwen3-4B",
         "policy checkpoint (Hugging Face folder)",
-        aliases=("MODEL_PATH", "BASE_MODEL_PATH"),
+        aliases=("MODEL_PATH", "BASE_MODEL_PATH", "CKPT_PATH"),
     )
     ref_load: str | None = variable("REF_LOAD", None, "reference checkpoint; default: HF_CKPT")
     save_ckpt: str | None = variable(
@@ -60,7 +60,14 @@ class LaunchVariables(EnvironmentConfig):
     data_path: str | None = variable(
         "DATA_PATH",
         None,
-        "logs to train from instead of live traffic: a run's folder or ledger, or a file or folder of conversations or chat logs",
+        "conversations to train from, instead of learning from live ones: a run's folder or ledger, or a file or folder of "
+        "conversations or chat logs",
+    )
+    resume_ckpt: str | None = variable(
+        "RESUME_CKPT",
+        None,
+        "checkpoint to start from; the run saves to SAVE_CKPT. RESUME=1 continues the run in SAVE_CKPT instead",
+        aliases=("RESUME_LOAD",),
     )
     run_dir: str | None = variable("RUN_DIR", None, "logs, metrics and ledger; default: runs/<script>")
     resume: bool = variable("RESUME", False, "1: continue from the newest checkpoint in SAVE_CKPT")
@@ -118,71 +125,6 @@ class LaunchVariables(EnvironmentConfig):
 
 LAUNCH_VARIABLES = LaunchVariables.variables()
 
-# Variables of other guides without a meaning here, and what to use instead.
-REPLACED: dict[str, str] = {
-    "GRAD_ACCUM_STEPS": "gradients accumulate over the whole batch; MAX_TOKENS_PER_GPU bounds a micro-batch",
-    "VALUE_CLIP": "no method here has a critic; unset it",
-    "RESUME_CKPT": "write SAVE_CKPT=FOLDER RESUME=1 with the folder that holds the checkpoints",
-    "OPENCLAW_RECORD_ENABLED": "the ledger (OPENCLAW_LEDGER) always records every turn; unset it",
-    "OPENCLAW_RECORD_FILE": "the ledger records every turn; set its path with OPENCLAW_LEDGER",
-    "OPENCLAW_PRM_RECORD_FILE": "the ledger records every verdict; set its path with OPENCLAW_LEDGER",
-    "OPENCLAW_DEBUG": "write ROLLOUT_LOG_LEVEL=DEBUG",
-    **dict.fromkeys(
-        (
-            "CKPT_ARGS",
-            "ROLLOUT_ARGS",
-            "OPTIMIZER_ARGS",
-            "PERF_ARGS",
-            "SGLANG_ARGS",
-            "PRM_ARGS",
-            "CUSTOM_ARGS",
-            "WANDB_ARGS",
-        ),
-        "only an array in a script is read; unset it, and type its flags after the script's name",
-    ),
-}
-# Names of other programs and guides that nothing reads here, and what to type instead. They may be exported for another program.
-_CHECKPOINT = "name the model with HF_CKPT=FOLDER, and the folder of checkpoints with SAVE_CKPT=FOLDER"
-_ENGINES = "training runs on the GPUs of this machine, and no cloud is asked"
-UNREAD: dict[str, str] = {
-    **dict.fromkeys(("CKPT_PATH", "CHECKPOINT_PATH", "CHECKPOINT_DIR", "CKPT_DIR"), _CHECKPOINT),
-    "TOKENIZER_PATH": "name it with OPENCLAW_TOKENIZER=FOLDER",
-    "JUDGE_MODEL": "name the judge with PRM_MODEL_PATH=FOLDER, or OPENCLAW_JUDGE_MODEL with OPENCLAW_JUDGE_BASE_URL",
-    **dict.fromkeys(("MODEL_NAME", "MODEL_NAME_OR_PATH"), "name the model with HF_CKPT=FOLDER"),
-    **dict.fromkeys(("TINKER_API_KEY", "TINKER_BASE_URL", "FIREWORKS_API_KEY"), _ENGINES),
-    **dict.fromkeys(("TRAIN_BATCH_SIZE", "GLOBAL_BATCH_SIZE", "ROLLOUT_BATCH_SIZE"), "write BATCH_SIZE=N"),
-    **dict.fromkeys(("NGPUS", "N_GPUS", "GPUS", "NUM_GPUS_PER_NODE"), "write NUM_GPUS=N"),
-    **dict.fromkeys(("TP_SIZE", "TENSOR_PARALLEL_SIZE"), "write TP=N"),
-    **dict.fromkeys(("MAX_MODEL_LEN", "MAX_SEQ_LEN", "MAX_LENGTH"), "write CONTEXT_LENGTH=N"),
-    **dict.fromkeys(("LR", "LEARN_RATE"), "write LEARNING_RATE=NUMBER"),
-    **dict.fromkeys(("EPOCHS", "NUM_EPOCHS"), "add --epochs N to DATA_PATH"),
-    **dict.fromkeys(("OUTPUT_DIR", "OUTPUT_PATH"), "write RUN_DIR=FOLDER"),
-    "TEMPERATURE": "write OPENCLAW_TEMPERATURE=NUMBER",
-}
-# Read by the environments of method folders; the built-in methods learn from conversations.
-OF_ENVIRONMENTS = (
-    *("ENV_TYPE", "TASK_TYPE", "MAX_STEPS", "PARALLEL_ENVS", "SCREENSHOT_BACKEND", "TOOLS_CONFIG", "SWE_BENCH_PATH"),
-)
-
-
-def check_replaced(
-    environment: Mapping[str, str], *, built_in: bool = True, declared: Collection[str] = frozenset()
-) -> None:
-    """Raise ConfigError for set variables that this launcher, or a built-in method, does not support.
-
-    A name of ``declared`` has a meaning in this run.
-    """
-    wrong = {name: instead for name, instead in REPLACED.items() if name not in declared}
-    lines = [f"{name} is set, but {instead}" for name, instead in wrong.items() if environment.get(name)]
-    if built_in:
-        lines += [
-            f"{name} is set, but this method learns from conversations; unset it, or run a folder with environments"
-            for name in OF_ENVIRONMENTS
-            if environment.get(name)
-        ]
-    if lines:
-        raise ConfigError("\n  - ".join(["unsupported variables:", *lines]))
-
 
 @dataclass(frozen=True)
 class Resolved:
@@ -191,6 +133,14 @@ class Resolved:
     variable: Variable
     value: Value
     source: str
+
+
+def with_aliases(aliases: Mapping[str, tuple[str, ...]]) -> tuple[Variable, ...]:
+    """Return the launcher's variables with further names."""
+    return tuple(
+        replace(item, aliases=(*item.aliases, *aliases.get(item.name, ()))) if item.name in aliases else item
+        for item in LAUNCH_VARIABLES
+    )
 
 
 def resolve(
@@ -213,8 +163,7 @@ def resolve(
         ConfigError: naming the unusable variable, and what to type.
     """
     resolved = {}
-    for item in LAUNCH_VARIABLES:
-        item = replace(item, aliases=(*item.aliases, *(aliases or {}).get(item.name, ())))
+    for item in with_aliases(aliases or {}):
         value, came_from = item.read(environment)
         for name, defaults in (("profile", profile), (source, own or {})):
             if came_from == "default" and item.name in defaults:

@@ -209,6 +209,7 @@ def _cut(message: Line, metadata: Line) -> bool:
 
 SQLITE = b"SQLite format 3\x00"
 SUFFIXES = (".jsonl", ".json")
+LIVE = "to learn from live conversations, unset it"
 
 
 @dataclass
@@ -232,7 +233,7 @@ def read_logs(path: Path) -> Logs:
         ImportFormatError: there is nothing to read, or a line has no known format.
     """
     if not path.exists():
-        raise ImportFormatError(f"DATA_PATH {path}: no such file or folder{nearest_path(path)}")
+        raise ImportFormatError(f"DATA_PATH {path}: no such file or folder{nearest_path(path)}; {LIVE}")
     if path.is_dir():
         if text := find_ledger(path):
             return Logs(path, ledger=text)
@@ -240,7 +241,7 @@ def read_logs(path: Path) -> Logs:
         if not files:
             raise ImportFormatError(
                 f"DATA_PATH {path}: the folder has neither {LEDGER_NAME} nor a .jsonl or .json file; name a run's folder, "
-                "or a folder or file of logs"
+                f"or a folder or file of logs; {LIVE}"
             )
     elif _begins_with(path, SQLITE):
         return Logs(path, ledger=path)

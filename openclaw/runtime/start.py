@@ -33,7 +33,6 @@ from slime.args import Arguments
 
 logger = logging.getLogger(__name__)
 
-PORT_ALIASES = dict.fromkeys(RuntimeConfig.declared("port").aliases, "")
 # Arguments that supply a variable if the caller does not set it; the first argument with a value counts.
 PROPOSED_BY_ARGUMENTS = {
     "OPENCLAW_TOP_P": ("rollout_top_p",),
@@ -75,7 +74,7 @@ def runtime_environment(
         "OPENCLAW_METHOD": method_path,
         "OPENCLAW_POLICY_URL": f"http://{args.sglang_router_ip}:{args.sglang_router_port}",
         **(judge if own_judge else {}),
-        "OPENCLAW_TOKENIZER": str(args.hf_checkpoint),
+        **RuntimeConfig.declared("tokenizer").setting(args.hf_checkpoint),
         "OPENCLAW_LEDGER": str(ledger_path(args, environment)),
         "OPENCLAW_RUN_DIR": str(Path(args.run_dir).absolute()),
         "OPENCLAW_OPD_TEACHER": args.opd_teacher,
@@ -144,7 +143,7 @@ def supervise(
     config = RuntimeConfig.from_env(environment)
     ready = health_check(config)
     port = free_port(config.host, config.port, port_patience)
-    own = {**environment, **PORT_ALIASES, "PORT": str(port)}
+    own = {**environment, **RuntimeConfig.declared("port").setting(port)}
     url = f"{config.scheme}://{reachable_host(config.host)}:{port}"
     supervisor = RuntimeSupervisor(
         lambda: spawn([sys.executable, "-m", "openclaw.runtime"], env=own, log_path=log_path, name="runtime"),

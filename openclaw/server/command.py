@@ -13,7 +13,7 @@ from groundwork.exceptions import ConfigError
 from groundwork.process import watch_lifeline
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import OpenClawError
-from openclaw.launch.known_names import check_names, name_warnings
+from openclaw.launch.names import check_names, name_warnings
 from openclaw.launch.report import limit_lines
 from openclaw.models.places import missing_model
 from openclaw.runtime.process import reserve_port

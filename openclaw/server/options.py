@@ -166,11 +166,11 @@ def _runtime_variables(
     arguments: argparse.Namespace, environment: Mapping[str, str], model: str, folder: Path | None
 ) -> dict[str, str]:
     """Return the gateway's variables that follow from the command line and the model."""
-    decided = {"OPENCLAW_TOKENIZER": model, "PYTHONPATH": os.pathsep.join(own_import_paths()), "OPENCLAW_METHOD": ""}
+    decided = {"PYTHONPATH": os.pathsep.join(own_import_paths()), "OPENCLAW_METHOD": ""}
+    decided |= RuntimeConfig.declared("tokenizer").setting(model)
     for field, option in (("host", arguments.host), ("port", arguments.port)):
         if option is not None:
-            variable = RuntimeConfig.declared(field)
-            decided |= {variable.name: str(option), **dict.fromkeys(variable.aliases, "")}
+            decided |= RuntimeConfig.declared(field).setting(option)
     if folder is not None:
         decided["OPENCLAW_LEDGER"] = str(folder / LEDGER_NAME)
         if not RuntimeConfig.declared("serve_rollouts").is_set(environment):

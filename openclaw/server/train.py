@@ -21,6 +21,7 @@ from groundwork.command_line import CommandLine, existing_folder
 from groundwork.exceptions import ConfigError
 from groundwork.process import ChildProcess, StopRequested, spawn, watch_lifeline
 from openclaw.config.runtime_variables import RuntimeVariables
+from openclaw.launch.guides import words_of_texts
 from openclaw.launch.logs import add_log_options, log_words
 from openclaw.launch.methods import methods_of, recommended
 from openclaw.launch.plan import Recipe
@@ -134,8 +135,7 @@ def make_job(arguments: argparse.Namespace, extra: Sequence[str], environment: M
         if not variable.is_set(environment):
             variables[variable.name] = default
     if model := arguments.model_path or model_of(arguments.rollout_dir, environment):
-        checkpoint = LaunchVariables.declared("hf_ckpt")
-        variables |= {**dict.fromkeys(checkpoint.aliases, ""), checkpoint.name: model}
+        variables |= LaunchVariables.declared("hf_ckpt").setting(model)
     flags = (*(CORRECTED if collected else ()), "--save-hf", str(save / HF_FOLDER), *extra)
     return Job(profile, method_names()[arguments.method], variables, flags, own)
 
@@ -222,7 +222,9 @@ def main(argv: Sequence[str] | None = None, prog: str = "train_async.py") -> int
     try:
         job = make_job(arguments, extra, os.environ)
         environment = {**os.environ, **job.variables}
-        plan = make_plan(Recipe(job.method, None, PROFILES[job.profile]), job.extra, environment)
+        plan = make_plan(
+            Recipe(job.method, None, PROFILES[job.profile]), [*words_of_texts(os.environ), *job.extra], environment
+        )
         if "DATA_PATH" in job.variables:
             read_logs(arguments.rollout_dir)
     except (ConfigError, LedgerError) as error:

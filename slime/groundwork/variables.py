@@ -59,6 +59,10 @@ class Variable:
         """Return whether the variable is set under one of its names."""
         return any(environment.get(name) for name in self.names)
 
+    def setting(self, value: object) -> dict[str, str]:
+        """Return the environment variables that set this one, with its other names unset."""
+        return {**dict.fromkeys(self.aliases, ""), self.name: str(value)}
+
     def read(self, environment: Mapping[str, str]) -> tuple[Value, str]:
         """Return the value and the name it was set under.
 

@@ -182,6 +182,7 @@ EFFECTS = {
     f"{ACTOR}::test_a_push_has_buckets_of_the_flags_size": "update-weight-buffer-size",
     f"{ACTOR}::test_ranks_wait_for_each_other_as_long_as_the_flag_says": "distributed-timeout-minutes",
     f"{ACTOR}::test_a_critic_begins_with_the_backbone_that_is_named": "critic-load",
+    "tests/unit/slime_core/test_arguments.py::test_a_warm_up_in_samples": "lr-warmup-samples",
     f"{TRAINING}::test_the_critic_has_a_rate_and_a_warm_up_of_its_own": "critic-lr critic-lr-warmup-iters",
     f"{TRAINING}::test_a_flag_is_in_the_optimizers_groups": "weight-decay adam-beta1 adam-beta2 adam-eps",
     f"{TRAINING}::test_gradients_are_clipped_to_the_flag": "clip-grad",

@@ -234,6 +234,7 @@ class Arguments(FlatArguments):
     override_lr_scheduler: bool = False
     reset_optimizer_states: bool = False
     lr_warmup_iters: int = 0
+    lr_warmup_samples: int | None = None
     lr_warmup_fraction: float | None = None
     lr_warmup_init: float = 0.0
     weight_decay: float = 0.01
@@ -360,8 +361,11 @@ class Arguments(FlatArguments):
     hidden_dropout: float = 0.0
     fsdp_cpu_backend: str = "gloo"
     rollout_data_transport: str = "object-store"
+    async_collection: bool = True
+    reward_aggregation: str = "majority"
     # Set by the derivations; no flags of their own.
     eval_datasets: list[EvalDataset] = field(default_factory=list)
     train_backend_because: tuple[str, ...] = ()
     transformer_impl_because: str = ""
     use_critic: bool = False
+    unused_flags: tuple[str, ...] = ()

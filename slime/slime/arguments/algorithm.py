@@ -77,7 +77,7 @@ ALGORITHM = Group(
         ),
         Option("--loss-type", "loss", str, "policy_loss", ("policy_loss", "sft_loss", "custom_loss")),
         Option("--custom-loss-function-path", "loss function; selects --loss-type custom_loss"),
-        Option("--eps-clip", "lower clip of the ratio", float, 0.2),
+        Option("--eps-clip", "lower clip of the ratio", float, 0.2, aliases=("--ppo-clip-ratio",)),
         Option("--eps-clip-high", "upper clip; default: --eps-clip", float),
         Option("--eps-clip-c", "dual clip: bound on the loss for negative advantages", float),
         Option("--use-kl-loss", "add the KL to the reference as a loss term; loads the reference", bool),
@@ -162,8 +162,8 @@ def check_algorithm(args: Arguments) -> list[str]:
 
 
 def algorithm_warnings(args: Arguments) -> list[str]:
-    """Return one line for each setting that works and hardly has the effect that it is known for."""
-    warnings = []
+    """Return one line for each setting that works and has no effect, or hardly the one that it is known for."""
+    warnings = [*args.unused_flags]
     if args.use_lora and args.lr < LORA_RATE:
         warnings.append(
             f"--lr {args.lr:g} with --use-lora: an adapter needs about ten times the rate of full weights; "

@@ -22,7 +22,11 @@ from slime.utils.model_config import read_config, text_config
 CHECKPOINT = Group(
     "checkpoints",
     (
-        Option("--hf-checkpoint", "Hugging Face folder: tokenizer, config, engine model, start weights"),
+        Option(
+            "--hf-checkpoint",
+            "Hugging Face folder: tokenizer, config, engine model, start weights",
+            aliases=("--model-path",),
+        ),
         Option(
             "--ref-load", "weights of the reference model, and start weights without --load; default: --hf-checkpoint"
         ),
@@ -32,7 +36,7 @@ CHECKPOINT = Group(
             "checkpoint-latest",
             aliases=("--resume-from-checkpoint",),
         ),
-        Option("--save", "checkpoint root"),
+        Option("--save", "checkpoint root", aliases=("--save-dir",)),
         Option("--save-interval", "rollouts between checkpoints", int),
         Option(
             "--save-keep",

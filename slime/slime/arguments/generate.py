@@ -57,6 +57,7 @@ _AFTER = """    # Set by the derivations; no flags of their own.
     train_backend_because: tuple[str, ...] = ()
     transformer_impl_because: str = ""
     use_critic: bool = False
+    unused_flags: tuple[str, ...] = ()
 """
 
 

@@ -53,6 +53,12 @@ VISION_LANGUAGE_TYPES = ("qwen3_vl",)
 """``model_type`` values whose vision tower ``--train-backend fsdp`` trains with the language model."""
 
 
+def shape_named(model: str) -> str | None:
+    """Return the shape of a model's name in any spelling of its letters, ``qwen3.5-4B`` for ``Qwen/Qwen3.5-4b``; None without one."""
+    known = {path.stem.lower(): path.stem for path in MODEL_FOLDER.glob("*.sh")}
+    return known.get(model.rpartition("/")[2].lower())
+
+
 def shape_flags(model: str | None, environment: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """Return ``MODEL_ARGS`` of ``slime/scripts/models/<model>.sh``, sourced with ``environment``; empty without a model.
 

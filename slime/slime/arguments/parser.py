@@ -24,7 +24,13 @@ from slime.arguments.memory_budget import memory_problems
 from slime.arguments.model_shape import MODEL_SHAPE
 from slime.arguments.option import COMMON, add_help_all, short_help
 from slime.arguments.plugins import AddArguments, method_arguments, resolve_plugin_files
-from slime.arguments.refused import add_fixed_arguments, add_refused_arguments, refusals
+from slime.arguments.refused import (
+    add_fixed_arguments,
+    add_refused_arguments,
+    add_unused_arguments,
+    refusals,
+    unused_flags,
+)
 from slime.arguments.rollout import DATA, ENVIRONMENTS, EVALUATION, JUDGE, ROLLOUT
 from slime.arguments.sglang_flags import add_sglang_arguments
 from slime.arguments.tracking import DEBUG, MEMORY_HISTORY, TRACKING
@@ -58,6 +64,10 @@ GROUPS = (
 )
 
 
+ALIASES = {alias: option.flag for group in GROUPS for option in group.options for alias in option.aliases}
+"""The flag of each other spelling."""
+
+
 class Parser(CommandLine):
     """Argument parser that returns typed `Arguments`.
 
@@ -79,10 +89,8 @@ class Parser(CommandLine):
         return short_help(self, self.common, self.topics)
 
 
-def build_parser(
-    add_custom_arguments: AddArguments | None = None,
-) -> Parser:
-    """Return the parser with every group, the engine flags, and a plugin's own flags."""
+def build_parser(*add_custom_arguments: AddArguments) -> Parser:
+    """Return the parser with every group, the engine flags, and the flags of plugins."""
     parser = Parser(
         prog=Path(sys.argv[0]).name or "train_async.py",
         usage="%(prog)s FLAGS",
@@ -98,8 +106,9 @@ def build_parser(
     add_sglang_arguments(parser)
     add_fixed_arguments(parser)
     add_refused_arguments(parser)
-    if add_custom_arguments is not None:
-        add_custom_arguments(parser)
+    for add in add_custom_arguments:
+        add(parser)
+    add_unused_arguments(parser)  # last, because a plugin may give them a meaning
     return parser
 
 
@@ -110,13 +119,10 @@ def parser_for(words: Sequence[str], add_custom_arguments: AddArguments | None =
         SystemExit: code 2; the method's flags cannot be declared.
     """
     try:
-        of_method = method_arguments(words)
-        parser = build_parser(add_custom_arguments)
-        if of_method is not None:
-            of_method(parser)
+        further = [add for add in (add_custom_arguments, method_arguments(words)) if add is not None]
+        return build_parser(*further)
     except ConfigError as error:
         build_parser().error(str(error))
-    return parser
 
 
 def read_arguments(parser: Parser, argv: Sequence[str]) -> tuple[Arguments, list[str]]:
@@ -131,6 +137,7 @@ def read_arguments(parser: Parser, argv: Sequence[str]) -> tuple[Arguments, list
         if unknown:
             parser.unknown(unknown)
         problems = [*refusals(args), *apply_custom_config(parser, args)]
+        args.unused_flags = unused_flags(args)
         return args, [*problems, *resolve_plugin_files(args), *validate(args, words)]
     except ConfigError as error:
         parser.error(str(error))

@@ -1,8 +1,9 @@
-"""Flags of other training cores: some are accepted with one fixed value, all others are refused with an alternative.
+"""Flags of other training cores: some are accepted with one fixed value, some have no effect, the others are refused.
 
-Guarantee: no flag is accepted and ignored. A fixed flag accepts only the value that is true here, so old command lines
-keep working. A refused flag still parses, so that the error is about the flag and not about its value. The
-``--router-`` flags are refused too, because the run sets up its own router.
+Guarantee: no flag is ignored in silence. A fixed flag accepts only the value that is true here, so old command lines
+keep working. A flag without an effect gives a warning that says why. A refused flag still parses, so that the error is about
+the flag and not about its value; it says what to use instead. The ``--router-`` flags are refused too, because the run sets
+up its own router.
 """
 
 from __future__ import annotations
@@ -54,6 +55,10 @@ FIXED = (
     Fixed(
         "--rollout-data-transport", "object-store", "batches travel through Ray's object store", "nixl is not supported"
     ),
+    Fixed("--async-collection", True, "samples are collected asynchronously, while the trainer takes its steps"),
+    Fixed(
+        "--reward-aggregation", "majority", "the majority of a judge's votes", "the majority of a judge's votes decides"
+    ),
 )
 
 
@@ -75,6 +80,30 @@ def check_fixed(args: Arguments) -> list[str]:
         for fixed in FIXED
         if (value := getattr(args, fixed.attribute)) != fixed.value
     ]
+
+
+_LOOP = "the rollout function, or the client, decides that"
+
+UNUSED: dict[str, str] = {
+    "num-rollout-workers": "one process collects all samples concurrently; more engines answer faster (--rollout-num-gpus)",
+    "max-turns": _LOOP,
+    "parallel-envs": _LOOP,
+    "num-judge-workers": "the judge's engines answer requests concurrently; --prm-num-gpus adds engines",
+}
+"""Flags that change nothing here, each with the reason. A plugin may declare one of them and give it a meaning."""
+
+
+def add_unused_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags without an effect, hidden from ``--help``, except those that a plugin has declared."""
+    for flag in UNUSED:
+        if f"--{flag}" not in parser._option_string_actions:
+            parser.add_argument(f"--{flag}", dest=_attribute(flag), nargs="*", help=argparse.SUPPRESS)
+
+
+def unused_flags(args: Arguments) -> tuple[str, ...]:
+    """Return one line per flag without an effect that was given, and remove their attributes from ``args``."""
+    given = [flag for flag in UNUSED if vars(args).pop(_attribute(flag), None) is not None]
+    return tuple(f"--{flag} has no effect: {UNUSED[flag]}" for flag in given)
 
 
 _OWN_ROUTER = "is not supported: a run sets up its own router; remove it"

@@ -68,7 +68,7 @@ ROLLOUT = Group(
         Option("--num-rollout", "rollouts to collect and train on", int),
         Option("--serve-when-done", "keep serving after the last rollout until SIGINT or SIGTERM", bool),
         Option("--rollout-batch-size", "groups per rollout", int),
-        Option("--n-samples-per-prompt", "samples per group", int, 1),
+        Option("--n-samples-per-prompt", "samples per group", int, 1, aliases=("--num-rollouts-per-prompt",)),
         Option("--over-sampling-batch-size", "groups requested at a time; default: --rollout-batch-size", int),
         Option(
             "--partial-rollout", "return aborted groups to the data source and continue them in a later rollout", bool
@@ -151,7 +151,7 @@ DATA = Group(
         Option("--apply-chat-template", "render prompts with the chat template when loading", bool),
         Option("--apply-chat-template-kwargs", "JSON object of arguments for the template", json_object, {}),
         Option("--rollout-shuffle", "shuffle prompts each epoch", bool),
-        Option("--num-epoch", "length of the run in epochs, instead of --num-rollout", int),
+        Option("--num-epoch", "length of the run in epochs, instead of --num-rollout", int, aliases=("--num-epochs",)),
     ),
 )
 
@@ -326,8 +326,9 @@ JUDGE = Group(
         Option(
             "--prm-model-path",
             "judge weights, or those of the reward model of --custom-rm-path; default: --hf-checkpoint",
+            aliases=("--rm-checkpoint",),
         ),
-        Option("--prm-m", "votes per turn", int, 4),
+        Option("--prm-m", "votes per turn", int, 4, aliases=("--majority-vote-n",)),
         Option("--prm-temperature", "sampling temperature of the judge", float, 1.0),
         Option("--prm-max-new-tokens", "maximum length of a judge's answer in tokens", int, 2048),
         Option("--prm-router-ip", "address of a running judge; --prm-num-gpus then counts as 0"),

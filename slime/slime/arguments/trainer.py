@@ -126,6 +126,11 @@ OPTIMIZER = Group(
         Option("--reset-optimizer-states", "reset the moments before each rollout's steps", bool),
         Option("--lr-warmup-iters", "warm-up steps", int, 0),
         Option(
+            "--lr-warmup-samples",
+            "warm-up in samples: the steps of --lr-warmup-iters that hold so many, rounded up",
+            int,
+        ),
+        Option(
             "--lr-warmup-fraction", "share of the decay steps used for the warm-up", float, aliases=("--warmup-ratio",)
         ),
         Option("--lr-warmup-init", "learning rate the warm-up starts from", float, 0.0),
@@ -153,6 +158,15 @@ def check_trainer(args: Arguments) -> list[str]:
         *_check_profiler(args),
         *_check_attention(args),
     ]
+
+
+def check_warmup(args: Arguments) -> list[str]:
+    """Return the problem with a warm-up in samples; pass ``args`` before derivation."""
+    if args.lr_warmup_samples is None:
+        return []
+    if args.lr_warmup_samples < 0:
+        return [f"--lr-warmup-samples {args.lr_warmup_samples}: give 0 or more"]
+    return ["--lr-warmup-samples and --lr-warmup-iters both set the warm-up; remove one"] * bool(args.lr_warmup_iters)
 
 
 def _check_schedule(args: Arguments) -> list[str]:

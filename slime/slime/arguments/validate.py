@@ -53,7 +53,7 @@ from slime.arguments.rollout import (
     check_steps,
 )
 from slime.arguments.tracking import check_memory_history, check_tracking
-from slime.arguments.trainer import check_trainer, check_weight_sync, derive_weight_sync
+from slime.arguments.trainer import check_trainer, check_warmup, check_weight_sync, derive_weight_sync
 from slime.utils.model_config import config_or_none
 
 DERIVED = frozenset(
@@ -133,7 +133,7 @@ def derive_roles(args: Arguments) -> None:
 
 
 def derive_batches(args: Arguments) -> None:
-    """Derive the global batch size from the steps per rollout, or the other way round."""
+    """Derive the global batch size from the steps per rollout, or the other way round; and the warm-up in steps."""
     args.over_sampling_batch_size = args.over_sampling_batch_size or args.rollout_batch_size
     if args.rollout_batch_size is None:
         return
@@ -142,6 +142,8 @@ def derive_batches(args: Arguments) -> None:
         args.global_batch_size = samples // args.num_steps_per_rollout
     args.global_batch_size = args.global_batch_size or samples
     args.num_steps_per_rollout = args.num_steps_per_rollout or max(1, samples // args.global_batch_size)
+    if args.lr_warmup_samples:
+        args.lr_warmup_iters = -(-args.lr_warmup_samples // args.global_batch_size)
 
 
 def derive_rollout(args: Arguments) -> None:
@@ -177,6 +179,7 @@ def validate(args: Arguments, words: Sequence[str] = ()) -> list[str]:
         *check_judge(args),
         *check_evaluation(args),
         *check_steps(args),
+        *check_warmup(args),
     ]  # before derivations fill in missing values
     derive_backend(args, words)
     derive_loss(args, words)

@@ -18,7 +18,7 @@ from openclaw.launch.plan import Plan, Recipe
 from openclaw.launch.profiles import GPU8, TINY_CPU
 from openclaw.launch.report import STARTED_AS, describe
 from openclaw.launch.resolve import make_plan
-from openclaw.launch.variables import LAUNCH_VARIABLES, REPLACED, parse_gpus
+from openclaw.launch.variables import LAUNCH_VARIABLES, parse_gpus
 from openclaw.runtime.process import free_port
 from slime.arguments.checkpoint import CONTINUE_VARIABLE
 from slime.utils.misc import load_function
@@ -116,7 +116,6 @@ def test_without_gpus_a_script_names_the_cpu_command(
         ({"NNODES": "2", "MASTER_ADDR": "10.0.0.1"}, "openssl rand -hex 32"),
         ({"NNODES": "2", "MASTER_ADDR": "10.0.0.1", "NODE_RANK": "2", **SECRET}, "numbered 0 to 1"),
         ({"NODE_RANK": "1"}, "set NNODES"),
-        ({"RESUME_CKPT": "x"}, "RESUME=1"),
     ],
 )
 def test_an_impossible_run_fails_with_the_line_to_change(
@@ -292,12 +291,6 @@ def test_gpu_lists(tmp_path: Path) -> None:
         plan(ACTOR_GPUS="4,5")
     assert parse_gpus("X", "3") == (3, None)
     assert parse_gpus("X", "3,") == (1, (3,))
-
-
-@pytest.mark.parametrize("name", sorted(REPLACED))
-def test_variables_of_other_guides_say_what_to_use(name: str) -> None:
-    with pytest.raises(ConfigError, match=name):
-        plan(**{name: "1"})
 
 
 def test_secrets_stay_out_of_the_plan(repository: Path) -> None:

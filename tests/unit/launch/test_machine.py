@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from openclaw.launch.__main__ import main
-from openclaw.launch.gpus import split_for
+from openclaw.launch.machine import split_for
 from openclaw.launch.methods import find_method
 from openclaw.runtime.process import free_port, reserve_port
 from tests.helpers.checkpoints import QWEN3_4B, config_only
@@ -91,12 +91,12 @@ def test_a_model_is_accepted(said: Said, tmp_path: Path) -> None:
     assert (out.splitlines()[-1], err) == ("dry run: the plan is valid, nothing was started", "")
 
 
-def test_a_tokenizer_may_lie_elsewhere(said: Said, tmp_path: Path) -> None:
+def test_a_tokenizer_elsewhere_is_none_of_the_model(said: Said, tmp_path: Path) -> None:
     model = model_in(tmp_path / "model")
     (model / "tokenizer.json").unlink()
     judge = model_in(tmp_path / "judge")
-    out, _ = said(HF_CKPT=str(model), PRM_MODEL_PATH=str(judge), OPENCLAW_TOKENIZER=str(judge))
-    assert "the plan is valid" in out
+    _, err = said(HF_CKPT=str(model), PRM_MODEL_PATH=str(judge), OPENCLAW_TOKENIZER=str(judge))
+    assert f"HF_CKPT={model} is not a model: it has no tokenizer" in err
 
 
 @pytest.mark.parametrize("variable", ["SAVE_CKPT", "RUN_DIR"])

@@ -8,14 +8,21 @@ from pathlib import Path
 import pytest
 
 from groundwork.exceptions import ConfigError
-from openclaw.config.names import MIN_LENGTH, near_misses, one_error, unknown_prefixed
 from openclaw.launch.__main__ import main as launch
-from openclaw.launch.known_names import check_names, known_names, name_warnings
+from openclaw.launch.guides import NAMES, NoEffect
 from openclaw.launch.methods import find_method
+from openclaw.launch.names import (
+    MIN_LENGTH,
+    check_names,
+    known_names,
+    name_warnings,
+    near_misses,
+    one_error,
+    unknown_prefixed,
+)
 from openclaw.launch.plan import Recipe
 from openclaw.launch.profiles import TINY_CPU
 from openclaw.launch.resolve import make_plan
-from openclaw.launch.variables import UNREAD
 from openclaw.server.command import main as server
 
 CLEAN = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
@@ -83,10 +90,12 @@ def test_a_similar_name_is_a_warning() -> None:
     )
 
 
-@pytest.mark.parametrize("name", sorted(UNREAD))
+@pytest.mark.parametrize("name", [name for name, meaning in sorted(NAMES.items()) if isinstance(meaning, NoEffect)])
 def test_a_name_of_another_guide_is_said_to_be_ignored(name: str) -> None:
     check_names({name: "x"}, find_method("combine"))
-    assert name_warnings({name: "x"}, find_method("combine")) == [f"{name} is set, but it is ignored; {UNREAD[name]}"]
+    assert name_warnings({name: "x"}, find_method("combine")) == [
+        f"{name} is set, but it is ignored; {NAMES[name].why}"
+    ]
 
 
 def test_variables_of_other_programs_are_no_near_misses() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from openclaw.launch.gpus import what_fits
+from openclaw.launch.machine import what_fits
 from openclaw.launch.methods import find_method
 
 

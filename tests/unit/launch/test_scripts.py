@@ -359,14 +359,10 @@ def test_arrays_of_a_copied_script_reach_the_trainer(tmp_path: Path) -> None:
     )
     prefix = "exec() { printf '%s\\n' \"$@\"; }; export -f exec; "
     command = ["bash", "-euc", prefix + f'bash "{script}" --lr 1e-6']
-    environment = CLEAN | {"LORA_ARGS": "--use-lora --lora-rank 64"}
-    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+    output = subprocess.run(command, env=CLEAN, capture_output=True, text=True, check=True).stdout.splitlines()
     added = [
         "--name",
         "run_mine",
-        "--use-lora",
-        "--lora-rank",
-        "64",
         "--lr",
         "3e-6",
         "--sglang-log-level",

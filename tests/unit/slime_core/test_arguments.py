@@ -14,8 +14,8 @@ from pathlib import Path
 import eval_only
 import pytest
 
-from slime.arguments import parse_args
-from slime.arguments.refused import FIXED, REFUSED
+from slime.arguments import build_parser, parse_args
+from slime.arguments.refused import FIXED, REFUSED, UNUSED
 from slime.arguments.sglang_flags import RECORD
 from slime.tracking.redact import redacted
 from tests.helpers.arguments import refusal
@@ -234,6 +234,49 @@ def test_meanings_that_always_hold(base: list[str], capsys: pytest.CaptureFixtur
             other = "0.1" if isinstance(fixed.value, float) else "other"
             text = refusal(capsys, [*base, fixed.flag, other])
             assert f"{fixed.flag} {other}: {fixed.instead}; use {fixed.value}" in text
+
+
+def test_flags_without_an_effect_are_named(
+    base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = parse_args([*base, *(word for flag in UNUSED for word in (f"--{flag}", "4"))])
+    lines = [f"--{flag} has no effect: {why}" for flag, why in UNUSED.items()]
+    assert args.unused_flags == tuple(lines)
+    warnings = capsys.readouterr().err
+    assert [line for line in lines if f"warning: {line}\n" not in warnings] == []
+    assert parse_args(base).unused_flags == ()
+    (tmp_path / "generate_turns.py").write_text(
+        "def generate(): ...\ndef add_custom_arguments(parser):\n    parser.add_argument('--max-turns', type=int)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = parse_args([*base, "--custom-generate-function-path", "generate_turns.generate", "--max-turns", "7"])
+    assert (vars(own)["max_turns"], own.unused_flags) == (7, ())
+
+
+def test_a_warm_up_in_samples(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse_args([*base, "--lr-warmup-samples", "100"]).lr_warmup_iters == 7  # 16 samples a step
+    assert parse_args([*base, "--lr-warmup-samples", "0"]).lr_warmup_iters == 0
+    both = [*base, "--lr-warmup-samples", "100", "--lr-warmup-iters", "2"]
+    assert "--lr-warmup-samples and --lr-warmup-iters both set the warm-up; remove one" in refusal(capsys, both)
+    fraction = [*base, "--lr-warmup-samples", "100", "--lr-warmup-fraction", "0.1"]
+    assert "both set the warm-up" in refusal(capsys, fraction)
+    assert "give 0 or more" in refusal(capsys, [*base, "--lr-warmup-samples", "-1"])
+
+
+@pytest.mark.parametrize(
+    ("words", "attribute", "value"),
+    [
+        ("--save-dir /a", "save", "/a"),
+        ("--num-rollouts-per-prompt 4", "n_samples_per_prompt", 4),
+        ("--ppo-clip-ratio 0.1", "eps_clip", 0.1),
+        ("--num-epochs 3", "num_epoch", 3),
+        ("--majority-vote-n 5", "prm_m", 5),
+        ("--rm-checkpoint /a", "prm_model_path", "/a"),
+        ("--model-path /a", "hf_checkpoint", "/a"),
+    ],
+)
+def test_other_names_of_flags(words: str, attribute: str, value: object) -> None:
+    assert getattr(build_parser().parse_args(words.split()), attribute) == value
 
 
 def test_environment_flags_need_a_plugin_that_reads_them(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
