@@ -309,7 +309,7 @@ def test_a_variable_that_means_nothing_here_is_named(
 
 def test_the_ledger_cannot_be_switched_off() -> None:
     assert plan(OPENCLAW_RECORD_ENABLED="true").notes == ()
-    with pytest.raises(ConfigError, match="OPENCLAW_RECORD_ENABLED=0: the ledger .* records every turn"):
+    with pytest.raises(ConfigError, match=r"OPENCLAW_RECORD_ENABLED=0: the ledger .* records every turn"):
         plan(OPENCLAW_RECORD_ENABLED="0")
 
 
