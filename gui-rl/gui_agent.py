@@ -1,4 +1,4 @@
-"""``run_gui_agent.sh``: a model behind any OpenAI endpoint plays held-out screen tasks; success is told for each domain.
+"""``run_gui_agent.sh --served``: a model behind any OpenAI endpoint plays held-out screen tasks; success is told for each domain.
 
 Screens, tool, loop and limits are those of training (`agentrl.rollout.play`). Guarantees: an episode that the infrastructure lost is played
 again, ``AGENTRL_TRIES`` times in all, and then left out, never counted as a failure. The key comes from ``OPENAI_API_KEY``

@@ -11,6 +11,7 @@ from gui_flags import EVAL_REPLY_TOKENS, EVAL_TEMPERATURE
 
 from agentrl.pool_process import become_trainer_beside_pool
 from agentrl.rollout.settings import Settings
+from agentrl.tasks.gui.desktop.screen import missing
 from agentrl.tasks.gui.osworld.settings import VmSettings
 from agentrl.tasks.gui.settings import GuiSettings
 from agentrl.tasks.gui.source import GuiSource, write_rows
@@ -87,14 +88,21 @@ class Task(TaskConfig):
         if self.eval_interval or not trains:
             source.ids("heldout")
 
-    def summary(self, environment: Mapping[str, str], *, trains: bool) -> str:
-        """Return which tasks there are, where their screens come from, and what an agent sees of them."""
+    def summary(self, environment: Mapping[str, str], *, trains: bool) -> Mapping[str, str]:
+        """Return which tasks there are, where their screens come from, and what an agent sees and may do."""
         source, seen = GuiSource.from_env(environment), GuiSettings.from_env(environment)
-        pool = self.server_url or f"a pool here with {self.slots} slots, {source.driver}"
         train = len(source.ids("train")) if trains else 0
         held_out = len(source.ids("heldout")) if self.eval_interval or not trains else 0
-        screen = f"screen   {seen.observation}, {seen.coordinates} coordinates"
-        return f"{source.name}, {train} to train on, {held_out} to evaluate on; from {pool}\n  {screen}"
+        return {
+            "tasks": f"{source.name}, {train} to train on, {held_out} to evaluate on",
+            "screens": f"from {self.server_url or f'a pool here with {self.slots} slots'}, driven by {source.driver}",
+            "episode": f"at most {self.max_steps} replies; {seen.observation}, {seen.coordinates} coordinates",
+        }
+
+    def missing_here(self, environment: Mapping[str, str]) -> str | None:
+        """Return what a desktop of a pool here lacks."""
+        here = self.server_url is None and GuiSource.from_env(environment).name == "desktop"
+        return missing() if here else None
 
     def file(self, split: Split, run_dir: Path) -> Path:
         """Return the file of a split, under the name that the data source writes, too."""

@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
-# Lets a model behind any OpenAI-compatible server play held-out screen tasks: --model M --base-url URL. --help lists the options.
+# Qwen3-VL-8B on screen tasks, GRPO, 8 GPUs: SCREENSHOT_BACKEND=playwright. --served plays with the model of a server instead.
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/launch.sh"
-program "$openclaw_root/gui-rl/gui_agent.py" "$@"
+agent gui-rl/gui_agent.py --task gui --model qwen3-vl-8B -- "$@"

@@ -79,6 +79,30 @@ program() {
         exec "$openclaw_root/.venv/bin/python" "$@"
 }
 
+# Becomes the launcher, which trains an agent; or with --served, or with the address of a server, the program in which the model of
+# that server plays the agent's tasks. Words: the program, those of the launcher, --, and those of the user. The launcher explains
+# --served where PLAYED_BY names the program.
+agent() {
+    local program="$1" served="" word
+    local -a trains=() plays=()
+    shift
+    while [ "$1" != -- ]; do trains+=("$1"); shift; done
+    shift
+    for word in "$@"; do
+        case "$word" in
+            --served) served=yes ;;
+            --evaluate) ;;
+            --base-url | --base-url=* | --api-base | --api-base=*) served=yes; plays+=("$word") ;;
+            *) plays+=("$word") ;;
+        esac
+    done
+    if [ "$served" = yes ]; then
+        PYTHONPATH="$openclaw_root/${program%%/*}${PYTHONPATH:+:$PYTHONPATH}" program "$openclaw_root/$program" "${plays[@]}"
+    else
+        PLAYED_BY="$program" launch "${trains[@]}" "$@"
+    fi
+}
+
 # Sets up the CPU environment if it is missing and becomes the demo of one method; --dry-run sets up nothing.
 demo() {
     case " $* " in

@@ -43,7 +43,7 @@ MODELS = {"qwen3_4b": "qwen3-4B", "qwen3_8b": "qwen3-8B", "qwen35_4b": "qwen3.5-
 EIGHT, FOUR = "8 GPUs: 4 train, 2 serve, 2 judge.", "LoRA, 4 GPUs: 2 train, 1 serves, 1 judges."
 DEMO = f"The whole loop on a CPU with a tiny model: talk, judge, train, measure. {OPTIONS}"
 LEARNS = "warm start, GRPO with sandboxed episodes, held-out tasks before and after"
-ENDPOINT = "Lets a model behind any OpenAI-compatible server"
+SERVED = "--served plays with the model of a server instead."
 
 
 def model_name(shape: str) -> str:
@@ -212,36 +212,39 @@ TASKS = (
 )
 """Task, file of its script, what it does, and model with options."""
 
-PROGRAMS = (
+AGENTS = (
     (
-        "terminal-rl/run_terminal_agent",
-        f"{ENDPOINT} solve terminal tasks: TASK_TYPE, MAX_STEPS, --base-url URL. {OPTIONS}",
-        "terminal-rl/terminal_agent.py",
+        "terminal",
+        f"Qwen3-8B on terminal tasks, GRPO, 8 GPUs: TASK_TYPE=bash_commands MAX_STEPS=50. {SERVED}",
+        "terminal_agent.py",
+        "qwen3-8B",
     ),
+    (
+        "gui",
+        f"Qwen3-VL-8B on screen tasks, GRPO, 8 GPUs: SCREENSHOT_BACKEND=playwright. {SERVED}",
+        "gui_agent.py",
+        "qwen3-vl-8B",
+    ),
+    ("swe", f"Issues, Qwen3-4B, GRPO, 8 GPUs: --benchmark NAME. {SERVED}", "eval/eval_swe.py", "qwen3-4B"),
+    (
+        "toolcall",
+        f"Tool tasks, Qwen3-4B, GRPO, 8 GPUs: TOOLS_CONFIG=FILE. {SERVED}",
+        "toolcall_agent.py",
+        "qwen3-4B",
+    ),
+)
+"""Task, what its script for agents does, the program in which a served model plays the tasks, and model."""
+
+PROGRAMS = (
     (
         "terminal-rl/remote/run_pool_server",
         f"Lends out terminals of this machine to trainers of others: WORKER_MAX_TASKS, ENV_SERVER_PORT, AGENTRL_KEY. {VARIABLES}",
         "terminal-rl/remote/pool_server.py",
     ),
     (
-        "gui-rl/run_gui_agent",
-        f"{ENDPOINT} play held-out screen tasks: --model M --base-url URL. {OPTIONS}",
-        "gui-rl/gui_agent.py",
-    ),
-    (
-        "swe-rl/run_swe_agent",
-        f"{ENDPOINT} mend repositories: --benchmark swe-bench-lite --api-base URL. {OPTIONS}",
-        "swe-rl/eval/eval_swe.py",
-    ),
-    (
         "swe-rl/eval/run_eval_swe",
-        f"As ../run_swe_agent.sh; it starts no engine: serve the model first, and name its address with --api-base. {OPTIONS}",
+        f"As ../run_swe_agent.sh --served: serve the model first, and name its address with --api-base. {OPTIONS}",
         "swe-rl/eval/eval_swe.py",
-    ),
-    (
-        "toolcall-rl/run_toolcall_agent",
-        f"One episode of an agent that asks any OpenAI endpoint and has the tools of TOOLS_CONFIG; {OPTIONS}",
-        "toolcall-rl/toolcall_agent.py",
     ),
     (
         "openclaw-test/run_eval",
@@ -291,6 +294,9 @@ def scripts() -> Iterator[Script]:
     yield from demo_scripts()
     for task, file, does, model in TASKS:
         yield Script(f"{task}-rl/{file}.sh", does, f"launch --task {task} --model {model}")
+    for task, does, program, model in AGENTS:
+        call = f"agent {task}-rl/{program} --task {task} --model {model} --"
+        yield Script(f"{task}-rl/run_{task}_agent.sh", does, call)
     for file, does, program in PROGRAMS:
         folder, *inner = program.split("/")
         # A program below its folder imports modules of that folder.

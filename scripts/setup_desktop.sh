@@ -16,7 +16,7 @@ usage: scripts/setup_desktop.sh [--check]
 
   (nothing)  install Xvfb, Tk and a font with apt-get, which needs root, and pyautogui into .cache/desktop, 40 MB; do nothing for
              what is there
-  --check    exit 0 if all of it is there, pyautogui as locked and for this /usr/bin/python3; else say what is missing and exit 1
+  --check    exit 0 if all of it is there, pyautogui as locked and for this /usr/bin/python3; else name what is missing and exit 1
 TEXT
         exit 0
         ;;
@@ -33,9 +33,9 @@ fingerprint() { { cat "$lock" "$build_lock" "${BASH_SOURCE[0]}"; "$system" -I -c
 has_packages() { [ -f "$folder/.installed" ] && [ "$(cat "$folder/.installed")" = "$(fingerprint)" ]; }
 
 if [ "${1:-}" = --check ]; then
-    if ! has_display; then echo "there is no Xvfb" >&2; exit 1; fi
-    if ! has_tk; then echo "$system has no Tk, or is older than 3.10" >&2; exit 1; fi
-    if ! has_packages; then echo "pyautogui is not installed for $system" >&2; exit 1; fi
+    if ! has_display; then echo "Xvfb" >&2; exit 1; fi
+    if ! has_tk; then echo "Tk for a $system of 3.10 or newer" >&2; exit 1; fi
+    if ! has_packages; then echo "pyautogui for $system" >&2; exit 1; fi
     exit 0
 fi
 if ! has_display || ! has_tk; then

@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
-# Lets a model behind any OpenAI-compatible server mend repositories: --benchmark swe-bench-lite --api-base URL. --help lists the options.
+# Issues, Qwen3-4B, GRPO, 8 GPUs: --benchmark NAME. --served plays with the model of a server instead.
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/launch.sh"
-PYTHONPATH="$openclaw_root/swe-rl${PYTHONPATH:+:$PYTHONPATH}" program "$openclaw_root/swe-rl/eval/eval_swe.py" "$@"
+agent swe-rl/eval/eval_swe.py --task swe --model qwen3-4B -- "$@"

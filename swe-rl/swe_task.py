@@ -9,7 +9,7 @@ from pathlib import Path
 from agentrl.rollout.settings import Settings
 from agentrl.sandbox.providers import SandboxSettings, provider
 from agentrl.tasks.swe.rows import write_prompts
-from agentrl.tasks.swe.source import InstanceSource
+from agentrl.tasks.swe.source import FOR_EVALUATION, InstanceSource
 from groundwork.exceptions import ConfigError
 from groundwork.variables import Value
 from openclaw.launch.flags import FlagInputs
@@ -94,27 +94,38 @@ class Task(TaskConfig):
     def check(self, environment: Mapping[str, str], *, trains: bool) -> None:
         """Refuse settings that do not fit, a benchmark that is for evaluation only, and a split without an instance.
 
+        A run that trains on a benchmark for evaluation has no held-out instances.
+
         Raises:
             ConfigError: says what to set.
         """
         source = InstanceSource.from_env(environment)
-        source.check_trainable()
+        if trains:
+            source.check_trainable()
+        if trains and self.eval_interval and self.eval_data is None and source.benchmark in FOR_EVALUATION:
+            raise ConfigError(
+                f"EVAL_INTERVAL={self.eval_interval}: SWE_BENCHMARK={source.benchmark} is trained on, so it measures nothing; set "
+                "EVAL_DATA to rows of another benchmark, or unset EVAL_INTERVAL"
+            )
         if self.server_url is None:
             try:
                 provider(SandboxSettings(self.sandbox, self.sandbox_image), environment)
             except ConfigError as error:
                 raise ConfigError(f"SANDBOX={self.sandbox}, SANDBOX_IMAGE: {error}") from error
-        if self.server_url is None or self.prompt_data is None:
+        if trains and (self.server_url is None or self.prompt_data is None):
             source.ids("train")
-        if self.eval_interval and self.eval_data is None:
+        if (self.eval_interval or not trains) and self.eval_data is None:
             source.ids("heldout")
 
-    def summary(self, environment: Mapping[str, str], *, trains: bool) -> str:
-        """Return where the instances come from, and where their environments are."""
+    def summary(self, environment: Mapping[str, str], *, trains: bool) -> Mapping[str, str]:
+        """Return where the instances come from, where their environments are, and how long an episode may be."""
         source = InstanceSource.from_env(environment)
         what = source.benchmark or ("generated ones" if source.generated else source.path)
         pool = self.server_url or f"this run with {self.slots} slots, {self.sandbox}"
-        return f"{what}, at most {source.step_limit} commands; environments from {pool}"
+        lines = {"tasks": f"{what}; environments from {pool}", "episode": f"at most {source.step_limit} commands"}
+        if trains and source.benchmark in FOR_EVALUATION:
+            lines["caution"] = f"after training on {what} its scores measure nothing; evaluate on another benchmark"
+        return lines
 
     def rows(self, split: Split, file: Path) -> int:
         """Write the rows of a split."""

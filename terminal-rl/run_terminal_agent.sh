@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
-# Lets a model behind any OpenAI-compatible server solve terminal tasks: TASK_TYPE, MAX_STEPS, --base-url URL. --help lists the options.
+# Qwen3-8B on terminal tasks, GRPO, 8 GPUs: TASK_TYPE=bash_commands MAX_STEPS=50. --served plays with the model of a server instead.
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/launch.sh"
-program "$openclaw_root/terminal-rl/terminal_agent.py" "$@"
+agent terminal-rl/terminal_agent.py --task terminal --model qwen3-8B -- "$@"

@@ -1,4 +1,4 @@
-"""``run_terminal_agent.sh``: `openclaw-test/run_eval.py` with the suite of terminal tasks, and the variables of these in its help."""
+"""``run_terminal_agent.sh --served``: `openclaw-test/run_eval.py` with the suite of terminal tasks, and the variables of these in its help."""
 
 from __future__ import annotations
 

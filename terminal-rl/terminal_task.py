@@ -91,13 +91,13 @@ class Task(TaskConfig):
                 "ROLLOUT_PROMPT_DATA to train.jsonl"
             )
 
-    def summary(self, environment: Mapping[str, str], *, trains: bool) -> str:
-        """Return which tasks there are, and where their environments come from."""
-        source, pool = (
-            TaskSource.from_env(environment),
-            self.server_url or f"a pool here with {self.slots} slots, {self.sandbox}",
-        )
-        return f"{source.task_type}, {len(source.ids())}; environments from {pool}"
+    def summary(self, environment: Mapping[str, str], *, trains: bool) -> Mapping[str, str]:
+        """Return which tasks there are, where their environments come from, and how long an episode may be."""
+        source = TaskSource.from_env(environment)
+        pool = self.server_url or f"a pool here with {self.slots} slots, {self.sandbox}"
+        steps, origin = Settings.declared("max_turns").read(environment)
+        episode = f"at most {steps} replies" if origin != "default" else "at most max_iteration replies, by default 10"
+        return {"tasks": f"{source.task_type}, {len(source.ids())}; environments from {pool}", "episode": episode}
 
     def rows(self, split: Split, file: Path) -> int:
         """Write the rows of a split."""

@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
-# One episode of an agent that asks any OpenAI endpoint and has the tools of TOOLS_CONFIG; --help lists the options.
+# Tool tasks, Qwen3-4B, GRPO, 8 GPUs: TOOLS_CONFIG=FILE. --served plays with the model of a server instead.
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/launch.sh"
-program "$openclaw_root/toolcall-rl/toolcall_agent.py" "$@"
+agent toolcall-rl/toolcall_agent.py --task toolcall --model qwen3-4B -- "$@"

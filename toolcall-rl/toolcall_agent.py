@@ -1,4 +1,4 @@
-"""``run_toolcall_agent.sh``: an episode of tool calls against any OpenAI endpoint, printed step by step.
+"""``run_toolcall_agent.sh --served``: an episode of tool calls against any OpenAI endpoint, printed step by step.
 
 The endpoint may be the gateway, an engine, or any other server with ``/v1/chat/completions``. Guarantees: tools run as in training, in their
 sandboxes. The key comes from ``OPENAI_API_KEY`` and is neither printed nor shown to a tool. A trajectory that is written holds no right answer.

@@ -108,9 +108,15 @@ class Task(TaskConfig):
         if config and not Path(config).is_file():
             raise ConfigError(f"TOOLS_CONFIG={config}: no such file; see {TOOLS}")
 
-    def summary(self, environment: Mapping[str, str], *, trains: bool) -> str:
-        """Return where the tasks and the environments come from."""
-        return f"{self.prompt_data or 'generated'}; environments from {self.server_url or 'this run'}"
+    def summary(self, environment: Mapping[str, str], *, trains: bool) -> Mapping[str, str]:
+        """Return where tasks, tools and environments come from, and how long an episode may be."""
+        tools, steps = ToolSettings.from_env(environment).tools_config, Settings.from_env(environment).max_turns
+        pool = self.server_url or f"this run with {self.slots} slots"
+        return {
+            "tasks": f"{self.prompt_data or 'generated'}; environments from {pool}",
+            "tools": tools or "all that are built in",
+            "episode": f"at most {steps} replies",
+        }
 
     @property
     def interval(self) -> int | None:

@@ -10,7 +10,8 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -33,6 +34,13 @@ from slime.arguments.checkpoint import CONTINUE_VARIABLE
 from slime.arguments.cluster import missing_machines
 from slime.arguments.dry_run import of_machine
 
+PLAYED_BY = "PLAYED_BY"
+"""The variable in which scripts/launch.sh names the program that plays the tasks with the model of a server."""
+SERVED = "--served"
+SERVED_HELP = (
+    f"{SERVED} plays with the model of a server instead of training, and has options of its own: {SERVED} --help"
+)
+
 
 def fail(message: str) -> NoReturn:
     """Exit with code 2 and one message."""
@@ -49,6 +57,17 @@ def read_logs_of(plan: Plan, options: argparse.Namespace) -> None:
             print(line, flush=True)
     except (OpenClawError, ConfigError) as error:
         fail(str(error))
+
+
+@contextmanager
+def served_explained() -> Iterator[None]:
+    """Name --served if the block ends with wrong flags, and the script has it."""
+    try:
+        yield
+    except SystemExit:
+        if os.environ.get(PLAYED_BY):
+            print(f"launch: {SERVED_HELP}", file=sys.stderr)
+        raise
 
 
 def asked_for(argv: Sequence[str] | None) -> FoundMethod | FoundTask | None:
@@ -73,7 +92,7 @@ def help_on(found: FoundMethod | FoundTask | None) -> str:
     variables = found.variables() if isinstance(found, FoundTask) else found.config.variables()
     file = (task_file if isinstance(found, FoundTask) else method_file)(found.folder)
     rows = [
-        f"{variable.name} (default: {'unset' if variable.default is None else variable.default}): {variable.help}."
+        f"{' or '.join((variable.name, *variable.flags))} (default: {'unset' if variable.default is None else variable.default}): {variable.help}."
         for variable in variables
     ]
     return " ".join([f" Variables that {file.name} declares:", *rows]) if rows else ""
@@ -88,7 +107,9 @@ def build_parser(found: FoundMethod | FoundTask | None = None) -> CommandLine:
         description="Start a run from its method or task, model and profile. Other flags set variables "
         "(--batch-size 8 is BATCH_SIZE=8) or go to the trainer (see python slime/train_async.py --help); the last one wins.",
         epilog="Variables, flags and profiles: instructions/configuration.md. Scripts and the machines they need: the "
-        "README.md of each folder." + help_on(found).replace("%", "%%"),
+        "README.md of each folder."
+        + (f" {SERVED_HELP}." if os.environ.get(PLAYED_BY) else "")
+        + help_on(found).replace("%", "%%"),
     )
     parser.add_argument(
         "--method",
@@ -148,7 +169,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         options, extra = parser.parse_known_args(words)
         assert asked is not None  # the parser requires one
         recipe = recipe_of(options, asked)
-        plan = make_plan(recipe, extra, os.environ, options.name, parser.known_flags())
+        with served_explained():
+            plan = make_plan(recipe, extra, os.environ, options.name, parser.known_flags())
         if not recipe.task:
             check_log_options(options, plan.variables["data_path"].value)
     except ConfigError as error:
@@ -171,6 +193,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     again = os.environ.get(CONTINUE_VARIABLE) or continue_command(plan, typed, os.environ)
     environment = {**plan.environment, CONTINUE_VARIABLE: again}
     environment.pop(STARTED_AS, None)
+    environment.pop(PLAYED_BY, None)
     if isinstance(plan.own, TaskConfig):
         start_task(replace(plan, environment=environment), plan.own)
     read_logs_of(plan, options)
@@ -183,6 +206,8 @@ def show_and_check(plan: Plan, options: argparse.Namespace, found: FoundMethod |
     """Print the plan and its warnings; return what is missing on this machine. Exit if the plan works on none."""
     problems = [*plan.problems, *machine_problems(plan)]
     missing = [*(problem for problem in problems if of_machine(problem)), *missing_rows(plan)]
+    if isinstance(plan.own, TaskConfig) and (lacks := plan.own.missing_here(plan.environment)):
+        missing.append(lacks)
     wrong = [problem for problem in problems if not of_machine(problem)]
     if of_plugins := plan_problems(plan):
         check = f"if it is the method's fault, mend and check it: python -m openclaw.method check {options.method}"

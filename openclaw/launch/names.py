@@ -169,21 +169,23 @@ def _of_other_methods(environment: Mapping[str, str], found: FoundMethod) -> lis
     return lines
 
 
-def flags_of_variables(variables: Sequence[Variable], parser: Parser) -> dict[str, set[str]]:
+def flags_of_variables(variables: Sequence[Variable], parser: Parser) -> dict[str, list[str]]:
     """Return each flag that sets a variable, ``--parallel-envs`` for PARALLEL_ENVS, with all names of the variable.
 
-    A flag that ``parser`` has is the trainer's. A secret is never typed on a command line.
+    The flag sets the first of the names. A flag that ``parser`` has is the trainer's. A secret is never typed on a command line.
     """
     taken = {name for action in parser._actions if action.help != argparse.SUPPRESS for name in action.option_strings}
-    flags: dict[str, set[str]] = {}
+    flags: dict[str, list[str]] = {}
     for variable in variables:
-        for name in variable.names if not variable.secret else ():
-            flags.setdefault(f"--{name.lower().replace('_', '-')}", set()).update(variable.names)
+        named = [(f"--{name.lower().replace('_', '-')}", name) for name in variable.names]
+        for flag, name in [*named, *((flag, variable.name) for flag in variable.flags)] if not variable.secret else ():
+            names = flags.setdefault(flag, [name])
+            names += [other for other in variable.names if other not in names]
     return {flag: names for flag, names in flags.items() if flag not in taken}
 
 
 def take_in_flags(
-    flags: Mapping[str, Collection[str]], environment: Mapping[str, str], words: Sequence[str]
+    flags: Mapping[str, Sequence[str]], environment: Mapping[str, str], words: Sequence[str]
 ) -> tuple[Mapping[str, str], list[str]]:
     """Return the environment with the variables that ``words`` set as flags, which win, and the other words."""
     finder = CommandLine(prog="launch", add_help=False)
@@ -192,4 +194,4 @@ def take_in_flags(
     typed, rest = finder.parse_known_args(list(words))
     replaced = {name for flag in vars(typed) for name in flags[flag]}
     kept = {name: value for name, value in environment.items() if name not in replaced}
-    return kept | {flag[2:].replace("-", "_").upper(): value for flag, value in vars(typed).items()}, rest
+    return kept | {flags[flag][0]: value for flag, value in vars(typed).items()}, rest

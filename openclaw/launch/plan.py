@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from groundwork.variables import Value, Variable
 from openclaw.config.method_config import MethodConfig
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.launch.profiles import Profile
@@ -49,7 +50,7 @@ class Plan:
         own: the method's or the task's configuration.
         variables: the launcher's variables, by field.
         runtime: configuration of the runtime process; None for a task, which has none.
-        runtime_sources: source of each variable's value in ``runtime`` and ``own``.
+        runtime_sources: source of each variable's value in ``runtime`` and ``own_values``.
         sections: the trainer's flags, in the groups that users know.
         args: the parsed flags.
         problems: why the plan cannot work; empty if it can.
@@ -90,6 +91,16 @@ class Plan:
         """Return the configuration of the runtime process of a run on live conversations."""
         assert self.runtime is not None
         return self.runtime
+
+    @property
+    def own_values(self) -> list[tuple[Variable, Value]]:
+        """Return the variables of the method or task, and of what a task reads beside them, each once with its value."""
+        kinds = self.own.reads if isinstance(self.own, TaskConfig) else ()
+        values: dict[str, tuple[Variable, Value]] = {}
+        for config in (self.own, *(kind.from_env(self.environment) for kind in kinds)):
+            for variable, value in config.values():
+                values.setdefault(variable.name, (variable, value))
+        return [*values.values()]
 
     @property
     def warnings(self) -> tuple[str, ...]:

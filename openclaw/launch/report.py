@@ -82,11 +82,11 @@ def given_lines(plan: Plan) -> Iterator[str]:
         if entry.source not in NOT_TYPED:
             yield f"  {entry.source}={shlex.quote(str(entry.value))}"
     values = {name: value for name, value, _ in plan.runtime.describe()} if plan.runtime else {}
-    values |= {variable.name: "" if value is None else str(value) for variable, value in plan.own.values()}
-    secrets = {item.name for item in (*VARIABLES, *(variable for variable, _ in plan.own.values())) if item.secret}
-    for name, source in plan.runtime_sources.items():
-        if source not in NOT_TYPED:
-            yield f"  {source}={'***' if name in secrets else shlex.quote(values[name])}"
+    values |= {variable.name: "" if value is None else str(value) for variable, value in plan.own_values}
+    secrets = {item.name for item in (*VARIABLES, *(variable for variable, _ in plan.own_values)) if item.secret}
+    typed = {name: source for name, source in plan.runtime_sources.items() if source not in NOT_TYPED}
+    lines = (f"  {source}={'***' if name in secrets else shlex.quote(values[name])}" for name, source in typed.items())
+    yield from dict.fromkeys(lines)  # a name may set two variables
     for section in ("FILE_ARGS", CUSTOM):
         yield from (f"  {line}" for line in flag_lines(plan.sections.get(section, ())))
 
@@ -115,10 +115,8 @@ def continue_command(plan: Plan, words: Sequence[str], environment: Mapping[str,
     ``words``: the launcher's arguments, for a run that no script started.
     """
     secrets = {name for variable in VARIABLES if variable.secret for name in variable.names}
-    secrets |= {name for variable, _ in plan.own.values() if variable.secret for name in variable.names}
+    secrets |= {name for variable, _ in plan.own_values if variable.secret for name in variable.names}
     sources = [*(entry.source for entry in plan.variables.values()), *plan.runtime_sources.values()]
-    for kind in plan.own.reads if isinstance(plan.own, TaskConfig) else ():
-        sources += [name for variable in kind.variables() if not variable.secret for name in variable.names]
     names = [name for name in sources if environment.get(name) and name not in secrets and name != "RESUME"]
     given = [f"{name}={shlex.quote(environment[name])}" for name in dict.fromkeys(names)]
     for name in FLAG_TEXTS:
@@ -153,7 +151,8 @@ def _task_lines(plan: Plan) -> Iterator[str]:
     """Yield which tasks a run plays, and how much of it is an update."""
     assert isinstance(plan.own, TaskConfig)
     args, trains = plan.args, not plan.recipe.evaluates_only
-    yield f"  tasks    {plan.own.summary(plan.environment, trains=trains)}"
+    for word, text in plan.own.summary(plan.environment, trains=trains).items():
+        yield f"  {word:<8} {text}"
     if trains:
         episodes = f"{args.rollout_batch_size} tasks, {args.n_samples_per_prompt} episodes each, per rollout"
         yield f"  learns   from {episodes}; checkpoint every {args.save_interval} rollouts"
@@ -172,7 +171,7 @@ def variable_lines(plan: Plan) -> Iterator[str]:
     for name, value, _ in plan.runtime.describe() if plan.runtime else ():
         shown = ("set" if value else "unset") if name in secrets else value
         yield f"  {name:<40} {shown:<28} {source_text(name, plan.runtime_sources[name])}"
-    for variable, value in plan.own.values():
+    for variable, value in plan.own_values:
         shown = ("set" if value else "unset") if variable.secret else "" if value is None else value
         yield f"  {variable.name:<40} {shown!s:<28} {source_text(variable.name, plan.runtime_sources[variable.name])}"
     for name in TRACKER_SECRETS:

@@ -303,8 +303,10 @@ def _task_settings(found: FoundTask, recipe: Recipe, environment: Mapping[str, s
     whole = {**by_profile, **{key: value for key, value in environment.items() if value}}
     own = found.config.from_env(whole)
     own.check(whole, trains=not recipe.evaluates_only)
-    sources = _sources(found.config.variables(), environment, by_profile, {})
-    return LiveSettings({**whole, **own.for_processes(whole)}, None, own, sources)
+    by_task = own.for_processes(whole)
+    sources = _sources(found.variables(), environment, by_profile, {})
+    sources |= {name: "task" for name in by_task if sources[name] == "default"}
+    return LiveSettings({**whole, **by_task}, None, own, sources)
 
 
 def _sources(

@@ -132,9 +132,13 @@ class TaskConfig(EnvironmentConfig):
             ConfigError: says what to set.
         """
 
-    def summary(self, environment: Mapping[str, str], *, trains: bool) -> str:
-        """Return one line about the tasks of the run."""
-        return self.name
+    def summary(self, environment: Mapping[str, str], *, trains: bool) -> Mapping[str, str]:
+        """Return lines of the plan about the run's tasks, each by the word before it."""
+        return {"tasks": self.name}
+
+    def missing_here(self, environment: Mapping[str, str]) -> str | None:
+        """Return what the tasks need and this machine lacks, with what to type; None if all of it is here."""
+        return None
 
     @property
     def interval(self) -> int | None:

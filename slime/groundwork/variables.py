@@ -36,6 +36,7 @@ class Variable:
         above: number that the value must exceed.
         aliases: other names of the same variable.
         secret: whether to hide the value.
+        flags: of command lines that set it, besides those of its names, such as ``--benchmark`` for ``SWE_BENCHMARK``.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Variable:
     above: float | None = None
     aliases: tuple[str, ...] = ()
     secret: bool = False
+    flags: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -126,8 +128,8 @@ def variable(name: str, default: Value, help: str, **limits: Any) -> Any:
         name: of the environment variable.
         default: value when the variable is unset or empty.
         help: one line.
-        limits: ``choices`` (default: those of a ``Literal``), ``minimum``, ``maximum``, ``above``, ``aliases`` or
-            ``secret`` of `Variable`.
+        limits: ``choices`` (default: those of a ``Literal``), ``minimum``, ``maximum``, ``above``, ``aliases``,
+            ``secret`` or ``flags`` of `Variable`.
     """
     return field(
         default=default, repr=not limits.get("secret"), metadata={"variable": {"name": name, "help": help, **limits}}

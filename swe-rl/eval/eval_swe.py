@@ -1,4 +1,4 @@
-"""``run_swe_agent.sh``: a model behind any OpenAI-compatible server mends the repositories of a benchmark, and hidden tests judge.
+"""``run_swe_agent.sh --served``: a model behind any OpenAI-compatible server mends the repositories of a benchmark, and hidden tests judge.
 
 Loop, limits, commands, sandboxes, grader and context policy are those of training. Guarantees: finished instances are kept, and a second start with the same
 folder plays the others only. An instance that the infrastructure spoiled has no score, and is played again then. The key comes from OPENAI_API_KEY

@@ -139,7 +139,7 @@ def test_variables_reach_the_dry_run_of_a_script(script: str) -> None:
     told = clean | {"GUI_EVAL_INTERVAL": "5", "PARALLEL_ENVS": "7", "GUI_FAMILIES": "click-test,click_link"}
     command = ["bash", str(ROOT / "gui-rl" / f"{script}.sh"), "--dry-run"]
     shown = subprocess.run(command, env=told, capture_output=True, text=True, check=True).stdout
-    assert "200 to train on, 40 to evaluate on; from a pool here with 7 slots, playwright" in shown
+    assert "200 to train on, 40 to evaluate on\n  screens  from a pool here with 7 slots, driven by playwright" in shown
     assert shown.splitlines()[-1] == "dry run: the plan is valid, nothing was started"
 
 

@@ -114,7 +114,11 @@ def test_another_kind_of_environment_is_refused() -> None:
     ("given", "says"),
     [
         ({"SWE_BENCHMARK": "nonsense"}, "SWE_BENCHMARK='nonsense' is not a choice"),
-        ({"SWE_BENCHMARK": "swe-bench-lite"}, "SWE_BENCHMARK=swe-bench-lite is for evaluation only"),
+        ({"SWE_BENCHMARK": "swe-bench-verified"}, "SWE_BENCHMARK=swe-bench-verified is for evaluation only"),
+        (
+            {"SWE_BENCHMARK": "swe-bench-lite"},
+            "has the data set princeton-nlp/SWE-bench_Lite; or play generated instances",
+        ),
         ({"SANDBOX": "nonsense"}, "SANDBOX='nonsense' is not a choice"),
     ],
 )
@@ -174,13 +178,50 @@ def test_which_variables_are_possible(tmp_path: Path) -> None:
             check(**given)
 
 
-@pytest.mark.parametrize("script", ["run_swe_agent.sh", "eval/run_eval_swe.sh"])
-def test_the_agent_shows_its_plan_from_three_folders(script: str) -> None:
+@pytest.mark.parametrize("words", ["run_swe_agent.sh --served", "eval/run_eval_swe.sh"])
+def test_the_agent_shows_its_plan_from_three_folders(words: str) -> None:
+    script, *served = words.split()
     for folder in ("", "slime", "swe-rl"):
         path = os.path.relpath(FOLDER / script, ROOT / folder)
-        command = ["bash", path, "--benchmark", "local", "--max-instances", "3", "--dry-run"]
+        command = ["bash", path, *served, "--benchmark", "local", "--max-instances", "3", "--dry-run"]
         done = subprocess.run(command, cwd=ROOT / folder, env=CLEAN, capture_output=True, text=True, check=True)
         assert done.stdout.startswith("3 instances of local, 20 commands each, bubblewrap")
+
+
+def test_a_benchmark_for_evaluation_is_trained_on_where_it_is_named(tmp_path: Path) -> None:
+    """Then it is not evaluated on as well, and the plan says what its scores are worth."""
+    rows = {**instance("swe/pages/train/1").row(), "instance_id": "lite", "benchmark": "swe-bench-lite"}
+    (tmp_path / "swe-bench-lite.jsonl").write_text(json.dumps(rows) + "\n")
+    there = {"SWE_BENCH_PATH": str(tmp_path)}
+    with pytest.raises(ConfigError, match="has no instance for train"):
+        SweTask.from_env(there).check(there, trains=True)
+    named = {**there, "SWE_BENCHMARK": "swe-bench-lite"}
+    SweTask.from_env(named).check(named, trains=True)
+    SweTask.from_env(named).check(named, trains=False)
+    assert InstanceSource.from_env(named).ids("train") == InstanceSource.from_env(named).ids("heldout") == ["lite"]
+    plan = SweTask.from_env(named).summary(named, trains=True)
+    assert (
+        plan["caution"] == "after training on swe-bench-lite its scores measure nothing; evaluate on another benchmark"
+    )
+    assert "caution" not in SweTask.from_env(named).summary(named, trains=False)
+    with pytest.raises(ConfigError, match="EVAL_INTERVAL=5: SWE_BENCHMARK=swe-bench-lite is trained on"):
+        SweTask.from_env({**named, "EVAL_INTERVAL": "5"}).check(named, trains=True)
+
+
+def test_the_script_of_an_agent_takes_the_benchmark_as_a_flag() -> None:
+    for words, status, says in (
+        (["--benchmark", "easy"], 0, "tasks    easy; environments from this run"),
+        (
+            ["--benchmark", "swe-bench-lite"],
+            2,
+            "import swe-bench-lite ROWS FOLDER, where ROWS has the data set princeton-nlp/",
+        ),
+        (["--benchmark=nonsense"], 2, "SWE_BENCHMARK='nonsense' is not a choice"),
+    ):
+        command = ["bash", str(FOLDER / "run_swe_agent.sh"), *words, "--dry-run"]
+        environment = CLEAN | {"SWE_BENCHMARK": "local"}  # a flag wins
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert (done.returncode, says in done.stdout + done.stderr) == (status, True), done.stderr
 
 
 def test_a_benchmark_that_is_not_here_says_how_to_import_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

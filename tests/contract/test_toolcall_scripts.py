@@ -11,7 +11,7 @@ from slime.arguments.plugins import missing_plugins
 from tests.helpers.launch_plans import CLEAN, ROOT, Scripts
 
 FOLDER = ROOT / "toolcall-rl"
-OTHERS = ("run_toolcall_agent.sh", "run_tiny_cpu.sh")
+OTHERS = ("run_tiny_cpu.sh",)
 TRAINING = sorted(path.name for path in FOLDER.glob("*.sh") if path.name not in OTHERS)
 SCRIPTS = Scripts(FOLDER)
 words, planned = SCRIPTS.words, SCRIPTS.planned
@@ -41,7 +41,8 @@ def test_every_script_has_a_valid_plan_from_three_folders(script: str, monkeypat
 def test_the_names_that_guides_have() -> None:
     assert [
         *("retool_qwen25_32b_prm_rl_5nodes.sh", "retool_qwen25_32b_rl_4nodes.sh", "retool_qwen3_4b_prm_rl.sh"),
-        *("retool_qwen3_4b_rl.sh", "retool_qwen3_4b_sft.sh", "run_toolcall_rl.sh"),
+        *("retool_qwen3_4b_rl.sh", "retool_qwen3_4b_sft.sh", "run_toolcall_agent.sh"),
+        "run_toolcall_rl.sh",
     ] == TRAINING
     for name in TRAINING:
         assert os.access(FOLDER / name, os.X_OK)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -16,7 +15,7 @@ from agentrl.environment import Environment
 from agentrl.exceptions import InfraError
 from agentrl.protocol import JsonObject
 from agentrl.tasks.gui.browser.walled import find_chromium
-from agentrl.tasks.gui.desktop.screen import SETUP
+from agentrl.tasks.gui.desktop.screen import missing
 from tests.helpers.sandboxes import processes_that_end
 
 Made = TypeVar("Made", bound=Environment)
@@ -37,8 +36,7 @@ def _no_desktop() -> str | None:
     """Return what a desktop lacks on this machine."""
     if shutil.which("bwrap") is None:
         return "needs bubblewrap: run scripts/setup_bubblewrap.sh"
-    checked = subprocess.run([SETUP, "--check"], check=False, capture_output=True, text=True)
-    return f"{checked.stderr.strip()}: run scripts/setup_desktop.sh" if checked.returncode else None
+    return missing()
 
 
 needs_desktop = pytest.mark.skipif(_no_desktop() is not None, reason=_no_desktop() or "")

@@ -3,7 +3,8 @@
 Without a path, and with ``local`` or ``easy``, which have no path, the instances are generated. Otherwise they are the rows of ``BENCHMARK.jsonl`` below the path, or of all files
 ``*.jsonl`` there. ``python -m agentrl.tasks.swe import`` writes such files. With ``harbor`` they are the task folders below the
 path. Guarantees: the benchmarks of `FOR_EVALUATION` are never
-offered for training, and what is offered for training is in no benchmark for evaluation (`agentrl.tasks.swe.contamination`).
+offered for training, but for the one of `TRAINED_IF_NAMED` where SWE_BENCHMARK names it. What is offered for training otherwise is
+in no benchmark for evaluation (`agentrl.tasks.swe.contamination`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,17 @@ from groundwork.variables import EnvironmentConfig, variable
 
 LOCAL, SIMPLE = "local", "easy"
 FOR_EVALUATION = ("swe-bench-lite", "swe-bench-verified")
+TRAINED_IF_NAMED = ("swe-bench-lite",)
+"""Guides train on it. Whoever does has to evaluate on another benchmark."""
 BENCHMARKS = (LOCAL, SIMPLE, *FOR_EVALUATION, "swe-gym", "swe-smith", FRAMEWORK)
+DATA_SETS = {
+    "swe-bench-lite": "princeton-nlp/SWE-bench_Lite",
+    "swe-bench-verified": "princeton-nlp/SWE-bench_Verified",
+    "swe-gym": "SWE-Gym/SWE-Gym",
+    "swe-smith": "SWE-bench/SWE-smith",
+}
+"""Where the rows of a benchmark come from, on the hub."""
+INSTEAD = f"; or play generated instances, with SWE_BENCHMARK={LOCAL} and no SWE_BENCH_PATH"
 REFUSED = "r2e-gym"
 WHY_REFUSED = (
     f"{REFUSED} cannot be imported: its rows name neither a patch nor FAIL_TO_PASS, and its hidden tests are in its own images; write "
@@ -48,7 +59,9 @@ class InstanceSource(EnvironmentConfig):
     """Values of the variables; see their help."""
 
     benchmark: str | None = variable(
-        "SWE_BENCHMARK", None, "which instances; default: generated ones, or all of SWE_BENCH_PATH", choices=BENCHMARKS
+        *("SWE_BENCHMARK", None, "which instances; default: generated ones, or all of SWE_BENCH_PATH"),
+        choices=BENCHMARKS,
+        flags=("--benchmark",),
     )
     path: str | None = variable("SWE_BENCH_PATH", None, "folder of instances: BENCHMARK.jsonl and repos/")
     step_limit: int = variable(
@@ -129,6 +142,8 @@ class InstanceSource(EnvironmentConfig):
             raise ConfigError(
                 f"{common[0]} ({len(common)} in all); import the training rows again, with --without EVALUATION.jsonl"
             )
+        if split and self.benchmark in TRAINED_IF_NAMED:
+            split = "heldout"  # the run is told which of the two it may have
         part = parts[split] if split else [*parts["train"], *parts["heldout"]]
         if not part:
             raise ConfigError(
@@ -137,12 +152,12 @@ class InstanceSource(EnvironmentConfig):
         return sorted(item.id for item in part)
 
     def check_trainable(self) -> None:
-        """Refuse a benchmark for evaluation.
+        """Refuse a benchmark for evaluation, unless it may be trained on where it is named.
 
         Raises:
             ConfigError: it is one.
         """
-        if self.benchmark in FOR_EVALUATION:
+        if self.benchmark in FOR_EVALUATION and self.benchmark not in TRAINED_IF_NAMED:
             raise ConfigError(
                 f"SWE_BENCHMARK={self.benchmark} is for evaluation only; train on another one, such as {LOCAL} or swe-gym"
             )
@@ -194,16 +209,24 @@ class InstanceSource(EnvironmentConfig):
         """
         if self.folder is None:
             raise ConfigError(
-                f"SWE_BENCHMARK={self.benchmark} needs SWE_BENCH_PATH; set it to the folder of the instances"
+                f"SWE_BENCHMARK={self.benchmark} needs SWE_BENCH_PATH=FOLDER; {self._how_to_import('FOLDER')}"
             )
         files = [self.folder / f"{self.benchmark}.jsonl"] if self.benchmark else sorted(self.folder.glob("*.jsonl"))
         missing = [file for file in files if not file.is_file()]
         if missing or not files:
             raise ConfigError(
-                f"{missing[0] if missing else self.folder / '*.jsonl'} is missing; write it with: python -m agentrl.tasks.swe "
-                f"import {self.benchmark or 'swe-gym'} ROWS {self.folder}"
+                f"{missing[0] if missing else self.folder / '*.jsonl'} is missing; {self._how_to_import(str(self.folder))}"
             )
         return [unlinked(self.folder, file) for file in files]
+
+    def _how_to_import(self, folder: str) -> str:
+        if self.benchmark == FRAMEWORK:
+            return f"set it to the folder of the task folders{INSTEAD}"
+        benchmark = self.benchmark or "swe-gym"
+        return (
+            f"write it with: python -m agentrl.tasks.swe import {benchmark} ROWS {folder}, where ROWS has the data set "
+            f"{DATA_SETS[benchmark]}{INSTEAD}"
+        )
 
 
 def read_rows(file: Path) -> list[Instance]:

@@ -60,9 +60,7 @@ OTHERS = {
     JUDGE: "--judge-base-url http://host/v1 --judge-model m",
     **dict.fromkeys(TERMINAL, ""),
     **dict.fromkeys(GUI, ""),
-    "terminal-rl/run_terminal_agent.sh": "",
-    "gui-rl/run_gui_agent.sh": "",
-    TOOLCALL_AGENT: "",
+    **dict.fromkeys(("terminal-rl/run_terminal_agent.sh", "gui-rl/run_gui_agent.sh", TOOLCALL_AGENT), ""),
 }
 NOT_LAUNCHING = ("scripts/", "slime/scripts/models/", "tests/")
 MODELS = {"qwen3_4b": "qwen3-4B", "qwen3_8b": "qwen3-8B", "qwen35_4b": "qwen3.5-4B"}
@@ -331,6 +329,62 @@ def test_the_evaluation_shows_its_plan(monkeypatch: pytest.MonkeyPatch, capsys: 
     base_url = ["--base-url", "http://127.0.0.1:1/v1", "--eval-tasks", "tool-use", "--dry-run"]
     assert run_eval.main(base_url) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "dry run: the plan is valid, nothing was started"
+
+
+AGENTS = {
+    "terminal-rl/run_terminal_agent.sh": ("TASK_TYPE=bash_commands MAX_STEPS=50", "at most 50 replies"),
+    "gui-rl/run_gui_agent.sh": ("SCREENSHOT_BACKEND=selenium MAX_STEPS=7 PARALLEL_ENVS=3", "at most 7 replies"),
+    "swe-rl/run_swe_agent.sh": ("SWE_BENCHMARK=easy MAX_STEPS=9 PARALLEL_ENVS=2", "at most 9 commands"),
+    TOOLCALL_AGENT: ("TOOLS_CONFIG=toolcall-rl/tools_config.json PARALLEL_ENVS=6", "this run with 6 slots"),
+}
+
+
+@pytest.mark.parametrize("script", AGENTS)
+def test_the_script_of_an_agent_trains_and_shows_what_variables_decided(script: str) -> None:
+    given, says = AGENTS[script]
+    environment = CLEAN | dict(item.split("=") for item in given.split())
+    shown = subprocess.run(
+        ["bash", script, "--dry-run"], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    run, typed = shown.partition("\nyou set ")[::2]
+    assert says in run
+    assert "\n  learns   from " in run
+    for item in given.split():
+        name, value = item.split("=")
+        assert f"\n  {name}=" in typed
+        assert value in run + typed
+    assert max(map(len, shown.partition("\nwarning")[0].splitlines())) <= 130
+
+
+@pytest.mark.parametrize("script", AGENTS)
+@pytest.mark.parametrize(
+    "words", [["--served"], ["--base-url", "http://h/v1"], ["--evaluate", "--base-url=http://h/v1"]], ids=" ".join
+)
+def test_a_served_model_plays_where_a_flag_or_an_address_asks_for_it(script: str, words: list[str]) -> None:
+    command = [
+        "bash",
+        "-euc",
+        'exec() { printf \'%s\\n\' "$@"; }; export -f exec; bash "$@"',
+        "bash",
+        script,
+        *words,
+        "--x",
+    ]
+    output = subprocess.run(
+        command, cwd=ROOT, env=CLEAN, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert output[1].startswith(f"{ROOT / script.split('/')[0]}/")
+    assert output[1].endswith(".py")
+    assert output[2:] == [*(word for word in words if word not in ("--served", "--evaluate")), "--x"]
+
+
+def test_an_option_of_the_served_model_says_what_it_needs() -> None:
+    command = ["bash", "gui-rl/run_gui_agent.sh", "--tasks", "5", "--dry-run"]
+    done = subprocess.run(command, cwd=ROOT, env=CLEAN, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(
+        "launch: --served plays with the model of a server instead of training"
+    )
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

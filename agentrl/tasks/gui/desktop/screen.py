@@ -38,6 +38,14 @@ ANSWER_SECONDS = 60.0
 LONGEST_S = 7200.0
 
 
+def missing() -> str | None:
+    """Return what a desktop lacks on this machine and what to type; None if all of it is there."""
+    checked = subprocess.run([SETUP, "--check"], check=False, capture_output=True, text=True)
+    if checked.returncode == 0:
+        return None
+    return f"{checked.stderr.strip()}, which desktop tasks need; run bash scripts/setup_desktop.sh"
+
+
 @cache
 def installed() -> Path:
     """Return the folder of pyautogui and what it needs; once it was there, it is not looked for again.
@@ -45,9 +53,8 @@ def installed() -> Path:
     Raises:
         ConfigError: something is missing on this machine.
     """
-    checked = subprocess.run([SETUP, "--check"], check=False, capture_output=True, text=True)
-    if checked.returncode != 0:
-        raise ConfigError(f"a desktop cannot run here: {checked.stderr.strip()}; run bash scripts/setup_desktop.sh")
+    if lacks := missing():
+        raise ConfigError(f"not found on this machine: {lacks}")
     return next(INSTALLED.glob("lib/python3*/site-packages"))
 
 

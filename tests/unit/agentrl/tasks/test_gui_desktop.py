@@ -138,7 +138,9 @@ def test_a_machine_without_a_display_is_told_what_to_install(tmp_path: Path, mon
         (tmp_path / name).symlink_to(shutil.which(name) or "")
     installed.cache_clear()
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"cannot run here: there is no Xvfb; run bash scripts/setup_desktop\.sh"):
+    with pytest.raises(
+        ConfigError, match=r"not found on this machine: Xvfb, which desktop tasks need; run bash scripts/setup_d"
+    ):
         DesktopEnvironment.tasks()
 
 

@@ -255,8 +255,8 @@ def test_the_source_says_what_is_missing(tmp_path: Path) -> None:
             ConfigError, match=f"SWE_BENCHMARK={benchmark} has generated instances, and SWE_BENCH_PATH=x"
         ):
             InstanceSource(benchmark=benchmark, path="x")
-    with pytest.raises(ConfigError, match="swe-bench-lite is for evaluation only"):
-        InstanceSource(benchmark="swe-bench-lite", path=str(tmp_path)).ids("train")
+    with pytest.raises(ConfigError, match="swe-bench-verified is for evaluation only"):
+        InstanceSource(benchmark="swe-bench-verified", path=str(tmp_path)).ids("train")
     with pytest.raises(ConfigError, match=r"r2e-gym cannot be imported: .*SWE_BENCHMARK=harbor"):
         InstanceSource.from_env({"SWE_BENCHMARK": "r2e-gym", "SWE_BENCH_PATH": "x"})
 
