@@ -7,6 +7,7 @@ told once; the tests look at what it left behind.
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from openai import APIError, AsyncOpenAI
 
 from lab.testkit.live_run import FolderRun, LiveRun, call_tool, talk, wait_until
 from lab.testkit.processes import alive
+from openclaw.ledger.record_files import record_paths
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.views import TurnRecord
 from tests.helpers.tolerance import MODEL, tolerance
@@ -55,6 +57,7 @@ class Story:
     end_text: str
     end_counts: dict
     sample_rows: list
+    lines: list[list[dict]]
 
 
 def conversations(base_url: str, seed: int, count: int) -> list[str]:
@@ -150,6 +153,7 @@ def story(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Story:
         end_text=resumed.text(),
         end_counts=ledger.views.counts(),
         sample_rows=ledger.views.sample_records(),
+        lines=[[json.loads(line) for line in path.open()] for path in record_paths(run.ledger_path)],
     )
 
 
@@ -187,6 +191,15 @@ def test_every_judged_turn_is_trained_once(story: Story) -> None:
     for record in story.turns:
         if record.turn.state == "judged":
             assert len(record.samples) == (record.turn.reason is None)
+
+
+def test_every_turn_and_verdict_is_a_line_of_the_record_files(story: Story) -> None:
+    """Neither the kill nor the restart loses or repeats one."""
+    recorded, judged = ([line["turn"] for line in lines] for lines in story.lines)
+    assert sorted(recorded) == sorted(record.turn.id for record in story.turns)
+    assert set(judged) == {record.turn.id for record in story.turns if record.verdict is not None}
+    numbers = [line["number"] for line in story.lines[1]]
+    assert numbers == sorted(set(numbers))
 
 
 def test_the_end_is_clean(story: Story) -> None:
