@@ -19,6 +19,8 @@ from openclaw.gateway.app import create_app
 from openclaw.gateway.chat import ChatService
 from openclaw.ledger.store import Ledger
 
+MODEL = Path(__file__).resolve().parents[1] / "tiny_models" / "shipped"
+"""The folder that it names as the model behind its turns."""
 REPLY = "Hello you."
 SECONDS = 60
 LEDGER = "served.sqlite"
@@ -77,7 +79,7 @@ async def _serve(exits: AsyncExitStack, folder: Path, ledger: Ledger) -> str:
     engine = await exits.enter_async_context(mock_engine(lambda _: reply))
     config = RuntimeConfig(
         policy_url=engine.url,
-        tokenizer="tiny-policy",
+        tokenizer=str(MODEL),
         ledger=str(folder / LEDGER),
         context_length=32768,
         serve_rollouts=True,
