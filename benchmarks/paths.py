@@ -30,8 +30,6 @@ PAGES = {
     "update": "paths_episode_update.md",
 }
 """The page of each, in `instructions/`."""
-SLOW_ONLY = {"groundwork.process", "openclaw.ledger.views", "slime.ray.nodes"}
-"""Modules that an update passes only if it takes seconds: the driver looks for signals, lost machines, and the judge's last error."""
 METHOD_FOLDER = REPOSITORY / "openclaw-combine"
 FIRST_CELL = re.compile(r"^\| (`[^|]+`) \|", re.MULTILINE)
 

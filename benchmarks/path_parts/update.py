@@ -32,6 +32,8 @@ from slime.updates.updates import Updates
 from slime.weight_sync.remote_engine import RemoteEngine
 
 WARM_UP, RECORDED = 0, 1
+NEVER = 3600.0
+"""Seconds between looks at signals, lost machines and the judge's errors, so that a slow machine records the same as a fast one."""
 
 
 class Done:
@@ -86,6 +88,8 @@ def trace_update(folder: Path) -> list[Entry]:
         mock.patch.object(ray, "put", lambda shard: shard),
         mock.patch.object(ray, "get", value_of),
         mock.patch.object(ray, "wait", lambda references, **_: (references, [])),
+        mock.patch("slime.updates.decisions.POLL_SECONDS", NEVER),
+        mock.patch("openclaw.training.rollout.LOOK_SECONDS", NEVER),
     ):
         manager, actor = manager_of(args), FSDPTrainActor(1, 0, "127.0.0.1")
         source = LedgerDataSource(args)

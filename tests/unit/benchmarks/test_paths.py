@@ -17,7 +17,7 @@ NEEDS_BWRAP = pytest.mark.skipif(shutil.which("bwrap") is None, reason="run scri
 @pytest.mark.parametrize("path", ["request", "sample", pytest.param("episode", marks=NEEDS_BWRAP), "update"])
 def test_the_page_of_a_path_has_the_modules_that_are_passed(path: str) -> None:
     entries, explained = paths.trace(path), paths.modules_of_page(path)
-    passed = {entry.module for entry in entries} - (paths.SLOW_ONLY if path == "update" else set())
+    passed = {entry.module for entry in entries}
     assert len(explained) == len(set(explained)), "a module is on the page twice"
     page = f"instructions/{paths.PAGES[path]}"
     assert passed - set(explained) == set(), f"{page} lacks these; add what each decides"
