@@ -95,7 +95,8 @@ RULES = (
     Rule(Kind.ELSEWHERE, r"openclaw (config|gateway|models|plugins) ", "needs OpenClaw; tests/integration runs it where there is one"),
     Rule(Kind.ELSEWHERE, r"ray (start|job submit|job stop)\b", "starts or uses a cluster of the user's"),
     Rule(Kind.ELSEWHERE, r"npx skill", "a catalogue of other people"),
-    Rule(Kind.ELSEWHERE, r"pip install ", "needs a network"),
+    Rule(Kind.ELSEWHERE, r"(python3\.12 -m venv|pip install) ", "makes an environment, which needs a network"),
+    Rule(Kind.ELSEWHERE, r"tail -f logs/", "follows a run until Ctrl-C; tests/unit/slime_core/test_run_logs.py has the file and the link"),
 )  # fmt: skip
 
 

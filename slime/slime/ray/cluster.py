@@ -49,6 +49,7 @@ from slime.ray.ray_start import (
     split_address,
 )
 from slime.utils.forwarded_environment import forwarded
+from slime.utils.run_logs import note
 
 logger = logging.getLogger(__name__)
 
@@ -263,6 +264,7 @@ class ActorOutput:
                 log.write(f"{name} {pid}: {line}\n")
                 if (shown := self._on_terminal(pid, str(line))) is not None:
                     print(shown, file=sys.stderr, flush=True)
+                    note(shown)
 
     def _on_terminal(self, pid: Any, line: str) -> str | None:
         """Return what the terminal shows of a line, or None."""

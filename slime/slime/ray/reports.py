@@ -22,7 +22,7 @@ from slime.tracking.redact import without_secrets
 from slime.updates.update import Update
 from slime.utils import logging_utils
 from slime.utils.metric_names import PAUSED
-from slime.utils.misc import say
+from slime.utils.run_logs import say
 
 KL = "train/train_rollout_kl"
 DIFFERENCE = "train/train_rollout_logprob_abs_diff"

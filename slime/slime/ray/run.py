@@ -46,8 +46,8 @@ from slime.updates.rollback import forget_rollback
 from slime.updates.update import Update
 from slime.updates.updates import Updates
 from slime.utils import logging_utils
-from slime.utils.misc import say, should_run_periodic_action
-from slime.utils.run_logs import begin_logs
+from slime.utils.misc import should_run_periodic_action
+from slime.utils.run_logs import begin_logs, begin_training_log, ended_training_log, say
 
 logger = logging.getLogger(__name__)
 
@@ -175,6 +175,7 @@ class Run:
         if warning := private_run_folder(Path(args.run_dir)):
             say(f"warning: {warning}")
         begin_logs(Path(args.run_dir), resumes=args.resume)  # not before the folders are known to be this run's
+        begin_training_log(Path(args.run_dir))
         self.updates.fuses.at_start()
         if not args.resume:
             forget_rollback(args.run_dir)
@@ -391,6 +392,7 @@ class Run:
             continue
 
 
+@ended_training_log()
 def execute(args: Arguments, loop: Callable[[Run], None], *, collects: bool = True) -> int:
     """Run a control loop until it returns or a signal stops it, and return the exit code.
 

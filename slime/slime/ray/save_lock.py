@@ -25,7 +25,7 @@ from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments.dry_run import check_still_free
 from slime.arguments.process_environment import JOB_VARIABLE
-from slime.utils.misc import say
+from slime.utils.run_logs import say
 
 LOCK = "save.lock"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)

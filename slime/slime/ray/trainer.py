@@ -29,8 +29,9 @@ from slime.observability.metric_utils import STEPS
 from slime.ray.nodes import POLL_SECONDS, check_nodes
 from slime.ray.placement import ACTOR_GPU_SHARE, ReservedPlacement
 from slime.ray.restarts import death_line
-from slime.utils.misc import load_function, say
+from slime.utils.misc import load_function
 from slime.utils.probes import Answer, Probe
+from slime.utils.run_logs import say
 from slime.weight_sync.remote_engine import RemoteEngine
 
 

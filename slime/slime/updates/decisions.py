@@ -22,7 +22,8 @@ from slime.args import Arguments, required
 from slime.exceptions import PluginError, SlimeError
 from slime.rollout.before_push import Answer, Canary, Decision, DecisionEndedError, Policies, Probe
 from slime.updates.update import State, Update
-from slime.utils.misc import load_function, say
+from slime.utils.misc import load_function
+from slime.utils.run_logs import say
 
 if TYPE_CHECKING:
     from slime.ray.processes import Processes

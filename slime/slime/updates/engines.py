@@ -23,7 +23,8 @@ from slime.args import Arguments
 from slime.backends.sglang_utils.engine import CACHE, WEIGHTS
 from slime.exceptions import LostError, TrainerError
 from slime.rollout.before_push import Canary
-from slime.utils.misc import say, should_run_periodic_action
+from slime.utils.misc import should_run_periodic_action
+from slime.utils.run_logs import say
 
 if TYPE_CHECKING:
     from slime.ray.processes import Processes

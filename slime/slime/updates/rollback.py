@@ -20,7 +20,7 @@ from groundwork.process import Stopped
 from slime.args import Arguments
 from slime.checkpoints.versions import SavedVersion, newest_of_version, saved_versions
 from slime.exceptions import LostError
-from slime.utils.misc import say
+from slime.utils.run_logs import say
 
 NAME = "rollback.json"
 

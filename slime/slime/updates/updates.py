@@ -25,7 +25,8 @@ from slime.updates.rollback import due_rollback
 from slime.updates.update import Progress, State, Update
 from slime.utils.fuses import OF_THE_LOSS, Blown, blown, read_fuse
 from slime.utils.metric_names import HELD, RECENT_ENTROPY, STEPS_OF_ENTROPY
-from slime.utils.misc import say, should_run_periodic_action
+from slime.utils.misc import should_run_periodic_action
+from slime.utils.run_logs import say
 
 if TYPE_CHECKING:
     from slime.ray.processes import Processes

@@ -118,8 +118,3 @@ def should_run_periodic_action(
         return True
     at_epoch_end = num_rollout_per_epoch is not None and step % num_rollout_per_epoch == 0
     return step % interval == 0 or at_epoch_end
-
-
-def say(text: str) -> None:
-    """Print a line for the user and flush it."""
-    print(text, flush=True)
