@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from groundwork.process import run_main, watch_lifeline
 from slime.arguments import parse_args
+from slime.arguments.torchrun import words_of_launcher
 from slime.exceptions import DataUsedError
 
 if TYPE_CHECKING:
@@ -44,4 +45,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     watch_lifeline()
+    sys.argv += words_of_launcher(sys.argv)
     sys.exit(run_main(main))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from groundwork.process import run_main, watch_lifeline
 from slime.arguments import parse_args
 from slime.arguments.cluster import check_asynchronous
+from slime.arguments.torchrun import words_of_launcher
 from slime.exceptions import DataUsedError
 
 if TYPE_CHECKING:
@@ -44,4 +45,5 @@ def main() -> int:
 
 if __name__ == "__main__":
     watch_lifeline()
+    sys.argv += words_of_launcher(sys.argv, alternates=False)
     sys.exit(run_main(main))

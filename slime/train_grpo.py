@@ -6,8 +6,10 @@ import sys
 
 from train import main
 
-from groundwork.process import watch_lifeline
+from groundwork.process import run_main, watch_lifeline
+from slime.arguments.torchrun import words_of_launcher
 
 if __name__ == "__main__":
     watch_lifeline()
-    sys.exit(main(["--advantage-estimator", "grpo", *sys.argv[1:]]))
+    sys.argv += words_of_launcher(sys.argv)
+    sys.exit(run_main(lambda: main(["--advantage-estimator", "grpo", *sys.argv[1:]])))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from groundwork.command_line import CommandLine, as_list
@@ -33,12 +33,12 @@ from slime.arguments.refused import (
 )
 from slime.arguments.rollout import DATA, ENVIRONMENTS, EVALUATION, JUDGE, ROLLOUT
 from slime.arguments.sglang_flags import add_sglang_arguments
+from slime.arguments.torchrun import refuse_many_starts
 from slime.arguments.tracking import DEBUG, MEMORY_HISTORY, TRACKING
 from slime.arguments.trainer import LORA, OPTIMIZER, TRAINER, WEIGHT_SYNC
 from slime.arguments.validate import validate
 from slime.arguments.yaml_files import ARGUMENTS_FLAG, apply_custom_config, with_config_file
 
-LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
 GROUPS = (
     CLUSTER,
     COLOCATE,
@@ -141,25 +141,6 @@ def read_arguments(parser: Parser, argv: Sequence[str]) -> tuple[Arguments, list
         return args, [*problems, *resolve_plugin_files(args), *validate(args, words)]
     except ConfigError as error:
         parser.error(str(error))
-
-
-def refuse_many_starts(environment: Mapping[str, str]) -> None:
-    """Exit with code 2 in a process that a launcher of ranks started: the program starts its ranks itself.
-
-    The first process of a machine says so; the others end in silence.
-    """
-    many = any(environment.get(name, "1") not in ("", "1") for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"))
-    rank = next((environment[name] for name in LOCAL_RANKS if environment.get(name)), None)
-    if rank is None or not (many or environment.get("TORCHELASTIC_RUN_ID")):
-        return
-    if rank == "0":
-        program = Path(sys.argv[0]).name
-        print(
-            f"{program} starts all of its ranks itself, so torchrun or mpirun would start them many times; type: python "
-            f"{sys.argv[0]} FLAGS, with --actor-num-gpus-per-node N",
-            file=sys.stderr,
-        )
-    raise SystemExit(2)
 
 
 def parse_args(

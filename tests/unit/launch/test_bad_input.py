@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 
-from slime.arguments.parser import refuse_many_starts
-
 SLOW = ["fastapi", "megatron", "openai", "peft", "ray", "sglang", "torch", "transformers"]
 # Program, words, and what the line says; NAME=VALUE words before the program are variables.
 CASES = """
@@ -121,33 +119,3 @@ def test_the_answer_is_one_line_and_comes_before_slow_imports(answers: list[Any]
     assert PARSED[number][3] in said
     assert len(said.splitlines()) == 1, said
     assert not slow
-
-
-@pytest.mark.parametrize(
-    "environment",
-    [
-        {"TORCHELASTIC_RUN_ID": "none", "LOCAL_RANK": "0", "WORLD_SIZE": "8"},
-        {"TORCHELASTIC_RUN_ID": "none", "LOCAL_RANK": "0", "WORLD_SIZE": "1"},
-        {"LOCAL_RANK": "0", "WORLD_SIZE": "2"},
-        {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"},
-    ],
-)
-def test_a_launcher_of_ranks_is_refused_in_one_line(
-    environment: dict[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        refuse_many_starts(environment)
-    said = capsys.readouterr().err
-    assert (ended.value.code, said.count("\n")) == (2, 1)
-    assert "starts all of its ranks itself" in said
-    other = {name: "3" if "LOCAL" in name else value for name, value in environment.items()}
-    with pytest.raises(SystemExit):
-        refuse_many_starts(other)
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize(
-    "environment", [{}, {"WORLD_SIZE": "8"}, {"LOCAL_RANK": "0"}, {"LOCAL_RANK": "0", "WORLD_SIZE": "1"}]
-)
-def test_one_process_with_such_variables_may_start(environment: dict[str, str]) -> None:
-    refuse_many_starts(environment)
