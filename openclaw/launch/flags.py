@@ -17,7 +17,7 @@ from openclaw.config.method_config import MethodConfig
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.config.runtime_variables import GATE_PATH
 from openclaw.launch.logs import CORRECTED
-from openclaw.launch.methods import REPOSITORY
+from openclaw.launch.methods import HOME
 from openclaw.launch.profiles import Profile
 from openclaw.launch.task import TaskConfig, head_address
 from slime.arguments.cluster import ADDRESS_VARIABLE, named_cluster
@@ -134,7 +134,7 @@ class FlagInputs:
     def run_dir(self) -> Path:
         """Return the run's folder."""
         given = self.values["run_dir"]
-        return Path(str(given)) if given else REPOSITORY / "runs" / self.name
+        return Path(str(given)) if given else HOME / "runs" / self.name
 
     @property
     def nodes(self) -> int:

@@ -8,14 +8,17 @@ without a declaration runs with its script's flags. An invalid declaration is a 
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
+from urllib.parse import unquote, urlparse
 
 from groundwork.command_line import nearest, nearest_path
 from groundwork.exceptions import ConfigError
@@ -25,10 +28,39 @@ from openclaw.config.runtime_variables import VARIABLES
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.variables import LAUNCH_VARIABLES
 from openclaw.method.loading import raised
+from slime.arguments.checkpoint import in_rays_copy
 
 logger = logging.getLogger(__name__)
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+EDITABLE = ("openclaw-rl", "slime")
+"""Distributions of this repository, whose folders are it or in it."""
+
+
+def home_of(repository: Path) -> Path:
+    """Return the folder with the ``models/`` and ``runs/`` of launches: the repository.
+
+    ``ray job submit --working-dir .`` makes a copy of it, without models, and deletes that after the job. There it is the
+    repository of the environment: the one around ``.venv``, or the one that pip installed with ``-e``.
+    """
+    if not in_rays_copy(repository):
+        return repository
+    urls = [url for name in EDITABLE if (url := _installed_from(name))]
+    places = [Path(sys.prefix).parent, *urls, *(url.parent for url in urls)]
+    return next((place for place in places if (place / "openclaw" / "launch").is_dir()), repository)
+
+
+def _installed_from(name: str) -> Path | None:
+    """Return the folder that pip installed a distribution from; None if it was no folder."""
+    try:
+        text = metadata.distribution(name).read_text("direct_url.json")
+    except metadata.PackageNotFoundError:
+        return None
+    url = urlparse(json.loads(text)["url"]) if text else None
+    return Path(unquote(url.path)) if url and url.scheme == "file" else None
+
+
+HOME = home_of(REPOSITORY)
 LAUNCH_NAMES = frozenset(item.name for item in LAUNCH_VARIABLES)
 
 

@@ -34,7 +34,7 @@ from openclaw.launch.machine import (
     plan_budget,
     split_for,
 )
-from openclaw.launch.methods import REPOSITORY, FoundMethod, find_method, import_paths
+from openclaw.launch.methods import HOME, REPOSITORY, FoundMethod, find_method, import_paths
 from openclaw.launch.names import check_names, declared_variables, flags_of_variables, take_in_flags
 from openclaw.launch.plan import Plan, Recipe, roles_of
 from openclaw.launch.profiles import Profile
@@ -332,7 +332,7 @@ def _with_paths(variables: Mapping[str, Resolved]) -> dict[str, Value]:
     values = {field: entry.value for field, entry in variables.items()}
     for field in PATH_FIELDS:
         if values[field]:
-            base = REPOSITORY if variables[field].source in ("default", "profile", "model") else Path.cwd()
+            base = HOME if variables[field].source in ("default", "profile", "model") else Path.cwd()
             values[field] = str((base / Path(str(values[field])).expanduser()).resolve())
     return values
 

@@ -45,7 +45,7 @@ from slime.utils.forwarded_environment import FORWARD_VARIABLE, FORWARDED, PREFI
 from tests.helpers.reasons import stated_reasons
 
 WORDS_OF_OTHER_PROGRAMS = {
-    *("--head", "--address", "--dashboard-host", "--runtime-env-json"),
+    *("--head", "--address", "--dashboard-host", "--runtime-env-json", "--working-dir"),
     "--check",
     "--skip-checks",
     "--no-deps",

@@ -409,6 +409,7 @@ def _way_on(roots: list[Path], lost: Path | None) -> str:
 
 
 CANNOT_WRITE = "cannot be written to"
+_RAYS_COPY = "/runtime_resources/working_dir_files/_ray_pkg_"
 FEWEST_BYTES = 32 * 2**20
 """Room that a run needs at least on a disk; its ledger alone reserves half of it."""
 _IN_RUN_FOLDER = dict.fromkeys(("arguments.json", "metrics.jsonl", "driver.log", "runtime.log"), False) | {"logs": True}
@@ -416,11 +417,21 @@ _IN_SAVE = {"rollout": True, LATEST: False, "ledger.sqlite": False, "save.lock":
 """What a run opens in the folder, by name: whether it is a folder."""
 
 
+def in_rays_copy(path: Path) -> bool:
+    """Return whether a path is in the copy that ``ray job submit --working-dir`` makes of a folder, and deletes after the job."""
+    return _RAYS_COPY in path.absolute().as_posix()
+
+
 def check_written(args: Arguments) -> list[str]:
     """Return one line for each folder that this machine or user cannot write."""
     problems: dict[str, str] = {}
     for flag, folder, inside in _folders(args):
-        if reason := _reason(Path(folder), inside):
+        if flag != "--run-dir" and in_rays_copy(Path(folder)):  # without --save a run leaves nothing to lose
+            reason = "Ray deletes this copy of the job's folder after the job"
+            problems.setdefault(
+                reason, f"{flag} {folder} {CANNOT_WRITE}: {reason}; name one that stays, as an absolute path"
+            )
+        elif reason := _reason(Path(folder), inside):
             problems.setdefault(reason, f"{flag} {folder} {CANNOT_WRITE}: {reason}; mend that, or name another folder")
     return list(problems.values())
 
