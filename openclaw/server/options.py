@@ -23,6 +23,7 @@ from slime.arguments.validate import visible_gpus
 from slime.utils.model_config import config_or_none
 
 DEFAULT_FOLDER = "rl_buffer"
+ENGINE = "sglang"
 LONGEST_CONTEXT = 32768
 JUDGE_SHARE = 2
 """No judge runs here, but later training with the same variables needs room for its answers in the context."""
@@ -68,7 +69,7 @@ def build_parser(prog: str = "python -m openclaw.server") -> CommandLine:
     )
     add("--host", help="address to listen on (OPENCLAW_HOST or HOST; default: 127.0.0.1)")
     add("--port", type=port_number, help="port to listen on (OPENCLAW_PORT or PORT; default: 30000)")
-    add("--backend", choices=("sglang",), default="sglang", help="engine (default: %(default)s)")
+    add("--backend", type=_engine, default=ENGINE, metavar=ENGINE, help="engine (default: %(default)s, the only one)")
     add("--engine-url", metavar="URL", help="use the SGLang server at this URL instead of starting one")
     add(
         "--device",
@@ -97,6 +98,20 @@ def build_parser(prog: str = "python -m openclaw.server") -> CommandLine:
     )
     add("--dry-run", action="store_true", help="print the plan and start nothing")
     return parser
+
+
+def _engine(text: str) -> str:
+    """Parse the name of the engine.
+
+    Raises:
+        argparse.ArgumentTypeError: it is another than SGLang.
+    """
+    if text != ENGINE:
+        raise argparse.ArgumentTypeError(
+            f"{text}: the engine is {ENGINE}, which reports the ids, logprobs and weight version of each token; leave --backend out. "
+            "If it does not start, type: scripts/setup.sh doctor"
+        )
+    return text
 
 
 def read_options(arguments: argparse.Namespace, environment: Mapping[str, str]) -> ServerOptions:

@@ -115,3 +115,12 @@ def test_a_missing_model_is_one_line(repository: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.strip().endswith("write --model-path FOLDER or set BASE_MODEL_PATH")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_another_engine_is_refused_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        build_parser().parse_args(["--model-path", "m", "--backend", "vllm"])
+    said = capsys.readouterr().err
+    assert (stopped.value.code, said.count("\n")) == (2, 1)
+    assert "--backend: vllm: the engine is sglang, which reports the ids, logprobs and weight version" in said
+    assert "scripts/setup.sh doctor" in said
