@@ -41,6 +41,7 @@ METHODS = {
 }
 MODELS = {"qwen3_4b": "qwen3-4B", "qwen3_8b": "qwen3-8B", "qwen35_4b": "qwen3.5-4B"}
 EIGHT, FOUR = "8 GPUs: 4 train, 2 serve, 2 judge.", "LoRA, 4 GPUs: 2 train, 1 serves, 1 judges."
+INSTEAD_OF_CLOUDS = "openclaw-combine/run_qwen3_4b_openclaw_combine.sh"
 DEMO = f"The whole loop on a CPU with a tiny model: talk, judge, train, measure. {OPTIONS}"
 LEARNS = "warm start, GRPO with sandboxed episodes, held-out tasks before and after"
 SERVED = "--served plays with the model of a server instead."
@@ -71,6 +72,12 @@ def method_scripts() -> Iterator[Script]:
             if method == "opd":
                 topk = f"{what} of 50 tokens a position"
                 yield from pair(folder, f"run_{file}_openclaw_opd_topk", "opd_topk", shape, topk)
+        for middle, more, size in (("", "", EIGHT), ("_lora", " --lora", FOUR)):
+            yield Script(
+                f"{folder}/run_qwen3_7b{middle}_openclaw_{method}.sh",
+                f"The name of older guides; as there is no Qwen3-7B, it runs MODEL_PATH or Qwen3-8B, {what}, {size}",
+                f"launch --method {method} --model qwen3-7B{more}",
+            )
         yield Script(
             f"{folder}/run_qwen3_1_7b_openclaw_{method}_24gb.sh",
             f"Qwen3-1.7B, {what}, LoRA, one GPU with 24 GB that trains, serves and judges.",
@@ -308,6 +315,14 @@ def scripts() -> Iterator[Script]:
         f"(user_chat.py) have fixed rules; with --user-base-url this model writes their reactions. {OPTIONS}",
         "program -m openclaw.server --port 30001",
     )
+
+    for folder in ("", "openclaw-combine/"):
+        for cloud in ("Tinker", "Fireworks"):
+            yield Script(
+                f"{folder}deploy_to_{cloud.lower()}.sh",
+                f"A name of other guides: there is no training on {cloud} yet. It says so, and what trains on GPUs of your own.",
+                f'not_here "no run can train on {cloud} yet, and nothing was sent" {INSTEAD_OF_CLOUDS}',
+            )
 
 
 def files() -> dict[Path, str]:

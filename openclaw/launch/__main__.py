@@ -30,6 +30,8 @@ from openclaw.launch.profiles import DEFAULT_PROFILE, LORA_PROFILE, PROFILES
 from openclaw.launch.report import STARTED_AS, continue_command, describe, describe_in_full, warning_lines
 from openclaw.launch.resolve import make_plan
 from openclaw.launch.task import FoundTask, TaskConfig, find_task, task_file, task_folders
+from openclaw.launch.variables import LaunchVariables
+from openclaw.models.places import released
 from slime.arguments.checkpoint import CONTINUE_VARIABLE
 from slime.arguments.cluster import missing_machines
 from slime.arguments.dry_run import of_machine
@@ -156,7 +158,22 @@ def recipe_of(options: argparse.Namespace, found: FoundMethod | FoundTask) -> Re
     if options.lora:
         profile = replace(profile, variables={**profile.variables, "USE_LORA": True})
     what = options.task or options.method
-    return Recipe(what, options.model, profile, task=bool(options.task), evaluates_only=options.evaluate)
+    return Recipe(what, shape_of(options.model), profile, task=bool(options.task), evaluates_only=options.evaluate)
+
+
+def shape_of(model: str | None) -> str | None:
+    """Return the shape to check the checkpoint against; print which model a run has whose name nobody released.
+
+    The user's own checkpoint is then taken as it is.
+    """
+    if model is None or (nearest := released(model)) == model:
+        return model
+    own = LaunchVariables.declared("hf_ckpt").read(os.environ)[1]
+    if own == "default":
+        print(f"launch: there is no {model}; this run has {nearest}, the nearest model", flush=True)
+        return nearest
+    print(f"launch: there is no {model}; this run has the model of {own}, whatever its shape", flush=True)
+    return None
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -50,9 +50,18 @@ KNOWN = (
     KnownModel("Qwen3.5-4B", "Qwen/Qwen3.5-4B", 9.4, "apache-2.0"),
 )
 
+NEAREST = {"qwen3-7b": "qwen3-8B"}
+"""Models that guides name and nobody released, in lower case, and the shape of the nearest one that is there."""
+
+
+def released(name: str) -> str:
+    """Return the name of a model, or in the place of one that was never released the nearest that was."""
+    return NEAREST.get(name.lower(), name)
+
 
 def hub_name(name: str) -> str:
     """Return a model's name on the hub: ``Qwen/Qwen3-4B`` for ``Qwen3-4B`` and ``qwen3-4B``."""
+    name = released(name)
     known = next((item.hub for item in KNOWN if item.name.lower() == name.lower()), None)
     return known or (name if "/" in name else f"Qwen/{name}")
 

@@ -40,7 +40,7 @@ MAIN = (
 OF_AGENTS = (
     Kind("gui-rl/run_tiny_cpu.sh", 0, 0, "no GPU, bubblewrap and Chromium"),
     Kind("*/run_tiny_cpu.sh", 0, 0, "no GPU, bubblewrap"),
-    Kind("*/run_*_agent.sh", 0, 0, "no GPU, a server to ask (--help)"),
+    Kind("*/run_*_agent.sh", 8, 78_000, "8 GPUs of 80 GB, or none and a server to ask (--served)"),
     Kind("*nodes*.sh", 8, 78_000, "several machines of 8 GPUs"),
     Kind("*.sh", 8, 78_000, "8 GPUs of 80 GB"),
 )
@@ -50,8 +50,9 @@ KINDS = (
     Kind("run_*_24gb.sh", 1, 22_000, "1 GPU of 24 GB"),
     Kind("run_*_fp8.sh", 8, 38_000, "8 GPUs of 40 GB with FP8", (8, 9)),
     Kind("run_qwen3_8b_*_lora.sh", 4, 38_000, "4 GPUs of 40 GB"),
+    Kind("run_qwen3_7b_lora_*.sh", 4, 38_000, "4 GPUs of 40 GB"),
     Kind("run_*_lora.sh", 4, 38_000, "4 GPUs of 40 GB"),
-    Kind("run_qwen3_8b_*.sh", 8, 78_000, "8 GPUs of 80 GB"),
+    Kind("run_qwen3_[78]b_*.sh", 8, 78_000, "8 GPUs of 80 GB"),
     Kind("run_*.sh", 8, 38_000, "8 GPUs of 40 GB"),
 )
 

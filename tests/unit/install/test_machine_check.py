@@ -212,7 +212,6 @@ def test_a_machine_without_gpus_runs_the_demo(repository: Path) -> None:
     agents = {f"openclaw-rl/run_tiny_cpu_{name}.sh" for name in ("mini_swe_agent", "openclaw_agent")}
     others = {"openclaw-combine/run_tiny_cpu_hybrid.sh"} | agents
     agents = {f"{name}-rl/run_tiny_cpu.sh" for name in ("toolcall", "terminal", "gui", "swe")}
-    agents |= {f"{name}-rl/run_{name}_agent.sh" for name in ("toolcall", "terminal", "gui", "swe")}
     assert fitting(text) == demos | others | agents
     assert "type: scripts/setup.sh cpu" in text
     assert "nvcc, " not in text.split("To do")[1]
@@ -220,7 +219,7 @@ def test_a_machine_without_gpus_runs_the_demo(repository: Path) -> None:
 
 def test_scripts_fit_by_number_and_memory_of_the_gpus(repository: Path) -> None:
     one, _ = doctor(with_gpus(RTX_4090), repository)
-    assert {kind_of(Path(script)).words for script in fitting(one)} == {"1 GPU of 24 GB", OF_AGENTS[2].words}
+    assert {kind_of(Path(script)).words for script in fitting(one)} == {"1 GPU of 24 GB"}
     four, _ = doctor(with_gpus(*[A100_40] * 4), repository)
     assert "openclaw-combine/run_qwen3_4b_openclaw_combine_lora.sh" in fitting(four)
     assert "openclaw-combine/run_qwen3_4b_openclaw_combine.sh" not in fitting(four)
@@ -237,7 +236,7 @@ def test_gpus_with_an_old_driver_run_the_demo_only(repository: Path) -> None:
     machine = replace(READY, driver=replace(READY.driver, version="550.54"))
     text, runs = doctor(machine, repository, "none")
     assert runs
-    assert all("tiny" in script or script.endswith("_agent.sh") for script in fitting(text))
+    assert all("tiny" in script for script in fitting(text))
     assert "install driver 580" in text
     assert "type: scripts/setup.sh cpu" in text
 

@@ -65,6 +65,7 @@ OTHERS = {
 NOT_LAUNCHING = ("scripts/", "slime/scripts/models/", "tests/")
 MODELS = {"qwen3_4b": "qwen3-4B", "qwen3_8b": "qwen3-8B", "qwen35_4b": "qwen3.5-4B"}
 SMALL = {"qwen3_1_7b": "qwen3-1.7B"}
+NEVER_RELEASED = {"qwen3_7b": "qwen3-8B"}
 VARIANTS = {"rl": ("", "_lora"), "opd": ("", "_lora", "_topk", "_topk_lora"), "combine": ("", "_lora")}
 ONE_MODEL = ("sdpo", "oel")
 HYBRIDS = {f"openclaw-combine/run_qwen3_4b_openclaw_hybrid{ending}.sh" for ending in ("", "_lora")}
@@ -73,6 +74,7 @@ WRAPPERS = (
     "openclaw-opd/run_opd_training.sh",
     "openclaw-combine/run_combine_training.sh",
 )
+CLOUDS = [f"{folder}deploy_to_{cloud}.sh" for folder in ("", "openclaw-combine/") for cloud in ("tinker", "fireworks")]
 CLEAN = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
 SOURCE_LINE = 'source "$(dirname "${BASH_SOURCE[0]}")/../scripts/launch.sh"'
 # What a script would become, for each script from each folder: fields end in NUL, scripts in an empty field.
@@ -114,6 +116,9 @@ def test_every_script_that_guides_name_is_there() -> None:
             for ending in endings:
                 assert f"openclaw-{method}/run_{model}_openclaw_{method}{ending}.sh" in GPU_SCRIPTS
         assert f"openclaw-{method}/run_qwen3_1_7b_openclaw_{method}_24gb.sh" in GPU_SCRIPTS
+        assert {f"openclaw-{method}/run_qwen3_7b_{name}{method}.sh" for name in ("openclaw_", "lora_openclaw_")} <= {
+            *GPU_SCRIPTS
+        }
     for method in ONE_MODEL:
         for ending in ("", "_lora"):
             assert f"openclaw-{method}/run_qwen3_4b_openclaw_{method}{ending}.sh" in GPU_SCRIPTS
@@ -138,9 +143,24 @@ def test_a_script_plans_the_same_run_from_every_folder(
     assert lines[-1] == "dry run: the plan is valid, nothing was started"
     words = " ".join(lines)
     assert ("--use-lora" in words) == ("_lora" in script or "24gb" in script)
-    for file_name, shape in (MODELS | SMALL).items():
+    for file_name, shape in (MODELS | SMALL | NEVER_RELEASED).items():
         if f"/run_{file_name}_" in script:
             assert f"/models/{shape.replace('qwen', 'Qwen')} " in words
+    assert (lines[0] == "launch: there is no qwen3-7B; this run has qwen3-8B, the nearest model") == (
+        "_7b_" in script and "_1_7b" not in script
+    )
+
+
+@pytest.mark.parametrize("name", ["HF_CKPT", "MODEL_PATH"])
+def test_a_model_of_the_users_has_any_shape_in_the_place_of_one_that_is_not_there(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "environ", CLEAN | {name: str(ROOT / "lab" / "tiny_models" / "shipped")})
+    main([*plan_words("openclaw-rl/run_qwen3_7b_openclaw_rl.sh"), "--verbose"])
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == f"launch: there is no qwen3-7B; this run has the model of {name}, whatever its shape"
+    assert lines[-1] == "dry run: the plan is valid, nothing was started"
+    assert not [line for line in lines if "--num-layers" in line]
 
 
 def test_every_launch_script_is_that_of_the_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,7 +176,7 @@ def test_no_launch_script_is_left_out() -> None:
     tracked = subprocess.run(["git", "ls-files", "*.sh"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     launching = {name for name in tracked.split() if not name.startswith(NOT_LAUNCHING)}
     with_their_own_test = {name for name in launching if name.startswith(("toolcall-rl/", "swe-rl/"))} - {*OTHERS}
-    assert launching - with_their_own_test - {POOL_SERVER} == {*SCRIPTS, *OTHERS}
+    assert launching - with_their_own_test - {POOL_SERVER, *CLOUDS} == {*SCRIPTS, *OTHERS}
 
 
 @pytest.mark.parametrize("script", [*DEMOS, *OTHERS])
@@ -238,7 +258,19 @@ def test_a_failed_set_up_ends_the_script(script: str, failing: str, tmp_path: Pa
         shutil.copy(ROOT / name, tmp_path / name)
     for name in ("setup.sh", "setup_bubblewrap.sh", "setup_chromium.sh", "setup_node.sh", "setup_mini_swe_agent.sh"):
         (tmp_path / "scripts" / name).write_text(f"exit {7 if name == failing else 0}\n")
-    assert subprocess.run(["bash", tmp_path / script], env=CLEAN, capture_output=True, check=False).returncode == 7
+    environment = CLEAN | {"PATH": "/usr/bin:/bin"}  # no environment is active
+    done = subprocess.run(["bash", tmp_path / script], env=environment, capture_output=True, check=False)
+    assert done.returncode == 7
+
+
+@pytest.mark.parametrize("script", CLOUDS)
+def test_a_script_of_a_cloud_says_what_to_type_instead(script: str) -> None:
+    command = ["bash", str(ROOT / script), "--gpus", "8", "--method", "combine"]
+    done = subprocess.run(command, env=CLEAN, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    cloud = "Tinker" if "tinker" in script else "Fireworks"
+    assert done.stderr.startswith(f"{Path(script).name}: no run can train on {cloud} yet, and nothing was sent; ")
+    assert (ROOT / done.stderr.split("bash ")[1].strip()) in [ROOT / name for name in GPU_SCRIPTS]
 
 
 @pytest.mark.parametrize("number", demo.STOP_SIGNALS)

@@ -1,0 +1,4 @@
+#!/usr/bin/env bash
+# The name of older guides; as there is no Qwen3-7B, it runs MODEL_PATH or Qwen3-8B, Binary RL, 8 GPUs: 4 train, 2 serve, 2 judge.
+source "$(dirname "${BASH_SOURCE[0]}")/../scripts/launch.sh"
+launch --method rl --model qwen3-7B "$@"
