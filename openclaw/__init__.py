@@ -30,6 +30,8 @@ def _outside_environment() -> str | None:
         return None
     root = Path(__file__).resolve().parents[1]
     python = root / ".venv" / "bin" / "python"
+    if not missing:  # pip installed the packages, and not the project
+        return f"{sys.prefix} lacks the project itself; type: pip install -e {root}/slime"
     what = f"type: source {root}/.venv/bin/activate" if python.exists() else f"run: bash {root}/scripts/setup.sh"
     return f"{sys.executable} is not the environment of this project; {what}, and repeat the command"
 

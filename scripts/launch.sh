@@ -3,8 +3,6 @@
 set -euo pipefail
 
 openclaw_root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-# SGLang and FlashInfer compile kernels with the first `ninja` on the PATH; the environment brings it, activated or not.
-openclaw_tools="$openclaw_root/.venv/bin"
 # A script, or your copy of one, may set these before it calls `launch`: flags of slime/train_async.py to add, as an array or as
 # one text. You may export a text, too. They win over what other variables set; flags after the script's name win over them.
 openclaw_flags=(
@@ -21,35 +19,72 @@ started_as() {
     echo "${words[*]@Q}"
 }
 
-# Exits unless the environment can import what the programs need first: it may be half made.
-need_environment() {
-    local stamp
-    for stamp in "$openclaw_root"/.venv/.setup-*; do
-        if [ -f "$stamp" ]; then return; fi
-    done
-    if [ -x "$openclaw_root/.venv/bin/python" ] && ! "$openclaw_root/.venv/bin/python" -c 'import httpx, rich, yaml' 2>/dev/null; then
-        echo "the environment in .venv is not complete; run: bash $openclaw_root/scripts/setup.sh, or wait for the set-up that runs" >&2
-        exit 2
+# Whether the words ask for --dry-run or --help only.
+starts_nothing() {
+    case " $* " in
+        *" --dry-run "* | *" --help "* | *" -h "*) return 0 ;;
+    esac
+    return 1
+}
+
+# Prints why a Python cannot run the project, or nothing if it can. Further words: the packages that are enough, one with ==VERSION
+# also in that version. It looks from /, because folders here have the names of packages.
+cannot_run() {
+    local python="$1" code='import sys
+from importlib import metadata, util
+wanted = dict(word.partition("==")[::2] for word in sys.argv[1:])
+missing = [name for name in wanted if util.find_spec(name) is None]
+if not (3, 11) <= sys.version_info[:2] <= (3, 12):
+    print("is Python %d.%d, not 3.11 or 3.12" % sys.version_info[:2])
+elif missing:
+    print("lacks", ", ".join(missing))
+else:
+    for name in filter(wanted.get, wanted):
+        if metadata.version(name) != wanted[name]:
+            print("has %s %s, not %s" % (name, metadata.version(name), wanted[name]))'
+    shift
+    if [ $# = 0 ]; then
+        set -- httpx rich yaml fastapi transformers torch ray "$(sed -n 's/^\(sglang==[^ ]*\).*/\1/p' "$openclaw_root/requirements/gpu.txt")"
     fi
+    (cd / && "$python" -c "$code" "$@") || echo "does not start"
+}
+
+# Prints the Python of the project: that of .venv, or without one that of the active environment, where pip may have installed
+# requirements.txt. Words: the packages that are enough. If there is none it says what to type, and fails.
+find_environment() {
+    local python="$openclaw_root/.venv/bin/python" setup="bash $openclaw_root/scripts/setup.sh" stamp why
+    for stamp in "$openclaw_root"/.venv/.setup-*; do
+        if [ -f "$stamp" ] && [ -x "$python" ]; then echo "$python"; return; fi
+    done
+    if [ -x "$python" ]; then
+        why="$(cannot_run "$python" "$@")"
+        if [ -n "$why" ]; then echo "the environment in .venv $why; run: $setup, or wait for the set-up that runs" >&2; fi
+    else
+        python="$(type -P python || type -P python3 || true)"
+        why="$(if [ -n "$python" ]; then cannot_run "$python" "$@"; else echo "no Python"; fi)"
+        if [ -n "$why" ] && [ -n "${VIRTUAL_ENV:-}${CONDA_PREFIX:-}" ]; then
+            echo "no .venv, and $python $why; run: $setup, or: pip install -r $openclaw_root/requirements.txt" >&2
+        elif [ -n "$why" ]; then
+            echo "no environment yet; run: $setup" >&2
+        fi
+    fi
+    if [ -n "$why" ]; then return 1; fi
+    echo "$python"
+}
+
+# Puts the programs of .venv on the PATH: SGLang and FlashInfer compile kernels with the first `ninja` there.
+add_tools() {
+    if [ "$1" = "$openclaw_root/.venv/bin/python" ]; then PATH="$openclaw_root/.venv/bin:$PATH"; fi
 }
 
 # Becomes the launcher. Arguments: its own options and flags of slime/train_async.py; of two equal flags the later one wins.
 # Without --method and --task the method is that of the script's folder.
 launch() {
-    local python="$openclaw_root/.venv/bin/python" name array
-    local -a added=()
+    local python name array
+    local -a added=() enough=()
     name="$(basename "$0" .sh)"
-    need_environment
-    if [ ! -x "$python" ]; then
-        case " $* " in
-            *" --dry-run "* | *" --help "* | *" -h "*) python=python3 ;;
-            *) python=false ;;
-        esac
-        if ! "$python" -c 'import sys, httpx, yaml; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
-            echo "launch: no environment yet; run: bash $openclaw_root/scripts/setup.sh" >&2
-            exit 2
-        fi
-    fi
+    if starts_nothing "$@"; then enough=(httpx yaml); fi
+    python="$(find_environment "${enough[@]}")" || exit 2
     case " $* " in
         *" --method "* | *" --method="* | *" --task "* | *" --task="*) ;;
         *) set -- --method "$(cd "$(dirname "$0")" && pwd)" "$@" ;;
@@ -62,21 +97,35 @@ launch() {
             export "${array?}" # the launcher splits a text as a shell does
         fi
     done
-    LAUNCHED_AS="$(started_as)" PATH="$openclaw_tools:$PATH" \
-        PYTHONPATH="$openclaw_root:$openclaw_root/slime${PYTHONPATH:+:$PYTHONPATH}" \
+    add_tools "$python"
+    LAUNCHED_AS="$(started_as)" PYTHONPATH="$openclaw_root:$openclaw_root/slime${PYTHONPATH:+:$PYTHONPATH}" \
         exec "$python" -m openclaw.launch --name "$name" "${added[@]}" "$@"
 }
 
 # Becomes a program of this repository: a file, or -m and a module, with its arguments.
 program() {
-    need_environment
-    if [ ! -x "$openclaw_root/.venv/bin/python" ]; then
-        echo "no environment yet; run: bash $openclaw_root/scripts/setup.sh" >&2
-        exit 2
-    fi
-    PATH="$openclaw_tools:$PATH" SLIME_MODEL_COMMAND=".venv/bin/python -m openclaw.models" \
+    local python shown="python"
+    python="$(find_environment)" || exit 2
+    add_tools "$python"
+    if [ "$python" = "$openclaw_root/.venv/bin/python" ]; then shown=".venv/bin/python"; fi
+    SLIME_MODEL_COMMAND="$shown -m openclaw.models" \
         PYTHONPATH="$openclaw_root:$openclaw_root/slime:$openclaw_root/openclaw-test${PYTHONPATH:+:$PYTHONPATH}" \
-        exec "$openclaw_root/.venv/bin/python" "$@"
+        exec "$python" "$@"
+}
+
+# Says what is not there, and what to type instead: a script of this repository.
+not_here() {
+    echo "$(basename "$0"): $1; on GPUs of your own, type: bash $openclaw_root/$2" >&2
+    exit 2
+}
+
+# Sets up the CPU environment; leaves one alone that pip made and that has all packages.
+set_up_packages() {
+    local stamp
+    for stamp in "$openclaw_root"/.venv/.setup-*; do
+        if [ -f "$stamp" ]; then bash "$openclaw_root/scripts/setup.sh" cpu; return; fi
+    done
+    if ! find_environment >/dev/null 2>&1; then bash "$openclaw_root/scripts/setup.sh" cpu; fi
 }
 
 # Becomes the launcher, which trains an agent; or with --served, or with the address of a server, the program in which the model of
@@ -107,22 +156,14 @@ agent() {
 demo() {
     case " $* " in
         *" --dry-run "*) ;;
-        *) bash "$openclaw_root/scripts/setup.sh" cpu ;;
+        *) set_up_packages ;;
     esac
     LAUNCHED_AS="$(started_as)" program "$openclaw_root/lab/demo.py" "$@"
 }
 
-# Whether the words ask for --dry-run or --help only.
-starts_nothing() {
-    case " $* " in
-        *" --dry-run "* | *" --help "* | *" -h "*) return 0 ;;
-    esac
-    return 1
-}
-
-# Sets up the CPU environment and the sandboxes.
+# Sets up the packages and the sandboxes.
 set_up_sandboxes() {
-    bash "$openclaw_root/scripts/setup.sh" cpu
+    set_up_packages
     bash "$openclaw_root/scripts/setup_bubblewrap.sh"
 }
 

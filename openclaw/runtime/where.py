@@ -136,8 +136,10 @@ def shown_path(path: str | Path) -> str:
 
 
 def own_command(*words: str) -> str:
-    """Return the command line of ``openclaw-rl`` in this process's environment."""
-    return shlex.join([shown_path(Path(sys.executable).with_name("openclaw-rl")), *words])
+    """Return the command line of ``openclaw-rl`` in this process's environment; an environment of pip may lack the program."""
+    program = Path(sys.executable).with_name("openclaw-rl")
+    own = [shown_path(program)] if program.exists() else [shown_path(sys.executable), "-m", "openclaw"]
+    return shlex.join([*own, *words])
 
 
 def chat_command(url: str) -> str:

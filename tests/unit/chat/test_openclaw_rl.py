@@ -13,6 +13,7 @@ import pytest
 from lab.testkit.ledger_records import judged_sample
 from openclaw.__main__ import COMMANDS, OF_INSPECT, main, module_of
 from openclaw.ledger.store import Ledger
+from openclaw.runtime.where import own_command
 
 
 def run(*words: str, repository: Path) -> subprocess.CompletedProcess[str]:
@@ -97,3 +98,24 @@ def test_an_interpreter_outside_the_environment_gets_one_line(module: str, repos
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "is not the environment of this project; " in done.stderr
     assert done.stderr.endswith(", and repeat the command\n")
+
+
+def test_packages_without_the_project_get_one_line(repository: Path, tmp_path: Path) -> None:
+    for name in ("httpx", "yaml"):
+        (tmp_path / f"{name}.py").touch()
+    command = [sys.executable, "-S", "-m", "openclaw.report", "--help"]
+    done = subprocess.run(
+        command, cwd=repository, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.endswith(f" lacks the project itself; type: pip install -e {repository}/slime\n")
+
+
+def test_the_shown_command_is_one_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    assert own_command("report", "runs/a") == "bin/python -m openclaw report runs/a", "pip installed only the packages"
+    (tmp_path / "bin" / "openclaw-rl").touch()
+    assert own_command("report", "runs/a") == "bin/openclaw-rl report runs/a"
