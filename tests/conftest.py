@@ -16,6 +16,7 @@ from typing import Any
 import certifi
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.launch.methods import methods_of
@@ -47,6 +48,8 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("any machine")
+# Hypothesis would read the constants of every module that is imported by now, and try other examples for each set of modules.
+providers._get_local_constants = lambda: providers._local_constants
 
 # A job of a script in the background begins with SIGINT ignored, and so would every program that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

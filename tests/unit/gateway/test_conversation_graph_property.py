@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from openclaw.ledger.records import Turn
+from openclaw.sessions.follow import TurnContext
 from openclaw.sessions.table import NODES_PER_SESSION
 from tests.helpers.conversations import World, assistant, tool, user
 
@@ -87,12 +88,15 @@ class Conversations(RuleBasedStateMachine):
             history = [*messages, reply]
         siblings = [known for known in self.replies.values() if known.complete and known.history[:-1] == messages]
         context, turn = self.runner.run(self.world.turn(messages, reply, session=conversation.session, **options))
-        complete = context.kind == "main" and turn.finish_reason != "abort"
         if context.kind == "main" and self.hear(messages) is None:
             for sibling in siblings:
                 sibling.asked_again = True
-        self.replies[key(history)] = Reply(turn, history, complete)
+        self.remember(context, turn, history)
         conversation.messages = history
+
+    def remember(self, context: TurnContext, turn: Turn, history: list[dict[str, Any]]) -> None:
+        complete = context.kind == "main" and turn.finish_reason != "abort"
+        self.replies[key(history)] = Reply(turn, history, complete)
 
     def hear(self, messages: list[dict[str, Any]]) -> Reply | None:
         """Tell the model what a main request says, compare it with the ledger, and return whose first next state it is."""
@@ -206,7 +210,8 @@ class Conversations(RuleBasedStateMachine):
         if len(waiting) > LOADED or sum(known.history[-1] == before.history[-1] for known in waiting) > 1:
             return  # the same words were said more than once, and only the conversation tells which is meant
         messages = [user(self.unique("<summary>")), *conversation.messages[-2:], user("next")]
-        context, _ = self.runner.run(self.world.turn(messages, assistant(reply), session=conversation.session))
+        context, turn = self.runner.run(self.world.turn(messages, assistant(reply), session=conversation.session))
+        self.remember(context, turn, [*messages, assistant(reply)])
         if before.complete and before.next_state is None:
             before.next_state, before.followed_by = [user("next")], key(messages)
             assert context.next_state_of == before.turn.id
