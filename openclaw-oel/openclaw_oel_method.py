@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from groundwork.chat_messages import Message
-from openclaw.config.method_config import MethodConfig, variable
+from openclaw.config.method_config import MethodConfig, Reason, variable
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.judge.interface import MAX_JUDGED_CHARACTERS, Question
 from openclaw.judge.prompts import defuse, new_nonce
@@ -45,6 +45,7 @@ class Config(MethodConfig):
 
     name = "oel"
     trains_rewards = False
+    reasons = {"no_lesson": Reason("The session taught nothing.")}
     rollout_function = "openclaw_oel_rollout.generate_rollout_openclaw_oel"
     defaults = {"PRM_M": DEFAULT_VOTES}
     profile_defaults = {

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from groundwork.chat_messages import Message
-from openclaw.config.method_config import MethodConfig, variable
+from openclaw.config.method_config import MethodConfig, Reason, variable
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.ledger.records import JudgedTurn, Turn, Verdict
 from openclaw.messages.classify import user_words
@@ -39,6 +39,14 @@ class Config(MethodConfig):
     rollout_function = "openclaw_sdpo_rollout.generate_rollout_openclaw_sdpo"
     asks_judge = False
     trains_rewards = False
+    reasons = {
+        "no_follow_up": Reason(
+            "No user spoke after the reply.",
+            "Keep one session id per conversation (header X-Session-Id), or send the earlier messages with each request.",
+        ),
+        "other_request": Reason("The user went on to something else."),
+        "nothing_new": Reason("What the user said changes nothing about the reply."),
+    }
     # The GPUs that other methods give to the judge serve the policy, which is also the teacher.
     defaults = {"ROLLOUT_GPUS": "4"}
     profile_defaults = {

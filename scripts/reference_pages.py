@@ -1,19 +1,21 @@
-"""Write ``instructions/reference/`` from the declarations: ``python scripts/reference_pages.py``.
+"""Write the reference pages from the declarations: ``python scripts/reference_pages.py``.
 
-Guarantee: every variable, profile, flag, plugin clause, route, bound and gateway metric is on exactly one page, and
-nothing else is. A test compares the pages with this program.
+``instructions/reference/`` has what belongs to every run; ``reference.md`` of a method or agent folder has what that folder
+declares, so a new folder changes no other page. Guarantee: every variable, profile, flag, plugin clause, route, bound and
+gateway metric is on exactly one page, and nothing else is. A test compares the pages with this program.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from groundwork.variables import Variable
+from agentrl.rollout.settings import Settings
+from groundwork.variables import Value, Variable
 from openclaw.config.bounds import rows
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.config.runtime_variables import VARIABLES
@@ -33,18 +35,20 @@ from openclaw.launch.guides import (
     NoEffect,
     Only,
 )
-from openclaw.launch.methods import methods_of
+from openclaw.launch.methods import REPOSITORY, FoundMethod, methods_of
 from openclaw.launch.names import declared_variables
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.report import shown_value
-from openclaw.launch.task import find_task, task_folders
+from openclaw.launch.task import FoundTask, TaskConfig, declared_task, find_task, task_folders
 from openclaw.launch.variables import LAUNCH_VARIABLES
 from openclaw.privacy.redactor import build_redactor
 from slime.arguments.parser import ALIASES, build_parser
 from slime.arguments.refused import FIXED, REFUSED, REFUSED_ROUTER, UNUSED
 from slime.contract import KINDS
 
-FOLDER = Path(__file__).resolve().parent.parent / "instructions" / "reference"
+FOLDER = REPOSITORY / "instructions" / "reference"
+OWN_PAGE = "reference.md"
+"""Name of a folder's own page."""
 SOURCE = "Written by `python scripts/reference_pages.py`; do not edit."
 
 # Page of flags: its title, and how the titles of its groups begin. Groups that no page names go to the last one.
@@ -119,6 +123,8 @@ def launcher_variables() -> Iterator[str]:
     yield "A launch script reads these, whatever its method is."
     yield ""
     yield from _variable_rows(LAUNCH_VARIABLES)
+    yield from ("", "## With --task", "", "Every task reads these, too. A task's folder may give other defaults.", "")
+    yield from _variable_rows(TaskConfig.variables())
 
 
 def runtime_variables() -> Iterator[str]:
@@ -126,22 +132,70 @@ def runtime_variables() -> Iterator[str]:
     yield "The gateway and the judge read these: in a run and in `python -m openclaw.server`."
     yield ""
     yield from _variable_rows(VARIABLES)
-    for method in methods_of():
-        declared = method.config.variables()
-        if declared and not method.variant:
-            yield from ("", f"## {method.folder.name}", "", *_variable_rows(declared))
+
+
+def agent_variables() -> Iterator[str]:
+    """Yield the page of the agent loop's variables."""
+    yield "The generate functions of agents read these. [Agent rollouts](../agent_rollouts.md) explains them."
+    yield ""
+    yield from _variable_rows(Settings.variables())
+
+
+def _defaults(defaults: Mapping[str, Mapping[str, Value]]) -> Iterator[str]:
+    """Yield a row for each default of a folder, by the name of what it belongs to."""
+    yield from ("", "## Defaults", "", "They replace the defaults of these variables; what you export wins.", "")
+    yield from _table("with", "variable", "default here")
+    for place, values in defaults.items():
+        yield from (f"| {place} | `{name}` | {_cell(value)} |" for name, value in values.items())
+
+
+def method_reference(folder: Path, methods: Sequence[FoundMethod]) -> Iterator[str]:
+    """Yield the page of a method folder: variables, defaults, reasons against training."""
+    names = ", ".join(f"`--method {method.config.name}`" for method in methods)
+    yield f"What `{folder.name}` declares, for {names}."
+    if variables := methods[0].config.variables():
+        yield from ("", "## Variables", "", *_variable_rows(variables))
+    defaults: dict[str, Mapping[str, Value]] = {}
+    for method in methods:
+        defaults[f"`--method {method.config.name}`"] = method.config.defaults
+        for profile, values in method.config.profile_defaults.items():
+            defaults[f"`--method {method.config.name} --profile {profile}`"] = values
+    if any(defaults.values()):
+        yield from _defaults(defaults)
+    if reasons := {name: row for method in methods for name, row in method.config.reasons.items()}:
+        yield from ("", "## Reasons against training", "", *_table("reason", "because", "do"))
+        yield from (f"| `{name}` | {_text(row.sentence)} | {_text(row.remedy)} |" for name, row in reasons.items())
+
+
+def task_reference(task: FoundTask) -> Iterator[str]:
+    """Yield the page of an agent folder: its variables and defaults."""
+    yield f"What `{task.folder.name}` declares, for `--task {task.config.name}`."
+    shared = {item.name: item for item in (*LAUNCH_VARIABLES, *TaskConfig.variables(), *Settings.variables())}
+    own = [item for item in task.variables() if shared.get(item.name) != item]
+    if own:
+        yield from ("", "## Variables", "", *_variable_rows(own))
+    profiles = {f"`--profile {name}`": profile.variables for name, profile in task.config.profiles.items()}
+    yield from _defaults({"every profile": task.config.defaults, **profiles})
+
+
+def folder_pages() -> dict[Path, str]:
+    """Return the text of each folder's own page by its file."""
+    bodies: dict[Path, Iterator[str]] = {}
+    for folder in dict.fromkeys(method.folder for method in methods_of()):
+        bodies[folder] = method_reference(folder, [method for method in methods_of() if method.folder == folder])
+    for folder in task_folders():
+        bodies[folder] = task_reference(declared_task(folder))
+    return {folder / OWN_PAGE: _page(f"Reference: {folder.name}", lines) for folder, lines in bodies.items()}
 
 
 def profiles() -> Iterator[str]:
     """Yield the page of profiles."""
     yield "A profile is a kind of machine. It replaces the defaults of these variables; what you export wins."
+    yield "A method's own defaults win over them; they are in `reference.md` of its folder."
     for profile in PROFILES.values():
-        yield from ("", f"## {profile.name}", "", *_table("variable", "default here", "method"))
+        yield from ("", f"## {profile.name}", "", *_table("variable", "default here"))
         for name, value in {**profile.variables, **profile.runtime}.items():
-            yield f"| `{name}` | `{value}` | all |"
-        for method in methods_of():
-            for name, value in method.config.profile_defaults.get(profile.name, {}).items():
-                yield f"| `{name}` | `{value}` | {method.config.name} |"
+            yield f"| `{name}` | `{value}` |"
 
 
 def _flag_page(title: str) -> str:
@@ -286,10 +340,11 @@ def metrics() -> Iterator[str]:
 
 
 def pages() -> dict[Path, str]:
-    """Return the text of every reference page by its file."""
+    """Return the text of every reference page by its file, those of folders included."""
     bodies = {
         "launcher_variables": ("Variables of the launcher", launcher_variables()),
         "runtime_variables": ("Variables of the runtime", runtime_variables()),
+        "agent_variables": ("Variables of agents", agent_variables()),
         "profiles": ("Profiles", profiles()),
         "names": ("Names of other guides", names()),
         **{page: (title, flags(page)) for page, (title, _) in FLAG_PAGES.items()},
@@ -298,21 +353,28 @@ def pages() -> dict[Path, str]:
         "limits": ("Limits of the gateway", limits()),
         "metrics": ("Metrics of the gateway and the judge", metrics()),
     }
-    return {
-        FOLDER / f"{name}.md": "\n".join([f"# {title}", "", SOURCE, "", *lines]) + "\n"
-        for name, (title, lines) in bodies.items()
-    }
+    return {FOLDER / f"{name}.md": _page(title, lines) for name, (title, lines) in bodies.items()} | folder_pages()
+
+
+def _page(title: str, lines: Iterable[str]) -> str:
+    text = "\n".join([f"# {title}", "", SOURCE, "", *lines]) + "\n"
+    return text.replace(f"{REPOSITORY}/", "")
+
+
+def written_pages() -> set[Path]:
+    """Return the pages on disk that this program wrote."""
+    return {*FOLDER.glob("*.md"), *REPOSITORY.glob(f"*/{OWN_PAGE}")}
 
 
 def main() -> None:
     """Write every page, and delete pages that nothing writes any more."""
     written = pages()
     FOLDER.mkdir(exist_ok=True)
-    for old in set(FOLDER.glob("*.md")) - written.keys():
+    for old in written_pages() - written.keys():
         old.unlink()
     for path, text in written.items():
         path.write_text(text)
-        print(path.relative_to(FOLDER.parent.parent))
+        print(path.relative_to(REPOSITORY))
 
 
 if __name__ == "__main__":

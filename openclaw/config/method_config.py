@@ -11,14 +11,24 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from groundwork.exceptions import ConfigError
 from groundwork.variables import EnvironmentConfig, Value, variable
 
-__all__ = ["MethodConfig", "config_of", "declared_configs", "variable"]
+__all__ = ["MethodConfig", "Reason", "config_of", "declared_configs", "variable"]
 
 CONFIG_CLASS = "Config"
+
+
+class Reason(NamedTuple):
+    """Why something is not trained (``sentence``), and what to do about it (``remedy``, empty if nothing).
+
+    Example: ``Reason("The session taught nothing.")``.
+    """
+
+    sentence: str
+    remedy: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +44,7 @@ class MethodConfig(EnvironmentConfig):
         profile_defaults: defaults of launcher or runtime variables by profile name; they win over the profile's own.
             Those of ``tiny_cpu`` here let a tiny model learn a style and keep its arithmetic
             (log/tiny_demo.md#tiny-profile).
+        reasons: what the method's own reasons against training mean; `openclaw.runs.reasons` has those of all methods.
         fills: streams that a custom loss may read and that not every method gives its samples (`slime.utils.streams`).
         trains_rewards: whether a sample's reward reaches the gradient; without it, agents' episodes give no samples.
         asks_judge: whether judges vote; without them a run starts no judge engine.
@@ -49,6 +60,7 @@ class MethodConfig(EnvironmentConfig):
     profile_defaults: ClassVar[Mapping[str, Mapping[str, Value]]] = {
         "tiny_cpu": {"LEARNING_RATE": 3e-4, "KL_LOSS_COEF": 0.2, "BATCH_SIZE": 16}
     }
+    reasons: ClassVar[Mapping[str, Reason]] = {}
     fills: ClassVar[frozenset[str]] = frozenset({"teacher_log_probs", "teacher_topk_log_probs"})
     trains_rewards: ClassVar[bool] = True
     asks_judge: ClassVar[bool] = True

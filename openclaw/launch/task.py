@@ -54,13 +54,14 @@ class EvalSet(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskProfile:
-    """One size of a run: defaults of the launcher's and the task's variables, and flags of its own.
+    """One size of a run: defaults of the launcher's and the task's variables, flags of its own, and the kind of device.
 
     Example: ``TaskProfile({"NNODES": 4, "TP": 4}, ("--norm-epsilon", "1e-6"))``.
     """
 
     variables: Mapping[str, Value] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
+    device: Literal["cuda", "cpu"] = "cuda"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,7 +274,8 @@ class FoundTask:
             name += JUDGED
         if judge and not name.endswith(JUDGED):
             raise ConfigError(f"--step-judge: profile {name} of {self.folder.name} has no judge; leave it out")
-        return Profile(name, "cuda", flags=profiles[name].flags, gpu_memory_gb=80.0)
+        chosen = profiles[name]
+        return Profile(name, chosen.device, flags=chosen.flags, gpu_memory_gb=80.0)
 
 
 def task_file(folder: Path) -> Path:

@@ -1,12 +1,16 @@
-"""The one table of reasons: why a turn, a sample or an episode is not trained, in a sentence, and what to do.
+"""The table of reasons: why a turn, a sample or an episode is not trained, in a sentence, and what to do.
 
-Guarantees: every reason in the code has a row; a test enumerates them. A method of your own may give others.
+Guarantees: every reason in the code has a row here or in the ``Config`` of the one method that gives it; a test
+enumerates them. A method of your own may give others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from functools import cache
+
+from openclaw.config.method_config import Reason
+from openclaw.launch.methods import methods_of
 
 NOTHING = ""
 """What to do about a reason that needs nothing."""
@@ -17,13 +21,6 @@ ONE_TURN = (
 PLAIN = "Leave the parameter out of the client's requests."
 READ_JUDGE = "Read the end of runtime.log; openclaw-rl doctor RUN looks at the judge."
 UNFIT = "Nothing of yours causes this; the engine's answer is damaged. Read the engine's log under logs/."
-
-
-class Reason(NamedTuple):
-    """Why something is not trained (``sentence``), and what to do about it (``remedy``, or `NOTHING`)."""
-
-    sentence: str
-    remedy: str
 
 
 REASONS: Mapping[str, Reason] = {
@@ -118,10 +115,6 @@ REASONS: Mapping[str, Reason] = {
     "no_teacher_topk": Reason(
         "There was a hint, but the teacher gave no top K.", "Read runtime.log about the teacher."
     ),
-    "no_follow_up": Reason("No user spoke after the reply.", ONE_TURN),
-    "other_request": Reason("The user went on to something else.", NOTHING),
-    "nothing_new": Reason("What the user said changes nothing about the reply.", NOTHING),
-    "no_lesson": Reason("The session taught nothing.", NOTHING),
     # Of a sample.
     "stale": Reason(
         "Its weights were more updates old than allowed.",
@@ -158,9 +151,16 @@ REASONS: Mapping[str, Reason] = {
 }
 
 
+@cache
+def reasons_of_methods() -> Mapping[str, Reason]:
+    """Return the reasons that only one of the repository's methods gives."""
+    return {name: row for method in methods_of() for name, row in method.config.reasons.items()}
+
+
 def explain(reason: str) -> Reason:
-    """Return the row of a reason; one that is not in the table is a method's own."""
-    return REASONS.get(reason) or Reason(f"The method's own reason is {reason!r}.", "The method's README explains it.")
+    """Return the row of a reason; one that is in no table is that of a method outside the repository."""
+    row = REASONS.get(reason) or reasons_of_methods().get(reason)
+    return row or Reason(f"The method's own reason is {reason!r}.", "The method's README explains it.")
 
 
 def in_words(reason: str) -> str:

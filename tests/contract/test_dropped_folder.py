@@ -1,10 +1,12 @@
 """A method folder and an agent folder dropped into the repository need no line anywhere else.
 
-In a copy of the repository with two new folders, the linters, the rules of the house and the launcher accept both.
+In a copy of the repository with two new folders, the linters, the rules of the house, the reference pages and the launcher
+accept both, and the agent folder trains one step of the tiny model with the real trainer and engine.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -25,7 +27,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from openclaw.launch.task import EvalSet, Split, TaskConfig, variable
+from openclaw.launch.task import EvalSet, Split, TaskConfig, TaskProfile, variable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,16 @@ class Task(TaskConfig):
     generate = "generate_sums.generate"
     columns = ("--input-key", "question", "--label-key", "answer")
     evaluation = EvalSet("sums", "score")
+    profiles = {
+        "gpu8": TaskProfile(),
+        "tiny": TaskProfile(
+            {
+                **{"NUM_GPUS": 2, "ACTOR_GPUS": 1, "ROLLOUT_GPUS": 1, "TP": 1, "BATCH_SIZE": 2, "NUM_ROLLOUT": 1},
+                **{"N_SAMPLES": 2, "MAX_RESPONSE_LENGTH": 8, "MAX_TOKENS_PER_GPU": 512, "CONTEXT_LENGTH": 512},
+            },
+            device="cpu",
+        ),
+    }
 
     largest: int = variable("SUMS_LARGEST", 9, "largest number of a sum", minimum=1)
 
@@ -53,6 +65,7 @@ import argparse
 from typing import Any
 
 from slime.args import Arguments
+from slime.rollout import sglang_rollout
 from slime.utils.types import Sample
 
 
@@ -62,10 +75,14 @@ def add_custom_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def generate(args: Arguments, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
-    """Return the sample as it is."""
+    """Return a reply of the engine, rewarded if its number is odd: nobody can answer so early."""
+    sample = await sglang_rollout.generate(args, sample, sampling_params)
+    sample.reward = {"score": float((sample.index or 0) % 2)}
     return sample
 '''
 HEADER = '"""A method for this test."""\n\n'
+RUN_SECONDS = 600
+"""A run starts an engine and a trainer, which takes minutes on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +109,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Path:
     return root
 
 
-def said(root: Path, *words: str, **environment: str) -> str:
+def output(root: Path, *words: str, **environment: str) -> str:
     """Return what a command in the copy prints; it must succeed."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     paths = {"PYTHONPATH": f"{root}:{root / 'slime'}", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -101,32 +118,64 @@ def said(root: Path, *words: str, **environment: str) -> str:
     return done.stdout
 
 
+def changed(root: Path) -> list[str]:
+    """Return the files that are not as the copy had them."""
+    return output(root, "git", "ls-files", "-mo", "--exclude-standard").splitlines()
+
+
 def test_the_launcher_plans_both(copy: Path) -> None:
     launch = (sys.executable, "-m", "openclaw.launch")
-    method = said(copy, *launch, "--method", "foresight", "--dry-run", FORESIGHT_WEIGHT="0.75")
+    method = output(copy, *launch, "--method", "foresight", "--dry-run", FORESIGHT_WEIGHT="0.75")
     assert method.startswith("method foresight, profile gpu8")
     assert "FORESIGHT_WEIGHT=0.75" in method
-    task = said(copy, *launch, "--task", "sums", "--dry-run", "--sums-carry", "2", SUMS_LARGEST="5", EVAL_INTERVAL="3")
+    task = output(
+        copy, *launch, "--task", "sums", "--dry-run", "--sums-carry", "2", SUMS_LARGEST="5", EVAL_INTERVAL="3"
+    )
     assert task.startswith("task sums, profile gpu8")
     assert "SUMS_LARGEST=5" in task
     assert "--sums-carry 2" in task
-    shown = said(copy, *launch, "--task", "sums", "--help")
+    shown = output(copy, *launch, "--task", "sums", "--help")
     assert "SUMS_LARGEST (default: 9)" in " ".join(shown.split())
 
 
 def test_the_linters_accept_both(copy: Path) -> None:
     if ruff := shutil.which("ruff"):
-        said(copy, ruff, "check", "--no-cache", "sums-rl", "openclaw-foresight")
+        output(copy, ruff, "check", "--no-cache", "sums-rl", "openclaw-foresight")
     if pyright := shutil.which("pyright"):
-        said(copy, pyright, "sums-rl")
+        output(copy, pyright, "sums-rl")
+
+
+def test_only_their_own_reference_pages_are_new(copy: Path) -> None:
+    output(copy, sys.executable, "scripts/reference_pages.py")
+    pages = ["openclaw-foresight/reference.md", "sums-rl/reference.md"]
+    assert changed(copy) == pages
+    method, task = ((copy / page).read_text() for page in pages)
+    assert "| `FORESIGHT_WEIGHT` | `0.5` | weight of what comes next |" in method
+    assert "| `no_foresight` | Nothing followed" in method
+    assert "| `SUMS_LARGEST` | `9` | largest number of a sum |" in task
 
 
 def test_the_rules_of_the_house_accept_both(copy: Path) -> None:
     rules = (
         "tests/unit/test_house_rules.py",
         "tests/unit/test_documentation.py",
+        "tests/unit/seeing/test_reasons.py",
         "tests/contract/test_method_folder.py",
     )
-    # The pages that a program writes, and the list of reasons, are about the methods that ship.
-    shipped = "not reference_pages and not reason_against_training"
-    said(copy, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", shipped, *rules)
+    output(copy, sys.executable, "scripts/reference_pages.py")
+    output(copy, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *rules)
+
+
+def tiny_run(copy: Path, folder: Path, model: Path, *words: str, **variables: str) -> list[dict[str, object]]:
+    """Train one step of the tiny model by the launcher, and return the logged records of steps."""
+    command = (sys.executable, "-m", "openclaw.launch", *words)
+    places = {"RUN_DIR": str(folder), "HF_CKPT": str(model), "OMP_NUM_THREADS": "1", "OPENCLAW_FUSES": "off"}
+    output(copy, *command, **places, **variables)
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [record for record in records if record["step_key"] == "train/step"]
+
+
+@pytest.mark.timeout(RUN_SECONDS)
+def test_the_task_trains(copy: Path, tmp_path: Path, tiny_random_model: Path) -> None:
+    [step] = tiny_run(copy, tmp_path, tiny_random_model, "--task", "sums", "--profile", "tiny")
+    assert step["train/grad_norm"] > 0

@@ -42,7 +42,7 @@ from tests.helpers.fake_engine import FakeEngine
 METHOD = """
 from dataclasses import dataclass
 
-from openclaw.config.method_config import MethodConfig, variable
+from openclaw.config.method_config import MethodConfig, Reason, variable
 from openclaw.method import JudgePlan, SampleDecision
 from openclaw.training.samples import make_sample
 
@@ -51,6 +51,7 @@ from openclaw.training.samples import make_sample
 class Config(MethodConfig):
     name = "foresight"
     rollout_function = "openclaw_foresight_rollout.generate_rollout_foresight"
+    reasons = {"no_foresight": Reason("Nothing followed in which a teacher could read how the reply turned out.")}
     defaults = {"PRM_M": 2, "BATCH_SIZE": 8}
     profile_defaults = {"tiny_cpu": {"FORESIGHT_WEIGHT": 0.25, "LEARNING_RATE": 3e-4}}
 

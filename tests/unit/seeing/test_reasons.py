@@ -9,7 +9,7 @@ from pathlib import Path
 from openclaw.config.runtime import HYGIENE_RULES
 from openclaw.judge import hygiene, worker
 from openclaw.ledger import episodes, records, sessions, turns
-from openclaw.runs.reasons import REASONS, explain, in_words
+from openclaw.runs.reasons import REASONS, explain, in_words, reasons_of_methods
 from openclaw.training import rollout
 from tests.helpers.reasons import explained_constants, explained_reasons, stated_reasons
 
@@ -26,7 +26,9 @@ NOT_OF_A_TURN = {"ok", "task_failed", "timeout"}
 def test_every_reason_has_a_sentence(repository: Path) -> None:
     given = stated_reasons(repository) | explained_reasons(repository)
     assert given >= {"too_long", "judge_refused", "no_lesson", "superseded", "straggler", "infra_error"}
-    assert ({"side", "aborted"} | given | BY_NAME) - NOT_OF_A_TURN - set(REASONS) == set()
+    tables = REASONS.keys(), reasons_of_methods().keys()
+    assert set.intersection(*map(set, tables)) == set(), "one table has a reason"
+    assert ({"side", "aborted"} | given | BY_NAME) - NOT_OF_A_TURN - set().union(*tables) == set()
 
 
 def test_every_reason_of_the_page_has_a_sentence(repository: Path) -> None:
@@ -39,12 +41,13 @@ def test_every_reason_of_the_page_has_a_sentence(repository: Path) -> None:
 
 
 def test_a_row_is_made_of_sentences() -> None:
-    for name, (sentence, remedy) in REASONS.items():
+    for name, (sentence, remedy) in {**REASONS, **reasons_of_methods()}.items():
         assert sentence.endswith("."), name
         assert sentence[0].isupper(), name
         assert not remedy or remedy.endswith("."), name
     assert in_words("side").startswith(REASONS["side"].sentence)
     assert in_words("aborted") == "The client left before the reply ended."
+    assert explain("no_lesson").sentence == "The session taught nothing."
     assert "'mine'" in explain("mine").sentence
 
 
