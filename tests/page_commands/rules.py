@@ -53,7 +53,7 @@ _TOOLS = r"slime/tools/\w+\.py|terminal-rl/(data_utils/\w+|router_server)\.py|op
 _PROGRAMS = r"slime/(train|train_async|eval_only)\.py --|openclaw-test/personal_run\.py|-m openclaw\.(launch|server) -|openclaw-combine/serve_model\.py"
 RULES = (
     Rule(Kind.SERVER, r"curl |(.* \| )?openclaw-rl chat\b|python -m openclaw_combine\.test_rollout ", "asks a gateway"),
-    Rule(Kind.RUN, r"(cd|source|export|umask|printf) ", "the shell's state, and files of a few bytes"),
+    Rule(Kind.RUN, r"cd \S+$|(source|export|umask|printf) ", "the shell's state, and files of a few bytes"),
     Rule(Kind.RUN, r"python -m openclaw\.replay ", "reads a ledger"),
     Rule(Kind.RUN, r"openclaw-rl (inspect|report|export|forget) \S", "reads and edits a ledger"),
     Rule(Kind.PARSED, r"openclaw-rl (versions|rollback|accept) ", "needs a run with a gate's decisions"),
