@@ -194,8 +194,8 @@ def test_every_lock_is_installed_with_its_hashes(repository: Path) -> None:
             r"^[^#\n]*pip\b.* (?:install|download) --.*", path.read_text().replace("\\\n", ""), re.MULTILINE
         )
     ]
-    # scripts/lock.sh, setup.sh (one array for all its calls), setup_mini_swe_agent.sh, setup_verifiers.sh and setup_swebench.sh (two)
-    assert len(commands) == 6
+    # lock.sh, setup.sh (one array for all its calls), setup_{desktop,mini_swe_agent,verifiers}.sh and setup_swebench.sh (two)
+    assert len(commands) == 7
     assert [command for command in commands if not {"--no-deps", "--require-hashes"} <= set(command.split())] == []
 
 
