@@ -190,9 +190,18 @@ def _runtime_variables(
         decided["OPENCLAW_LEDGER"] = str(folder / LEDGER_NAME)
         if not RuntimeConfig.declared("serve_rollouts").is_set(environment):
             decided["OPENCLAW_SERVE_ROLLOUTS"] = "1"
+    return decided | lengths_of(model, environment)
+
+
+def lengths_of(model: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of lengths that nobody set, as the model's context allows.
+
+    Example: for a model of 2,048 tokens ``{"CONTEXT_LENGTH": "2048", "PRM_MAX_NEW_TOKENS": "1024"}``.
+    """
+    decided: dict[str, str] = {}
     if not RuntimeConfig.declared("context_length").is_set(environment):
         decided["CONTEXT_LENGTH"] = str(_context_length(model))
-    context = int(decided.get("CONTEXT_LENGTH") or RuntimeConfig.from_env({**environment, **decided}).context_length)
+    context = int(decided.get("CONTEXT_LENGTH") or RuntimeConfig.from_env(environment).context_length)
     if not RuntimeConfig.declared("prm_max_new_tokens").is_set(environment):
         decided["PRM_MAX_NEW_TOKENS"] = str(min(RuntimeConfig.prm_max_new_tokens, context // JUDGE_SHARE))
     return decided

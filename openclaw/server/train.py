@@ -35,6 +35,7 @@ from openclaw.offline.reading import read_logs
 from openclaw.runs.folder import open_run
 from openclaw.runtime.where import LEDGER_NAME, find_ledger, own_import_paths, shown_path
 from openclaw.server.collect import recorded_model
+from openclaw.server.options import lengths_of
 
 MIN_GPUS = 3
 POLL_SECONDS = 1.0
@@ -136,8 +137,19 @@ def make_job(arguments: argparse.Namespace, extra: Sequence[str], environment: M
             variables[variable.name] = default
     if model := arguments.model_path or model_of(arguments.rollout_dir, environment):
         variables |= LaunchVariables.declared("hf_ckpt").setting(model)
+        if placement:  # the CPU's profile has its own lengths
+            variables |= lengths_of(model, environment) | longest_reply(model, environment)
     flags = (*(CORRECTED if collected else ()), "--save-hf", str(save / HF_FOLDER), *extra)
     return Job(profile, method_names()[arguments.method], variables, flags, own)
+
+
+def longest_reply(model: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the bound on a reply that nobody set, at most half of the context."""
+    reply = LaunchVariables.declared("max_response_length")
+    context = lengths_of(model, environment).get("CONTEXT_LENGTH")
+    if context is None or reply.is_set(environment):
+        return {}
+    return reply.setting(str(min(LaunchVariables.max_response_length, int(context) // 2)))
 
 
 def model_of(folder: Path, environment: Mapping[str, str]) -> str | None:

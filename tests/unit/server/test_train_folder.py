@@ -94,6 +94,27 @@ def job_of(folder: Path, save: Path, **changes: object) -> Job:
     return make_job(SimpleNamespace(**{**arguments, **NO_LOGS, **changes}), [], {})
 
 
+def test_lengths_follow_the_model(ledger: Ledger, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"max_position_embeddings": 2048}))
+
+    def lengths(environment: dict[str, str], gpus: str = "0,1,2") -> tuple[str | None, ...]:
+        chosen = SimpleNamespace(
+            rollout_dir=ledger.path.parent,
+            checkpoint_dir=tmp_path / "c",
+            method="rl",
+            gpus=gpus,
+            model_path=str(tmp_path / "model"),
+            **NO_LOGS,
+        )
+        variables = make_job(chosen, [], environment).variables
+        return tuple(map(variables.get, ("CONTEXT_LENGTH", "MAX_RESPONSE_LENGTH", "PRM_MAX_NEW_TOKENS")))
+
+    assert lengths({}) == ("2048", "1024", "1024")
+    assert lengths({"MAX_RESPONSE_LENGTH": "160", "PRM_MAX_NEW_TOKENS": "96"}) == ("2048", None, None)
+    assert lengths({}, "cpu") == (None, None, None)
+
+
 def test_the_record_of_a_run_is_only_read(ledger: Ledger, tmp_path: Path) -> None:
     judged_sample(ledger, "turn-0")
     ledger.samples.claim(0, 1)
