@@ -77,7 +77,16 @@ ANCHOR = r'^<a id="([a-z0-9-]+)"></a>$'
 
 def pages(repository: Path) -> list[Path]:
     """Return every page that is written by hand and says how things are now."""
-    folders = ("", "instructions/", f"{GUIDES}/", "benchmarks/", "agentrl/tasks/gui/osworld/", "openclaw-*/", "*-rl/")
+    folders = (
+        "",
+        "instructions/",
+        f"{GUIDES}/",
+        "benchmarks/",
+        "requirements/",
+        "agentrl/tasks/gui/osworld/",
+        "openclaw-*/",
+        "*-rl/",
+    )
     every = dict.fromkeys(page for folder in folders for page in repository.glob(f"{folder}*.md"))
     return [page for page in every if page.name not in (CHANGES, reference_pages.OWN_PAGE)]
 
