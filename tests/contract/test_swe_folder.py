@@ -33,6 +33,8 @@ from slime.utils.types import Sample
 from tests.helpers.agent_stages import END, PARAMETERS, staged
 from tests.helpers.launch_plans import CLEAN, ROOT, Scripts
 
+pytestmark = pytest.mark.slow
+
 FOLDER = ROOT / "swe-rl"
 NAMES = (
     *("run_swe_rl", "run_swe_rl_8b_remote_2nodes", "run_swe_rl_8b_prm_5nodes_remote", "run_swe_rl_32b_remote_4nodes"),

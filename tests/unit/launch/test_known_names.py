@@ -79,5 +79,6 @@ def test_grpo_is_train_with_its_estimator(repository: Path) -> None:
 
 def test_nothing_promises_scripts_of_other_tracks(repository: Path) -> None:
     pages = [*repository.glob("*.md"), *repository.glob("instructions/**/*.md"), *repository.glob("openclaw-*/*.md")]
+    pages = [page for page in pages if page.parent.name != "guides"]  # they say what these lines answer
     promised = {page.name for page in pages if re.search(OTHER_TRACKS, page.read_text(), re.MULTILINE)}
     assert not promised

@@ -13,6 +13,7 @@ from openclaw.launch.__main__ import main
 from openclaw.launch.plan import Plan, Recipe
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.resolve import make_plan
+from openclaw.models.places import released
 from slime.arguments.memory_budget.parts import GIB
 from tests.unit.launch.test_scripts import CLEAN, GPU_SCRIPTS, plan_words
 
@@ -35,7 +36,7 @@ def plan_of(script: str, **environment: str) -> Plan:
     lora = "--lora" in words
     profile = PROFILES[options.get("--profile", "gpu4_lora" if lora else "gpu8")]
     return make_plan(
-        Recipe(options["--method"], options["--model"], profile), [], CLEAN | environment, options["--name"]
+        Recipe(options["--method"], released(options["--model"]), profile), [], CLEAN | environment, options["--name"]
     )
 
 

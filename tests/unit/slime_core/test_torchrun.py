@@ -11,6 +11,8 @@ import pytest
 
 from slime.arguments.torchrun import refuse_many_starts, words_of_launcher
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = "slime/train_grpo.py"
 OF_TORCHRUN = {
     **{"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
