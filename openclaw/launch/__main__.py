@@ -35,6 +35,7 @@ from openclaw.models.places import released
 from slime.arguments.checkpoint import CONTINUE_VARIABLE
 from slime.arguments.cluster import missing_machines
 from slime.arguments.dry_run import of_machine
+from slime.arguments.model_shape import shape_named
 
 PLAYED_BY = "PLAYED_BY"
 """The variable in which scripts/launch.sh names the program that plays the tasks with the model of a server."""
@@ -162,12 +163,12 @@ def recipe_of(options: argparse.Namespace, found: FoundMethod | FoundTask) -> Re
 
 
 def shape_of(model: str | None) -> str | None:
-    """Return the shape to check the checkpoint against; print which model a run has whose name nobody released.
+    """Return the shape to check the checkpoint against, in any spelling; print which model a run has whose name nobody released.
 
     The user's own checkpoint is then taken as it is.
     """
     if model is None or (nearest := released(model)) == model:
-        return model
+        return model and (shape_named(model) or model)
     own = LaunchVariables.declared("hf_ckpt").read(os.environ)[1]
     if own == "default":
         print(f"launch: there is no {model}; this run has {nearest}, the nearest model", flush=True)

@@ -50,7 +50,7 @@ KNOWN = (
     KnownModel("Qwen3.5-4B", "Qwen/Qwen3.5-4B", 9.4, "apache-2.0"),
 )
 
-NEAREST = {"qwen3-7b": "qwen3-8B"}
+NEAREST = {"qwen3-7b": "qwen3-8B", "qwen3.5-vl": "qwen3-vl-8B"}
 """Models that guides name and nobody released, in lower case, and the shape of the nearest one that is there."""
 
 
@@ -62,6 +62,8 @@ def released(name: str) -> str:
 def hub_name(name: str) -> str:
     """Return a model's name on the hub: ``Qwen/Qwen3-4B`` for ``Qwen3-4B`` and ``qwen3-4B``."""
     name = released(name)
+    if sees := re.fullmatch(r"qwen3-vl-(\d+b)", name.lower()):
+        return f"Qwen/Qwen3-VL-{sees[1].upper()}-Instruct"  # those without a further word are no models of the hub
     known = next((item.hub for item in KNOWN if item.name.lower() == name.lower()), None)
     return known or (name if "/" in name else f"Qwen/{name}")
 

@@ -163,6 +163,24 @@ def test_a_model_of_the_users_has_any_shape_in_the_place_of_one_that_is_not_ther
     assert not [line for line in lines if "--num-layers" in line]
 
 
+@pytest.mark.parametrize(
+    ("typed", "folder", "says"),
+    [
+        ("qwen3.5-vl", "Qwen3-VL-8B", "launch: there is no qwen3.5-vl; this run has qwen3-vl-8B, the nearest model"),
+        ("QWEN3-VL-4b", "Qwen3-VL-4B", "task gui, profile gpu8"),
+    ],
+)
+def test_a_model_is_known_by_the_name_of_guides_and_in_any_spelling(
+    typed: str, folder: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "environ", CLEAN)
+    main([*shell_parts()["gui-rl/run_gui_agent.sh"][0][4:], "--model", typed])
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == says
+    assert any(line.startswith("  model ") and line.endswith(f"/models/{folder}") for line in lines)
+    assert lines[-1] == "dry run: the plan is valid, nothing was started"
+
+
 def test_every_launch_script_is_that_of_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert launch_scripts.main(["--check"]) == 0, capsys.readouterr().out
     tracked = subprocess.run(["git", "ls-files", "*.sh"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
