@@ -35,6 +35,7 @@ SHOWN = (
     ("instructions/plugins.md", "async def generate(", "my-method/my_generate.py"),
     ("instructions/offline_training.md", '{"messages"', "logs.jsonl"),
     ("instructions/rollouts.md", "# --eval-config eval.yaml", "eval.yaml"),
+    ("instructions/guides/plugin_forms.md", "def compute_loss(", "my_method/custom_loss.py"),
     ("instructions/guides/skill_trending.md", '{"session_id"', "conversations.json"),
 )
 # Folders that a page's commands read: downloaded models and what a run saved.
