@@ -20,6 +20,7 @@ from pathlib import Path
 from benchmarks.promise_parts.clone import make_clone
 from benchmarks.promise_parts.rows import Row
 from groundwork.network import find_available_port
+from groundwork.process import group_alive, signal_group
 from lab.testkit.served_gateway import Gateway, running_gateway
 
 QUICK_SECONDS, SLOW_SECONDS = 120.0, 1500.0
@@ -149,16 +150,8 @@ class Typist:
 def _end_group(child: subprocess.Popen[bytes]) -> None:
     """End what is left of a row's processes."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(child.pid, number)
-        except ProcessLookupError:
-            break
+        signal_group(child.pid, number)
         deadline = time.monotonic() + STOP_SECONDS
-        while time.monotonic() < deadline:
-            child.poll()
-            try:
-                os.killpg(child.pid, 0)
-            except ProcessLookupError:
-                break
+        while group_alive(child.pid) and time.monotonic() < deadline:
             time.sleep(0.05)
     child.wait()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import replace
 from functools import partial
@@ -34,8 +34,8 @@ from openclaw.gateway.auth import Client
 from openclaw.gateway.capture import Capture, LogprobEntries, Prompt
 from openclaw.gateway.episodes import EpisodeDesk
 from openclaw.gateway.errors import CLIENT_GONE, ApiError, ClientGoneError, bad_request, defect, stopping
-from openclaw.gateway.guard import CHAT_PATH, client_of, note_reply
-from openclaw.gateway.large_bodies import TEXT, LargeBodies
+from openclaw.gateway.guard import CHAT_PATH, TEXT_PATH, client_of, note_reply
+from openclaw.gateway.large_bodies import CHAT, TEXT, LargeBodies
 from openclaw.gateway.limits import Admission, take_body
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.pictures import Picture, PictureReader, engine_pictures
@@ -57,7 +57,9 @@ from openclaw.owners import TEXT_COMPLETION, episode_of, new_completion_id, owne
 from openclaw.sessions import Sessions
 
 CLOSE_SECONDS = 10.0
-Read = Callable[[bytes, Mapping[str, str], Client, Admission], Awaitable[tuple[Reply, bool]]]
+Read = Callable[[bytes, Mapping[str, str], Client], tuple[Reply, bool]]
+ROUTES = {CHAT_PATH: CHAT, TEXT_PATH: TEXT}
+"""How the worker of large bodies tells the paths apart."""
 LARGE_PROMPT = 1 << 17
 """Characters of a prompt that is tokenised beside the others, not before them: a quarter of a second's work."""
 
@@ -150,31 +152,21 @@ class ChatService:
         self._pictures.forget()
         self.engine.cache_keys.renew(owner_of(session_id))
 
-    async def read_chat(
-        self, body: bytes, headers: Mapping[str, str], client: Client, admission: Admission
-    ) -> tuple[Reply, bool]:
+    def read_chat(self, body: bytes, headers: Mapping[str, str], client: Client) -> tuple[Reply, bool]:
         """Return the reply to the body of a chat completion, and whether it is streamed.
 
         Raises:
             ApiError: 400, naming the invalid parameter.
         """
-        if len(body) > LARGE_BODY.most:
-            body = await self.large_bodies.slim(body)
-        await admission.enter()
         request, raw = parse_request(body, self.config.context_length)
         return self.reply(request, raw, headers, client), bool(request.stream)
 
-    async def read_text(
-        self, body: bytes, headers: Mapping[str, str], client: Client, admission: Admission
-    ) -> tuple[Reply, bool]:
+    def read_text(self, body: bytes, headers: Mapping[str, str], client: Client) -> tuple[Reply, bool]:
         """Return the reply to the body of a text completion, and whether it is streamed.
 
         Raises:
             ApiError: 400, naming the invalid parameter.
         """
-        if len(body) > LARGE_BODY.most:
-            body = await self.large_bodies.slim(body, TEXT)
-        await admission.enter()
         request = parse_completion(body, self.config.context_length)
         return self.text_reply(request, headers, client), bool(request.stream)
 
@@ -419,9 +411,12 @@ class Completions:
 
     async def _answer(self, request: Request, until_sent: AsyncExitStack) -> Response:
         """Return the response; a streamed reply lives until ``until_sent`` exits."""
-        reply, streamed = await self._read(
-            take_body(request.scope), request.headers, client_of(request.scope), self._admission
-        )
+        body = take_body(request.scope)
+        if len(body) > LARGE_BODY.most:
+            body = await self._service.large_bodies.slim(body, ROUTES[self.path])
+        await self._admission.enter()
+        reply, streamed = self._read(body, request.headers, client_of(request.scope))
+        del body
         if streamed:
             return await _stream(self._service, request, await until_sent.enter_async_context(reply))
         async with reply:

@@ -16,10 +16,10 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError, ValidatorFunctionWrapHandler
@@ -349,10 +349,7 @@ RESERVED_TEMPLATE_KWARGS = frozenset(
 )
 
 
-def _advice(name: str) -> str:
-    """Return what to do about an unknown parameter."""
-    near = get_close_matches(name, ChatRequest.model_fields, n=1, cutoff=0.8)
-    return f"did you mean {near[0]!r}? Otherwise leave it out" if near else "leave it out"
+Model = TypeVar("Model", bound=BaseModel)
 
 
 def parse_request(body: bytes, context_length: int | None = None) -> tuple[ChatRequest, dict[str, Any]]:
@@ -365,22 +362,49 @@ def parse_request(body: bytes, context_length: int | None = None) -> tuple[ChatR
     Raises:
         ApiError: 400, naming the invalid parameter.
     """
-    raw = json_object(body, "messages")
-    values = {name: value for name, value in raw.items() if value is not None and name not in IGNORED}
-    for name in values.keys() - ChatRequest.model_fields.keys():
-        shown = name[:SHOWN_CHARACTERS]
-        raise unsupported(shown, ADVICE.get(shown) or _advice(shown))
+    values = parameters(body, "messages", ChatRequest, ADVICE)
     for name, known in (("messages", known_messages), ("tools", known_tools)):
         if name in values:
             values[name] = known(values[name])
-    try:
-        request = ChatRequest.model_validate(values)
-    except ValidationError as error:
-        raise from_validation(error, _advice_on) from error
+    request = validated(ChatRequest, values, _advice_on)
     if context_length is not None:
         check_prompt_size(prompt_characters(values["messages"], values.get("tools") or ()), context_length)
     _check_meaning(request)
     return request, values
+
+
+def parameters(body: bytes, field: str, model: type[BaseModel], advice: Mapping[str, str]) -> dict[str, Any]:
+    """Return the parameters in a body, without null ones and those in `IGNORED`.
+
+    Args:
+        body: the request's JSON.
+        field: its main part, for messages.
+        model: declares the known parameters.
+        advice: what to send in place of some unknown ones.
+
+    Raises:
+        ApiError: 400 for another body, or naming an unknown parameter.
+    """
+    raw = json_object(body, field)
+    values = {name: value for name, value in raw.items() if value is not None and name not in IGNORED}
+    for name in values.keys() - model.model_fields.keys():
+        shown = name[:SHOWN_CHARACTERS]
+        near = get_close_matches(shown, model.model_fields, n=1, cutoff=0.8)
+        guess = f"did you mean {near[0]!r}? Otherwise leave it out" if near else "leave it out"
+        raise unsupported(shown, advice.get(shown) or guess)
+    return values
+
+
+def validated(model: type[Model], values: Mapping[str, Any], advice_on: Callable[[Place], str | None]) -> Model:
+    """Return the request of these parameters; ``advice_on`` gives other words than pydantic's about a place.
+
+    Raises:
+        ApiError: 400, naming the invalid parameter.
+    """
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise from_validation(error, advice_on) from error
 
 
 def json_object(body: bytes, field: str) -> dict[str, Any]:

@@ -14,24 +14,23 @@ from __future__ import annotations
 import codecs
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from chat_codec.detokenize import Vocabulary
 from chat_codec.reply_parser import Content
 from openclaw.config.bounds import TEXT_REPLIES, TOP_LOGPROBS
 from openclaw.gateway.capture import Capture, Step
-from openclaw.gateway.errors import SHOWN_CHARACTERS, Place, bad_request, from_validation, unsupported
+from openclaw.gateway.errors import Place, bad_request, unsupported
 from openclaw.gateway.schema import (
-    IGNORED,
     AtMost,
     ChatRequest,
     SamplingRequest,
     check_prompt_size,
     check_sampling,
-    json_object,
+    parameters,
+    validated,
 )
 from openclaw.gateway.stream import Form, Writer, event
 
@@ -69,11 +68,7 @@ def parse_completion(body: bytes, context_length: int) -> CompletionRequest:
     Raises:
         ApiError: 400, naming the invalid parameter.
     """
-    raw = json_object(body, "prompt")
-    values = {name: value for name, value in raw.items() if value is not None and name not in IGNORED}
-    for name in values.keys() - CompletionRequest.model_fields.keys():
-        shown = name[:SHOWN_CHARACTERS]
-        raise unsupported(shown, ADVICE.get(shown) or _advice(shown))
+    values = parameters(body, "prompt", CompletionRequest, ADVICE)
     for prompt in _prompts(values.get("prompt")):
         if isinstance(prompt, str):
             check_prompt_size(len(prompt), context_length, "prompt")
@@ -84,10 +79,7 @@ def parse_completion(body: bytes, context_length: int) -> CompletionRequest:
                 param="prompt",
                 code="context_length_exceeded",
             )
-    try:
-        request = CompletionRequest.model_validate(values)
-    except ValidationError as error:
-        raise from_validation(error, _advice_on) from error
+    request = validated(CompletionRequest, values, _advice_on)
     _check_meaning(request)
     return request
 
@@ -112,11 +104,6 @@ def _prompts(prompt: Any) -> Sequence[str] | Sequence[Sequence[int]]:
 
 def _is_id(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _advice(name: str) -> str:
-    near = get_close_matches(name, CompletionRequest.model_fields, n=1, cutoff=0.8)
-    return f"did you mean {near[0]!r}? Otherwise leave it out" if near else "leave it out"
 
 
 def _advice_on(place: Place) -> str | None:

@@ -138,18 +138,18 @@ def make_job(arguments: argparse.Namespace, extra: Sequence[str], environment: M
     if model := arguments.model_path or model_of(arguments.rollout_dir, environment):
         variables |= LaunchVariables.declared("hf_ckpt").setting(model)
         if placement:  # the CPU's profile has its own lengths
-            variables |= lengths_of(model, environment) | longest_reply(model, environment)
+            variables |= lengths_of_job(model, environment)
     flags = (*(CORRECTED if collected else ()), "--save-hf", str(save / HF_FOLDER), *extra)
     return Job(profile, method_names()[arguments.method], variables, flags, own)
 
 
-def longest_reply(model: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the bound on a reply that nobody set, at most half of the context."""
-    reply = LaunchVariables.declared("max_response_length")
-    context = lengths_of(model, environment).get("CONTEXT_LENGTH")
-    if context is None or reply.is_set(environment):
-        return {}
-    return reply.setting(str(min(LaunchVariables.max_response_length, int(context) // 2)))
+def lengths_of_job(model: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the lengths that nobody set, as the model's context allows; a reply takes at most half of it."""
+    lengths, reply = lengths_of(model, environment), LaunchVariables.declared("max_response_length")
+    if "CONTEXT_LENGTH" in lengths and not reply.is_set(environment):
+        half = int(lengths["CONTEXT_LENGTH"]) // 2
+        lengths |= reply.setting(str(min(LaunchVariables.max_response_length, half)))
+    return lengths
 
 
 def model_of(folder: Path, environment: Mapping[str, str]) -> str | None:

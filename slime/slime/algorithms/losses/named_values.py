@@ -127,7 +127,7 @@ def _loss(
 
 def _settings(args: Arguments, names: tuple[str, ...]) -> dict[str, Any]:
     """Return the values of the parameters that are no tensors; one that the run does not set is left out."""
-    changed = not math.isclose(args.eps_clip, Arguments().eps_clip)
+    changed = not math.isclose(args.eps_clip, Arguments.eps_clip)
     config = ConfigView(args, dict.fromkeys(_CLIP_NAMES, args.eps_clip) if changed else None)
     settings = {name: config[name] for name in names if name not in LOSS_TENSORS and name in config}
     return settings | ({CONFIG: config} if CONFIG in names else {})
