@@ -102,7 +102,7 @@ def _same_random_numbers() -> None:
 def _no_gpu_counts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute memory budgets as on a machine without GPUs, except in tests of GPUs."""
     if request.node.get_closest_marker("gpu") is None:
-        monkeypatch.setattr("slime.arguments.memory_budget.machine.smallest_gpu", lambda _: None)
+        monkeypatch.setattr("slime.arguments.memory_budget.gpu.smallest_gpu", lambda _: None)
 
 
 @pytest.fixture

@@ -35,8 +35,8 @@ from slime.arguments.algorithm import critic_gpus
 from slime.arguments.cluster import OWN_CLUSTER, gpus_of_machine, missing_devices, missing_secret
 from slime.arguments.dry_run import MISSING_PATH, missing_prompt_file, of_machine
 from slime.arguments.memory_budget import Budget, budget_of
-from slime.arguments.memory_budget.fixes import Fix, as_flags
-from slime.arguments.memory_budget.machine import gpu_memory
+from slime.arguments.memory_budget.budget import Fix, as_flags
+from slime.arguments.memory_budget.gpu import gpu_memory
 from slime.arguments.validate import usable_gpus, visible_gpus
 
 GPU_ROLES = ("actor", "rollout", "prm")

@@ -20,7 +20,7 @@ OPTIONS = [option for group in GROUPS for option in group.options]
 # Read by what is not Python of this repository: the plugins of method folders (2.7 of the contract).
 READ_BY_PLUGINS = {option.attribute for option in ENVIRONMENTS.options}
 # Files beside the declarations that make something of the values besides checking them.
-READERS = ("model_shape.py", "evaluation.py", "machine.py", "placement.py", "process_environment.py")
+READERS = ("model_shape.py", "evaluation.py", "gpu.py", "placement.py", "process_environment.py")
 # The value changes nothing by itself: checked against others, the default said aloud, or a choice that does not exist here.
 CHECKED_ONLY = {"override_lr_scheduler", "optimizer", "rollout_external", "critic_num_nodes"}
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from machine_check import checks, facts, verify
-from machine_check.doctor import report
+from machine_check import __main__ as command
+from machine_check import checks, facts
+from machine_check.doctor import KINDS, OF_AGENTS, SEVERAL, kind_of, launch_scripts, report
 from machine_check.facts import Driver, Gpu, Interpreter, Machine, Toolkit
-from machine_check.scripts_that_fit import KINDS, OF_AGENTS, SEVERAL, kind_of, launch_scripts
 
 from tests.unit.install.conftest import StandInMachine
 
@@ -276,18 +276,18 @@ def test_the_versions_named_are_those_of_the_lock(repository: Path) -> None:
 def test_a_cpu_environment_does_not_verify_as_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    monkeypatch.setattr(verify, "MODULES", ("torch", "json"))
+    monkeypatch.setattr(command, "MODULES", ("torch", "json"))
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert "is not a CUDA build" in verify.failures(with_gpu=False)[0]
+    assert "is not a CUDA build" in command.failures(with_gpu=False)[0]
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    assert verify.failures(with_gpu=False) == []
+    assert command.failures(with_gpu=False) == []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(verify, "read_driver", lambda: Driver("550.54", READY.driver.gpus))
-    assert "finds no usable GPU with driver 550.54; it needs driver 580" in verify.failures(with_gpu=True)[0]
+    monkeypatch.setattr(command, "read_driver", lambda: Driver("550.54", READY.driver.gpus))
+    assert "finds no usable GPU with driver 550.54; it needs driver 580" in command.failures(with_gpu=True)[0]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert verify.failures(with_gpu=True) == []
-    monkeypatch.setattr(verify, "MODULES", ("torch", "no_such_package"))
-    assert "cannot import no_such_package" in verify.failures(with_gpu=True)[0]
+    assert command.failures(with_gpu=True) == []
+    monkeypatch.setattr(command, "MODULES", ("torch", "no_such_package"))
+    assert "cannot import no_such_package" in command.failures(with_gpu=True)[0]
 
 
 def test_old_pythons_can_read_the_check(repository: Path) -> None:

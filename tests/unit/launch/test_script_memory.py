@@ -14,7 +14,7 @@ from openclaw.launch.plan import Plan, Recipe
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.resolve import make_plan
 from openclaw.models.places import released
-from slime.arguments.memory_budget.parts import GIB
+from slime.arguments.memory_budget.gpu import GIB
 from tests.unit.launch.test_scripts import CLEAN, GPU_SCRIPTS, plan_words
 
 PAGE = (

@@ -14,10 +14,10 @@ from lab.testkit.ledger_records import judged_sample
 from openclaw.credit.baseline import WINDOW
 from openclaw.credit.episodes import EpisodeRules, settle
 from openclaw.inspect import main as inspect
+from openclaw.ledger.commands import salvage
 from openclaw.ledger.episodes import Episode, Settled
 from openclaw.ledger.exceptions import EpisodeConflictError, OpenEpisodesError, UnknownRecordError
 from openclaw.ledger.records import BASELINE
-from openclaw.ledger.salvage import salvage
 from openclaw.ledger.samples import rollout_of
 from openclaw.ledger.store import Ledger
 from openclaw.owners import stored_id

@@ -12,10 +12,10 @@ from lab.testkit.ledger_records import USER_NEXT, make_turn
 from openclaw.credit.baseline import record_judged
 from openclaw.credit.episodes import EpisodeRules, episode_samples
 from openclaw.inspect import main
+from openclaw.ledger.commands import salvage
 from openclaw.ledger.copying import ChangedTurn, copy_run
 from openclaw.ledger.episodes import Episode
 from openclaw.ledger.records import EPISODE, SeenPicture, Turn, Verdict
-from openclaw.ledger.salvage import salvage
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.turns import NO_PICTURE
 from openclaw.training.samples import make_sample

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from lab.testkit.ledger_records import USER_NEXT, make_turn
 from openclaw.credit.baseline import record_judged
+from openclaw.ledger.commands import salvage
 from openclaw.ledger.conversations import write_conversations
 from openclaw.ledger.probes import BLOCK, Candidate, choose_probes, drawn, part_of, reservoir_order
 from openclaw.ledger.records import PROBE, Feedback, Verdict, suffixed, turn_of_pass
-from openclaw.ledger.salvage import salvage
 from openclaw.ledger.store import Ledger
 from openclaw.owners import stored_id
 from tests.helpers.probes import judged, leased_batch, probes

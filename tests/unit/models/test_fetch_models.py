@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from openclaw.models import fetch, places
+from openclaw.models import __main__ as command
+from openclaw.models import places
 from openclaw.models.__main__ import main
 from openclaw.models.places import KNOWN, download_command, hub_name, missing_files, place_of
 from tests.helpers.hub import StandInHub, stand_in_hub
@@ -33,7 +34,7 @@ NEEDED = set(FILES) - {"pytorch_model.bin", "README.md"}
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInHub]:
     monkeypatch.setattr(places, "REPOSITORY", tmp_path)
     monkeypatch.setattr(places, "FOLDER", tmp_path / "models")
-    monkeypatch.setattr(fetch, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(command, "PAUSE_SECONDS", 0.0)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     with stand_in_hub("Qwen/Qwen3-4B", FILES) as running:
         monkeypatch.setenv("HF_ENDPOINT", running.url)
@@ -79,7 +80,7 @@ def test_ctrl_c_says_what_continues(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fetch, "_download", interrupted)
+    monkeypatch.setattr(command, "_download", interrupted)
     assert main(["Qwen3-4B"]) == 130
     assert "continue: python -m openclaw.models Qwen3-4B" in capsys.readouterr().err
 

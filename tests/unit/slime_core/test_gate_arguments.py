@@ -11,7 +11,7 @@ from slime.args import Arguments
 from slime.arguments import parse_args
 from slime.arguments.algorithm import check_gate
 from slime.arguments.memory_budget.budget import host_line, snapshot_bytes
-from slime.arguments.memory_budget.parts import GIB
+from slime.arguments.memory_budget.gpu import GIB
 from slime.arguments.memory_budget.shape import Shape
 from slime.arguments.memory_budget.trainer import push_bytes
 from slime.arguments.plugins import missing_plugins

@@ -17,10 +17,8 @@ from transformers import AutoModelForCausalLM, Qwen3_5TextConfig, Qwen3MoeConfig
 
 from slime.args import Arguments
 from slime.arguments.memory_budget import budget_of
-from slime.arguments.memory_budget.budget import checkpoint_bytes, engine_plan, layout
-from slime.arguments.memory_budget.fixes import fitting, fix
-from slime.arguments.memory_budget.machine import GpuMemory, gpu_memory, smallest_gpu
-from slime.arguments.memory_budget.parts import CONTEXT, DRIVER, GIB, Need
+from slime.arguments.memory_budget.budget import checkpoint_bytes, engine_plan, fitting, fix, layout
+from slime.arguments.memory_budget.gpu import CONTEXT, DRIVER, GIB, GpuMemory, Need, gpu_memory, smallest_gpu
 from slime.arguments.memory_budget.shape import Shape, shape_of_folder
 from slime.arguments.memory_budget.trainer import step_tokens, trainer_need
 from slime.arguments.parser import Parser, build_parser, read_arguments
@@ -390,7 +388,7 @@ def test_the_smallest_gpu_that_the_run_may_see_counts(
 def test_what_is_given_wins_over_the_driver_and_that_over_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     args = Arguments(device="cuda", gpu_memory_gb=None)
     found: list[float | None] = [None]
-    monkeypatch.setattr("slime.arguments.memory_budget.machine.smallest_gpu", lambda _: found[0])
+    monkeypatch.setattr("slime.arguments.memory_budget.gpu.smallest_gpu", lambda _: found[0])
     assert gpu_memory(args) is None
     assert gpu_memory(args, "profile gpu8", 80.0) == GpuMemory(80 * GIB, "profile gpu8; this machine has no GPU")
     found[0] = 5.0 * GIB

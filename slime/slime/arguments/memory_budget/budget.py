@@ -1,7 +1,7 @@
 """The memory budget of a run: what each role needs per GPU, whether it fits, and what to change if it does not.
 
 Guarantees: pure except for queries to the driver and the disk. A plan is refused only if it would not fit even with
-every estimate too high by `parts.UNCERTAINTY`; within that margin it gets a warning. Suggested changes are computed to
+every estimate too high by `gpu.UNCERTAINTY`; within that margin it gets a warning. Suggested changes are computed to
 fit.
 
 **Disk and host.** An FSDP2 checkpoint holds float32 weights and both moments, 12 bytes per parameter; Megatron adds its bfloat16 weights.
@@ -19,18 +19,94 @@ working memory of a forward pass come out of what the fraction leaves.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from groundwork.exceptions import ConfigError
 from slime.args import Arguments
-from slime.arguments.memory_budget.fixes import Fix, as_flags, fitting
-from slime.arguments.memory_budget.machine import GpuMemory, gpu_memory
-from slime.arguments.memory_budget.parts import CONTEXT, DRIVER, GIB, NCCL, Need, Part
+from slime.arguments.memory_budget.gpu import CONTEXT, DRIVER, GIB, NCCL, GpuMemory, Need, Part, gpu_memory
 from slime.arguments.memory_budget.shape import Shape, judge_shape, policy_shape
 from slime.arguments.memory_budget.trainer import longest_sample, step_tokens, trainer_need
 from slime.arguments.placement import data_parallel_size, describe_placement, start_order
+
+MAX_FIXES = 3
+_RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+
+
+@dataclass(frozen=True)
+class Fix:
+    """A change of arguments: ``values`` by attribute. The first attribute names the change."""
+
+    values: tuple[tuple[str, Any], ...]
+
+    def changed(self, args: Arguments) -> Arguments:
+        """Return ``args`` with the change applied."""
+        return args.changed(**dict(self.values))
+
+
+def fix(**values: Any) -> Fix:
+    """Return the change that sets these attributes."""
+    return Fix(tuple(values.items()))
+
+
+def as_flags(change: Fix) -> str:
+    """Return the change as flags to type: ``--max-tokens-per-gpu 8192``."""
+    name, value = change.values[0]
+    flag = f"--{name.replace('_', '-')}"
+    return flag if value is True else f"{flag} {value}"
+
+
+def fitting(args: Arguments, fits: Callable[[Arguments], bool]) -> list[Fix]:
+    """Return up to :data:`MAX_FIXES` changes that make ``fits`` true, the smallest of each kind."""
+    results = []
+    for ladder in _ladders(args):
+        step = next((change for change in ladder if fits(change.changed(args))), None)
+        if step is not None:
+            results.append(step)
+        if len(results) == MAX_FIXES:
+            break
+    return results
+
+
+def _ladders(args: Arguments) -> Iterator[list[Fix]]:
+    """Yield kinds of changes, cheapest kind first; within a kind the smallest step comes first."""
+    fsdp = args.train_backend == "fsdp"
+    if fsdp and not args.gradient_checkpointing:
+        yield [fix(gradient_checkpointing=True)]
+    if not fsdp and args.recompute_granularity != "full":
+        yield [fix(**_RECOMPUTE)]
+    if args.use_dynamic_batch_size and args.max_tokens_per_gpu:
+        yield [fix(max_tokens_per_gpu=size) for size in _halves(args.max_tokens_per_gpu, 1024)]
+    now = args.sglang_mem_fraction_static
+    fractions = [round(0.1 * tenth, 1) for tenth in range(3, 10)]
+    yield sorted(
+        (fix(sglang_mem_fraction_static=value) for value in fractions if value != now),
+        key=lambda change: abs(change.values[0][1] - (now or 0.9)),
+    )
+    context = args.sglang_context_length or args.rollout_max_context_len
+    limit = args.sglang_max_total_tokens
+    if context and limit != context:
+        yield [fix(sglang_max_total_tokens=context)]
+    if not (args.use_lora or args.advantage_estimator == "ppo"):
+        yield [fix(use_lora=True, update_weight_mode="adapter")]
+    if not args.share_gpu and not args.colocate:
+        more = (args.actor_num_gpus_per_node * factor for factor in (2, 4))
+        yield [fix(actor_num_gpus_per_node=gpus) for gpus in more if gpus <= args.num_gpus_per_node]
+        yield [fix(rollout_num_gpus_per_engine=args.rollout_num_gpus)]
+    if fsdp and not args.fsdp_cpu_offload and not args.colocate:
+        yield [fix(fsdp_cpu_offload=True)]
+    if context:
+        judge = args.prm_max_new_tokens if args.prm_enable else 0
+        least = max(2048, (args.rollout_max_response_len or 0) + 1, judge + 1)
+        yield [fix(sglang_context_length=size, rollout_max_context_len=size) for size in _halves(context, least)]
+
+
+def _halves(number: int, least: int) -> Iterator[int]:
+    while (number := number // 2) >= least:
+        yield number
+
 
 # SGLang 0.5.23: `reserve_for_graph_mb`, `generate_prefill_cuda_graph_batch_sizes`, `max_loras_per_batch`,
 # `mamba_full_memory_ratio`, `SGLANG_LOGPROB_CHUNK_SIZE`.

@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slime.args import Arguments
-from slime.arguments.memory_budget.parts import CONTEXT, NCCL, Need, Part
+from slime.arguments.memory_budget.gpu import CONTEXT, NCCL, Need, Part
 from slime.arguments.memory_budget.shape import Shape
 from slime.arguments.plugins import asked_values, is_decorated
 from slime.arguments.trainer import shares_gpus
