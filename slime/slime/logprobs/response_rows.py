@@ -15,7 +15,8 @@ Guarantees:
   first.
 * A block holds all rows of some columns. The gradient of a row of the head is therefore one matrix product over all ``N``
   positions, rounded once. Its error does not depend on the number of blocks, even if the head computes in bfloat16.
-* The gradient of the hidden states is a sum over blocks, accumulated in float32.
+* The gradient of the hidden states is a sum over blocks, accumulated in float32. A GPU adds a product to it unrounded; a
+  CPU has no such product for bfloat16 and rounds each block's product once.
 
 Rows are in the order of the samples. A context-parallel rank has the rows it holds. :mod:`slime.utils.head_memory`
 computes the memory.
@@ -247,8 +248,10 @@ def _add_gradients(
             continue
         if total.dtype == table.dtype:
             total.addmm_(table, weight[block])
-        else:
+        elif table.device.type == "cpu":
             total.add_(table @ weight[block])
+        else:
+            torch.addmm(total, table, weight[block], out_dtype=total.dtype, out=total)
 
 
 HeadPairs = Sequence[tuple[Tensor, Tensor]]
@@ -284,7 +287,8 @@ def log_probs_of_head(
     vocabulary = whole if vocab_size is None else min(vocab_size, whole)
     _check_ids(ids, vocabulary)
     columns = min(width, max(0, vocabulary - first))
-    walk = Walk(temperature, block_width(len(ids), columns, chunk), first, columns, with_entropy, group)
+    width_of_block = block_width(len(ids), columns, chunk, even=ids.device.type != "cpu")
+    walk = Walk(temperature, width_of_block, first, columns, with_entropy, group)
     flat = ids.unsqueeze(-1) if ids.dim() == 1 else ids
     tensors = [tensor for rows, weight in pairs for tensor in (rows.to(weight.dtype), weight)]
     log_probs, entropy = HeadWalk.apply(flat, walk, *tensors)  # pyright: ignore[reportGeneralTypeIssues]
@@ -338,7 +342,8 @@ class ResponseRows:
         first = self.group.rank() * width if is_split(self.group) else 0
         columns = width if self.vocab_size is None else min(width, max(0, self.vocab_size - first))
         chunk = chunk_rows(self.chunk, width)
-        walk = Walk(1.0, block_width(len(self), columns, chunk), first, columns, False, self.group)
+        width_of_block = block_width(len(self), columns, chunk, even=self.pairs[0][0].device.type != "cpu")
+        walk = Walk(1.0, width_of_block, first, columns, False, self.group)
         inputs, weights = [rows.to(weight.dtype) for rows, weight in self.pairs], [weight for _, weight in self.pairs]
         best = inputs[0].new_full((len(self),), -torch.inf, dtype=torch.float32)
         ids = torch.full((len(self),), first, device=best.device)

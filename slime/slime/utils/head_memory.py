@@ -28,17 +28,28 @@ def chunk_rows(requested: int, vocab_size: int) -> int:
     return requested if requested > 0 else max(1, DEFAULT_CHUNK_BYTES // (4 * vocab_size))
 
 
-def block_width(rows: int, columns: int, chunk: int) -> int:
-    """Return the widest block of ``rows`` rows with at most ``chunk * columns`` logits; at least 1 column."""
+def block_width(rows: int, columns: int, chunk: int, *, even: bool) -> int:
+    """Return the width of blocks of ``rows`` rows with at most ``chunk * columns`` logits; at least 1 column.
+
+    Blocks are as wide as that allows, and the last one has what is left. With ``even`` there are as many, of nearly equal
+    width, so that the last one, whose logits the backward pass need not recompute, is no sliver. A CPU keeps the widest
+    blocks, because other blocks change the order of its sums.
+    """
     width = min(columns, max(1, chunk * columns // max(1, rows)))
-    return width - width % _ALIGNED if _ALIGNED < width < columns else width
+    if _ALIGNED < width < columns:
+        width -= width % _ALIGNED
+    if not even or width == columns:
+        return width
+    blocks = -(-columns // width)
+    narrow, step = -(-columns // blocks), _ALIGNED if width >= _ALIGNED else 1
+    return -(-narrow // step) * step
 
 
 def head_bytes(
     rows: int, hidden: int, columns: int, *, chunk: int, ids: int = 1, dtype_bytes: int = 2, on_gpu: bool = True
 ) -> int:
     """Return the table's peak bytes for ``rows`` response tokens and this rank's ``columns`` of the vocabulary."""
-    block = rows * block_width(rows, columns, chunk)
+    block = rows * block_width(rows, columns, chunk, even=on_gpu)
     gradients = rows * hidden * (4 if dtype_bytes == 4 else 6)
     slices = 2 * min(4 * block, GPU_SLICE_BYTES if on_gpu else CPU_SLICE_BYTES)
     return dtype_bytes * block + gradients + rows * (24 * ids + 40) + slices

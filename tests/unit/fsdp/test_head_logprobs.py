@@ -57,7 +57,7 @@ def exact(temperature: float, with_entropy: bool, dtype: torch.dtype = torch.flo
 def test_values_and_gradients_are_those_of_float64(
     chunk: int, temperature: float, with_entropy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(response_rows, "CPU_SLICE_BYTES", 4 * block_width(ROWS, VOCABULARY, chunk) * 5)
+    monkeypatch.setattr(response_rows, "CPU_SLICE_BYTES", 4 * block_width(ROWS, VOCABULARY, chunk, even=False) * 5)
     for found, right in zip(outcome(chunk, temperature, with_entropy), exact(temperature, with_entropy), strict=True):
         size = max(1.0, float(right.detach().abs().max()))
         torch.testing.assert_close(found.double() / size, right.double() / size, atol=1e-5, rtol=1e-5)
@@ -186,18 +186,56 @@ def test_frozen_weights_get_no_gradient_product() -> None:
 
 
 def test_a_block_has_the_numbers_of_a_chunk_of_rows() -> None:
-    assert block_width(13, 50, 13) == block_width(13, 50, 1000) == block_width(0, 50, 1) == 50
-    assert block_width(13, 50, 4) == 15
-    assert block_width(32_768, 151_936, 1024) == 4736
-    assert block_width(10**6, 100, 1) == 1
+    for even in (False, True):
+        assert [block_width(*size, even=even) for size in ((13, 50, 13), (13, 50, 1000), (0, 50, 1))] == [50, 50, 50]
+        assert block_width(10**6, 100, 1, even=even) == 1
+        assert block_width(4, 0, 1, even=even) == 0
+    assert block_width(13, 50, 4, even=False) == 15
+    assert block_width(32_768, 151_936, 1024, even=False) == 4736
     assert chunk_rows(17, 1000) == 17
     assert chunk_rows(-1, 151_936) * 151_936 * 4 <= 256 * 2**20
     assert chunk_rows(0, 10**12) == 1
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns", "chunk", "width"),
+    [(1024, 151_936, 128, 16_896), (10_922, 151_936, 1024, 13_824), (13, 50, 4, 13), (13, 50, 13, 50)],
+)
+def test_even_blocks_are_as_many_and_hold_no_more(rows: int, columns: int, chunk: int, width: int) -> None:
+    widest, even = (block_width(rows, columns, chunk, even=even) for even in (False, True))
+    assert even == width <= widest
+    assert -(-columns // even) == -(-columns // widest)
+    last = columns - (-(-columns // even) - 1) * even
+    assert last > 0.8 * even
+
+
+def test_a_gpu_adds_to_the_float32_sum_without_rounding() -> None:
+    """Tensors without values take the path of a GPU: one product into the sum, and no bfloat16 product beside it."""
+    for dtype, expected in ((torch.bfloat16, "dtype_out"), (torch.float32, "default")):
+        table, weight = (torch.empty(size, dtype=dtype, device="meta") for size in ((5, 6), (6, 4)))
+        total = torch.empty(5, 4, device="meta")
+        with Overloads() as found:
+            response_rows._add_gradients(table, slice(0, 6), (table,), (weight,), [total], [None])
+        assert [name for name in found.names if "mm" in name] == [
+            f"addmm{'' if dtype == torch.bfloat16 else '_'}.{expected}"
+        ]
+
+
+class Overloads(TorchDispatchMode):
+    """Remembers the operations and their overloads, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(f"{func.overloadpacket.__name__}.{func._overloadname}")
+        return func(*args, **(kwargs or {}))
+
+
 def test_the_budget_is_that_of_a_block_and_the_rows() -> None:
     found = head_bytes(32_768, 2560, 151_936, chunk=1024, ids=50)
-    block, gradients = 2 * 32_768 * 4736, 6 * 32_768 * 2560
+    block, gradients = 2 * 32_768 * 4608, 6 * 32_768 * 2560
     assert block + gradients < found < block + gradients + 320 * 2**20
     assert head_bytes(100, 2560, 151_936, chunk=1024) < 2 * 100 * 151_936 + 260 * 2**20
 
