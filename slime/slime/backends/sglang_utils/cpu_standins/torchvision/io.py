@@ -1,9 +1,5 @@
-"""Image and video readers, by name only: any name that is imported is an empty class."""
+"""Image and video readers, by name only."""
 
-from __future__ import annotations
+from ._placeholder import placeholder as __getattr__
 
-
-def __getattr__(name: str) -> type:
-    if name.startswith("__"):
-        raise AttributeError(name)
-    return type(name, (), {})
+__all__ = ["__getattr__"]
