@@ -57,7 +57,26 @@ class Task:
 
 
 class Environment(ABC):
-    """One environment, for one lease."""
+    """One environment, for one lease.
+
+    Example:
+        >>> class Guess(Environment):
+        ...     @classmethod
+        ...     def tasks(cls):
+        ...         return [Task("guess/7", {"number": 7})]
+        ...     async def reset(self, task, seed):
+        ...         self.number, self.right = task.data["number"], False
+        ...         return Observation(text="Guess a number from 1 to 10.")
+        ...     async def step(self, action):
+        ...         self.right = action["text"] == str(self.number)
+        ...         return StepResult(observation=Observation(text="right" if self.right else "wrong"), done=self.right)
+        ...     async def evaluate(self):
+        ...         return Verdict(status="ok", score=float(self.right))
+        ...     async def close(self):
+        ...         pass
+        >>> len(Registry([Guess]))
+        1
+    """
 
     provider: ClassVar[Provider | None] = None
     """Starts the sandboxes of an environment that runs programs of agents. The pool's command replaces it by the provider

@@ -56,7 +56,12 @@ class Request(BaseModel):
 
 
 class LeaseRequest(Request):
-    """Ask for an environment for one episode of a task, and wait in the queue for up to ``wait_s``."""
+    """Ask for an environment for one episode of a task, and wait in the queue for up to ``wait_s``.
+
+    Example:
+        >>> LeaseRequest(request_id="a" * 32, task_id="swe/1").ttl_s
+        60.0
+    """
 
     task_id: Annotated[str, Field(min_length=1, max_length=256)]
     ttl_s: Seconds = 60.0
@@ -146,6 +151,12 @@ class Verdict(Answer):
         score: of the task, finite; None if there is nothing to reward.
         passed: number of tests that passed, of ``total``.
         detail: a line for people.
+
+    Example:
+        >>> Verdict(status="ok", score=0.5, passed=1, total=2).score
+        0.5
+        >>> Verdict(status="infra_error", detail="the sandbox is gone").score is None
+        True
     """
 
     status: Status

@@ -128,7 +128,41 @@ REAP_S = 0.5
 
 
 class Pool:
-    """Implements `agentrl.protocol.LeaseService`; `start` it before, and `stop` it after."""
+    """Implements `agentrl.protocol.LeaseService`; `start` it before, and `stop` it after.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from prometheus_client import CollectorRegistry
+        >>> from agentrl.client import episode
+        >>> from agentrl.environment import Environment, Task
+        >>> class Ready(Environment):
+        ...     @classmethod
+        ...     def tasks(cls):
+        ...         return [Task("ready")]
+        ...     async def reset(self, task, seed):
+        ...         return Observation(text="Say that you are ready.")
+        ...     async def step(self, action):
+        ...         return StepResult(observation=Observation(), done=True)
+        ...     async def evaluate(self):
+        ...         return Verdict(status="ok", score=1.0)
+        ...     async def close(self):
+        ...         pass
+        >>> async def one_episode(folder):
+        ...     ledger = ProcessLedger(Path(folder) / "processes.sqlite")
+        ...     pool = Pool(Registry([Ready]), Capacity(4, Weight()), ledger, PoolMetrics(CollectorRegistry()))
+        ...     await pool.start()
+        ...     async with episode(pool, "ready") as leased:
+        ...         await leased.reset()
+        ...         await leased.step({"text": "ready"})
+        ...         verdict = await leased.evaluate()
+        ...     await pool.stop(10.0)
+        ...     ledger.close()
+        ...     return verdict.score
+        >>> with TemporaryDirectory() as folder:
+        ...     asyncio.run(one_episode(folder))
+        1.0
+    """
 
     def __init__(
         self,

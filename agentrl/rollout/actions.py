@@ -44,6 +44,11 @@ class Reply:
         thought: whether it has a thought.
         tokens: of the reply, as far as known.
         ending: that the reply itself brings: its length, or a context without room for it.
+
+    Example:
+        >>> reply = Reply({"role": "assistant", "content": "```python\\nprint(2)\\n```"}, tokens=9)
+        >>> FORMS["code_block"].actions(reply)
+        [Action(content={'code': 'print(2)\\n'}, call_id=None)]
     """
 
     message: Message

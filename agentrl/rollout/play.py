@@ -281,7 +281,35 @@ class Played:
 
 
 class Play:
-    """Plays one episode, whose environment the caller opens and closes."""
+    """Plays one episode, whose environment the caller opens and closes.
+
+    Example:
+        >>> from agentrl.environment import Environment, Task
+        >>> from agentrl.rollout.chat_policy import ChatPolicy, Unpooled
+        >>> class Guess(Environment):
+        ...     @classmethod
+        ...     def tasks(cls):
+        ...         return [Task("guess/7")]
+        ...     async def reset(self, task, seed):
+        ...         self.right = False
+        ...         return Observation(text="Guess a number from 1 to 10.")
+        ...     async def step(self, action):
+        ...         self.right = action["text"] == "7"
+        ...         return StepResult(observation=Observation(text="right" if self.right else "wrong"), done=self.right)
+        ...     async def evaluate(self):
+        ...         return Verdict(status="ok", score=float(self.right))
+        ...     async def close(self):
+        ...         pass
+        >>> class Counts:
+        ...     async def ask(self, messages, tools, parameters):
+        ...         number = 5 + sum(message["role"] == "assistant" for message in messages)
+        ...         return {"choices": [{"message": {"role": "assistant", "content": str(number)}}]}
+        >>> environment = Unpooled(Guess(processes=None), Task("guess/7"))
+        >>> play = Play(ChatPolicy(Counts()), environment, Settings(max_turns=5), task_id="guess/7")
+        >>> played = asyncio.run(play.play())
+        >>> played.ending, played.turns, played.score
+        (<Ending.DONE: 'done'>, 3, 1.0)
+    """
 
     def __init__(
         self,

@@ -65,6 +65,10 @@ class SandboxSpec:
         mounts: what of the host it may read, besides the system's programs and libraries.
         doors: the only way out.
         image: of a container, by name; None for the provider's own. Providers without images refuse one.
+
+    Example:
+        >>> SandboxSpec(Limits(memory_mib=1024), env={"LANG": "C"}, mounts=[Mount(Path("/opt/tools"), "/tools")]).limits
+        Limits(memory_mib=1024, cpus=1.0, processes=128, disk_mib=256, open_files=1024)
     """
 
     limits: Limits = Limits()

@@ -52,6 +52,14 @@ class MethodConfig(EnvironmentConfig):
         recommended: whether a command without a method uses this one.
         guide_name: the method's name in configuration files of other guides.
         guide_keys: keys of such files, each with the variable or flag it sets.
+
+    Example:
+        >>> class Config(MethodConfig):
+        ...     name = "mymethod"
+        ...     defaults = {"LEARNING_RATE": 1e-6}
+        ...     reasons = {"too_short": Reason("The reply has too few tokens to learn from.")}
+        >>> Config.from_env({}).launch_flags()[:2]
+        ('--advantage-estimator', 'grpo')
     """
 
     name: ClassVar[str]

@@ -44,7 +44,14 @@ class Change:
 
 @dataclass(frozen=True)
 class Margin:
-    """The margin and its standard error in nats per token, and the numbers of clusters of each opinion."""
+    """The margin and its standard error in nats per token, and the numbers of clusters of each opinion.
+
+    Example:
+        >>> rows = [("monday", True, 0.5), ("tuesday", True, 0.25), ("monday", False, -0.25), ("tuesday", False, -0.5)]
+        >>> margin = paired_margin([Change(cluster, liked, 1.0, change) for cluster, liked, change in rows])
+        >>> margin.value, margin.enough(2), margin.fell(errors=2.0, least=0.01)
+        (0.75, True, False)
+    """
 
     value: float
     error: float

@@ -191,6 +191,12 @@ class Reply:
 
     ``error`` is the error that ended it, or None. ``recorded`` says whether the whole reply is in the ledger. After the
     start, ``captures`` holds its choices and ``context`` its place in a session.
+
+    Example:
+        >>> async with reply:  # doctest: +SKIP
+        ...     answer = await reply.whole()
+        >>> reply.recorded, reply.headers["x-weight-version"]  # doctest: +SKIP
+        (True, '12')
     """
 
     captures: list[Capture]

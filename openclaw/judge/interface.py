@@ -29,6 +29,15 @@ class Question:
         messages: the request, the reply and what followed, as they were.
         prompt: a method's own prompt, in place of the standard one.
         images: ``data:`` URLs of the pictures that the own prompt has places for, in order.
+
+    Example:
+        >>> question = Question.about(
+        ...     [{"role": "user", "content": "2 + 2?"}],
+        ...     {"role": "assistant", "content": "4"},
+        ...     [{"role": "user", "content": "thanks"}],
+        ... )
+        >>> question.reply, question.next_state
+        ('4', (('user', 'thanks'),))
     """
 
     reply: str

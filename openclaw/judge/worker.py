@@ -88,7 +88,46 @@ class WorkerSettings:
 
 
 class JudgeWorker:
-    """Judges pending turns until stopped."""
+    """Judges pending turns until stopped.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from lab.testkit.ledger_records import make_turn
+        >>> from prometheus_client import CollectorRegistry
+        >>> from openclaw.ledger.store import Ledger
+        >>> from openclaw.method import JudgePlan
+        >>> class Praise:
+        ...     async def votes(self, kind, question, count):
+        ...         return [Vote(kind, "It helped.", 1)] * count
+        >>> class ScoresOnly:
+        ...     name = "scores-only"
+        ...     def judges(self):
+        ...         return JudgePlan(prm_votes=3)
+        ...     def samples(self, turn, verdict):
+        ...         return SampleDecision(reason="only_a_score")
+        >>> folder = TemporaryDirectory()
+        >>> ledger = Ledger(f"{folder.name}/ledger.sqlite")
+        >>> _ = ledger.turns.record(make_turn("chatcmpl-1"))
+        >>> _ = ledger.turns.record_next_state("chatcmpl-1", [{"role": "user", "content": "thanks"}], at=3.0)
+        >>> async def engines_answer():
+        ...     return True
+        >>> limits = Limits(temperature=0.6, min_response_tokens=1, max_tokens=4096)
+        >>> async def judge_until_done():
+        ...     metrics = JudgeMetrics(CollectorRegistry())
+        ...     worker = JudgeWorker(ledger, ScoresOnly(), Praise(), None, limits, metrics, engines_answer)
+        ...     stop = asyncio.Event()
+        ...     running = asyncio.create_task(worker.run(stop))
+        ...     while ledger.views.outcome("chatcmpl-1").state != "judged":
+        ...         await asyncio.sleep(0.01)
+        ...     stop.set()
+        ...     await running
+        >>> asyncio.run(judge_until_done())
+        >>> outcome = ledger.views.outcome("chatcmpl-1")
+        >>> outcome.reason
+        'only_a_score'
+        >>> ledger.close()
+        >>> folder.cleanup()
+    """
 
     def __init__(
         self,

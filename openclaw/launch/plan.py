@@ -31,6 +31,13 @@ class Recipe:
         machine: profile of the machine.
         task: whether ``what`` is a task.
         evaluates_only: whether the task's held-out part is only evaluated, without a trainer.
+
+    Example:
+        >>> from openclaw.launch.profiles import PROFILES
+        >>> from openclaw.launch.resolve import make_plan
+        >>> plan = make_plan(Recipe("combine", "qwen3-4B", PROFILES["gpu8"]), ["--lr", "1e-6"], {})
+        >>> plan.title, plan.args.lr, plan.gpus_needed
+        ('method combine', 1e-06, 8)
     """
 
     what: str

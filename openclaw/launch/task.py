@@ -84,6 +84,15 @@ class TaskConfig(EnvironmentConfig):
         aliases: further names of the launcher's variables.
         profiles: sizes of a run by the word after ``--profile``; the first one is the default.
         reads: what else the run's processes read from the environment.
+
+    Example:
+        >>> class Config(TaskConfig):
+        ...     name = "riddles"
+        ...     generate = "riddles_agent.generate"
+        ...     profiles = {"gpu8": TaskProfile({"TP": 2}), "cpu": TaskProfile(device="cpu")}
+        >>> config = Config.from_env({"N_SAMPLES": "4"})
+        >>> config.samples, config.profile_variables("gpu8", {})
+        (4, {'TP': 2})
     """
 
     name: ClassVar[str]

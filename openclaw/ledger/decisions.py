@@ -125,7 +125,20 @@ class Line(NamedTuple):
 
 
 class Decisions:
-    """The gate's decisions, quarantine and rollbacks."""
+    """The gate's decisions, quarantine and rollbacks.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from openclaw.ledger.store import Ledger
+        >>> folder = TemporaryDirectory()
+        >>> ledger = Ledger(f"{folder.name}/ledger.sqlite")
+        >>> ledger.decisions.record(7, "refused", "8", "liked replies fell", by_margin=True, metrics={"gate/margin": -0.2})
+        1
+        >>> [(refused.rollout_id, refused.why) for refused in ledger.decisions.refusals()]
+        [(7, 'liked replies fell')]
+        >>> ledger.close()
+        >>> folder.cleanup()
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database

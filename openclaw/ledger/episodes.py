@@ -175,7 +175,32 @@ class EpisodeSample:
 
 
 class Episodes:
-    """The episodes of the ledger."""
+    """The episodes of the ledger.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from openclaw.ledger.store import Ledger
+        >>> folder = TemporaryDirectory()
+        >>> ledger = Ledger(f"{folder.name}/ledger.sqlite", clock=lambda: 100.0)
+        >>> episode = Episode(
+        ...     id="episode-1",
+        ...     owner="",
+        ...     key_name="agents",
+        ...     key_digest=b"",
+        ...     task="mend the test",
+        ...     metadata={},
+        ...     created_at=100.0,
+        ...     expires_at=700.0,
+        ... )
+        >>> ledger.episodes.create(episode, most_open=10)
+        >>> ledger.episodes.close("episode-1", "completed", reward=1.0)
+        True
+        >>> closed = ledger.episodes.get("episode-1")
+        >>> closed.state, closed.reward
+        ('closed', 1.0)
+        >>> ledger.close()
+        >>> folder.cleanup()
+    """
 
     def __init__(self, database: Database, pictures: Pictures) -> None:
         self._database = database

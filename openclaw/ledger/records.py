@@ -111,6 +111,28 @@ class Turn:
             scores by the weights in ``weight_versions``, which did not write the reply.
         pictures: of the prompt, in order, with their files, when the turn is recorded; a turn that was read has none, see
             `openclaw.ledger.turns`.
+
+    Example:
+        >>> turn = Turn(
+        ...     id="chatcmpl-1",
+        ...     session_id="a",
+        ...     index=0,
+        ...     kind="main",
+        ...     created_at=1.0,
+        ...     finished_at=2.0,
+        ...     messages=[{"role": "user", "content": "2 + 2?"}],
+        ...     prompt_ids=[5, 6, 7],
+        ...     response_ids=[8, 9],
+        ...     response_logprobs=[-0.1, -0.2],
+        ...     finish_reason="stop",
+        ...     response_message={"role": "assistant", "content": "4"},
+        ...     temperature=1.0,
+        ...     top_p=1.0,
+        ...     weight_versions=[VersionSpan("12", 0, 2)],
+        ... )
+        >>> turn.validate()
+        >>> [reason for reason, holds in turn.misfits(temperature=0.7, max_tokens=4096).items() if holds]
+        ['temperature']
     """
 
     id: str
@@ -262,6 +284,11 @@ class Verdict:
         teacher_versions: weight versions of the engine that scored them; empty for a static teacher.
         teacher_topk: the teacher's most likely tokens per position; stored only with the turn's samples.
         seconds: from the first request of a vote to the last answer.
+
+    Example:
+        >>> verdict = Verdict(score=1, votes=(Vote("prm", "It thanks. [1]", 1), Vote("prm", "Unclear.", None, invalid="no_box")))
+        >>> Verdict.from_dict(verdict.to_dict()) == verdict
+        True
     """
 
     score: int | None = None

@@ -147,7 +147,23 @@ def rollout_of(sample: Sample) -> str | int:
 
 
 class Samples:
-    """The samples of the ledger and the steps that used them."""
+    """The samples of the ledger and the steps that used them.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from lab.testkit.ledger_records import judged_sample
+        >>> from openclaw.ledger.store import Ledger
+        >>> folder = TemporaryDirectory()
+        >>> ledger = Ledger(f"{folder.name}/ledger.sqlite")
+        >>> judged_sample(ledger, "chatcmpl-1")
+        >>> [sample] = ledger.samples.claim(rollout_id=0, count=8)
+        >>> ledger.samples.ready_count(), ledger.samples.untrained_leases()
+        (0, 1)
+        >>> ledger.samples.mark_trained(rollout_id=0)  # a checkpoint holds the step
+        1
+        >>> ledger.close()
+        >>> folder.cleanup()
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database

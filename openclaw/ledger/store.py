@@ -4,11 +4,6 @@ Guarantees: every method of its parts commits before it returns, and methods cal
 together. `kill -9` of any process at any moment leaves a consistent file. The runtime process writes turns, next states and
 verdicts, while the rollout manager writes leases and steps. Methods are synchronous: call them from asyncio through
 ``asyncio.to_thread``.
-
-    with closing(Ledger("runs/mine/ledger.sqlite")) as ledger:
-        ledger.turns.record(turn)
-        ledger.turns.record_next_state(turn.id, [{"role": "user", "content": "thanks"}], at=time.time())
-        [waiting] = ledger.judging.pending(limit=1)
 """
 
 from __future__ import annotations
@@ -54,6 +49,35 @@ class Ledger:
         logs: turns that came as text.
         transfer: to and from other ledgers.
         views: for reports, commands and clients.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from lab.testkit.ledger_records import make_turn
+        >>> from openclaw.ledger.records import Verdict
+        >>> from slime.utils.types import Sample
+        >>> folder = TemporaryDirectory()
+        >>> ledger = Ledger(f"{folder.name}/ledger.sqlite")
+
+        The gateway records a reply, and then the message that follows it:
+
+        >>> turn = ledger.turns.record(make_turn("chatcmpl-1")) or ledger.turns.get("chatcmpl-1")
+        >>> _ = ledger.turns.record_next_state(turn.id, [{"role": "user", "content": "thanks"}], at=3.0)
+
+        The judge reads what is pending, and commits its verdict with a sample:
+
+        >>> [pending] = ledger.judging.pending(limit=1)
+        >>> ids = pending.turn.response_ids
+        >>> sample = Sample(tokens=pending.turn.prompt_ids + ids, response_length=len(ids), reward=1.0)
+        >>> sample.loss_mask, sample.rollout_log_probs = [1] * len(ids), pending.turn.response_logprobs
+        >>> ledger.judging.record(turn.id, Verdict(score=1), [sample], reason=None)
+
+        The trainer claims a batch, and marks it as trained once a checkpoint holds the step:
+
+        >>> [claimed] = ledger.samples.claim(rollout_id=0, count=1)
+        >>> claimed.reward, ledger.samples.mark_trained(rollout_id=0)
+        (1.0, 1)
+        >>> ledger.close()
+        >>> folder.cleanup()
     """
 
     def __init__(

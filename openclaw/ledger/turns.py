@@ -64,7 +64,23 @@ def session_digest(session_id: str) -> bytes:
 
 
 class Turns:
-    """Records turns and what follows them; finds a turn by its id or its conversation."""
+    """Records turns and what follows them; finds a turn by its id or its conversation.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from lab.testkit.ledger_records import make_turn
+        >>> from openclaw.ledger.store import Ledger
+        >>> folder = TemporaryDirectory()
+        >>> ledger = Ledger(f"{folder.name}/ledger.sqlite")
+        >>> _ = ledger.turns.record(make_turn("chatcmpl-1"))
+        >>> ledger.turns.get("chatcmpl-1").state
+        'waiting'
+        >>> _ = ledger.turns.record_next_state("chatcmpl-1", [{"role": "user", "content": "thanks"}], at=3.0)
+        >>> ledger.turns.get("chatcmpl-1").state
+        'pending'
+        >>> ledger.close()
+        >>> folder.cleanup()
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database

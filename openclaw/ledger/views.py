@@ -274,7 +274,20 @@ def counted(number: int, noun: str) -> str:
 
 
 class Views:
-    """What reports, commands and clients read."""
+    """What reports, commands and clients read.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from lab.testkit.ledger_records import make_turn
+        >>> from openclaw.ledger.store import Ledger
+        >>> folder = TemporaryDirectory()
+        >>> ledger = Ledger(f"{folder.name}/ledger.sqlite")
+        >>> _ = ledger.turns.record(make_turn("chatcmpl-1"))
+        >>> ledger.views.outcome("chatcmpl-1").state
+        'waiting'
+        >>> ledger.close()
+        >>> folder.cleanup()
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -52,6 +52,13 @@ class JudgePlan:
         student_topk: how many of the policy's most likely tokens the gateway keeps at each position of a reply; the
             teacher then scores these instead of the reply's own tokens (`openclaw.judge.teacher`). 0: none.
         hint_choice: with ``student_topk``, which of several hints the teacher reads; otherwise it is the longest.
+
+    Example:
+        >>> JudgePlan(prm_votes=3).asks_judge
+        True
+        >>> JudgePlan(needs_teacher=True)
+        Traceback (most recent call last):
+        ValueError: the teacher reads the hint by default; set hint_votes, or teacher_context for another context
     """
 
     prm_votes: int = 0
@@ -96,7 +103,23 @@ class SampleDecision:
 
 @runtime_checkable
 class Method(Protocol):
-    """A learning method: turns verdicts into training samples."""
+    """A learning method: turns verdicts into training samples.
+
+    Example:
+        >>> class RewardOnly:
+        ...     name = "reward-only"
+        ...     def judges(self):
+        ...         return JudgePlan(prm_votes=3)
+        ...     def samples(self, turn, verdict):
+        ...         if verdict.score is None:
+        ...             return SampleDecision(reason="no_score")
+        ...         ids = turn.prompt_ids + turn.response_ids
+        ...         return SampleDecision([Sample(tokens=ids, response_length=len(turn.response_ids), reward=verdict.score)])
+        ...     def session_samples(self, judged):
+        ...         return []
+        >>> isinstance(RewardOnly(), Method)
+        True
+    """
 
     name: str
 

@@ -88,7 +88,12 @@ MEDIA = LinearPattern(r"data:[\w/+.-]+;base64,[A-Za-z0-9+/=\s]*")
 
 
 class Redactor:
-    """Replaces matches; see the module's guarantees."""
+    """Replaces matches; see the module's guarantees.
+
+    Example:
+        >>> Redactor("secrets").text("export OPENAI_API_KEY=sk-proj-" + "aB3dE5gH" * 6)
+        'export OPENAI_API_KEY=[REDACTED:api_key]'
+    """
 
     def __init__(
         self,

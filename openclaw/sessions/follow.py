@@ -250,7 +250,21 @@ class TurnContext:
 
 
 class Sessions:
-    """Follows every conversation; see the module's guarantees."""
+    """Follows every conversation; see the module's guarantees.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> folder = TemporaryDirectory()
+        >>> ledger = Ledger(f"{folder.name}/ledger.sqlite")
+        >>> async def first_request():
+        ...     sessions = Sessions(ledger, idle_seconds=600.0, max_sessions=100, clock=lambda: 1.0)
+        ...     context = await sessions.begin({"x-session-id": "a"}, [{"role": "user", "content": "hi"}])
+        ...     sessions.abandon(context)
+        ...     return context.kind, context.origin
+        >>> asyncio.run(first_request())
+        ('main', 'header')
+        >>> ledger.close(); folder.cleanup()
+    """
 
     def __init__(
         self,

@@ -71,7 +71,23 @@ class Served:
 
 
 class Renderer:
-    """Owns the tokenizer for rendering."""
+    """Owns the tokenizer for rendering.
+
+    Example:
+        >>> from tokenizers import Tokenizer, models, pre_tokenizers
+        >>> from transformers import PreTrainedTokenizerFast
+        >>> letters = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+        >>> core = Tokenizer(models.BPE(letters, []))
+        >>> core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|end|>", bos_token="<|start|>")
+        >>> tokenizer.chat_template = (
+        ...     "{% for m in messages %}<|start|>{{ m.role }}: {{ m.content }}<|end|>{% endfor %}<|start|>assistant: "
+        ... )
+        >>> renderer = Renderer(tokenizer)
+        >>> ids = renderer.render([{"role": "user", "content": "What does <|end|> do?"}])
+        >>> ids.count(tokenizer.eos_token_id)  # a control token that a user spells stays text
+        1
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         """Create a renderer for a ``transformers`` tokenizer with a chat template."""

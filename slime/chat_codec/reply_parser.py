@@ -265,7 +265,15 @@ class ToolParser(Protocol):
 
 
 class ReplyParser:
-    """Turns the text of a reply into deltas."""
+    """Turns the text of a reply into deltas.
+
+    Example:
+        >>> parser = ReplyParser(reasoning=ReasoningFormat(), stops=["END"])
+        >>> parser.push("<think>two and two</th") + parser.push("ink>4EN") + parser.push("D?") + parser.finish()
+        [Reasoning(text='two and two'), Content(text='4')]
+        >>> parser.stopped
+        True
+    """
 
     def __init__(
         self,

@@ -147,6 +147,12 @@ class CommandLine(argparse.ArgumentParser):
     Attributes:
         further_flags: flags of another program that hands its unknown words to this parser; they are suggested too.
         missing_hints: what to type for a missing argument, by its name.
+
+    Example:
+        >>> parser = CommandLine(prog="serve")
+        >>> _ = parser.add_argument("--port", type=int, default=30000)
+        >>> parser.parse_args(["--port", "8000"]).port
+        8000
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:

@@ -37,6 +37,10 @@ class Variable:
         aliases: other names of the same variable.
         secret: whether to hide the value.
         flags: of command lines that set it, besides those of its names, such as ``--benchmark`` for ``SWE_BENCHMARK``.
+
+    Example:
+        >>> Variable("PORT", "port", int, 30000, "port of the gateway", minimum=1).read({"PORT": "8000"})[0]
+        8000
     """
 
     name: str
@@ -138,7 +142,15 @@ def variable(name: str, default: Value, help: str, **limits: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentConfig:
-    """Values of environment variables; a subclass declares each as a field with `variable`."""
+    """Values of environment variables; a subclass declares each as a field with `variable`.
+
+    Example:
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class Sampling(EnvironmentConfig):
+        ...     temperature: float = variable("TEMPERATURE", 1.0, "temperature of the policy", minimum=0.0)
+        >>> Sampling.from_env({"TEMPERATURE": "0.7"}).temperature
+        0.7
+    """
 
     @classmethod
     @cache

@@ -65,6 +65,12 @@ class StandInEngine:
         event_after_first: ends a reply after its first event.
         break_after: the next reply that is longer ends after so many tokens, as if the engine had gone.
         dies_of: a payload of which the engine dies, with all that runs; ``deaths`` counts.
+
+    Example:
+        >>> engine = StandInEngine(script=lambda prompt: [7, 8, 9][: prompt[0]])
+        >>> reply = asyncio.run(engine.whole({"input_ids": [2]}))
+        >>> reply["output_ids"], reply["meta_info"]["weight_version"]
+        ([7, 8], '1')
     """
 
     def __init__(self, script: Script, step_seconds: float = 0.0) -> None:

@@ -313,6 +313,13 @@ class ResponseRows:
         chunk: rows of logits that may exist at a time; zero or less: the default.
         group: the ranks that share the vocabulary, or None.
         vocab_size: number of tokens, if the vocabulary is padded.
+
+    Example:
+        >>> hidden, head = torch.eye(3, 4), torch.eye(5, 4)  # three rows, a vocabulary of five tokens
+        >>> rows = ResponseRows([(hidden, head)], chunk=0)
+        >>> log_probs, entropies = rows.log_probs(torch.tensor([0, 1, 4]), temperature=1.0)
+        >>> log_probs.shape, entropies.shape, rows.most_likely().tolist()
+        (torch.Size([3]), torch.Size([3]), [0, 1, 2])
     """
 
     pairs: HeadPairs

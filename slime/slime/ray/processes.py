@@ -41,6 +41,10 @@ class RemoteManager:
 
     A method starts the call and returns its reference. `RolloutManager` says what the call does, and `Processes.value` waits
     for it.
+
+    Example:
+        >>> manager = create_rollout_manager(args, reserved)  # doctest: +SKIP
+        >>> batch = processes.value(manager.generate(0))  # doctest: +SKIP
     """
 
     def __init__(self, actor: Any) -> None:

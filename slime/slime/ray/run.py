@@ -115,6 +115,12 @@ class Run:
         restarts: what they need and how many are left.
         reports: to trackers and the terminal.
         updates: one after another, with their checkpoints.
+
+    Example:
+        >>> with Run(args) as run:  # doctest: +SKIP
+        ...     for rollout_id in range(run.start_rollout_id, args.num_rollout):
+        ...         run.train(rollout_id, run.wait(run.generate(rollout_id)))
+        ...         run.save_if_due(rollout_id)
     """
 
     def __init__(self, args: Arguments, *, collects: bool = True) -> None:

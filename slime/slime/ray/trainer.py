@@ -175,6 +175,11 @@ class TrainGroup(Generic[R]):
     :class:`TrainerError` with the rank's number, even while other ranks wait for it in a collective. An error that another
     rank's death may have caused is reported as that death. Losing a machine during the wait raises NodeLostError. A signal ends
     the wait for a push and for answers to probes, whose work the ranks finish by themselves.
+
+    Example:
+        >>> versions = group.call(RemotePolicy.update_weights)  # doctest: +SKIP
+        >>> saving = group.ask(RemoteRank.save, 40)  # every rank begins  # doctest: +SKIP
+        >>> folders = group.gather(saving)  # doctest: +SKIP
     """
 
     def __init__(
@@ -325,7 +330,14 @@ class TrainGroup(Generic[R]):
 
 
 class Trainer:
-    """Owns the policy's group and, if the placement has a critic, the critic's."""
+    """Owns the policy's group and, if the placement has a critic, the critic's.
+
+    Example:
+        >>> trainer.take_snapshot()  # doctest: +SKIP
+        >>> metrics = trainer.train(7, batch["shards"], batch["critic_shards"])  # doctest: +SKIP
+        >>> trainer.undo_steps() if refused else trainer.keep_steps()  # doctest: +SKIP
+        >>> version = trainer.update_weights()  # doctest: +SKIP
+    """
 
     def __init__(self, args: Arguments, reserved: ReservedPlacement, stop: StopRequested | None = None) -> None:
         """``stop``: signals that end the wait for a push or for answers to probes."""

@@ -11,7 +11,14 @@ from slime.utils.types import Sample
 
 @dataclass
 class RolloutFnTrainOutput:
-    """Groups of samples, possibly nested lists, and metrics to log."""
+    """Groups of samples, possibly nested lists, and metrics to log.
+
+    Example:
+        >>> from slime.utils.types import Sample
+        >>> def rollout(args, rollout_id, data_source, evaluation=False):
+        ...     samples = [[Sample(tokens=[1, 2], response_length=1, reward=1.0)]]
+        ...     return RolloutFnTrainOutput(samples=samples, metrics={"rollout/mine": 1.0})
+    """
 
     samples: list[list[Sample]]
     metrics: dict[str, Any] | None = None

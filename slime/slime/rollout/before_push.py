@@ -126,7 +126,22 @@ class Decision(NamedTuple):
 
 
 class BeforePush(Protocol):
-    """The plugin."""
+    """The plugin.
+
+    Example:
+        >>> class Version:
+        ...     def __init__(self, version, log_prob):
+        ...         self.version, self.log_prob = version, log_prob
+        ...     def ask(self, probes):
+        ...         return [Answer([self.log_prob] * len(probe.reply_ids), [], False) for probe in probes]
+        >>> def decide(args, rollout_id, data_source, policies):
+        ...     liked = [Probe(prompt_ids=[1, 2], reply_ids=[3, 4])]
+        ...     before, after = (policy.ask(liked)[0].log_probs for policy in policies)
+        ...     fell = sum(before) - sum(after)
+        ...     return Decision(fell < 0.1, f"a liked reply fell by {fell:.2f} nats", {"gate/fell": fell})
+        >>> decide(None, 7, None, Policies(serving=Version("7", -0.5), candidate=Version("8", -0.25)))
+        Decision(accepted=True, why='a liked reply fell by -0.50 nats', metrics={'gate/fell': -0.5})
+    """
 
     def __call__(self, args: object, rollout_id: int, data_source: object, policies: Policies) -> Decision:
         """Compare both versions and decide.

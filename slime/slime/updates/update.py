@@ -62,6 +62,16 @@ class Update:
         held: the fuse that held the steps back, or None.
         undone: why the gate undid the steps, or None.
         state: see `TRANSITIONS`.
+
+    Example:
+        >>> update = Update(rollout_id=7, metrics={}, steps={})
+        >>> for state in (State.PROBED, State.ACCEPTED, State.PUSHED, State.LIVE):
+        ...     update.to(state)
+        >>> update.learned, update.may_be_saved
+        (True, True)
+        >>> update.to(State.UNDONE)
+        Traceback (most recent call last):
+        RuntimeError: update 7 cannot change from LIVE to UNDONE
     """
 
     rollout_id: int
@@ -110,6 +120,15 @@ class Progress:
         saved: last rollout in a checkpoint; -1 without one.
         untold: the update that is not reported yet, or None.
         free_since: when the trainer last became idle, in monotonic seconds.
+
+    Example:
+        >>> progress = Progress()
+        >>> progress.stepped(update := Update(rollout_id=0, metrics={}, steps={}))
+        >>> progress.last, progress.unsaved  # a gate or a fuse may still refuse it
+        (0, False)
+        >>> update.to(State.ACCEPTED)
+        >>> progress.unsaved
+        True
     """
 
     def __init__(self) -> None:

@@ -18,7 +18,15 @@ AFTER_THE_STEP = frozenset({"train/grad_norm", "train/lr-pg_0", "train/skipped_s
 
 
 class Fuse(NamedTuple):
-    """A bound on a metric: the largest value if ``above``, else the smallest."""
+    """A bound on a metric: the largest value if ``above``, else the smallest.
+
+    Example:
+        >>> fuse = read_fuse("train/ppo_kl>0.5")
+        >>> fuse.blows(0.4), fuse.blows(float("nan"))
+        (False, True)
+        >>> print(blown(["train/ppo_kl>0.5"], {"train/ppo_kl": 0.75}))
+        train/ppo_kl>0.5 (it is 0.75)
+    """
 
     metric: str
     above: bool

@@ -13,6 +13,10 @@ class Probe(NamedTuple):
         prompt_ids: ``[P]`` token ids, P at least 1.
         reply_ids: ``[R]`` ids of a stored reply to score; empty: none.
         max_new_tokens: length limit of a greedy reply to the prompt, in tokens; 0: none.
+
+    Example:
+        >>> opinion = Probe(prompt_ids=[1, 2], reply_ids=[3, 4])  # how likely is this stored reply now?
+        >>> task = Probe(prompt_ids=[1, 2], max_new_tokens=64)  # what would the policy reply?
     """
 
     prompt_ids: Sequence[int]

@@ -38,6 +38,13 @@ class Stream:
             sample's JSON.
         in_contract: whether every batch of a custom loss has the key, with None if the rollout has no such stream.
         logged: whether the trainer logs its mean over trained tokens.
+
+    Example:
+        >>> carried_by_samples = {stream.name: attribute for attribute, stream in carried()}
+        >>> carried_by_samples["loss_masks"]
+        'loss_mask'
+        >>> [stream.name for stream in STREAMS if stream.top_k and stream.in_contract]
+        ['teacher_topk_log_probs', 'teacher_topk_indices']
     """
 
     name: str = ""
@@ -110,6 +117,16 @@ class TrainBatch(TypedDict):
 
     The types describe streams that exist. A key that the rollout lacks is missing, or None in the batch of a custom
     loss; ``| None`` marks the streams that the built-in losses check for that.
+
+    Example:
+        >>> import torch
+        >>> batch: TrainBatch = {
+        ...     "response_lengths": [2, 1],
+        ...     "loss_masks": [torch.tensor([1, 0]), torch.tensor([1])],
+        ...     "advantages": [torch.tensor([0.5, 0.5]), torch.tensor([-1.0])],
+        ... }
+        >>> [float((a * mask).sum()) for a, mask in zip(batch["advantages"], batch["loss_masks"])]
+        [0.5, -1.0]
     """
 
     tokens: Tensor

@@ -148,6 +148,15 @@ class Sample(streams.SampleStreams):
     it have mask 0). Per-token lists (see `slime.utils.streams.SampleStreams`) have length ``response_length``.
     ``weight_spans`` records which weights sampled which tokens: ``[version, start, end]``, half open, within the
     response.
+
+    Example:
+        >>> sample = Sample(prompt="2 + 2?", tokens=[5, 6, 7])
+        >>> sample.append_response_tokens(tokens=[8, 9], log_probs=[-0.1, -0.2], text="add(2, 2)")
+        >>> sample.append_response_tokens(tokens=[3], trainable=False, text="4")  # a tool's output
+        >>> sample.tokens, sample.response_length, sample.loss_mask
+        ([5, 6, 7, 8, 9, 3], 3, [1, 1, 0])
+        >>> sample.rollout_log_probs, sample.effective_response_length
+        ([-0.1, -0.2, 0.0], 2)
     """
 
     Status = SampleStatus

@@ -67,7 +67,14 @@ class RemoteProcess(RemoteServer):
 
 @dataclass(frozen=True)
 class RemoteEngine(RemoteServer):
-    """Handle of an `SGLangEngine` or `ExternalEngine`."""
+    """Handle of an `SGLangEngine` or `ExternalEngine`.
+
+    Example:
+        >>> ray.get(engine.url())  # doctest: +SKIP
+        'http://10.0.0.1:15000'
+        >>> EngineCalls.to_all(engines, RemoteEngine.pause_generation, "retract").values()  # doctest: +SKIP
+        [None, None]
+    """
 
     # Life
 

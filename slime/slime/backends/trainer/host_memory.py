@@ -182,6 +182,19 @@ class Snapshot:
 
     Attributes:
         is_open: whether the steps since :meth:`take` are neither kept nor undone.
+
+    Example:
+        >>> from slime.args import Arguments
+        >>> weight = torch.ones(2)
+        >>> changing = Changing([weight], [], [], Schedule(Arguments(lr_decay_style="constant"), None))
+        >>> snapshot = Snapshot(torch.device("cpu"))
+        >>> snapshot.take(changing)  # bytes
+        8
+        >>> weight -= 0.5  # a step, which the gate refuses
+        >>> snapshot.put(changing)
+        >>> weight.tolist()
+        [1.0, 1.0]
+        >>> snapshot.close()
     """
 
     def __init__(self, device: torch.device) -> None:
