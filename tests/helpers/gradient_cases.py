@@ -27,6 +27,7 @@ CASES: dict[str, dict[str, Any]] = {
     "eager attention": {"attn_implementation": "eager"},
     "lora, kl": {"use_lora": True, "use_kl_loss": True, "kl_loss_coef": 0.1, "use_opd": True},
     "lora, padded, checkpointing": {"use_lora": True, "pack_sequences": False, "gradient_checkpointing": True},
+    "lora as one function, checkpointing": {"use_lora": True, "lora_kernel": "fused", "gradient_checkpointing": True},
     "sft": {"loss_type": "sft_loss"},
     "sft, padded": {"loss_type": "sft_loss", "pack_sequences": False, "gradient_checkpointing": True},
     "sft, lora": {"loss_type": "sft_loss", "use_lora": True},

@@ -223,6 +223,7 @@ class Arguments(FlatArguments):
     lora_target_modules: list[str] = field(
         default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     )
+    lora_kernel: Literal["fused", "peft"] | None = None
     optimizer: Literal["adam"] = "adam"
     lr: float = 1e-06
     min_lr: float = 0.0

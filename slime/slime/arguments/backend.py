@@ -71,7 +71,7 @@ _SIZES = (
 _WHOLE_RESPONSES = ("use_opsm", "custom_tis_function_path", "custom_pg_loss_reducer_function_path")
 _FSDP_ONLY = (
     *("ref_update_interval", "reset_optimizer_states", "use_rollout_entropy"),
-    *("only_train_params_name_list", "freeze_params_name_list"),
+    *("only_train_params_name_list", "freeze_params_name_list", "lora_kernel"),
 )
 
 

@@ -85,6 +85,14 @@ LORA = Group(
             comma_list,
             ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
         ),
+        Option(
+            "--lora-kernel",
+            "fused: a layer and its adapter are one function without elementwise work; peft: PEFT's own modules; FSDP2 only; "
+            "default: fused on CUDA, peft on a CPU, whose logprobs stay as they were",
+            str,
+            None,
+            ("fused", "peft"),
+        ),
     ),
 )
 

@@ -219,12 +219,16 @@ def add_adapters(args: Arguments, model: nn.Module) -> None:
     """Freeze ``model`` and inject trainable float32 adapters; raise for an unknown target module."""
     from peft import inject_adapter_in_model
 
+    from slime.backends.fsdp_utils.fused_lora import fuse_adapters
+
     model.requires_grad_(False)
     inject_adapter_in_model(lora_config(args), model, adapter_name=ADAPTER)
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             parameter.data = parameter.data.float()
             parameter.requires_grad_(True)
+    if (args.lora_kernel or ("fused" if args.device == "cuda" else "peft")) == "fused":
+        fuse_adapters(model)
 
 
 def lora_layers(model: nn.Module) -> dict[str, LoraLayer]:
