@@ -267,6 +267,7 @@ def log_probs_of_head(
     with_entropy: bool = True,
     group: Any = None,
     vocab_size: int | None = None,
+    id_range: tuple[int, int] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return log probabilities of ``ids`` in the shape of ``ids``, and entropies ``[N]``, both float32.
 
@@ -278,6 +279,7 @@ def log_probs_of_head(
         with_entropy: whether to compute entropies; if False they are zero and carry no gradient.
         group: the ranks that share the vocabulary; all of them call together.
         vocab_size: number of tokens, if the vocabulary is padded.
+        id_range: bounds of ``ids``, if the caller knows them; else they are read from the device, which waits for it.
 
     Raises:
         ValueError: an id is outside the vocabulary.
@@ -285,7 +287,7 @@ def log_probs_of_head(
     width = pairs[0][1].size(0)
     first, whole = (group.rank() * width, group.size() * width) if is_split(group) else (0, width)
     vocabulary = whole if vocab_size is None else min(vocab_size, whole)
-    _check_ids(ids, vocabulary)
+    _check_ids(id_range or _range_of(ids), vocabulary)
     columns = min(width, max(0, vocabulary - first))
     width_of_block = block_width(len(ids), columns, chunk, even=ids.device.type != "cpu")
     walk = Walk(temperature, width_of_block, first, columns, with_entropy, group)
@@ -295,8 +297,13 @@ def log_probs_of_head(
     return log_probs.reshape(ids.shape), entropy
 
 
-def _check_ids(ids: Tensor, vocabulary: int) -> None:
+def _range_of(ids: Tensor) -> tuple[int, int]:
     low, high = torch.stack(ids.aminmax()).tolist() if ids.numel() else (0, 0)
+    return low, high
+
+
+def _check_ids(id_range: tuple[int, int], vocabulary: int) -> None:
+    low, high = id_range
     if low < 0 or high >= vocabulary:
         raise ValueError(
             f"token ids {low} to {high} do not fit a vocabulary of {vocabulary} tokens; "
@@ -330,7 +337,14 @@ class ResponseRows:
     def __len__(self) -> int:
         return len(self.pairs[0][0])
 
-    def log_probs(self, ids: Tensor, *, temperature: float, with_entropy: bool = True) -> tuple[Tensor, Tensor]:
+    def log_probs(
+        self,
+        ids: Tensor,
+        *,
+        temperature: float,
+        with_entropy: bool = True,
+        id_range: tuple[int, int] | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """Return log probabilities of ``ids`` ``[N]`` or ``[N, K]``, and entropies ``[N]``; see :func:`log_probs_of_head`."""
         return log_probs_of_head(
             self.pairs,
@@ -340,6 +354,7 @@ class ResponseRows:
             with_entropy=with_entropy,
             group=self.group,
             vocab_size=self.vocab_size,
+            id_range=id_range,
         )
 
     @torch.no_grad()
@@ -369,4 +384,4 @@ class ResponseRows:
         """Return zero with a gradient path to the head and the hidden states."""
         rows = self.pairs[0][0]
         ids = rows.new_zeros(len(rows)).long()
-        return self.log_probs(ids, temperature=1.0, with_entropy=False)[0].sum() * 0.0
+        return self.log_probs(ids, temperature=1.0, with_entropy=False, id_range=(0, 0))[0].sum() * 0.0

@@ -78,6 +78,15 @@ def test_an_id_outside_the_vocabulary_is_named(outside: int) -> None:
         log_probs_of_head([(hidden, weight)], ids, temperature=1.0, chunk=4)
 
 
+def test_a_known_range_is_checked_without_a_look_at_the_ids() -> None:
+    hidden, weight, ids, *_ = case()
+    with pytest.raises(ValueError, match=f"token ids 0 to {VOCABULARY} do not fit"):
+        log_probs_of_head([(hidden, weight)], ids, temperature=1.0, chunk=4, id_range=(0, VOCABULARY))
+    with Operations() as found:
+        log_probs_of_head([(hidden, weight)], ids, temperature=1.0, chunk=4, id_range=(0, VOCABULARY - 1))
+    assert not found.counts["_local_scalar_dense"]
+
+
 def test_rows_that_pad_the_vocabulary_have_no_part() -> None:
     hidden, weight, ids, by_id, _ = case()
     padded = torch.cat([weight, torch.full((14, WIDTH), 9.0)]).requires_grad_()

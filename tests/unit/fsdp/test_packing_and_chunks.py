@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lab.testkit.trainer import trainer_args
 from slime.backends.fsdp_utils.model import PACKED_SDPA, PolicyModel, resolve_attention
-from slime.backends.trainer.micro_batch import build
+from slime.backends.trainer.micro_batch import RolloutShard, build, to_cpu, to_device
 from slime.logprobs.packed_logits import get_log_probs_and_entropy, get_responses
 from slime.utils.ppo_utils import log_probs_and_entropy
 from tests.helpers.tolerance import assert_near
@@ -29,6 +31,16 @@ SAMPLES = st.lists(
 @given(SAMPLES, st.booleans())
 def test_rows_predict_the_response_of_their_sample(samples: list[tuple[list[int], int]], packed: bool) -> None:
     batch = build([ids for ids, _ in samples], [response for _, response in samples], packed=packed, device=CPU)
+    lengths = [len(ids) for ids, _ in samples]
+    padded = [ids + [0] * (max(lengths) - len(ids)) for ids, _ in samples]
+    whole = [[token for ids, _ in samples for token in ids]] if packed else padded
+    assert batch.input_ids.tolist() == whole
+    if packed:
+        assert batch.position_ids is not None
+        assert batch.position_ids.tolist() == [[place for length in lengths for place in range(length)]]
+    known = [batch.input_ids, batch.rows, batch.targets, batch.token_rows]
+    assert all(tensor.dtype == torch.int64 and tensor.is_contiguous() for tensor in known)
+    assert batch.target_range == (int(batch.targets.min()), int(batch.targets.max()))
     flat = batch.input_ids.flatten()
     assert flat[batch.token_rows].tolist() == [token for ids, _ in samples for token in ids]
     targets = batch.per_sample(batch.targets)
@@ -55,6 +67,59 @@ def test_no_sample_still_gives_a_row(packed: bool) -> None:
 def test_a_response_without_prompt_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one token before it"):
         build([[1, 2]], [2], packed=True, device=CPU)
+
+
+class Transfers(TorchDispatchMode):
+    """Remembers the dtype and the size of every copy from one device to another, and whether it blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[torch.dtype, int, bool]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.overloadpacket.__name__ == "_to_copy" and kwargs.get("device") is not None:
+            self.found.append((args[0].dtype, args[0].numel(), not kwargs.get("non_blocking", False)))
+        return func(*args, **kwargs)
+
+
+def test_a_device_gets_one_copy_per_dtype_that_nobody_waits_for() -> None:
+    """The meta device stands for a GPU: it has shapes, but no values and no pinned memory."""
+    data = {
+        **{"tokens": [[1, 2, 3], [4, 5, 6, 7]], "response_lengths": [1, 3], "rewards": [0.0, 1.0], "partition": [0, 1]},
+        **{"loss_masks": [[1], [1, 0, 1]], "rollout_log_probs": [[-1.0], [-2.0, -3.0, -4.0]]},
+        **{"micro_batch_indices": [[[0, 1]]], "global_batch_sizes": [2], "global_token_counts": [4]},
+    }
+    shard = RolloutShard(data)
+    with Transfers() as copies:
+        inputs = build(data["tokens"], data["response_lengths"], packed=True, device=torch.device("meta"))
+    assert copies.found == [(torch.int64, 7 + 7 + 4 + 4 + 7, False)]
+    assert [tuple(getattr(inputs, name).shape) for name in ("input_ids", "rows", "targets")] == [(1, 7), (4,), (4,)]
+    with Transfers() as copies:
+        batch = shard.batch([1, 0], torch.device("meta"))
+    assert sorted((size, blocks) for _, size, blocks in copies.found) == [(4, False), (7 + 4, False)]
+    assert [[len(value) for value in batch[name]] for name in ("loss_masks", "unconcat_tokens")] == [[3, 1], [4, 3]]
+    assert batch["rewards"] == [1.0, 0.0]
+
+
+def test_values_keep_their_place_on_the_way_to_a_device_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Elsewhere:
+        """Names the CPU as a device that needs a copy."""
+
+        type = "elsewhere"
+
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, device, non_blocking: tensor.clone())
+    given = [torch.arange(6).view(2, 3), torch.rand(4), torch.tensor(7), torch.rand(2, 1), torch.zeros(0)]
+    there = to_device(given, Elsewhere())  # type: ignore[arg-type]
+    for one, other in zip(given, there, strict=True):
+        assert torch.equal(one, other)
+        assert one.dtype == other.dtype
+    product = there[1].requires_grad_() * there[1]
+    there[3].add_(1.0)
+    product.sum().backward()  # it saved its factors, whose memory the other one's change did not touch
+    back = to_cpu({5: torch.arange(3.0), 2: torch.arange(2.0)})
+    assert {index: value.tolist() for index, value in back.items()} == {5: [0.0, 1.0, 2.0], 2: [0.0, 1.0]}
+    assert [value.untyped_storage().nbytes() for value in back.values()] == [12, 8]
 
 
 def test_packed_attention_is_used_where_it_is_exact() -> None:

@@ -60,6 +60,7 @@ from slime.backends.trainer.micro_batch import (
     mean_over_ranks,
     micro_batch_loss,
     model_input,
+    to_cpu,
     value_micro_batch_loss,
 )
 from slime.backends.trainer.probing import Continuation, Rounds, by_whole_passes
@@ -450,14 +451,14 @@ def per_sample_pass(
     """Return ``forward``'s value per response row as ``[R_i]`` per sample of the shard, on the CPU."""
     training = model.training
     model.eval()
-    results: list[Tensor] = [torch.empty(0)] * shard.num_samples
+    there: dict[int, Tensor] = {}
     for step in shard.micro_batches:
         for indices in step:
             inputs = model_input(args, shard, indices, device)
-            for index, values in zip(indices, inputs.per_sample(forward(inputs)), strict=True):
-                results[index] = values.cpu()
+            there |= dict(zip(indices, inputs.per_sample(forward(inputs)), strict=True))
     model.train(training)
-    return results
+    results = to_cpu(there)
+    return [results.get(index, torch.empty(0)) for index in range(shard.num_samples)]
 
 
 def log_prob_pass(args: Arguments, model: PolicyModel, shard: RolloutShard, device: torch.device) -> list[Tensor]:

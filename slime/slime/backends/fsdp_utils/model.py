@@ -304,7 +304,9 @@ class PolicyModel(nn.Module):
         if want_logits:
             return lm_head(hidden[batch.token_rows].unsqueeze(0)).float()
         rows = ResponseRows(head_pairs(lm_head, hidden[batch.rows]), chunk_size)
-        return of_rows(rows) if of_rows else rows.log_probs(batch.targets, temperature=temperature)
+        if of_rows:
+            return of_rows(rows)
+        return rows.log_probs(batch.targets, temperature=temperature, id_range=batch.target_range)
 
     def next_ids(self, input_ids: Tensor, mask: Tensor, position_ids: Tensor, cache: Any, chunk_size: int) -> Tensor:
         """Return the most likely next token ``[B]`` of each row and extend ``cache``; a second forward for FSDP.

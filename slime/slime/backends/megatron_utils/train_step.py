@@ -44,6 +44,7 @@ from slime.backends.trainer.micro_batch import (
     mean_over_ranks,
     micro_batch_loss,
     model_input,
+    to_cpu,
 )
 from slime.backends.trainer.schedule import Schedule
 from slime.logprobs.context_parallel import held_positions, own_place
@@ -191,7 +192,8 @@ class Head:
         rows = ResponseRows(pairs, chunk_size, self._group, self._vocab_size)
         if of_rows:
             return of_rows(rows)
-        values = rows.log_probs(batch.targets[share.owned], temperature=temperature)
+        targets = batch.targets[share.owned]
+        values = rows.log_probs(targets, temperature=temperature, id_range=batch.target_range)
         log_probs, entropy = (whole_responses(value, share.owned, len(batch.targets)) for value in values)
         return log_probs, entropy
 
@@ -242,11 +244,11 @@ def per_sample_pass(
     def finish(indices: list[int], hidden: Tensor) -> dict[int, Tensor]:
         batch = next(batches)
         values = batch.per_sample(of_hidden(hidden, batch))
-        return {index: value.cpu() for index, value in zip(indices, values, strict=True)}
+        return dict(zip(indices, values, strict=True))
 
     result = run(args, model, inputs, finish, device=device, forward_only=True, around=around)
     model.train(training)
-    merged = from_last_stage({index: values for part in result for index, values in part.items()})
+    merged = from_last_stage(to_cpu({index: values for part in result for index, values in part.items()}))
     return [merged[index] for index in range(shard.num_samples)]
 
 

@@ -1,7 +1,8 @@
 """From one rank's shard of a rollout to the summed loss of a micro-batch, for any model.
 
 Guarantees: every per-token list has its response's length, checked once on arrival. Values reach the device one
-micro-batch at a time. In a micro-batch no token of one sample sees another sample, response rows come out in sample
+micro-batch at a time, in one pinned copy per dtype that neither this process nor the GPU waits for (:func:`to_device`).
+In a micro-batch no token of one sample sees another sample, response rows come out in sample
 order, and images are joined for one pass of the vision tower. A micro-batch always has at least one row, so that every
 rank runs the same collectives even without a sample. A fuse that holds back an optimizer step decides after the
 backward pass and before a weight changes.
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -38,6 +40,40 @@ from slime.utils.types import EXPERTS, GRID, IMAGES, PIXELS
 SampleImages = dict[str, Tensor]
 
 
+def to_device(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Return ``tensors`` of the CPU on ``device``; a CPU returns them unchanged.
+
+    A GPU gets one copy per dtype, from pinned memory and behind its queue. Results of one dtype share memory, but an
+    in-place change of one leaves what autograd saved of the others valid.
+    """
+    if device.type == "cpu":
+        return list(tensors)
+    results: dict[int, Tensor] = {}
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        places = [place for place, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        sizes = [tensors[place].numel() for place in places]
+        staged = torch.empty(sum(sizes), dtype=dtype, pin_memory=device.type == "cuda")
+        torch.cat([tensors[place].flatten() for place in places], out=staged)
+        pieces = staged.to(device, non_blocking=True).split(sizes)
+        # .data has a version counter of its own.
+        results |= {place: piece.view(tensors[place].shape).data for place, piece in zip(places, pieces, strict=True)}
+    return [results[place] for place in range(len(tensors))]
+
+
+def to_cpu(values: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """Return ``values`` on the CPU by one copy; each is a tensor of its own, which pickles alone."""
+    if not values:
+        return {}
+    lengths = [len(value) for value in values.values()]
+    pieces = torch.cat(list(values.values())).cpu().split(lengths)
+    return {index: piece.clone() for index, piece in zip(values, pieces, strict=True)}
+
+
+def _ids(tokens: Sequence[int]) -> Tensor:
+    """Return token ids ``[L]`` as int64, in a fraction of torch.tensor's time for a list."""
+    return torch.from_numpy(np.array(tokens, dtype=np.int64))
+
+
 @dataclass(frozen=True)
 class Images:
     """Images of a micro-batch; present in all micro-batches if any sample has one, so that all ranks run the tower.
@@ -57,7 +93,7 @@ def join_images(tokens: Sequence[Sequence[int]], images: Sequence[SampleImages |
     """Return the joined images of samples, some of which may have none."""
     pixels = [sample[PIXELS] for sample in images if sample]
     return Images(
-        pixels=torch.cat(pixels).to(device) if pixels else None,
+        pixels=to_device([torch.cat(pixels)], device)[0] if pixels else None,
         grids=[sample[GRID] if sample else torch.empty(0, 3, dtype=torch.int64) for sample in images],
         tokens=[list(ids) for ids in tokens],
     )
@@ -138,15 +174,26 @@ class RolloutShard:
         Without ``images`` the batch has no pixel values, because the model input already has them on the device.
         """
 
+        fields = {name: values for name, values in self.fields.items() if images or name != IMAGES}
+        batch: dict[str, Any] = {name: [values[i] for i in indices] for name, values in fields.items()}
+        batch["unconcat_tokens"] = [_ids(self.tokens[i]) for i in indices]
+        leaves = [tensor for values in batch.values() for value in values for tensor in _tensors_of(value)]
+        there = dict(zip(map(id, leaves), to_device(leaves, device), strict=True))
+
         def moved(value: Any) -> Any:
             if isinstance(value, dict):
                 return {key: moved(inner) for key, inner in value.items()}
-            return value.to(device) if isinstance(value, Tensor) else value
+            return there[id(value)] if isinstance(value, Tensor) else value
 
-        fields = {name: values for name, values in self.fields.items() if images or name != IMAGES}
-        batch: dict[str, Any] = {name: [moved(values[i]) for i in indices] for name, values in fields.items()}
-        batch["unconcat_tokens"] = [torch.tensor(self.tokens[i], device=device) for i in indices]
+        batch = {name: [moved(value) for value in values] for name, values in batch.items()}
         return cast(TrainBatch, batch)
+
+
+def _tensors_of(value: Any) -> list[Tensor]:
+    """Return the tensors of one sample's entry: itself, or a dict's."""
+    if isinstance(value, dict):
+        return [tensor for inner in value.values() for tensor in _tensors_of(inner)]
+    return [value] if isinstance(value, Tensor) else []
 
 
 def _tensors(arrays: dict[str, Any] | None) -> SampleImages | None:
@@ -186,6 +233,7 @@ class MicroBatch:
         response_lengths: response tokens of each sample.
         rows: ``[N]`` positions in the flattened input whose output predicts a response token.
         targets: ``[N]`` those response tokens.
+        target_range: the smallest and the largest target, known without a look at the device.
         token_rows: ``[T]`` positions of the real tokens in the flattened input.
         is_filler: True if there is no sample and the input is a dummy without effect.
         images: images of the samples; None in a text-only rollout.
@@ -197,6 +245,7 @@ class MicroBatch:
     response_lengths: list[int]
     rows: Tensor
     targets: Tensor
+    target_range: tuple[int, int]
     token_rows: Tensor
     is_filler: bool
     images: Images | None = None
@@ -216,7 +265,7 @@ def build(
 ) -> MicroBatch:
     """Return the model input of samples given by ``tokens`` (prompt and response ids) and ``images``."""
     is_filler = not tokens
-    sequences = [list(ids) for ids in tokens] or [[0, 0]]
+    sequences = tokens or [[0, 0]]
     lengths = [len(ids) for ids in sequences]
     for index, (length, response) in enumerate(zip(lengths, response_lengths, strict=False)):
         if not 0 <= response < length:
@@ -224,32 +273,37 @@ def build(
                 f"sample {index} of a micro-batch has {length} tokens and a response of {response}: "
                 "a response needs at least one token before it"
             )
+    sizes, responses = torch.tensor(lengths), torch.tensor(list(response_lengths) or [0])
     width = max(lengths)
-    starts = [sum(lengths[:i]) if packed else i * width for i in range(len(lengths))]
-    if packed:
-        input_ids = torch.tensor([[token for ids in sequences for token in ids]], device=device)
-        position_ids = torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0).to(device)
-    else:
-        input_ids = torch.tensor([ids + [0] * (width - len(ids)) for ids in sequences], device=device)
-        position_ids = None
-    rows, targets, token_rows = [], [], []
-    for start, ids, response in zip(starts, sequences, response_lengths, strict=False):
-        end = start + len(ids)
-        rows += range(end - response - 1, end - 1)
-        targets += ids[len(ids) - response :]
-    for start, length in zip(starts, lengths, strict=True):
-        token_rows += range(start, start + length)
+    starts = sizes.cumsum(0) - sizes if packed else torch.arange(len(lengths)) * width
+    ids = torch.cat([_ids(sample) for sample in sequences])
+    positions = _counted(torch.zeros_like(sizes), sizes)
+    token_rows = _counted(starts, sizes)
+    input_ids = ids if packed else torch.zeros(len(lengths) * width, dtype=torch.int64).index_copy_(0, token_rows, ids)
+    rows = _counted(starts + sizes - responses - 1, responses)
+    targets = input_ids[rows + 1]
+    if not len(rows):
+        rows, targets = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    moved = to_device([input_ids, positions, rows, targets, token_rows], device)
+    input_ids, positions, rows, targets_there, token_rows = moved
     return MicroBatch(
-        input_ids=input_ids,
-        position_ids=position_ids,
+        input_ids=input_ids.view(1 if packed else len(lengths), -1),
+        position_ids=positions.unsqueeze(0) if packed else None,
         sequence_lengths=lengths,
         response_lengths=list(response_lengths),
-        rows=torch.tensor(rows or [0], device=device),
-        targets=torch.tensor(targets or [0], device=device),
-        token_rows=torch.tensor(token_rows, device=device),
+        rows=rows,
+        targets=targets_there,
+        target_range=(int(targets.min()), int(targets.max())),
+        token_rows=token_rows,
         is_filler=is_filler,
         images=None if images is None else join_images(sequences, images or [None], device),
     )
+
+
+def _counted(starts: Tensor, lengths: Tensor) -> Tensor:
+    """Return ``start, start + 1, ...`` for each start, as many as its length, one after the other."""
+    before = lengths.cumsum(0) - lengths
+    return torch.arange(int(lengths.sum())) + (starts - before).repeat_interleave(lengths)
 
 
 Metrics = dict[str, float]
@@ -376,9 +430,10 @@ def add_metrics(sums: dict[str, Tensor], metrics: Mapping[str, Tensor], device: 
 def mean_over_ranks(sums: dict[str, Tensor], denominator: int, group: dist.ProcessGroup | None = None) -> Metrics:
     """Sum each metric over the ranks of ``group`` and divide; a rank without samples contributes nothing.
 
-    A largest value (`is_largest`) is the largest of all ranks.
+    A largest value (`is_largest`) is the largest of all ranks. The values leave the device together.
     """
-    local = {name: float(value) for name, value in sums.items()}
+    values = torch.stack([value.double().reshape(()) for value in sums.values()]).tolist() if sums else []
+    local: Metrics = dict(zip(sums, values, strict=True))
     gathered: list[Metrics | None] = [None] * dist.get_world_size(group)
     dist.all_gather_object(gathered, local, group=group)
     names = sorted({name for metrics in gathered if metrics for name in metrics})
