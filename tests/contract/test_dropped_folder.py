@@ -1,7 +1,7 @@
 """A method folder and an agent folder dropped into the repository need no line anywhere else.
 
 In a copy of the repository with two new folders, the linters, the rules of the house, the reference pages and the launcher
-accept both, and the agent folder trains one step of the tiny model with the real trainer and engine.
+accept both, and each trains one step of the tiny model with the real trainer and engines.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from groundwork.network import find_available_port
 from tests.contract.test_method_folder import METHOD, ROLLOUT
 
 pytestmark = pytest.mark.slow
@@ -112,7 +115,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Path:
 def output(root: Path, *words: str, **environment: str) -> str:
     """Return what a command in the copy prints; it must succeed."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    paths = {"PYTHONPATH": f"{root}:{root / 'slime'}", "PYTHONDONTWRITEBYTECODE": "1"}
+    paths = {"PYTHONPATH": f"{root}:{root / 'slime'}"}
     done = subprocess.run(words, cwd=root, env=kept | paths | environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return done.stdout
@@ -166,16 +169,51 @@ def test_the_rules_of_the_house_accept_both(copy: Path) -> None:
     output(copy, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *rules)
 
 
-def tiny_run(copy: Path, folder: Path, model: Path, *words: str, **variables: str) -> list[dict[str, object]]:
+def tiny_run(copy: Path, folder: Path, model: Path, *words: str, **variables: str) -> list[dict[str, Any]]:
     """Train one step of the tiny model by the launcher, and return the logged records of steps."""
     command = (sys.executable, "-m", "openclaw.launch", *words)
     places = {"RUN_DIR": str(folder), "HF_CKPT": str(model), "OMP_NUM_THREADS": "1", "OPENCLAW_FUSES": "off"}
-    output(copy, *command, **places, **variables)
+    printed = output(copy, *command, **places, **variables)
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [record for record in records if record["step_key"] == "train/step"]
+    steps = [record for record in records if record["step_key"] == "train/step"]
+    assert len(steps) == 1, printed
+    return steps
+
+
+def write_log(path: Path) -> None:
+    """Write conversations with a reaction, whose replies are long enough for the rules on what is trained."""
+    reply = "Count one further from there: the sum is {}, and that is the whole answer."
+    said = (("user", "What is {}+1?"), ("assistant", reply), ("user", "Thank you, {} is what I wanted to know."))
+    talks = [[{"role": role, "content": text.format(number)} for role, text in said] for number in (3, 4)]
+    path.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
+
+
+@pytest.fixture(scope="module")
+def steps(
+    copy: Path, tmp_path_factory: pytest.TempPathFactory, tiny_random_model: Path
+) -> dict[str, list[dict[str, Any]]]:
+    """The steps of a tiny run of each folder. The runs go side by side and do not know each other."""
+    folder = tmp_path_factory.mktemp("runs")
+    write_log(folder / "log.jsonl")
+    learns = {"DATA_PATH": str(folder / "log.jsonl"), "BATCH_SIZE": "2", "NUM_ROLLOUT": "1"}
+    learns["PORT"] = str(find_available_port())
+    method = ("--method", "foresight", "--profile", "tiny_cpu")
+    task = ("--task", "sums", "--profile", "tiny")
+    with ThreadPoolExecutor() as pool:
+        trained = pool.submit(tiny_run, copy, folder / "method", tiny_random_model, *method, **learns)
+        played = pool.submit(tiny_run, copy, folder / "task", tiny_random_model, *task)
+    return {"method": trained.result(), "task": played.result()}
 
 
 @pytest.mark.timeout(RUN_SECONDS)
-def test_the_task_trains(copy: Path, tmp_path: Path, tiny_random_model: Path) -> None:
-    [step] = tiny_run(copy, tmp_path, tiny_random_model, "--task", "sums", "--profile", "tiny")
+def test_the_method_trains(steps: dict[str, list[dict[str, Any]]]) -> None:
+    """Every reward is 0, so that nothing but the method's own teacher gives a gradient, by the profile's learning rate."""
+    [step] = steps["method"]
+    assert step["train/grad_norm"] > 0
+    assert step["train/lr-pg_0"] == 3e-4
+
+
+@pytest.mark.timeout(RUN_SECONDS)
+def test_the_task_trains(steps: dict[str, list[dict[str, Any]]]) -> None:
+    [step] = steps["task"]
     assert step["train/grad_norm"] > 0
