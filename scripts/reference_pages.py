@@ -42,6 +42,7 @@ from openclaw.launch.report import shown_value
 from openclaw.launch.task import FoundTask, TaskConfig, declared_task, find_task, task_folders
 from openclaw.launch.variables import LAUNCH_VARIABLES
 from openclaw.privacy.redactor import build_redactor
+from openclaw.training.step_metrics import TABLES as STEP_METRICS
 from slime.arguments.parser import ALIASES, build_parser
 from slime.arguments.refused import FIXED, REFUSED, REFUSED_ROUTER, UNUSED
 from slime.contract import KINDS
@@ -329,7 +330,7 @@ def metrics() -> Iterator[str]:
     JudgeMetrics(registry)
     build_redactor("secrets", registry)
     yield "Prometheus metrics of the gateway and the judge, at `GET /metrics`."
-    yield "The trainer's metrics are in [is it learning?](../operations.md#is-it-learning)."
+    yield "[Metrics of a step](step_metrics.md) are those of training."
     yield ""
     yield from _table("metric", "type", "labels", "meaning")
     for collector in sorted(registry._collector_to_names, key=lambda each: each._name):  # type: ignore[attr-defined]
@@ -337,6 +338,22 @@ def metrics() -> Iterator[str]:
         name = family.name + ("_total" if family.type == "counter" else "")
         labels = ", ".join(f"`{label}`" for label in collector._labelnames)  # type: ignore[attr-defined]
         yield f"| `{name}` | {family.type} | {labels} | {_text(family.documentation)} |"
+
+
+def step_metrics() -> Iterator[str]:
+    """Yield the page of the metrics that a run logs about its steps."""
+    yield "Every run writes these to `metrics.jsonl` and its trackers, each as far as the run has it."
+    yield "[Is it learning?](../operations.md#is-it-learning) says which to look at. A word in braces stands"
+    yield "for a part that differs. Plugins add metrics of their own."
+    for title, axis, metrics in STEP_METRICS:
+        yield ""
+        yield f"## {title}"
+        yield ""
+        yield f"Step axis: `{axis}`."
+        yield ""
+        yield from _table("metric", "unit", "meaning")
+        for metric in metrics:
+            yield f"| `{metric.name}` | {metric.unit} | {metric.meaning} |"
 
 
 def pages() -> dict[Path, str]:
@@ -352,6 +369,7 @@ def pages() -> dict[Path, str]:
         "routes": ("Routes", routes()),
         "limits": ("Limits of the gateway", limits()),
         "metrics": ("Metrics of the gateway and the judge", metrics()),
+        "step_metrics": ("Metrics of a step", step_metrics()),
     }
     return {FOLDER / f"{name}.md": _page(title, lines) for name, (title, lines) in bodies.items()} | folder_pages()
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from groundwork.network import find_available_port
+from lab.testkit.logged import logged_records
 from tests.contract.test_method_folder import METHOD, ROLLOUT
 
 pytestmark = pytest.mark.slow
@@ -174,7 +175,7 @@ def tiny_run(copy: Path, folder: Path, model: Path, *words: str, **variables: st
     command = (sys.executable, "-m", "openclaw.launch", *words)
     places = {"RUN_DIR": str(folder), "HF_CKPT": str(model), "OMP_NUM_THREADS": "1", "OPENCLAW_FUSES": "off"}
     printed = output(copy, *command, **places, **variables)
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    records = logged_records(folder)
     steps = [record for record in records if record["step_key"] == "train/step"]
     assert len(steps) == 1, printed
     return steps

@@ -5,10 +5,10 @@ The CPU's run is `tests/integration/test_colocate_run.py`, that on a GPU `tests/
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from lab.testkit.logged import logged_records
 from tests.helpers.driver import Driver
 
 ROLLOUTS = 2
@@ -32,5 +32,5 @@ def run_shared(repository: Path, run_dir: Path, model: Path, *flags: str, script
 
 def logged(run_dir: Path, name: str) -> list[Any]:
     """Return the values of the metric ``name`` that a run has logged, in order."""
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    rows = logged_records(run_dir)
     return [row[name] for row in rows if name in row]

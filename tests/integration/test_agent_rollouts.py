@@ -21,6 +21,7 @@ from agentrl.rollout import generate as loop
 from agentrl.rollout.records import names, read
 from lab.testkit.agent_rollouts import Letters, pool_of
 from lab.testkit.live_engine import WeightSender
+from lab.testkit.logged import logged_records
 from lab.testkit.rollout_engine import rollout_args
 from lab.testkit.waiting import wait_until
 from slime.backends.sglang_utils.engine import SGLangEngine
@@ -138,7 +139,7 @@ def test_a_run_trains_on_episodes(repository: Path, tmp_path: Path, tiny_random_
         status = f"{address}/v1/status"
         wait_until(lambda: not httpx.get(status).json()["leases"], lambda: httpx.get(status).text, 60.0)
     assert len(driver.steps()) == int(ROLLOUTS)
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    rows = logged_records(run_dir)
     rewards = [row["rollout/raw_reward"] for row in rows if "rollout/raw_reward" in row]
     print(f"mean reward per rollout: {rewards}")
     assert len(rewards) == int(ROLLOUTS)

@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from lab.testkit.logged import logged_records
+
 WAIT_SECONDS = 240
 BATCH = 2
+OF_THE_METHOD = ("train/imitation_loss", "rollout/example_dropped")
 
 
 def run_script(repository: Path, run_dir: Path, model: Path, *flags: str) -> str:
@@ -39,7 +42,7 @@ def dumped(dump: str, rollout_id: int) -> list[dict[str, Any]]:
 
 def logged(run_dir: Path, axis: str) -> list[dict[str, Any]]:
     """Records of one step axis, in order."""
-    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    records = logged_records(run_dir, of_plugins=OF_THE_METHOD)
     return [record for record in records if record["step_key"] == axis]
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from lab.testkit.logged import logged_records
 from lab.testkit.processes import assert_all_gone
 from slime.checkpoints.versions import saved_versions
 from slime.updates.rollback import ask_rollback, asked_rollback
@@ -88,7 +89,7 @@ def test_refuse_kill_and_roll_back(repository: Path, tmp_path: Path, tiny_random
     assert agrees(heard[2]["candidate"], last)
     weights = [(run_dir / f"hf-{rollout_id}" / "model.safetensors").read_bytes() for rollout_id in range(3)]
     assert weights[0] == weights[1] != weights[2]
-    logged = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    logged = logged_records(run_dir)
     decisions = {row["rollout/step"]: row["gate/accepted"] for row in logged if "gate/accepted" in row}
     assert list(decisions.values()) == [1.0, 0.0, 1.0]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from transformers import Qwen3VLForConditionalGeneration
 from groundwork.images import picture_tensors
 from groundwork.processors import encode_image_for_rollout_engine, load_processor
 from lab.testkit.live_run import LiveRun, wait_until
+from lab.testkit.logged import logged_records
 from openclaw.ledger.records import SeenPicture, Turn
 from openclaw.ledger.store import Ledger
 from tests.helpers import tiny_vision
@@ -82,7 +82,7 @@ async def test_pictures_are_served_recorded_and_trained(repository: Path, tmp_pa
         wait_until(lambda: run.healthy() and run.steps() == [0], lambda: f"no step came:\n{run.text()[-4000:]}")
     finally:
         run.stop()
-    metrics = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    metrics = logged_records(run.folder)
     apart = max(line[APART] for line in metrics if APART in line)
     model = Qwen3VLForConditionalGeneration.from_pretrained(str(model_path), dtype=torch.float32).eval()
     processor = load_processor(str(model_path))

@@ -6,7 +6,6 @@ engine, and serves its start weights again at the end.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from lab.testkit.logged import logged_records
 from tests.helpers.driver import Driver, live_version
 
 FLAGS = (
@@ -61,7 +61,7 @@ def test_every_step_reaches_the_engine(
     driver.run_to_end()
     driver.assert_on_policy(ROLLOUTS)
     assert live_version(borrowed) == str(ROLLOUTS)
-    logged = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    logged = logged_records(run_dir)
     values = [row["rollout/values"] for row in logged if "rollout/values" in row]
     assert (len(values), values[0], 0.0 in values[1:]) == (ROLLOUTS, 0.0, False)
     assert len([row for row in logged if "train/value_loss" in row]) == ROLLOUTS

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from lab.testkit.logged import logged_records
 from lab.testkit.processes import assert_all_gone, reachable_from_outside, title_of
 from tests.helpers.driver import Driver, live_version
 
@@ -41,7 +42,7 @@ def check_evaluations(driver: Driver, run_dir: Path) -> None:
     """The weights after the second rollout were evaluated on both sets, each with its own numbers."""
     lines = [line for line in driver.text().splitlines() if line.startswith("evaluation at ")]
     assert lines[-1].split()[2:6] == ["1", "numbers", "0.000", "words"]
-    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    records = logged_records(run_dir)
     found = [record for record in records if "eval/numbers" in record]
     assert len(found) == len(lines)
     for record in found:
@@ -74,7 +75,7 @@ def test_train_crash_serve_stop_resume(repository: Path, tmp_path: Path, tiny_ra
     # the first step is the critic's alone, so the engines keep the weights they have
     assert [line.split()[-1] for line in steps] == ["0", "1", "2"]
     assert "critic   GPU 1" in driver.text()
-    logged = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    logged = logged_records(run_dir)
     assert len([row for row in logged if "train/value_loss" in row]) == 3
 
     assert not reachable_from_outside(driver.family())
