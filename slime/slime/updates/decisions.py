@@ -23,7 +23,7 @@ from slime.exceptions import PluginError, SlimeError
 from slime.rollout.before_push import Answer, Canary, Decision, DecisionEndedError, Policies, Probe
 from slime.updates.update import State, Update
 from slime.utils.misc import load_function
-from slime.utils.run_logs import say
+from slime.utils.run_logs import say, with_info
 
 if TYPE_CHECKING:
     from slime.ray.processes import Processes
@@ -151,7 +151,8 @@ class PluginThread:
 
         def work() -> None:
             try:
-                result.set_result(plugin())
+                with with_info():
+                    result.set_result(plugin())
             except BaseException as error:  # noqa: BLE001 - the main thread raises it
                 result.set_exception(error)
             finally:

@@ -13,6 +13,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import datetime
 from pathlib import Path
 
@@ -55,8 +56,24 @@ def say(text: str) -> None:
     note(text)
 
 
+_with_info: ContextVar[bool] = ContextVar("_with_info", default=False)
+
+
+@contextmanager
+def with_info() -> Iterator[None]:
+    """Let the training log take what this thread logs as INFO during the block; for plugins that run in the driver."""
+    token = _with_info.set(True)
+    try:
+        yield
+    finally:
+        _with_info.reset(token)
+
+
 class TrainingLog(logging.Handler):
-    """The training log of a run: what this process says to the user, its warnings, and its errors with their tracebacks."""
+    """The training log of a run: what this process says to the user, its warnings, and its errors with their tracebacks.
+
+    Of other records it takes those of threads in `with_info`.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         """Begin the file, so that a reader can follow it before there is a line.
@@ -64,10 +81,15 @@ class TrainingLog(logging.Handler):
         Raises:
             OSError: it cannot be written.
         """
-        super().__init__(logging.WARNING)
+        super().__init__(logging.INFO)
+        self.level_before = logging.getLogger().level
         self.path = run_dir / "logs" / TRAINING_LOG
         private_folder(self.path.parent)
         self.write("")
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a record is for this log; called in the thread that made it."""
+        return (record.levelno >= logging.WARNING or _with_info.get()) and bool(super().filter(record))
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record of this process's loggers."""
@@ -111,6 +133,8 @@ def begin_training_log(run_dir: Path) -> None:
     if not root.handlers and logging.lastResort is not None:
         root.addHandler(logging.lastResort)  # with a handler at the root, Python does not print warnings by itself
     root.addHandler(_training_log)
+    root.setLevel(logging.INFO)  # the handlers choose; `lastResort` takes warnings only
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line per request
     if (CHECKOUT / "pyproject.toml").is_file():
         _link_newest(CHECKOUT / NEWEST, _training_log.path.parent)
 
@@ -126,6 +150,7 @@ def ended_training_log() -> Iterator[None]:
         root = logging.getLogger()
         for handler in [item for item in root.handlers if isinstance(item, TrainingLog)]:
             root.removeHandler(handler)
+            root.setLevel(handler.level_before)
 
 
 def _link_newest(link: Path, logs: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from slime.updates.decisions import PluginThread
 from slime.utils import run_logs
 from slime.utils.run_logs import begin_logs, begin_training_log, ended_training_log, note, say
 
@@ -96,6 +97,25 @@ def test_the_training_log_has_what_the_terminal_shows(
     assert (trace[-1], last) == ("OSError: gone", "the run failed: OSError: gone")
     assert "step 0  reward +0.125\n" in capsys.readouterr().out
     assert stat.S_IMODE((tmp_path / "logs" / "training.log").stat().st_mode) == 0o600
+
+
+def test_a_plugin_in_the_driver_may_log_details(tmp_path: Path, checkout: Path) -> None:
+    """Its own thread's details are kept, and neither those of the driver nor a line per request."""
+    plugin, level = logging.getLogger("mine.gate"), logging.getLogger().level
+
+    def decide() -> str:
+        thread.call(lambda: logging.getLogger("slime.x").info("of the driver's thread"))
+        plugin.info("rollout %d: both versions are compared", 3)
+        logging.getLogger("httpx").info("HTTP Request: POST /generate")
+        return "accepted"
+
+    thread = PluginThread(look_after=lambda: None)
+    with ended_training_log():
+        begin_training_log(tmp_path)
+        assert thread.run(decide) == "accepted"
+        plugin.info("of the driver's thread")
+        assert lines_of(tmp_path) == ["info: rollout 3: both versions are compared"]
+    assert logging.getLogger().level == level
 
 
 def test_the_terminal_still_gets_warnings(tmp_path: Path, checkout: Path) -> None:
