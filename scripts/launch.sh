@@ -3,12 +3,9 @@
 set -euo pipefail
 
 openclaw_root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-# A script, or your copy of one, may set these before it calls `launch`: flags of slime/train_async.py to add, as an array or as
-# one text. You may export a text, too. They win over what other variables set; flags after the script's name win over them.
-openclaw_flags=(
-    CKPT_ARGS ROLLOUT_ARGS EVAL_ARGS REWARD_ARGS GRPO_ARGS OPTIMIZER_ARGS PERF_ARGS LORA_ARGS
-    SGLANG_ARGS PRM_ARGS CUSTOM_ARGS WANDB_ARGS MISC_ARGS
-)
+# A script, or your copy of one, may set variables such as OPTIMIZER_ARGS before it calls `launch`: flags of slime/train_async.py to
+# add, as an array or as one text. You may export a text, too. They win over what other variables set; flags after the script's
+# name win over them. instructions/reference/names.md lists all.
 
 # Prints the command line of this shell, quoted, so that the run can print the line that continues it; nothing without /proc.
 started_as() {
@@ -77,11 +74,23 @@ add_tools() {
     if [ "$1" = "$openclaw_root/.venv/bin/python" ]; then PATH="$openclaw_root/.venv/bin:$PATH"; fi
 }
 
+# Exports a variable of flags; an array becomes a text, which the launcher splits as a shell does.
+export_flags() {
+    local text
+    local -n array="$1"
+    if [[ "$(declare -p "$1")" == "declare -a"* ]]; then
+        text="${array[*]@Q}"
+        unset "$1"
+        printf -v "$1" %s "$text"
+    fi
+    export "${1?}"
+}
+
 # Becomes the launcher. Arguments: its own options and flags of slime/train_async.py; of two equal flags the later one wins.
 # Without --method and --task the method is that of the script's folder.
 launch() {
-    local python name array
-    local -a added=() enough=()
+    local python name flags
+    local -a enough=()
     name="$(basename "$0" .sh)"
     if starts_nothing "$@"; then enough=(httpx yaml); fi
     python="$(find_environment "${enough[@]}")" || exit 2
@@ -89,17 +98,12 @@ launch() {
         *" --method "* | *" --method="* | *" --task "* | *" --task="*) ;;
         *) set -- --method "$(cd "$(dirname "$0")" && pwd)" "$@" ;;
     esac
-    for array in "${openclaw_flags[@]}"; do
-        if [[ "$(declare -p "$array" 2>/dev/null)" == "declare -a"* ]]; then
-            array+='[@]'
-            added+=("${!array}")
-        elif [ -n "${!array:-}" ]; then
-            export "${array?}" # the launcher splits a text as a shell does
-        fi
+    for flags in $(compgen -A variable -X '!*_ARGS'); do
+        export_flags "$flags"
     done
     add_tools "$python"
     LAUNCHED_AS="$(started_as)" PYTHONPATH="$openclaw_root:$openclaw_root/slime${PYTHONPATH:+:$PYTHONPATH}" \
-        exec "$python" -m openclaw.launch --name "$name" "${added[@]}" "$@"
+        exec "$python" -m openclaw.launch --name "$name" "$@"
 }
 
 # Becomes a program of this repository: a file, or -m and a module, with its arguments.

@@ -28,7 +28,7 @@ FLAG_TEXTS = (
     *("CKPT_ARGS", "ROLLOUT_ARGS", "EVAL_ARGS", "REWARD_ARGS", "GRPO_ARGS", "OPTIMIZER_ARGS", "PERF_ARGS", "LORA_ARGS"),
     *("SGLANG_ARGS", "PRM_ARGS", "CUSTOM_ARGS", "WANDB_ARGS", "MISC_ARGS"),
 )
-"""Variables that hold flags, in the order in which they are read; in a script each of them may be an array instead."""
+"""Variables that hold flags, in the order in which they are read. `scripts/launch.sh` makes a text of an array."""
 
 
 class NoEffect(NamedTuple):

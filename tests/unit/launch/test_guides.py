@@ -16,7 +16,7 @@ from groundwork.exceptions import ConfigError
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.launch.__main__ import main
-from openclaw.launch.guides import FLAG_TEXTS, KEYS, OF_ENVIRONMENTS, read_guide_file, words_of_texts
+from openclaw.launch.guides import KEYS, OF_ENVIRONMENTS, read_guide_file, words_of_texts
 from openclaw.launch.methods import find_method
 from openclaw.launch.plan import Plan, Recipe
 from openclaw.launch.profiles import GPU8
@@ -374,10 +374,12 @@ def test_a_script_may_set_flags_as_an_array_or_as_a_text(repository: Path, tmp_p
     assert custom == ["--lr", "7e-6", "--seed", "5", "--lora-rank", "4", "--seed", "6"]
 
 
-def test_the_scripts_know_the_same_texts(repository: Path) -> None:
-    names = re.search(r"openclaw_flags=\(([^)]*)\)", (repository / "scripts" / "launch.sh").read_text())
-    assert names is not None
-    assert tuple(names[1].split()) == FLAG_TEXTS
+def test_a_mistyped_name_of_an_array_is_found(repository: Path, tmp_path: Path) -> None:
+    script = tmp_path / "mine.sh"
+    script.write_text(f'source "{repository}/scripts/launch.sh"\nOPTIMISER_ARGS=(--lr 7e-6)\nlaunch --method rl "$@"\n')
+    done = subprocess.run(["bash", str(script), "--dry-run"], env=CLEAN, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "did you mean OPTIMIZER_ARGS?" in done.stderr
 
 
 @pytest.mark.parametrize("words", ["--lora-rank 8", "--use-lora", "--lora-alpha=4"])

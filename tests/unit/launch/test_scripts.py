@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from lab.tiny_learning.sets import UPDATES
 from openclaw.launch.__main__ import main
 from openclaw.server.command import main as server
 from slime.arguments import parse_args
+from tests.helpers.checkpoints import looks_whole
 from tests.helpers.launch_plans import Scripts
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -153,9 +155,10 @@ def test_a_script_plans_the_same_run_from_every_folder(
 
 @pytest.mark.parametrize("name", ["HF_CKPT", "MODEL_PATH"])
 def test_a_model_of_the_users_has_any_shape_in_the_place_of_one_that_is_not_there(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(os, "environ", CLEAN | {name: str(ROOT / "lab" / "tiny_models" / "shipped")})
+    model = looks_whole(tmp_path / "model", num_hidden_layers=5)
+    monkeypatch.setattr(os, "environ", CLEAN | {name: str(model)})
     main([*plan_words("openclaw-rl/run_qwen3_7b_openclaw_rl.sh"), "--verbose"])
     first, *lines = capsys.readouterr().out.splitlines()
     assert first == f"launch: there is no qwen3-7B; this run has the model of {name}, whatever its shape"
@@ -461,18 +464,11 @@ def test_arrays_of_a_copied_script_reach_the_trainer(tmp_path: Path) -> None:
         f'source "{ROOT}/scripts/launch.sh"\nOPTIMIZER_ARGS=(--lr 3e-6)\nPRM_ARGS=()\n'
         'SGLANG_ARGS=(--sglang-log-level "very quiet")\nlaunch --method rl --model qwen3-4B "$@"\n'
     )
-    prefix = "exec() { printf '%s\\n' \"$@\"; }; export -f exec; "
+    prefix = "exec() { printf '%s\\n' \"$@\"; printenv OPTIMIZER_ARGS PRM_ARGS SGLANG_ARGS; }; export -f exec; "
     command = ["bash", "-euc", prefix + f'bash "{script}" --lr 1e-6']
     output = subprocess.run(command, env=CLEAN, capture_output=True, text=True, check=True).stdout.splitlines()
-    added = [
-        "--name",
-        "run_mine",
-        "--lr",
-        "3e-6",
-        "--sglang-log-level",
-        "very quiet",
-    ]
-    assert output[3:] == [*added, "--method", "rl", "--model", "qwen3-4B", "--lr", "1e-6"]
+    assert output[3:11] == ["--name", "run_mine", "--method", "rl", "--model", "qwen3-4B", "--lr", "1e-6"]
+    assert [shlex.split(text) for text in output[11:]] == [["--lr", "3e-6"], [], ["--sglang-log-level", "very quiet"]]
 
 
 def test_lora_is_an_option_of_every_script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
