@@ -448,6 +448,10 @@ def with_variables(problem: str, folder: Path) -> str:
     names = [f"{name}=1" if name in ("RESUME", "GATE") else name for name in named]
     if problem.startswith("--before-push-path "):  # nobody typed it: the gate is on by default
         names[0] = "GATE=0"
+    if problem.startswith("--sglang-context-length "):  # two flags have the same variable
+        words = re.sub(r"--([a-z-]+) (\d+)", lambda found: f"{VARIABLE_OF_FLAG[found[1]]}={found[2]}", problem)
+        reason, _, typed = words.partition("; write ")
+        return f"{reason}; write {' '.join(dict.fromkeys(typed.split()))}"
     if match := re.search(r" actor \+ .* but --num-gpus is (\d+); lower one of them", problem):
         return f"{problem[: -len('; lower one of them')]}; {split_for(folder, int(match[1]))}"
     return f"{problem} (variables: {', '.join(dict.fromkeys(names))})" if names else problem

@@ -19,8 +19,9 @@ from openclaw.config.runtime import RuntimeConfig
 from openclaw.launch.variables import LaunchVariables, parse_gpus
 from openclaw.models.places import served_folder
 from openclaw.runtime.where import LEDGER_NAME, own_import_paths
+from slime.arguments.rollout import forces_context
 from slime.arguments.validate import visible_gpus
-from slime.utils.model_config import config_or_none
+from slime.utils.model_config import config_or_none, context_limit
 
 DEFAULT_FOLDER = "rl_buffer"
 ENGINE = "sglang"
@@ -131,6 +132,8 @@ def read_options(arguments: argparse.Namespace, environment: Mapping[str, str]) 
         )
     if not arguments.export_seconds > 0:
         raise ConfigError(f"--export-seconds {arguments.export_seconds:g} is too small; write a number above 0")
+    if not arguments.engine_url:
+        check_context(model, environment)
     device, gpu_ids = _placement(arguments)
     folder = (arguments.rl_buffer_dir or Path(DEFAULT_FOLDER)).absolute() if arguments.enable_rl_intercept else None
     return ServerOptions(
@@ -201,7 +204,7 @@ def lengths_of(model: str, environment: Mapping[str, str]) -> dict[str, str]:
     decided: dict[str, str] = {}
     if not RuntimeConfig.declared("context_length").is_set(environment):
         decided["CONTEXT_LENGTH"] = str(_context_length(model))
-    context = int(decided.get("CONTEXT_LENGTH") or RuntimeConfig.from_env(environment).context_length)
+    context = int(decided.get("CONTEXT_LENGTH") or str(RuntimeConfig.declared("context_length").read(environment)[0]))
     if not RuntimeConfig.declared("prm_max_new_tokens").is_set(environment):
         decided["PRM_MAX_NEW_TOKENS"] = str(min(RuntimeConfig.prm_max_new_tokens, context // JUDGE_SHARE))
     return decided
@@ -209,6 +212,17 @@ def lengths_of(model: str, environment: Mapping[str, str]) -> dict[str, str]:
 
 def _context_length(model: str) -> int:
     """Return the model's context length, at most the bound; the bound if unknown."""
-    values = config_or_none(model) or {}
-    stated = values.get("max_position_embeddings") or values.get("text_config", {}).get("max_position_embeddings")
-    return min(stated or LONGEST_CONTEXT, LONGEST_CONTEXT)
+    return min(context_limit(config_or_none(model)) or LONGEST_CONTEXT, LONGEST_CONTEXT)
+
+
+def check_context(model: str, environment: Mapping[str, str]) -> None:
+    """Raise ConfigError if the context that the user set is longer than an engine gives the model."""
+    limit, length = context_limit(config_or_none(model)), RuntimeConfig.declared("context_length")
+    if not limit or not length.is_set(environment) or forces_context(environment):
+        return
+    tokens = int(str(length.read(environment)[0]))
+    if tokens > limit:
+        raise ConfigError(
+            f"{length.name}={tokens} is more than the {limit} tokens that {model}/config.json allows; write {length.name}={limit}, "
+            "or leave it out"
+        )

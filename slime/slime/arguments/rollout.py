@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Mapping
 
 from slime.args import Arguments
 from slime.arguments.option import Group, Option, flag_of, json_object
+from slime.utils.model_config import config_or_none, context_limit
 from slime.utils.types import MultimodalTypes
 
 OFFERED = MultimodalTypes.IMAGE.name
@@ -378,6 +381,54 @@ _LOCKED = ("sglang_api_key", "sglang_admin_api_key", "sglang_ssl_certfile", "sgl
 def check_engines(args: Arguments) -> list[str]:
     """Return the problems, one line each."""
     return [*_check_running(args), *_check_device(args), *_check_locked(args)]
+
+
+LENGTHS = {
+    "sglang_context_length": 1,
+    "rollout_max_context_len": 1,
+    "rollout_max_response_len": 2,
+    "prm_max_new_tokens": 2,
+}
+"""Arguments that have to fit into a model's context, each with its divisor: one that is too long may take that part of it."""
+
+MODEL_OVERRIDE = "sglang_json_model_override_args"
+
+
+def forces_context(environment: Mapping[str, str]) -> bool:
+    """Return whether the user lets SGLang start with a longer context than the model states."""
+    return environment.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "").lower() in ("1", "true", "yes", "y")
+
+
+def check_context(args: Arguments, environment: Mapping[str, str]) -> list[str]:
+    """Return one line per model whose context is shorter than its engines', which would end in a traceback."""
+    tokens, running = args.sglang_context_length, args.rollout_external_engine_addrs or args.debug_train_only
+    if tokens is None or running or forces_context(environment):
+        return []
+    given = getattr(args, MODEL_OVERRIDE)
+    try:
+        override = json.loads(given or "{}")
+    except ValueError as error:
+        return [f"{flag_of(MODEL_OVERRIDE)} {given} is not JSON: {error}"]
+    judge = args.prm_model_path if args.prm_enable and not args.prm_router_ip else None
+    limits: dict[str, int] = {}
+    for folder in filter(None, dict.fromkeys((args.hf_checkpoint, judge))):
+        limit = context_limit(config_or_none(folder), override)
+        if limit is not None and tokens > limit:
+            limits[folder] = limit
+    if not limits:
+        return []
+    least = min(limits.values())
+    kept = () if judge else ("prm_max_new_tokens",)
+    too_long = {
+        name: least // part
+        for name, part in LENGTHS.items()
+        if name not in kept and (getattr(args, name) or 0) >= least
+    }
+    typed = " ".join(f"{flag_of(name)} {value}" for name, value in too_long.items())
+    return [
+        f"--sglang-context-length {tokens} is more than the {limit} tokens that {folder}/config.json allows; write {typed}"
+        for folder, limit in limits.items()
+    ]
 
 
 def _check_running(args: Arguments) -> list[str]:

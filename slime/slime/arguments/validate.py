@@ -44,6 +44,7 @@ from slime.arguments.process_environment import check_shared
 from slime.arguments.refused import check_fixed
 from slime.arguments.rollout import (
     check_batches,
+    check_context,
     check_counts,
     check_engines,
     check_environments,
@@ -201,6 +202,7 @@ def validate(args: Arguments, words: Sequence[str] = ()) -> list[str]:
         *check_roles(args),
         *check_colocate(args),
         *check_engines(args),
+        *check_context(args, os.environ),
         *check_batches(args),
         *check_lengths(args),
         *check_algorithm(args),

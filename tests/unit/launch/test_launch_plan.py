@@ -22,7 +22,7 @@ from openclaw.launch.variables import LAUNCH_VARIABLES, parse_gpus
 from openclaw.runtime.process import free_port
 from slime.arguments.checkpoint import CONTINUE_VARIABLE
 from slime.utils.misc import load_function
-from tests.helpers.checkpoints import config_only
+from tests.helpers.checkpoints import config_only, looks_whole
 
 METHODS = ("rl", "opd", "combine")
 CLEAN = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
@@ -122,6 +122,22 @@ def test_an_impossible_run_fails_with_the_line_to_change(
     environment: dict[str, str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert says in refusal(monkeypatch, capsys, "--method combine --model qwen3-4B --dry-run", **environment)
+
+
+@pytest.mark.parametrize("typed", [{}, {"CONTEXT_LENGTH": "40000"}])
+def test_a_context_longer_than_the_models_is_refused_with_the_variables_to_type(
+    typed: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = looks_whole(tmp_path / "model", max_position_embeddings=4096)
+    words = "--method combine --dry-run --gpu-memory-gb 80"
+    said = refusal(monkeypatch, capsys, words, HF_CKPT=str(model), **typed)
+    tokens = typed.get("CONTEXT_LENGTH", 32768)
+    assert said.splitlines() == [
+        f"launch: CONTEXT_LENGTH={tokens} is more than the 4096 tokens that {model}/config.json allows; "
+        "write CONTEXT_LENGTH=4096 MAX_RESPONSE_LENGTH=2048 PRM_MAX_NEW_TOKENS=2048"
+    ]
+    fitting = dict(each.split("=") for each in said.split("; write ")[1].split())
+    assert not plan(model=model, **fitting).problems
 
 
 def test_a_profile_of_one_gpu_is_refused_on_several_machines(

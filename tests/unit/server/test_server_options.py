@@ -70,6 +70,19 @@ def test_without_the_intercept_nothing_is_kept(model: Path) -> None:
     assert not runtime(found).serve_rollouts
 
 
+def test_a_context_longer_than_the_models_is_refused(model: Path) -> None:
+    words = ["--model-path", str(model)]
+    assert runtime(read(*words, CONTEXT_LENGTH="2048"), CONTEXT_LENGTH="2048").context_length == 2048
+    with pytest.raises(ConfigError) as refused:
+        read(*words, CONTEXT_LENGTH="2049")
+    assert str(refused.value) == (
+        f"CONTEXT_LENGTH=2049 is more than the 2048 tokens that {model}/config.json allows; write CONTEXT_LENGTH=2048, "
+        "or leave it out"
+    )
+    read(*words, CONTEXT_LENGTH="2049", SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN="1")
+    read(*words, "--engine-url", "http://127.0.0.1:9", CONTEXT_LENGTH="2049")
+
+
 def test_gpus_of_the_engine(model: Path) -> None:
     found = read("--model-path", str(model), "--gpu-ids", "1,3", gpus=4)
     assert (found.device, found.gpu_ids) == ("cuda", (1, 3))

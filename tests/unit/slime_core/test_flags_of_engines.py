@@ -101,6 +101,51 @@ def test_engines_that_the_run_could_not_call_are_refused(flag: str) -> None:
     assert not check_engines(build_parser().parse_args([]))
 
 
+def test_a_context_longer_than_the_models_is_refused(
+    base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = config_only(tmp_path / "short", max_position_embeddings=4096)
+    words = [*base, "--hf-checkpoint", str(short), "--sglang-context-length"]
+    assert (
+        refusal(capsys, [*words, "4097", "--rollout-max-response-len", "4096"])
+        .splitlines()[-1]
+        .endswith(
+            f"--sglang-context-length 4097 is more than the 4096 tokens that {short}/config.json allows; "
+            "write --sglang-context-length 4096 --rollout-max-response-len 2048"
+        )
+    )
+    parse_args([*words, "4096"])
+    parse_args([*words, "4097", "--debug-train-only", "--load-debug-rollout-data", "x"])
+    parse_args([*words, "4097", "--sglang-json-model-override-args", '{"max_position_embeddings": 8192}'])
+    assert "is not JSON" in refusal(capsys, [*words, "4097", "--sglang-json-model-override-args", "{"])
+    monkeypatch.setenv("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "1")
+    parse_args([*words, "4097"])
+
+
+@pytest.mark.parametrize(("kind", "allowed"), [("linear", True), ("dynamic", True), ("yarn", False), ("llama3", False)])
+def test_a_scaling_that_multiplies_the_stated_context_allows_more(
+    base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, allowed: bool
+) -> None:
+    scaled = config_only(tmp_path / kind, max_position_embeddings=4096, rope_scaling={"rope_type": kind, "factor": 2.0})
+    words = [*base, "--hf-checkpoint", str(scaled), "--sglang-context-length"]
+    if allowed:
+        parse_args([*words, "8192"])
+    assert "tokens that" in refusal(capsys, [*words, "8193"])
+    parse_args([*words, "4096"])
+    if not allowed:
+        assert "is more than the 4096 tokens" in refusal(capsys, [*words, "4097"])
+
+
+def test_a_judge_has_a_context_of_its_own(base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    short = config_only(tmp_path / "short", max_position_embeddings=1024)
+    words = [*base, "--sglang-context-length", "4096", "--prm-model-path", str(short)]
+    judge = ["--prm-enable", "--prm-num-gpus", "1"]
+    said = refusal(capsys, [*words, *judge])
+    assert f"1024 tokens that {short}/config.json allows; write --sglang-context-length 1024" in said
+    assert said.rstrip().endswith("--prm-max-new-tokens 512")
+    parse_args([*base, "--sglang-context-length", "4096", *judge])
+
+
 def test_models_seeds_and_sizes_of_engines(base: list[str], tmp_path: Path) -> None:
     judge = config_only(tmp_path / "judge")
     words = f"--seed 11 --rollout-num-gpus-per-engine 4 --prm-enable --prm-num-gpus 1 --prm-model-path {judge}"
