@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.promise_parts.attempt import Typist
+from benchmarks.promise_parts.attempt import Grade, Typist
 from benchmarks.promise_parts.rows import Row, read_table
 from benchmarks.promises import recorded_grades
 
@@ -26,6 +26,8 @@ def typist(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Typist]:
 @pytest.mark.parametrize("row", QUICK, ids=lambda row: row.id)
 def test_a_promise_is_what_is_recorded(row: Row, typist: Typist) -> None:
     outcome = typist.attempt(row)
+    if outcome.grade is Grade.LEFT_OUT:
+        pytest.skip(outcome.reason)
     assert outcome.grade == recorded_grades()[row.id], (
         f"{row.promise} is {outcome.grade}: {outcome.line}\n{outcome.output}\n"
         "if that is better, record it: python -m benchmarks.promises --quick --json benchmarks/baselines/promises.json"
