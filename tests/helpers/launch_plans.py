@@ -14,16 +14,27 @@ from openclaw.launch.resolve import make_plan
 from openclaw.launch.task import TaskConfig
 from slime.args import Arguments
 from slime.arguments.dry_run import of_machine
+from tests.page_commands.shell import Call
 
 ROOT = Path(__file__).resolve().parents[2]
 CLEAN = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-# What a script would become; words end in NUL.
+# What a script would become: its words, an empty one, and its environment. All end in NUL.
 SHOW = r"""
-exec() { printf '%s\0' "$PYTHONPATH" "$@"; }
+exec() { printf '%s\0' "$@" ""; env -0; }
 export -f exec
 cd "$1"; shift
 bash "$@"
 """
+
+
+def becomes(script: Path, folder: Path, *words: str) -> Call:
+    """Return the call of Python that a script with ``words`` becomes when it starts in ``folder``."""
+    command = ["bash", "-euc", SHOW, "bash", str(folder), os.path.relpath(script, folder), *words]
+    output = subprocess.run(command, env=CLEAN, capture_output=True, text=True, check=True).stdout
+    called, _, environment = output.removesuffix("\0").partition("\0\0")
+    program, *given = called.split("\0")
+    values = dict(each.split("=", 1) for each in environment.split("\0") if not each.startswith("BASH_FUNC_"))
+    return Call(program, str(folder), tuple(given), "", values)
 
 
 def task_plan(words: list[str], **environment: str) -> Plan:
@@ -49,10 +60,8 @@ class Scripts:
     @cache  # noqa: B019 - it lives as long as the tests
     def words(self, script: str, place: str = "") -> tuple[str, ...]:
         """Return import path and words of the command that a script becomes in a folder."""
-        path = os.path.relpath(self.folder / script, ROOT / place)
-        command = ["bash", "-euc", SHOW, "bash", str(ROOT / place), path]
-        output = subprocess.run(command, env=CLEAN, capture_output=True, text=True, check=True).stdout
-        return tuple(output.removesuffix("\0").split("\0"))
+        call = becomes(self.folder / script, ROOT / place)
+        return (call.environment["PYTHONPATH"], call.program, *call.words)
 
     def plan(self, script: str, *given: str) -> Plan:
         """Return the plan of a script with variables NAME=VALUE; it must be valid on the machine that it is for."""

@@ -1,41 +1,66 @@
-"""Every script of ``toolcall-rl``, ``terminal-rl``, ``gui-rl`` and ``swe-rl`` passes ``--dry-run`` from three folders, and plans the same there."""
+"""Every script of ``toolcall-rl``, ``terminal-rl``, ``gui-rl`` and ``swe-rl`` passes ``--dry-run`` from three folders, and plans the same there.
+
+The programs that the scripts become run in this process; for one script of each folder and program, in processes of their own
+as well, with the same result.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.helpers.launch_plans import CLEAN, ROOT, becomes
+from tests.page_commands.in_process import run_call
+
 SCRIPTS = sorted(
     path.relative_to(ROOT)
     for folder in ("toolcall-rl", "terminal-rl", "gui-rl", "swe-rl")
     for path in (ROOT / folder).rglob("*.sh")
 )
-CLEAN = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-OWN = re.compile(r"\d{8}-\d{6}")
-"""What differs from one start to the next: the time in a folder's name."""
+STARTED = (
+    *("gui-rl/run_gui_rl.sh", "swe-rl/run_swe_rl.sh", "swe-rl/eval/run_eval_swe.sh", "swe-rl/scripts/run_swe_rl.sh"),
+    *("terminal-rl/run_terminal_rl.sh", "terminal-rl/remote/run_pool_server.sh", "toolcall-rl/run_tiny_cpu.sh"),
+    "toolcall-rl/run_toolcall_rl.sh",
+)
+OWN = re.compile(r"\d{8}-\d{6}|[\d.]+ GiB free")
+"""What differs from one start to the next: the time in a folder's name, and the room on the disk."""
 SECONDS = 300
 
 
-async def dry_run(script: Path, folder: Path) -> str:
-    """Return what a dry run from a folder prints, its end included."""
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    """A folder that has nothing to do with the repository."""
+    folder = tmp_path / "else where"
+    folder.mkdir()
+    return folder
+
+
+def dry_run(script: Path, folder: Path, stage: Path) -> str:
+    """Return what a dry run from a folder prints; its program runs in this process and forgets modules of ``stage``."""
+    code, printed = run_call(becomes(ROOT / script, folder, "--dry-run"), stage)
+    assert code == 0, f"{folder}: {printed}"
+    return OWN.sub("ITS OWN", printed)
+
+
+def started(script: Path, folder: Path) -> str:
+    """Return what a dry run from a folder prints, as a process."""
     words = ["bash", os.path.relpath(ROOT / script, folder), "--dry-run"]
-    process = await asyncio.create_subprocess_exec(
-        *words, cwd=folder, env=CLEAN, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    done = subprocess.run(
+        words,
+        cwd=folder,
+        env=CLEAN,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=SECONDS,
+        check=False,
     )
-    try:
-        async with asyncio.timeout(SECONDS):
-            printed, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-    text = OWN.sub("TIME", printed.decode())
-    assert process.returncode == 0, f"{folder}: {text}"
-    return text
+    assert done.returncode == 0, f"{folder}: {done.stdout}"
+    return OWN.sub("ITS OWN", done.stdout)
 
 
 def test_the_scripts_are_all_here() -> None:
@@ -48,12 +73,20 @@ def test_the_scripts_are_all_here() -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=str)
-async def test_a_dry_run_is_the_same_from_three_folders(script: Path, tmp_path: Path) -> None:
+def test_a_dry_run_is_the_same_from_three_folders(script: Path, elsewhere: Path) -> None:
     """The repository, the script's own folder, and one that has nothing to do with it and stays empty."""
-    elsewhere = tmp_path / "else where"
-    elsewhere.mkdir()
-    plans = [await dry_run(script, folder) for folder in (ROOT, ROOT / script.parent, elsewhere)]
+    plans = [dry_run(script, folder, elsewhere) for folder in (ROOT, ROOT / script.parent, elsewhere)]
     assert "dry run: " in plans[0]
     assert "Traceback" not in plans[0]
     assert plans[0] == plans[1] == plans[2]
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", STARTED)
+def test_a_process_says_the_same(name: str, elsewhere: Path) -> None:
+    """Wherever it starts, it finds the modules of the repository, whatever the names in its folder."""
+    script = Path(name)
+    plan = dry_run(script, ROOT, elsewhere)
+    assert started(script, ROOT / script.parent) == plan
+    assert started(script, elsewhere) == plan
     assert list(elsewhere.iterdir()) == []
