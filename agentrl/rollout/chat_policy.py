@@ -132,7 +132,7 @@ class ChatPolicy(Policy):
 
     def prepare(self) -> int:
         """See `Policy.prepare`."""
-        return self._lengths.of(self.messages) if self.context is not None else 0
+        return self._lengths.of(self.messages)
 
     def length_of(self, kept: Kept) -> int:
         """See `Policy.length_of`."""

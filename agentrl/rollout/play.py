@@ -202,7 +202,7 @@ class Policy(ABC):
 
     @abstractmethod
     def prepare(self) -> int:
-        """Prepare the next prompt; return its number of tokens."""
+        """Prepare the next prompt; return its number of tokens, also without a `context`, since any limit may read it."""
 
     @abstractmethod
     def length_of(self, kept: Kept) -> int:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from agentrl.environment import Task
-from agentrl.protocol import Ending
-from agentrl.rollout.chat_policy import ChatPolicy, Unpooled
+from agentrl.protocol import Ending, Observation
+from agentrl.rollout.actions import opening
+from agentrl.rollout.chat_policy import ChatPolicy, Lengths, Unpooled
 from agentrl.rollout.play import Play, Played
 from agentrl.rollout.settings import Settings
 from lab.testkit.agent_rollouts import GUESS, talk
@@ -98,6 +99,15 @@ async def test_an_episode_ends_alike_in_training_and_evaluation(
     status = Sample.Status.COMPLETED if ending is Ending.DONE else Sample.Status.TRUNCATED
     reward = {Ending.STEP_SECONDS: -1.0, Ending.SECONDS: 0.0}.get(ending, 1.0)
     assert (sample.status, sample.reward, sample.remove_sample) == (status, reward, turns == 0)
+
+
+async def test_a_prompt_is_counted_without_a_context() -> None:
+    """So a limit on prompts needs no change of a policy."""
+    policy = ChatPolicy(Scripted(["a reply"]), lengths=Lengths(lambda messages: 10 * len(messages)))
+    policy.begin(opening(Observation(text="Guess.")))
+    assert (policy.context, policy.prepare()) == (None, 10)
+    await policy.reply(0, 8)
+    assert policy.prepare() == 20
 
 
 async def test_an_evaluation_leaves_out_what_training_leaves_out() -> None:
