@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import random
-import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -18,18 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from lab.tiny_agents.lessons import Lesson, LessonError, variants
+from lab.tiny_models.tokenizer import END, train_bpe
 
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "tiny_agents"
 TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 VOCABULARY = 1536
-SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CONTROL_TOKENS = ["<tool_call>", "</tool_call>"]
-END = "<|im_end|>"
 SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 CONTEXT = 8192
 RATE = 2e-3
@@ -67,31 +64,9 @@ def taught(lessons: Sequence[Lesson], say: Callable[[str], None]) -> Path:
 
 def build_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
     """Return a byte-level BPE of the lessons' own words, so that long prompts are few tokens."""
-    bpe = Tokenizer(models.BPE())
-    split = pre_tokenizers.Split(pattern=Regex(SPLIT), behavior="isolated")
-    bpe.pre_tokenizer = pre_tokenizers.Sequence(
-        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(CONTROL_TOKENS),
-        special_tokens=SPECIAL_TOKENS,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    control = re.compile("|".join(map(re.escape, SPECIAL_TOKENS + CONTROL_TOKENS)))
     # Prompts are JSON here: their line breaks and quotes are escaped, and become what the model reads.
     plain = [text.replace("\\n", "\n").replace('\\"', '"') for text in texts]
-    bpe.train_from_iterator([piece for text in plain for piece in control.split(text)], trainer)
-    bpe.add_tokens([AddedToken(token, normalized=False, special=False) for token in CONTROL_TOKENS])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=bpe,
-        eos_token=END,
-        pad_token="<|endoftext|>",
-        clean_up_tokenization_spaces=False,
-        chat_template=TEMPLATE.read_text(),
-        model_max_length=CONTEXT,
-    )
+    return train_bpe(plain, VOCABULARY, SPLIT, CONTROL_TOKENS, TEMPLATE.read_text(), context=CONTEXT)
 
 
 def teach(tokenizer: Any, lessons: Sequence[Lesson], say: Callable[[str], None]) -> Qwen3ForCausalLM:

@@ -7,16 +7,14 @@ token long before it copies three digits, or learns which tokens spell the same 
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from agentrl.rollout.step_judge import SYSTEM
 from lab.tiny_learning.traces import TaskSet
-from lab.tiny_models.tokenizer import END, SPECIAL_TOKENS, SPLIT
+from lab.tiny_models.tokenizer import SPLIT, train_bpe
 
 TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 CONTROL_TOKENS = ["<tool_call>", "</tool_call>"]
@@ -44,26 +42,4 @@ def build_tokenizer(sets: Sequence[TaskSet], traces: int = 3000) -> PreTrainedTo
             *(tools if number % HEADED < len(sets) else []),
         ]
         texts += [text for step in trace.steps for text in (step.text, step.heard, step.reason)]
-    bpe = Tokenizer(models.BPE())
-    split = pre_tokenizers.Split(pattern=Regex(PAIRS), behavior="isolated")
-    plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    bpe.pre_tokenizer = pre_tokenizers.Sequence([split, plain])
-    bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(CONTROL_TOKENS),
-        special_tokens=SPECIAL_TOKENS,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    control = re.compile("|".join(map(re.escape, SPECIAL_TOKENS + CONTROL_TOKENS)))
-    bpe.train_from_iterator([piece for text in texts for piece in control.split(text) if piece], trainer)
-    bpe.add_tokens([AddedToken(token, normalized=False, special=False) for token in CONTROL_TOKENS])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=bpe,
-        eos_token=END,
-        pad_token="<|endoftext|>",
-        additional_special_tokens=["<|im_start|>", END],
-        clean_up_tokenization_spaces=False,
-        chat_template=TEMPLATE.read_text(),
-        model_max_length=4096,
-    )
+    return train_bpe(texts, VOCABULARY, PAIRS, CONTROL_TOKENS, TEMPLATE.read_text())

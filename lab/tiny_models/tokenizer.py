@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -28,30 +29,52 @@ SPLIT = (
 
 def build_tokenizer(vocabulary: int, conversations: int, seed: int) -> PreTrainedTokenizerFast:
     """Train a tokenizer of ``vocabulary`` tokens, control tokens included, on that many generated conversations."""
+    return train_bpe(_texts(conversations, seed), vocabulary, SPLIT, CONTROL_TOKENS, TEMPLATE.read_text())
+
+
+def train_bpe(
+    texts: Iterable[str],
+    vocabulary: int,
+    split: str,
+    control_tokens: Sequence[str],
+    template: str,
+    *,
+    special_tokens: Sequence[str] = SPECIAL_TOKENS,
+    context: int = 4096,
+) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE of ``vocabulary`` tokens, control tokens included.
+
+    Args:
+        texts: what it is trained on; special and control tokens in them are left out.
+        vocabulary: number of tokens.
+        split: pattern of the pieces in which tokens are looked for.
+        control_tokens: one token each, shown in a decoded reply.
+        template: the chat template.
+        special_tokens: one token each, left out of a decoded reply; the first one pads.
+        context: most tokens of a text.
+    """
     bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(pattern=Regex(SPLIT), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    pieces = pre_tokenizers.Split(pattern=Regex(split), behavior="isolated")
+    plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([pieces, plain])
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary - len(CONTROL_TOKENS),
-        special_tokens=SPECIAL_TOKENS,
+        vocab_size=vocabulary - len(control_tokens),
+        special_tokens=[*special_tokens],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    bpe.train_from_iterator(_texts(conversations, seed), trainer)
-    bpe.add_tokens([AddedToken(token, normalized=False, special=False) for token in CONTROL_TOKENS])
+    control = re.compile("|".join(map(re.escape, [*special_tokens, *control_tokens])))
+    bpe.train_from_iterator([piece for text in texts for piece in control.split(text) if piece], trainer)
+    bpe.add_tokens([AddedToken(token, normalized=False, special=False) for token in control_tokens])
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         eos_token=END,
-        pad_token="<|endoftext|>",
-        additional_special_tokens=["<|im_start|>", END],
+        pad_token=special_tokens[0],
+        additional_special_tokens=[*special_tokens[1:]],
         clean_up_tokenization_spaces=False,
-        chat_template=TEMPLATE.read_text(),
-        model_max_length=4096,
+        chat_template=template,
+        model_max_length=context,
     )
 
 
@@ -80,13 +103,12 @@ def prompt_text(tokenizer: Any, episode: Episode) -> str:
 
 def _texts(conversations: int, seed: int) -> list[str]:
     rng = random.Random(seed)
-    control = re.compile("|".join(re.escape(token) for token in SPECIAL_TOKENS + CONTROL_TOKENS))
-    pieces: list[str] = []
+    results: list[str] = []
     for number in range(conversations):
         episode = policy_episode(rng) if number % 3 else judge_episode(rng)
         texts = [f"{message['role']}\n{message['content']}\n" for message in episode.messages[:-1]]
         if episode.tools:
             texts.append('# Tools\n{"type": "function", "function": {"name": "", "description": "", "parameters": ')
         texts.append(completion_text(episode.messages[-1]))
-        pieces += [piece for text in texts for piece in control.split(text) if piece]
-    return pieces
+        results += texts
+    return results

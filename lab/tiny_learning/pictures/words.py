@@ -11,18 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from agentrl.tasks.gui.tool import SYSTEM, computer_use
-from lab.tiny_models.tokenizer import END, SPECIAL_TOKENS, SPLIT
+from lab.tiny_models.tokenizer import SPECIAL_TOKENS, SPLIT, train_bpe
 
 STEP = 20
 """Thousandths of the screen between two numbers that the warm start points with; 3.2 pixels across, 4.2 down."""
 NUMBERS = [str(number) for number in range(STEP // 2, 1000, STEP)]
 VISION = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 CONTROL_TOKENS = ["<tool_call>", "</tool_call>"]
-VOCABULARY = 1600
+VOCABULARY = 1602
 TRIPLES = SPLIT.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 """Splits as `SPLIT`, but leaves three digits together."""
 TEMPLATE = Path(__file__).parents[1] / "chat_template.jinja"
@@ -49,28 +48,10 @@ def chat_template() -> str:
 
 def build_tokenizer(instructions: Sequence[str]) -> PreTrainedTokenizerFast:
     """Return the tokenizer for tasks with such instructions."""
-    bpe = Tokenizer(models.BPE())
     pattern = "|".join([*map(re.escape, phrases()), TRIPLES])
-    split = pre_tokenizers.Split(pattern=Regex(pattern), behavior="isolated")
-    plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    bpe.pre_tokenizer = pre_tokenizers.Sequence([split, plain])
-    bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=[*SPECIAL_TOKENS, *VISION],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
     roles = ["system\n", "user\nTask: ", "assistant\n", "tool\n", "tools", "The task has ended."]
     acts = ["left_click", "mouse_move", "terminate", "scroll", "-100", ", "]
-    bpe.train_from_iterator([*(phrases() + NUMBERS + roles + acts) * 50, *sorted(set(instructions)) * 20], trainer)
-    bpe.add_tokens([AddedToken(text, normalized=False, special=False) for text in CONTROL_TOKENS])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=bpe,
-        eos_token=END,
-        pad_token=SPECIAL_TOKENS[0],
-        additional_special_tokens=["<|im_start|>", END, *VISION],
-        clean_up_tokenization_spaces=False,
-        chat_template=chat_template(),
-        model_max_length=4096,
+    texts = [*(phrases() + NUMBERS + roles + acts) * 50, *sorted(set(instructions)) * 20]
+    return train_bpe(
+        texts, VOCABULARY, pattern, CONTROL_TOKENS, chat_template(), special_tokens=[*SPECIAL_TOKENS, *VISION]
     )
