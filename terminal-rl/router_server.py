@@ -9,14 +9,21 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
-
-from older_variables import ROUTER, refuse
 
 from agentrl.router import main as router
 from groundwork.command_line import CommandLine
 from groundwork.exceptions import ConfigError
+from groundwork.variables import refuse_set
+
+AGAIN = "a call whose connection is cut is sent again until its deadline, and runs once"
+OLDER: Mapping[str, str] = {
+    "ROUTER_FORWARD_TIMEOUT": "each call carries its own deadline",
+    "ROUTER_FORWARD_RETRIES": AGAIN,
+    "ROUTER_FORWARD_RETRY_BACKOFF": AGAIN,
+}
+"""Variables of older routers that are refused, each with what to use instead."""
 
 
 def words_of(options: argparse.Namespace) -> list[str]:
@@ -44,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
     options = build_parser().parse_args(argv)
     try:
-        refuse(ROUTER)
+        refuse_set(OLDER)
     except ConfigError as error:
         print(f"router_server.py: {error}", file=sys.stderr)
         return 2

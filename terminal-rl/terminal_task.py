@@ -7,18 +7,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from older_variables import CLIENT, refuse
-
 from agentrl.pool_process import become_trainer_beside_pool
 from agentrl.rollout.settings import Settings
 from agentrl.tasks.terminal.prompts import write_rows
 from agentrl.tasks.terminal.source import TaskSource
 from groundwork.exceptions import ConfigError
-from groundwork.variables import Value
+from groundwork.variables import Value, refuse_set
 from openclaw.launch.plan import Plan
 from openclaw.launch.task import EvalSet, Split, TaskConfig, TaskProfile, variable
 
 ENVIRONMENT = "agentrl.tasks.terminal.environment.TerminalEnvironment"
+AGAIN = "a call whose connection is cut is sent again until its deadline, and runs once"
+OLDER: Mapping[str, str] = {
+    "ENV_HTTP_MAX_RETRIES": AGAIN,
+    "ENV_EXEC_TOOL_MAX_RETRIES": AGAIN,
+    "ENV_EVALUATE_MAX_RETRIES": "AGENTRL_TRIES says how often a lost episode is tried",
+    "ENV_ALLOCATE_MAX_RETRIES": "AGENTRL_WAIT_SECONDS says how long an episode waits for an environment",
+    "ENV_CLOSE_MAX_RETRIES": "it is said in the file of --custom-config-path, as close_session_timeout",
+}
+"""Variables of older trainers that are refused, each with what to use instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +89,7 @@ class Task(TaskConfig):
         Raises:
             ConfigError: says what to set.
         """
-        refuse(CLIENT, environment)
+        refuse_set(OLDER, environment)
         source = TaskSource.from_env(environment)
         if self.eval_interval and self.eval_data is None and not source.has_splits:
             raise ConfigError(

@@ -188,3 +188,13 @@ def _type_of(declared: Any) -> dict[str, Any]:
         return {"type": str, "choices": get_args(declared)}
     (plain,) = [item for item in get_args(declared) or (declared,) if item is not NoneType]
     return {"type": plain}
+
+
+def refuse_set(older: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> None:
+    """Refuse variables without a meaning here, each with what to use instead.
+
+    Raises:
+        ConfigError: names all that are set.
+    """
+    if results := [f"unset {name}: {why}" for name, why in older.items() if environment.get(name)]:
+        raise ConfigError("; ".join(results))

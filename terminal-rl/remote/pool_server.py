@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,15 +16,24 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [path for path in (str(HERE.parent), str(ROOT), str(ROOT / "slime")) if path not in sys.path]
 
-from older_variables import WORKER, refuse  # noqa: E402 - found by the lines above
-
-from agentrl.pool import main as pool  # noqa: E402
+from agentrl.pool import main as pool  # noqa: E402 - found by the lines above
 from agentrl.tasks.terminal.source import TaskSource  # noqa: E402
 from groundwork.command_line import CommandLine  # noqa: E402
 from groundwork.exceptions import ConfigError  # noqa: E402
-from groundwork.variables import EnvironmentConfig, variable  # noqa: E402
+from groundwork.variables import EnvironmentConfig, refuse_set, variable  # noqa: E402
 
 PROG = "pool_server.py"
+FILE = "it is said in the file of --custom-config-path, as"
+OLDER: Mapping[str, str] = {
+    "WORKER_RUN_IDLE_TTL": "AGENTRL_TTL_SECONDS of the trainer says how long a lease outlives it",
+    "WORKER_MAX_CONCURRENT_CLOSES": "sandboxes close beside each other, each within CLOSE_SESSION_TIMEOUT",
+    "ENSURE_IMAGE_TIMEOUT": f"{FILE} ensure_image_timeout",
+    "RESET_SESSION_TIMEOUT": f"{FILE} reset_session_timeout",
+    "EVAL_TIMEOUT": f"{FILE} eval_timeout",
+    "COMPOSE_OVERRIDE_PATH": "a task runs in one container without compose; name its image in task.toml",
+    "CONTAINER_MEMORY_LIMIT": "memory_mb in the [environment] of task.toml bounds a task",
+}
+"""Variables of older workers that are refused, each with what to use instead."""
 ENVIRONMENT = "agentrl.tasks.terminal.environment.TerminalEnvironment"
 
 
@@ -74,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
     options, extra = build_parser().parse_known_args(argv)
     try:
-        refuse(WORKER)
+        refuse_set(OLDER)
         words = [*pool_words(WorkerVariables.from_env()), *extra]
         source = TaskSource.from_env()
         count = len(source.tasks())

@@ -16,11 +16,11 @@ from typing import Any
 import convert_task_to_dataset
 import generate as terminal
 import load_tasks
-import older_variables
 import pool_server
 import pytest
 import rollout_log
 import router_server
+import terminal_task
 from generate import TerminalConfig
 from terminal_task import Task as TerminalTask
 
@@ -34,6 +34,7 @@ from agentrl.tasks.harbor import write_task
 from agentrl.tasks.shell.generate import generate, task_toml
 from agentrl.tasks.terminal.source import TaskSource
 from groundwork.exceptions import ConfigError
+from groundwork.variables import refuse_set
 from lab.testkit.agent_rollouts import GUESS, talk
 from openclaw.launch.__main__ import main as launch
 from openclaw.ledger.records import Vote
@@ -297,9 +298,9 @@ def test_a_worker_knows_the_variables_of_older_set_ups(
 @pytest.mark.parametrize(
     ("table", "start"),
     [
-        (older_variables.WORKER, lambda: pool_server.main(["--dry-run"])),
-        (older_variables.CLIENT, lambda: dry_run_status("--model", "qwen3-8B")),
-        (older_variables.ROUTER, lambda: router_server.main(["--workers", "http://h:1"])),
+        (pool_server.OLDER, lambda: pool_server.main(["--dry-run"])),
+        (terminal_task.OLDER, lambda: dry_run_status("--model", "qwen3-8B")),
+        (router_server.OLDER, lambda: router_server.main(["--workers", "http://h:1"])),
     ],
 )
 def test_older_variables_without_a_meaning_are_refused_by_name(
@@ -313,7 +314,7 @@ def test_older_variables_without_a_meaning_are_refused_by_name(
     assert start() == 2
     said = capsys.readouterr().err
     assert [name for name, why in table.items() if f"unset {name}: {why}" not in said] == []
-    older_variables.refuse(table, {})
+    refuse_set(table, {})
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,12 @@ import reference_pages
 from chat import AGENT_KEY
 from evaluation.terminal import MAX_STEPS
 from gui_task import Task as GuiTask
-from older_variables import CLIENT, ROUTER, WORKER
+from pool_server import OLDER as OLDER_WORKER
 from pool_server import WorkerVariables
+from router_server import OLDER as OLDER_ROUTER
 from simulated_users.llm import KEY_VARIABLE as USER_LLM_KEY
 from swe_task import Task as SweTask
+from terminal_task import OLDER as OLDER_TRAINER
 from terminal_task import Task as TerminalTask
 from toolcall_task import Task as ToolcallTask
 
@@ -260,7 +262,7 @@ def test_every_variable_in_the_documentation_exists(repository: Path) -> None:
     of_scripts = "".join(path.read_text() for path in repository.glob("*-rl/**/*.sh"))
     known = {name for variable in (*VARIABLES, *LAUNCH_VARIABLES, *of_methods, *of_agents) for name in variable.names}
     others = {
-        *(*CLIENT, *WORKER, *ROUTER, *of_tasks, KIND_VARIABLE),
+        *(*OLDER_TRAINER, *OLDER_WORKER, *OLDER_ROUTER, *of_tasks, KIND_VARIABLE),
         "PYTHONPATH",
         "CUDA_VISIBLE_DEVICES",
         "WANDB_API_KEY",
