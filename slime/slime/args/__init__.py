@@ -7,7 +7,6 @@ package imports nothing of the project, so that every other package may.
 from __future__ import annotations
 
 from slime.args.arguments import Arguments
-from slime.args.base import FlatArguments, required
-from slime.args.view import ConfigView, MissingArgumentError
+from slime.args.base import ConfigView, FlatArguments, MissingArgumentError, required
 
 __all__ = ["Arguments", "ConfigView", "FlatArguments", "MissingArgumentError", "required"]

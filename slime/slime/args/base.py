@@ -1,10 +1,11 @@
-"""Base class of the arguments: typed attributes that still behave like an argparse Namespace."""
+"""Base class of the arguments: typed attributes that still behave like an argparse Namespace, and a view of them as a mapping."""
 
 from __future__ import annotations
 
 import copy
 from argparse import Namespace
-from collections.abc import Mapping
+from collections import ChainMap
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 # Plugins may expect a Namespace, so at run time it is one. Type checkers see a plain class instead, because
@@ -55,3 +56,53 @@ class FlatArguments(_Flat):
         changed = copy.copy(self)
         vars(changed).update(values)
         return changed
+
+
+_CHECKPOINT = "prm_model_path"
+
+
+class MissingArgumentError(KeyError):
+    """A plugin reads a value that the run does not have; the message says what to type."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class ConfigView(Mapping[str, Any]):
+    """A read-only view of the arguments: ``config["lr"]``, ``config.get("lr")`` and ``config.lr`` are the same value.
+
+    ``extra`` has further values and wins. ``prm_model_path`` is there only if the run names it: an argument that was
+    derived from the policy's checkpoint would make the policy a reward model.
+    """
+
+    def __init__(self, args: FlatArguments, extra: Mapping[str, Any] | None = None) -> None:
+        self._values = ChainMap(dict(extra or {}), vars(args))
+
+    def _has(self, name: str) -> bool:
+        values = self._values
+        return name in values and (name != _CHECKPOINT or values[name] not in (None, values.get("hf_checkpoint")))
+
+    def __getitem__(self, name: str) -> Any:
+        if self._has(name):
+            return self._values[name]
+        if name == _CHECKPOINT:
+            raise MissingArgumentError(
+                f"config[{name!r}] is the checkpoint of a reward model, not the policy's; add --prm-model-path PATH"
+            )
+        raise MissingArgumentError(
+            f"the run has no argument {name!r}; write config.get({name!r}, DEFAULT), or set it in a file of --custom-config-path"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        try:
+            return self[name]
+        except MissingArgumentError as error:
+            raise AttributeError(str(error)) from error
+
+    def __iter__(self) -> Iterator[str]:
+        return filter(self._has, self._values)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
