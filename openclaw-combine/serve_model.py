@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "slime")]
 
-from openclaw.server.command import main  # noqa: E402
+from openclaw.server.__main__ import main  # noqa: E402
 
 if __name__ == "__main__":
     given = sys.argv[1:]

@@ -32,7 +32,7 @@ from evaluation.talk import Policy
 from rich.console import Console
 
 from groundwork.exceptions import ConfigError
-from openclaw.server.command import main as server_command
+from openclaw.server.__main__ import main as server_command
 
 RETRIES = 4
 """Of a request, after a lost connection, 429 or 5xx."""

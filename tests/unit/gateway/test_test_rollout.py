@@ -9,9 +9,9 @@ import pytest
 
 from lab.testkit.ledger_records import make_turn
 from openclaw.ledger.store import Ledger
-from openclaw.server.collect_check import main
-from openclaw.server.inspect_sessions import main as print_rows
+from openclaw_combine.test_rollout import main
 from openclaw_combine.utils import inspect_sessions, session_rows
+from openclaw_combine.utils import main as print_rows
 from tests.unit.gateway.conftest import Stack, Starter
 
 

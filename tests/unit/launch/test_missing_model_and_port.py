@@ -13,7 +13,7 @@ from openclaw.launch.__main__ import main as launch
 from openclaw.models import places
 from openclaw.models.places import missing_model
 from openclaw.server import run
-from openclaw.server.command import main as server
+from openclaw.server.__main__ import main as server
 from tests.helpers.checkpoints import config_only
 
 CLEAN = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}

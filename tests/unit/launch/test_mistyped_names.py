@@ -23,7 +23,7 @@ from openclaw.launch.names import (
 from openclaw.launch.plan import Recipe
 from openclaw.launch.profiles import TINY_CPU
 from openclaw.launch.resolve import make_plan
-from openclaw.server.command import main as server
+from openclaw.server.__main__ import main as server
 
 CLEAN = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
 DEMANDS = ["--method", "rl", "--profile", "tiny_cpu", "--dry-run"]

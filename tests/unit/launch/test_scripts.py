@@ -24,7 +24,7 @@ from agentrl.pool import build_parser as pool_parser
 from lab import agent_demo, agent_learning, demo
 from lab.tiny_learning.sets import UPDATES
 from openclaw.launch.__main__ import main
-from openclaw.server.command import main as server
+from openclaw.server.__main__ import main as server
 from slime.arguments import parse_args
 from tests.helpers.checkpoints import looks_whole
 from tests.helpers.launch_plans import Scripts
