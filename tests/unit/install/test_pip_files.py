@@ -6,9 +6,11 @@ Nothing is installed here.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -104,6 +106,26 @@ def test_the_core_is_a_package_with_the_requirements_of_the_project(repository: 
     assert set(made["extras"]) == {"serve", "megatron", "tracking"}
     for name, requirements in made["extras"].items():
         assert set(requirements) == set(extras[name])
+
+
+def test_the_core_is_found_from_the_repository_whose_folder_has_its_name(repository: Path, tmp_path: Path) -> None:
+    """Python looks in the working directory first, and there `slime` is a folder without code of the package."""
+    shutil.copy(repository / "pyproject.toml", tmp_path)
+    (tmp_path / "slime").mkdir()
+    for name in ("setup.py", "pyproject.toml"):
+        shutil.copy(repository / "slime" / name, tmp_path / "slime")
+    for name in ("slime", "groundwork", "chat_codec"):
+        (tmp_path / "slime" / name).mkdir()
+        (tmp_path / "slime" / name / "__init__.py").touch()
+    build = "import sys; from setuptools.build_meta import build_editable; build_editable(sys.argv[1])"
+    command = [sys.executable, "-c", build, str(tmp_path)]
+    subprocess.run(command, cwd=tmp_path / "slime", capture_output=True, text=True, check=True)
+    [wheel] = tmp_path.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site-packages")
+    look = "import site, sys; site.addsitedir(sys.argv[1]); import slime, groundwork, chat_codec; print(slime.__file__)"
+    command = [sys.executable, "-S", "-c", look, str(tmp_path / "site-packages")]
+    done = subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True, check=True)
+    assert Path(done.stdout.strip()) == tmp_path / "slime" / "slime" / "__init__.py"
 
 
 def test_the_core_requires_nothing_that_the_cpu_environment_lacks(repository: Path) -> None:
