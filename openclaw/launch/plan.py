@@ -33,11 +33,13 @@ class Recipe:
         evaluates_only: whether the task's held-out part is only evaluated, without a trainer.
 
     Example:
+        >>> from openclaw.launch.methods import methods_of
         >>> from openclaw.launch.profiles import PROFILES
         >>> from openclaw.launch.resolve import make_plan
-        >>> plan = make_plan(Recipe("combine", "qwen3-4B", PROFILES["gpu8"]), ["--lr", "1e-6"], {})
-        >>> plan.title, plan.args.lr, plan.gpus_needed
-        ('method combine', 1e-06, 8)
+        >>> [method] = [method.config for method in methods_of() if method.config.recommended]
+        >>> plan = make_plan(Recipe(method.name, "qwen3-4B", PROFILES["gpu8"]), ["--lr", "1e-6"], {})
+        >>> plan.args.lr, plan.gpus_needed
+        (1e-06, 8)
     """
 
     what: str
