@@ -37,6 +37,9 @@ EFFECTS = {
     f"{COLOCATE}::test_both_are_offloaded_on_gpus_unless_the_flags_say_otherwise": "offload-rollout",
     f"{RAY}/test_colocate.py::test_who_is_not_offloaded_stays_and_the_order_is_kept": "offload-train",
     f"{COLOCATE}::test_what_does_not_go_together": "offload",
+    f"{FSDP}/test_fused_lora.py::test_the_default_is_fused_on_cuda_only": "lora-kernel",
+    f"{CORE}/test_memory_budget.py::test_attention_is_kept_before_layers_are_unchecked_and_flags_win": """unchecked-layers
+        kept-attention-layers""",
     f"{FSDP}/test_memory_history.py::test_a_rank_records_from_its_start_where_the_flag_wants_it": (
         "record-memory-history"
     ),

@@ -24,6 +24,11 @@ CASES: dict[str, dict[str, Any]] = {
         "calculate_per_token_loss": True,
         "use_rollout_logprobs": True,
     },
+    "checkpointing, one layer keeps attention, one is unchecked": {
+        "gradient_checkpointing": True,
+        "unchecked_layers": 1,
+        "kept_attention_layers": 1,
+    },
     "eager attention": {"attn_implementation": "eager"},
     "lora, kl": {"use_lora": True, "use_kl_loss": True, "kl_loss_coef": 0.1, "use_opd": True},
     "lora, padded, checkpointing": {"use_lora": True, "pack_sequences": False, "gradient_checkpointing": True},

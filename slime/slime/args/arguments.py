@@ -193,6 +193,8 @@ class Arguments(FlatArguments):
     train_dtype: Literal["float32", "bfloat16"] = DERIVED
     attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     gradient_checkpointing: bool = False
+    unchecked_layers: int | None = None
+    kept_attention_layers: int | None = None
     fsdp_cpu_offload: bool = False
     only_train_params_name_list: list[str] | None = None
     freeze_params_name_list: list[str] | None = None

@@ -72,6 +72,7 @@ _WHOLE_RESPONSES = ("use_opsm", "custom_tis_function_path", "custom_pg_loss_redu
 _FSDP_ONLY = (
     *("ref_update_interval", "reset_optimizer_states", "use_rollout_entropy"),
     *("only_train_params_name_list", "freeze_params_name_list", "lora_kernel"),
+    *("unchecked_layers", "kept_attention_layers"),
 )
 
 
@@ -256,7 +257,7 @@ def _check_lora(args: Arguments) -> list[str]:
 
 
 def _check_not_offered(args: Arguments) -> list[str]:
-    only_fsdp = [flag_of(name) for name in _FSDP_ONLY if getattr(args, name)]
+    only_fsdp = [flag_of(name) for name in _FSDP_ONLY if getattr(args, name) not in (None, False)]
     problems = [f"{', '.join(only_fsdp)}: Megatron does not support it; use --train-backend fsdp"] if only_fsdp else []
     if args.gradient_checkpointing:
         problems.append(

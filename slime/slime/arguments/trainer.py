@@ -34,6 +34,17 @@ TRAINER = Group(
         ),
         Option("--gradient-checkpointing", "recompute activations in the backward pass", bool),
         Option(
+            "--unchecked-layers",
+            "last layers that --gradient-checkpointing leaves out; default: as many as the memory plan of a GPU allows, on a CPU 0",
+            int,
+        ),
+        Option(
+            "--kept-attention-layers",
+            "layers of --gradient-checkpointing that keep attention's output; default: as many as the memory plan of a GPU allows, "
+            "on a CPU 0",
+            int,
+        ),
+        Option(
             "--fsdp-cpu-offload",
             "keep parameters and optimizer state in host memory",
             bool,
@@ -165,6 +176,7 @@ def check_trainer(args: Arguments) -> list[str]:
         *_check_passes(args),
         *_check_profiler(args),
         *_check_attention(args),
+        *_check_checkpointing(args),
     ]
 
 
@@ -243,6 +255,17 @@ def _check_attention(args: Arguments) -> list[str]:
     if args.device == "cpu" and args.attn_implementation == "flash_attention_2":
         return ["--attn-implementation flash_attention_2 needs a GPU; use sdpa"]
     return []
+
+
+def _check_checkpointing(args: Arguments) -> list[str]:
+    problems = []
+    for name in ("unchecked_layers", "kept_attention_layers"):
+        value = getattr(args, name)
+        if value is not None and value < 0:
+            problems.append(f"{flag_of(name)} {value}: give 0 or more")
+        if value is not None and not args.gradient_checkpointing and args.train_backend == "fsdp":
+            problems.append(f"{flag_of(name)} has no effect without --gradient-checkpointing; add it")
+    return problems
 
 
 WEIGHT_SYNC = Group(

@@ -142,6 +142,10 @@ class Recorded(nn.Module):
         super().__init__()
         self.done: list[str] = []
 
+    @property
+    def base_model(self) -> SimpleNamespace:
+        return SimpleNamespace(layers=[])
+
     def tie_weights(self) -> None:
         pass
 

@@ -21,6 +21,7 @@ from slime.arguments.memory_budget.shape import Shape
 from slime.arguments.memory_budget.trainer import saved_bytes
 from slime.backends.fsdp_utils import model as model_module
 from slime.backends.fsdp_utils.backend import build_optimizer, start_moments
+from slime.backends.fsdp_utils.layers import set_checkpointing
 from slime.backends.fsdp_utils.model import PolicyModel
 from slime.backends.trainer.micro_batch import MicroBatch, build
 from slime.logprobs import response_rows
@@ -86,7 +87,7 @@ def tracked_peak(args: Any, shape: Shape) -> float:
         }
         inputs: MicroBatch = replace(batch, **tensors)  # type: ignore[arg-type]
         hf = hf_model(shape, torch.float32)
-        hf.gradient_checkpointing_enable({"use_reentrant": False})
+        set_checkpointing(args, hf, model_module.text_layers(hf.base_model))
         policy = model_module._shard(
             args, PolicyModel(hf, model_module.PACKED_SDPA), torch.device("cpu"), trainable=True, head=None
         )
@@ -114,6 +115,25 @@ def test_a_rank_needs_what_torch_tracks(ranks: int, changes: dict[str, Any], sha
     absent = ("runtime", "gradients and moments", "push buffers")  # of the first backward pass
     computed = sum(part.size for part in need.parts if part.name not in absent)
     assert computed == pytest.approx(tracked_peak(args, shape), rel=0.12)
+
+
+@pytest.mark.parametrize(
+    ("fewer", "more"),
+    [
+        ({"kept_attention_layers": 2}, {"kept_attention_layers": 6}),
+        ({"unchecked_layers": 2}, {"unchecked_layers": 5}),
+        ({"unchecked_layers": 2}, {"unchecked_layers": 2, "kept_attention_layers": 4}),
+    ],
+    ids=["attention kept", "unchecked", "attention kept beside unchecked layers"],
+)
+def test_each_further_layer_costs_what_torch_tracks(ranks: int, fewer: dict[str, int], more: dict[str, int]) -> None:
+    shape = replace(SHAPE, layers=6)
+    planned, tracked = [], []
+    for changes in (fewer, more):
+        args = arguments(**changes)
+        planned.append(budget.trainer_need(args, shape, ranks).total)
+        tracked.append(tracked_peak(args, shape))
+    assert planned[1] - planned[0] == pytest.approx(tracked[1] - tracked[0], rel=0.01)
 
 
 def test_the_optimizer_and_the_weights_are_sixteen_bytes_a_parameter() -> None:

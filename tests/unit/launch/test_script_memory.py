@@ -82,7 +82,8 @@ def test_the_dry_run_shows_order_and_budget(
     text = "\n".join(lines)
     for pattern in (
         r"of 80\.0 \(profile gpu8; this machine has no GPU\)",
-        r"GPU 0-3  actor  .* weights 3\.7, gradients and moments 11\.2, .*activations .*\(logits .*\)",
+        r"GPU 0-3  actor  .* weights 3\.7, gradients and moments 11\.2, .*activations .*\(activations .*\)",
+        r"checkpointing: of 36 layers \d+ stay unchecked",
         r"GPU 4-5  rollout .* weights 3\.7, cache .*, graphs .*, workspace",
         r"GPU 6-7  sum .*: fits",
         r"cache of the judge engine: \d{6} tokens",

@@ -21,7 +21,7 @@ from slime.arguments.memory_budget.budget import checkpoint_bytes, engine_plan, 
 from slime.arguments.memory_budget.gpu import CONTEXT, DRIVER, GIB, GpuMemory, Need, gpu_memory, smallest_gpu
 from slime.arguments.memory_budget.shape import Shape, shape_of_folder
 from slime.arguments.memory_budget.trainer import step_tokens, trainer_need
-from slime.arguments.parser import Parser, build_parser, read_arguments
+from slime.arguments.parser import Parser, build_parser, parse_args, read_arguments
 from tests.helpers.arguments import refusal
 from tests.helpers.checkpoints import config_only
 
@@ -152,6 +152,71 @@ def test_what_changes_the_trainers_memory(folder: Path) -> None:
     path = "topk_distillation_loss.topk_distillation_loss_function"
     topk = changed(loss_type="custom_loss", distill_topk=50, custom_loss_function_path=path)
     assert sum(topk.values()) < totals["rows"] + GIB
+
+
+ONE_TRAINER = (
+    "--device cuda --train-backend fsdp --colocate --actor-num-gpus-per-node 1 --rollout-num-gpus 1 --num-gpus 1 "
+    "--use-dynamic-batch-size --max-tokens-per-gpu 8192 --gradient-checkpointing --rollout-max-context-len 8192 "
+    "--sglang-context-length 8192 --rollout-batch-size 16 --num-rollout 1 --disable-rollout-global-dataset"
+)
+
+
+def test_one_card_of_80_gb_plans_whole_weights_of_4b_and_its_unchecked_layers(folder: Path) -> None:
+    budget = budget_of(derived(ONE_TRAINER, folder), memory(80))
+    assert (budget.problems, budget.warnings) == ((), ())
+    unchecked, attention = budget.layers["unchecked_layers"], budget.layers["kept_attention_layers"]
+    assert 0 < unchecked < 12
+    assert unchecked + attention == 36
+    line = f"checkpointing: of 36 layers {unchecked} stay unchecked (--unchecked-layers), {attention} keep attention's"
+    assert any(line in text for text in budget.lines)
+    (row,) = budget.rows
+    assert row.total + row.doubt <= 0.95 * 80 * GIB
+    one_more = {"unchecked_layers": unchecked + 1, "kept_attention_layers": 35 - unchecked}
+    (more,) = budget_of(derived(ONE_TRAINER, folder, **one_more), memory(80)).rows
+    assert more.total + more.doubt > 0.95 * 80 * GIB
+
+
+def test_attention_is_kept_before_layers_are_unchecked_and_flags_win(folder: Path) -> None:
+    def layers(gib: float, **changes: Any) -> tuple[int, int]:
+        found = budget_of(derived(ONE_TRAINER, folder, **changes), memory(gib)).layers
+        return found["unchecked_layers"], found["kept_attention_layers"]
+
+    counts = [layers(gib) for gib in (70.0, 75.0, 80.0, 200.0)]
+    assert counts[0] == (0, 0)
+    assert counts[1][0] == 0
+    assert 0 < counts[1][1] < 36
+    assert counts[2][0] + counts[2][1] == 36
+    assert counts[3] == (36, 0)
+    assert layers(80, unchecked_layers=0) == (0, 36)
+    assert layers(80, kept_attention_layers=0)[0] > layers(80)[0]
+    assert layers(80, unchecked_layers=2, kept_attention_layers=3) == (2, 3)
+
+
+def test_layers_are_planned_only_where_the_plan_knows_enough(folder: Path) -> None:
+    unknown = ONE_TRAINER.replace("--rollout-max-context-len 8192 --sglang-context-length 8192 ", "")
+    unknown = unknown.replace("--use-dynamic-batch-size --max-tokens-per-gpu 8192 ", "")
+    nothing = {"unchecked_layers": 0, "kept_attention_layers": 0}
+    assert budget_of(derived(unknown, folder), memory(80)).layers == nothing
+    shared = derived(ONE_GPU, folder, sglang_max_total_tokens=None)  # the engine would have a smaller cache
+    assert budget_of(shared, memory(80)).layers == nothing
+    assert budget_of(derived(ONE_TRAINER, folder, gradient_checkpointing=False), memory(200)).layers == {}
+
+
+def test_counts_that_do_not_fit_are_refused_with_smaller_ones(folder: Path) -> None:
+    words = f"{ONE_TRAINER} --unchecked-layers 36"
+    (problem, *more) = budget_of(derived(words, folder), memory(80)).problems
+    assert not more
+    assert "--unchecked-layers 9" in problem
+    assert budget_of(derived(words, folder, unchecked_layers=9), memory(80)).problems == ()
+
+
+def test_a_start_takes_the_planned_layers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [*ONE_TRAINER.split(), "--hf-checkpoint", str(folder), "--gpu-memory-gb", "80"]
+    expected = budget_of(derived(ONE_TRAINER, folder), memory(80)).layers
+    args = parse_args(words)
+    assert {name: getattr(args, name) for name in expected} == expected
+    given = parse_args([*words, "--unchecked-layers", "1", "--kept-attention-layers", "2"])
+    assert (given.unchecked_layers, given.kept_attention_layers) == (1, 2)
 
 
 @pytest.mark.parametrize(("cap", "context", "tokens"), [(32768, 8192, 32768), (8192, 32768, 32768)])

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,9 @@ def _ladders(args: Arguments) -> Iterator[list[Fix]]:
     fsdp = args.train_backend == "fsdp"
     if fsdp and not args.gradient_checkpointing:
         yield [fix(gradient_checkpointing=True)]
+    for name in ("unchecked_layers", "kept_attention_layers"):
+        if count := getattr(args, name):
+            yield [fix(**{name: less}) for less in (*_halves(count, 1), 0)]
     if not fsdp and args.recompute_granularity != "full":
         yield [fix(**_RECOMPUTE)]
     if args.use_dynamic_batch_size and args.max_tokens_per_gpu:
@@ -208,6 +211,8 @@ def _graph_bytes(args: Arguments, chunk: int, batch: int) -> float:
 
 
 TRAINERS = ("actor", "critic")
+RESERVE = 0.05
+"""Share of a GPU that planned layers leave free, because the allocator fragments."""
 
 
 @dataclass(frozen=True)
@@ -354,6 +359,55 @@ def _worst(args: Arguments, needs: tuple[Need, ...]) -> tuple[float, float]:
     return max(moments)
 
 
+def planned_layers(args: Arguments, shape: Shape, capacity: float) -> dict[str, int]:
+    """Return how many layers stay unchecked and how many keep attention's output, by argument; empty without checkpointing.
+
+    A flag's count stays. The others are as many as fit in all but `RESERVE` of ``capacity`` bytes with every estimate too low by
+    `UNCERTAINTY`; attention first, because it saves more time per byte (log/gpu_kernels.md#gpu-checkpointing). An engine's cache never
+    gets smaller for it. 0 where nothing bounds a sample, and for a vision tower, linear attention or experts,
+    whose activations are not counted or not tested.
+    """
+    if args.device != "cuda" or args.train_backend != "fsdp" or not args.gradient_checkpointing:
+        return {}
+    of_flags = args.kept_attention_layers, args.unchecked_layers
+
+    def counts(attention: int, unchecked: int) -> dict[str, int]:
+        kept = min(attention, shape.layers - unchecked) if of_flags[0] is None else attention
+        return {"unchecked_layers": unchecked, "kept_attention_layers": kept}
+
+    def fits(attention: int, unchecked: int) -> bool:
+        plan = layout(args.changed(**counts(attention, unchecked)), capacity)
+        assert plan is not None
+        trainers = [row for row in plan.rows if any(need.role in TRAINERS for need in row.needs)]
+        enough = all(row.total + row.doubt <= (1 - RESERVE) * capacity for row in trainers)
+        return enough and _capacities(plan) == caches
+
+    attention, unchecked = of_flags[0] or 0, of_flags[1] or 0
+    base = layout(args.changed(**counts(attention, unchecked)), capacity)
+    if base is None or not step_tokens(args) or shape.tower or shape.experts or shape.linear_layers:
+        return counts(attention, unchecked)
+    caches = _capacities(base)
+    if of_flags[0] is None:
+        attention = next((n for n in range(shape.layers - unchecked, 0, -1) if fits(n, unchecked)), 0)
+    if of_flags[1] is None and (of_flags[0] is not None or attention == shape.layers):
+        limit = shape.layers - (of_flags[0] or 0)
+        unchecked = next((n for n in range(limit, 0, -1) if fits(attention, n)), 0)
+    return counts(attention, unchecked)
+
+
+def _capacities(plan: Layout) -> list[tuple[str, int, int]]:
+    return [(cache.role, cache.tokens, cache.again) for cache in plan.caches]
+
+
+def _layers_line(layers: Mapping[str, int], total: int) -> str:
+    """Return how many layers keep what under gradient checkpointing."""
+    unchecked, attention = layers["unchecked_layers"], layers["kept_attention_layers"]
+    return (
+        f"  checkpointing: of {total} layers {unchecked} stay unchecked (--unchecked-layers), {attention} keep attention's "
+        f"output (--kept-attention-layers), {total - unchecked - attention} keep their input"
+    )
+
+
 def checkpoint_bytes(args: Arguments, shape: Shape) -> float:
     """Return the bytes of one checkpoint of policy, critic and moving reference."""
     whole = shape.parameters + shape.tower
@@ -433,12 +487,14 @@ class Budget:
         rows: the GPUs behind the lines.
         problems: what cannot fit, each with changes that fit.
         warnings: what may not fit.
+    layers: layers that checkpointing leaves out or that keep attention, by argument; empty without a plan of them.
     """
 
     lines: tuple[str, ...]
     rows: tuple[GpuRow, ...] = ()
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    layers: Mapping[str, int] = field(default_factory=dict)
 
 
 def budget_of(
@@ -456,7 +512,9 @@ def budget_of(
         return Budget(())
     if memory is None:
         return Budget(("memory per GPU: not computed, because this machine has no GPU; --gpu-memory-gb N computes it",))
-    plan, shape = layout(args, memory.size), policy_shape(args)
+    shape = policy_shape(args)
+    layers = {} if shape is None else planned_layers(args, shape, memory.size)
+    plan = layout(args.changed(**layers), memory.size)
     if plan is None or shape is None:
         return Budget(("memory per GPU: not computed, because neither config.json nor flags give the model's shape",))
     disk, warnings = checkpoint_lines(args, shape)
@@ -464,6 +522,7 @@ def budget_of(
         f"memory per GPU in GiB, of {memory.size / GIB:.1f} ({memory.source}); estimates may be off by 20 %, "
         "parts in brackets do not count, because they are freed before the peak:",
         *(line for row in plan.rows for line in _row_lines(row, memory, names)),
+        *([_layers_line(layers, shape.layers)] if layers else []),
         *(_cache_line(cache) for cache in plan.caches),
         *(f"  {role}: its model is not on this machine, so it is not counted" for role in plan.unknown),
         *(
@@ -477,7 +536,7 @@ def budget_of(
     problems, doubts = _verdict(plan, memory, names)
     if problems:
         problems = [f"{problem}; {_advice(args, memory, spell)}" for problem in problems]
-    return Budget(tuple(lines), plan.rows, tuple(problems), (*doubts, *warnings))
+    return Budget(tuple(lines), plan.rows, tuple(problems), (*doubts, *warnings), layers)
 
 
 def memory_problems(args: Arguments) -> tuple[list[str], Budget]:

@@ -11,8 +11,9 @@ reduction of the embedding's gradient.
 
 Activations: :func:`saved_bytes` is what autograd saves for a layer of transformers' Qwen2 and Qwen3 in bfloat16 with
 packed attention. It is counted from the operations and equals what ``saved_tensors_hooks`` report (a test compares).
-With gradient checkpointing a layer saves only its input, ``2 H``. Layers are recomputed one at a time, and the backward
-pass of that layer holds another ``5 F`` bytes of gradients (measured with torch's ``FSDPMemTracker``, see
+With gradient checkpointing a layer saves only its input, ``2 H``, and :func:`attention_bytes` more if it keeps attention's
+output; an unchecked layer saves everything. Layers are recomputed one at a time, after the unchecked ones are done, and the
+backward pass of a layer holds another ``5 F`` bytes of gradients (measured with torch's ``FSDPMemTracker``, see
 log/training.md#memory-budget; a test repeats it).
 """
 
@@ -60,6 +61,11 @@ def saved_bytes(
     split += (8 if shape.qk_norm else 4) * shape.heads + (4 * shape.kv_heads if shape.qk_norm else 0)
     whole = (12 if frozen else 16) * shape.hidden + 8 + 4 * shape.hidden * shape.active_experts
     return split / tensor + whole / (tensor if sequence_parallel else 1) + 14 * lora_rank
+
+
+def attention_bytes(shape: Shape) -> float:
+    """Return the bytes per token of a layer's attention output and of its float32 sum per head."""
+    return 2 * shape.query + 4 * shape.heads
 
 
 def gradient_bytes(shape: Shape, *, tensor: int = 1) -> float:
@@ -171,8 +177,11 @@ def _step(args: Arguments, shape: Shape, layers: float, vocab: float, role: str,
     recompute = args.gradient_checkpointing or args.recompute_granularity == "full"
     stream = 2 * shape.hidden / (split if parallel else 1)
     ends = (8 + 6) * shape.hidden  # final norm, the response rows, and gradients of both
-    kept, work = (stream * layers, layer) if recompute else (layer * layers, 0.0)
-    work += gradient_bytes(shape, tensor=split)
+    unchecked = layers if not recompute else float(args.unchecked_layers or 0)
+    kept = (
+        layer * unchecked + stream * (layers - unchecked) + attention_bytes(shape) * (args.kept_attention_layers or 0)
+    )
+    work = gradient_bytes(shape, tensor=split) + (0.0 if unchecked else layer)
     if role == "critic":
         logits = 0.0
     elif reads_whole_logits(args):

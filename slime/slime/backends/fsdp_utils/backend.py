@@ -38,6 +38,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from slime.args import Arguments
+from slime.backends.fsdp_utils.layers import set_checkpointing
 from slime.backends.fsdp_utils.model import (
     PACKED_SDPA,
     PolicyModel,
@@ -49,6 +50,7 @@ from slime.backends.fsdp_utils.model import (
     hidden_states,
     load_hf,
     sharded,
+    text_layers,
 )
 from slime.backends.trainer.host_memory import Changing
 from slime.backends.trainer.micro_batch import (
@@ -382,7 +384,7 @@ def build_critic(args: Arguments, path: str, *, device: torch.device) -> ValueMo
     def construct(empty: bool) -> ValueModel:
         hf, implementation = load_hf(args, path, AutoModel, torch.float32, empty=empty)
         if args.gradient_checkpointing:
-            hf.gradient_checkpointing_enable({"use_reentrant": False})
+            set_checkpointing(args, hf, text_layers(hf.base_model))
         return ValueModel(hf, implementation)
 
     return sharded(args, construct, device=device, trainable=True, head="head")

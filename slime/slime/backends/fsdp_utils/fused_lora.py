@@ -2,7 +2,7 @@
 
 ``y = x W^T + b + s (x A^T) B^T`` takes three matrix products forward and five backward. Both sums happen in the epilogue of a
 product (``addmm``), so there is no elementwise kernel over the output, and the sum is rounded once instead of three times.
-PEFT multiplies and adds over every output (log/gpu.md#gpu-lora has figures of an H100).
+PEFT multiplies and adds over every output (log/gpu_kernels.md#gpu-lora has figures of an H100).
 
 Guarantees: parameters, their names and files stay PEFT's, because only the class of a layer changes. A layer that this function
 cannot compute stays PEFT's; `fuse_adapters` counts those by reason and logs them.

@@ -46,6 +46,7 @@ from torch.distributed.tensor import DTensor
 from groundwork.processors import without_own_code
 from slime.args import Arguments
 from slime.arguments.model_shape import VISION_LANGUAGE_TYPES
+from slime.backends.fsdp_utils.layers import set_checkpointing
 from slime.backends.trainer.micro_batch import Images, MicroBatch
 from slime.backends.trainer.trainable import MergedChange, choose_trainable, lora_config, merged_weight, write_adapter
 from slime.checkpoints.all_ranks import on_rank_zero
@@ -353,7 +354,7 @@ def build_policy(args: Arguments, path: str, *, device: torch.device, trainable:
         choose_trainable(args, hf)
         hf.tie_weights()
         if args.gradient_checkpointing:
-            hf.gradient_checkpointing_enable({"use_reentrant": False})
+            set_checkpointing(args, hf, text_layers(hf.base_model))
         return PolicyModel(hf, implementation)
 
     policy = sharded(args, construct, device=device, trainable=trainable)
