@@ -190,7 +190,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         with served_explained():
             plan = make_plan(recipe, extra, os.environ, options.name, parser.known_flags())
         if not recipe.task:
-            check_log_options(options, plan.variables["data_path"].value)
+            unused = check_log_options(options, plan.variables["data_path"].value)
+            plan = replace(plan, notes=(*plan.notes, *unused))
     except ConfigError as error:
         fail(str(error))
     missing = show_and_check(plan, options, asked)

@@ -40,7 +40,6 @@ def add_log_options(parser: argparse.ArgumentParser) -> None:
     add(
         *("--epochs", "--num-epochs"),
         type=_count,
-        default=1,
         metavar="N",
         help="with DATA_PATH: train each conversation N times (default: 1)",
     )
@@ -54,15 +53,23 @@ def add_log_options(parser: argparse.ArgumentParser) -> None:
 
 def log_words(options: argparse.Namespace) -> list[str]:
     """Return the options of `add_log_options` as words of a command line."""
-    words = ["--epochs", str(options.epochs)] if options.epochs != 1 else []
+    words = ["--epochs", str(options.epochs)] if options.epochs is not None else []
     words += ["--limit", str(options.limit)] if options.limit is not None else []
     return [*words, *(["--judge-again"] if options.judge_again else [])]
 
 
-def check_log_options(options: argparse.Namespace, data_path: object) -> None:
-    """Raise ConfigError for an option about logs without any."""
-    if not data_path and (words := log_words(options)):
+def check_log_options(options: argparse.Namespace, data_path: object) -> list[str]:
+    """Return which options have no effect on a live run.
+
+    Raises:
+        ConfigError: an option about logs without any.
+    """
+    words = [] if data_path else log_words(options)
+    if words == ["--epochs", "1"]:
+        return ["--epochs 1 has no effect: a live run trains each conversation once"]
+    if words:
         raise ConfigError(f"{words[0]} is about logs; name them: DATA_PATH=FILE_OR_FOLDER")
+    return []
 
 
 def with_logs(profile: Profile, variables: dict[str, Resolved]) -> tuple[Profile, dict[str, Resolved]]:
@@ -114,19 +121,20 @@ def take_in_logs(plan: Plan, options: argparse.Namespace, *, dry: bool) -> Itera
             )
         if not dry:
             check_tokens(logs.ledger, plan.args.hf_checkpoint)
-    wishes = Wishes(options.epochs, options.limit, options.judge_again)
+    epochs = options.epochs or 1
+    wishes = Wishes(epochs, options.limit, options.judge_again)
     with tempfile.TemporaryDirectory(prefix="openclaw-logs-") as folder, progress_bar("reading logs") as on_progress:
         place = Path(folder) / "ledger.sqlite" if dry else target
         with closing(Ledger(place, redaction=_redactor(plan))) as ledger:
             report = take_in(logs, ledger, wishes, on_progress)
-    again = f", {options.epochs} times" if options.epochs > 1 else ""
+    again = f", {epochs} times" if epochs > 1 else ""
     yield f"logs     {logs.path}{again}"
     yield from (f"         {line}" for line in report.lines())
     if logs.ledger is not None and (line := same_batches(logs.ledger, plan.args.rollout_batch_size)):
         yield f"         {line}"
     if not (report.to_score or report.with_verdict or report.samples or report.known or report.to_judge):
         raise ConfigError(f"DATA_PATH {logs.path} holds no turn to train; a turn needs a next state, or a verdict")
-    most, batch_size = report.most_samples * options.epochs, plan.args.rollout_batch_size
+    most, batch_size = report.most_samples * epochs, plan.args.rollout_batch_size
     if most < batch_size and not plan.args.serve_when_done:
         why = (
             f"DATA_PATH {logs.path} gives {counted(most, 'sample')} at most, but a batch needs {batch_size}, so no step would be "

@@ -23,13 +23,14 @@ from groundwork.exceptions import ConfigError
 from groundwork.variables import Value
 from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.launch.flags import NOT_TYPED
-from openclaw.launch.methods import REPOSITORY, recommended
+from openclaw.launch.methods import recommended
 from openclaw.launch.plan import Plan
 from openclaw.launch.profiles import Profile
 from openclaw.launch.task import TaskConfig, head_address
 from openclaw.launch.variables import Resolved, parse_gpus
 from openclaw.models.places import broken_model
 from openclaw.runtime.process import PORT_PATIENCE_SECONDS, reserve_port
+from openclaw.runtime.where import shown_path
 from slime.args import Arguments, required
 from slime.arguments.algorithm import critic_gpus
 from slime.arguments.cluster import OWN_CLUSTER, gpus_of_machine, missing_devices, missing_secret
@@ -52,8 +53,7 @@ def what_fits(folder: Path, gpus: int) -> str:
     ending = next(ending for least, ending in SCRIPTS_BY_GPUS if gpus >= least)
     own = sorted(folder.glob(f"run_*{ending}"))
     script = (own or sorted(recommended().folder.glob(f"run_*{ending}")))[0]
-    shown = script.relative_to(REPOSITORY) if script.is_relative_to(REPOSITORY) else script
-    return f"run the script for {gpus or 'no'} GPU{'s' * (gpus != 1)}: bash {shown}"
+    return f"run the script for {gpus or 'no'} GPU{'s' * (gpus != 1)}: bash {shown_path(script)}"
 
 
 def split_for(folder: Path, gpus: int) -> str:

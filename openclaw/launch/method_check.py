@@ -33,7 +33,7 @@ from openclaw.method import Method
 from openclaw.method.check import CLAUSES, MethodCheck
 from openclaw.method.loading import build_method, raised, resolve
 from openclaw.training.live import LiveRollout
-from slime.arguments.plugins import missing_plugins, wrong_signatures
+from slime.arguments.plugins import is_plugin_file, missing_plugins, wrong_signatures
 
 CPU_PROFILE = "tiny_cpu"
 CPU_SCRIPT = "run_tiny_cpu.sh"
@@ -55,8 +55,8 @@ def plan_problems(plan: Plan) -> list[str]:
         problems = wrong_signatures(plan.args)
         if plan.runtime is None:
             return [*missing_plugins(plan.args), *problems]
-        if path.startswith("slime."):
-            return problems
+        if path.startswith("slime.") or (is_plugin_file(path) and not Path(path.partition(":")[0]).is_file()):
+            return problems  # of a missing file the plan says so
         try:
             function = resolve(path)
         except ConfigError as error:

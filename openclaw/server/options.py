@@ -171,7 +171,8 @@ def missing_gpus(ids: Sequence[int]) -> str | None:
     result = visible_gpus()
     if not ids or max(ids) < result:
         return None
-    return f"--gpu-ids {','.join(map(str, ids))}: the machine has {result} GPUs; use --device cpu or other ids"
+    advice = "use other ids" if result else "write --device cpu in its place"
+    return f"--gpu-ids {','.join(map(str, ids))}: the machine has {result} GPUs; {advice}"
 
 
 def _port_setting(arguments: argparse.Namespace, environment: Mapping[str, str]) -> str:

@@ -24,7 +24,7 @@ from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.launch.guides import words_of_texts
 from openclaw.launch.logs import add_log_options, log_words
 from openclaw.launch.methods import methods_of, recommended
-from openclaw.launch.plan import Recipe
+from openclaw.launch.plan import Plan, Recipe
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.resolve import make_plan
 from openclaw.launch.variables import LaunchVariables, parse_gpus
@@ -36,6 +36,7 @@ from openclaw.runs.folder import open_run
 from openclaw.runtime.where import LEDGER_NAME, find_ledger, own_import_paths, shown_path
 from openclaw.server.collect import recorded_model
 from openclaw.server.options import lengths_of
+from slime.arguments.validate import visible_gpus
 
 MIN_GPUS = 3
 POLL_SECONDS = 1.0
@@ -239,16 +240,23 @@ def main(argv: Sequence[str] | None = None, prog: str = "train_async.py") -> int
         )
         if "DATA_PATH" in job.variables:
             read_logs(arguments.rollout_dir)
+            check_gpus(arguments.gpus, plan, job)
+            return _run_to_its_end(job, environment)
+        with closing(Ledger(job.variables["OPENCLAW_LEDGER"])) as ledger:
+            return _train(job, environment, ledger, plan, arguments)
     except (ConfigError, LedgerError) as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return 2
-    if "DATA_PATH" in job.variables:
-        return _run_to_its_end(job, environment)
-    ledger = Ledger(job.variables["OPENCLAW_LEDGER"])
-    try:
-        return _train(job, environment, ledger, plan.args.rollout_batch_size, arguments.keep_running)
-    finally:
-        ledger.close()
+
+
+def check_gpus(gpus: str, plan: Plan, job: Job) -> None:
+    """Raise ConfigError if the machine lacks GPUs; the launcher would name a script, which does not train the folder."""
+    if plan.args.device != "cuda" or plan.args.ray_address or "--dry-run" in job.extra:
+        return
+    needed = plan.gpus_needed if plan.gpu_ids is None else max(plan.gpu_ids) + 1
+    if needed > (result := visible_gpus()):
+        fits = str(result) if result >= MIN_GPUS else "cpu"
+        raise ConfigError(f"--gpus {gpus}: the machine has {counted(result, 'GPU')}; write --gpus {fits}")
 
 
 def too_few(ready: int, to_judge: int, batch_size: int, ledger: str) -> str:
@@ -276,8 +284,13 @@ def left_to_judge(ledger: Ledger, most: int) -> int:
     return ledger.views.counts()["turns"].get("pending", 0) + len(ledger.judging.finished_sessions(most))
 
 
-def _train(job: Job, environment: Mapping[str, str], ledger: Ledger, batch_size: int, keep_running: bool) -> int:
-    """Run the job until nothing is left to do."""
+def _train(job: Job, environment: Mapping[str, str], ledger: Ledger, plan: Plan, arguments: argparse.Namespace) -> int:
+    """Run the job until nothing is left to do.
+
+    Raises:
+        ConfigError: the machine lacks GPUs.
+    """
+    batch_size, keep_running = plan.args.rollout_batch_size, arguments.keep_running
     ready, to_judge = ledger.samples.ready_count(), left_to_judge(ledger, batch_size)
     if ready + to_judge < batch_size and not ledger.samples.untrained_leases():
         why = too_few(ready, to_judge, batch_size, str(ledger.path))
@@ -285,6 +298,7 @@ def _train(job: Job, environment: Mapping[str, str], ledger: Ledger, batch_size:
             print(f"nothing to train: {why}")
             return 0
         print(f"waiting for turns: {why}", flush=True)
+    check_gpus(arguments.gpus, plan, job)
     stop = StopRequested().install()
     child = spawn(job.command, env=environment, name="training")
     looks = 0

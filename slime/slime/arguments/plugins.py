@@ -13,6 +13,7 @@ import argparse
 import ast
 import difflib
 import inspect
+import os
 from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
@@ -67,7 +68,7 @@ def name_of_file(option: str, value: str) -> str:
     file = Path(file_name).expanduser().resolve()
     flag = "--" + option.replace("_", "-")
     if not file.is_file():
-        raise ConfigError(f"{flag} {value}: no such file{nearest_path(file_name)}")
+        raise ConfigError(f"{flag} {value}: no such file{_in_a_folder(file_name) or nearest_path(file_name)}")
     if name:
         return f"{file}:{name}"
     try:
@@ -85,6 +86,12 @@ def name_of_file(option: str, value: str) -> str:
     expected = f" has no {' or '.join(known)};" if known else ":"
     names = " or ".join(f"{file_name}:{one}" for one in of_a_form or ["NAME"])
     raise ConfigError(f"{flag} {value}{expected} say which name to use: {names}{_other_flag(option, file_name, tree)}")
+
+
+def _in_a_folder(file_name: str) -> str:
+    """Return ``; did you mean X?`` for a bare file name that a folder of the working directory has, or nothing."""
+    found = [] if os.sep in file_name else sorted(Path().glob(f"*/{file_name}"))
+    return f"; did you mean {found[0]}?" if found else ""
 
 
 def _other_flag(option: str, file_name: str, tree: ast.Module) -> str:

@@ -356,6 +356,7 @@ def test_texts_of_flags_are_read_from_the_environment(
     }
     lines = said(monkeypatch, capsys, "--method", "rl", "--lr", "2e-4", "--verbose", **texts)
     assert "note: --num-rollouts-per-prompt 4 has no effect: a person gets one reply to a message" in lines
+    assert "note: --epochs 1 has no effect: a live run trains each conversation once" in lines
     assert re.search(r"USE_LORA +True +profile", lines)
     custom = lines.partition("  CUSTOM_ARGS\n")[2].partition("command:")[0].split()
     assert custom[:4] == ["--save-interval", "100", "--save", "./checkpoints"]

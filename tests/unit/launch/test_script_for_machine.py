@@ -20,9 +20,18 @@ from openclaw.launch.methods import find_method
         (7, "7 GPUs: bash openclaw-rl/run_qwen3_4b_openclaw_rl_lora.sh"),
     ],
 )
-def test_the_script_for_the_machine(gpus: int, script: str, repository: Path) -> None:
+def test_the_script_for_the_machine(gpus: int, script: str, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(repository)
     assert what_fits(find_method("rl").folder, gpus) == f"run the script for {script}"
     assert (repository / script.split()[-1]).is_file()
+
+
+def test_the_line_works_in_the_folder_where_it_is_read(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(repository / "openclaw-rl")  # guides go there first
+    assert what_fits(find_method("rl").folder, 0) == "run the script for no GPUs: bash run_tiny_cpu.sh"
+    monkeypatch.chdir(repository / "terminal-rl")
+    line = what_fits(find_method("rl").folder, 0)
+    assert line == f"run the script for no GPUs: bash {repository}/openclaw-rl/run_tiny_cpu.sh"
 
 
 def test_a_folder_without_scripts_names_the_usual_method(tmp_path: Path) -> None:

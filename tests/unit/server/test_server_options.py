@@ -96,7 +96,7 @@ def test_gpus_of_the_engine(model: Path) -> None:
     [
         ([], "--model-path"),
         (["--model-path", "m", "--rl-buffer-dir", "d"], "--enable-rl-intercept"),
-        (["--model-path", "m", "--gpu-ids", "5"], "the machine has 2 GPUs"),
+        (["--model-path", "m", "--gpu-ids", "5"], "the machine has 2 GPUs; use other ids"),
         (["--model-path", "m", "--gpu-ids", "a"], "neither a count nor a list"),
         (["--model-path", "m", "--device", "cpu", "--gpu-ids", "0"], "leave --gpu-ids out"),
         (["--model-path", "m", "--engine-url", "http://h:1", "--gpu-ids", "0"], "leave --gpu-ids"),
@@ -106,6 +106,11 @@ def test_gpus_of_the_engine(model: Path) -> None:
 def test_what_cannot_be_started_is_refused(words: list[str], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         read(*words, gpus=2)
+
+
+def test_a_machine_without_gpus_gets_the_option_to_write() -> None:
+    with pytest.raises(ConfigError, match="the machine has 0 GPUs; write --device cpu in its place"):
+        read("--model-path", "m", "--gpu-ids", "0,1", gpus=0)
 
 
 def test_the_export_replaces_the_old_one(tmp_path: Path) -> None:

@@ -16,11 +16,12 @@ from openclaw.launch.profiles import PROFILES
 from openclaw.launch.resolve import make_plan
 from openclaw.ledger.records import Verdict
 from openclaw.ledger.store import Ledger
+from openclaw.server import train
 from openclaw.server.collect import record_model
 from openclaw.server.train import Job, gpu_variables, main, make_job, nothing_left, too_few
 from slime.arguments.dry_run import MISSING_PATH
 
-NO_LOGS = {"keep_running": False, "epochs": 1, "limit": None, "judge_again": False}
+NO_LOGS = {"keep_running": False, "epochs": None, "limit": None, "judge_again": False}
 
 
 @pytest.fixture
@@ -182,6 +183,29 @@ def test_too_little_for_a_batch_starts_nothing(
     assert too_few(0, 0, 16, "/d/ledger.sqlite") == (
         "0 samples ready, but a batch needs 16; see why turns gave none: openclaw-rl report /d/ledger.sqlite"
     )
+
+
+@pytest.mark.parametrize(("present", "advice"), [(0, "0 GPUs; write --gpus cpu"), (4, "4 GPUs; write --gpus 4")])
+@pytest.mark.parametrize("of_logs", [False, True])
+def test_a_machine_with_fewer_gpus_gets_the_count_to_write(
+    ledger: Ledger,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    present: int,
+    advice: str,
+    of_logs: bool,
+) -> None:
+    """The launcher would name the script of a demo, which does not train the folder."""
+    monkeypatch.setattr(train, "visible_gpus", lambda: present)
+    judged_sample(ledger, "turn-0")
+    folder = ledger.path.parent
+    if of_logs:
+        ledger.samples.claim(0, 1)
+        ledger.samples.record_step(0, "1", 200.0, 201.0)
+    monkeypatch.setenv("BATCH_SIZE", "1")
+    assert main(["--rollout-dir", str(folder), "--checkpoint-dir", str(tmp_path / "c"), "--gpus", "2,3,4,5"]) == 2
+    assert capsys.readouterr().err == f"train_async.py: --gpus 2,3,4,5: the machine has {advice}\n"
 
 
 def test_what_is_left_to_do(ledger: Ledger) -> None:
