@@ -19,11 +19,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError, ValidatorFunctionWrapHandler
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
 
 from groundwork.chat_messages import (
     CALL_FIELDS,
@@ -85,27 +86,34 @@ TOKEN_ID = re.compile(r"[0-9]{1,9}")
 class AtMost:
     """Bounds a field of a body, as an annotation: ``Annotated[str, AtMost(SESSION_ID)]``.
 
-    It bounds the length of a text or a list, or the value of a number. `from_validation` names ``bound`` in the refusal.
+    It bounds the length of a text or a list, or the value of a number. Pydantic's core checks it and makes the error, whose
+    context has the bound's name for `from_validation`.
     """
 
     bound: Bound
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Add the bound to the field's schema, which the OpenAPI description shows."""
+        """Check the bound between the field's type and its other rules, all in pydantic's core."""
         inner: Any = handler(source)
-        keyword = {"str": "max_length", "list": "max_length", "int": "le", "float": "le"}[inner["type"]]
-        inner[keyword] = self.bound.most
-        return core_schema.no_info_wrap_validator_function(self._check, inner)
+        kind = inner["type"]
+        bounded = core_schema.custom_error_schema(
+            cast(CoreSchema, {"type": kind, **self._keyword(kind)}),
+            "bound",
+            custom_error_message="send at most {most} {unit}",
+            custom_error_context={"most": self.bound.most, "unit": self.bound.unit, "limit": self.bound.name},
+        )
+        if kind in ("int", "float"):  # infinity is no number here, rather than one beyond the bound
+            return core_schema.chain_schema([inner, bounded])
+        return core_schema.chain_schema([cast(CoreSchema, {"type": kind}), bounded, inner])
 
-    def _check(self, value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-        try:
-            return validate(value)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            if first["loc"] or first["type"] not in ("string_too_long", "too_long", "less_than_equal"):
-                raise
-            told = {"most": self.bound.most, "unit": self.bound.unit, "limit": self.bound.name}
-            raise PydanticCustomError("bound", "send at most {most} {unit}", told) from error
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Show the field's rules and the bound in the OpenAPI description."""
+        steps = cast(core_schema.ChainSchema, schema)["steps"]
+        inner: Any = next(step for step in reversed(steps) if step["type"] != "custom-error")
+        return handler(cast(CoreSchema, {**inner, **self._keyword(inner["type"])}))
+
+    def _keyword(self, kind: str) -> dict[str, int]:
+        return {"max_length" if kind in ("str", "list") else "le": self.bound.most}
 
 
 class _Strict(BaseModel):

@@ -235,6 +235,24 @@ def test_a_chat_completion_beyond_a_bound_is_refused_by_its_name(bound: Bound, b
     assert (caught.value.status, caught.value.limit, caught.value.param) == (400, bound.name, param)
 
 
+@pytest.mark.parametrize(
+    ("body", "limit", "message"),
+    [
+        ({"tools": [named("<" * 300)]}, "name_characters", "tools.0.function.name: send at most 256 characters"),
+        ({"stop_token_ids": [-1] * 65}, "stop_tokens", "stop_token_ids: send at most 64 ids"),
+        ({"stop_token_ids": ["x"]}, None, "stop_token_ids.0: Input should be a valid integer"),
+        ({"session_id": 300 * [1]}, None, "session_id: Input should be a valid string"),
+        ({"n": 0}, None, "n: Input should be greater than or equal to 1"),
+    ],
+)
+def test_a_bound_comes_after_the_type_and_before_other_rules(
+    body: dict[str, Any], limit: str | None, message: str
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_request(json.dumps({"messages": [USER], **body}).encode(), context_length=None)
+    assert (caught.value.limit, str(caught.value)) == (limit, message)
+
+
 @pytest.mark.parametrize(("bound", "parse", "body"), OTHERS)
 def test_another_body_beyond_a_bound_is_refused_by_its_name(
     bound: Bound, parse: Callable[[bytes], object], body: dict[str, Any]
