@@ -74,6 +74,7 @@ programs() {
     scripts/setup_desktop.sh || echo "run.sh: the tests of gui-rl on a desktop are skipped" >&2
     scripts/setup_bubblewrap.sh || echo "run.sh: the tests of the sandbox are skipped" >&2
     scripts/setup_mini_swe_agent.sh || echo "run.sh: the tests of mini-swe-agent are skipped" >&2
+    scripts/setup_triton.sh || echo "run.sh: the tests of the trainer's Triton kernels will fail" >&2
     scripts/setup_swebench.sh || echo "run.sh: the comparison with swebench's grader is skipped" >&2
 }
 

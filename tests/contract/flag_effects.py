@@ -182,6 +182,7 @@ EFFECTS = {
     f"{ENGINES}::test_the_policys_engines_report_experts_where_they_are_replayed": "use-rollout-routing-replay",
     f"{ACTOR}::test_the_passes_before_the_steps": "disable-compute-advantages-and-returns use-rollout-logprobs",
     f"{ACTOR}::test_the_pass_divides_by_the_temperature_in_chunks": "log-probs-chunk-size",
+    f"{FSDP}/test_head_logprobs.py::test_a_gpu_takes_triton_and_a_cpu_torch": "logprob-kernel",
     f"{ACTOR}::test_a_push_has_buckets_of_the_flags_size": "update-weight-buffer-size",
     f"{ACTOR}::test_ranks_wait_for_each_other_as_long_as_the_flag_says": "distributed-timeout-minutes",
     f"{ACTOR}::test_a_critic_begins_with_the_backbone_that_is_named": "critic-load",

@@ -15,7 +15,7 @@ from slime.algorithms.losses.topk_distillation import topk_distillation_loss
 from slime.args import Arguments
 from slime.backends.fsdp_utils.backend import group_of_one
 from slime.logprobs.packed_logits import get_log_probs_and_entropy, get_responses, get_values
-from slime.logprobs.response_rows import log_probs_of_head
+from slime.logprobs.response_rows import Kernel, log_probs_of_head
 from slime.utils.ppo_utils import compute_log_probs
 from slime.utils.vocab_parallel import log_probs_of_ids, tensor_parallel_group
 from tests.helpers.float64_losses import VOCABULARY, reference_log_probs, reference_topk_kl, vocabulary_case
@@ -87,7 +87,17 @@ def check_split_vocabulary(rank: int, world_size: int, port: int) -> None:
         assert_near(mine, right)
 
 
-def check_head(columns: slice, group: dist.ProcessGroup) -> None:
+def check_head_of_kernel(rank: int, world_size: int, port: int, kernel: Kernel) -> None:
+    """Run :func:`check_head` on ``world_size`` ranks, each with its slice of the vocabulary."""
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size, timeout=timedelta(minutes=2)
+    )
+    width = VOCABULARY // world_size
+    assert dist.group.WORLD is not None
+    check_head(slice(rank * width, (rank + 1) * width), dist.group.WORLD, kernel)
+
+
+def check_head(columns: slice, group: dist.ProcessGroup, kernel: Kernel | None = None) -> None:
     """Compare a head whose rows two ranks share with the whole head in float64; ``PADDING`` rows of it stand for no token."""
     generator = torch.Generator().manual_seed(8)
     hidden, weight = (torch.randn(n, 6, generator=generator).double() for n in (19, VOCABULARY))
@@ -100,7 +110,13 @@ def check_head(columns: slice, group: dist.ProcessGroup) -> None:
     for chunk in (1, 5, 100):
         rows, own = hidden.float().requires_grad_(), weight[columns].float().requires_grad_()
         mine = log_probs_of_head(
-            [(rows, own)], ids, temperature=0.7, chunk=chunk, group=group, vocab_size=VOCABULARY - PADDING
+            [(rows, own)],
+            ids,
+            temperature=0.7,
+            chunk=chunk,
+            group=group,
+            vocab_size=VOCABULARY - PADDING,
+            kernel=kernel,
         )
         ((mine[0] * by_id).sum() + (mine[1] * by_row).sum()).backward()
         dist.all_reduce(rows.grad, group=group)

@@ -209,6 +209,7 @@ class Arguments(FlatArguments):
     max_tokens_per_gpu: int | None = None
     pack_sequences: bool = True
     log_probs_chunk_size: int = 1024
+    logprob_kernel: Literal["triton", "torch"] | None = None
     calculate_per_token_loss: bool = False
     update_weight_buffer_size: int = 536870912
     weight_update_mode: Literal["retract", "in_place"] = "retract"

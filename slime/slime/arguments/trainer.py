@@ -70,6 +70,14 @@ TRAINER = Group(
             int,
             1024,
         ),
+        Option(
+            "--logprob-kernel",
+            "what walks over the vocabulary for log probabilities: triton (one kernel per block and pass) or torch; "
+            "default: triton on CUDA, torch on a CPU",
+            str,
+            None,
+            ("triton", "torch"),
+        ),
         Option("--calculate-per-token-loss", "average the loss over tokens instead of over sample means", bool),
         Option("--update-weight-buffer-size", "bytes per bucket of a weight push", int, 512 * 1024**2),
         Option(
@@ -175,7 +183,7 @@ def check_trainer(args: Arguments) -> list[str]:
         *_check_lora(args),
         *_check_passes(args),
         *_check_profiler(args),
-        *_check_attention(args),
+        *_check_kernels(args),
         *_check_checkpointing(args),
     ]
 
@@ -251,10 +259,15 @@ def _check_profiler(args: Arguments) -> list[str]:
     return []
 
 
-def _check_attention(args: Arguments) -> list[str]:
-    if args.device == "cpu" and args.attn_implementation == "flash_attention_2":
-        return ["--attn-implementation flash_attention_2 needs a GPU; use sdpa"]
-    return []
+def _check_kernels(args: Arguments) -> list[str]:
+    if args.device != "cpu":
+        return []
+    problems = []
+    if args.attn_implementation == "flash_attention_2":
+        problems.append("--attn-implementation flash_attention_2 needs a GPU; use sdpa")
+    if args.logprob_kernel == "triton":
+        problems.append("--logprob-kernel triton needs a GPU; use torch")
+    return problems
 
 
 def _check_checkpointing(args: Arguments) -> list[str]:

@@ -18,25 +18,53 @@ Guarantees:
 * The gradient of the hidden states is a sum over blocks, accumulated in float32. A GPU adds a product to it unrounded; a
   CPU has no such product for bfloat16 and rounds each block's product once.
 
+The elementwise part of a block has two kernels with the same results up to float32's rounding (:data:`Kernel`): Triton's,
+one launch per pass (:mod:`slime.logprobs.walk_kernels`), and torch's, slice by slice.
+
 Rows are in the order of the samples. A context-parallel rank has the rows it holds. :mod:`slime.utils.head_memory`
 computes the memory.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from slime.exceptions import ConfigurationError
 from slime.utils.head_memory import CPU_SLICE_BYTES, GPU_SLICE_BYTES, block_width, chunk_rows
 from slime.utils.vocab_parallel import is_split
 
 # Below every logit, but finite, so that the difference of two such values is finite too.
 _LOWEST = -1e30
+
+HeadPairs = Sequence[tuple[Tensor, Tensor]]
+"""Inputs ``[N, H_i]`` and weights ``[V/n, H_i]`` with logits ``sum_i x_i W_i^T``: an LM head, its bias, its adapter."""
+
+Kernel = Literal["triton", "torch"]
+"""What computes the elementwise part of a block."""
+
+
+def kernel_on(device: torch.device, choice: Kernel | None = None) -> Kernel:
+    """Return the walk's kernel on ``device``: ``choice``, else triton on CUDA and torch on a CPU.
+
+    Raises:
+        ConfigurationError: Triton was chosen for a CPU, or is not installed.
+    """
+    kernel = choice or ("triton" if device.type == "cuda" else "torch")
+    if kernel == "triton" and device.type != "cuda":
+        raise ConfigurationError("--logprob-kernel triton needs a GPU; use torch")
+    if kernel == "triton" and importlib.util.find_spec("triton") is None:
+        raise ConfigurationError(
+            "--logprob-kernel triton, the default on a GPU, needs the package triton of requirements/gpu.txt; "
+            "install it, or use --logprob-kernel torch"
+        )
+    return kernel
 
 
 @dataclass(frozen=True)
@@ -50,6 +78,7 @@ class Walk:
         columns: number of this rank's columns that belong to a token; the rest get no probability and no gradient.
         with_entropy: whether to compute entropies; if False they are zero.
         group: the ranks that share the vocabulary, or None.
+        kernel: what computes the elementwise part.
     """
 
     temperature: float
@@ -58,6 +87,26 @@ class Walk:
     columns: int
     with_entropy: bool
     group: Any
+    kernel: Kernel
+
+    @classmethod
+    def of_head(
+        cls,
+        pairs: HeadPairs,
+        rows: int,
+        temperature: float,
+        chunk: int,
+        with_entropy: bool,
+        group: Any,
+        vocab_size: int | None,
+        kernel: Kernel | None,
+    ) -> Walk:
+        """Return the walk of ``rows`` rows over the head of ``pairs``; see :func:`log_probs_of_head`."""
+        device, width = pairs[0][1].device, pairs[0][1].size(0)
+        first, whole = (group.rank() * width, group.size() * width) if is_split(group) else (0, width)
+        columns = min(width, max(0, (whole if vocab_size is None else min(vocab_size, whole)) - first))
+        block = block_width(rows, columns, chunk, even=device.type != "cpu")
+        return cls(temperature, block, first, columns, with_entropy, group, kernel or kernel_on(device))
 
     def blocks(self) -> list[slice]:
         """Return the blocks of columns, in order."""
@@ -107,7 +156,22 @@ class _Rows:
     weighted: Tensor
     chosen: Tensor
 
-    def add(self, part: slice, z: Tensor, columns: Tensor, here: Tensor, *, with_entropy: bool) -> None:
+    def add_block(self, walk: Walk, block: slice, logits: Tensor, ids: Tensor) -> None:
+        """Add a block of logits; torch's kernel overwrites float32 logits with ``exp(z - m)``."""
+        if walk.kernel == "triton":
+            from slime.logprobs import walk_kernels
+
+            walk_kernels.add_block(
+                *(logits, ids, (self.largest, self.total, self.weighted), self.chosen),
+                **{"first": walk.first + block.start, "temperature": walk.temperature},
+                with_entropy=walk.with_entropy,
+            )
+            return
+        for part in _slices(logits):
+            columns, here = walk.places(ids[part], block)
+            self._add(part, walk.scaled(logits[part]), columns, here, with_entropy=walk.with_entropy)
+
+    def _add(self, part: slice, z: Tensor, columns: Tensor, here: Tensor, *, with_entropy: bool) -> None:
         """Add the rows ``part`` of a block, and overwrite ``z`` with ``exp(z - m)``."""
         self.chosen[part] += z.gather(-1, columns).masked_fill_(~here, 0.0)
         peak = torch.maximum(self.largest[part], z.amax(-1))
@@ -149,9 +213,7 @@ class HeadWalk(torch.autograd.Function):
             logits = logits_of(inputs, weights, block)
             if block is blocks[-1] and any(ctx.needs_input_grad):
                 ctx.kept = logits
-            for part in _slices(logits):
-                columns, here = walk.places(ids[part], block)
-                rows.add(part, walk.scaled(logits[part]), columns, here, with_entropy=walk.with_entropy)
+            rows.add_block(walk, block, logits, ids)
             del logits
         ctx.kept_largest = rows.largest
         if is_split(walk.group):
@@ -159,7 +221,9 @@ class HeadWalk(torch.autograd.Function):
         log_total = rows.total.log()
         entropy = log_total - rows.weighted / rows.total if walk.with_entropy else torch.zeros_like(log_total)
         ctx.walk = walk
-        ctx.save_for_backward(ids, rows.largest, rows.total, entropy, *tensors)
+        ctx.save_for_backward(
+            ids, rows.chosen if walk.kernel == "triton" else None, rows.largest, rows.total, entropy, *tensors
+        )
         ctx.set_materialize_grads(False)
         if not walk.with_entropy:
             ctx.mark_non_differentiable(entropy)
@@ -167,7 +231,7 @@ class HeadWalk(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        ids, largest, total, entropy, *tensors = ctx.saved_tensors
+        ids, chosen, largest, total, entropy, *tensors = ctx.saved_tensors
         walk: Walk = ctx.walk
         rows = (largest, total)
         of_ids, of_entropy = (None if g is None else g / walk.temperature for g in gradients)
@@ -182,10 +246,18 @@ class HeadWalk(torch.autograd.Function):
         of_weights = [torch.empty_like(x) if w else None for x, w in zip(weights, wanted[1::2], strict=True)]
         table, ctx.kept = ctx.kept, None
         for block in reversed(walk.blocks()):
-            # A kept float32 block holds exp(z - the rank's largest z); a kept bfloat16 block still holds logits.
+            # Torch's kernel leaves exp(z - the rank's largest z) in a float32 block that was kept; others hold logits.
             kept_largest = ctx.kept_largest if table is not None and table.dtype == torch.float32 else None
             table = logits_of(inputs, weights, block) if table is None else table
-            _to_gradient(table, walk, block, rows, kept_largest, ids, of_ids, entropy, of_entropy)
+            if walk.kernel == "triton":
+                from slime.logprobs import walk_kernels
+
+                walk_kernels.to_gradient(
+                    *(table, ids, chosen, rows, of_ids, entropy, of_entropy),
+                    **{"first": walk.first + block.start, "temperature": walk.temperature},
+                )
+            else:
+                _to_gradient(table, walk, block, rows, kept_largest, ids, of_ids, entropy, of_entropy)
             _add_gradients(table, block, inputs, weights, sums, of_weights)
             table = None
         for gradient in of_weights:
@@ -254,10 +326,6 @@ def _add_gradients(
             torch.addmm(total, table, weight[block], out_dtype=total.dtype, out=total)
 
 
-HeadPairs = Sequence[tuple[Tensor, Tensor]]
-"""Inputs ``[N, H_i]`` and weights ``[V/n, H_i]`` with logits ``sum_i x_i W_i^T``: an LM head, its bias, its adapter."""
-
-
 def log_probs_of_head(
     pairs: HeadPairs,
     ids: Tensor,
@@ -268,6 +336,7 @@ def log_probs_of_head(
     group: Any = None,
     vocab_size: int | None = None,
     id_range: tuple[int, int] | None = None,
+    kernel: Kernel | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return log probabilities of ``ids`` in the shape of ``ids``, and entropies ``[N]``, both float32.
 
@@ -280,18 +349,15 @@ def log_probs_of_head(
         group: the ranks that share the vocabulary; all of them call together.
         vocab_size: number of tokens, if the vocabulary is padded.
         id_range: bounds of ``ids``, if the caller knows them; else they are read from the device, which waits for it.
+        kernel: what computes the elementwise part; by default :func:`kernel_on` chooses.
 
     Raises:
         ValueError: an id is outside the vocabulary.
     """
-    width = pairs[0][1].size(0)
-    first, whole = (group.rank() * width, group.size() * width) if is_split(group) else (0, width)
-    vocabulary = whole if vocab_size is None else min(vocab_size, whole)
-    _check_ids(id_range or _range_of(ids), vocabulary)
-    columns = min(width, max(0, vocabulary - first))
-    width_of_block = block_width(len(ids), columns, chunk, even=ids.device.type != "cpu")
-    walk = Walk(temperature, width_of_block, first, columns, with_entropy, group)
-    flat = ids.unsqueeze(-1) if ids.dim() == 1 else ids
+    walk = Walk.of_head(pairs, len(ids), temperature, chunk, with_entropy, group, vocab_size, kernel)
+    whole = pairs[0][1].size(0) * (group.size() if is_split(group) else 1)
+    _check_ids(id_range or _range_of(ids), whole if vocab_size is None else min(vocab_size, whole))
+    flat = (ids.unsqueeze(-1) if ids.dim() == 1 else ids).contiguous()
     tensors = [tensor for rows, weight in pairs for tensor in (rows.to(weight.dtype), weight)]
     log_probs, entropy = HeadWalk.apply(flat, walk, *tensors)  # pyright: ignore[reportGeneralTypeIssues]
     return log_probs.reshape(ids.shape), entropy
@@ -320,6 +386,7 @@ class ResponseRows:
         chunk: rows of logits that may exist at a time; zero or less: the default.
         group: the ranks that share the vocabulary, or None.
         vocab_size: number of tokens, if the vocabulary is padded.
+        kernel: what computes the elementwise part; None: the device's default.
 
     Example:
         >>> hidden, head = torch.eye(3, 4), torch.eye(5, 4)  # three rows, a vocabulary of five tokens
@@ -333,6 +400,7 @@ class ResponseRows:
     chunk: int
     group: Any = None
     vocab_size: int | None = None
+    kernel: Kernel | None = None
 
     def __len__(self) -> int:
         return len(self.pairs[0][0])
@@ -355,23 +423,20 @@ class ResponseRows:
             group=self.group,
             vocab_size=self.vocab_size,
             id_range=id_range,
+            kernel=self.kernel,
         )
 
     @torch.no_grad()
     def most_likely(self) -> Tensor:
         """Return the most likely token ``[N]`` of each row, the first of equals; all ranks of ``group`` call together."""
-        width = self.pairs[0][1].size(0)
-        first = self.group.rank() * width if is_split(self.group) else 0
-        columns = width if self.vocab_size is None else min(width, max(0, self.vocab_size - first))
-        chunk = chunk_rows(self.chunk, width)
-        width_of_block = block_width(len(self), columns, chunk, even=self.pairs[0][0].device.type != "cpu")
-        walk = Walk(1.0, width_of_block, first, columns, False, self.group)
+        chunk = chunk_rows(self.chunk, self.pairs[0][1].size(0))
+        walk = Walk.of_head(self.pairs, len(self), 1.0, chunk, False, self.group, self.vocab_size, self.kernel)
         inputs, weights = [rows.to(weight.dtype) for rows, weight in self.pairs], [weight for _, weight in self.pairs]
         best = inputs[0].new_full((len(self),), -torch.inf, dtype=torch.float32)
-        ids = torch.full((len(self),), first, device=best.device)
+        ids = torch.full((len(self),), walk.first, device=best.device)
         for block in walk.blocks():
             value, place = logits_of(inputs, weights, block).float().max(-1)
-            ids = torch.where(value > best, place + first + block.start, ids)
+            ids = torch.where(value > best, place + walk.first + block.start, ids)
             best = torch.maximum(best, value)
         if is_split(self.group):
             largest = best.clone()

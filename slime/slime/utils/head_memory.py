@@ -6,7 +6,7 @@ vocabulary of ``V`` over ``n`` tensor-parallel ranks, and ``b`` bytes per number
     logits     b x min(chunk, N) x V / n
     gradients  4 x N x H, and 2 x N x H more in bfloat16
     per row    N x (24 x K + 40)
-    slices     2 times 1 MiB on a CPU, 64 MiB on a GPU, or the block in float32 if that is smaller
+    slices     2 times 1 MiB on a CPU, 64 MiB on a GPU, or the block in float32 if that is smaller; none with Triton's kernels
 
 A CPU without bfloat16 instructions adds 4 bytes per logit of a block inside its matrix product. The head's own
 gradient, ``b x V / n x H``, is the one that the back end accumulates and reduces. Entropies need no extra memory.
@@ -46,10 +46,21 @@ def block_width(rows: int, columns: int, chunk: int, *, even: bool) -> int:
 
 
 def head_bytes(
-    rows: int, hidden: int, columns: int, *, chunk: int, ids: int = 1, dtype_bytes: int = 2, on_gpu: bool = True
+    rows: int,
+    hidden: int,
+    columns: int,
+    *,
+    chunk: int,
+    ids: int = 1,
+    dtype_bytes: int = 2,
+    on_gpu: bool = True,
+    triton: bool = False,
 ) -> int:
-    """Return the table's peak bytes for ``rows`` response tokens and this rank's ``columns`` of the vocabulary."""
+    """Return the table's peak bytes for ``rows`` response tokens and this rank's ``columns`` of the vocabulary.
+
+    ``triton``: the walk uses Triton's kernels.
+    """
     block = rows * block_width(rows, columns, chunk, even=on_gpu)
     gradients = rows * hidden * (4 if dtype_bytes == 4 else 6)
-    slices = 2 * min(4 * block, GPU_SLICE_BYTES if on_gpu else CPU_SLICE_BYTES)
+    slices = 0 if triton else 2 * min(4 * block, GPU_SLICE_BYTES if on_gpu else CPU_SLICE_BYTES)
     return dtype_bytes * block + gradients + rows * (24 * ids + 40) + slices

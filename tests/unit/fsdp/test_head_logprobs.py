@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -10,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from groundwork.exceptions import ConfigError
 from slime.backends.fsdp_utils.model import head_pairs
 from slime.logprobs import response_rows
 from slime.logprobs.response_rows import ResponseRows, log_probs_of_head
-from slime.utils.head_memory import block_width, chunk_rows, head_bytes
+from slime.utils.head_memory import GPU_SLICE_BYTES, block_width, chunk_rows, head_bytes
 
 ROWS, WIDTH, VOCABULARY, K = 13, 8, 50, 3
 
@@ -242,10 +245,48 @@ class Overloads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def test_a_gpu_takes_triton_and_a_cpu_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert [response_rows.kernel_on(device, "torch") for device in (cpu, cuda)] == ["torch", "torch"]
+    assert response_rows.kernel_on(cpu) == "torch"
+    with pytest.raises(ConfigError, match=r"^--logprob-kernel triton needs a GPU; use torch$"):
+        response_rows.kernel_on(cpu, "triton")
+    for choice in (None, "triton"):
+        with pytest.raises(ConfigError, match=r"needs the package triton .* or use --logprob-kernel torch"):
+            response_rows.kernel_on(cuda, choice)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if name == "triton" else None)
+    assert [response_rows.kernel_on(cuda, choice) for choice in (None, "triton", "torch")] == [
+        "triton",
+        "triton",
+        "torch",
+    ]
+
+
+def test_the_chosen_kernel_computes_each_block_of_either_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the kernels are called; what they compute is tested in Triton's interpreter."""
+    calls: collections.Counter[str] = collections.Counter()
+    kernels = ModuleType("slime.logprobs.walk_kernels")
+
+    def count(name: str) -> Any:
+        return lambda table, ids, *_, first, **options: calls.update([(name, first, tuple(table.shape))])
+
+    for name in ("add_block", "to_gradient"):
+        setattr(kernels, name, count(name))
+    monkeypatch.setitem(sys.modules, "slime.logprobs.walk_kernels", kernels)
+    monkeypatch.setattr("slime.logprobs.walk_kernels", kernels, raising=False)
+    hidden, weight, ids, *_ = case()
+    rows = ResponseRows([(hidden, weight.requires_grad_())], 5, kernel="triton")
+    rows.log_probs(ids, temperature=1.0)[0].sum().backward()
+    blocks = [(0, (ROWS, 19)), (19, (ROWS, 19)), (38, (ROWS, 12))]
+    assert calls == {(name, *block): 1 for name in ("add_block", "to_gradient") for block in blocks}
+
+
 def test_the_budget_is_that_of_a_block_and_the_rows() -> None:
     found = head_bytes(32_768, 2560, 151_936, chunk=1024, ids=50)
     block, gradients = 2 * 32_768 * 4608, 6 * 32_768 * 2560
     assert block + gradients < found < block + gradients + 320 * 2**20
+    assert found - head_bytes(32_768, 2560, 151_936, chunk=1024, ids=50, triton=True) == 2 * GPU_SLICE_BYTES
     assert head_bytes(100, 2560, 151_936, chunk=1024) < 2 * 100 * 151_936 + 260 * 2**20
 
 

@@ -58,6 +58,7 @@ def arguments(**changes: Any) -> Any:
         "max_tokens_per_gpu": TOKENS,
         "rollout_max_context_len": TOKENS,
         "log_probs_chunk_size": CHUNK,
+        "logprob_kernel": "torch",
         "lora_rank": 16,
         "use_critic": False,
     }

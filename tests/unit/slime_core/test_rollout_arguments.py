@@ -46,6 +46,7 @@ def test_hooks_add_up(tmp_path: Path) -> None:
         ("--update-weight-buffer-size 0", "--update-weight-buffer-size 0: give 1 or more"),
         ("--use-lora --lora-rank 0", "--lora-rank 0: give 1 or more"),
         ("--rollout-num-gpus -1", "--rollout-num-gpus -1: give 0 or more"),
+        ("--device cpu --logprob-kernel triton", "--logprob-kernel triton needs a GPU; use torch"),
         ("--log-probs-chunk-size 0", "--log-probs-chunk-size 0: give 1 or more, or -1 for all at once"),
         ("--n-samples-per-prompt 0", "--n-samples-per-prompt 0: give 1 or more"),
         ("--rollout-batch-size -4", "--rollout-batch-size -4: give 1 or more"),

@@ -189,7 +189,8 @@ def _step(args: Arguments, shape: Shape, layers: float, vocab: float, role: str,
     else:
         chunk, columns = chunk_rows(args.log_probs_chunk_size, int(vocab)), int(vocab)
         ids = args.distill_topk or 1
-        logits = head_bytes(tokens, shape.hidden, columns, chunk=chunk, ids=ids, dtype_bytes=2 * wide)
+        kind = {"ids": ids, "dtype_bytes": 2 * wide, "triton": args.logprob_kernel != "torch"}
+        logits = head_bytes(tokens, shape.hidden, columns, chunk=chunk, **kind)
     return wide * tokens * kept, wide * tokens * ends, wide * tokens * work, logits
 
 

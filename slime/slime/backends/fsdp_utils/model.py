@@ -50,7 +50,7 @@ from slime.backends.fsdp_utils.layers import set_checkpointing
 from slime.backends.trainer.micro_batch import Images, MicroBatch
 from slime.backends.trainer.trainable import MergedChange, choose_trainable, lora_config, merged_weight, write_adapter
 from slime.checkpoints.all_ranks import on_rank_zero
-from slime.logprobs.response_rows import HeadPairs, ResponseRows
+from slime.logprobs.response_rows import HeadPairs, Kernel, ResponseRows, kernel_on
 from slime.utils.hf_checkpoint import DTYPES
 
 if TYPE_CHECKING:
@@ -281,10 +281,11 @@ _LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 class PolicyModel(nn.Module):
     """Backbone, LM head and log probabilities in one forward, so that FSDP sees one root."""
 
-    def __init__(self, hf: Any, implementation: str) -> None:
+    def __init__(self, hf: Any, implementation: str, kernel: Kernel | None = None) -> None:
         super().__init__()
         self.hf = hf
         self.implementation = implementation
+        self.kernel: Kernel | None = kernel
 
     def forward(
         self,
@@ -304,7 +305,7 @@ class PolicyModel(nn.Module):
         lm_head = self.hf.get_output_embeddings()
         if want_logits:
             return lm_head(hidden[batch.token_rows].unsqueeze(0)).float()
-        rows = ResponseRows(head_pairs(lm_head, hidden[batch.rows]), chunk_size)
+        rows = ResponseRows(head_pairs(lm_head, hidden[batch.rows]), chunk_size, kernel=self.kernel)
         if of_rows:
             return of_rows(rows)
         return rows.log_probs(batch.targets, temperature=temperature, id_range=batch.target_range)
@@ -346,6 +347,7 @@ def build_policy(args: Arguments, path: str, *, device: torch.device, trainable:
 
     with_lora = trainable and args.use_lora
     dtype = DTYPES[args.train_dtype] if with_lora or not trainable else torch.float32
+    kernel = kernel_on(device, args.logprob_kernel)
 
     def construct(empty: bool) -> PolicyModel:
         hf, implementation = load_hf(args, path, AutoModelForCausalLM, dtype, empty=empty)
@@ -355,7 +357,7 @@ def build_policy(args: Arguments, path: str, *, device: torch.device, trainable:
         hf.tie_weights()
         if args.gradient_checkpointing:
             set_checkpointing(args, hf, text_layers(hf.base_model))
-        return PolicyModel(hf, implementation)
+        return PolicyModel(hf, implementation, kernel)
 
     policy = sharded(args, construct, device=device, trainable=trainable)
     register_fsdp_forward_method(policy, "next_ids")

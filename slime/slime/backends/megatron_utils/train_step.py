@@ -48,7 +48,7 @@ from slime.backends.trainer.micro_batch import (
 )
 from slime.backends.trainer.schedule import Schedule
 from slime.logprobs.context_parallel import held_positions, own_place
-from slime.logprobs.response_rows import ResponseRows
+from slime.logprobs.response_rows import Kernel, ResponseRows, kernel_on
 from slime.utils.metric_names import HELD
 from slime.utils.vocab_parallel import tensor_parallel_group
 
@@ -146,7 +146,7 @@ _NEVER = -1e9
 class Head:
     """The LM head of one forward pass of the last pipeline stage; called like every back end's model."""
 
-    def __init__(self, model: Any, hidden: Tensor, vocab_size: int) -> None:
+    def __init__(self, args: Arguments, model: Any, hidden: Tensor, vocab_size: int) -> None:
         """``hidden`` ``[T, 1, H]`` is the unwrapped ``model``'s output; with sequence parallelism, this rank's part."""
         from megatron.core import tensor_parallel
 
@@ -154,6 +154,7 @@ class Head:
         self._weight: Tensor = model.shared_embedding_or_output_weight() if shared else model.output_layer.weight
         self._group = tensor_parallel_group()
         self._vocab_size = vocab_size
+        self._kernel: Kernel = kernel_on(hidden.device, args.logprob_kernel)
         if model.config.sequence_parallel:
             hidden = tensor_parallel.gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True)
         else:
@@ -189,7 +190,7 @@ class Head:
         if want_logits:
             return self._logits(self._hidden[: share.input_ids.size(1)]).float().unsqueeze(0)
         pairs = [(self._hidden[share.rows], self._weight)]
-        rows = ResponseRows(pairs, chunk_size, self._group, self._vocab_size)
+        rows = ResponseRows(pairs, chunk_size, self._group, self._vocab_size, self._kernel)
         if of_rows:
             return of_rows(rows)
         targets = batch.targets[share.owned]
@@ -264,7 +265,7 @@ def log_prob_pass(
     """Return ``[R_i]`` log probabilities of every sample of the shard under ``model``, on the CPU."""
 
     def log_probs(hidden: Tensor, batch: MicroBatch) -> Tensor:
-        head = Head(unwrapped(model), hidden, vocab_size)
+        head = Head(args, unwrapped(model), hidden, vocab_size)
         return head(batch, temperature=args.rollout_temperature, chunk_size=args.log_probs_chunk_size)[0]
 
     return per_sample_pass(args, model, shard, device, log_probs, around=around)
@@ -276,7 +277,7 @@ def most_likely_pass(
     """Return the most likely token at the place of each sample's last one; responses have one token."""
 
     def most_likely(hidden: Tensor, batch: MicroBatch) -> Tensor:
-        head = Head(unwrapped(model), hidden, vocab_size)
+        head = Head(args, unwrapped(model), hidden, vocab_size)
         result = head(batch, temperature=1.0, chunk_size=args.log_probs_chunk_size, of_rows=ResponseRows.most_likely)
         return whole_responses(result, share_of(batch, *own_place()).owned, len(batch.targets))
 
@@ -289,7 +290,7 @@ def policy_loss_of(
     """Return the function for the loss of ``--loss-type``; a custom loss gets only this rank's part of the logits."""
 
     def loss_of(indices: list[int], hidden: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        head: Any = Head(unwrapped(model), hidden, vocab_size)
+        head: Any = Head(args, unwrapped(model), hidden, vocab_size)
         return micro_batch_loss(
             args, head, shard, indices, device, part_of_logits=lambda batch: own_part(batch, *own_place())
         )

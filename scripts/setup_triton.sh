@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Installs Triton for the tests of the trainer's kernels on a machine without a GPU. It stays out of the project's environment, where
+# SGLang must not find it.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/installing.sh"
+
+read_words "$@" <<'TEXT'
+usage: scripts/setup_triton.sh [--check]
+
+  (nothing)  install Triton into .cache/triton, 0.9 GB, some seconds; a second run ends at once
+  --check    exit 0 if it is installed as locked, 1 if not; install nothing
+TEXT
+
+digest="$(digest_of "$python" "$lock")"
+begin_install "$digest" "$@"
+locked_pip install --only-binary :all: --target "$folder/lib" -r "$lock"
+echo "$digest" >"$folder/.installed"
