@@ -73,6 +73,7 @@ STEPS = (
         ),
         seconds=200,
     ),
+    Step("attention", "benchmarks.attention", seconds=60),
     Step("weight push", "benchmarks.weight_sync", ("--repeats", "5"), seconds=90),
     Step("trainer tests", "tests/gpu/test_trainer_gpu.py", seconds=120),
     Step("weight push tests", "tests/gpu/test_weight_sync_gpu.py", seconds=90),

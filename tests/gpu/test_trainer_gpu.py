@@ -52,11 +52,14 @@ def test_gradients_equal_the_reference(outcomes: dict[int, dict[int, Any]], tiny
 
 
 @pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("attention", ["sdpa", "flash_attention_2"])
+@pytest.mark.parametrize("attention", ["sdpa", "cudnn", "varlen", "auto", "flash_attention_2", "flash_attention_4"])
 def test_bfloat16_is_near_the_reference(tmp_path: Path, tiny_random_model: Path, attention: str, packed: bool) -> None:
     """Samples of a pack do not see each other with either kernel, and rounding is all that differs."""
-    if attention == "flash_attention_2":
-        pytest.importorskip("flash_attn", reason="needs the flash-attn package")
+    if attention.startswith("flash_attention"):
+        module = "flash_attn.cute" if attention.endswith("4") else "flash_attn"
+        pytest.importorskip(module, reason="needs the package of this kernel")
+    if attention in ("cudnn", "varlen", "auto") and not packed:
+        pytest.skip("a kernel of packed samples")
     case = {"train_dtype": "bfloat16", "attn_implementation": attention, "pack_sequences": packed, "device": "cuda"}
     cases = [case, case | {"use_lora": True}] if importlib.util.find_spec("peft") else [case]
     for ranks in ranks_to_try():

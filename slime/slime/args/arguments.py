@@ -191,7 +191,9 @@ class Arguments(FlatArguments):
     prm_router_port: int | None = None
     train_backend: Literal["fsdp", "megatron"] = DERIVED
     train_dtype: Literal["float32", "bfloat16"] = DERIVED
-    attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    attn_implementation: Literal[
+        "sdpa", "eager", "cudnn", "varlen", "auto", "flash_attention_2", "flash_attention_4"
+    ] = "sdpa"
     gradient_checkpointing: bool = False
     unchecked_layers: int | None = None
     kept_attention_layers: int | None = None

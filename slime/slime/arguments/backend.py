@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from slime.args import Arguments
 from slime.arguments.algorithm import critic_gpus
 from slime.arguments.model_shape import MODEL_SHAPE, number_of_experts, text_config
-from slime.arguments.option import Group, Option, flag_of
+from slime.arguments.option import NOT_INSTALLED, Group, Option, flag_of
 from slime.arguments.placement import pipeline_stages
 from slime.arguments.plugins import asked_values
 
@@ -61,7 +61,6 @@ MEGATRON = Group(
 )
 
 TRANSFORMER_ENGINE = "transformer_engine"
-NOT_INSTALLED = "Transformer Engine is not installed on this machine"
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _GPU_ONLY = ("use_precision_aware_optimizer", "optimizer_cpu_offload", "overlap_cpu_optimizer_d2h_h2d")
 _SIZES = (
@@ -219,12 +218,12 @@ def _check_no_transformer_engine(args: Arguments) -> list[str]:
     problems = []
     if args.transformer_impl == "transformer_engine":
         problems.append(
-            f"--transformer-impl transformer_engine: {NOT_INSTALLED}; use --transformer-impl local, or install it "
+            f"--transformer-impl transformer_engine: Transformer Engine {NOT_INSTALLED}; use --transformer-impl local, or install it "
             "(pip install --no-build-isolation transformer_engine[pytorch])"
         )
     if args.use_precision_aware_optimizer and not args.optimizer_cpu_offload:
         problems.append(
-            f"--use-precision-aware-optimizer needs the Adam of Transformer Engine: {NOT_INSTALLED}; remove the flag, or "
+            f"--use-precision-aware-optimizer needs the Adam of Transformer Engine: Transformer Engine {NOT_INSTALLED}; remove the flag, or "
             "add --optimizer-cpu-offload"
         )
     return problems

@@ -13,10 +13,11 @@ from groundwork.command_line import nearest_path
 from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments.algorithm import algorithm_warnings, check_critic
-from slime.arguments.backend import NOT_INSTALLED, backend_line
+from slime.arguments.backend import backend_line
 from slime.arguments.checkpoint import CANNOT_WRITE, taken_folder
 from slime.arguments.cluster import missing_devices, missing_machines
 from slime.arguments.memory_budget import memory_problems
+from slime.arguments.option import NOT_INSTALLED
 from slime.arguments.placement import describe_placement, start_lines
 from slime.arguments.plugins import missing_plugins, wrong_signatures
 from slime.arguments.process_environment import environment_lines

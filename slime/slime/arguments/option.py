@@ -14,6 +14,9 @@ from typing import Any
 
 from slime.args import Arguments
 
+NOT_INSTALLED = "is not installed on this machine"
+"""Of a problem that another machine may not have."""
+
 
 @dataclass(frozen=True)
 class Option:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from pathlib import Path
 
 from slime.args import Arguments
-from slime.arguments.option import Group, Option, comma_list, flag_of
+from slime.arguments.option import NOT_INSTALLED, Group, Option, comma_list, flag_of
 from slime.arguments.placement import pipeline_stages
 
 TRAINER = Group(
@@ -27,10 +28,11 @@ TRAINER = Group(
         ),
         Option(
             "--attn-implementation",
-            "attention kernel of FSDP2; sdpa comes with every torch",
+            "attention kernel of FSDP2; sdpa comes with every torch, which picks a kernel; cudnn, varlen: torch's, of packs only; auto: the fastest of these "
+            "three for a pack's lengths, by a table of an H100",
             str,
             "sdpa",
-            ("sdpa", "eager", "flash_attention_2"),
+            ("sdpa", "eager", "cudnn", "varlen", "auto", "flash_attention_2", "flash_attention_4"),
         ),
         Option("--gradient-checkpointing", "recompute activations in the backward pass", bool),
         Option(
@@ -260,14 +262,45 @@ def _check_profiler(args: Arguments) -> list[str]:
 
 
 def _check_kernels(args: Arguments) -> list[str]:
-    if args.device != "cpu":
-        return []
-    problems = []
-    if args.attn_implementation == "flash_attention_2":
-        problems.append("--attn-implementation flash_attention_2 needs a GPU; use sdpa")
-    if args.logprob_kernel == "triton":
+    problems = _check_attention(args)
+    if args.device == "cpu" and args.logprob_kernel == "triton":
         problems.append("--logprob-kernel triton needs a GPU; use torch")
     return problems
+
+
+ON_GPU = {
+    "cudnn": None,
+    "varlen": None,
+    "auto": None,
+    "flash_attention_2": "flash-attn",
+    "flash_attention_4": "flash-attn-4",
+}
+"""Kernels of a GPU in half precision, and the package that each needs besides torch."""
+
+
+def _check_attention(args: Arguments) -> list[str]:
+    name = args.attn_implementation
+    if name not in ON_GPU or args.train_backend != "fsdp":
+        return []
+    if args.device == "cpu":
+        return [f"--attn-implementation {name} needs a GPU; use sdpa"]
+    problems = []
+    if args.train_dtype == "float32":
+        problems.append(f"--attn-implementation {name} computes in bfloat16 only; remove --train-dtype float32")
+    package = ON_GPU[name]
+    if package is None and not args.pack_sequences:
+        problems.append(f"--attn-implementation {name} is for packed samples; remove --no-pack-sequences, or use sdpa")
+    if package is not None and not _is_installed(package):
+        problems.append(f"--attn-implementation {name}: {package} {NOT_INSTALLED}; install it, or use sdpa")
+    return problems
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.distribution(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def _check_checkpointing(args: Arguments) -> list[str]:

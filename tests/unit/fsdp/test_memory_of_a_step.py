@@ -20,6 +20,7 @@ from slime.arguments.memory_budget import trainer as budget
 from slime.arguments.memory_budget.shape import Shape
 from slime.arguments.memory_budget.trainer import saved_bytes
 from slime.backends.fsdp_utils import model as model_module
+from slime.backends.fsdp_utils.attention import PACKED, register_kernels
 from slime.backends.fsdp_utils.backend import build_optimizer, start_moments
 from slime.backends.fsdp_utils.layers import set_checkpointing
 from slime.backends.fsdp_utils.model import PolicyModel
@@ -45,8 +46,8 @@ def hf_model(shape: Shape, dtype: torch.dtype) -> Any:
         tie_word_embeddings=shape.tied,
         **more,
     )
-    model_module.register_packed_sdpa()
-    return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=model_module.PACKED_SDPA)
+    register_kernels()
+    return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=PACKED["sdpa"])
 
 
 def arguments(**changes: Any) -> Any:
@@ -90,7 +91,7 @@ def tracked_peak(args: Any, shape: Shape) -> float:
         hf = hf_model(shape, torch.float32)
         set_checkpointing(args, hf, model_module.text_layers(hf.base_model))
         policy = model_module._shard(
-            args, PolicyModel(hf, model_module.PACKED_SDPA), torch.device("cpu"), trainable=True, head=None
+            args, PolicyModel(hf, PACKED["sdpa"]), torch.device("cpu"), trainable=True, head=None
         )
         tracker = FSDPMemTracker(policy)
         tracker.track_inputs((inputs.input_ids,))

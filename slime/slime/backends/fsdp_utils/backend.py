@@ -38,9 +38,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from slime.args import Arguments
+from slime.backends.fsdp_utils.attention import PACKED
 from slime.backends.fsdp_utils.layers import set_checkpointing
 from slime.backends.fsdp_utils.model import (
-    PACKED_SDPA,
     PolicyModel,
     adapter_weights,
     adapters_off,
@@ -550,7 +550,7 @@ def by_cache(
 @contextmanager
 def _padded_attention(policy: PolicyModel) -> Iterator[None]:
     """Run the block with an attention that reads a mask, in place of the one for packs."""
-    if policy.implementation != PACKED_SDPA:
+    if policy.implementation not in PACKED.values():
         yield
         return
     config = policy.hf.config.get_text_config()
@@ -558,7 +558,7 @@ def _padded_attention(policy: PolicyModel) -> Iterator[None]:
     try:
         yield
     finally:
-        config._attn_implementation = PACKED_SDPA
+        config._attn_implementation = policy.implementation
 
 
 def next_ids(args: Arguments, policy: PolicyModel, shard: RolloutShard, device: torch.device) -> list[int]:

@@ -4,10 +4,6 @@ Guarantees: only rank 0 reads the checkpoint into memory and sends the others th
 non-persistent buffers, equals the checkpoint's on every rank. Master weights are float32; frozen base weights of a LoRA
 run have the compute dtype. The training rank owns the parameters.
 
-Attention stays inside each sample of a packed sequence: with PyTorch's scaled dot product attention a pack of samples of
-``n_i`` tokens costs ``sum n_i^2`` instead of ``(sum n_i)^2`` and needs no mask, because each sample is its own causal
-call, registered with transformers as :data:`PACKED_SDPA`.
-
 Images: one fills exactly as many placeholder tokens as it has merged patches, directly after a start token, so a
 placeholder that the policy itself sampled stays a token. Positions are the model's own, per sample (three axes, Wang et
 al., "Qwen2-VL", 2024). A micro-batch without images still runs the tower, on one blank image of weight zero, because all
@@ -46,6 +42,7 @@ from torch.distributed.tensor import DTensor
 from groundwork.processors import without_own_code
 from slime.args import Arguments
 from slime.arguments.model_shape import VISION_LANGUAGE_TYPES
+from slime.backends.fsdp_utils.attention import PACKED, attention_arguments, resolve_attention
 from slime.backends.fsdp_utils.layers import set_checkpointing
 from slime.backends.trainer.micro_batch import Images, MicroBatch
 from slime.backends.trainer.trainable import MergedChange, choose_trainable, lora_config, merged_weight, write_adapter
@@ -55,63 +52,6 @@ from slime.utils.hf_checkpoint import DTYPES
 
 if TYPE_CHECKING:
     from peft.tuners.lora import LoraLayer
-
-PACKED_SDPA = "packed_sdpa"
-
-
-def packed_sdpa(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    sequence_lengths: list[int] | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Return ``[1, T, H, D]`` for ``query`` ``[1, H, T, D]``; ``sequence_lengths`` sum to T."""
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    if sequence_lengths is None:
-        raise ValueError(
-            f"{type(module).__name__} does not pass keyword arguments to its attention: use --no-pack-sequences"
-        )
-    kwargs["is_causal"] = True
-    pieces = [tensor.split(sequence_lengths, dim=2) for tensor in (query, key, value)]
-    outputs = [
-        sdpa_attention_forward(module, q, k, v, attention_mask, **kwargs)[0] for q, k, v in zip(*pieces, strict=True)
-    ]
-    return torch.cat(outputs, dim=1), None
-
-
-def register_packed_sdpa() -> None:
-    """Register :data:`PACKED_SDPA` with transformers; idempotent."""
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(PACKED_SDPA, packed_sdpa)
-
-
-def resolve_attention(implementation: str, packed: bool, layer_types: list[str] | None) -> str:
-    """Return the attention implementation to build the model with.
-
-    ``sdpa`` of a packed model without sliding windows becomes :data:`PACKED_SDPA`. Others stay: flash attention gets
-    cumulative lengths, and the rest build a block-diagonal mask from restarting positions.
-    """
-    sliding = any("sliding" in kind for kind in layer_types or [])
-    if implementation != "sdpa" or not packed or sliding:
-        return implementation
-    register_packed_sdpa()
-    return PACKED_SDPA
-
-
-def attention_arguments(implementation: str, sequence_lengths: list[int], device: torch.device) -> dict[str, Any]:
-    """Return the keyword arguments that tell ``implementation`` where the samples of a pack begin."""
-    if implementation == PACKED_SDPA:
-        return {"sequence_lengths": sequence_lengths}
-    if implementation.startswith("flash_attention"):
-        ends = torch.tensor([0, *sequence_lengths], device=device).cumsum(0).to(torch.int32)
-        longest = max(sequence_lengths)
-        return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
-    return {}
 
 
 def has_tower(base: nn.Module) -> bool:
@@ -386,12 +326,17 @@ def load_hf(args: Arguments, path: str, auto_class: Any, dtype: torch.dtype, *, 
     attention: Any = implementation
     if config.model_type in VISION_LANGUAGE_TYPES:
         auto_class = AutoModelForImageTextToText if auto_class is AutoModelForCausalLM else auto_class
-        attention = {"text_config": implementation, "vision_config": args.attn_implementation}
+        attention = {"text_config": implementation, "vision_config": _of_tower(args.attn_implementation)}
     if empty:
         with torch.device("meta"):
             return auto_class.from_config(config, dtype=dtype, attn_implementation=attention), implementation
     with without_own_code(path) as own_code:
         return auto_class.from_pretrained(path, dtype=dtype, attn_implementation=attention, **own_code), implementation
+
+
+def _of_tower(implementation: str) -> str:
+    """Return the attention of a vision tower, whose images are no packed samples."""
+    return "sdpa" if implementation in PACKED else implementation
 
 
 def sharded(
