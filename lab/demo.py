@@ -26,7 +26,7 @@ from student import STUDENT, Student
 
 from lab.tiny_demo import live, resume
 from lab.tiny_demo import report as reports
-from lab.tiny_demo.launched import ENDLESS, LaunchedRun, RunFailed, Settings
+from lab.tiny_demo.launched import DECIDED, ENDLESS, LaunchedRun, RunFailed, Settings
 from lab.tiny_demo.options import parse
 from lab.tiny_demo.planned import refuse_bad_plan
 from lab.tiny_demo.progress import Watch
@@ -273,7 +273,10 @@ def dry_run(options: argparse.Namespace) -> None:
         )
         if options.taste:
             print(f"talks    a plain OpenAI client whose taste is {options.taste}: {taste_named(options.taste).wish}")
-    os.environ.update(run.environment(os.environ))
+    environment = run.environment(os.environ)
+    for name in DECIDED:
+        os.environ.pop(name, None)
+    os.environ.update(environment)
     launch([*run.launcher_words, "--dry-run"])
 
 
@@ -318,4 +321,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    if "--dry-run" in sys.argv:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--dry-run | head` ends quietly
     sys.exit(main())

@@ -35,7 +35,7 @@ STOP_TIMEOUT_SECONDS = 90.0
 HOST = "127.0.0.1"
 # The variables that the demo decides, under all their names: two names of one variable must not differ.
 OF_OPTIONS = ("num_rollout", "seed", "run_dir", "resume")
-OF_DEMO = ("hf_ckpt", "prm_model_path", "save_ckpt", "served_model_name", "ledger")
+OF_DEMO = ("hf_ckpt", "prm_model_path", "save_ckpt", "served_model_name", "ledger", "data_path")
 DECIDED = {
     name
     for declared in (*LaunchVariables.variables(), *RuntimeVariables.variables())

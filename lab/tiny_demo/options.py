@@ -31,6 +31,7 @@ DESCRIPTION = (
 
 PLAIN = "plain"
 CLIENTS = ("student", PLAIN)
+OF_LOGS = "python -m openclaw.launch --profile tiny_cpu --method combine"
 PORT_NAMES = RuntimeVariables.declared("port").names
 
 
@@ -64,8 +65,12 @@ def given(field: str, default: int) -> int:
 def ignored() -> list[str]:
     """Return a line per set variable that a launch script reads, and the demo decides itself."""
     declared = [*LaunchVariables.variables(), *RuntimeVariables.variables()]
-    names = [name for each in declared if each.field in OF_DEMO for name in each.names if os.environ.get(name)]
-    return [f"{name} is ignored: the demo brings its own model and folders; a launch script reads it" for name in names]
+    named = [(name, each.field) for each in declared if each.field in OF_DEMO for name in each.names]
+    why = {
+        "data_path": "the demo learns from its student; to train on recorded conversations on a CPU, type: " + OF_LOGS
+    }
+    usual = "the demo brings its own model and folders; a launch script reads it"
+    return [f"{name} is ignored: {why.get(field, usual)}" for name, field in named if os.environ.get(name)]
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:

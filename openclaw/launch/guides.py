@@ -22,7 +22,7 @@ from openclaw.launch.methods import FoundMethod, methods_of, recommended
 from openclaw.launch.variables import LaunchVariables
 from slime.arguments.model_shape import shape_named
 from slime.arguments.parser import Parser
-from slime.arguments.yaml_files import CONFIG_FLAG, file_flags, find_action
+from slime.arguments.yaml_files import CONFIG_FLAG, file_flags, find_action, only_config
 
 FLAG_TEXTS = (
     *("CKPT_ARGS", "ROLLOUT_ARGS", "EVAL_ARGS", "REWARD_ARGS", "GRPO_ARGS", "OPTIMIZER_ARGS", "PERF_ARGS", "LORA_ARGS"),
@@ -167,7 +167,7 @@ def other_name_problems(environment: Mapping[str, str]) -> list[str]:
 
 @dataclass
 class GuideFile:
-    """The contents of a file: variables, trainer flags, the shape of the model, and the keys without an effect."""
+    """The contents of files: variables, trainer flags, the shape of the model, and the keys without an effect."""
 
     variables: dict[str, str] = field(default_factory=dict)
     flags: list[str] = field(default_factory=list)
@@ -197,7 +197,7 @@ class WithFile:
 def take_in_file(
     found: FoundMethod | None, declared: Sequence[Variable], environment: Mapping[str, str], extra: Sequence[str]
 ) -> WithFile:
-    """Take ``--config FILE`` out of the flags, and put the settings of a guide's file below them.
+    """Take every ``--config FILE`` out of the flags, and put the settings of guides' files below them.
 
     Args:
         found: the method; None for a task, whose file has flags of the trainer only.
@@ -206,43 +206,43 @@ def take_in_file(
         extra: the user's flags.
 
     Raises:
-        ConfigError: the file cannot be read, or a line per key that cannot be honoured.
+        ConfigError: a file cannot be read, two hold flags of the trainer, or a line per key that cannot be honoured.
     """
     finder = CommandLine(prog="launch", add_help=False)
-    finder.add_argument(CONFIG_FLAG, metavar="FILE")
+    finder.add_argument(CONFIG_FLAG, metavar="FILE", action="append", default=[])
     result, rest = finder.parse_known_args(list(extra))
-    if result.config is None:
-        return WithFile(environment, extra)
-    guide = read_guide_file(result.config, found, environment)
-    if guide is None:
-        return WithFile(environment, rest, result.config)
+    guide = GuideFile()
+    of_flags = [path for path in result.config if not take_in_guide(guide, path, found, environment)]
     given = {name for variable in declared if variable.is_set(environment) for name in variable.names}
     below = {name: value for name, value in guide.variables.items() if name not in given}
-    return WithFile({**environment, **below}, [*guide.flags, *rest], None, shape=guide.shape, notes=guide.notes)
+    shape = (
+        None if LaunchVariables.declared("hf_ckpt").is_set(environment) else guide.shape
+    )  # the user's own model wins
+    return WithFile({**environment, **below}, [*guide.flags, *rest], only_config(of_flags), shape, guide.notes)
 
 
-def read_guide_file(path: str, found: FoundMethod | None, environment: Mapping[str, str]) -> GuideFile | None:
-    """Return the file's settings for a method; None for a file of trainer flags.
+def take_in_guide(guide: GuideFile, path: str, found: FoundMethod | None, environment: Mapping[str, str]) -> bool:
+    """Add the settings of a guide's file for a method; return False for a file of trainer flags.
 
     Raises:
         ConfigError: the file cannot be read, or a line per key that cannot be honoured.
     """
     values = read_yaml_mapping(CONFIG_FLAG, path)
     if not any(isinstance(values.get(name), dict) for name in SECTIONS):
-        return None
+        return False
     if found is None:
         raise ConfigError(
             f"{CONFIG_FLAG} {path} is a file for methods on conversations; a task has variables instead, such as MAX_STEPS "
             "and PARALLEL_ENVS, and reads files of the trainer's flags"
         )
-    guide_file, problems = GuideFile(), dict[str, list[str]]()
+    problems = dict[str, list[str]]()
     for key, value in _leaves(values):
-        if problem := _take(guide_file, key, value, found, environment):
+        if problem := _take(guide, key, value, found, environment):
             problems.setdefault(problem, []).append(key)
     if problems:
         lines = [f"{path}: {', '.join(keys)}: {problem}" for problem, keys in problems.items()]
         raise ConfigError(as_list("unsupported keys", lines))
-    return guide_file
+    return True
 
 
 def flags_of_file(parser: Parser, path: str, typed: Collection[str]) -> dict[str, list[str]]:

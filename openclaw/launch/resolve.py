@@ -39,7 +39,7 @@ from openclaw.launch.names import check_names, declared_variables, flags_of_vari
 from openclaw.launch.plan import Plan, Recipe, roles_of
 from openclaw.launch.profiles import Profile
 from openclaw.launch.task import JUDGED, KIND_VARIABLE, FoundTask, TaskConfig, find_task
-from openclaw.launch.variables import Resolved, resolve
+from openclaw.launch.variables import LaunchVariables, Resolved, resolve
 from openclaw.models.places import TINY_MODEL, USUAL, download_command
 from openclaw.training.live_arguments import unfed_loss
 from slime.args import Arguments
@@ -368,7 +368,7 @@ def _read_flags(
         parser = parser_for(words, add_report_flag if recipe.evaluates_only else None)
     parser.prog, parser.further_flags = "launch", own_flags
     args, wrong = read_arguments(parser, words)
-    problems = [with_variables(with_download(problem, usual), found.folder) for problem in wrong]
+    problems = [with_variables(with_download(problem, usual), found.folder, recipe.machine.device) for problem in wrong]
     if isinstance(found, FoundTask):
         return args, problems
     if found.declared:
@@ -442,7 +442,7 @@ def with_download(problem: str, usual: str) -> str:
     return f"{problem}{' Or' if match[2] else ';'} get it with: {download_command(match[1], usual)}"
 
 
-def with_variables(problem: str, folder: Path) -> str:
+def with_variables(problem: str, folder: Path, device: str) -> str:
     """Return a problem about flags, followed by the variables that set these flags."""
     named = [VARIABLE_OF_FLAG[flag] for flag in re.findall(r"--([a-z-]+)", problem) if flag in VARIABLE_OF_FLAG]
     names = [f"{name}=1" if name in ("RESUME", "GATE") else name for name in named]
@@ -453,7 +453,9 @@ def with_variables(problem: str, folder: Path) -> str:
         reason, _, typed = words.partition("; write ")
         return f"{reason}; write {' '.join(dict.fromkeys(typed.split()))}"
     if match := re.search(r" actor \+ .* but --num-gpus is (\d+); lower one of them", problem):
-        return f"{problem[: -len('; lower one of them')]}; {split_for(folder, int(match[1]))}"
+        count = " or ".join(LaunchVariables.declared("num_gpus").names)
+        advice = f"a CPU has none to count: unset {count}" if device == "cpu" else split_for(folder, int(match[1]))
+        return f"{problem[: -len('; lower one of them')]}; {advice}"
     return f"{problem} (variables: {', '.join(dict.fromkeys(names))})" if names else problem
 
 

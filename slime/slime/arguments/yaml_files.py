@@ -23,10 +23,27 @@ ARGUMENTS_FLAG = "--custom-arguments-path"
 
 
 def config_file_of(argv: Sequence[str]) -> str | None:
-    """Return the ``--config`` file of a command line, or None."""
+    """Return the ``--config`` file of a command line, or None.
+
+    Raises:
+        ConfigError: there are two.
+    """
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.add_argument(CONFIG_FLAG)
-    return finder.parse_known_args(list(argv))[0].config
+    finder.add_argument(CONFIG_FLAG, action="append", default=[])
+    return only_config(finder.parse_known_args(list(argv))[0].config)
+
+
+def only_config(paths: Sequence[str]) -> str | None:
+    """Return the one ``--config`` file of flags, or None without any.
+
+    Raises:
+        ConfigError: there are more.
+    """
+    if len(paths) > 1:
+        raise ConfigError(
+            f"{CONFIG_FLAG} {paths[0]} and {CONFIG_FLAG} {paths[1]} both hold flags; put them into one file"
+        )
+    return paths[0] if paths else None
 
 
 def flag_in_words(words: Sequence[str], flag: str) -> str | None:

@@ -20,7 +20,7 @@ from openclaw.launch.resolve import make_plan
 from slime.args import Arguments
 from slime.arguments import parse_args
 from slime.arguments.parser import Parser, parser_for
-from slime.arguments.yaml_files import find_action
+from slime.arguments.yaml_files import config_file_of, find_action
 from tests.helpers.checkpoints import config_only
 from tests.helpers.launch_plans import Scripts, task_plan
 
@@ -199,6 +199,17 @@ def test_a_byte_order_mark_and_a_small_anchor_are_read(tmp_path: Path) -> None:
     file = tmp_path / "flags.yaml"
     file.write_bytes(b"\xef\xbb\xbfseed: &seed 7\nnum-rollout: *seed\n")
     assert read_yaml_mapping("--config", str(file)) == {"seed": 7, "num-rollout": 7}
+
+
+def test_two_files_of_flags_are_refused(tmp_path: Path) -> None:
+    """The first was ignored in silence."""
+    for name in ("a.yaml", "b.yaml"):
+        (tmp_path / name).write_text("seed: 7")
+    words = ["--config", str(tmp_path / "a.yaml"), "--config", str(tmp_path / "b.yaml")]
+    with pytest.raises(ConfigError, match=r"a.yaml and --config .*b.yaml both hold flags; put them into one file"):
+        plan_of("gpu8", "combine", *words)
+    with pytest.raises(ConfigError, match="put them into one file"):
+        config_file_of(words)
 
 
 @pytest.mark.parametrize("flag", ["--config", "--custom-config-path", "--eval-config"])

@@ -16,7 +16,7 @@ from groundwork.exceptions import ConfigError
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.launch.__main__ import main
-from openclaw.launch.guides import KEYS, OF_ENVIRONMENTS, read_guide_file, words_of_texts
+from openclaw.launch.guides import KEYS, OF_ENVIRONMENTS, GuideFile, take_in_guide, words_of_texts
 from openclaw.launch.methods import find_method
 from openclaw.launch.plan import Plan, Recipe
 from openclaw.launch.profiles import GPU8
@@ -121,6 +121,29 @@ def test_the_template_is_the_defaults_and_has_every_key(repository: Path, tmp_pa
     assert wrong(with_file(repository / "config" / "rollout_config.json")) == []
 
 
+def test_both_files_of_a_guide_work_together(repository: Path) -> None:
+    files = [repository / "config" / name for name in ("training_config.yaml", "rollout_config.json")]
+    words = [word for file in files for word in ("--config", str(file))]
+    assert plan(*words).runtime.served_model_name == "qwen3-4b", "of the first"
+    assert plan(*words).runtime.max_sessions == with_file(files[1]).runtime.max_sessions == 10_000
+    assert plan(*words).args.rollout_batch_size == with_file(files[0]).args.rollout_batch_size
+
+
+def test_two_files_that_differ_are_refused(tmp_path: Path) -> None:
+    other = tmp_path / "rollout.json"
+    other.write_text(json.dumps({"rollout_config": {"reward_computation": {"num_samples": 3}}}))
+    file = written(tmp_path, "evaluation: {num_judges: 5}")
+    with pytest.raises(ConfigError, match=r"rollout.json: .*num_samples: 3 contradicts another key for PRM_M"):
+        plan("--config", str(file), "--config", str(other))
+
+
+def test_the_models_of_variables_wins_over_the_name_in_a_file(repository: Path) -> None:
+    file = repository / "config" / "training_config.yaml"
+    tiny = str(repository / "lab" / "tiny_models" / "shipped")
+    assert wrong(with_file(file, HF_CKPT=tiny, PRM_MODEL_PATH=tiny, CONTEXT_LENGTH="2048", MAX_RESPONSE_LENGTH="512",
+                           PRM_MAX_NEW_TOKENS="512")) == []  # fmt: skip
+
+
 @pytest.mark.parametrize(("name", "shape"), [("qwen3.5-4b", "qwen3.5-4B"), ("Qwen/Qwen3-8B", "qwen3-8B")])
 def test_a_known_models_name_chooses_its_shape(name: str, shape: str, tmp_path: Path) -> None:
     file = written(tmp_path, f"model: {{name: {name}}}")
@@ -163,7 +186,7 @@ def test_a_judge_that_is_no_folder_is_one_behind_an_api(tmp_path: Path) -> None:
 )
 def test_a_key_that_cannot_be_honoured_says_what_to_do(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        read_guide_file(str(written(tmp_path, text)), find_method("combine"), {})
+        take_in_guide(GuideFile(), str(written(tmp_path, text)), find_method("combine"), {})
     assert says in str(raised.value)
     assert str(raised.value).count("\n") == 0
 
@@ -188,8 +211,8 @@ def test_a_key_that_cannot_be_honoured_says_what_to_do(tmp_path: Path, text: str
 def test_what_a_key_sets(
     tmp_path: Path, text: str, variables: dict[str, str], flags: list[str], notes: list[str]
 ) -> None:
-    found = read_guide_file(str(written(tmp_path, text)), find_method("combine"), {})
-    assert found is not None
+    found = GuideFile()
+    assert take_in_guide(found, str(written(tmp_path, text)), find_method("combine"), {})
     assert (found.variables, found.flags, len(found.notes)) == (variables, flags, len(notes))
     assert all(says in note for says, note in zip(notes, found.notes, strict=True))
 

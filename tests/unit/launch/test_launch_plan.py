@@ -124,6 +124,13 @@ def test_an_impossible_run_fails_with_the_line_to_change(
     assert says in refusal(monkeypatch, capsys, "--method combine --model qwen3-4B --dry-run", **environment)
 
 
+def test_gpus_of_a_cpu_are_not_counted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Guides have GPUS_PER_NODE exported; no script for so many GPUs runs on this machine."""
+    says = refusal(monkeypatch, capsys, "--method rl --profile tiny_cpu --dry-run", GPUS_PER_NODE="1")
+    assert "but --num-gpus is 1; a CPU has none to count: unset NUM_GPUS or GPUS_PER_NODE" in says
+    assert "run the script for" not in says
+
+
 @pytest.mark.parametrize("typed", [{}, {"CONTEXT_LENGTH": "40000"}])
 def test_a_context_longer_than_the_models_is_refused_with_the_variables_to_type(
     typed: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -98,6 +98,28 @@ def test_the_dry_run_shows_the_plan_of_the_live_run(
     assert output.splitlines()[-1] == "dry run: the plan is valid, nothing was started"
 
 
+def test_the_dry_run_leaves_out_what_the_demo_ignores(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A guide has these exported when a launch script names the demo as the one for a machine without GPUs."""
+    of_guide = {"MODEL_PATH": "/path/to/qwen3-7b", "CKPT_SAVE_DIR": "/c", "DATA_PATH": "/d", "JUDGE_MODEL_PATH": "/j"}
+    monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"], **of_guide})
+    words = [
+        "--dry-run",
+        "--run-dir",
+        str(tmp_path / "run"),
+        "--config",
+        str(repository / "config" / "training_config.yaml"),
+    ]
+    monkeypatch.setattr(sys, "argv", ["demo.py", *words])
+    assert demo.main() == 0
+    said = capsys.readouterr()
+    assert [line for line in said.err.splitlines() if "is ignored: " not in line] == []
+    assert "DATA_PATH is ignored: the demo learns from its student; to train on recorded conversations" in said.err
+    assert said.out.splitlines()[-1] == "dry run: the plan is valid, nothing was started"
+    assert not any(f"  {name}=" in said.out for name in of_guide)
+
+
 def test_a_run_that_keeps_serving_goes_on_learning(tmp_path: Path) -> None:
     options = demo.parse(["--keep-serving", "--run-dir", str(tmp_path / "run")])
     assert demo.settings_of(options).environment({})["NUM_ROLLOUT"] == str(ENDLESS)
