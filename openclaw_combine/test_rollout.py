@@ -1,11 +1,13 @@
 """Test collection: hold a few conversations with a server, collect them into a folder and show them.
 
 ``python -m openclaw_combine.test_rollout --num-samples 10 --output-dir D`` needs a server that serves recorded turns
-(``python -m openclaw.server --enable-rl-intercept``). Exit status 1 if fewer turns came back than requested.
+(``python -m openclaw.server --enable-rl-intercept``). OPENCLAW_DEBUG=1 shows what was said, too. Exit status 1 if fewer turns
+came back than requested.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 import uuid
 from collections.abc import Sequence
@@ -18,8 +20,8 @@ from rich.progress import track
 
 from groundwork.command_line import CommandLine
 from groundwork.exceptions import ConfigError
-from openclaw.config.runtime_variables import client_key
-from openclaw.server.collect import CollectError, Collector
+from openclaw.config.runtime_variables import client_key, wanted_log_level
+from openclaw.server.collect import IS_IT_UP, CollectError, Collector
 from openclaw_combine.utils import print_sessions, session_rows
 
 QUESTIONS = ("How many days has a leap year?", "Which animal barks?", "What is 17 + 25?", "Name a color of the sky.")
@@ -27,27 +29,35 @@ REACTION = "Thanks. Say it again in one word."
 MAX_TOKENS = 64
 TIMEOUT_SECONDS = 300.0
 
+logger = logging.getLogger("test_rollout")
 
-def talk(client: httpx.Client, url: str, count: int) -> None:
+
+def talk(client: httpx.Client, url: str, count: int) -> str:
     """Hold ``count`` conversations of two turns: the first reply has a next state, which is what training needs.
+
+    Returns:
+        What the ids of their sessions begin with.
 
     Raises:
         CollectError: if the server refuses or does not answer.
     """
-    run = uuid.uuid4().hex[:8]
+    begin = f"test-rollout-{uuid.uuid4().hex[:8]}-"
     for number in track(range(count), description="talking", console=Console(stderr=True)):
         messages: list[dict[str, str]] = []
-        headers = {"X-Session-Id": f"test-rollout-{run}-{number}", "X-Turn-Type": "main"}
+        headers = {"X-Session-Id": f"{begin}{number}", "X-Turn-Type": "main"}
         for text in (QUESTIONS[number % len(QUESTIONS)], REACTION):
             messages.append({"role": "user", "content": text})
             body = {"model": "policy", "messages": messages, "max_tokens": MAX_TOKENS}
             try:
                 response = client.post(f"{url}/v1/chat/completions", json=body, headers=headers)
             except httpx.HTTPError as error:
-                raise CollectError(f"{url} does not answer ({error}); is the server up?") from error
+                raise CollectError(f"{url} does not answer ({error}); {IS_IT_UP}") from error
             if response.status_code != 200:
                 raise CollectError(f"{url} answered {response.status_code}: {response.text}")
             messages.append({"role": "assistant", "content": response.json()["choices"][0]["message"]["content"] or ""})
+            for message in messages[-2:]:
+                logger.debug("%s%d %s: %s", begin, number, message["role"], message["content"])
+    return begin
 
 
 def with_next_state(folder: Path) -> int:
@@ -72,9 +82,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     url = options.api_endpoint.rstrip("/").removesuffix("/v1")
     try:
         key = client_key()
+        logging.basicConfig(level=wanted_log_level(), format="%(levelname)s %(message)s")
     except ConfigError as error:
         print(f"test_rollout: {error}", file=sys.stderr)
         return 2
+    for library in ("httpx", "httpcore"):  # their lines are about connections
+        logging.getLogger(library).setLevel(logging.WARNING)
     client = httpx.Client(timeout=TIMEOUT_SECONDS, trust_env=False)
     if key:
         client.headers["authorization"] = f"Bearer {key}"
@@ -82,13 +95,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             collector.collect()  # fail before the conversations if the server serves no recorded turns
             before = with_next_state(options.output_dir)
-            talk(client, url, options.num_samples)
+            begin = talk(client, url, options.num_samples)
             collector.collect()
-        except CollectError as error:
+        except (CollectError, ConfigError) as error:
             print(f"test_rollout: {error}", file=sys.stderr)
             return 2
         collector.write(session_aware=True)
-    print_sessions(options.output_dir)
+    print_sessions(options.output_dir, begin)
     count = with_next_state(options.output_dir) - before
     print(f"{count} of {options.num_samples} samples collected in {options.output_dir}")
     return 0 if count >= options.num_samples else 1

@@ -52,13 +52,15 @@ def session_rows(path: str | Path) -> list[dict[str, Any]]:
         ]
 
 
-def print_sessions(path: str | Path) -> None:
-    """Print a line per session.
+def print_sessions(path: str | Path, begin: str = "") -> None:
+    """Print a line per session whose id begins with ``begin``.
 
     Raises:
         FileNotFoundError: if there is no ledger.
     """
     for row in session_rows(path):
+        if not row["session_id"].startswith(begin):
+            continue
         print(
             f"{row['session_id']}: {row['main']} main and {row['side']} side turns, {row['with_next_state']} with a "
             f"next state, {row['trainable']} trainable{_not_yet(row['unjudged'])}"

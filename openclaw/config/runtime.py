@@ -22,11 +22,10 @@ from groundwork.command_line import names_a_user
 from groundwork.exceptions import ConfigError
 from groundwork.network import is_loopback
 from groundwork.variables import Value, Variable
-from openclaw.config.runtime_variables import VARIABLES, RuntimeVariables
+from openclaw.config.runtime_variables import DEBUG_LEVEL, VARIABLES, RuntimeVariables
 
 __all__ = ["VARIABLES", "ConfigError", "RuntimeConfig", "Value", "Variable", "key_problem", "listed"]
 
-DEBUG_LEVEL = "DEBUG"
 SHARE_OF_A_KEY = 4
 """With a keys file, one key may have this part of the server's concurrent requests, unless its variable is set."""
 HOST_NAME = re.compile(r"[a-z0-9_.-]+|[0-9a-f:]*:[0-9a-f:.]*")

@@ -422,6 +422,18 @@ class RuntimeVariables(GateVariables):
 
 
 VARIABLES = RuntimeVariables.variables()
+DEBUG_LEVEL = "DEBUG"
+
+
+def wanted_log_level(environment: Mapping[str, str] = os.environ) -> str:
+    """Return the log level that these variables ask for.
+
+    Raises:
+        ConfigError: a variable is invalid.
+    """
+    level, source = RuntimeVariables.declared("log_level").read(environment)
+    debug, _ = RuntimeVariables.declared("debug").read(environment)
+    return DEBUG_LEVEL if debug and source == "default" else str(level)
 
 
 def client_key(environment: Mapping[str, str] = os.environ) -> str | None:

@@ -12,6 +12,8 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import closing
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ OVERLAP_SECONDS = 60.0
 """Overlap of two requests in seconds, because a change is dated before its commit; merging is idempotent."""
 TIMEOUT_SECONDS = 60.0
 MODEL_NAME = "model.json"
+IS_IT_UP = "is the server up? Name another with --api-endpoint URL"
 
 
 class CollectError(OpenClawError):
@@ -41,38 +44,48 @@ class CollectError(OpenClawError):
 
 
 class Collector:
-    """Owns the folder's ledger and the read position at the server."""
+    """Owns the folder's ledger, which the server's first answer makes, and the read position at the server."""
 
     def __init__(
         self, endpoint: str, folder: Path, *, key: str | None = None, client: httpx.Client | None = None
     ) -> None:
-        """Open the folder; ``endpoint`` is the server's URL, with or without ``/v1``."""
+        """Note where to collect; ``endpoint`` is the server's URL, with or without ``/v1``."""
         self._url = endpoint.rstrip("/").removesuffix("/v1") + "/v1/rollouts"
         self._client = client or httpx.Client(timeout=TIMEOUT_SECONDS, trust_env=False)
         if key:
             self._client.headers["authorization"] = f"Bearer {key}"
+        self.folder = folder
+        self._since = 0.0
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """The folder's ledger.
+
+        Raises:
+            ConfigError: the folder cannot be made.
+        """
         try:
-            private_folder(folder)
+            private_folder(self.folder)
         except OSError as error:
             raise ConfigError(
-                f"{folder} is not a folder and cannot be made one: {error.strerror}; name another"
+                f"{self.folder} is not a folder and cannot be made one: {error.strerror}; name another"
             ) from error
-        self.folder = folder
-        self.ledger = Ledger(folder / LEDGER_NAME)
-        self._since = 0.0
+        return Ledger(self.folder / LEDGER_NAME)
 
     def collect(self) -> int:
         """Merge the server's changes since the last call; return the number of changed turns.
 
         Raises:
             CollectError: if the server is unreachable or refuses.
+            ConfigError: the folder cannot be made.
         """
         since, after, count = max(0.0, self._since - OVERLAP_SECONDS), 0, 0
         while True:
             page = self._page(since, after)
+            ledger = self.ledger
             if page.get("model_path"):
                 record_model(self.folder, page["model_path"])
-            count += sum(self.ledger.transfer.merge(ChangedTurn.from_dict(item)) for item in page["data"])
+            count += sum(ledger.transfer.merge(ChangedTurn.from_dict(item)) for item in page["data"])
             since, after = page["next"]["since"], page["next"]["after"]
             self._since = max(self._since, since)
             if not page["has_more"]:
@@ -91,14 +104,15 @@ class Collector:
 
     def close(self) -> None:
         """Close the ledger and the connection."""
-        self.ledger.close()
+        if "ledger" in vars(self):
+            self.ledger.close()
         self._client.close()
 
     def _page(self, since: float, after: int) -> dict[str, Any]:
         try:
             response = self._client.get(self._url, params={"since": since, "after": after})
         except httpx.HTTPError as error:
-            raise CollectError(f"{self._url} does not answer ({error}); is the server up?") from error
+            raise CollectError(f"{self._url} does not answer ({error}); {IS_IT_UP}") from error
         if response.status_code == 401:
             raise CollectError(f"{self._url} needs a key; set SGLANG_API_KEY to a key of the server")
         if response.status_code != 200:
@@ -160,18 +174,11 @@ def main(argv: Sequence[str] | None = None, prog: str = "collect_rollouts.py") -
     parser.add_argument("--once", action="store_true", help="collect the existing turns and exit")
     arguments = parser.parse_args(argv)
     try:
-        collector = Collector(arguments.api_endpoint, arguments.output_dir, key=client_key())
-    except (ConfigError, LedgerError) as error:
+        with closing(Collector(arguments.api_endpoint, arguments.output_dir, key=client_key())) as collector:
+            return _follow(collector, StopRequested().install(), arguments)
+    except (CollectError, ConfigError, LedgerError, OutputError) as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return 2
-    stop = StopRequested().install()
-    try:
-        return _follow(collector, stop, arguments)
-    except (CollectError, LedgerError, OutputError) as error:
-        print(f"{prog}: {error}", file=sys.stderr)
-        return 2
-    finally:
-        collector.close()
 
 
 def _follow(collector: Collector, stop: StopRequested, arguments: argparse.Namespace) -> int:

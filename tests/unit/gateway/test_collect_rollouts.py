@@ -80,4 +80,5 @@ async def test_a_position_that_is_none_is_refused(start: Starter) -> None:
 
 def test_nobody_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--api-endpoint", "http://127.0.0.1:9", "--output-dir", str(tmp_path / "kept"), "--once"]) == 2
-    assert "is the server up?" in capsys.readouterr().err
+    assert "is the server up? Name another with --api-endpoint URL" in capsys.readouterr().err
+    assert not (tmp_path / "kept").exists(), "an empty ledger would look like a server without turns"

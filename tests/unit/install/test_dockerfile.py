@@ -114,3 +114,19 @@ def test_sources_copied_later_leave_the_environment_current(stages: dict[str, St
 def test_nothing_local_or_large_enters_an_image(repository: Path) -> None:
     ignored = set((repository / ".dockerignore").read_text().split())
     assert {".git", ".venv", ".cache", "models", "runs"} <= ignored
+
+
+def test_conversations_that_the_pages_record_enter_neither_a_commit_nor_an_image(
+    repository: Path, tmp_path: Path
+) -> None:
+    """Nor a job: Ray leaves out what git ignores, and refuses a folder of more than 100 MiB."""
+    written = ["rl_buffer", "rollouts", "checkpoints", "debug_rollouts", "saved", "runs"]
+    written += [f"openclaw-combine/{name}" for name in written[:4]]
+    ignored = (repository / ".dockerignore").read_text().split()
+    for name in written:
+        assert any(fnmatch(name, pattern.removeprefix("**/")) or fnmatch(name, pattern) for pattern in ignored), name
+    shutil.copy(repository / ".gitignore", tmp_path)
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    command = ["git", "-C", str(tmp_path), "check-ignore", *(f"{name}/ledger.sqlite" for name in written)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert [line.rpartition("/")[0] for line in done.stdout.splitlines()] == written
