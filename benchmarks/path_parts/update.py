@@ -27,7 +27,7 @@ from slime.ray.processes import Processes, RemoteManager
 from slime.ray.reports import Reports
 from slime.ray.restarts import Restarts
 from slime.ray.trainer import RemotePolicy, Trainer, TrainGroup
-from slime.updates.engines import Engines
+from slime.updates.policy_engines import Engines
 from slime.updates.updates import Updates
 from slime.weight_sync.remote_engine import RemoteEngine
 

@@ -26,7 +26,7 @@ import ray
 from dataclasses import replace
 from slime.exceptions import EngineNodeLostError
 from slime.ray.cluster import ray_cluster
-from slime.ray.engines import EngineGroup
+from slime.ray.engine_group import EngineGroup
 from slime.ray.placement import create_placement
 from groundwork.janitor import start_time
 

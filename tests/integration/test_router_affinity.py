@@ -14,8 +14,8 @@ from fastapi import FastAPI, Request
 from lab.testkit.engine import serve
 from slime.args import Arguments
 from slime.backends.sglang_utils.router import serve_behind_one_address
-from slime.ray.engines import RouterWorkers
-from slime.rollout.engine_pool import live_weight_version, router_url, routing_headers, worker_urls
+from slime.ray.engine_group import RouterWorkers
+from slime.rollout.engine_access import live_weight_version, router_url, routing_headers, worker_urls
 from slime.utils import http_utils
 from slime.utils.http_utils import post
 from slime.utils.types import Sample

@@ -21,7 +21,7 @@ from ray.exceptions import RayActorError
 from slime.args import Arguments
 from slime.arguments.placement import ENGINE_ROLES, Placement, stage_of
 from slime.exceptions import EngineNodeLostError
-from slime.ray.engines import EngineGroup
+from slime.ray.engine_group import EngineGroup
 from slime.weight_sync.remote_engine import EngineCalls, RemoteEngine
 
 logger = logging.getLogger(__name__)

@@ -21,8 +21,8 @@ from slime.args import Arguments, required
 from slime.arguments.placement import Placement, data_parallel_size
 from slime.exceptions import PluginError
 from slime.observability.metric_utils import compute_rollout_step
+from slime.ray.engine_group import engine_groups
 from slime.ray.engine_pool import EnginePool, SetApart
-from slime.ray.engines import engine_groups
 from slime.ray.placement import ReservedPlacement
 from slime.rollout.base_types import RolloutFnEvalOutput, call_rollout_fn
 from slime.rollout.before_push import Decision

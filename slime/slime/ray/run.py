@@ -41,7 +41,7 @@ from slime.ray.rollout import RolloutBatch
 from slime.ray.save_lock import own_save_folders
 from slime.ray.trainer import Trainer
 from slime.rollout.data_source import Story
-from slime.updates.engines import Engines
+from slime.updates.policy_engines import Engines
 from slime.updates.rollback import forget_rollback
 from slime.updates.update import Update
 from slime.updates.updates import Updates

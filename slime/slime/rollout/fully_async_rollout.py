@@ -24,7 +24,7 @@ from slime.args import Arguments
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.collection import Collection, first_index, is_whole, to_go_on
 from slime.rollout.data_source import undecoded
-from slime.rollout.engine_pool import abort_until_idle
+from slime.rollout.engine_access import abort_until_idle
 from slime.rollout.evaluation import eval_rollout
 from slime.rollout.generation import GenerateState, Group, generate_and_rm_group
 from slime.rollout.metrics import flatten

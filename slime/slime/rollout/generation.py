@@ -23,7 +23,7 @@ from groundwork.images import placeholder_ids
 from groundwork.processors import load_processor, load_tokenizer
 from slime.args import Arguments
 from slime.exceptions import EngineError, PluginError
-from slime.rollout.engine_pool import router_url, routing_headers
+from slime.rollout.engine_access import router_url, routing_headers
 from slime.rollout.episode_plugin import generate_function
 from slime.rollout.multimodal_prompts import copy_sharing_media
 from slime.rollout.multimodal_requests import (

@@ -17,7 +17,7 @@ from slime.args import Arguments
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.collection import Collection, is_whole, to_go_on
 from slime.rollout.data_source import undecoded
-from slime.rollout.engine_pool import abort_until_idle
+from slime.rollout.engine_access import abort_until_idle
 from slime.rollout.evaluation import eval_rollout, eval_rollout_single_dataset
 from slime.rollout.generation import GenerateState, Group, generate, generate_and_rm, generate_and_rm_group
 from slime.rollout.staleness import StalenessBound

@@ -15,7 +15,7 @@ import httpx
 
 from slime.args import Arguments
 from slime.exceptions import HttpStatusError
-from slime.rollout.engine_pool import router_url, routing_headers
+from slime.rollout.engine_access import router_url, routing_headers
 from slime.rollout.generation import (
     GenerateState,
     add_weight_spans,

@@ -11,7 +11,7 @@ from typing import Any
 
 from slime.args import Arguments
 from slime.exceptions import PluginError
-from slime.rollout.engine_pool import live_weight_version
+from slime.rollout.engine_access import live_weight_version
 from slime.rollout.metrics import flatten
 from slime.utils.types import Sample
 

@@ -27,7 +27,7 @@ from slime.utils.run_logs import say, with_info
 
 if TYPE_CHECKING:
     from slime.ray.processes import Processes
-    from slime.updates.engines import Engines
+    from slime.updates.policy_engines import Engines
 
 POLL_SECONDS = 2.0
 ACCEPTED = "gate/accepted"

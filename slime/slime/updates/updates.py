@@ -20,7 +20,7 @@ from slime.args import Arguments
 from slime.observability.metric_utils import STEPS
 from slime.rollout.metrics import staleness
 from slime.updates.decisions import Decisions
-from slime.updates.engines import Engines, push_is_due
+from slime.updates.policy_engines import Engines, push_is_due
 from slime.updates.rollback import due_rollback
 from slime.updates.update import Progress, State, Update
 from slime.utils.fuses import OF_THE_LOSS, Blown, blown, read_fuse

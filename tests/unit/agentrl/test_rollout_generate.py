@@ -22,7 +22,7 @@ from lab.testkit.agent_pools import PATIENT_S, until
 from lab.testkit.agent_rollouts import GUESS, talk
 from lab.testkit.rollout_engine import rollout_args
 from openclaw.ledger.records import Vote
-from slime.rollout.engine_pool import abort_until_idle
+from slime.rollout.engine_access import abort_until_idle
 from slime.rollout.generation import GenerateState, generate_and_rm_group
 from slime.rollout.rewards import rollout_ids
 from slime.rollout.train_data import convert

@@ -20,8 +20,8 @@ from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.engine_process import EngineProcess
 from slime.backends.sglang_utils.server_args import server_command
 from slime.exceptions import EngineError, EngineNodeLostError
-from slime.ray import engines as engines_module
-from slime.ray.engines import EngineGroup, by_machine
+from slime.ray import engine_group
+from slime.ray.engine_group import EngineGroup, by_machine
 from slime.ray.placement import ReservedPlacement
 from slime.weight_sync.remote_engine import RemoteProcess
 from tests.helpers.machines import reserved
@@ -283,9 +283,9 @@ class Made:
         self.handles: list[Handle] = []
         self.killed: list[Handle] = []
         self.gpus: list[int] = []
-        monkeypatch.setattr(engines_module.ray, "remote", self.remote)
-        monkeypatch.setattr(engines_module.ray, "get", self.get)
-        monkeypatch.setattr(engines_module.ray, "kill", self.killed.append)
+        monkeypatch.setattr(engine_group.ray, "remote", self.remote)
+        monkeypatch.setattr(engine_group.ray, "get", self.get)
+        monkeypatch.setattr(engine_group.ray, "kill", self.killed.append)
         monkeypatch.setattr(ReservedPlacement, "options", lambda placement, gpu, share: {"gpu": gpu})
 
     def remote(self, kind: type) -> Any:
@@ -309,12 +309,12 @@ class Made:
 def started_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spawned: list[Any]) -> tuple[EngineGroup, list[str]]:
     """Two engines of two machines each, and their addresses."""
     monkeypatch.setattr(engine_process, "find_available_port", lambda host: 9)
-    monkeypatch.setattr(engines_module.SGLangEngine, "pause_generation", lambda *_: None)
+    monkeypatch.setattr(engine_group.SGLangEngine, "pause_generation", lambda *_: None)
     places = reserved(*FOUR, per_engine=4)
     args = arguments(tmp_path, num_nodes=4, num_gpus_per_node=2, router="auto", debug_rollout_only=False)
     monkeypatch.setattr("slime.backends.sglang_utils.engine.find_available_port", lambda host: 40000 + len(spawned))
     no_router = Arguments(router=None)
-    monkeypatch.setattr(engines_module, "serve_behind_one_address", lambda args, role, urls: no_router)
+    monkeypatch.setattr(engine_group, "serve_behind_one_address", lambda args, role, urls: no_router)
     group = EngineGroup(args, places, "policy")
     urls = [reference.future().result() for reference in group.start()]
     group.finish_start(urls)

@@ -18,7 +18,7 @@ from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.external import ExternalEngine, external_url
 from slime.backends.sglang_utils.server_args import server_command
 from slime.exceptions import EngineError
-from slime.ray.engines import ExternalEngineGroup, engine_groups
+from slime.ray.engine_group import ExternalEngineGroup, engine_groups
 from slime.ray.placement import ReservedPlacement
 
 

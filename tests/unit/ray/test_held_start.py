@@ -10,8 +10,8 @@ import pytest
 
 from slime.args import Arguments
 from slime.backends.sglang_utils import server, server_hooks
-from slime.ray import engines as engines_module
-from slime.ray.engines import EngineGroup
+from slime.ray import engine_group
+from slime.ray.engine_group import EngineGroup
 from slime.weight_sync.remote_engine import RemoteEngine
 
 
@@ -68,7 +68,7 @@ def test_who_is_held(monkeypatch: pytest.MonkeyPatch, role: str, rollout_only: b
 
             return SimpleNamespace(remote=remote)
 
-    monkeypatch.setattr(engines_module.ray, "get", lambda reference: reference)
+    monkeypatch.setattr(engine_group.ray, "get", lambda reference: reference)
     group = EngineGroup.__new__(EngineGroup)
     group._workers = None
     group.role, group.handles, group._args = role, [RemoteEngine(Handle())], Arguments(debug_rollout_only=rollout_only)  # type: ignore[assignment]

@@ -10,7 +10,7 @@ from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments.placement import Placement, describe_placement
 from slime.backends.sglang_utils.engine_process import process_environment
-from slime.ray.engines import by_machine
+from slime.ray.engine_group import by_machine
 from slime.ray.placement import ACTOR_GPU_SHARE, ENGINE_GPU_SHARE, ReservedPlacement, Seen, sorted_bundles
 
 

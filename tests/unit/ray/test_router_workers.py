@@ -13,9 +13,9 @@ from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 
 from slime.args import Arguments
 from slime.exceptions import EngineError
-from slime.ray import engines as engines_module
+from slime.ray import engine_group
+from slime.ray.engine_group import RESTART_ATTEMPTS, EngineGroup, RouterWorkers
 from slime.ray.engine_pool import EnginePool
-from slime.ray.engines import RESTART_ATTEMPTS, EngineGroup, RouterWorkers
 from slime.weight_sync.remote_engine import RemoteEngine
 
 URLS = ["http://10.0.0.1:1", "http://10.0.0.1:2", "http://10.0.0.2:1"]
@@ -88,7 +88,7 @@ def test_what_the_router_refuses_is_tried_again(caplog: pytest.LogCaptureFixture
 
 
 def test_an_engine_that_dies_while_it_is_due_stays_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines_module, "_JOIN_SECONDS", 0.0)
+    monkeypatch.setattr(engine_group, "_JOIN_SECONDS", 0.0)
     router = Router(2)
     router.workers.lost([1])
     router.fails = True
@@ -122,7 +122,7 @@ def test_an_engine_leaves_the_router_before_it_is_started(
         return value
 
     asked: list[str] = []
-    monkeypatch.setattr(engines_module.ray, "get", get)
+    monkeypatch.setattr(engine_group.ray, "get", get)
     group = EngineGroup.__new__(EngineGroup)
     group.role, group._args = role, Arguments(debug_rollout_only=False)
     group.specs = [SimpleNamespace(name=f"engine {index}") for index in range(3)]  # type: ignore[assignment]
@@ -155,7 +155,7 @@ class Dying:
         group.handles = [self.handle(index) for index in range(3)]
         group._workers = SimpleNamespace(lost=lambda dead: None, answers=self.back.extend)  # type: ignore[assignment]
         group._create, group._discard = self.handle, lambda index: None  # type: ignore[method-assign]
-        monkeypatch.setattr(engines_module.ray, "get", self.get)
+        monkeypatch.setattr(engine_group.ray, "get", self.get)
 
     def handle(self, index: int) -> RemoteEngine:
         if index == 1:

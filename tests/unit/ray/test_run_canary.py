@@ -18,7 +18,7 @@ from slime.ray.engine_pool import EnginePool
 from slime.ray.processes import Processes, RemoteManager
 from slime.rollout.before_push import Canary, CanaryEndedError
 from slime.updates.decisions import AskedCandidate, PluginThread
-from slime.updates.engines import Engines
+from slime.updates.policy_engines import Engines
 from slime.weight_sync.remote_engine import RemoteEngine
 from tests.unit.ray.test_run_restart import Remote
 

@@ -14,7 +14,7 @@ from slime.args import Arguments
 from slime.exceptions import TrainerError
 from slime.ray.processes import RemoteManager
 from slime.ray.run import Run, execute
-from slime.updates.engines import PUSH_ATTEMPTS, push_is_due
+from slime.updates.policy_engines import PUSH_ATTEMPTS, push_is_due
 
 
 class Remote:

@@ -15,7 +15,7 @@ from slime.arguments.placement import EngineSpec, Placement
 from slime.backends.sglang_utils import router
 from slime.backends.sglang_utils.server import CPU_STANDINS, engine_environment
 from slime.backends.sglang_utils.server_args import command_line, server_command
-from slime.ray.engines import EngineGroup
+from slime.ray.engine_group import EngineGroup
 from slime.ray.placement import ReservedPlacement
 from slime.weight_sync import LOADER
 

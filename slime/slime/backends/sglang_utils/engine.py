@@ -9,7 +9,7 @@ Memory (``--offload-rollout``): requests are held from ``sleep`` until all memor
 without it. Each part is requested back once, because SGLang's server dies when asked twice, so both calls may be
 repeated. A restarted server has all its memory.
 
-:class:`SGLangEngine` is a plain class; ``slime.ray.engines`` makes a Ray actor of it.
+:class:`SGLangEngine` is a plain class; ``slime.ray.engine_group`` makes a Ray actor of it.
 """
 
 from __future__ import annotations

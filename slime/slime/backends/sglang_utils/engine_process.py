@@ -1,7 +1,7 @@
 """The processes of an engine: one per machine, the whole engine's or this machine's ranks of one that spans several.
 
 Guarantees: a process logs to ``<run_dir>/logs/<name>.log``. ``stop``, ``kill`` or its owner's death leaves nothing
-behind. :class:`EngineProcess` is a plain class; ``slime.ray.engines`` makes a Ray actor of it on each of an engine's
+behind. :class:`EngineProcess` is a plain class; ``slime.ray.engine_group`` makes a Ray actor of it on each of an engine's
 machines except the first, which reaches them through :class:`OtherNodes`: its ``launch`` waits at most
 ``CREATE_SECONDS``, any other call ``ANSWER_SECONDS``, and errors name a machine whose actor is gone or silent.
 """
