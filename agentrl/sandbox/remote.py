@@ -23,7 +23,7 @@ import re
 import secrets
 import time
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,9 @@ from agentrl.processes import Processes
 from agentrl.sandbox.e2b_api import E2BApi, Machine, RetryBudget, gone
 from agentrl.sandbox.inside.relay import GONE
 from agentrl.sandbox.inside.wire import MOST_BODY, Frames, frame
-from agentrl.sandbox.interface import HOME, ExecResult, Limits, SandboxSpec, exec_result, execute_request
+from agentrl.sandbox.interface import HOME, Limits, SandboxSpec
 from agentrl.sandbox.probe import CHECKED, prove
+from agentrl.sandbox.supervised import SupervisorCalls
 from groundwork.exceptions import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -203,14 +204,14 @@ class E2BProvider:
             logger.warning("an e2b sandbox that did not start is left to its lifetime: %s", error)
 
 
-class E2BSandbox:
+class E2BSandbox(SupervisorCalls):
     """A machine with a supervisor; implements `agentrl.sandbox.interface.Sandbox`."""
 
     def __init__(self, api: E2BApi, machine: Machine, env: Mapping[str, str], lifetime_s: int, began: float) -> None:
         """Take over a machine that was created with ``lifetime_s`` at ``began`` (monotonic seconds)."""
         self._api = api
         self._machine = machine
-        self._env = {**BASIC_ENV, **env}
+        self.env = {**BASIC_ENV, **env}
         self._lifetime_s = lifetime_s
         self._ends = began + lifetime_s
         self._numbers = itertools.count(1)
@@ -226,39 +227,6 @@ class E2BSandbox:
         """
         await self._answer(0, START_S)
 
-    async def execute(
-        self,
-        argv: Sequence[str],
-        *,
-        timeout_s: float,
-        stdin: bytes = b"",
-        env: Mapping[str, str] | None = None,
-        cwd: str = HOME,
-        most_output: int = 65_536,
-    ) -> ExecResult:
-        """See `agentrl.sandbox.interface.Sandbox.execute`."""
-        environment = {**self._env, **(env or {})}
-        fields = execute_request(argv, environment, timeout_s=timeout_s, cwd=cwd, most_output=most_output)
-        number = next(self._numbers)
-        try:
-            return exec_result(*await self._call(number, fields, stdin, timeout_s))
-        except asyncio.CancelledError:
-            await asyncio.shield(self._cancel(number))
-            raise
-
-    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """See `agentrl.sandbox.interface.Sandbox.write_file`."""
-        await self._call(next(self._numbers), {"do": "write_file", "path": path, "mode": mode}, data, 0.0)
-
-    async def read_file(self, path: str, *, most_bytes: int = 1 << 20) -> bytes:
-        """See `agentrl.sandbox.interface.Sandbox.read_file`."""
-        fields = {"do": "read_file", "path": path, "most_bytes": min(most_bytes, MOST_BODY)}
-        return (await self._call(next(self._numbers), fields, b"", 0.0))[1]
-
-    async def end_commands(self) -> None:
-        """See `agentrl.sandbox.interface.Sandbox.end_commands`."""
-        await self._call(next(self._numbers), {"do": "end"}, b"", 0.0)
-
     async def stop(self) -> None:
         """End the machine; see `agentrl.sandbox.interface.Sandbox.stop`.
 
@@ -271,14 +239,18 @@ class E2BSandbox:
                 await self._api.end(self._machine.id)
                 self._stopped = True
 
-    async def _call(
-        self, number: int, fields: dict[str, Any], body: bytes, seconds: float
-    ) -> tuple[dict[str, Any], bytes]:
-        """Have the supervisor do something that takes at most ``seconds``; return its answer."""
+    async def _ask(self, fields: dict[str, Any], body: bytes, seconds: float) -> tuple[dict[str, Any], bytes]:
+        """See `SupervisorCalls._ask`."""
         if len(body) > MOST_BODY:
             raise InvalidError(f"{len(body)} bytes are more than the {MOST_BODY} of a call", code="too_large")
-        await self._hand_over(number, fields, body, seconds)
-        answer, data = await self._answer(number, seconds + CONTROL_S)
+        number = next(self._numbers)
+        try:
+            await self._hand_over(number, fields, body, seconds)
+            answer, data = await self._answer(number, seconds + CONTROL_S)
+        except asyncio.CancelledError:
+            if fields["do"] == "execute":
+                await asyncio.shield(self._cancel(number))
+            raise
         if (error := answer.get("error")) is not None:
             raise InvalidError(error, code="refused")
         return answer, data

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from abc import ABC, abstractmethod
 from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -52,7 +53,56 @@ def command(python: str, limits: Mapping[str, int], doors: Mapping[int, str], gr
     return [python, "-I", "-S", "-B", "-c", START, json.dumps(settings)]
 
 
-class SupervisedSandbox:
+class SupervisorCalls(ABC):
+    """The calls of a `agentrl.sandbox.interface.Sandbox` as requests to its supervisor.
+
+    Attributes:
+        env: of every command.
+    """
+
+    env: Mapping[str, str]
+
+    @abstractmethod
+    async def _ask(self, fields: dict[str, Any], body: bytes, seconds: float) -> tuple[dict[str, Any], bytes]:
+        """Have the supervisor do something that takes at most ``seconds``; return its answer.
+
+        A cancelled call to ``execute`` ends its command.
+
+        Raises:
+            InfraError: the sandbox is gone, or does not answer.
+            InvalidError: it refuses the request.
+        """
+
+    async def execute(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str = HOME,
+        most_output: int = 65_536,
+    ) -> ExecResult:
+        """Run a program; see `agentrl.sandbox.interface.Sandbox.execute`."""
+        environment = {**self.env, **(env or {})}
+        request = execute_request(argv, environment, timeout_s=timeout_s, cwd=cwd, most_output=most_output)
+        return exec_result(*await self._ask(request, stdin, timeout_s))
+
+    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """Write a file; see `agentrl.sandbox.interface.Sandbox.write_file`."""
+        await self._ask({"do": "write_file", "path": path, "mode": mode & 0o777}, data, 0.0)
+
+    async def read_file(self, path: str, *, most_bytes: int = 1 << 20) -> bytes:
+        """Return a file; see `agentrl.sandbox.interface.Sandbox.read_file`."""
+        request = {"do": "read_file", "path": path, "most_bytes": min(most_bytes, MOST_BODY)}
+        return (await self._ask(request, b"", 0.0))[1]
+
+    async def end_commands(self) -> None:
+        """End all commands; see `agentrl.sandbox.interface.Sandbox.end_commands`."""
+        await self._ask({"do": "end"}, b"", 0.0)
+
+
+class SupervisedSandbox(SupervisorCalls):
     """A `agentrl.sandbox.interface.Sandbox` behind a started process; call `begin` first."""
 
     def __init__(self, process: Process, env: Mapping[str, str], end: Callable[[], Awaitable[None]]) -> None:
@@ -68,7 +118,7 @@ class SupervisedSandbox:
         assert process.stderr is not None
         self.process = process
         self._stdin, self._stdout, self._stderr = process.stdin, process.stdout, process.stderr
-        self._env = {**ENVIRONMENT, **env}
+        self.env = {**ENVIRONMENT, **env}
         self._end = end
         self._numbers = itertools.count(1)
         self._ready: asyncio.Future[tuple[dict[str, Any], bytes]] = asyncio.get_running_loop().create_future()
@@ -96,36 +146,6 @@ class SupervisedSandbox:
         finally:
             del self._waiting[0]
 
-    async def execute(
-        self,
-        argv: Sequence[str],
-        *,
-        timeout_s: float,
-        stdin: bytes = b"",
-        env: Mapping[str, str] | None = None,
-        cwd: str = HOME,
-        most_output: int = 65_536,
-    ) -> ExecResult:
-        """Run a program; see `agentrl.sandbox.interface.Sandbox.execute`."""
-        environment = {**self._env, **(env or {})}
-        request = execute_request(argv, environment, timeout_s=timeout_s, cwd=cwd, most_output=most_output)
-        return exec_result(*await self._ask(request, stdin, timeout_s + ANSWER_S))
-
-    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """Write a file; see `agentrl.sandbox.interface.Sandbox.write_file`."""
-        await self._ask({"do": "write_file", "path": path, "mode": mode & 0o777}, data, ANSWER_S)
-
-    async def read_file(self, path: str, *, most_bytes: int = 1 << 20) -> bytes:
-        """Return a file; see `agentrl.sandbox.interface.Sandbox.read_file`."""
-        if not 0 <= most_bytes <= MOST_BODY:
-            raise InvalidError(f"most_bytes must be 0 to {MOST_BODY}, not {most_bytes}", code="bad_file")
-        _, data = await self._ask({"do": "read_file", "path": path, "most_bytes": most_bytes}, b"", ANSWER_S)
-        return data
-
-    async def end_commands(self) -> None:
-        """End all commands; see `agentrl.sandbox.interface.Sandbox.end_commands`."""
-        await self._ask({"do": "end"}, b"", ANSWER_S)
-
     async def stop(self) -> None:
         """End everything; see `agentrl.sandbox.interface.Sandbox.stop`."""
         async with self._stopping:
@@ -143,12 +163,7 @@ class SupervisedSandbox:
             self._stopped = True
 
     async def _ask(self, fields: dict[str, Any], body: bytes, seconds: float) -> tuple[dict[str, Any], bytes]:
-        """Send a request and return the answer.
-
-        Raises:
-            InfraError: the sandbox is gone, or does not answer.
-            InvalidError: it refuses the request.
-        """
+        """See `SupervisorCalls._ask`."""
         number = next(self._numbers)
         data = frame({"id": number, **fields}, body)
         if len(body) > MOST_BODY or len(data) - len(body) > MOST_HEADER:
@@ -160,7 +175,7 @@ class SupervisedSandbox:
         future = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds + ANSWER_S):
                 self._stdin.write(data)
                 await self._stdin.drain()
                 answer, output = await future

@@ -16,9 +16,10 @@ from agentrl.environment import Task
 from agentrl.exceptions import AgentError
 from agentrl.protocol import JsonObject, StepResult
 from agentrl.rollout.chat_policy import Unpooled
+from agentrl.tasks.names import SEEDS_PER_SPLIT
 from agentrl.tasks.shell.environment import ShellEnvironment
 from agentrl.tasks.shell.families import EASY, FAMILIES, NEEDS
-from agentrl.tasks.shell.generate import SEEDS_PER_SPLIT, task_name
+from agentrl.tasks.shell.generate import task_name
 from evaluation.case import Case, Grade, SuiteError
 from evaluation.code_box import CodeBox
 from evaluation.talk import Talk

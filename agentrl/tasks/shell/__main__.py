@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl.tasks.harbor import write_task
+from agentrl.tasks.names import SPLITS
 from agentrl.tasks.shell.families import FAMILIES
-from agentrl.tasks.shell.generate import SPLITS, generate, parse_name, task_name, task_toml
+from agentrl.tasks.shell.generate import generate, parse_name, task_name, task_toml
 from groundwork.command_line import CommandLine
 from groundwork.exceptions import ConfigError
 

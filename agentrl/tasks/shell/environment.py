@@ -23,8 +23,9 @@ from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
 from agentrl.sandbox.bubblewrap import Bubblewrap
 from agentrl.sandbox.interface import HOME, ExecResult, Mount, Sandbox, SandboxSpec
 from agentrl.tasks.harbor import HarborTask
+from agentrl.tasks.names import SPLITS
 from agentrl.tasks.shell.families import FAMILIES, NEEDS
-from agentrl.tasks.shell.generate import SETTINGS, SPLITS, generate, task_name
+from agentrl.tasks.shell.generate import SETTINGS, generate, task_name
 from agentrl.tasks.shell.verify import verify
 
 LONGEST_COMMAND_S = 600

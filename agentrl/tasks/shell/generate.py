@@ -12,10 +12,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 from agentrl.tasks.harbor import SOLUTION, TEST, File, HarborTask, Machine, Settings, Stage, VerifierStage
-from agentrl.tasks.names import SEEDS_PER_SPLIT, SPLITS, Split, parts_of, random_of
+from agentrl.tasks.names import Split, known_parts, random_of
 from agentrl.tasks.shell.draft import Content
 from agentrl.tasks.shell.families import FAMILIES
-from groundwork.exceptions import ConfigError
 
 TRIAL = "trial.sh"
 SETTINGS = Settings(
@@ -64,13 +63,7 @@ def parse_name(name: str) -> tuple[str, Split, int]:
     Raises:
         ConfigError: there is no such task.
     """
-    parts = parts_of("shell", name)
-    if parts is None or parts[0] not in FAMILIES:
-        raise ConfigError(
-            f"there is no task {name!r}; write shell/FAMILY/SPLIT/NUMBER with a split of {', '.join(SPLITS)}, a number "
-            f"below {SEEDS_PER_SPLIT} and a family of {', '.join(FAMILIES)}"
-        )
-    return parts
+    return known_parts("shell", name, lambda _: FAMILIES)
 
 
 def generate(name: str) -> HarborTask:

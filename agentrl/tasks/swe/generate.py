@@ -10,13 +10,12 @@ from __future__ import annotations
 from functools import cache
 
 from agentrl.tasks.harbor import File, Files
-from agentrl.tasks.names import SEEDS_PER_SPLIT, SPLITS, Split, parts_of, random_of
+from agentrl.tasks.names import Split, known_parts, parts_of, random_of
 from agentrl.tasks.swe.contamination import changed
 from agentrl.tasks.swe.diffs import diff_of
 from agentrl.tasks.swe.draft import HIDDEN, Draft
 from agentrl.tasks.swe.families import EASY, FAMILIES
 from agentrl.tasks.swe.instance import Grading, Instance
-from groundwork.exceptions import ConfigError
 
 KIND = "swe"
 TASKS_PER_FAMILY = {"train": 20, "heldout": 5}
@@ -42,13 +41,7 @@ def draft_of(name: str) -> Draft:
     Raises:
         ConfigError: there is no such instance.
     """
-    parts = parts_of(KIND, name)
-    if parts is None or parts[0] not in EVERY:
-        raise ConfigError(
-            f"there is no task {name!r}; write swe/FAMILY/SPLIT/NUMBER with a split of {', '.join(SPLITS)}, a number "
-            f"below {SEEDS_PER_SPLIT} and a family of {', '.join(EVERY)}"
-        )
-    family, split, number = parts
+    family, split, number = known_parts(KIND, name, lambda _: EVERY)
     random = random_of(family, split, number)
     for _ in range(MAX_DRAWS):
         draft = EVERY[family](random)

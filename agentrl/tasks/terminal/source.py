@@ -21,9 +21,10 @@ from typing import Literal
 from agentrl.environment import Task, Weight
 from agentrl.tasks.harbor import TASK_TOML, HarborTask, read_task
 from agentrl.tasks.links import unlinked
+from agentrl.tasks.names import SPLITS
 from agentrl.tasks.shell.environment import TASKS_PER_FAMILY
 from agentrl.tasks.shell.families import FAMILIES, NEEDS
-from agentrl.tasks.shell.generate import SPLITS, generate, task_name
+from agentrl.tasks.shell.generate import generate, task_name
 from agentrl.tasks.terminal.tbench import PREFIX_VARIABLE, is_tbench, read_tbench
 from groundwork.data_rows import json_objects
 from groundwork.exceptions import ConfigError

@@ -17,10 +17,11 @@ from typing import Any
 from agentrl.environment import Task
 from agentrl.exceptions import AgentError
 from agentrl.processes import Processes, ProcessLedger
+from agentrl.tasks.names import SPLITS
 from agentrl.tasks.toolcall.conversations import solved
 from agentrl.tasks.toolcall.environment import TASKS_PER_FAMILY, ToolCallEnvironment, offered
 from agentrl.tasks.toolcall.families import FAMILIES
-from agentrl.tasks.toolcall.generate import SPLITS, parse_name, task_name
+from agentrl.tasks.toolcall.generate import parse_name, task_name
 from groundwork.command_line import CommandLine
 from groundwork.exceptions import ConfigError
 

@@ -18,9 +18,10 @@ from agentrl.processes import Processes
 from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
 from agentrl.sandbox.bubblewrap import Bubblewrap
 from agentrl.sandbox.interface import Sandbox
+from agentrl.tasks.names import SPLITS, Split
 from agentrl.tasks.toolcall.config import ToolConfig, read_config
 from agentrl.tasks.toolcall.draft import Draft, Tables
-from agentrl.tasks.toolcall.generate import SPLITS, Split, families_of, generate, task_name
+from agentrl.tasks.toolcall.generate import families_of, generate, task_name
 from agentrl.tasks.toolcall.grading import answer_of, is_right
 from agentrl.tasks.toolcall.prompts import opening_data
 from agentrl.tasks.toolcall.rows import draft_of, tasks_of

@@ -5,10 +5,9 @@ Guarantees: a name always gives the same task, byte for byte; see `agentrl.tasks
 
 from __future__ import annotations
 
-from agentrl.tasks.names import SEEDS_PER_SPLIT, SPLITS, Split, parts_of, random_of
+from agentrl.tasks.names import Split, known_parts, random_of
 from agentrl.tasks.toolcall.draft import Draft
 from agentrl.tasks.toolcall.families import FAMILIES, HELD_OUT
-from groundwork.exceptions import ConfigError
 
 
 def task_name(family: str, split: Split, number: int) -> str:
@@ -27,14 +26,8 @@ def parse_name(name: str) -> tuple[str, Split, int]:
     Raises:
         ConfigError: there is no such task.
     """
-    parts = parts_of("toolcall", name)
-    if parts is None or parts[0] not in families_of(parts[1]):
-        raise ConfigError(
-            f"there is no task {name!r}; write toolcall/FAMILY/SPLIT/NUMBER with a split of {', '.join(SPLITS)}, a number "
-            f"below {SEEDS_PER_SPLIT} and a family of {', '.join(families_of('train'))}, or for heldout also "
-            f"{', '.join(HELD_OUT)}"
-        )
-    return parts
+    advice = f"{', '.join(families_of('train'))}, or for heldout also {', '.join(HELD_OUT)}"
+    return known_parts("toolcall", name, families_of, advice)
 
 
 def generate(name: str) -> Draft:

@@ -15,8 +15,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from agentrl.protocol import JsonObject, Verdict
-from agentrl.tasks.names import SEEDS_PER_SPLIT, SPLITS, Split, parts_of, random_of
-from groundwork.exceptions import ConfigError
+from agentrl.tasks.names import Split, known_parts, random_of
 
 TASKS_PER_FAMILY: dict[Split, int] = {"train": 200, "heldout": 20}
 HELD_OUT_ONE_OF = 5
@@ -232,11 +231,5 @@ def window_task(name: str) -> WindowTask:
     Raises:
         ConfigError: there is no such task.
     """
-    parts = parts_of("desktop", name)
-    if parts is None or parts[0] not in FAMILIES:
-        raise ConfigError(
-            f"there is no task {name!r}; write desktop/FAMILY/SPLIT/NUMBER with a family of {', '.join(FAMILIES)}, a split of "
-            f"{', '.join(SPLITS)} and a number below {SEEDS_PER_SPLIT}"
-        )
-    family, split, number = parts
+    family, split, number = known_parts("desktop", name, families_of)
     return FAMILIES[family](Words(random_of(family, split, number), split))

@@ -10,7 +10,7 @@ import importlib.util
 from functools import cache
 from pathlib import Path
 
-from agentrl.tasks.names import SEEDS_PER_SPLIT, SPLITS, Split, parts_of
+from agentrl.tasks.names import SEEDS_PER_SPLIT, SPLITS, Split, known_parts
 from groundwork.exceptions import ConfigError
 
 INSIDE = "/pages"
@@ -58,13 +58,8 @@ def parse_name(name: str) -> tuple[str, str]:
     Raises:
         ConfigError: there is no such task.
     """
-    parts = parts_of("miniwob", name)
-    if parts is None or parts[0] not in families_of(parts[1]):
-        raise ConfigError(
-            f"there is no task {name!r}; write miniwob/FAMILY/SPLIT/NUMBER with a split of {', '.join(SPLITS)}, a number below "
-            f"{SEEDS_PER_SPLIT} and a family of the package miniwob, such as click_test; {', '.join(HELD_OUT)} are held out"
-        )
-    family, split, number = parts
+    advice = f"the package miniwob, such as click_test; {', '.join(HELD_OUT)} are held out"
+    family, split, number = known_parts("miniwob", name, families_of, advice)
     return family, f"{family} {SPLITS.index(split) * SEEDS_PER_SPLIT + number}"
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from agentrl.tasks.harbor import read_task
+from agentrl.tasks.names import SEEDS_PER_SPLIT
 from agentrl.tasks.shell.__main__ import main
 from agentrl.tasks.shell.families import EASY, FAMILIES, NEEDS
-from agentrl.tasks.shell.generate import SEEDS_PER_SPLIT, generate, task_name
+from agentrl.tasks.shell.generate import generate, task_name
 from groundwork.exceptions import ConfigError
 
 REPOSITORY = Path(__file__).parents[4]

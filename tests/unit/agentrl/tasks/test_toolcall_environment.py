@@ -12,12 +12,13 @@ from agentrl.environment import Task
 from agentrl.exceptions import InfraError, InvalidError
 from agentrl.protocol import JsonObject
 from agentrl.rollout.actions import FORMS, opening
+from agentrl.tasks.names import SEEDS_PER_SPLIT
 from agentrl.tasks.toolcall import environment as module
 from agentrl.tasks.toolcall.config import BUILTIN
 from agentrl.tasks.toolcall.draft import Draft
 from agentrl.tasks.toolcall.environment import ToolCallEnvironment
 from agentrl.tasks.toolcall.families import EASY, FAMILIES, HELD_OUT
-from agentrl.tasks.toolcall.generate import SEEDS_PER_SPLIT, generate, task_name
+from agentrl.tasks.toolcall.generate import generate, task_name
 from groundwork.exceptions import ConfigError
 from tests.helpers.tool_agents import calls, judged, oracle, tool_environment
 
