@@ -22,7 +22,7 @@ from groundwork.command_line import as_list
 from groundwork.exceptions import ConfigError
 from groundwork.variables import Value
 from openclaw.config.runtime_variables import RuntimeVariables
-from openclaw.launch.flags import NOT_TYPED
+from openclaw.launch.flags import NOT_TYPED, VARIABLE_OF_FLAG
 from openclaw.launch.methods import recommended
 from openclaw.launch.plan import Plan
 from openclaw.launch.profiles import Profile
@@ -147,24 +147,13 @@ def check_listed(args: Arguments) -> None:
         )
 
 
-VARIABLES = {
-    "max_tokens_per_gpu": "MAX_TOKENS_PER_GPU",
-    "sglang_mem_fraction_static": "MEM_FRACTION_STATIC",
-    "sglang_context_length": "CONTEXT_LENGTH",
-    "actor_num_gpus_per_node": "ACTOR_GPUS",
-    "rollout_num_gpus_per_engine": "TP",
-    "use_lora": "USE_LORA",
-    "gradient_checkpointing": "USE_GRADIENT_CHECKPOINTING",
-}
-"""The launcher's variable for each argument."""
-
-
 def as_variables(change: Fix) -> str:
     """Return the fix to type: ``MAX_TOKENS_PER_GPU=8192``, or a flag if no variable sets it."""
     name, value = change.values[0]
-    if name not in VARIABLES:
+    variable = VARIABLE_OF_FLAG.get(name.replace("_", "-"))
+    if variable is None:
         return as_flags(change)
-    return f"{VARIABLES[name]}={1 if value is True else value}"
+    return f"{variable}={1 if value in (True, 'full') else value}"  # full: of recomputing activations
 
 
 def plan_budget(profile: Profile, args: Arguments, gpu_ids: Sequence[int] | None, problems: Sequence[str]) -> Budget:

@@ -45,7 +45,7 @@ from openclaw.training.live_arguments import unfed_loss
 from slime.args import Arguments
 from slime.arguments.algorithm import LORA_RATE
 from slime.arguments.cluster import check_asynchronous
-from slime.arguments.dry_run import MISSING_PATH
+from slime.arguments.dry_run import MISSING_PATH, with_download
 from slime.arguments.evaluation import NO_TRAINING, add_report_flag
 from slime.arguments.parser import ALIASES, Parser, parser_for, read_arguments
 from slime.arguments.trainer import LORA
@@ -368,7 +368,8 @@ def _read_flags(
         parser = parser_for(words, add_report_flag if recipe.evaluates_only else None)
     parser.prog, parser.further_flags = "launch", own_flags
     args, wrong = read_arguments(parser, words)
-    problems = [with_variables(with_download(problem, usual), found.folder, recipe.machine.device) for problem in wrong]
+    wrong = [with_download(problem, lambda path: download_command(path, usual)) for problem in wrong]
+    problems = [with_variables(problem, found.folder, recipe.machine.device) for problem in wrong]
     if isinstance(found, FoundTask):
         return args, problems
     if found.declared:
@@ -430,16 +431,6 @@ def usual_model(profile: Profile, model: str | None) -> str:
     if profile.device == "cpu":
         return TINY_MODEL
     return Path(_model_folder(model)).name if model else USUAL
-
-
-def with_download(problem: str, usual: str) -> str:
-    """Return a problem, followed by the command that brings the model ``usual`` if it is about a missing one."""
-    match = re.fullmatch(
-        r"--(?:hf-checkpoint|ref-load|prm-model-path) (.+): no such folder(; did you mean .+\?)?", problem
-    )
-    if match is None:
-        return problem
-    return f"{problem}{' Or' if match[2] else ';'} get it with: {download_command(match[1], usual)}"
 
 
 def with_variables(problem: str, folder: Path, device: str) -> str:

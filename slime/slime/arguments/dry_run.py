@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from groundwork.checkpoint_names import LATEST
@@ -118,15 +118,17 @@ def flag_lines(argv: Sequence[str]) -> list[str]:
 
 def with_command(problem: str) -> str:
     """Return a problem, followed by the command that brings the model, if it is about a missing one and a script knows it."""
-    command = os.environ.get(MODEL_COMMAND)
+    if command := os.environ.get(MODEL_COMMAND):
+        return with_download(problem, lambda path: f"{command} {Path(path).name} --folder {shlex.quote(path)}")
+    return problem
+
+
+def with_download(problem: str, command_of: Callable[[str], str]) -> str:
+    """Return a problem, followed by the command for its folder if it is about a missing model."""
     match = re.fullmatch(
         rf"--(?:hf-checkpoint|ref-load|prm-model-path) (.+): {MISSING_PATH}(; did you mean .+\?)?", problem
     )
-    if not command or match is None:
-        return problem
-    folder = Path(match[1])
-    there = f" {folder.name} --folder {shlex.quote(match[1])}"
-    return f"{problem}{' Or' if match[2] else ';'} get it with: {command}{there}"
+    return problem if match is None else f"{problem}{' Or' if match[2] else ';'} get it with: {command_of(match[1])}"
 
 
 def _layout_lines(args: Arguments) -> list[str]:
