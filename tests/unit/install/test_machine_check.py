@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from machine_check import __main__ as command
 from machine_check import checks, facts
-from machine_check.doctor import KINDS, OF_AGENTS, SEVERAL, kind_of, launch_scripts, report
+from machine_check.__main__ import KINDS, OF_AGENTS, SEVERAL, kind_of, launch_scripts, report
 from machine_check.facts import Driver, Gpu, Interpreter, Machine, Toolkit
 
 from tests.unit.install.conftest import StandInMachine
