@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import math
 import os
 import signal
 import subprocess
@@ -32,6 +31,7 @@ from openclaw.runtime.where import find_ledger
 
 sys.path.append(str(REPOSITORY / "openclaw-test"))
 from asking import server_client
+from intervals import wilson
 from measure import heldout_items, measure
 
 from lab.tiny_models.build import ensure_built
@@ -39,21 +39,13 @@ from lab.tiny_models.build import ensure_built
 FORMS = ("ledger", "text", "judged")
 DONE = "serving until"
 TIMEOUT_SECONDS = 1800.0
-Z = 1.959964  # two-sided 95 %
 MODEL = "tiny"
-
-
-def wilson(hits: int, count: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share (Wilson, "Probable Inference", 1927)."""
-    share, square = hits / count, Z * Z / count
-    middle = share + square / 2
-    spread = Z * math.sqrt(share * (1 - share) / count + square / (4 * count))
-    return round((middle - spread) / (1 + square), 4), round((middle + spread) / (1 + square), 4)
 
 
 def score(rate: float, count: int) -> dict[str, Any]:
     """Return a rate with its interval."""
-    return {"rate": rate, "interval": wilson(round(rate * count), count), "problems": count}
+    low, high = wilson(round(rate * count), count)
+    return {"rate": rate, "interval": (round(low, 4), round(high, 4)), "problems": count}
 
 
 def data_of(form: str, run: Path, folder: Path) -> Path:

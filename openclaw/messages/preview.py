@@ -1,6 +1,8 @@
-"""Text as a terminal may show it: on one line, and without control characters."""
+"""Text as a terminal may show it: on one line, and without control characters; times as people read them."""
 
 from __future__ import annotations
+
+from datetime import datetime
 
 
 def preview(text: str, width: int) -> str:
@@ -20,3 +22,8 @@ CONTROLS = {
 def harmless(text: str) -> str:
     """Return ``text`` without control characters."""
     return text.translate(CONTROLS)
+
+
+def shown_time(seconds: float | None) -> str:
+    """Return a time since the epoch in local time, ``2026-11-29 12:00:00``; a dash for None."""
+    return "-" if seconds is None else datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")

@@ -32,7 +32,7 @@ from markupsafe import Markup
 
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.views import SampleFacts, TurnFacts, TurnText, belongs
-from openclaw.messages.preview import harmless
+from openclaw.messages.preview import harmless, shown_time
 from openclaw.messages.text import clip_middle, content_text, response_text
 from openclaw.report.svg import Chart, Line, draw
 from openclaw.runs.evidence import FROM_LOGS, Evidence, evidence, updates_of
@@ -487,7 +487,7 @@ def _page(run: RunFolder, owner: str | None, totals: Totals, values: dict[str, A
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, finalize=_plain, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"clock": _clock, "share": _share}
+    environment.filters |= {"clock": shown_time, "share": _share}
     template = environment.from_string((folder / "page.html.jinja").read_text(encoding="utf-8"))
     return template.render(
         run=run,
@@ -511,10 +511,6 @@ def _facts(sentence: str) -> str:
 def _plain(value: Any) -> Any:
     """Return a text without control characters, before it is escaped; everything else unchanged."""
     return harmless(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
-def _clock(seconds: float | None) -> str:
-    return "-" if seconds is None else datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _share(value: float) -> str:

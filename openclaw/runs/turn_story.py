@@ -15,7 +15,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from openclaw.ledger.exceptions import UnknownRecordError
 from openclaw.ledger.records import BASELINE, Turn, Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.views import SampleRecord, TurnRecord
-from openclaw.messages.preview import harmless, preview
+from openclaw.messages.preview import harmless, preview, shown_time
 from openclaw.messages.text import next_state_text, response_text
 from openclaw.runs.folder import RunFolder
 from openclaw.runs.reasons import in_words
@@ -72,7 +71,7 @@ def turn_story(run: RunFolder, ledger: Ledger, named: str, *, tokens: bool) -> I
     record = ledger.views.turn_record(meant_turn(ledger, named))
     turn = record.turn
     yield _line(f"turn {turn.id}", "bold")
-    yield _line(f"  session {turn.session_id}  #{turn.index}  {turn.kind}  {_time(turn.created_at)}")
+    yield _line(f"  session {turn.session_id}  #{turn.index}  {turn.kind}  {shown_time(turn.created_at)}")
     yield from _conversation(turn)
     yield from _verdict(record)
     tokenizer = run_tokenizer(run.trainer_arguments())
@@ -109,7 +108,7 @@ def _used(sample: SampleRecord) -> str:
         return f"Step {sample.rollout_id} is using sample {sample.id}; its weights are not live yet."
     return (
         f"Step {sample.rollout_id} used sample {sample.id}; its weights are live as version {sample.weight_version} since "
-        f"{_time(sample.live_at)}, and {kept}."
+        f"{shown_time(sample.live_at)}, and {kept}."
     )
 
 
@@ -122,7 +121,7 @@ def _conversation(turn: Turn) -> Iterator[Text]:
         response_text(turn.response_message),
     )
     if turn.next_state:
-        yield from _block(f"next state ({_time(turn.next_state_at)}):", next_state_text(turn.next_state))
+        yield from _block(f"next state ({shown_time(turn.next_state_at)}):", next_state_text(turn.next_state))
 
 
 def _verdict(record: TurnRecord) -> Iterator[Text]:
@@ -218,10 +217,6 @@ def _block(title: str, text: str) -> Iterator[Text]:
     yield _line(title, "bold")
     for line in text.splitlines() or [""]:
         yield _line(f"    {line}")
-
-
-def _time(seconds: float | None) -> str:
-    return "-" if seconds is None else datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")
 
 
 NEEDS_OTHERS = ("ppo", "step_wise")
