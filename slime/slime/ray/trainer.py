@@ -155,6 +155,25 @@ OWN_ERRORS = (
 _OUT_OF_MEMORY = "OutOfMemoryError"  # by name, so that the driver need not import torch
 
 
+def rank_class(path: str, handle: type[RemoteRank]) -> type:
+    """Return a class for Ray, called as that at ``path``, with the methods of ``handle``.
+
+    A rank's own process imports the class at ``path`` and makes the rank, so that the driver needs no torch.
+    """
+
+    def start(self: Any, *arguments: Any) -> None:
+        self.rank = load_function(path)(*arguments)
+
+    def passed_on(name: str) -> Callable[..., Any]:
+        def method(self: Any, *arguments: Any, **keywords: Any) -> Any:
+            return getattr(self.rank, name)(*arguments, **keywords)
+
+        return method
+
+    methods = {name: passed_on(name) for name in dir(handle) if not name.startswith("_")}
+    return type(path.rpartition(".")[2], (), {"__init__": start, **methods})
+
+
 R = TypeVar("R", bound=RemoteRank)
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -208,7 +227,7 @@ class TrainGroup(Generic[R]):
         gpus = reserved.placement.actor if role == "actor" else reserved.placement.critic
         master = reserved.bundles[gpus[0]]
         per_node = args.actor_num_gpus_per_node if role == "actor" else args.critic_num_gpus_per_node
-        actor_class = ray.remote(load_function(actor_path))
+        actor_class = ray.remote(rank_class(actor_path, handle))
         self._ranks: list[R] = []
         for rank, gpu in enumerate(gpus):
             variables = rank_environment(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +11,8 @@ import pytest
 
 from slime.args import Arguments
 from slime.arguments.placement import Placement
-from slime.backends.fsdp_utils.backend import FSDPTrainActor
+from slime.backends.fsdp_utils.backend import FSDPCriticActor, FSDPTrainActor
+from slime.backends.megatron_utils.backend import MegatronCriticActor, MegatronTrainActor
 from slime.ray import engine_pool, rollout, trainer
 from slime.ray.engine_pool import EnginePool
 from slime.ray.rollout import RolloutManager
@@ -78,9 +81,40 @@ def test_ranks_share_the_cores_of_their_machine(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_back_end_is_that_of_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ranks(monkeypatch, train_backend="fsdp")[0].actor_class is FSDPTrainActor
-    for role, name in (("actor", "MegatronTrainActor"), ("critic", "MegatronCriticActor")):
-        assert ranks(monkeypatch, role, train_backend="megatron")[0].actor_class.__name__ == name
+    """A rank's process makes a rank of that back end, behind an actor that Ray calls by its class."""
+    classes = {
+        ("fsdp", "actor"): FSDPTrainActor,
+        ("fsdp", "critic"): FSDPCriticActor,
+        ("megatron", "actor"): MegatronTrainActor,
+        ("megatron", "critic"): MegatronCriticActor,
+    }
+    assert trainer.ACTORS.keys() == classes.keys()
+    for (backend, role), expected in classes.items():
+        actor = ranks(monkeypatch, role, train_backend=backend)[0].actor_class
+        assert (actor.__name__, type(actor(2, 1, "127.0.0.1").rank)) == (expected.__name__, expected)
+
+
+def test_what_the_driver_asks_reaches_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Rank:
+        def __init__(self, *started: Any) -> None:
+            self.started = started
+
+        def step(self, *asked: Any, **more: Any) -> Any:
+            return self.started, asked, more
+
+    monkeypatch.setattr(trainer, "load_function", {"a.module.Rank": Rank}.__getitem__)
+    actor = trainer.rank_class("a.module.Rank", RemotePolicy)(2, 1, "host")
+    assert actor.step(7, learn=True) == ((2, 1, "host"), (7,), {"learn": True})
+
+
+def test_the_driver_names_the_ranks_without_torch() -> None:
+    code = """
+import sys, slime.ray.run
+from slime.ray.trainer import ACTORS, RemotePolicy, rank_class
+print([rank_class(path, RemotePolicy).__name__ for path in ACTORS.values()], "torch" in sys.modules)
+"""
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.strip() == f"{[path.rpartition('.')[2] for path in trainer.ACTORS.values()]} False"
 
 
 def test_only_the_critic_learns_in_the_first_rollouts(monkeypatch: pytest.MonkeyPatch) -> None:
