@@ -19,12 +19,13 @@ from openclaw.config.runtime import RuntimeConfig
 from openclaw.launch.variables import LaunchVariables, parse_gpus
 from openclaw.models.places import served_folder
 from openclaw.runtime.where import LEDGER_NAME, own_import_paths
+from slime.arguments.refused import DOES_NOT_START, ENGINE, WHY_THIS_ENGINE
 from slime.arguments.rollout import forces_context
 from slime.arguments.validate import visible_gpus
 from slime.utils.model_config import config_or_none, context_limit
 
 DEFAULT_FOLDER = "rl_buffer"
-ENGINE = "sglang"
+
 LONGEST_CONTEXT = 32768
 JUDGE_SHARE = 2
 """No judge runs here, but later training with the same variables needs room for its answers in the context."""
@@ -108,10 +109,7 @@ def _engine(text: str) -> str:
         argparse.ArgumentTypeError: it is another than SGLang.
     """
     if text != ENGINE:
-        raise argparse.ArgumentTypeError(
-            f"{text}: the engine is {ENGINE}, which reports the ids, logprobs and weight version of each token; leave --backend out. "
-            "If it does not start, type: scripts/setup.sh doctor"
-        )
+        raise argparse.ArgumentTypeError(f"{text}: {WHY_THIS_ENGINE} ({DOES_NOT_START}); use {ENGINE}")
     return text
 
 

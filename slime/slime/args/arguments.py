@@ -369,6 +369,7 @@ class Arguments(FlatArguments):
     rollout_data_transport: str = "object-store"
     async_collection: bool = True
     reward_aggregation: str = "majority"
+    backend: str = "sglang"
     # Set by the derivations; no flags of their own.
     eval_datasets: list[EvalDataset] = field(default_factory=list)
     train_backend_because: tuple[str, ...] = ()

@@ -443,6 +443,11 @@ def test_flags_without_an_effect_are_named() -> None:
     ]
     (problem,) = wrong(plan("--reward-aggregation", "mean"))
     assert "the majority of a judge's votes decides; use majority" in problem
+    assert wrong(plan("--backend", "sglang")) == []
+    (problem,) = wrong(plan("--backend", "vllm"))
+    assert problem.startswith(
+        "--backend vllm: the engine is sglang, which reports the ids, logprobs and weight version"
+    )
 
 
 def test_the_size_of_a_group_belongs_to_a_function_with_groups() -> None:
