@@ -40,6 +40,7 @@ from openclaw.runs.folder import RunFolder
 from openclaw.runs.metrics_file import MISMATCH, MISMATCH_LIMIT, Series, read_series
 from openclaw.runs.reasons import NOTHING, explain
 from slime.args import Arguments
+from slime.arguments.option import flag_of
 from slime.tracking.redact import is_secret
 
 
@@ -276,7 +277,7 @@ def settings(run: RunFolder) -> list[tuple[str, str]]:
     }
     shown = [
         *sorted((run.settings or {}).items()),
-        *((f"--{name.replace('_', '-')}", value) for name, value in sorted(flags.items())),
+        *((flag_of(name), value) for name, value in sorted(flags.items())),
     ]
     return [(name, USER_OF_A_URL.sub("//***@", _text(value))) for name, value in shown[:MAX_SETTINGS]]
 

@@ -483,7 +483,7 @@ def check_gate(args: Arguments) -> list[str]:
     for name in _STATE_ELSEWHERE:
         if getattr(args, name):
             problems.append(
-                f"--before-push-path cannot undo the steps of --{name.replace('_', '-')}, whose state it cannot copy; "
+                f"--before-push-path cannot undo the steps of {flag_of(name)}, whose state it cannot copy; "
                 "remove one of them"
             )
     return problems

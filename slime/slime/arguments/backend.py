@@ -364,4 +364,4 @@ def _wrong_reports(args: Arguments) -> list[str]:
         flags.append("--sglang-speculative-algorithm NGRAM")
     elif guesser and args.sglang_speculative_eagle_topk != 1:  # accepted drafts of a tree move within the cache
         flags.append(f"--sglang-speculative-algorithm {guesser} and no --sglang-speculative-eagle-topk 1")
-    return [*flags, *(f"--{name.replace('_', '-')}" for name in _CACHES_ELSEWHERE if getattr(args, name))]
+    return [*flags, *(flag_of(name) for name in _CACHES_ELSEWHERE if getattr(args, name))]

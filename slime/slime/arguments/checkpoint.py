@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from groundwork.checkpoint_names import LATEST, newest_checkpoint, others_than
 from groundwork.command_line import nearest_path
 from slime.args import Arguments, required
-from slime.arguments.option import Group, Option
+from slime.arguments.option import Group, Option, flag_of
 from slime.exceptions import CheckpointError
 from slime.utils.model_config import read_config, text_config
 
@@ -71,7 +71,7 @@ def check_paths(args: Arguments) -> list[str]:
     for flag in ("hf_checkpoint", "ref_load", "prm_model_path"):  # the last two default to the first
         path = getattr(args, flag)
         if path and not Path(path).is_dir():
-            missing.setdefault(path, f"--{flag.replace('_', '-')} {path}: no such folder{nearest_path(path)}")
+            missing.setdefault(path, f"{flag_of(flag)} {path}: no such folder{nearest_path(path)}")
     problems += missing.values()
     if args.load and not args.resume and not _loadable(args):
         problems.append(
@@ -446,10 +446,10 @@ def _folders(args: Arguments) -> Iterator[tuple[str, str, dict[str, bool]]]:
         if template := getattr(args, flag):  # a path with {rollout_id}, perhaps in the name of a folder
             whole = Path(template).parts[:-1]
             names = whole[: next((place for place, part in enumerate(whole) if "{" in part), len(whole))]
-            yield f"--{flag.replace('_', '-')}", str(Path(*names)) if names else ".", {}
+            yield flag_of(flag), str(Path(*names)) if names else ".", {}
     for flag in ("tensorboard_dir", "wandb_dir", "update_weight_disk_dir"):
         if folder := getattr(args, flag):
-            yield f"--{flag.replace('_', '-')}", folder, {}
+            yield flag_of(flag), folder, {}
 
 
 def _reason(folder: Path, inside: dict[str, bool]) -> str | None:

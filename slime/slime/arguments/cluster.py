@@ -11,7 +11,7 @@ from pathlib import Path
 from groundwork.machine import CudaFacts, cuda_facts, usable_cores, with_programs
 from slime.args import Arguments
 from slime.arguments.algorithm import critic_gpus
-from slime.arguments.option import Group, Option, json_object
+from slime.arguments.option import Group, Option, flag_of, json_object
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 TOKEN_VARIABLE = "RAY_AUTH_TOKEN"
@@ -247,7 +247,7 @@ def trainer_gpus(args: Arguments) -> int:
 def check_colocate(args: Arguments) -> list[str]:
     """Return the problems, one line each."""
     given = [flag for flag in ("offload_train", "offload_rollout") if getattr(args, flag)]
-    flags = "--offload" if args.offload else ", ".join(f"--{flag.replace('_', '-')}" for flag in given)
+    flags = "--offload" if args.offload else ", ".join(flag_of(flag) for flag in given)
     if not args.colocate:
         return [f"{flags} has no effect without --colocate"] if given else []
     problems = []

@@ -14,7 +14,7 @@ from pathlib import Path
 from groundwork.command_line import nearest
 from groundwork.exceptions import ConfigError
 from slime.args import Arguments
-from slime.arguments.option import Group, Option
+from slime.arguments.option import Group, Option, flag_of
 from slime.utils.model_config import number_of_experts, text_config
 
 SLIME_FOLDER = Path(__file__).resolve().parents[2]
@@ -133,7 +133,7 @@ def check_model_shape(args: Arguments, config: dict) -> list[str]:
     }
     where = f"{args.hf_checkpoint}, whose config says"
     problems = [
-        f"--{name.replace('_', '-')} {getattr(args, name):g} does not fit {where} {value:g}"
+        f"{flag_of(name)} {getattr(args, name):g} does not fit {where} {value:g}"
         for name, value in numbers.items()
         if getattr(args, name) is not None and value is not None and getattr(args, name) != value
     ]
@@ -161,7 +161,7 @@ def _check_switches(args: Arguments, config: dict) -> list[str]:
     if args.disable_bias_linear and config.get("mlp_bias"):
         wanted["disable_bias_linear"] = (False, "mlp_bias is True")
     return [
-        f"{'add' if value else 'remove'} --{name.replace('_', '-')}: {why} in {args.hf_checkpoint}/config.json"
+        f"{'add' if value else 'remove'} {flag_of(name)}: {why} in {args.hf_checkpoint}/config.json"
         for name, (value, why) in wanted.items()
         if value is not None and getattr(args, name) != value
     ]

@@ -66,7 +66,7 @@ def name_of_file(option: str, value: str) -> str:
     """
     file_name, _, name = value.partition(":")
     file = Path(file_name).expanduser().resolve()
-    flag = "--" + option.replace("_", "-")
+    flag = flag_of(option)
     if not file.is_file():
         raise ConfigError(f"{flag} {value}: no such file{_in_a_folder(file_name) or nearest_path(file_name)}")
     if name:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slime.args import Arguments
+from slime.arguments.option import flag_of
 from slime.arguments.trainer import sends_gpu_handles
 
 CUMEM, NVLS, MNNVL = "NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE", "NCCL_MNNVL_ENABLE"
@@ -75,13 +76,9 @@ def variables_of_job(environment: Mapping[str, str]) -> dict[str, str]:
     return (job.get("runtime_env") or {}).get("env_vars") or {}
 
 
-def _flag(attribute: str) -> str:
-    return "--" + attribute.replace("_", "-")
-
-
 def _given(args: Arguments, *attributes: str) -> str | None:
     """Return the first of these flags that was given."""
-    return next((_flag(name) for name in attributes if getattr(args, name)), None)
+    return next((flag_of(name) for name in attributes if getattr(args, name)), None)
 
 
 def _forced(args: Arguments) -> dict[str, str | None]:

@@ -456,7 +456,7 @@ def _check_device(args: Arguments) -> list[str]:
         )
     if args.device == "cpu":
         problems += [
-            f"--{name.replace('_', '-')} has no effect on a CPU, where it is fixed; remove it"
+            f"{flag_of(name)} has no effect on a CPU, where it is fixed; remove it"
             for name in _DECIDED_ON_CPU
             if getattr(args, name) is not None
         ]
@@ -465,7 +465,7 @@ def _check_device(args: Arguments) -> list[str]:
 
 def _check_locked(args: Arguments) -> list[str]:
     return [
-        f"--{name.replace('_', '-')}: the run calls its engines without a key and without TLS; remove it; "
+        f"{flag_of(name)}: the run calls its engines without a key and without TLS; remove it; "
         "protect clients at the gateway with OPENCLAW_API_KEY and OPENCLAW_TLS_CERT"
         for name in _LOCKED
         if getattr(args, name)

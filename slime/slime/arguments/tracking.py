@@ -6,7 +6,7 @@ Guarantee: a flag that would have no effect is refused with the flag that it nee
 from __future__ import annotations
 
 from slime.args import Arguments
-from slime.arguments.option import Group, Option
+from slime.arguments.option import Group, Option, flag_of
 
 TRACKING = Group(
     "tracking",
@@ -119,7 +119,7 @@ _NEEDS = (
 def check_tracking(args: Arguments) -> list[str]:
     """Return the problems, one line each."""
     problems = [
-        f"--{name.replace('_', '-')} has no effect without --{needed.replace('_', '-')}"
+        f"{flag_of(name)} has no effect without {flag_of(needed)}"
         for name, off, needed in _NEEDS
         if getattr(args, name) != off and not getattr(args, needed)
     ]

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from slime.arguments.option import flag_of
 from slime.arguments.plugin_forms import FormError
 from slime.exceptions import SlimeError
 from slime.utils.async_utils import run
@@ -28,7 +29,7 @@ class Kind:
     @property
     def flag(self) -> str:
         """Return the flag as typed on the command line."""
-        return "--" + self.option.replace("_", "-")
+        return flag_of(self.option)
 
 
 SYNCHRONOUS = "is synchronous: it returns its result, not a coroutine"

@@ -29,6 +29,7 @@ from slime.args import Arguments
 from slime.arguments.memory_budget.gpu import CONTEXT, DRIVER, GIB, NCCL, GpuMemory, Need, Part, gpu_memory
 from slime.arguments.memory_budget.shape import Shape, judge_shape, policy_shape
 from slime.arguments.memory_budget.trainer import longest_sample, step_tokens, trainer_need
+from slime.arguments.option import flag_of
 from slime.arguments.placement import data_parallel_size, describe_placement, start_order
 
 MAX_FIXES = 3
@@ -54,7 +55,7 @@ def fix(**values: Any) -> Fix:
 def as_flags(change: Fix) -> str:
     """Return the change as flags to type: ``--max-tokens-per-gpu 8192``."""
     name, value = change.values[0]
-    flag = f"--{name.replace('_', '-')}"
+    flag = flag_of(name)
     return flag if value is True else f"{flag} {value}"
 
 

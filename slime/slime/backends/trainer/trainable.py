@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from groundwork.exceptions import ConfigError
 from slime.args import Arguments
+from slime.arguments.option import flag_of
 from slime.checkpoints.checkpoint_folder import fresh_folder, replace_folder
 from slime.exceptions import CheckpointError
 
@@ -46,7 +47,7 @@ def check_same_parameters(args: Arguments, meta: dict[str, Any]) -> None:
     for name in PATTERNS:
         then, now = meta.get(name), getattr(args, name)
         if (then or None) != (now or None):
-            flag = f"--{name.replace('_', '-')}"
+            flag = flag_of(name)
             raise CheckpointError(
                 f"the checkpoint was written {f'with {flag} ' + ' '.join(then) if then else f'without {flag}'}; "
                 "use the same patterns, or start from its weights: --load the folder of --save-hf"
