@@ -7,8 +7,10 @@ the same formula on `log_softmax` of all logits; for top-K it is one log-probabi
 The verdict, in the file and as the last line: gathered top-K is at least `TIMES_FASTER` times as fast as the loop over k, in less memory.
 The exit status is 1 where it is not; `--quick`, whose tensors are too small for the factor, asks for `TIMES_FASTER_QUICK`.
 
-The default chunk on a CPU is a 32nd of the rows, as --log-probs-chunk-size 1024 is of a micro-batch of 32768 tokens. On CUDA one process
-measures all cases one after the other: the allocator tells the peak of each. Hidden states and head are float32 on a CPU and bfloat16
+The default chunk on a CPU is a 32nd of the rows, as --log-probs-chunk-size 1024 is of a micro-batch of 32768 tokens. On CUDA it is an
+eighth, as it is of 8192 response tokens: with fewer, launches of small kernels are most of the time. There one process measures all cases
+one after the other: the allocator tells the peak of each. The loop over k keeps a table of all logits for each k, 31 GB for 1024 rows,
+so top-K cases have at most that many (`TOP_ROWS`), and the same share of them per chunk. Hidden states and head are float32 on a CPU and bfloat16
 on CUDA, as in the trainer (--dtype); either side casts the logits to float32.
 """
 
@@ -63,18 +65,27 @@ SIZE_OPTIONS = {
 }
 SIZES = {
     "cpu": {"rows": 256, "vocabulary": 32_768, "width": 64, "chunk": 8, "repeats": 2},
-    "cuda": {"rows": 1024, "vocabulary": 151_936, "width": 1024, "chunk": 128, "repeats": 5},
+    "cuda": {"rows": 8192, "vocabulary": 151_936, "width": 1024, "chunk": 1024, "repeats": 5},
 }
-"""On CUDA the vocabulary of Qwen3: the loop over k keeps a table of all logits for each k, 31 GB at these sizes."""
+"""On CUDA the vocabulary of Qwen3."""
+TOP_ROWS = 1024
 DTYPES = {"cpu": "float32", "cuda": "bfloat16"}
 TEMPERATURE = 0.7
 TIMES_FASTER, TIMES_FASTER_QUICK = 20.0, 5.0
 
 
-class Inputs:
-    """Hidden states, an LM head, targets and the streams of a batch of equal samples, the same for every case."""
+def sizes_of(name: str, options: Namespace) -> Namespace:
+    """Return ``options`` with the rows and the chunk of the case ``name``."""
+    if name in POLICY_CASES or options.rows <= TOP_ROWS:
+        return options
+    return Namespace(**vars(options) | {"rows": TOP_ROWS, "chunk": max(1, options.chunk * TOP_ROWS // options.rows)})
 
-    def __init__(self, options: Namespace, samples: int = 8) -> None:
+
+class Inputs:
+    """Hidden states, an LM head, targets and the streams of a batch of equal samples, the same for every case of a kind."""
+
+    def __init__(self, options: Namespace, *, top: bool, samples: int = 8) -> None:
+        """``top``: with the teacher's tokens, whose table of all logits the policy's losses do without."""
         rows, vocabulary, width = options.rows, options.vocabulary, options.width
         device, dtype = torch.device(options.device), getattr(torch, options.dtype)
         generator = torch.Generator().manual_seed(0)
@@ -89,8 +100,9 @@ class Inputs:
         with torch.no_grad():
             logits = self.logits()
             old = compute_log_probs(logits, self.targets).squeeze(-1)
-            found = torch.log_softmax(logits + 0.5 * normal(rows, vocabulary), -1).topk(options.top)
-        self.top_log_probs, self.top_ids = found.values, found.indices
+            if top:
+                found = torch.log_softmax(logits + 0.5 * normal(rows, vocabulary), -1).topk(options.top)
+                self.top_log_probs, self.top_ids = found.values, found.indices
         self.batch: dict[str, Any] = {
             name: list((old + 0.1 * normal(rows)).split(lengths))
             for name in ("log_probs", "rollout_log_probs", "ref_log_probs")
@@ -205,19 +217,24 @@ def run_side(name: str, side: str, options: Namespace, for_memory: bool) -> dict
     torch.set_num_threads(options.threads)
     if for_memory:
         give_back_freed_blocks()
-    inputs = Inputs(options)
+    options = sizes_of(name, options)
+    inputs = Inputs(options, top=name in DISTILLATION_CASES)
     return measure(build(inputs, name, options.chunk)[side], inputs, 1 if for_memory else options.repeats)
 
 
 def run_cases(names: Sequence[str], options: Namespace) -> dict[str, dict[str, dict[str, float]]]:
     """Measure both sides of every case on CUDA, whose allocator knows the peak of each; for a process of its own."""
-    inputs = Inputs(options)
-    return {
-        name: {
-            side: measure(case, inputs, options.repeats) for side, case in build(inputs, name, options.chunk).items()
-        }
-        for name in names
-    }
+    results = {}
+    for kind in (POLICY_CASES, DISTILLATION_CASES):
+        chosen = [name for name in names if name in kind]
+        if chosen:
+            sizes = sizes_of(chosen[0], options)
+            inputs = Inputs(sizes, top=kind is DISTILLATION_CASES)
+            for name in chosen:
+                cases = build(inputs, name, sizes.chunk)
+                results[name] = {side: measure(case, inputs, options.repeats) for side, case in cases.items()}
+            del inputs, cases
+    return results
 
 
 def measure_cases(names: Sequence[str], options: Namespace) -> Iterator[dict[str, Any]]:
@@ -240,11 +257,12 @@ def compare(name: str, options: Namespace, sides: dict[str, dict[str, float]]) -
     difference = abs(found["loss"] - base["loss"])
     if difference > 1e-3 * max(1.0, abs(base["loss"])):
         raise RuntimeError(f"{name}: our loss is {found['loss']}, the plain one {base['loss']}")
-    result: dict[str, Any] = {"case": name, "loss_difference": difference}
+    rows = sizes_of(name, options).rows
+    result: dict[str, Any] = {"case": name, "rows": rows, "loss_difference": difference}
     for side, values in sides.items():
         result[side] = {
-            "microseconds_per_token": round(values["seconds"] / options.rows * 1e6, 2),
-            "peak_bytes_per_token": round(values["peak_bytes"] / options.rows),
+            "microseconds_per_token": round(values["seconds"] / rows * 1e6, 2),
+            "peak_bytes_per_token": round(values["peak_bytes"] / rows),
         }
     result["times_faster"] = round(base["seconds"] / found["seconds"], 2)
     if found["peak_bytes"] > 0:

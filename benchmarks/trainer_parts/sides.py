@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from benchmarks.machine import REPOSITORY
+from slime.arguments.process_environment import ALLOCATOR, EXPANDABLE
 
 OURS, TRL = "benchmarks.trainer_parts.our_step", "benchmarks.trainer_parts.trl_step"
 
@@ -39,7 +40,7 @@ class Plan:
 
 
 class Side:
-    """Owner of one process; ready when built."""
+    """Owner of one process; ready when built. On a GPU its memory has expandable segments, as a training rank's."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan = plan
@@ -95,7 +96,10 @@ class Side:
 
 
 def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    """Return this process's variables without PYTHONPATH, and a rank's setting of torch's allocator if none is set."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    given = any(name in inherited for name in ALLOCATOR)
+    return inherited if given else inherited | {ALLOCATOR[0]: f"{EXPANDABLE}:True"}
 
 
 def run_in_turn(plans: Sequence[Plan], folder: Path, rounds: int) -> dict[str, dict[str, dict[str, Any]]]:

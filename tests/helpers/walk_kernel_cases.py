@@ -1,6 +1,7 @@
-"""Tests of the walk's Triton kernels, which `tests/integration/test_walk_kernels.py` runs in Triton's interpreter.
+"""Tests of the walk's Triton kernels, for a GPU (`tests/gpu/test_walk_kernels_gpu.py`) and for Triton's interpreter.
 
-They are apart because they need another environment: `TRITON_INTERPRET=1`, and Triton in reach of the imports.
+`tests/integration/test_walk_kernels.py` runs them in the interpreter, in a process of their own: they need `TRITON_INTERPRET=1`
+there, and Triton in reach of the imports.
 
 Tolerances: log probabilities and entropies within :data:`NEAR` of float64, relative to the largest logit, which float32
 rounds. A gradient's entry is converted once to the table's dtype (:data:`CONVERTED`, relative to the entry; the interpreter cuts
@@ -10,6 +11,7 @@ probability or entropy).
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from slime.logprobs import walk_kernels
 from slime.logprobs.response_rows import log_probs_of_head
 from tests.helpers.vocab_ranks import check_head_of_kernel
 
+DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
 NEAR, NOISE = 1e-6, 1e-6
 CONVERTED = {torch.bfloat16: 2**-7, torch.float32: 1e-5}
 LOWEST = -1e30
@@ -31,9 +34,10 @@ def walked(
     table: Tensor, ids: Tensor, widths: list[int], temperature: float, of_ids: Tensor, of_entropy: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return log probabilities, entropies and the gradient of a table of logits, in blocks of ``widths``."""
-    rows = len(table)
-    largest, total, weighted = torch.full((rows,), LOWEST), torch.zeros(rows), torch.zeros(rows)
-    chosen, blocks, start = torch.zeros(ids.shape), [], 0
+    table, ids = table.to(DEVICE), ids.to(DEVICE)
+    largest = torch.full((len(table),), LOWEST, device=DEVICE)
+    total, weighted, chosen = (torch.zeros(size, device=DEVICE) for size in (len(table), len(table), ids.shape))
+    blocks, start = [], 0
     for width in widths:
         block = table[:, start : start + width].clone(memory_format=torch.contiguous_format)
         before = block.clone()
@@ -46,13 +50,14 @@ def walked(
         start += width
     assert start == table.size(1)
     entropy = total.log() - weighted / total
-    over = [None if gradient is None else gradient / temperature for gradient in (of_ids, of_entropy)]
+    over = [None if given is None else given.to(DEVICE) / temperature for given in (of_ids, of_entropy)]
     for first, block in blocks:
         walk_kernels.to_gradient(
             *(block, ids, chosen, (largest, total), over[0], entropy, over[1]), first=first, temperature=temperature
         )
     gradient = torch.cat([block for _, block in blocks], dim=1)
-    return chosen - largest.unsqueeze(-1) - total.log().unsqueeze(-1), entropy, gradient
+    log_probs = chosen - largest.unsqueeze(-1) - total.log().unsqueeze(-1)
+    return log_probs.cpu(), entropy.cpu(), gradient.cpu()
 
 
 def exact(
@@ -172,12 +177,12 @@ def outcome(
     """Return log probabilities, entropies and gradients of a head with a bias and a padded vocabulary."""
     generator = torch.Generator().manual_seed(3)
     hidden, weight, bias = (torch.randn(n, WIDTH, generator=generator) for n in (ROWS, VOCABULARY + 9, VOCABULARY + 9))
-    leaves = [value.to(dtype).requires_grad_() for value in (hidden, weight, bias[:, :1])]
+    leaves = [value.to(DEVICE, dtype).requires_grad_() for value in (hidden, weight, bias[:, :1])]
     pairs = [(leaves[0], leaves[1]), (leaves[0].new_ones(ROWS, 1), leaves[2])]
-    ids = random_ids(ROWS, count, VOCABULARY)
+    ids = random_ids(ROWS, count, VOCABULARY).to(DEVICE)
     options = {"temperature": 0.7, "chunk": chunk, "with_entropy": with_entropy, "vocab_size": VOCABULARY}
     log_probs, entropy = log_probs_of_head(pairs, ids, kernel=kernel, **options)
-    by_id, by_row = torch.randn(ids.shape, generator=generator), torch.randn(ROWS, generator=generator)
+    by_id, by_row = (torch.randn(size, generator=generator).to(DEVICE) for size in (ids.shape, ROWS))
     total = (log_probs * by_id).sum() + ((entropy * by_row).sum() if with_entropy else 0.0)
     return [log_probs, entropy, *torch.autograd.grad(total, leaves)]
 
@@ -211,29 +216,37 @@ def test_a_second_backward_pass_gives_the_same() -> None:
 
 
 def test_no_rows_give_nothing_and_a_gradient_of_zero() -> None:
-    hidden, weight = torch.randn(0, WIDTH, requires_grad=True), torch.randn(VOCABULARY, WIDTH, requires_grad=True)
-    found, _ = log_probs_of_head(
-        [(hidden, weight)], torch.zeros(0, 2).long(), temperature=0.5, chunk=4, kernel="triton"
-    )
+    hidden, weight = (torch.randn(rows, WIDTH, device=DEVICE, requires_grad=True) for rows in (0, VOCABULARY))
+    ids = torch.zeros(0, 2, dtype=torch.int64, device=DEVICE)
+    found, _ = log_probs_of_head([(hidden, weight)], ids, temperature=0.5, chunk=4, kernel="triton")
     gradients = torch.autograd.grad(found.sum(), [hidden, weight])
     assert gradients[0].shape == hidden.shape
     assert not gradients[1].any()
 
 
 def test_gradients_that_are_not_contiguous_are_read_as_they_are() -> None:
-    table, ids = logits(4, 30, torch.float32), random_ids(4, 3, 30)
-    of_ids = torch.randn(3, 4).T
+    table, ids = logits(4, 30, torch.float32).to(DEVICE), random_ids(4, 3, 30).to(DEVICE)
+    of_ids = torch.randn(3, 4).to(DEVICE).T
     largest, total = table.amax(-1), (table - table.amax(-1, keepdim=True)).exp().sum(-1)
     found = []
     for gradients in (of_ids, of_ids.contiguous()):
         block = table.clone()
         walk_kernels.to_gradient(
-            *(block, ids, table.gather(-1, ids), (largest, total), gradients, total, torch.ones(1).expand(4)),
+            *(
+                block,
+                ids,
+                table.gather(-1, ids),
+                (largest, total),
+                gradients,
+                total,
+                torch.ones(1, device=DEVICE).expand(4),
+            ),
             **{"first": 0, "temperature": 1.0},
         )
         found.append(block)
     assert torch.equal(*found)
 
 
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="its ranks have tensors of the CPU")
 def test_two_ranks_share_the_vocabulary() -> None:
     on_ranks(2, check_head_of_kernel, find_available_port(), "triton")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from typing import Any
 
 import pytest
 
-from benchmarks.losses import DISTILLATION_CASES, TIMES_FASTER, verdict
+from benchmarks.losses import DISTILLATION_CASES, POLICY_CASES, SIZES, TIMES_FASTER, sizes_of, verdict
 
 
 def cases(faster: dict[str, float], ours: int = 100, plain: int = 400) -> list[dict[str, Any]]:
@@ -25,3 +26,14 @@ def test_time_and_memory_decide(slowest: float, ours: int, holds: bool) -> None:
     assert (found["holds"], found["times_faster"]) == (holds, slowest)
     assert found["share_of_memory"] == round(ours / 400, 3)
     assert "20 times" in found["claim"]
+
+
+def test_only_top_k_cases_have_fewer_rows_for_the_loop_beside_them() -> None:
+    """A chunk stays the same share of the rows."""
+    for kind, expected in (("cpu", (256, 8)), ("cuda", (1024, 128))):
+        options = Namespace(**SIZES[kind])
+        for name in POLICY_CASES:
+            assert sizes_of(name, options) is options
+        for name in DISTILLATION_CASES:
+            found = sizes_of(name, options)
+            assert (found.rows, found.chunk, found.width) == (*expected, options.width)

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from benchmarks import trainer
+from benchmarks.trainer_parts import sides
 from benchmarks.trainer_parts.logprob_pass import growth
 from benchmarks.trainer_parts.ratio import against_goal, how_many_times_faster
 from benchmarks.trainer_parts.samples import mixed_lengths, samples
 from benchmarks.trainer_parts.shapes import SHAPES
+from lab.testkit.trainer import trainer_args
+from slime.arguments.process_environment import ALLOCATOR, rank_settings
 from slime.backends.trainer.metrics import step_flops
 
 
@@ -114,3 +117,12 @@ def test_trl_gets_the_micro_batches_that_ours_are(length: int, cap: int, expecte
 def test_batches_of_equal_samples_have_the_tokens_of_four_of_the_longest() -> None:
     options = SimpleNamespace(samples=4, longest=1024)
     assert sum(trainer.lengths_of("128", options)) == sum(trainer.lengths_of("512", options)) == 4 * 1024
+
+
+def test_a_side_has_a_ranks_allocator_unless_one_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ALLOCATOR:
+        monkeypatch.delenv(name, raising=False)
+    of_rank = {setting.name: setting.value for setting in rank_settings(trainer_args("", device="cuda"), {})}
+    assert sides._environment()[ALLOCATOR[0]] == of_rank[ALLOCATOR[0]] == "expandable_segments:True"
+    monkeypatch.setenv(ALLOCATOR[1], "max_split_size_mb:64")
+    assert ALLOCATOR[0] not in sides._environment()
