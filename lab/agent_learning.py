@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import time
@@ -30,6 +31,8 @@ from lab.tiny_learning.outcomes import Outcome, Outcomes, percent, share
 from lab.tiny_learning.pictures.tasks import GUI_PICTURES
 from lab.tiny_learning.sets import TASK_SETS, UPDATES, judges, warm_start_of
 from lab.tiny_learning.training import HELDOUT_TASKS, REPOSITORY, Plan, Sizes, start_training
+from openclaw.launch.guides import FLAG_TEXTS, OF_ENVIRONMENTS
+from openclaw.launch.variables import LaunchVariables
 
 POLL_SECONDS = 1.0
 PROG = "run_tiny_cpu.sh"
@@ -128,6 +131,12 @@ def _count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
     return int(text)
+
+
+def ignored() -> list[str]:
+    """Return the set variables that launch scripts read, and that would change the agent's tasks or do nothing here."""
+    names = [name for variable in LaunchVariables.variables() for name in variable.names]
+    return [name for name in (*OF_ENVIRONMENTS, *FLAG_TEXTS, *names) if os.environ.get(name)]
 
 
 def carry_out(options: argparse.Namespace, console: Console) -> None:
@@ -234,6 +243,11 @@ class Watch:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
     options, console = parse(argv), Console()
+    if names := ignored():
+        what = f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} ignored"
+        print(f"warning: {what}: the tiny agent has its own model, tasks and sizes ({PROG} --help)", file=sys.stderr)
+    for name in names:
+        del os.environ[name]
     if options.dry_run:
         kind = "outcome and process reward" if options.process_reward else "outcome reward"
         sizes: Sizes = options.sizes

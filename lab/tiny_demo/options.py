@@ -17,11 +17,13 @@ from groundwork.command_line import CommandLine, new_output_file, port_number
 from groundwork.exceptions import ConfigError
 from lab.tiny_demo import live, resume
 from lab.tiny_demo.launched import OF_DEMO, REPOSITORY
+from lab.tiny_models.cache import model_path
 from lab.tiny_models.tastes import TASTES
 from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.launch.method_check import folder_problems
 from openclaw.launch.methods import find_folder, find_method, methods_of, recommended
 from openclaw.launch.variables import LaunchVariables
+from openclaw.runtime.where import shown_path
 
 DESCRIPTION = (
     "The whole loop on a CPU: builds the tiny model, starts a run, lets a student talk to it, measures before and after. "
@@ -31,7 +33,6 @@ DESCRIPTION = (
 
 PLAIN = "plain"
 CLIENTS = ("student", PLAIN)
-OF_LOGS = "python -m openclaw.launch --profile tiny_cpu --method combine"
 PORT_NAMES = RuntimeVariables.declared("port").names
 
 
@@ -66,9 +67,8 @@ def ignored() -> list[str]:
     """Return a line per set variable that a launch script reads, and the demo decides itself."""
     declared = [*LaunchVariables.variables(), *RuntimeVariables.variables()]
     named = [(name, each.field) for each in declared if each.field in OF_DEMO for name in each.names]
-    why = {
-        "data_path": "the demo learns from its student; to train on recorded conversations on a CPU, type: " + OF_LOGS
-    }
+    of_logs = f"HF_CKPT={shown_path(model_path())} python -m openclaw.launch --profile tiny_cpu --method combine"
+    why = {"data_path": f"the demo learns from its student; to train on recorded conversations here, type: {of_logs}"}
     usual = "the demo brings its own model and folders; a launch script reads it"
     return [f"{name} is ignored: {why.get(field, usual)}" for name, field in named if os.environ.get(name)]
 

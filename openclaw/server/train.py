@@ -45,6 +45,7 @@ LOOKS = 3
 END_SECONDS = 600.0
 CORRECTED = ("--max-weight-staleness", "1", "--stale-samples", "correct")
 """From the second step on, recorded turns are older than the weights; the loss weighs them instead of dropping them."""
+DRY_RUN = "--dry-run"
 HF_FOLDER = "hf-{rollout_id}"
 RUN_NAME = "run"
 DEFAULTS = {RuntimeVariables.declared("port"): "0", LaunchVariables.declared("num_rollout"): "100000000"}
@@ -251,7 +252,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "train_async.py") -> int
 
 def check_gpus(gpus: str, plan: Plan, job: Job) -> None:
     """Raise ConfigError if the machine lacks GPUs; the launcher would name a script, which does not train the folder."""
-    if plan.args.device != "cuda" or plan.args.ray_address or "--dry-run" in job.extra:
+    if plan.args.device != "cuda" or plan.args.ray_address or DRY_RUN in job.extra:
         return
     needed = plan.gpus_needed if plan.gpu_ids is None else max(plan.gpu_ids) + 1
     if needed > (result := visible_gpus()):
@@ -305,7 +306,7 @@ def _train(job: Job, environment: Mapping[str, str], ledger: Ledger, plan: Plan,
     while child.alive() and not stop.wait(POLL_SECONDS) and (keep_running or looks < LOOKS):
         looks = looks + 1 if nothing_left(ledger, batch_size) else 0
     status = _end(child)
-    if status == 0:
+    if status == 0 and DRY_RUN not in job.extra:
         steps = ledger.views.counts()["steps"]
         if steps:
             print(f"{counted(steps, 'step')} trained; checkpoints are in {environment['SAVE_CKPT']}", flush=True)

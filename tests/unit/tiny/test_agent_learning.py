@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -398,3 +399,20 @@ def test_pictures_are_tasks_of_their_own(tmp_path: Path, capsys: pytest.CaptureF
     with pytest.raises(SystemExit):
         agent_learning.parse([*words, "--process-reward"])
     assert "has not learned to judge" in capsys.readouterr().err
+
+
+def test_variables_of_launch_scripts_are_named_and_reach_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A guide has them exported when a launch script names this one as the one for a machine without GPUs."""
+    path = os.environ["PATH"]
+    of_guide = {"MAX_STEPS": "50", "TOOLS_CONFIG": "./none.json", "LORA_ARGS": "--use-lora", "MODEL_PATH": "/m"}
+    monkeypatch.setattr(os, "environ", {"PATH": path, **of_guide})
+    assert agent_learning.main(["--task", "toolcall", "--dry-run"]) == 0
+    names = "MAX_STEPS, TOOLS_CONFIG, LORA_ARGS, MODEL_PATH"
+    assert capsys.readouterr().err == (
+        f"warning: {names} are ignored: the tiny agent has its own model, tasks and sizes (run_tiny_cpu.sh --help)\n"
+    )
+    assert os.environ == {"PATH": path}
+    assert agent_learning.main(["--task", "toolcall", "--dry-run"]) == 0
+    assert capsys.readouterr().err == ""

@@ -115,7 +115,7 @@ def test_the_dry_run_leaves_out_what_the_demo_ignores(
     assert demo.main() == 0
     said = capsys.readouterr()
     assert [line for line in said.err.splitlines() if "is ignored: " not in line] == []
-    assert "DATA_PATH is ignored: the demo learns from its student; to train on recorded conversations" in said.err
+    assert "; to train on recorded conversations here, type: HF_CKPT=" in said.err
     assert said.out.splitlines()[-1] == "dry run: the plan is valid, nothing was started"
     assert not any(f"  {name}=" in said.out for name in of_guide)
 
