@@ -12,6 +12,7 @@
 * ``credit``, ``engine``, ``method``, ``sessions``: rewards compared; the policy engine's stream; a learning method's
   interface; conversations.
 * ``ledger``: the durable record.
+* ``lessons``: what a person's lesson is.
 * ``config``, ``messages``, ``models``, ``privacy``: environment variables; chat messages as data; checkpoints and their
   download; secrets and personal data.
 * ``exceptions``, ``owners``: errors that a person can act on; whose a session is.

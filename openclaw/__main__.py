@@ -20,6 +20,7 @@ COMMANDS = {
     "doctor": "say what is wrong with a run, with the evidence and what to type",
     "forget": "delete all data of a session of a run",
     "export": "write the conversations of a run as JSON lines",
+    "lessons": "read and change what a run learned to do for a person at once",
     "replay": "make the samples of a finished run again, and compare them bit by bit",
     "resume": "let a run train again that a fuse has paused",
     "versions": "show the versions of a run's weights, and what the gate decided",
@@ -33,8 +34,13 @@ COMMANDS = {
 """The name of each command, which is also its module in this package, and what it does."""
 OF_INSPECT = frozenset({"forget", "export"})
 """Commands of ``openclaw-rl inspect RUN`` that are commands of their own, too; they have no module."""
-IN_THE_GATE = ("versions", "rollback", "accept")
-"""Commands whose modules are in `openclaw.gate`."""
+ELSEWHERE = {
+    "versions": "openclaw.gate.versions",
+    "rollback": "openclaw.gate.rollback",
+    "accept": "openclaw.gate.accept",
+    "lessons": "openclaw.runs.lessons",
+}
+"""Commands whose modules are not named like them."""
 
 
 def help_text() -> str:
@@ -46,7 +52,7 @@ def help_text() -> str:
 
 def module_of(name: str) -> str:
     """Return the module of a command."""
-    return f"openclaw.gate.{name}" if name in IN_THE_GATE else f"openclaw.{name}"
+    return ELSEWHERE.get(name, f"openclaw.{name}")
 
 
 def version_line() -> str:

@@ -21,6 +21,7 @@ from openclaw.config.runtime import RuntimeConfig
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.gateway.auth import Keyring
 from openclaw.gateway.episodes import add_episode_routes
+from openclaw.gateway.lessons import add_lesson_routes
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.openapi import describe
 from openclaw.gateway.routes import add_model_routes, add_session_routes, add_status_routes
@@ -290,6 +291,7 @@ def routes() -> Iterator[str]:
     """Yield the page of the gateway's routes; `/openapi.json` has their bodies."""
     app = FastAPI()
     add_session_routes(app, None)  # type: ignore[arg-type]  # the routes are described, never called
+    add_lesson_routes(app, None)  # type: ignore[arg-type]
     add_episode_routes(app, None)  # type: ignore[arg-type]
     add_model_routes(app, None)  # type: ignore[arg-type]
     add_status_routes(app, None, CollectorRegistry(), Keyring(None))  # type: ignore[arg-type]

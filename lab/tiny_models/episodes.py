@@ -41,7 +41,8 @@ from word_problems.words import ADJECTIVES, KIN, OBJECTS, SYLLABLES
 
 from groundwork.chat_messages import Message
 from lab.tiny_models.hints import FORMAT_HINTS, MORE_PLAIN_HINTS, NEUTRAL_HINTS, PLAIN_HINTS, TOOL_HINTS, quote
-from openclaw.judge.prompts import NONCE_LENGTH, NONCE_LETTERS, append_hint, judge_messages
+from openclaw.judge.prompts import NONCE_LENGTH, NONCE_LETTERS, judge_messages
+from openclaw.messages.hints import append_hint
 from openclaw.messages.text import response_text
 
 Kind = Literal["plain", "structure", "call", "end", "drop", "other"]

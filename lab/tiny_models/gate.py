@@ -21,8 +21,9 @@ from lab.tiny_models.hints import quote
 from lab.tiny_models.sampling import Sampler
 from lab.tiny_models.tastes import TASTES
 from openclaw.judge.answers import read_vote
-from openclaw.judge.prompts import append_hint, judge_messages
+from openclaw.judge.prompts import judge_messages
 from openclaw.ledger.records import JudgeKind
+from openclaw.messages.hints import append_hint
 
 Metrics = dict[str, Any]
 JUDGE_ACCURACY, RIGHT_NUMBER, RULE_LEAST, RULE_MOST = 0.90, 0.89, 0.10, 0.28

@@ -34,6 +34,8 @@ from groundwork.command_line import CommandLine, server_url
 from groundwork.exceptions import ConfigError
 from openclaw.chat.server import ChatError, MissingRecordError, Reply, Server
 from openclaw.config.runtime_variables import client_key
+from openclaw.ledger.views import counted
+from openclaw.lessons.lesson import MODES
 from openclaw.messages.preview import harmless, preview
 from openclaw.messages.thumbs import thumb_of
 from openclaw.runtime.where import DEFAULT_URL
@@ -244,6 +246,7 @@ class Screen:
 COMMANDS = {
     "/up": "the last reply was good; also + or \N{THUMBS UP SIGN}",
     "/down": "the last reply was bad; also - or \N{THUMBS DOWN SIGN}; words may follow: /down too long",
+    "/lessons": "what it keeps in mind for you; /lessons auto, confirm or off; add WORDS; on N, off N, rm N",
     "/new": "end this conversation and start another",
     "/help": "this list",
     "/quit": "end the chat; also Ctrl-D",
@@ -306,7 +309,9 @@ class Talk:
                 self._screen.note("a new conversation; the model has forgotten this one, but not what it learned")
             elif word == "/help":
                 for name, what in COMMANDS.items():
-                    self._screen.line(f"{name:6} {what}")
+                    self._screen.line(f"{name:8} {what}")
+            elif word == "/lessons":
+                self._lessons(*rest.split(maxsplit=1))
             else:
                 near = get_close_matches(word, COMMANDS, n=1)
                 self._screen.line(f"no command {word}; type {near[0] if near else '/help'}")
@@ -367,7 +372,8 @@ class Talk:
             return
         self._weights = now
         risen = before is not None and later(now, before)
-        self._screen.note(WEIGHTS_ROSE.format(before, now) if risen else f"weights {now}")
+        told = f", {counted(reply.lessons, 'lesson')}" if reply.lessons else ""
+        self._screen.note((WEIGHTS_ROSE.format(before, now) if risen else f"weights {now}") + told)
 
     def _rate(self, thumbs: str, text: str | None) -> None:
         """Send thumbs and words about the last reply."""
@@ -380,6 +386,33 @@ class Talk:
             self._watch.add(self._last.id, text or f"thumbs {thumbs}")
         else:
             self._screen.note(f"stored, but not learned from: {reason}")
+
+    def _lessons(self, act: str = "", what: str = "") -> None:
+        """List the person's lessons, or change what ``act`` names: the mode, or the lesson with the number ``what``."""
+        if act in MODES and not what:
+            self._server.change_lessons("PUT", lessons=act)
+        elif act == "add" and what:
+            self._server.change_lessons("POST", text=what)
+        elif act in ("on", "off", "rm"):
+            _, lessons = self._server.lessons()
+            if not what.isdecimal() or not 1 <= int(what) <= len(lessons):
+                self._screen.line(f"no lesson {what or 'named'}; /lessons numbers them")
+                return
+            path = f"/{lessons[int(what) - 1]['id']}"
+            if act == "rm":
+                self._server.change_lessons("DELETE", path)
+            else:
+                self._server.change_lessons("PATCH", path, on=act == "on")
+        elif act:
+            self._screen.line(
+                "type /lessons, /lessons auto, confirm or off, /lessons add WORDS, or /lessons on, off or rm NUMBER"
+            )
+            return
+        mode, lessons = self._server.lessons()
+        for number, lesson in enumerate(lessons, start=1):
+            reason = f" ({lesson['reason']})" if lesson["reason"] else ""
+            self._screen.line(f"{number}. {lesson['text']}  [{lesson['state']}{reason}]")
+        self._screen.note(f"lessons: {mode}; {counted(len(lessons), 'lesson')}")
 
     def _end(self) -> None:
         """End the session at the server; a server that is away ends it by itself."""

@@ -50,12 +50,14 @@ class Reply:
         id: of the chat completion; None until the first chunk.
         text: what was said so far, without thoughts.
         weights: the weight version that sampled it; None if the server names none.
+        lessons: number of the person's lessons in its prompt.
         finish_reason: None until the end.
     """
 
     id: str | None = None
     text: str = ""
     weights: str | None = None
+    lessons: int = 0
     finish_reason: str | None = None
 
 
@@ -122,6 +124,8 @@ class Server:
                 response.read()
                 raise self._refused(response)
             reply.weights = response.headers.get("x-weight-version")
+            told = response.headers.get("x-openclaw-lessons", "")
+            reply.lessons = int(told) if told.isdecimal() else 0
             for data in events(response.iter_bytes()):
                 if data == DONE:
                     return
@@ -164,6 +168,18 @@ class Server:
         if answer.get("object") != "turn":
             raise MissingRecordError(f"{self.url} does not tell what became of a reply")
         return answer
+
+    def lessons(self) -> tuple[str, list[dict[str, Any]]]:
+        """Return the mode of the key's person, and its lessons, the oldest first."""
+        answer = self._call("GET", "/lessons")
+        try:
+            return str(answer["lessons"]), sorted(answer["data"], key=lambda lesson: lesson["created_at"])
+        except (LookupError, TypeError, ValueError) as error:
+            raise self._foreign() from error
+
+    def change_lessons(self, method: str, path: str = "", **body: object) -> None:
+        """Add, change or delete a lesson: ``path`` is below ``/lessons``, or set the mode without a path by ``PUT``."""
+        self._call(method, "/me" if method == "PUT" else f"/lessons{path}", body or None)
 
     def end(self, session_id: str) -> None:
         """End a session."""

@@ -317,6 +317,17 @@ class RuntimeVariables(GateVariables):
         "secrets",
         "what to redact before a turn is stored; redacted turns are not trained; personal needs pip install 'presidio-analyzer>=2.2.360'",
     )
+    lessons: Literal["auto", "confirm", "off"] = variable(
+        "OPENCLAW_LESSONS",
+        "off",
+        "lessons of a person who has not chosen: auto learns them from complaints and puts them into the person's next requests, "
+        "confirm asks the person first, off does neither; see lessons.md",
+    )
+    lesson_turns: Literal["excluded", "served"] = variable(
+        "OPENCLAW_LESSON_TURNS",
+        "excluded",
+        "turns whose prompt had lessons: excluded leaves them out of training, served trains them on the prompt that was served",
+    )
     retention_days: float | None = variable(
         "OPENCLAW_RETENTION_DAYS",
         None,

@@ -173,7 +173,7 @@ def ask_about(args: Arguments, ledger: Ledger, window: Window, rollout_id: int, 
     short = [turn.id for turn in turns if len(turn.response_ids) <= bounds.gate_reply_tokens]
     answered = set(short[: bounds.gate_replies])
     probes = [
-        Probe(turn.prompt_ids, turn.response_ids, _reply_limit(turn, bounds) if turn.id in answered else 0)
+        Probe(turn.student_ids, turn.response_ids, _reply_limit(turn, bounds) if turn.id in answered else 0)
         for turn in turns
     ]
     tokenizer = str(args.hf_checkpoint)

@@ -34,6 +34,7 @@ from openclaw.gateway.chat import ChatService, Completions, count
 from openclaw.gateway.episodes import add_episode_routes
 from openclaw.gateway.errors import answer_errors
 from openclaw.gateway.guard import CHAT_PATH, TEXT_PATH, Doorway, Guard
+from openclaw.gateway.lessons import add_lesson_routes
 from openclaw.gateway.limits import Admission, Bodies, RateLimits
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.openapi import describe
@@ -215,6 +216,7 @@ def create_app(
     text = Completions(service, TEXT_PATH, service.read_text, admission)
     app.router.routes += [Route(item.path, item, methods=["POST"]) for item in (app.chat, text)]
     add_session_routes(app, service)
+    add_lesson_routes(app, service.lessons)
     add_episode_routes(app, service.episodes)
     add_model_routes(app, service)
     add_status_routes(app, service, registry, keyring)
@@ -229,6 +231,7 @@ async def _sweep(service: ChatService, clock: SteadyClock) -> None:
         try:
             await service.sessions.sweep()
             await delete_old(service, clock)
+            await asyncio.to_thread(service.lessons.age)
             await service.sessions.erase()
         except Exception:
             service.metrics.ledger_failures.inc()

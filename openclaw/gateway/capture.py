@@ -21,8 +21,9 @@ from openclaw.engine.client import EnginePictures, TokenChunk
 from openclaw.exceptions import EngineProtocolError
 from openclaw.gateway.sampling import SamplingPlan, exclusion
 from openclaw.gateway.schema import ChatRequest
-from openclaw.ledger.records import SeenPicture, TopK, Turn, VersionSpan
-from openclaw.owners import turn_id
+from openclaw.ledger.records import PlainPart, SeenPicture, TopK, Turn, VersionSpan
+from openclaw.lessons.lesson import UNDER_LESSON
+from openclaw.owners import episode_of, owner_of, turn_id
 from openclaw.sessions import TurnContext
 
 IMPOSSIBLE = -1e30
@@ -94,6 +95,8 @@ class Prompt:
         pictures: of the prompt, in order.
         for_engine: what the engine gets of them, or None without any.
         placeholders: ids of the model's placeholders for media.
+        plain: how the prompt without lessons differs; None if this one has none.
+        lessons: ids of the lessons that it has.
     """
 
     id: str
@@ -109,6 +112,8 @@ class Prompt:
     pictures: tuple[SeenPicture, ...] = ()
     for_engine: EnginePictures | None = field(default=None, repr=False)
     placeholders: frozenset[int] = frozenset()
+    plain: PlainPart | None = None
+    lessons: tuple[str, ...] = ()
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -242,6 +247,8 @@ class Capture:
         reason = exclusion(self.prompt.plan, self.ids, stopped=self.parser.stopped)
         if reason is None and not self.prompt.placeholders.isdisjoint(self.ids):
             reason = PLACEHOLDER
+        if reason is None and self.prompt.plain and episode_of(owner_of(context.session_id)) is not None:
+            reason = UNDER_LESSON
         trained = context.kind == "main" and reason is None and self.finish_reason is not None
         return Turn(
             id=self.id,
@@ -264,6 +271,8 @@ class Capture:
             reason=reason,
             malformed_calls=self.parser.malformed,
             pictures=self.prompt.pictures,
+            plain=self.prompt.plain,
+            lessons=self.prompt.lessons,
             response_topk=self.topk if self.prompt.topk and trained else None,
         )
 

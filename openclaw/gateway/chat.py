@@ -10,6 +10,7 @@ ledger.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
@@ -23,8 +24,9 @@ from starlette.types import Receive, Scope, Send
 
 from chat_codec.detokenize import MARKERS, Vocabulary
 from chat_codec.formats import reply_format
-from chat_codec.renderer import Renderer, RenderError
+from chat_codec.renderer import Renderer, RenderError, Thought
 from chat_codec.reply_parser import ReplyParser
+from groundwork.chat_messages import Message
 from openclaw.config.bounds import LARGE_BODY, SESSION_ID
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.credit.episodes import EpisodeRules
@@ -36,6 +38,7 @@ from openclaw.gateway.episodes import EpisodeDesk
 from openclaw.gateway.errors import CLIENT_GONE, ApiError, ClientGoneError, bad_request, defect, stopping
 from openclaw.gateway.guard import CHAT_PATH, TEXT_PATH, client_of, note_reply
 from openclaw.gateway.large_bodies import CHAT, TEXT, LargeBodies
+from openclaw.gateway.lessons import LessonDesk, wished
 from openclaw.gateway.limits import Admission, take_body
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.pictures import Picture, PictureReader, engine_pictures
@@ -52,9 +55,15 @@ from openclaw.gateway.stream import (
 )
 from openclaw.gateway.text_completions import CompletionRequest, TextForm, as_chat, check_prompt_ids, parse_completion
 from openclaw.gateway.turns import TurnDesk
+from openclaw.ledger.records import PlainPart
 from openclaw.ledger.store import Ledger
+from openclaw.lessons.lesson import Lesson, as_hint
+from openclaw.messages.classify import Asked, side_kind
+from openclaw.messages.hints import append_hint
 from openclaw.owners import TEXT_COMPLETION, episode_of, new_completion_id, owner_of, tool_call_id
 from openclaw.sessions import Sessions
+
+logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 10.0
 Read = Callable[[bytes, Mapping[str, str], Client], tuple[Reply, bool]]
@@ -129,6 +138,7 @@ class ChatService:
             on_pending=on_pending,
             on_forgotten=self._forget,
         )
+        self.lessons = LessonDesk(config, ledger, lambda text: len(self._renderer.encode_text(text)), metrics)
         self.replies = Replies(self.engine, self.sessions, metrics, clock, self._served.remember)
         rules = EpisodeRules(
             config.temperature, config.train_token_limit, trains_rewards, config.prm_step_coef, config.baseline
@@ -150,6 +160,7 @@ class ChatService:
         self._large_renderer.forget()
         self._served.forget()
         self._pictures.forget()
+        self.lessons.forget()
         self.engine.cache_keys.renew(owner_of(session_id))
 
     def read_chat(self, body: bytes, headers: Mapping[str, str], client: Client) -> tuple[Reply, bool]:
@@ -188,16 +199,17 @@ class ChatService:
             stated_kind, done = read_headers(headers, request)
             messages, pictures = await self._pictures.read(raw["messages"], owner)
             served, history = await self._served.find(messages, request.tool_schemas, owner)
-            prompt = await self._prompt(request, {**raw, "messages": messages}, served, pictures)
+            kind = stated_kind or ("side" if side_kind(messages, Asked(bool(request.tools), headers)) else "main")
+            lessons = await self.lessons.of_request(client, kind, wished(headers))
+            prompt = await self._prompt(request, {**raw, "messages": messages}, served, pictures, lessons)
             begin = partial(
                 self.sessions.begin,
                 headers,
                 prompt.messages,
                 owner=owner,
                 body_session_id=request.session_id,
-                stated_kind=stated_kind,
+                stated_kind=kind,
                 done=done,
-                tools=bool(request.tools),
                 history=history,
             )
             return Opening([self._capture(prompt, index) for index in range(request.choices)], begin)
@@ -318,9 +330,14 @@ class ChatService:
         self._pictures.close()
 
     async def _prompt(
-        self, request: ChatRequest, raw: Mapping[str, Any], served: Served, pictures: Sequence[Picture]
+        self,
+        request: ChatRequest,
+        raw: Mapping[str, Any],
+        served: Served,
+        pictures: Sequence[Picture],
+        lessons: Sequence[Lesson],
     ) -> Prompt:
-        """Render a request and plan its sampling."""
+        """Render a request, with and without lessons if it has any, and plan its sampling."""
         created_at = self.clock()
         tools = list(raw["tools"]) if request.offers_tools else None
         large = prompt_characters(raw["messages"], tools or ()) > LARGE_PROMPT
@@ -334,7 +351,16 @@ class ChatService:
         ids, seen = self._pictures.expanded(template_ids, pictures)
         self.metrics.replayed_replies.labels(ids="sampled").inc(served.sampled)
         self.metrics.replayed_replies.labels(ids="rendered").inc(served.rendered)
-        room = self._room(ids, "messages")
+        room, plain = self._room(ids, "messages"), None
+        if lessons and (told := await self._with_lessons(renderer, request, raw["messages"], tools, served, lessons)):
+            longer, places = self._pictures.expanded(told[0], pictures)
+            least = max(min(request.requested_tokens or 1, room), request.min_tokens or 0)
+            fits = self.config.context_length - len(longer) >= least
+            self.metrics.lessons.labels(outcome="served" if fits else "overflow").inc()
+            if fits:
+                plain = PlainPart.between(longer, ids)
+                (template_ids, thought), ids, seen = told, longer, places
+                room = self._room(ids, "messages")
         grammar = reply_grammar(request, self._format.tools, self._format.reasoning, thought)
         plan = plan_sampling(request, self.config, room, grammar, vocabulary=self._vocabulary)
         return Prompt(
@@ -351,7 +377,28 @@ class ChatService:
             plan=plan,
             created_at=created_at,
             topk=self._topk if plan.excluded is None else 0,
+            plain=plain,
+            lessons=tuple(lesson.id for lesson in lessons) if plain else (),
         )
+
+    async def _with_lessons(
+        self,
+        renderer: Renderer,
+        request: ChatRequest,
+        messages: Sequence[Message],
+        tools: list[dict[str, Any]] | None,
+        served: Served,
+        lessons: Sequence[Lesson],
+    ) -> tuple[list[int], Thought] | None:
+        """Return the prompt with lessons at the end of the last user message, or None if it has no place for them."""
+        again = replace(served, sampled=0, rendered=0)
+        try:
+            told = append_hint(list(messages), as_hint(lessons))
+            return await renderer.prepare(told, tools, request.template_kwargs, self._format.reasoning, again)
+        except ValueError:
+            self.metrics.lessons.labels(outcome="refused").inc()
+            logger.warning("a request is served without lessons: the chat template has no place for them")
+            return None
 
 
 def read_headers(headers: Mapping[str, str], request: ChatRequest) -> tuple[Any, bool]:

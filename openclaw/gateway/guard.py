@@ -53,8 +53,9 @@ MODELS_PATH = "/v1/models"
 FEEDBACK_PATH = "/v1/feedback"
 EPISODE_ROUTES = (("POST", CHAT_PATH), ("GET", MODELS_PATH))
 """Methods and paths, with what is below them, that an agent may use with the key of its episode."""
-LIMITED_METHODS = frozenset({"POST", "DELETE"})
+LIMITED_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 """Requests for models and metrics do not count against a key's limits."""
+WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
 
 class Guard:
@@ -135,7 +136,7 @@ class Guard:
                 if scope["path"] not in OPEN_PATHS:
                     record.client = self._keyring.check(headers)
                     check_episode(record.client, scope["method"], scope["path"])
-                    if scope["method"] == "POST":
+                    if scope["method"] in WITH_BODY:
                         await self._bodies.read(scope, headers, receive, record.key)
                     if scope["method"] in LIMITED_METHODS:
                         await self._limits.enter(record.key, feedback=scope["path"] == FEEDBACK_PATH)
@@ -193,8 +194,8 @@ logger = logging.getLogger(__name__)
 OWN_PAGES = frozenset({"same-origin", "none"})
 """Values of ``Sec-Fetch-Site`` of our own pages and of what a person typed into the address bar."""
 READ = (b"host", b"origin", b"sec-fetch-site", b"upgrade")
-EXPOSED = ("x-request-id", "x-weight-version", "x-turn-type", "retry-after", LIMIT_HEADER)
-METHODS = ("GET", "POST", "DELETE")
+EXPOSED = ("x-request-id", "x-weight-version", "x-turn-type", "x-openclaw-lessons", "retry-after", LIMIT_HEADER)
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 SHOWN = 100
 """Characters of a client's header in messages and logs."""
 NOTED = 8

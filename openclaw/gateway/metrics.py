@@ -33,6 +33,12 @@ class GatewayMetrics:
             ["ids"],
             registry=registry,
         )
+        self.lessons = Counter(
+            "openclaw_lessons",
+            "Requests with their person's lessons in the prompt (served), or why they were served without: overflow, refused, ledger",
+            ["outcome"],
+            registry=registry,
+        )
         self.turns = Counter(
             "openclaw_turns",
             "Turns recorded, by kind and finish reason",

@@ -18,6 +18,7 @@ from openclaw.gateway.episodes import (
     RewardRequest,
 )
 from openclaw.gateway.guard import CHAT_PATH, TEXT_PATH
+from openclaw.gateway.lessons import LESSON_PATH, LESSONS_PATH, ME_PATH, LessonChange, LessonRequest, PersonChange
 from openclaw.gateway.schema import ChatRequest
 from openclaw.gateway.text_completions import CompletionRequest
 from openclaw.gateway.turns import FeedbackRequest
@@ -116,6 +117,7 @@ TEXT_OPERATION = {
 }
 BODIES: dict[str, type[BaseModel]] = {CHAT_PATH: ChatRequest, TEXT_PATH: CompletionRequest}
 BODIES |= {"/v1/feedback": FeedbackRequest}
+BODIES |= {LESSONS_PATH: LessonRequest, LESSON_PATH: LessonChange, ME_PATH: PersonChange}
 BODIES |= {EPISODES_PATH: EpisodeRequest, REWARD_PATH: RewardRequest, GROUP_CLOSE_PATH: GroupRequest}
 ANSWERS: dict[str, dict[str, Any]] = {
     CHAT_PATH: {
@@ -137,13 +139,13 @@ def describe(description: dict[str, Any]) -> None:
         description["paths"][path] = {"post": dict(operation, responses={"200": {"description": "The reply"}})}
     for path, operations in description["paths"].items():
         statuses = [*EVERY_ROUTE, *(EVERY_API_ROUTE if path.startswith("/v1/") else ())]
-        for operation in operations.values():
+        for method, operation in operations.items():
             responses = operation["responses"]
             responses.pop("422", None)
             responses |= {str(status): _error(status) for status in sorted(statuses)}
             if path in ANSWERS:
                 responses["200"]["content"] = ANSWERS[path]
-            if path in BODIES:
+            if path in BODIES and method not in ("get", "delete"):
                 operation["requestBody"] = _request_body(BODIES[path])
     components = description.setdefault("components", {}).setdefault("schemas", {})
     for model in BODIES.values():

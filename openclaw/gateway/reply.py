@@ -28,7 +28,7 @@ from openclaw.gateway.auth import Client
 from openclaw.gateway.capture import Capture, Prompt, Step, token_counts, usage
 from openclaw.gateway.errors import ApiError, from_engine, from_ledger
 from openclaw.gateway.metrics import GatewayMetrics
-from openclaw.gateway.stream import CHAT, DONE, Form, event
+from openclaw.gateway.stream import CHAT, DONE, LESSONS_HEADER, Form, event
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.records import Turn
 from openclaw.messages.fingerprint import routing_key
@@ -239,6 +239,8 @@ class Reply:
             "x-weight-version": self.weight_version,
             "x-turn-type": self.context.kind,
         }
+        if self._prompt.lessons:
+            headers[LESSONS_HEADER] = str(len(self._prompt.lessons))
         return headers | ({"x-warning": UNLIKE} if self.context.unlike else {})
 
     def contents(self) -> str:

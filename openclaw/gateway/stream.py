@@ -23,6 +23,8 @@ from chat_codec.reply_parser import Content, Delta, Reasoning, ToolCallArguments
 from openclaw.gateway.capture import Capture, Step
 from openclaw.gateway.errors import CLIENT_GONE, ClientGoneError, stopping
 
+LESSONS_HEADER = "x-openclaw-lessons"
+"""Of a request: ``on`` or ``off``; of an answer: how many lessons its prompt had."""
 COMMENT = b": keep-alive\n\n"
 
 

@@ -173,6 +173,8 @@ class ClassJudge:
     def __init__(self, scorer: Any) -> None:
         """Create the judge over ``scorer``."""
         self._scorer = scorer
+        self.gives_hints = callable(getattr(scorer, "hint", None))
+        """Whether it can be asked for hints."""
         self._lock = threading.Lock()
 
     async def votes(self, kind: JudgeKind, question: Question, count: int) -> list[Vote]:
@@ -216,8 +218,9 @@ def load_class_judge(path: str, plan: JudgePlan) -> ClassJudge:
         raise ConfigError(f"OPENCLAW_JUDGE_CLASS={path}: {path}() raised {raised(error)}") from error
     if not callable(getattr(scorer, "score", None)):
         raise ConfigError(f"OPENCLAW_JUDGE_CLASS={path} lacks: def score(self, prompt, response, next_state)")
-    if plan.hint_votes and not callable(getattr(scorer, "hint", None)):
+    judge = ClassJudge(scorer)
+    if plan.hint_votes and not judge.gives_hints:
         raise ConfigError(
             f"OPENCLAW_JUDGE_CLASS={path}: the method asks for hints; add: def hint(self, prompt, response, next_state)"
         )
-    return ClassJudge(scorer)
+    return judge

@@ -12,6 +12,8 @@ under the teacher's prompt,
 
     teacher_log_probs[k] = response_logprobs[k] + (t[k] - s[k])
 
+(A turn that read lessons is scored under its plain prompt, or the lessons would cancel the hint.)
+
 so that teacher_log_probs - response_logprobs, the advantage of on-policy distillation, is exactly the log ratio of the
 two distributions at temperature 1, free of any temperature mismatch. Both scores come from the same weights: when the
 engine's weights change in between, scoring starts again. The top K (`TopK`) are the engine's own numbers at temperature
@@ -67,9 +69,9 @@ from typing import Any
 from groundwork.chat_messages import Message, pictures_in
 from openclaw.exceptions import EngineUnavailableError, JudgeError, TeacherMismatchError
 from openclaw.judge.client import Engine, together
-from openclaw.judge.prompts import append_hint
 from openclaw.judge.voting import JudgeMetrics
 from openclaw.ledger.records import TopK, Turn, Verdict, Vote
+from openclaw.messages.hints import append_hint
 from openclaw.method import HintChoice, JudgePlan, TeacherContext
 from openclaw.owners import owner_of
 
@@ -261,7 +263,7 @@ class TeacherScorer:
             for _ in range(VERSION_TRIES):
                 teacher, student = await together(
                     score(self._teacher, prompt_ids, turn.response_ids, self._topk, owner=owner),
-                    score(self._policy, turn.prompt_ids, turn.response_ids, owner=owner),
+                    score(self._policy, turn.student_ids, turn.response_ids, owner=owner),
                 )
                 if self._teacher is not self._policy or teacher.weight_version == student.weight_version:
                     break

@@ -42,6 +42,13 @@ class JudgeMetrics:
         self.recast = PrometheusCounter(
             "openclaw_judge_votes_recast", "Votes cast again because too few were valid", ["judge"], registry=registry
         )
+        self.lessons = PrometheusCounter(
+            "openclaw_judge_lessons",
+            "Complaints in a person's own words, by what became of them: born, proposed, repeated, replaced, unwanted, unusable, none, "
+            "not_standing, unread, failed",
+            ["outcome"],
+            registry=registry,
+        )
         self.judged = PrometheusCounter(
             "openclaw_judge_turns",
             "Turns judged, by outcome: sample or the reason for none",

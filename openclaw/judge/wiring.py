@@ -37,9 +37,10 @@ from groundwork.processors import load_tokenizer
 from openclaw.config.runtime import RuntimeConfig, listed
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError, TeacherMismatchError
 from openclaw.judge.client import Engine, EngineHttp, JudgeClient, JudgeSampling, together
-from openclaw.judge.endpoint import EndpointJudge, load_class_judge
+from openclaw.judge.endpoint import ClassJudge, EndpointJudge, load_class_judge
 from openclaw.judge.hygiene import Limits
 from openclaw.judge.interface import Judge, NoJudge
+from openclaw.judge.lessons import LessonWriter
 from openclaw.judge.teacher import (
     VERSION_TRIES,
     Render,
@@ -184,6 +185,7 @@ def build_judge_loop(
         config, plan, policy, policy if engine is None or config.opd_teacher == "policy" else engine, render
     )
     asked = (judge if engine is None else engine, policy)
+    metrics = JudgeMetrics(registry)
     worker = JudgeWorker(
         ledger,
         method,
@@ -196,7 +198,7 @@ def build_judge_loop(
             frozenset(listed(config.hygiene)),
             config.max_tool_turns,
         ),
-        JudgeMetrics(registry),
+        metrics,
         partial(_all_answer, asked),
         WorkerSettings(
             concurrency=config.judge_concurrency,
@@ -204,15 +206,34 @@ def build_judge_loop(
             vote_threshold=config.majority_vote_threshold,
             quorum=config.judge_quorum,
             made_by=maker(config.method or "", config.distill_topk),
+            trains_lessoned=config.lesson_turns == "served",
             gate_share=config.gate_share,
             attempts=config.judge_attempts,
         ),
+        build_writer(config, ledger, judge, metrics),
     )
     scorer = None
     if config.offline and render_reply is not None:
         settings = ScorerSettings(config.temperature, config.score_ahead, config.train_token_limit, plan.student_topk)
         scorer = LogScorer(ledger, policy, render_reply, settings, worker.notify)
     return JudgeLoop(worker, asked, plan.student_topk, scorer)
+
+
+def build_writer(config: RuntimeConfig, ledger: Ledger, judge: Judge, metrics: JudgeMetrics) -> LessonWriter | None:
+    """Return what writes lessons, or None: a run on logs and an evaluation learn none, nor does one without a judge for it."""
+    if config.offline or config.eval_mode:
+        return None
+    if isinstance(judge, NoJudge) or (isinstance(judge, ClassJudge) and not judge.gives_hints):
+        if config.lessons != "off":
+            logger.warning(
+                "OPENCLAW_LESSONS=%s, but there is no judge that gives hints, so complaints give no lessons; name one with "
+                "OPENCLAW_JUDGE_URL or OPENCLAW_JUDGE_BASE_URL, or add def hint() to OPENCLAW_JUDGE_CLASS",
+                config.lessons,
+            )
+        return None
+    follows = config.judge_prompts == "full" and not isinstance(judge, ClassJudge)
+    seconds = config.judge_seconds
+    return LessonWriter(ledger, judge, metrics, default=config.lessons, follows=follows, timeout=seconds)
 
 
 def build_teacher(

@@ -37,6 +37,7 @@ from openclaw.judge.hygiene import (
     unpraised,
 )
 from openclaw.judge.interface import Judge, Question
+from openclaw.judge.lessons import LessonWriter
 from openclaw.judge.teacher import SupportScorer, TeacherScorer, Teaching
 from openclaw.judge.voting import JudgeMetrics, SessionHints, Voting, majority
 from openclaw.ledger.exceptions import (
@@ -46,9 +47,12 @@ from openclaw.ledger.exceptions import (
     UnknownRecordError,
 )
 from openclaw.ledger.feedback import judged_messages, opinion, weighted
+from openclaw.ledger.lessons import Birth
 from openclaw.ledger.records import BLAMED, PROBE, Feedback, PendingTurn, Turn, Verdict, Vote
 from openclaw.ledger.store import Ledger
+from openclaw.lessons.lesson import UNDER_LESSON
 from openclaw.method import Method, SampleDecision
+from openclaw.owners import owner_of, root
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +72,7 @@ class WorkerSettings:
         vote_threshold: minimum share of the valid votes for a majority.
         quorum: minimum share of valid votes among those asked for; with fewer there is no score, or no hint.
         made_by: what the ledger calls the method (`openclaw.method.maker`); None: unknown.
+        trains_lessoned: whether turns whose prompt had lessons are trained on the prompt that was served.
         gate_share: share of the turns that become probes of the gate (`openclaw.ledger.probes`).
         attempts: failed attempts after which a turn is given up, unless an engine is away.
         poll_seconds: how often the worker polls the ledger without a call of `JudgeWorker.notify`.
@@ -80,6 +85,7 @@ class WorkerSettings:
     vote_threshold: float = RuntimeVariables.majority_vote_threshold
     quorum: float = RuntimeVariables.judge_quorum
     made_by: str | None = None
+    trains_lessoned: bool = False
     gate_share: float = 0.0
     attempts: int = RuntimeVariables.judge_attempts
     poll_seconds: float = 0.5
@@ -139,6 +145,7 @@ class JudgeWorker:
         metrics: JudgeMetrics,
         engines_answer: Callable[[], Awaitable[bool]],
         settings: WorkerSettings | None = None,
+        writer: LessonWriter | None = None,
     ) -> None:
         """Create the worker.
 
@@ -152,6 +159,7 @@ class JudgeWorker:
             metrics: counters of the loop.
             engines_answer: whether all engines answer now; asked before a turn is given up.
             settings: of the loop.
+            writer: of lessons; None: complaints give none.
         """
         self._plan = method.judges()
         if self._plan.needs_teacher and teacher is None:
@@ -162,6 +170,7 @@ class JudgeWorker:
         self._method = method
         self._limits = limits
         self._metrics = metrics
+        self._writer = writer
         self._engines_answer = engines_answer
         self._settings = settings or WorkerSettings()
         self._voting = Voting(judge, self._plan, self._settings.quorum, metrics)
@@ -227,8 +236,13 @@ class JudgeWorker:
         try:
             async with asyncio.timeout(self._settings.timeout):
                 verdict, decision = await self._decide(turn, item.feedback, item.kept)
+            if decision.samples and not self._trains(turn):
+                decision = SampleDecision(reason=UNDER_LESSON)
             samples = weighted(decision.samples, verdict, item.choices)
-            await self._record(item, verdict, replace(decision, samples=samples))
+            birth = None
+            if self._writer is not None and item.kept is None:
+                birth = await self._writer.read(turn, verdict, item.feedback)
+            await self._record(item, verdict, replace(decision, samples=samples), birth)
         except UnknownRecordError:
             logger.info("turn %s was deleted while it was judged", turn.id)
         except FeedbackArrivedError as error:
@@ -247,21 +261,38 @@ class JudgeWorker:
             self._metrics.judged.labels(outcome=decision.reason or "sample").inc()
             self._metrics.seconds.observe(verdict.seconds)
 
-    async def _record(self, item: PendingTurn, verdict: Verdict, decision: SampleDecision) -> None:
+    async def _record(
+        self, item: PendingTurn, verdict: Verdict, decision: SampleDecision, birth: Birth | None = None
+    ) -> None:
         """Commit a verdict; retry while the ledger is unavailable, so that no judge is asked twice."""
         turn_id, pause = item.turn.id, self._settings.first_pause
         while True:
             try:
-                await asyncio.to_thread(
-                    *(record_judged, self._ledger, turn_id, verdict, decision.samples, decision.reason),
-                    *(len(item.feedback), item.turn.next_state, self._settings.made_by),
-                )
+                outcome = await asyncio.to_thread(self._commit, item, verdict, decision, birth)
+                if self._writer is not None:
+                    self._writer.count(outcome)
                 return
             except LedgerUnavailableError as error:
                 self._metrics.failures.labels(kind="ledger").inc()
                 logger.error("cannot store the verdict of turn %s; next try in %.1f s: %s", turn_id, pause, error)
             await asyncio.sleep(pause)
             pause = min(self._settings.longest_pause, 2 * pause)
+
+    def _commit(self, item: PendingTurn, verdict: Verdict, decision: SampleDecision, birth: Birth | None) -> str | None:
+        """Commit a verdict with its samples and what it means for lessons; return what became of the one that is born."""
+        turn_id = item.turn.id
+        with self._ledger.transaction() as connection:
+            record_judged(
+                *(self._ledger, turn_id, verdict, decision.samples, decision.reason),
+                *(len(item.feedback), item.turn.next_state, self._settings.made_by),
+            )
+            return self._ledger.lessons.settle(connection, turn_id, root(owner_of(item.turn.session_id)), birth)
+
+    def _trains(self, turn: Turn) -> bool:
+        """Return whether a turn may give samples: its prompt had no lessons, or those that it had may be trained with it."""
+        if turn.plain is None:
+            return True
+        return self._settings.trains_lessoned and turn.student_ids != turn.prompt_ids
 
     async def _postpone(self, item: PendingTurn, kind: str, error: str) -> None:
         self._metrics.failures.labels(kind=kind).inc()
@@ -346,7 +377,7 @@ class JudgeWorker:
             votes=(*prm, *hints),
             score_source="rule" if answered else "judge" if stated.score is None else "feedback",
         )
-        if not rule:
+        if not rule and self._trains(turn):
             verdict = await self._teaching.taught(turn, verdict)
         verdict = replace(verdict, seconds=time.monotonic() - started)
         decision = self._samples(turn, verdict, rule)
@@ -380,6 +411,7 @@ class JudgeWorker:
         if (
             decision.samples
             and verdict.score
+            and self._trains(turn)
             and await asyncio.to_thread(self._ledger.probes.becomes_probe, turn, share)
         ):
             return SampleDecision(reason=PROBE)
@@ -406,7 +438,8 @@ class JudgeWorker:
     async def _close_session(self, session_id: str) -> None:
         judged = await asyncio.to_thread(self._ledger.judging.judged, session_id)
         probes = any(each.turn.reason == PROBE for each in judged)  # of such a session nothing more is trained
-        samples = [] if probes else self._method.session_samples(judged)
+        plain = {each.turn.id for each in judged if self._trains(each.turn)}
+        samples = [] if probes else [each for each in self._method.session_samples(judged) if each[0] in plain]
         closed = await asyncio.to_thread(
             self._ledger.judging.close_session,
             session_id,

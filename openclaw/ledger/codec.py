@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from openclaw.ledger.records import Feedback, TopK, Turn, Verdict, VersionSpan
+from openclaw.ledger.records import Feedback, PlainPart, TopK, Turn, Verdict, VersionSpan
 from slime.utils.streams import Stream, carried
 from slime.utils.types import Sample
 
@@ -104,7 +104,22 @@ def encode_turn(turn: Turn) -> dict[str, Any]:
         "topk_log_probs": None if turn.response_topk is None else pack_floats(flat(turn.response_topk.log_probs)),
         "topk_ids": None if turn.response_topk is None else pack_ids(flat(turn.response_topk.ids) or []),
         "scored": int(turn.scored),
+        **encode_plain(turn.plain),
     }
+
+
+def encode_plain(plain: PlainPart | None) -> dict[str, Any]:
+    """Return the columns that tell a prompt with lessons from the one without."""
+    if plain is None:
+        return {"lesson_start": None, "lesson_end": None, "plain_middle": None}
+    return {"lesson_start": plain.start, "lesson_end": plain.end, "plain_middle": pack_ids(plain.ids)}
+
+
+def decode_plain(row: Row) -> PlainPart | None:
+    """Inverse of `encode_plain`."""
+    if row["plain_middle"] is None:
+        return None
+    return PlainPart(row["lesson_start"], row["lesson_end"], tuple(unpack_ids(row["plain_middle"])))
 
 
 def decode_turn(row: Row) -> Turn:
@@ -137,6 +152,7 @@ def decode_turn(row: Row) -> Turn:
         malformed_calls=row["malformed_calls"],
         response_topk=decode_topk(row["topk_log_probs"], row["topk_ids"], len(response_ids)),
         scored=bool(row["scored"]),
+        plain=decode_plain(row),
     )
 
 

@@ -40,9 +40,9 @@ from openclaw.privacy.redactor import Redactor
 # Parents first.
 TABLES = (
     "sessions", "turns", "verdicts", "verdict_log", "samples", "steps", "feedback", "forgotten_samples", "forgotten_sessions",
-    "episodes", "logs", "decisions", "probe_scores", "pictures", "turn_pictures", "secrets",
+    "episodes", "logs", "decisions", "probe_scores", "pictures", "turn_pictures", "secrets", "people", "lessons", "lesson_turns",
 )  # fmt: skip
-CHILDREN_OF_TURNS = ("verdicts", "verdict_log", "samples", "feedback", "logs", "probe_scores", "turn_pictures")
+CHILDREN_OF_TURNS = ("verdicts", "verdict_log", "samples", "feedback", "logs", "probe_scores", "turn_pictures", "lesson_turns")
 HEADER_BYTES = 100
 UNKNOWN_ROWS = 1_000_000
 """Number of row ids to try if the file does not reveal their number."""
@@ -57,7 +57,8 @@ class Salvage:
 
 
 def _decode_turn(row: sqlite3.Row) -> None:
-    decode_turn({"signal": None, "conversation": None, "scored": 0, **dict(row)})
+    later = dict.fromkeys(("signal", "conversation", "lesson_start", "lesson_end", "plain_middle"))
+    decode_turn({**later, "scored": 0, **dict(row)})
 
 
 READABLE: dict[str, Callable[[sqlite3.Row], Any]] = {

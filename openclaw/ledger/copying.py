@@ -7,7 +7,8 @@ first). The source is only read. Copying again adds nothing: a copy keeps the tu
 
 A changed turn (`Transfer`) travels as JSON values. Merging it again is a no-op, so a reader may request it repeatedly. Ids and
 log-probabilities arrive unchanged. Verdicts, samples and steps are not transferred: the receiver judges. Pictures are not
-either, so a turn that saw one is not trained there (`NO_PICTURE`).
+either, so a turn that saw one is not trained there (`NO_PICTURE`). Neither way takes a person's lessons along: they stay in the
+ledger whose server the person talks to. A turn keeps its prompt with lessons and its plain prompt.
 """
 
 from __future__ import annotations
@@ -24,7 +25,17 @@ from groundwork.chat_messages import pictures_in
 from openclaw.ledger.codec import decode_feedback, decode_turn, decode_verdict, encode_turn
 from openclaw.ledger.database import BUSY_TIMEOUT_SECONDS, Database
 from openclaw.ledger.feedback import FEEDBACK_OF_TURN, FeedbackLog, as_next_state
-from openclaw.ledger.records import EPISODE, REDACTED, Feedback, TopK, Turn, VersionSpan, suffixed, turn_of_pass
+from openclaw.ledger.records import (
+    EPISODE,
+    REDACTED,
+    Feedback,
+    PlainPart,
+    TopK,
+    Turn,
+    VersionSpan,
+    suffixed,
+    turn_of_pass,
+)
 from openclaw.ledger.sessions import Sessions
 from openclaw.ledger.turns import NO_PICTURE, Turns, copy_pictures
 from openclaw.owners import prefixes
@@ -56,7 +67,8 @@ class ChangedTurn:
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready values."""
         values = asdict(self)
-        del values["turn"]["conversation"], values["turn"]["pictures"]
+        for name in ("conversation", "pictures", "lessons"):
+            del values["turn"][name]
         return values
 
     @staticmethod
@@ -69,6 +81,7 @@ class ChangedTurn:
         turn: dict[str, Any] = {
             **values["turn"],
             "response_topk": None if (topk := values["turn"].get("response_topk")) is None else TopK(**topk),
+            "plain": None if (plain := values["turn"].get("plain")) is None else _plain_part(plain),
             "weight_versions": [VersionSpan(**span) for span in values["turn"]["weight_versions"]],
         }
         feedback = tuple(Feedback(**item) for item in values["feedback"])
@@ -134,6 +147,10 @@ class Transfer:
             if changed.session_ended_at is not None:
                 self._sessions.end(turn.session_id, changed.session_ended_at)
         return news
+
+
+def _plain_part(values: Mapping[str, Any]) -> PlainPart:
+    return PlainPart(values["start"], values["end"], tuple(values["ids"]))
 
 
 def _changed(reader: sqlite3.Connection, row: sqlite3.Row) -> ChangedTurn:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -76,6 +77,27 @@ class SeenPicture:
     png: bytes = field(default=b"", repr=False)
 
 
+@dataclass(frozen=True)
+class PlainPart:
+    """What a prompt without lessons has in place of the ids from ``start`` to ``end`` of a prompt with them."""
+
+    start: int
+    end: int
+    ids: tuple[int, ...]
+
+    @staticmethod
+    def between(served: Sequence[int], plain: Sequence[int]) -> PlainPart:
+        """Return the difference of two prompts: what is left without their common beginning and end."""
+        most = min(len(served), len(plain))
+        start = next((n for n in range(most) if served[n] != plain[n]), most)
+        same = next((n for n in range(most - start) if served[-1 - n] != plain[-1 - n]), most - start)
+        return PlainPart(start, len(served) - same, tuple(plain[start : len(plain) - same]))
+
+    def applied(self, served: Sequence[int]) -> list[int]:
+        """Return the prompt without lessons, from the one with them."""
+        return [*served[: self.start], *self.ids, *served[self.end :]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Turn:
     """One reply of the policy, with the inputs that produced it.
@@ -111,6 +133,8 @@ class Turn:
             scores by the weights in ``weight_versions``, which did not write the reply.
         pictures: of the prompt, in order, with their files, when the turn is recorded; a turn that was read has none, see
             `openclaw.ledger.turns`.
+        plain: how the prompt without the person's lessons differs from ``prompt_ids``; None if it had no lessons.
+        lessons: ids of these lessons, when the turn is recorded; a turn that was read has none, see `openclaw.ledger.lessons`.
 
     Example:
         >>> turn = Turn(
@@ -162,6 +186,13 @@ class Turn:
     response_topk: TopK | None = None
     scored: bool = False
     pictures: tuple[SeenPicture, ...] = field(default=(), compare=False, repr=False)
+    plain: PlainPart | None = None
+    lessons: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def student_ids(self) -> list[int]:
+        """The prompt as the policy reads it without lessons: what it shall learn to answer."""
+        return self.prompt_ids if self.plain is None else self.plain.applied(self.prompt_ids)
 
     @property
     def never_trained(self) -> str | None:
@@ -212,6 +243,7 @@ class Turn:
             weight_versions=[],
             response_topk=None,
             pictures=(),
+            plain=None,
             reason=self.reason or (REDACTED if self.kind == "main" else None),
         )
 

@@ -15,6 +15,8 @@ ended when it cannot be scored, with a reason.
 Sample: ready -> leased (to a rollout id) -> trained (a checkpoint contains its step); leased or trained -> ready when a
 checkpoint before that step is restored; ready or leased -> dropped with a reason, and back when the drop is undone by
 a restored checkpoint or a quarantined batch is accepted; leased or trained -> dropped when a rollback takes the step back.
+
+Lesson: see `openclaw.lessons.lesson`.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from typing import NamedTuple
 
 from groundwork.private_files import private
 from openclaw.ledger.exceptions import LedgerVersionError
+from openclaw.lessons.lesson import FIRST_LESSON_STATES, VALID_LESSON_TRANSITIONS
 from openclaw.messages.fingerprint import conversation_digest
 from openclaw.owners import owner_of, root
 
@@ -335,6 +338,37 @@ CREATE TABLE verdict_log (       -- the order of verdicts, see openclaw.ledger.r
 CREATE INDEX verdict_log_by_turn ON verdict_log(turn_id);
 INSERT INTO verdict_log (turn_id, judged_at) SELECT turn_id, judged_at FROM verdicts ORDER BY judged_at;
 """
+_VERSION_21 = """
+CREATE TABLE people (            -- who has chosen something, see openclaw.owners.root
+    person TEXT PRIMARY KEY,
+    lessons TEXT NOT NULL CHECK (lessons IN ('auto', 'confirm', 'off'))
+);
+CREATE TABLE lessons (           -- see openclaw.lessons
+    id TEXT PRIMARY KEY,
+    person TEXT NOT NULL,
+    text TEXT NOT NULL,
+    origin TEXT NOT NULL CHECK (origin IN ('judge', 'owner')),
+    state TEXT NOT NULL,
+    reason TEXT,
+    pinned INTEGER NOT NULL DEFAULT 0 CHECK (pinned IN (0, 1)),
+    replaces TEXT,               -- the lesson that rests because of this one
+    created_at REAL NOT NULL,
+    changed_at REAL NOT NULL,
+    served_at REAL
+);
+CREATE INDEX lessons_by_person ON lessons(person, state);
+CREATE TABLE lesson_turns (      -- turns whose complaint gave a lesson ('said'), and whose prompt had it ('read')
+    lesson TEXT NOT NULL REFERENCES lessons(id) ON DELETE CASCADE,
+    turn_id TEXT NOT NULL REFERENCES turns(id),
+    role TEXT NOT NULL CHECK (role IN ('said', 'read')),
+    PRIMARY KEY (lesson, turn_id, role)
+);
+CREATE INDEX lesson_turns_by_turn ON lesson_turns(turn_id);
+-- The prompt without lessons is prompt_ids[:lesson_start] + plain_middle + prompt_ids[lesson_end:]; NULL: it had none.
+ALTER TABLE turns ADD COLUMN lesson_start INTEGER;
+ALTER TABLE turns ADD COLUMN lesson_end INTEGER;
+ALTER TABLE turns ADD COLUMN plain_middle BLOB;
+"""
 
 
 def fill_baseline_owners(connection: sqlite3.Connection) -> None:
@@ -425,6 +459,7 @@ MIGRATIONS: tuple[Migration, ...] = (
         fill_baseline_owners,
     ),
     Migration(20, "the order of verdicts", _VERSION_20),
+    Migration(21, "people's lessons, and the prompts of turns without them", _VERSION_21),
 )
 VERSION = MIGRATIONS[-1].version
 
@@ -471,6 +506,7 @@ def create_triggers(connection: sqlite3.Connection) -> None:
     for statement in [
         *triggers_sql("turns", VALID_TURN_TRANSITIONS, FIRST_TURN_STATES),
         *triggers_sql("samples", VALID_SAMPLE_TRANSITIONS, FIRST_SAMPLE_STATES),
+        *triggers_sql("lessons", VALID_LESSON_TRANSITIONS, FIRST_LESSON_STATES),
         *deletion_triggers_sql(),
         *log_triggers_sql(),
     ]:

@@ -1,8 +1,8 @@
 """Sessions: which turns a conversation has, when it is idle, its end, and its deletion with every byte.
 
 Guarantees: a lookup returns enough to continue a session that is no longer in memory. One transaction deletes a session's
-turns, verdicts, samples (trained or not), feedback, pictures that no other session saw, scores as probes, and those of its
-further passes in a run on logs (`openclaw.offline`). If the session belongs to an episode, all samples of the episode go,
+turns, verdicts, samples (trained or not), feedback, pictures that no other session saw, scores as probes, lessons that come from
+it alone (`openclaw.ledger.lessons`), and those of its further passes in a run on logs (`openclaw.offline`). If the session belongs to an episode, all samples of the episode go,
 because each may hold turns of several sessions. What remains is a digest of its id with the time, and a tombstone per sample
 (``forgotten_samples``) with the step that used it. A batch that already has such a sample finishes its step; a crash does
 not bring the sample back. A reply that is running when its session is deleted is not recorded (`Turns.record`).
@@ -37,6 +37,7 @@ from openclaw.ledger.exceptions import (
     LedgerUnavailableError,
     UnknownRecordError,
 )
+from openclaw.ledger.lessons import Lessons
 from openclaw.ledger.record_files import erase_lines
 from openclaw.ledger.records import (
     PASS,
@@ -91,8 +92,9 @@ class Forgotten:
 class Sessions:
     """Conversations of the ledger."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, lessons: Lessons) -> None:
         self._database = database
+        self._lessons = lessons
 
     def end(self, session_id: str, at: float) -> None:
         """End a session; its waiting turns are not trained unless the session resumes."""
@@ -252,6 +254,7 @@ class Sessions:
             connection.execute(f"DELETE FROM verdicts WHERE turn_id IN {turns_of}", (session_id,))
             for table in ("feedback", "logs", "probe_scores", "verdict_log"):
                 connection.execute(f"DELETE FROM {table} WHERE turn_id IN {turns_of}", (session_id,))
+            self._lessons.forget_session(connection, session_id)
             forget_pictures(connection, session_id)
             turns = connection.execute("DELETE FROM turns WHERE session_id = ?", (session_id,)).rowcount
             connection.execute("DELETE FROM sessions WHERE id = ?", (session_id,))

@@ -21,6 +21,7 @@ from openclaw.ledger.decisions import Decisions
 from openclaw.ledger.episodes import Episodes
 from openclaw.ledger.feedback import FeedbackLog
 from openclaw.ledger.judging import Judging
+from openclaw.ledger.lessons import Lessons
 from openclaw.ledger.logs import Logs
 from openclaw.ledger.probes import Probes
 from openclaw.ledger.samples import Samples
@@ -41,6 +42,7 @@ class Ledger:
         pictures: of prompts.
         feedback: people's opinions on replies.
         sessions: conversations, their end and deletion.
+        lessons: people's standing wishes.
         judging: what the judge worker reads and commits.
         samples: what the trainer claims, and its steps.
         episodes: agents' runs.
@@ -88,7 +90,8 @@ class Ledger:
         self.turns = Turns(database)
         self.pictures = Pictures(database)
         self.feedback = FeedbackLog(database, self.turns)
-        self.sessions = Sessions(database)
+        self.lessons = Lessons(database)
+        self.sessions = Sessions(database, self.lessons)
         self.judging = Judging(database, self.turns, self.feedback)
         self.samples = Samples(database)
         self.episodes = Episodes(database, self.pictures)

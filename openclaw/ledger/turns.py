@@ -26,6 +26,7 @@ from openclaw.ledger.exceptions import (
     TransitionError,
     UnknownRecordError,
 )
+from openclaw.ledger.lessons import note_lessons
 from openclaw.ledger.records import (
     ABORTED,
     EPISODE,
@@ -244,6 +245,8 @@ class Turns:
         """Insert a turn and its pictures as they are, inside a transaction."""
         self._database.insert(connection, "turns", encode_turn(turn))
         store_pictures(connection, turn.id, turn.pictures)
+        if turn.lessons:
+            note_lessons(connection, turn.id, turn.lessons, turn.finished_at)
 
     def set_next_state(
         self, connection: sqlite3.Connection, turn_id: str, messages: Sequence[Message], at: float, signal: Signal

@@ -19,11 +19,11 @@ from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
 from openclaw.gateway.chat import ChatService
 from openclaw.judge.client import EngineHttp
-from openclaw.judge.prompts import append_hint
 from openclaw.judge.teacher import TOLERANCE as SETTLED
 from openclaw.judge.teacher import SupportScorer, score
 from openclaw.ledger.records import Turn
 from openclaw.ledger.store import Ledger
+from openclaw.messages.hints import append_hint
 from openclaw.owners import LOCAL
 from slime.algorithms.losses.hybrid_distillation import support_surrogate
 from slime.backends.sglang_utils.engine import SGLangEngine

@@ -14,8 +14,8 @@ from lab.testkit.ledger_records import make_turn
 from openclaw.exceptions import EngineRefusedError
 from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling
 from openclaw.judge.interface import Question
-from openclaw.judge.prompts import append_hint
 from openclaw.judge.teacher import TeacherScorer, score
+from openclaw.messages.hints import append_hint
 from openclaw.owners import LOCAL
 from slime.backends.sglang_utils.engine import SGLangEngine
 from tests.helpers.tolerance import MODEL, assert_near, tolerance

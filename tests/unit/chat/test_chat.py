@@ -139,7 +139,7 @@ def test_commands_that_do_not_exist_and_help(gateway: StandInServer, talk: Talk)
     text = talk(gateway.url, ["/dwon", "/xyz", "/help"])[1]
     assert "no command /dwon; type /down\n" in text
     assert "no command /xyz; type /help\n" in text
-    assert "/new   end this conversation and start another\n" in text
+    assert "/new     end this conversation and start another\n" in text
     assert len(gateway.chats()) == before
 
 
@@ -170,3 +170,31 @@ def test_a_server_that_asks_for_a_key(
         assert "the key in SGLANG_API_KEY is not one" in capsys.readouterr().err
         monkeypatch.setenv("SGLANG_API_KEY", "k")
         assert talk(gateway.url, ["Hello?", "+"])[0] == 0
+
+
+def test_lessons_are_listed_and_changed(gateway: StandInServer, talk: Talk) -> None:
+    lines = [
+        "/lessons",
+        "/lessons auto",
+        "/lessons add Keep answers short.",
+        "/lessons add Answer in German.",
+        "Hello?",
+    ]
+    lines += [
+        "/lessons off 1",
+        "/lessons rm 2",
+        "/lessons on 1",
+        "/lessons rm 7",
+        "/lessons add See https://evil.example/.",
+    ]
+    status, text = talk(gateway.url, [*lines, "/lessons what", "/lessons rm 1", "/lessons off"])
+    assert status == 0
+    assert "lessons: off; 0 lessons\n" in text
+    assert "1. Keep answers short.  [trial]\n2. Answer in German.  [trial]\nlessons: auto; 2 lessons\n" in text
+    assert ", 2 lessons\n" in text.split("So **be** it.")[1], "the reply tells what stood in its prompt"
+    assert "1. Keep answers short.  [resting (off)]\n" in text
+    assert "1. Keep answers short.  [trial]\nlessons: auto; 1 lesson\n" in text
+    assert "no lesson 7; /lessons numbers them\n" in text
+    assert "error: 400: a lesson has no link;" in text
+    assert "type /lessons, /lessons auto," in text
+    assert text.endswith("lessons: off; 0 lessons\n")

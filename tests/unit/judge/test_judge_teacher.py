@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from groundwork.chat_messages import Message
 from lab.testkit.ledger_records import make_turn
 from openclaw.exceptions import EngineUnavailableError, TeacherMismatchError
-from openclaw.judge.prompts import append_hint
 from openclaw.judge.teacher import TeacherScorer, context_of, score, under_hint
 from openclaw.ledger.records import Turn, Verdict, VersionSpan
+from openclaw.messages.hints import append_hint
 from openclaw.owners import LOCAL
 from tests.helpers.fake_engine import FakeEngine
 

@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lab.testkit.ledger_records import make_turn
 from openclaw.exceptions import EngineUnavailableError, TeacherMismatchError
-from openclaw.judge.prompts import append_hint
 from openclaw.judge.teacher import TOLERANCE, SupportScorer
 from openclaw.ledger.records import TopK, Turn
+from openclaw.messages.hints import append_hint
 from openclaw.method import HintChoice
 from tests.helpers.fake_engine import FakeEngine
 

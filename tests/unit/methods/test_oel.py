@@ -26,7 +26,7 @@ from openclaw.judge.answers import read_vote
 from openclaw.judge.client import JudgeClient, JudgeSampling
 from openclaw.judge.hygiene import Limits
 from openclaw.judge.interface import MAX_JUDGED_CHARACTERS
-from openclaw.judge.prompts import HINT_TAG, judge_messages
+from openclaw.judge.prompts import judge_messages
 from openclaw.judge.teacher import TeacherScorer
 from openclaw.judge.voting import JudgeMetrics
 from openclaw.judge.worker import JudgeWorker, WorkerSettings
@@ -35,6 +35,7 @@ from openclaw.launch.profiles import PROFILES
 from openclaw.launch.resolve import make_plan
 from openclaw.ledger.records import Turn, Verdict
 from openclaw.ledger.store import Ledger
+from openclaw.messages.hints import HINT_TAG
 from openclaw.messages.text import content_text
 from slime.algorithms.advantages import compute_advantages
 from tests.helpers.fake_engine import FakeEngine, likelihood

@@ -14,7 +14,8 @@ from lab.tiny_models.batches import batches, encode
 from lab.tiny_models.episodes import CALCULATOR, Episode, judge_episode, policy_episode
 from lab.tiny_models.hints import quote
 from lab.tiny_models.tokenizer import CONTROL_TOKENS, SPECIAL_TOKENS, build_tokenizer, completion_text, prompt_text
-from openclaw.judge.prompts import append_hint, judge_messages
+from openclaw.judge.prompts import judge_messages
+from openclaw.messages.hints import append_hint
 
 NO_THINKING = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
 USER = {"role": "user", "content": "Hi."}

@@ -1,0 +1,396 @@
+"""Lessons in the ledger: whose they are, where they come from, which turns read them, and their deletion.
+
+Guarantees: a lesson belongs to one person, and every method that takes a lesson's id also takes that person and knows no
+other's. Evidence is never counted twice: it is read from the verdicts of the turns that read a lesson, so a verdict that is taken
+back takes its evidence along. A lesson of the judge lives as long as one of the complaints that it comes from; one that its owner worded lives
+until it is deleted. A deleted lesson leaves no token of it: the turns that read it keep
+their plain prompt alone, and their samples, if any, become tombstones; `openclaw.ledger.sessions.Sessions.erase` then
+removes the bytes. The states are those of `openclaw.lessons.lesson`.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import uuid
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from openclaw.ledger.codec import decode_plain, pack_ids, unpack_ids
+from openclaw.ledger.database import Database
+from openclaw.ledger.exceptions import UnknownRecordError
+from openclaw.lessons.lesson import (
+    MOST_KEPT,
+    SERVED_STATES,
+    Lesson,
+    Mode,
+    UnusableLessonError,
+    is_unused,
+    judged_move,
+    may_move,
+    moved_to,
+    relation,
+    usable_lesson,
+)
+
+FORGOTTEN_LESSON = "forgotten_lesson"
+"""Why a turn has no sample any more: the lesson that its prompt had was deleted."""
+_EVIDENCE = (
+    "SELECT lessons.*,"
+    " (SELECT COUNT(*) FROM lesson_turns WHERE lesson = lessons.id AND role = 'said') AS said,"
+    " (SELECT COUNT(*) FROM lesson_turns WHERE lesson = lessons.id AND role = 'read') AS served,"
+    " (SELECT COUNT(*) FROM lesson_turns JOIN verdicts USING (turn_id) WHERE lesson = lessons.id AND role = 'read'"
+    "  AND json_extract(verdict, '$.score') = 1) AS liked,"
+    " (SELECT COUNT(*) FROM lesson_turns JOIN verdicts USING (turn_id) WHERE lesson = lessons.id AND role = 'read'"
+    "  AND json_extract(verdict, '$.score') = -1) AS disliked"
+    " FROM lessons"
+)
+READ_IT = "turn_id IN (SELECT turn_id FROM lesson_turns WHERE lesson = ? AND role = 'read')"
+
+
+@dataclass(frozen=True)
+class Birth:
+    """What the judge read in a complaint: the lesson, whether it waits for its person, and the older one that it replaces."""
+
+    text: str
+    waits: bool = False
+    replaces: str | None = None
+
+
+class Lessons:
+    """The lessons of everybody."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def mode(self, person: str, default: Mode) -> Mode:
+        """Return what a person has chosen; ``default`` without a choice."""
+        rows = self._database.rows("SELECT lessons FROM people WHERE person = ?", (person,))
+        return rows[0]["lessons"] if rows else default
+
+    def choose_mode(self, person: str, mode: Mode) -> None:
+        """Commit a person's choice."""
+        with self._database.transaction() as connection:
+            connection.execute(
+                "INSERT INTO people (person, lessons) VALUES (?, ?) ON CONFLICT DO UPDATE SET lessons = excluded.lessons",
+                (person, mode),
+            )
+
+    def of(self, person: str) -> list[Lesson]:
+        """Return a person's lessons with their evidence, the latest changed last."""
+        rows = self._database.rows(f"{_EVIDENCE} WHERE person = ? ORDER BY changed_at, rowid", (person,))
+        return [_lesson(row) for row in rows]
+
+    def served(self, person: str) -> list[Lesson]:
+        """Return the lessons that a person's requests may carry, the latest changed last, without their evidence."""
+        states = ", ".join(f"'{state}'" for state in SERVED_STATES)
+        rows = self._database.rows(
+            f"SELECT *, 0 AS said, 0 AS served, 0 AS liked, 0 AS disliked FROM lessons WHERE person = ? AND state IN ({states})"
+            " ORDER BY changed_at, rowid",
+            (person,),
+        )
+        return [_lesson(row) for row in rows]
+
+    def get(self, person: str, lesson_id: str) -> Lesson:
+        """Return one of a person's lessons.
+
+        Raises:
+            UnknownRecordError: if the person has no such lesson.
+        """
+        rows = self._database.rows(f"{_EVIDENCE} WHERE person = ? AND id = ?", (person, lesson_id))
+        if not rows:
+            raise UnknownRecordError(f"{self._database.path} has no lesson {lesson_id!r} of this person")
+        return _lesson(rows[0])
+
+    def add(self, person: str, text: str, *, pinned: bool = False) -> Lesson:
+        """Commit a lesson that its owner worded; one that says the same is served again instead.
+
+        Raises:
+            UnusableLessonError: if the text cannot be a lesson.
+        """
+        text = self._usable(text)
+        with self._database.transaction() as connection:
+            known = self._relations(person, text)
+            if same := next((each for each in known["same"]), None):
+                move = {"proposed": "accept", "resting": "switch_on", "retired": "switch_on"}.get(same.state)
+                columns: dict[str, Any] = {"text": text, "origin": "owner", "pinned": int(pinned or same.pinned)}
+                self._change(connection, same, move, **columns)
+                lesson_id = same.id
+            else:
+                lesson_id = self._insert(connection, person, text, "owner", "trial", pinned=pinned)
+            for older in known["contrary"]:
+                self._replace(connection, lesson_id, older)
+            self._bound(connection, person)
+        return self.get(person, lesson_id)
+
+    def edit(
+        self,
+        person: str,
+        lesson_id: str,
+        *,
+        text: str | None = None,
+        pinned: bool | None = None,
+        on: bool | None = None,
+    ) -> Lesson:
+        """Commit what an owner changes of a lesson: its words, whether it is pinned, whether it is served.
+
+        Switching a proposed lesson on accepts it, switching it off declines it. New words keep the state; the evidence of the
+        old ones is dropped.
+
+        Raises:
+            UnknownRecordError: if the person has no such lesson.
+            UnusableLessonError: if the text cannot be a lesson.
+        """
+        with self._database.transaction() as connection:
+            lesson = self.get(person, lesson_id)
+            if text is not None and (text := self._usable(text)) != lesson.text:
+                self._forget_words(connection, lesson_id)
+                connection.execute("DELETE FROM lesson_turns WHERE lesson = ?", (lesson_id,))
+                self._database.update_one(
+                    connection, "lessons", lesson_id, text=text, origin="owner", changed_at=self._database.clock()
+                )
+            if pinned is not None:
+                self._database.update_one(connection, "lessons", lesson_id, pinned=int(pinned))
+            lesson = self.get(person, lesson_id)
+            if on is not None:
+                moves = ("accept", "switch_on") if on else ("decline", "switch_off")
+                move = next((each for each in moves if may_move(lesson, each)), None)
+                if move is not None:
+                    self._change(connection, lesson, move, touch=on)
+                    self._follow_up(connection, lesson)
+        return self.get(person, lesson_id)
+
+    def remove(self, person: str, lesson_id: str) -> None:
+        """Delete a lesson, and what the prompts of turns have of it.
+
+        Raises:
+            UnknownRecordError: if the person has no such lesson.
+        """
+        with self._database.transaction() as connection:
+            self._remove(connection, self.get(person, lesson_id))
+
+    def forget_person(self, person: str) -> int:
+        """Delete all lessons of a person and the person's choice; return the number of lessons."""
+        with self._database.transaction() as connection:
+            lessons = self.of(person)
+            for lesson in lessons:
+                self._remove(connection, lesson)
+            connection.execute("DELETE FROM people WHERE person = ?", (person,))
+        return len(lessons)
+
+    def settle(self, connection: sqlite3.Connection, turn_id: str, person: str, birth: Birth | None) -> str | None:
+        """Take in the verdict of a turn, inside the transaction that commits it.
+
+        The lessons that the turn read change their state by the evidence; the lesson that its complaint gives is born, and
+        those that an earlier verdict on the same turn gave are withdrawn.
+
+        Args:
+            connection: in the transaction.
+            turn_id: a judged turn.
+            person: whose it is.
+            birth: what the judge read in the reaction, or None.
+
+        Returns:
+            What became of the birth: ``born``, ``proposed``, ``repeated`` (a lesson says so already), ``replaced`` (it takes
+            the place of an older one), or why it is none: ``unwanted`` (its person switched such a lesson off, or it had no
+            effect). None without one.
+        """
+        before = connection.execute(
+            "SELECT lesson FROM lesson_turns WHERE turn_id = ? AND role = 'said'", (turn_id,)
+        ).fetchall()
+        connection.execute("DELETE FROM lesson_turns WHERE turn_id = ? AND role = 'said'", (turn_id,))
+        outcome = None if birth is None else self._born(connection, turn_id, person, birth)
+        self._drop_orphans(connection, [row["lesson"] for row in before])
+        read = connection.execute(
+            f"{_EVIDENCE} WHERE id IN (SELECT lesson FROM lesson_turns WHERE turn_id = ? AND role = 'read')", (turn_id,)
+        ).fetchall()
+        for lesson in map(_lesson, read):
+            if move := judged_move(lesson):
+                self._change(connection, lesson, move, touch=False)
+                self._follow_up(connection, lesson)
+        return outcome
+
+    def age(self) -> int:
+        """Retire the lessons that nobody used for long; return their number."""
+        with self._database.transaction() as connection:
+            rows = self._database.rows(f"{_EVIDENCE} WHERE state <> 'retired' AND pinned = 0")
+            old = [each for each in map(_lesson, rows) if is_unused(each, self._database.clock())]
+            for lesson in old:
+                self._change(connection, lesson, "age", touch=False)
+        return len(old)
+
+    def _usable(self, text: str) -> str:
+        redaction = self._database.redaction
+        return usable_lesson(text) if redaction is None else usable_lesson(text, redacted=redaction.text)
+
+    def _relations(self, person: str, text: str) -> dict[str, list[Lesson]]:
+        """Return a person's lessons by what they are to a text."""
+        results: dict[str, list[Lesson]] = {"same": [], "contrary": [], "other": []}
+        for lesson in self.of(person):
+            results[relation(lesson.text, text)].append(lesson)
+        return results
+
+    def _born(self, connection: sqlite3.Connection, turn_id: str, person: str, birth: Birth) -> str:
+        with suppress(UnusableLessonError):
+            text = self._usable(birth.text)
+            known = self._relations(person, text)
+            if same := next((each for each in known["same"]), None):
+                if same.reason in ("off", "declined", "no_effect"):
+                    return "unwanted"
+                self._source(connection, same.id, turn_id)
+                again = {"resting": "return", "retired": "switch_on"}.get(same.state)
+                self._change(connection, same, again)
+                for older in known["contrary"] if same.state != "proposed" else ():
+                    self._replace(connection, same.id, older)
+                return "repeated"
+            lesson_id = self._insert(connection, person, text, "judge", "proposed" if birth.waits else "trial")
+            self._source(connection, lesson_id, turn_id)
+            named = [each for each in known["other"] if each.id == birth.replaces]
+            older = [each for each in (*named, *known["contrary"]) if each.is_served]
+            if older:
+                self._database.update_one(connection, "lessons", lesson_id, replaces=older[0].id)
+            if not birth.waits:
+                for each in older:
+                    self._replace(connection, lesson_id, each)
+            self._bound(connection, person)
+            return "proposed" if birth.waits else "replaced" if older else "born"
+        return "unusable"
+
+    def _insert(
+        self, connection: sqlite3.Connection, person: str, text: str, origin: str, state: str, *, pinned: bool = False
+    ) -> str:
+        lesson_id, now = f"lesson-{uuid.uuid4().hex[:16]}", self._database.clock()
+        columns: dict[str, Any] = {"id": lesson_id, "person": person, "text": text, "origin": origin, "state": state}
+        columns |= {"pinned": int(pinned), "created_at": now, "changed_at": now}
+        self._database.insert(connection, "lessons", columns)
+        return lesson_id
+
+    def _source(self, connection: sqlite3.Connection, lesson_id: str, turn_id: str) -> None:
+        connection.execute("INSERT OR IGNORE INTO lesson_turns VALUES (?, ?, 'said')", (lesson_id, turn_id))
+
+    def _change(
+        self, connection: sqlite3.Connection, lesson: Lesson, move: str | None, *, touch: bool = True, **columns: Any
+    ) -> None:
+        """Move a lesson, if ``move`` applies to it, and set columns; ``touch`` makes it the newest."""
+        if move is not None and may_move(lesson, move):
+            columns["state"], columns["reason"] = moved_to(lesson, move)
+        if touch:
+            columns["changed_at"] = self._database.clock()
+        if columns:
+            self._database.update_one(connection, "lessons", lesson.id, **columns)
+
+    def _replace(self, connection: sqlite3.Connection, lesson_id: str, older: Lesson) -> None:
+        if may_move(older, "replace"):
+            replaced: dict[str, Any] = {"replaces": None} if older.replaces == lesson_id else {}
+            self._change(connection, older, "replace", touch=False, **replaced)
+            self._database.update_one(connection, "lessons", lesson_id, replaces=older.id)
+
+    def _follow_up(self, connection: sqlite3.Connection, before: Lesson) -> None:
+        """Let the lesson that another one replaces rest while that one is served, and return when it is not."""
+        if before.replaces is None:
+            return
+        [(state,)] = connection.execute("SELECT state FROM lessons WHERE id = ?", (before.id,)).fetchall()
+        with suppress(UnknownRecordError):
+            older = self.get(before.person, before.replaces)
+            if state in SERVED_STATES and may_move(older, "replace"):
+                self._change(connection, older, "replace", touch=False)
+            elif state not in SERVED_STATES and before.is_served and older.reason == "replaced":
+                self._change(connection, older, "return", touch=False)
+
+    def _bound(self, connection: sqlite3.Connection, person: str) -> None:
+        """Retire a person's oldest lessons beyond `MOST_KEPT`, and delete the oldest retired ones beyond as many."""
+        lessons = self.of(person)
+        kept = [each for each in lessons if each.state != "retired"]
+        free = [each for each in kept if not each.pinned]
+        for lesson in free[: max(0, len(kept) - MOST_KEPT)]:
+            self._change(connection, lesson, "crowd_out", touch=False)
+        retired = [each for each in lessons if each.state == "retired"]
+        for lesson in retired[: max(0, len(retired) - MOST_KEPT)]:
+            self._remove(connection, lesson)
+
+    def _remove(self, connection: sqlite3.Connection, lesson: Lesson) -> None:
+        """Delete a lesson; the one that it replaces returns, or is replaced by what replaced the deleted one."""
+        self._forget_words(connection, lesson.id)
+        connection.execute("UPDATE lessons SET replaces = ? WHERE replaces = ?", (lesson.replaces, lesson.id))
+        if lesson.is_served and lesson.replaces is not None:
+            with suppress(UnknownRecordError):
+                older = self.get(lesson.person, lesson.replaces)
+                if older.reason == "replaced":
+                    self._change(connection, older, "return", touch=False)
+        connection.execute("DELETE FROM lessons WHERE id = ?", (lesson.id,))
+
+    def _forget_words(self, connection: sqlite3.Connection, lesson_id: str) -> None:
+        """Leave the turns that read a lesson their plain prompt alone, and delete their samples."""
+        now = self._database.clock()
+        connection.execute(
+            "INSERT OR IGNORE INTO forgotten_samples (id, rollout_id, forgotten_at) SELECT id,"
+            f" CASE WHEN state IN ('leased', 'trained') THEN rollout_id END, ? FROM samples WHERE {READ_IT}",
+            (now, lesson_id),
+        )
+        connection.execute(
+            "UPDATE turns SET reason = ? WHERE reason IS NULL AND state = 'judged'"
+            " AND id IN (SELECT turn_id FROM lesson_turns WHERE lesson = ? AND role = 'read')",
+            (FORGOTTEN_LESSON, lesson_id),
+        )
+        connection.execute(f"DELETE FROM samples WHERE {READ_IT}", (lesson_id,))
+        rows = connection.execute(
+            "SELECT id, prompt_ids, lesson_start, lesson_end, plain_middle FROM turns"
+            " WHERE plain_middle IS NOT NULL AND id IN (SELECT turn_id FROM lesson_turns WHERE lesson = ? AND role = 'read')",
+            (lesson_id,),
+        ).fetchall()
+        for row in rows:
+            connection.execute(
+                "UPDATE turns SET prompt_ids = ?, lesson_end = ?, topk_log_probs = NULL, topk_ids = NULL WHERE id = ?",
+                _plain_alone(row),
+            )
+
+    def _drop_orphans(self, connection: sqlite3.Connection, lesson_ids: Collection[str]) -> None:
+        """Delete those of the lessons that the judge worded and that no complaint supports any more."""
+        for lesson_id in lesson_ids:
+            row = connection.execute(f"{_EVIDENCE} WHERE id = ?", (lesson_id,)).fetchone()
+            if row is not None and row["origin"] == "judge" and not row["said"]:
+                self._remove(connection, _lesson(row))
+
+    def forget_session(self, connection: sqlite3.Connection, session_id: str) -> None:
+        """Delete what lessons have of a session that is about to be deleted, inside its transaction."""
+        of_session = "turn_id IN (SELECT id FROM turns WHERE session_id = ?)"
+        said = connection.execute(
+            f"SELECT DISTINCT lesson FROM lesson_turns WHERE role = 'said' AND {of_session}", (session_id,)
+        ).fetchall()
+        connection.execute(f"DELETE FROM lesson_turns WHERE role = 'said' AND {of_session}", (session_id,))
+        self._drop_orphans(connection, [row["lesson"] for row in said])
+        connection.execute(f"DELETE FROM lesson_turns WHERE {of_session}", (session_id,))
+
+
+def _plain_alone(row: sqlite3.Row) -> tuple[bytes, int, str]:
+    """Return prompt ids and end of the lessons' place for a turn that keeps its plain prompt alone, and its id."""
+    plain = decode_plain(row)
+    assert plain is not None
+    return pack_ids(plain.applied(unpack_ids(row["prompt_ids"]))), plain.start + len(plain.ids), row["id"]
+
+
+def note_lessons(connection: sqlite3.Connection, turn_id: str, lesson_ids: Sequence[str], at: float) -> None:
+    """Note the lessons that a new turn read, inside the transaction that records it.
+
+    If one of them was deleted meanwhile, the turn keeps its plain prompt alone.
+    """
+    known = 0
+    for lesson_id in lesson_ids:
+        known += connection.execute("UPDATE lessons SET served_at = ? WHERE id = ?", (at, lesson_id)).rowcount
+        connection.execute(
+            "INSERT INTO lesson_turns SELECT id, ?, 'read' FROM lessons WHERE id = ?", (turn_id, lesson_id)
+        )
+    if known < len(lesson_ids):
+        row = connection.execute("SELECT * FROM turns WHERE id = ?", (turn_id,)).fetchone()
+        if row["plain_middle"] is not None:
+            connection.execute(
+                "UPDATE turns SET prompt_ids = ?, lesson_end = ?, topk_log_probs = NULL, topk_ids = NULL WHERE id = ?",
+                _plain_alone(row),
+            )
+
+
+def _lesson(row: sqlite3.Row) -> Lesson:
+    values: dict[str, Any] = dict(row)
+    values["pinned"] = bool(values["pinned"])
+    return Lesson(**values)

@@ -1,0 +1,372 @@
+"""Lessons in the ledger: birth, repetition, contradiction and its undo, evidence, bounds, walls and deletion."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lab.testkit.ledger_records import USER_NEXT, make_turn
+from openclaw.credit.baseline import record_judged
+from openclaw.ledger.copying import ChangedTurn
+from openclaw.ledger.exceptions import TransitionError, UnknownRecordError
+from openclaw.ledger.lessons import FORGOTTEN_LESSON, Birth
+from openclaw.ledger.records import PlainPart, Verdict
+from openclaw.ledger.store import Ledger
+from openclaw.lessons.lesson import ENOUGH_DISLIKES, MOST_KEPT, UNDER_LESSON, UNUSED_DAYS, Lesson, UnusableLessonError
+from openclaw.privacy.redactor import Redactor
+from openclaw.training.samples import make_sample
+
+ALICE, BOB = "alice", "bob"
+DAY = 86400.0
+
+
+class Run:
+    """A ledger with a clock, and how its lessons are born and judged."""
+
+    def __init__(self, path: Path) -> None:
+        self.now = 1000.0
+        self.ledger = Ledger(path, clock=lambda: self.now, redaction=Redactor("secrets"))
+        self.lessons = self.ledger.lessons
+        self.count = 0
+
+    def turn(self, *, read: tuple[str, ...] = (), session: str = "@alice:s") -> str:
+        """Record a turn that read lessons and has a next state."""
+        self.count += 1
+        self.now += 1.0
+        plain = PlainPart(1, 3, (9,)) if read else None
+        turn = make_turn(
+            f"turn-{self.count}",
+            session_id=session,
+            lessons=read,
+            plain=plain,
+            created_at=self.now,
+            finished_at=self.now,
+        )
+        self.ledger.turns.record(turn)
+        self.ledger.turns.record_next_state(turn.id, USER_NEXT, self.now)
+        return turn.id
+
+    def judge(
+        self, turn_id: str, score: int | None, birth: Birth | None = None, *, trains: bool = False, person: str = ALICE
+    ) -> str | None:
+        """Commit a verdict and what lessons make of it."""
+        self.now += 1.0
+        samples = [make_sample(self.ledger.turns.get(turn_id), 1.0, score=score)] if trains else []
+        with self.ledger.transaction() as connection:
+            reason = None if samples else UNDER_LESSON
+            record_judged(self.ledger, turn_id, Verdict(score=score), samples, reason)
+            return self.lessons.settle(connection, turn_id, person, birth)
+
+    def born(self, text: str, *, waits: bool = False, replaces: str | None = None, session: str = "@alice:s") -> Lesson:
+        """Let a complaint give a lesson."""
+        self.judge(self.turn(session=session), -1, Birth(text, waits, replaces))
+        return self.named(text)
+
+    def named(self, text: str, person: str = ALICE) -> Lesson:
+        [result] = [each for each in self.lessons.of(person) if each.text == text]
+        return result
+
+    def states(self) -> dict[str, tuple[str, str | None]]:
+        return {each.text: (each.state, each.reason) for each in self.lessons.of(ALICE)}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    result = Run(tmp_path / "ledger.sqlite")
+    yield result
+    result.ledger.close()
+
+
+def test_a_complaint_gives_a_lesson_and_its_repetition_is_counted(run: Run) -> None:
+    first = run.born("Keep answers short.")
+    assert (first.state, first.origin, first.said, first.person) == ("trial", "judge", 1, ALICE)
+    run.judge(run.turn(), -1, Birth("keep answers SHORT"))
+    [lesson] = run.lessons.of(ALICE)
+    assert (lesson.said, lesson.text) == (2, "Keep answers short.")
+    assert lesson.changed_at > first.changed_at
+
+
+def test_likes_and_dislikes_decide(run: Run) -> None:
+    lesson = run.born("Keep answers short.")
+    for count in range(ENOUGH_DISLIKES - 1):
+        run.judge(run.turn(read=(lesson.id,)), -1)
+        assert run.named(lesson.text).disliked == count + 1
+    assert run.named(lesson.text).state == "trial"
+    run.judge(run.turn(read=(lesson.id,)), 1)
+    assert run.states() == {lesson.text: ("active", None)}
+    for _ in range(ENOUGH_DISLIKES):
+        run.judge(run.turn(read=(lesson.id,)), -1)
+    assert run.named(lesson.text).state == "active", "one like keeps it"
+
+    other = run.born("Answer in German.")
+    for _ in range(ENOUGH_DISLIKES):
+        run.judge(run.turn(read=(other.id,)), -1)
+    assert run.states()[other.text] == ("retired", "no_effect")
+    assert run.judge(run.turn(), -1, Birth("Answer in German.")) == "unwanted"
+    assert run.states()[other.text] == ("retired", "no_effect")
+
+
+def test_a_verdict_that_is_taken_back_takes_its_evidence_and_its_lesson_along(run: Run) -> None:
+    lesson = run.born("Keep answers short.")
+    read = run.turn(read=(lesson.id,))
+    run.judge(read, -1)
+    assert run.named(lesson.text).disliked == 1
+    complaint = run.turn()
+    assert run.judge(complaint, -1, Birth("Answer in German.")) == "born"
+    with run.ledger.transaction() as connection:
+        for turn_id in (read, complaint):
+            assert run.ledger.turns.take_back(connection, turn_id)
+    assert run.named(lesson.text).disliked == 0
+    run.judge(complaint, 1)
+    assert [*run.states()] == [lesson.text]
+
+
+def test_the_newer_of_two_contrary_lessons_counts_until_it_goes(run: Run) -> None:
+    older = run.born("Write at most 3 sentences.")
+    run.judge(run.turn(read=(older.id,)), 1)
+    assert run.judge(run.turn(), -1, Birth("Write at most 5 sentences.")) == "replaced"
+    newer = run.named("Write at most 5 sentences.")
+    assert run.states() == {older.text: ("resting", "replaced"), newer.text: ("trial", None)}
+    run.lessons.edit(ALICE, newer.id, on=False)
+    assert run.states() == {older.text: ("active", None), newer.text: ("resting", "off")}
+    run.lessons.edit(ALICE, newer.id, on=True)
+    assert run.states()[older.text] == ("resting", "replaced")
+    run.lessons.remove(ALICE, newer.id)
+    assert run.states() == {older.text: ("active", None)}, "it has a like"
+
+
+def test_a_chain_of_replacements_is_undone_link_by_link(run: Run) -> None:
+    a = run.born("Write at most 3 sentences.")
+    b = run.born("Write at most 5 sentences.")
+    c = run.born("Write at most 7 sentences.")
+    run.lessons.remove(ALICE, b.id)
+    assert run.states() == {a.text: ("resting", "replaced"), c.text: ("trial", None)}
+    run.lessons.remove(ALICE, c.id)
+    assert run.states() == {a.text: ("trial", None)}
+
+
+def test_saying_the_old_wish_again_turns_the_replacement_round(run: Run) -> None:
+    older = run.born("Use metric units.")
+    newer = run.born("Do not use metric units.")
+    run.judge(run.turn(), -1, Birth("Use metric units."))
+    assert run.states() == {older.text: ("trial", None), newer.text: ("resting", "replaced")}
+    run.lessons.remove(ALICE, older.id)
+    assert run.states() == {newer.text: ("trial", None)}
+
+
+def test_the_judge_may_name_what_a_lesson_replaces(run: Run) -> None:
+    older = run.born("Answer in German.")
+    run.born("Only English from now on.", replaces=older.id)
+    assert run.states()[older.text] == ("resting", "replaced")
+    assert run.judge(run.turn(), -1, Birth("Never use tables.", replaces="lesson-of-somebody-else")) == "born"
+
+
+def test_a_proposed_lesson_waits_for_its_person(run: Run) -> None:
+    served = run.born("Use metric units.")
+    waiting = run.born("Do not use metric units.", waits=True)
+    assert [each.id for each in run.lessons.served(ALICE)] == [served.id]
+    assert run.states()[served.text] == ("trial", None), "nothing is replaced before it is accepted"
+    run.lessons.edit(ALICE, waiting.id, on=True)
+    assert [each.id for each in run.lessons.served(ALICE)] == [waiting.id]
+    declined = run.born("Answer in German.", waits=True)
+    run.lessons.edit(ALICE, declined.id, on=False)
+    assert run.states()[declined.text] == ("retired", "declined")
+    assert run.judge(run.turn(), -1, Birth(declined.text, waits=True)) == "unwanted"
+
+
+def test_what_its_person_switched_off_stays_off(run: Run) -> None:
+    lesson = run.born("Keep answers short.")
+    run.lessons.edit(ALICE, lesson.id, on=False)
+    assert run.judge(run.turn(), -1, Birth(lesson.text)) == "unwanted"
+    assert run.lessons.served(ALICE) == []
+
+
+def test_old_lessons_retire_unless_they_are_used_or_pinned(run: Run) -> None:
+    unused, used, pinned = (run.born(text) for text in ("Use metric units.", "Answer in German.", "No tables."))
+    run.lessons.edit(ALICE, pinned.id, pinned=True)
+    run.now += (UNUSED_DAYS - 1) * DAY
+    run.turn(read=(used.id,))
+    run.now += 2 * DAY
+    assert run.lessons.age() == 1
+    assert run.states()[unused.text] == ("retired", "unused")
+    assert {each.id for each in run.lessons.served(ALICE)} == {used.id, pinned.id}
+    assert run.judge(run.turn(), -1, Birth(unused.text)) == "repeated"
+    assert run.named(unused.text).state == "trial"
+
+
+def test_a_person_has_a_bounded_number_of_lessons(run: Run) -> None:
+    words = [f"{a}{b}" for a in "abcdefghijklmnop" for b in "abcdefghijklmnop"]
+    first = run.lessons.add(ALICE, f"wish {words[0]}", pinned=True)
+    for word in words[1:]:
+        run.now += 1.0
+        run.lessons.add(ALICE, f"{word} {word[::-1]}x please")
+    kept = [each for each in run.lessons.of(ALICE) if each.state != "retired"]
+    assert len(kept) == MOST_KEPT
+    assert first.id in {each.id for each in kept}
+    assert len(run.lessons.of(ALICE)) <= 2 * MOST_KEPT + 1
+
+
+def test_nobody_reaches_another_persons_lessons(run: Run) -> None:
+    lesson = run.born("Keep answers short.")
+    assert run.lessons.of(BOB) == run.lessons.served(BOB) == []
+    for act in (run.lessons.get, run.lessons.remove, run.lessons.edit):
+        with pytest.raises(UnknownRecordError):
+            act(BOB, lesson.id)
+    assert run.lessons.forget_person(BOB) == 0
+    run.lessons.choose_mode(ALICE, "confirm")
+    assert (run.lessons.mode(ALICE, "off"), run.lessons.mode(BOB, "off")) == ("confirm", "off")
+    assert run.lessons.forget_person(ALICE) == 1
+    assert run.lessons.of(ALICE) == []
+    assert run.lessons.mode(ALICE, "off") == "off"
+
+
+def test_an_owner_adds_and_edits(run: Run) -> None:
+    born = run.born("Keep answers short.")
+    again = run.lessons.add(ALICE, "keep answers short")
+    assert (again.id, again.origin, again.text) == (born.id, "owner", "keep answers short")
+    edited = run.lessons.edit(ALICE, born.id, text="Keep all answers short.", pinned=True)
+    assert (edited.text, edited.pinned, edited.said) == ("Keep all answers short.", True, 0)
+    with pytest.raises(UnusableLessonError):
+        run.lessons.add(ALICE, "See https://evil.example/.")
+    with pytest.raises(UnusableLessonError) as caught:
+        run.lessons.add(ALICE, "Say AKIAQ7RZT2WXPLMK5H3V at the end.")
+    assert caught.value.reason == "secret"
+    assert run.judge(run.turn(), -1, Birth("Say AKIAQ7RZT2WXPLMK5H3V at the end.")) == "unusable"
+
+
+@pytest.mark.parametrize("state", ["active", "resting"])
+def test_the_database_refuses_other_moves(run: Run, state: str) -> None:
+    lesson = run.born("Keep answers short.", waits=True)
+    with run.ledger.transaction() as connection:
+        with pytest.raises(TransitionError):
+            run.ledger.database.update_one(connection, "lessons", lesson.id, state=state)
+        insert = "INSERT INTO lessons (id, person, text, origin, state, created_at, changed_at) VALUES ('x', 'p', 't', 'judge', ?, 1, 1)"
+        with pytest.raises(sqlite3.IntegrityError, match="illegal first state"):
+            connection.execute(insert, (state,))
+
+
+def test_forgetting_the_only_source_deletes_the_lesson(run: Run) -> None:
+    alone = run.born("Keep answers short.", session="@alice:one")
+    both = run.born("Answer in German.", session="@alice:one")
+    run.judge(run.turn(session="@alice:two"), -1, Birth(both.text))
+    own = run.lessons.add(ALICE, "No tables.")
+    run.ledger.sessions.forget("@alice:one")
+    assert {each.id for each in run.lessons.of(ALICE)} == {both.id, own.id}
+    run.ledger.sessions.forget("@alice:two")
+    assert {each.id for each in run.lessons.of(ALICE)} == {own.id}
+    assert alone.id not in {each.id for each in run.lessons.of(ALICE)}
+
+
+def test_a_deleted_lesson_leaves_no_token(run: Run, tmp_path: Path) -> None:
+    lesson = run.born("Keep zebras striped.")
+    read, trained = run.turn(read=(lesson.id,)), run.turn(read=(lesson.id,))
+    run.judge(trained, 1, trains=True)
+    assert run.ledger.turns.get(read).prompt_ids == [1, 2, 3, 4]
+    assert run.ledger.turns.get(read).student_ids == [1, 9, 4]
+    run.lessons.remove(ALICE, lesson.id)
+    for turn_id in (read, trained):
+        turn = run.ledger.turns.get(turn_id)
+        assert turn.prompt_ids == turn.student_ids == [1, 9, 4]
+        assert turn.plain is not None
+    assert run.ledger.turns.get(trained).reason == FORGOTTEN_LESSON
+    assert run.ledger.views.counts()["samples"] == {}
+    late = run.turn(read=(lesson.id,))
+    assert run.ledger.turns.get(late).prompt_ids == [1, 9, 4], "a reply that was under way when it was deleted"
+    run.ledger.sessions.erase()
+    run.ledger.close()
+    everything = b"".join(path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
+    assert b"zebras" not in everything
+    run.ledger = Ledger(tmp_path / "ledger.sqlite")
+
+
+def test_a_turn_travels_with_its_plain_prompt_but_without_lessons(run: Run, tmp_path: Path) -> None:
+    lesson = run.born("Keep answers short.")
+    turn_id = run.turn(read=(lesson.id,))
+    changed = [each for each in run.ledger.transfer.changed(0.0, 0, 10) if each.turn.id == turn_id]
+    [arrived] = [ChangedTurn.from_dict(json.loads(json.dumps(each.to_dict()))) for each in changed]
+    with closing(Ledger(tmp_path / "other.sqlite")) as other:
+        assert other.transfer.merge(arrived)
+        assert other.turns.get(turn_id).student_ids == [1, 9, 4]
+        assert other.lessons.of(ALICE) == []
+
+
+IDS = st.lists(st.integers(0, 5), max_size=12)
+
+
+@given(IDS, IDS, IDS, IDS)
+def test_the_plain_prompt_is_kept_exactly(
+    begin: list[int], served: list[int], plain: list[int], end: list[int]
+) -> None:
+    with_lessons, without = [*begin, *served, *end], [*begin, *plain, *end]
+    part = PlainPart.between(with_lessons, without)
+    assert part.applied(with_lessons) == without
+    assert 0 <= part.start <= part.end <= len(with_lessons)
+    assert len(part.ids) <= max(len(plain), len(without) - part.start)
+
+
+TEXTS = st.sampled_from(
+    [
+        "Use metric units.",
+        "Do not use metric units.",
+        "Write 3 words.",
+        "Write 5 words.",
+        "Answer in German.",
+        "No tables.",
+    ]
+)
+STEPS = st.one_of(
+    st.tuples(st.just("born"), TEXTS, st.booleans()),
+    st.tuples(st.just("add"), TEXTS, st.booleans()),
+    st.tuples(st.just("read"), st.integers(-1, 1), st.booleans()),
+    st.tuples(st.just("on"), st.integers(0, 5), st.booleans()),
+    st.tuples(st.just("pin"), st.integers(0, 5), st.booleans()),
+    st.tuples(st.just("remove"), st.integers(0, 5), st.just(True)),
+    st.tuples(st.just("age"), st.integers(0, 100), st.just(True)),
+    st.tuples(st.just("forget"), st.integers(0, 3), st.just(True)),
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(STEPS, max_size=25))
+def test_any_order_of_events_leaves_the_lessons_whole(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple]
+) -> None:
+    run = Run(tmp_path_factory.mktemp("lessons") / "ledger.sqlite")
+    for number, (name, what, flag) in enumerate(steps):
+        lessons = run.lessons.of(ALICE)
+        target = lessons[what % len(lessons)] if lessons and isinstance(what, int) else None
+        if name == "born":
+            run.judge(run.turn(session=f"@alice:{number % 4}"), -1, Birth(what, waits=flag))
+        elif name == "add":
+            run.lessons.add(ALICE, what, pinned=flag)
+        elif name == "read":
+            served = tuple(each.id for each in run.lessons.served(ALICE))
+            run.judge(run.turn(read=served), what, trains=flag)
+        elif name == "age":
+            run.now += what * DAY
+            run.lessons.age()
+        elif name == "forget":
+            if f"@alice:{what}" in {each["id"] for each in run.ledger.database.rows("SELECT id FROM sessions")}:
+                run.ledger.sessions.forget(f"@alice:{what}")
+        elif target is not None and name == "remove":
+            run.lessons.remove(ALICE, target.id)
+        elif target is not None:
+            run.lessons.edit(ALICE, target.id, **{"on" if name == "on" else "pinned": flag})
+        after = run.lessons.of(ALICE)
+        assert len({each.text.casefold() for each in after}) == len(after)
+        by_id = {each.id: each for each in after}
+        for each in after:
+            assert (each.reason is None) == (each.state in ("proposed", "trial", "active"))
+            assert each.replaces is None or (each.replaces in by_id and each.replaces != each.id)
+            assert each.origin == "owner" or each.said, "a lesson of the judge has a source"
+            if each.reason == "replaced":
+                assert any(other.replaces == each.id for other in after), "it can return"
+        assert not run.ledger.database.rows("PRAGMA foreign_key_check")
+    run.ledger.close()

@@ -1,0 +1,75 @@
+"""``openclaw-rl lessons RUN``: a person's lessons, read and changed beside a run that may be down."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from openclaw.ledger.store import Ledger
+from openclaw.runs.lessons import main
+from openclaw.runtime.where import LEDGER_NAME
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    Ledger(tmp_path / LEDGER_NAME).close()
+    return tmp_path
+
+
+def said(run: Path, capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> str:
+    assert main([str(run), *words]) == status
+    out, error = capsys.readouterr()
+    assert (error == "") == (status == 0)
+    return out or error
+
+
+def test_a_lesson_from_the_command_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(run, capsys) == "mode: off; lessons: 0\n"
+    assert said(run, capsys, "mode", "auto") == "mode: auto\n"
+    made = said(run, capsys, "add", "Keep", "answers", "short.").split()[0]
+    assert said(run, capsys, "edit", made[:12], "Answer in German.").endswith("Answer in German.\n")
+    assert "trial pinned" in said(run, capsys, "pin", made)
+    assert "pinned" not in said(run, capsys, "unpin", made)
+    assert "resting (off)" in said(run, capsys, "off", made)
+    assert "resting" not in said(run, capsys, "on", made)
+    [listed] = json.loads(said(run, capsys, "list", "--json"))
+    assert (listed["id"], listed["text"], listed["origin"]) == (made, "Answer in German.", "owner")
+    assert said(run, capsys, "rm", made) == f"deleted {made}\n"
+    assert said(run, capsys, "list") == "mode: auto; lessons: 0\n"
+    assert b"Answer in German" not in (run / LEDGER_NAME).read_bytes()
+
+
+def test_each_owner_has_lessons_of_its_own(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said(run, capsys, "add", "Keep answers short.", "--owner", "alice/phone")
+    assert "lessons: 0" in said(run, capsys)
+    assert "Keep answers short." in said(run, capsys, "--owner", "alice")
+    assert said(run, capsys, "rm", "all", "--owner", "alice") == "deleted 1 lessons\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["add"], "the lesson has no words"),
+        (["add", "See https://evil.example/."], "a lesson has no link"),
+        (["mode", "always"], "mode 'always' is unknown; use auto, confirm, off"),
+        (["pin", "lesson-unknown"], "lesson"),
+    ],
+)
+def test_what_cannot_be_done_says_what_to_type(
+    run: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
+) -> None:
+    assert told in said(run, capsys, *words, status=2)
+
+
+def test_a_place_without_a_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no " in said(tmp_path, capsys, status=2)
+
+
+def test_control_characters_do_not_reach_the_terminal(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with closing(Ledger(run / LEDGER_NAME)) as ledger, ledger.transaction() as connection:
+        ledger.lessons.add("", "Keep answers short.")
+        connection.execute("UPDATE lessons SET text = ?", ("\x1b[2J",))
+    assert "\x1b" not in said(run, capsys)
