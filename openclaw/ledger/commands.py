@@ -42,7 +42,16 @@ TABLES = (
     "sessions", "turns", "verdicts", "verdict_log", "samples", "steps", "feedback", "forgotten_samples", "forgotten_sessions",
     "episodes", "logs", "decisions", "probe_scores", "pictures", "turn_pictures", "secrets", "people", "lessons", "lesson_turns",
 )  # fmt: skip
-CHILDREN_OF_TURNS = ("verdicts", "verdict_log", "samples", "feedback", "logs", "probe_scores", "turn_pictures", "lesson_turns")
+CHILDREN_OF_TURNS = (
+    "verdicts",
+    "verdict_log",
+    "samples",
+    "feedback",
+    "logs",
+    "probe_scores",
+    "turn_pictures",
+    "lesson_turns",
+)
 HEADER_BYTES = 100
 UNKNOWN_ROWS = 1_000_000
 """Number of row ids to try if the file does not reveal their number."""

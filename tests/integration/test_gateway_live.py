@@ -24,6 +24,7 @@ from openclaw.gateway.app import create_app
 from openclaw.gateway.chat import ChatService
 from openclaw.ledger.records import Turn
 from openclaw.ledger.store import Ledger
+from openclaw.owners import LOCAL
 from slime.backends.sglang_utils.engine import SGLangEngine
 from tests.helpers.engine_streams import model_of
 from tests.helpers.live_gateway import gateway
@@ -94,6 +95,27 @@ async def test_two_hundred_turns_are_exact(
     assert registry.get_sample_value("openclaw_refused_total") == 0
     assert registry.get_sample_value("openclaw_session_events_total", {"event": "next_state"}) is not None
     print(ledger.views.counts())
+    ledger.close()
+
+
+async def test_turns_under_lessons_are_exact(
+    engine_url: str, tiny_random_model: Path, references: list[Any], tmp_path: Path
+) -> None:
+    lesson, tokenizer = "Keep all answers short.", AutoTokenizer.from_pretrained(tiny_random_model)
+    async with gateway(engine_url, tiny_random_model, tmp_path, lessons="auto") as (client, ledger, registry):
+        ledger.lessons.add(LOCAL, lesson)
+        await asyncio.gather(*(converse(client, number) for number in range(LEAVERS, 2 * LEAVERS)))
+    turns = [record.turn for record in ledger.views.turn_records()]
+    assert len(turns) == LEAVERS * TURNS
+    for turn in turns:
+        assert turn.response_logprobs == pytest.approx(forward(references[0], turn), abs=TOLERANCE)
+        assert lesson in tokenizer.decode(turn.prompt_ids)
+        assert lesson not in tokenizer.decode(turn.student_ids)
+        assert lesson not in json.dumps(turn.messages)
+    [kept] = ledger.lessons.of(LOCAL)
+    assert kept.served == len(turns)
+    assert registry.get_sample_value("openclaw_lessons_total", {"outcome": "served"}) == len(turns)
+    assert sum(turn.next_state is not None for turn in turns) == len(turns) - LEAVERS
     ledger.close()
 
 

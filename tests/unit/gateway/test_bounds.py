@@ -17,6 +17,7 @@ from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.chat import read_headers
 from openclaw.gateway.episodes import GroupRequest, parse_episode, parse_reward
 from openclaw.gateway.errors import ApiError
+from openclaw.gateway.lessons import LessonRequest
 from openclaw.gateway.limits import parse_body
 from openclaw.gateway.schema import parse_request
 from openclaw.gateway.text_completions import parse_completion
@@ -79,6 +80,7 @@ OTHERS: list[tuple[Bound, Callable[[bytes], object], dict[str, Any]]] = [
     (b.SESSION_ID, parse_feedback, {"response_id": text(b.SESSION_ID), "thumbs": "up"}),
     (b.FEEDBACK_CHARACTERS, parse_feedback, {"response_id": "a", "text": text(b.FEEDBACK_CHARACTERS)}),
     (b.FEEDBACK_BODY, parse_feedback, {"response_id": "a", "text": text(b.FEEDBACK_BODY)}),
+    (b.LESSON_BODY, partial(parse_body, LessonRequest, bound=b.LESSON_BODY), {"text": text(b.LESSON_BODY)}),
     (b.EPISODE_BODY, parse_episode, {**EPISODE, "metadata": {"a": text(b.EPISODE_BODY)}}),
     (b.EPISODE_BODY, parse_reward, {"status": "ok", "reward": 1, "scores": {text(b.EPISODE_BODY): 1}}),
     (b.EPISODE_NAME, parse_episode, {**EPISODE, "task": text(b.EPISODE_NAME)}),
@@ -115,6 +117,7 @@ INTERNAL = {
     "DROPPED_BYTES",
     "DROP_SECONDS",
     "END_SECONDS",
+    "FRESH_SECONDS",
     "KEY_BYTES",
     "MAX_CHOICE_DEPTH",
     "MAX_GROUP_DEPTH",
@@ -129,6 +132,7 @@ INTERNAL = {
     "MOST_CACHED_TOKENS",
     "MOST_CHOICES",
     "MOST_MEMORY_BYTES",
+    "MOST_REMEMBERED",
     "MOST_REMEMBERED_TOKENS",
     "MOST_RESIDENT_KB",
     "MOST_TURNS",
@@ -259,7 +263,7 @@ def test_another_body_beyond_a_bound_is_refused_by_its_name(
 ) -> None:
     with pytest.raises(ApiError) as caught:
         parse(json.dumps(body).encode())
-    too_large = bound in (b.EPISODE_BODY, b.FEEDBACK_BODY)
+    too_large = bound in (b.EPISODE_BODY, b.FEEDBACK_BODY, b.LESSON_BODY)
     assert (caught.value.status, caught.value.limit) == (413 if too_large else 400, bound.name)
 
 
