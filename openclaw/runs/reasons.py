@@ -104,6 +104,11 @@ REASONS: Mapping[str, Reason] = {
         "Raise PRM_MAX_NEW_TOKENS if its answers are cut off; otherwise set OPENCLAW_JUDGE_GRAMMAR=1 or use a larger judge.",
     ),
     "judge_gave_up": Reason("Judging failed again and again, although the judge answers others.", READ_JUDGE),
+    "under_lesson": Reason(
+        "The prompt had its person's lessons, so the reply is that of a policy with lessons.",
+        "OPENCLAW_LESSON_TURNS=served trains such turns; X-OpenClaw-Lessons: off leaves the lessons out of a request.",
+    ),
+    "forgotten_lesson": Reason("A lesson that the prompt had was deleted, and the turn's samples with it.", NOTHING),
     "probe": Reason("The turn is kept to compare versions of the weights.", NOTHING),
     # What a method has no use for.
     "score_zero": Reason("The judge saw neither progress nor a complaint, so there is nothing to learn.", NOTHING),
