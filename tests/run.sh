@@ -18,6 +18,23 @@ TEXT
         ;;
 esac
 
+# Programs beside the environment that some integration tests need; without one its tests are skipped. pip of the environment
+# installs the last three, so that the first setup must have ended; a second one waits for it.
+programs() {
+    scripts/setup_node.sh || echo "run.sh: the tests of OpenClaw and the JS SDK are skipped" >&2
+    scripts/setup_chromium.sh || echo "run.sh: the tests of gui-rl in a browser and the attacks by one are skipped" >&2
+    scripts/setup_bubblewrap.sh || echo "run.sh: the tests of the sandbox are skipped" >&2
+    scripts/setup.sh >/dev/null
+    scripts/setup_desktop.sh || echo "run.sh: the tests of gui-rl on a desktop are skipped" >&2
+    scripts/setup_mini_swe_agent.sh || echo "run.sh: the tests of mini-swe-agent are skipped" >&2
+    scripts/setup_swebench.sh || echo "run.sh: the comparison with swebench's grader is skipped" >&2
+}
+
+# Downloads of the programs go beside setup and linters, which use one core.
+if [ "$#" = 0 ]; then
+    trap wait EXIT
+    programs &
+fi
 scripts/setup.sh
 # Hundreds of tests start a Python process; with cached bytecode each starts in half the time.
 unset PYTHONDONTWRITEBYTECODE
@@ -68,20 +85,10 @@ real() {
         --no-loadscope-reorder --durations 25 -m "$marker" "$@"
 }
 
-programs() {
-    scripts/setup_node.sh || echo "run.sh: the tests of OpenClaw and the JS SDK are skipped" >&2
-    scripts/setup_chromium.sh || echo "run.sh: the tests of gui-rl in a browser and the attacks by one are skipped" >&2
-    scripts/setup_desktop.sh || echo "run.sh: the tests of gui-rl on a desktop are skipped" >&2
-    scripts/setup_bubblewrap.sh || echo "run.sh: the tests of the sandbox are skipped" >&2
-    scripts/setup_mini_swe_agent.sh || echo "run.sh: the tests of mini-swe-agent are skipped" >&2
-    scripts/setup_triton.sh || echo "run.sh: the tests of the trainer's Triton kernels will fail" >&2
-    scripts/setup_swebench.sh || echo "run.sh: the comparison with swebench's grader is skipped" >&2
-}
-
 case "${1:-}" in
     --lint) lint ;;
     --fast) shift; fast "$@" ;;
     --long) shift; programs; real long "$@" ;;
-    "") compiled & lint; wait; programs; fast; real "not long" ;;
+    "") compiled & lint; wait; fast; real "not long" ;;
     *) programs; exec python -m pytest tests "$@" ;;
 esac

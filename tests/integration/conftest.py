@@ -28,6 +28,7 @@ LONGEST_FIRST = (
     "test_train_loop",
     "test_openclaw_client",
     "test_agent_learning",
+    "test_dropped_folder",
     "test_offline_run",
     "test_engine_live",
     "test_gateway_live",
@@ -43,8 +44,8 @@ SHARED = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort integration tests by `LONGEST_FIRST`, then the others, then the slow files of unit tests. An integration test has
-    `TEST_SECONDS` or says more.
+    """Sort files by `LONGEST_FIRST`, then the other integration tests, then the slow files of unit tests. An integration test
+    has `TEST_SECONDS` or says more.
     """
     rank = {name: number for number, name in enumerate(LONGEST_FIRST)}
     here = Path(__file__).parent
@@ -55,7 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
         if item.path.parent.name == "gpu":
             return -1
-        return rank.get(item.path.stem, len(rank)) if item.path.parent == here else len(rank) + 1
+        return rank.get(item.path.stem, len(rank) if item.path.parent == here else len(rank) + 1)
 
     items.sort(key=place)
 
