@@ -122,12 +122,12 @@ def folder_problems(folder: Path, environment: Mapping[str, str]) -> list[str]:
     return list(dict.fromkeys(problems))
 
 
-def plugin_flags(folder: Path) -> list[str]:
-    """Return the flags that name the plugins of a folder without a method; empty for a method folder."""
+def plugins_of(folder: Path) -> list[tuple[str, str]]:
+    """Return the plugins of a folder without a method, each as flag and file; empty for a method folder."""
     if list(folder.glob("*_method.py")):
         return []
     files = [(flag, folder / name) for name, flag in PLUGIN_FILES.items()]
-    return [word for flag, file in files if file.is_file() for word in (flag, str(file))]
+    return [(flag, str(file)) for flag, file in files if file.is_file()]
 
 
 def _settings(whole: Mapping[str, str], environment: Mapping[str, str]) -> tuple[RuntimeConfig, Mapping[str, str]]:
@@ -199,10 +199,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Check a method folder on canned turns, or its plugins: no engine, no GPU, nothing is started.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    check = commands.add_parser("check", help="check the method of a folder against all clauses")
+    check = commands.add_parser(
+        "check",
+        help="check the method of a folder against all clauses",
+        epilog="Further flags, such as --prm-model-path, go to the check of a folder's plugins.",
+    )
     check.add_argument("folder", metavar="FOLDER", help="a method folder, or the name of a method of this repository")
     commands.add_parser("clauses", help="list the clauses")
-    options = parser.parse_args(argv)
+    options, further = parser.parse_known_args(argv)
+    if further and options.command == "clauses":
+        parser.unknown(further)
     if options.command == "clauses":
         print("\n".join(f"{clause}: a method {text}" for clause, text in CLAUSES.items()))
         return 0
@@ -211,8 +217,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    if flags := plugin_flags(folder):
-        return subprocess.call([sys.executable, "-m", "slime.contract", *flags])
+    if plugins := plugins_of(folder):  # each by itself: none is rejected for a fault of another
+        command = [sys.executable, "-m", "slime.contract"]
+        return max(subprocess.call([*command, *plugin, *further]) for plugin in plugins)
+    if further:
+        parser.unknown(further)
     if problems := folder_problems(folder, os.environ):
         print("\n".join([f"rejected {options.folder}", *(f"  {problem}" for problem in problems)]))
         return 1

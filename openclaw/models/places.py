@@ -91,7 +91,7 @@ def download_command(path: str | Path, usual: str = USUAL) -> str:
     named = re.fullmatch(r"qwen[\d.]+(-vl)?-[\d.]+b(-\w+)*", folder.name.lower())
     if not named and usual == TINY_MODEL:
         return f"{BUILD_TINY} --output {there}"
-    name = folder.name if named else usual
+    name = released(folder.name) if named else usual
     return f"{COMMAND} {name}" if folder == place_of(name) else f"{COMMAND} {name} --folder {there}"
 
 

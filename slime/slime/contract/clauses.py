@@ -358,7 +358,20 @@ def running(clause: str) -> Iterator[None]:
     except FormError as error:
         raise ContractViolation(error.clause, error.detail) from error
     except Exception as error:
-        raise ContractViolation(clause, f"it raised {type(error).__name__}: {error}") from error
+        raise ContractViolation(clause, f"it raised {type(error).__name__}: {error}{_undefined(error)}") from error
+
+
+LEFT_OUT = {
+    "compute_gae": "name the parameter advantages, or import slime.algorithms.advantages.generalized_advantages"
+}
+"""Functions that guides call and do not show, and what has their value here."""
+
+
+def _undefined(error: Exception) -> str:
+    """Return what to write for a name that the plugin does not define, or nothing."""
+    if not isinstance(error, NameError) or not error.name:
+        return ""
+    return f"; {LEFT_OUT.get(error.name, f'define {error.name} in the file, or import it')}"
 
 
 def check_call(function: Callable[..., Any], clause: str, positional: int, keywords: Sequence[str] = ()) -> None:

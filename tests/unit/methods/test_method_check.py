@@ -12,7 +12,7 @@ import pytest
 
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.judge.hygiene import Limits, defect
-from openclaw.launch.method_check import main, plugin_flags
+from openclaw.launch.method_check import main, plugins_of
 from openclaw.ledger.records import Verdict
 from openclaw.method import JudgePlan, SampleDecision, SessionPlan, load_method
 from openclaw.method.check import CLAUSES, MethodCheck, canned_turn, canned_verdicts
@@ -175,13 +175,51 @@ def test_a_folder_of_plugins_is_checked_by_the_clauses_of_plugins(
     folder.mkdir()
     (folder / "custom_rm.py").write_text("class R:\n    def score(self, a, b, c, d): ...\n")
     (folder / "custom_loss.py").write_text("")
-    assert plugin_flags(folder) == [
-        *("--custom-loss-function-path", str(folder / "custom_loss.py")),
-        *("--custom-rm-path", str(folder / "custom_rm.py")),
+    assert plugins_of(folder) == [
+        ("--custom-loss-function-path", str(folder / "custom_loss.py")),
+        ("--custom-rm-path", str(folder / "custom_rm.py")),
     ]
-    (folder / "custom_loss.py").unlink()
     assert main(["check", str(folder)]) == 1
-    shown = capfd.readouterr().out
-    assert shown.startswith(f"rejected --custom-rm-path {folder}/custom_rm.py\n  clause reward-1: ")
+    loss, rewards = capfd.readouterr().out.split("\nrejected --custom-rm-path ")
+    assert loss.startswith(f"rejected --custom-loss-function-path {folder}/custom_loss.py\n  ")
+    assert rewards.startswith(f"{folder}/custom_rm.py\n  clause reward-1: "), "not the fault of the other file"
     (folder / "my_method_method.py").write_text("")
-    assert plugin_flags(folder) == []
+    assert plugins_of(folder) == []
+
+
+def test_further_flags_go_to_the_check_of_plugins(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The check of a reward model asks for the flag that names its checkpoint."""
+    folder = tmp_path / "my-method"
+    folder.mkdir()
+    (folder / "custom_rm.py").write_text(
+        "class R:\n    def __init__(self, checkpoint_path): self.path = checkpoint_path\n"
+        "    def score(self, prompt, response, next_state): return float(len(self.path))\n"
+    )
+    assert main(["check", str(folder)]) == 1
+    assert "add --prm-model-path PATH" in capfd.readouterr().out
+    assert main(["check", str(folder), "--prm-model-path", str(tmp_path)]) == 0
+    assert capfd.readouterr().out.startswith("accepted --custom-rm-path ")
+    for words in (["check", "openclaw-rl", "--prm-model-path", "x"], ["clauses", "--prm-model-path", "x"]):
+        with pytest.raises(SystemExit):
+            main(words)
+        assert "unknown argument --prm-model-path" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("called", "advice"),
+    [
+        (
+            "compute_gae(rewards)",
+            "name the parameter advantages, or import slime.algorithms.advantages.generalized_advantages",
+        ),
+        ("my_own(rewards)", "define my_own in the file, or import it"),
+    ],
+)
+def test_a_name_that_a_guide_leaves_out_is_answered(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], called: str, advice: str
+) -> None:
+    folder = tmp_path / "my-method"
+    folder.mkdir()
+    (folder / "custom_loss.py").write_text(f"def compute_loss(policy_logits, rewards):\n    return {called}\n")
+    assert main(["check", str(folder)]) == 1
+    assert f"is not defined; {advice}" in capfd.readouterr().out

@@ -155,6 +155,7 @@ def test_the_command_of_a_missing_folder() -> None:
     assert download_command("/data/my tiny", "tiny") == "bash scripts/build_tiny_models.sh --output '/data/my tiny'"
     assert download_command("/data/Qwen3-8B") == "python -m openclaw.models Qwen3-8B --folder /data/Qwen3-8B"
     assert hub_name("qwen3-vl-8B") == hub_name("qwen3.5-vl") == "Qwen/Qwen3-VL-8B-Instruct"
+    assert download_command("/m/qwen3-7b") == "python -m openclaw.models qwen3-8B --folder /m/qwen3-7b"
     assert download_command("/m/Qwen3-VL-8B") == "python -m openclaw.models Qwen3-VL-8B --folder /m/Qwen3-VL-8B"
     assert hub_name("qwen3-7b") == "Qwen/Qwen3-8B", "there is no Qwen3-7B"
     assert hub_name("mistralai/Mistral-7B-v0.3") == "mistralai/Mistral-7B-v0.3"
