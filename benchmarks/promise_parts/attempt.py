@@ -33,6 +33,8 @@ GATEWAY = "http://127.0.0.1:8000"
 PORT_VARIABLE = "FREE_PORT"
 """A port for a row that starts a server itself."""
 LAST_LINES = 12
+LINE_CHARACTERS = 300
+"""The most of a line that is recorded; pip names 280 packages in one."""
 
 
 class Grade(StrEnum):
@@ -66,12 +68,12 @@ def graded(row: Row, status: int, output: str) -> tuple[Grade, str]:
 
 
 def line_with(pattern: str, output: str) -> str:
-    """Return the line in which a match begins."""
+    """Return the line in which a match begins, at most `LINE_CHARACTERS` of it."""
     found = re.search(pattern, output, re.MULTILINE)
     if found is None:
         return ""
     first = found.start() + len(found[0]) - len(found[0].lstrip())
-    return output[output.rfind("\n", 0, first) + 1 :].partition("\n")[0].strip()
+    return output[output.rfind("\n", 0, first) + 1 :].partition("\n")[0].strip()[:LINE_CHARACTERS]
 
 
 class Typist:

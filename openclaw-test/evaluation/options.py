@@ -172,7 +172,12 @@ def read_options(argv: Sequence[str] | None, program: Program = RUN_EVAL) -> tup
     if serves:
         parser_of_server = server_parser(program.name)
         parser_of_server.further_flags = parser.known_flags()
-        parser_of_server.parse_args(extra)
+        of_server = parser_of_server.parse_args(extra)
+        for flag, value in (("--host", of_server.host), ("--port", of_server.port)):
+            if value is not None:
+                parser.error(
+                    f"{flag} {value}: the checkpoint is served at a free port of this machine; leave {flag} out"
+                )
     return options, extra
 
 

@@ -224,6 +224,11 @@ def test_a_refused_key_is_named(
         (["--eval-tasks", "conversation,cooking"], "unknown task cooking; use conversation, coding, tool-use"),
         (["--base-url", "u", "--model-path", "p"], "name two models"),
         (["--model-path", "p", "--allow-code-execution"], "coding runs in a sandbox, without a flag"),
+        (
+            ["--model-path", "p", "--port", "8000"],
+            "--port 8000: the checkpoint is served at a free port of this machine",
+        ),
+        (["--model-path", "p", "--host", "::1"], "leave --host out"),
         (["--base-url", "u", "--eval-tasks", "tool-use", "--gpu-ids", "0"], "unknown argument --gpu-ids"),
         (["--model-path", "p", "--key-variable", "K"], "--key-variable is for a server; add --base-url URL"),
         (["--base-url", "http://h", "--key-variable", "NOT_SET"], "NOT_SET: this environment variable is not set"),
