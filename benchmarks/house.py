@@ -1,11 +1,11 @@
 """How far is the house from fewer, deeper modules? Counters of the source, for this checkout or another one.
 
-`python -m benchmarks.house [--root FOLDER] [--paths FILE] [--list COUNTER] [--json FILE]` reads source text only, so it
+`python -m benchmarks.house [--root FOLDER] [--paths FILE] [--list COUNTER] [--lines DEPTH] [--json FILE]` reads source text only, so it
 takes seconds and runs for any commit: `git worktree add old COMMIT`, then `--root old`. `--list` prints the places behind
-a counter. `--paths` takes the modules on each way of the data from a file that `benchmarks.paths --json` wrote.
+a counter; `--lines` says what the lines of each part are, a part being that many folders deep. `--paths` takes the modules on each way of the data from a file that `benchmarks.paths --json` wrote.
 
 The figures are for readers: nothing fails at a value. What a counter counts is in the docstrings of `house_parts`: `tree`
-(what is product, what is a test), `imports`, `remote_calls`, `slices` and `sizes`.
+(what is product, what is a test), `imports`, `remote_calls`, `slices`, `sizes` and `kinds`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.house_parts import sizes
+from benchmarks.house_parts import kinds, sizes
 from benchmarks.house_parts.imports import Imports
 from benchmarks.house_parts.remote_calls import calls_by_string
 from benchmarks.house_parts.slices import Slices
@@ -118,6 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--root", type=existing_folder, default=REPOSITORY, help="checkout (default: this one)")
     parser.add_argument("--paths", type=_recorded, default={}, help="file that `benchmarks.paths --json` wrote")
     parser.add_argument("--list", metavar="COUNTER", help="print the places behind this counter, and no table")
+    parser.add_argument("--lines", type=int, metavar="DEPTH", help="print what the lines are, by folders; no table")
     parser.add_argument("--json", type=output_file, help="write figures and places to this file")
     asked = parser.parse_args(argv)
     try:
@@ -126,7 +127,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     if asked.list and asked.list not in found["places"]:
         parser.error(f"{asked.list} has no places; choose from {', '.join(found['places'])}")
-    print("\n".join(found["places"][asked.list]) if asked.list else table(found))
+    if asked.lines:
+        print(kinds.table(kinds.by_part(Tree(asked.root).modules.values(), asked.lines)))
+    else:
+        print("\n".join(found["places"][asked.list]) if asked.list else table(found))
     if asked.json:
         asked.json.write_text(json.dumps(found, indent=1) + "\n")
     return 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import house
-from benchmarks.house_parts import sizes
+from benchmarks.house_parts import kinds, sizes
 from benchmarks.house_parts.imports import Imports
 from benchmarks.house_parts.remote_calls import calls_by_string
 from benchmarks.house_parts.slices import MIN_METHODS, Slices
@@ -374,6 +374,59 @@ def test_pages_are_markdown_in_instructions_without_the_reference(tmp_path: Path
     )
     assert sizes.pages(tree) == ["instructions/README.md", "instructions/deep/page.md"]
     assert sizes.words(tree, sizes.pages(tree)) == 4
+
+
+# Kinds of lines
+
+
+def test_each_line_has_one_kind(tmp_path: Path) -> None:
+    text = '''"""Explained.
+
+In two paragraphs.
+"""
+
+import a
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import b
+
+# noted
+TABLE = {
+    "a": 1,
+}
+
+
+class Thing:
+    field: int = 0
+
+    def act(self, parser):
+        """Act."""
+        parser.add_argument(
+            "--flag",
+        )
+        import c
+
+        return a.b(c)
+'''
+    module = checkout(tmp_path, {"a.py": text}).modules["a.py"]
+    assert kinds.kinds_of(module) == {"docs": 6, "imports": 5, "data": 7, "code": 3, "blank": 7}
+
+
+def test_lines_add_up_to_parts_and_launch_code_is_one_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {"a/b/c.py": "f()\n", "a/d.py": "X = 1\n\n", "a/launch/e.py": "import a\n", "g.py": ""}
+    parts = kinds.by_part(checkout(tmp_path, files).modules.values(), 1)
+    assert parts == {
+        "a": {"modules": 2, "code": 1, "data": 1, "blank": 1},
+        kinds.LAUNCH: {"modules": 1, "imports": 1},
+        ".": {"modules": 1},
+    }
+    assert house.main(["--root", str(tmp_path), "--lines", "2"]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split() == ["modules", "lines", *kinds.KINDS]
+    assert rows[-1].split() == ["all", "4", "4", "1", "1", "0", "1", "1"]
 
 
 # The command
