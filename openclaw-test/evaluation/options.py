@@ -218,7 +218,7 @@ def weights_of(flag: str, name: str) -> dict[str, Any]:
         EvalError: the model that the run began with is not there.
     """
     folder = served_folder(name)
-    checkpoint = None if (Path(folder) / "config.json").is_file() else trained_checkpoint(folder)
+    checkpoint = trained_checkpoint(folder)
     if checkpoint is None:
         return {"path": folder}
     origin = origin_of(checkpoint)

@@ -138,7 +138,7 @@ def served_folder(name: str) -> str:
 
     Any other name is returned unchanged.
     """
-    checkpoint = None if (Path(name) / "config.json").is_file() else trained_checkpoint(name)
+    checkpoint = trained_checkpoint(name)
     if checkpoint is None:
         return name
     try:
@@ -150,7 +150,7 @@ def served_folder(name: str) -> str:
 
 def _of_trainer(folder: Path) -> str | None:
     """Return how to get the weights of a checkpoint of the trainer; None for another folder."""
-    checkpoint = None if (folder / "config.json").is_file() else trained_checkpoint(str(folder))
+    checkpoint = trained_checkpoint(str(folder))
     if checkpoint is None:
         return None
     origin = shlex.quote(origin_of(checkpoint) or "MODEL")

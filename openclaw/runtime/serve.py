@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import logging
 import os
 import resource
@@ -66,6 +65,7 @@ from openclaw.method import trains_rewards
 from openclaw.privacy.redactor import build_redactor
 from openclaw.privacy.secret_finder import OwnKeyFinder, secret_values
 from openclaw.runtime.where import requests_path
+from slime.utils.model_config import config_or_none
 
 MAX_FILES = 65536
 OTHER_FILES = 256
@@ -185,10 +185,7 @@ THREAD_SWITCH_SECONDS = 0.0005  # how long the event loop and the threads of led
 
 def check_tokenizer(tokenizer: Any, path: str) -> None:
     """Raise ConfigError if the tokenizer has ids that its model lacks: such an id crashes an engine."""
-    config_path = Path(path) / "config.json"
-    if not config_path.exists():
-        return
-    vocab_size = json.loads(config_path.read_text()).get("vocab_size")
+    vocab_size = (config_or_none(path) or {}).get("vocab_size")
     if vocab_size is not None and len(tokenizer) > vocab_size:
         raise ConfigError(
             f"OPENCLAW_TOKENIZER={path}: the tokenizer has {len(tokenizer)} ids, but the model has {vocab_size}; "
@@ -198,8 +195,7 @@ def check_tokenizer(tokenizer: Any, path: str) -> None:
 
 def eyes_of(path: str) -> Any | None:
     """Return the processor of a checkpoint that sees pictures, or None; only Qwen3-VL's keeps prompt ids exact in SGLang."""
-    config_path = Path(path) / "config.json"
-    if not config_path.exists() or json.loads(config_path.read_text()).get("model_type") not in PICTURE_MODELS:
+    if (config_or_none(path) or {}).get("model_type") not in PICTURE_MODELS:
         return None
     processor = load_processor(path)
     if processor is None:

@@ -73,7 +73,12 @@ def number_of(checkpoint: Path) -> int:
 
 
 def trained_checkpoint(path: str) -> Path | None:
-    """Return the folder of the trainer's checkpoint that a path or name is, a root giving its newest; None if it is none."""
+    """Return the folder of the trainer's checkpoint that a path or name is, a root giving its newest.
+
+    None if it is none, or a folder with a Hugging Face model.
+    """
+    if Path(path, "config.json").is_file():
+        return None
     folder, _ = newest_checkpoint(Path(named_checkpoint(path)))
     return None if folder is None or not (folder / META).is_file() else folder
 

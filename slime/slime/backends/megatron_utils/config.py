@@ -6,7 +6,6 @@ is read here.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ import torch
 from groundwork.exceptions import ConfigError
 from slime.args import Arguments
 from slime.arguments.model_shape import number_of_experts
+from slime.utils import model_config
 from slime.utils.hf_checkpoint import DTYPES
 
 if TYPE_CHECKING:
@@ -52,9 +52,10 @@ def read_config(path: str | Path) -> dict[str, Any]:
     """Return ``config.json`` of a checkpoint that Megatron can train.
 
     Raises:
+        CheckpointError: the file is missing or damaged.
         ConfigError: Megatron cannot train this kind of model here.
     """
-    config = json.loads((Path(path) / "config.json").read_text())
+    config = model_config.read_config(Path(path))
     kind = config.get("model_type")
     if kind not in MODEL_TYPES:
         raise ConfigError(

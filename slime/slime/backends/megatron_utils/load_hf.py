@@ -14,7 +14,6 @@ Parameters map to the Hugging Face tensors they are made of by pure functions, e
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,11 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from slime.backends.megatron_utils.config import Shape, padded_vocab_size
 from slime.backends.megatron_utils.parallel import groups
 from slime.exceptions import CheckpointError
+from slime.utils.hf_checkpoint import files_of_weights
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _EXPERT = re.compile(r"mlp\.experts\.(?:local_experts\.(\d+)\.(linear_fc\d)\.weight|(linear_fc\d)\.weight(\d+))")
@@ -135,34 +136,19 @@ def from_megatron(kind: str, parts: Sequence[Tensor], shape: Shape) -> list[Tens
     raise KeyError(kind)
 
 
-INDEX = "model.safetensors.index.json"
-
-
 class HfTensors:
     """The tensors of a folder by name, read on demand."""
 
     def __init__(self, folder: Path) -> None:
-        from safetensors import safe_open
-
-        index = folder / INDEX
-        if index.exists():
-            self._files: dict[str, str] = json.loads(index.read_text())["weight_map"]
-        elif (folder / "model.safetensors").exists():
-            with safe_open(folder / "model.safetensors", framework="pt") as file:
-                self._files = dict.fromkeys(file.keys(), "model.safetensors")
-        else:
-            raise CheckpointError(f"{folder} has no model.safetensors: save the model with safetensors")
-        self._folder = folder
-        self._open: dict[str, Any] = {}
+        self._folder, self._files = folder, files_of_weights(folder)
+        self._open: dict[Path, Any] = {}
 
     def __getitem__(self, name: str) -> Tensor:
-        from safetensors import safe_open
-
         if name not in self._files:
             raise CheckpointError(f"{self._folder} has no tensor {name}")
         file = self._files[name]
         if file not in self._open:
-            self._open[file] = safe_open(self._folder / file, framework="pt")
+            self._open[file] = safe_open(file, framework="pt")
         return self._open[file].get_tensor(name)
 
 
