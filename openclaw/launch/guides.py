@@ -82,6 +82,13 @@ OF_ENVIRONMENTS: dict[str, NoEffect] = dict.fromkeys(
 """Variables of tasks, where a method learns from conversations."""
 OF_CONVERSATIONS: dict[str, NoEffect] = {"DATA_PATH": NoEffect("the rows of a task are those of PROMPT_DATA")}
 """Variables of methods on conversations, where a run plays tasks."""
+_READ_BY_OTHERS = {"HOST", "PORT", "SGLANG_API_KEY", "OPENCLAW_API_KEY", "OPENCLAW_EVAL_MODE"}
+"""Of the gateway's variables those that shells, clients or evaluations read as well."""
+OF_GATEWAY: dict[str, NoEffect] = dict.fromkeys(
+    [name for each in RuntimeVariables.variables() for name in each.names if name not in _READ_BY_OTHERS],
+    NoEffect("the gateway and the judge of conversations read it, and this run plays tasks"),
+)
+"""Variables of gateway and judge, where a run plays tasks and reads only some."""
 
 SECTIONS = ("model", "training", "rollout", "evaluation", "rollout_config")
 METHOD_KEY, MODEL_KEY = "training.method", "model.name"

@@ -16,7 +16,15 @@ from groundwork.command_line import CommandLine, as_list
 from groundwork.exceptions import ConfigError
 from groundwork.variables import Variable
 from openclaw.config.runtime_variables import VARIABLES
-from openclaw.launch.guides import FLAG_TEXTS, NAMES, OF_CONVERSATIONS, OF_ENVIRONMENTS, NoEffect, other_name_problems
+from openclaw.launch.guides import (
+    FLAG_TEXTS,
+    NAMES,
+    OF_CONVERSATIONS,
+    OF_ENVIRONMENTS,
+    OF_GATEWAY,
+    NoEffect,
+    other_name_problems,
+)
 from openclaw.launch.methods import FoundMethod, methods_of
 from openclaw.launch.task import FoundTask
 from openclaw.launch.variables import LAUNCH_VARIABLES, with_aliases
@@ -145,7 +153,7 @@ def name_warnings(environment: Mapping[str, str], found: FoundMethod | FoundTask
         return [*mistyped, *similar]
     elsewhere, read = dict[str, NoEffect](), _names(declared_variables(found)) if found else set[str]()
     if isinstance(found, FoundTask):
-        elsewhere, read = OF_CONVERSATIONS, read - OF_CONVERSATIONS.keys()
+        elsewhere, read = OF_GATEWAY | OF_CONVERSATIONS, read - OF_CONVERSATIONS.keys()
     elif found is not None and not found.config.has_environments:
         elsewhere = OF_ENVIRONMENTS
     warnings = [

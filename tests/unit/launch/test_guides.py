@@ -328,6 +328,12 @@ def test_a_variable_that_means_nothing_here_is_named(
     task = said(monkeypatch, capsys, "--task", "terminal", DATA_PATH="/x", PARALLEL_ENVS="7")
     assert "warning: DATA_PATH is set, but it is ignored; the rows of a task are those of PROMPT_DATA" in task
     assert "PARALLEL_ENVS is set, but" not in task
+    of_gateway = {"OPENCLAW_DEBUG": "true", "MAJORITY_VOTE_THRESHOLD": "0.6", "OPENCLAW_PORT": "8000"}
+    of_both = {"PRM_M": "5", "OPENCLAW_API_KEY": "k", "HOST": "me"}
+    task = said(monkeypatch, capsys, "--task", "terminal", "--step-judge", **of_gateway, **of_both)
+    for name in of_gateway:
+        assert f"warning: {name} is set, but it is ignored; the gateway and the judge of conversations read it" in task
+    assert not any(f"{name} is set, but" in task for name in of_both)
 
 
 def test_the_ledger_cannot_be_switched_off() -> None:
