@@ -6,7 +6,8 @@ admin's key included. The key of an episode gets a 403 (`openclaw.gateway.guard`
 Guarantees: a request carries lessons of its own person only. It carries none if its person's mode is ``off``, if it is a side
 turn or an agent's of an episode, or if the server evaluates, unless it asks for them with ``X-OpenClaw-Lessons: on``; never if
 it says ``off``. A ledger that cannot be read is no reason to refuse a request: it is served plain and counted. Memory is at
-most `FRESH_SECONDS` older than the ledger, so that changes by other processes count soon; own changes count at once. Owns that
+most `FRESH_SECONDS` older than the ledger, so that changes by other processes count soon; changes by this process, the judge's
+included, count at once. Owns that
 memory; used from one event loop.
 """
 

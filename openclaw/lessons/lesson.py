@@ -158,7 +158,7 @@ UNUSABLE: Mapping[str, re.Pattern[str]] = {
     "link": re.compile(r"\w+://|\bwww\.|\bmailto:|\bdata:\w|\b[\w-]+\.(?:com|org|net|io|dev|ai|app|xyz|ru|cn)\b", re.I),
     "path": re.compile(r"(?:^|[\s(\"'])(?:~|\.{1,2})?/[\w.-]|\b[a-z]:\\|\\\\\w|[\w-]+/[\w-]+/|\w+\.(?:py|sh|js|exe|json|yaml|toml|md|txt|env)\b", re.I),
     "code": re.compile(r"[`{}<>\[\]|\\]|\$[({A-Z_]|;\s*$|&&|\(\s*\)|\w\(|==|=>|\bsudo\b|\brm -|\bcurl\b|\bimport \w+\s*$", re.I),
-    "markup": re.compile(r"boxed|HINT_(?:START|END)|^\s*#|\*\*|_{2}", re.I),
+    "markup": re.compile(r"HINT_(?:START|END)|^\s*#|\*\*|_{2}", re.I),
     "role": re.compile(r"\b(?:system|assistant|user|developer|tool)\s*[:：]|\bim_(?:start|end)\b|\bendoftext\b|\bsystem (?:prompt|message)\b|\btool_call", re.I),
     "override": re.compile(r"\b(?:ignore|disregard|forget|override|bypass)\b.{0,40}\b(?:instructions?|rules?|prompts?|guidelines?|polic(?:y|ies)|lessons?)\b", re.I),
     "secret": re.compile(r"\[REDACTED:|\b(?:password|passwd|api[ _-]?key|secret|credential)s?\b", re.I),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -62,8 +63,7 @@ def _list(ledger: Ledger, person: str, options: argparse.Namespace) -> Iterator[
         yield json.dumps([asdict(each) for each in found], ensure_ascii=False)
         return
     yield from map(line, found)
-    default = RuntimeVariables.from_env().lessons
-    yield f"mode: {ledger.lessons.mode(person, default)}; lessons: {len(found)}"
+    yield f"mode: {ledger.lessons.mode(person, options.default)}; lessons: {len(found)}"
 
 
 def _mode(ledger: Ledger, person: str, options: argparse.Namespace) -> Iterator[str]:
@@ -139,8 +139,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     person = root(LOCAL if options.owner is None else options.owner)
     try:
-        redact = RuntimeVariables.from_env().redact
-        ledger = Ledger(open_run(options.run).ledger_path, redaction=None if redact == "off" else Redactor(redact))
+        run = open_run(options.run)
+        variables = RuntimeVariables.from_env(os.environ if run.settings is None else run.settings)
+        options.default, redact = variables.lessons, variables.redact
+        ledger = Ledger(run.ledger_path, redaction=None if redact == "off" else Redactor(redact))
         with closing(ledger):
             for told in ACTS[options.action](ledger, person, options):
                 print(told)

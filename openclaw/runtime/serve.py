@@ -241,6 +241,8 @@ async def serve(config: RuntimeConfig) -> None:
             topk=judge.student_topk if judge else 0,
             trains_rewards=trains_rewards(config.method) if config.method else True,
         )
+        if judge is not None:
+            judge.worker.on_lessons = service.lessons.forget
         app = create_app(service, registry, keyring, slots)
         server = GatewayServer(app, config, service.metrics)
         if config.tls_cert and config.tls_key:

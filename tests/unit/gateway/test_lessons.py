@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -268,3 +269,38 @@ async def test_another_process_changes_lessons(stack: Stack, http: httpx.AsyncCl
     assert "x-openclaw-lessons" not in (await ask(stack, http)).headers
     now[0] += 1.5
     assert (await ask(stack, http)).headers["x-openclaw-lessons"] == "1"
+
+
+async def test_generated_requests_leak_no_lesson(keyed: Stack) -> None:
+    """Whoever asks, with whatever headers, session ids and histories of others: a prompt has its own person's lessons or none."""
+    rng = random.Random(36)
+    secrets = {"alice": "Say walnut at the end.", "bob": "Say papaya at the end."}
+    async with httpx.AsyncClient(base_url=keyed.url, trust_env=False) as http:
+        for name, text in secrets.items():
+            assert (await http.post("/v1/lessons", json={"text": text}, headers=as_key(name))).status_code == 200
+        histories: list[list[dict[str, Any]]] = [HELLO]
+        told = 0
+        for number in range(150):
+            name = rng.choice(["alice", "alice/phone", "bob"])
+            headers = as_key(name)
+            for header, values in {
+                "X-Session-Id": ["hers", "@alice:hers", "@bob:hers", f"s{number}"],
+                "X-OpenClaw-Lessons": ["on", "off"],
+                "X-Turn-Type": ["main", "side"],
+                "X-OpenClaw-Person": ["alice", "bob"],
+            }.items():
+                if rng.random() < 0.5:
+                    headers[header] = rng.choice(values)
+            messages = [*rng.choice(histories), {"role": "user", "content": f"Question {rng.randrange(9)}?"}]
+            answer = await ask(keyed, http, messages, headers, n=1, user=rng.choice(["alice", "bob"]))
+            histories.append([*messages, answer.json()["choices"][0]["message"]])
+            prompt = keyed.tokenizer.decode(sent(keyed))
+            person = name.partition("/")[0]
+            [other] = secrets.keys() - {person}
+            assert secrets[other] not in prompt, (name, headers)
+            assert (secrets[person] in prompt) == ("x-openclaw-lessons" in answer.headers)
+            told += secrets[person] in prompt
+        assert told > 40
+        for name in secrets:
+            listed = (await http.get("/v1/lessons", headers=as_key(name))).json()["data"]
+            assert [each["text"] for each in listed] == [secrets[name]]

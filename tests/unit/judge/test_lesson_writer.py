@@ -33,6 +33,7 @@ from openclaw.ledger.records import Feedback, PlainPart, Turn, Verdict, Vote
 from openclaw.ledger.store import Ledger
 from openclaw.lessons.lesson import UNDER_LESSON, Mode
 from openclaw.messages.classify import INTERNAL_CONTEXT
+from openclaw.training.samples import make_sample
 from tests.helpers.fake_engine import FakeEngine, likelihood
 from tests.unit.judge.test_judge_worker import until
 
@@ -272,6 +273,12 @@ class Loop:
             LessonWriter(ledger, judge, metrics, default="auto", follows=True, timeout=60.0),
         )
 
+        self.told = 0
+        self.worker.on_lessons = self._note
+
+    def _note(self) -> None:
+        self.told += 1
+
     async def judge(self, turn: Turn, complaint: str) -> Turn:
         self.ledger.turns.record(turn)
         self.ledger.turns.record_next_state(turn.id, [user(complaint)], 102.0)
@@ -295,6 +302,7 @@ async def test_a_complaint_becomes_a_lesson_with_its_verdict(ledger: Ledger) -> 
     assert [each.said for each in ledger.lessons.of("alice")] == [2]
     assert (loop.count("born"), loop.count("repeated")) == (1.0, 1.0)
     assert ledger.lessons.of("bob") == ledger.lessons.of("") == []
+    assert loop.told == 2, "the gateway forgets what it knows of lessons"
 
 
 @pytest.mark.parametrize(("served", "trained"), [(False, False), (True, True)])
@@ -357,3 +365,27 @@ def test_who_learns_lessons(ledger: Ledger, caplog: pytest.LogCaptureFixture) ->
         assert build_writer(replace(config, lessons="auto"), ledger, mute, metrics) is None
         assert "complaints give no lessons" in caplog.text
         caplog.clear()
+
+
+class WholeSessions(BinaryRL):
+    """Gives each turn of a finished session a sample."""
+
+    def session_samples(self, judged: Any) -> Any:
+        return [(each.turn.id, make_sample(each.turn, 1.0, score=1)) for each in judged]
+
+
+async def test_a_finished_session_gives_no_sample_of_a_turn_under_lessons(ledger: Ledger) -> None:
+    loop = Loop(ledger, says(-1, -1), WholeSessions(CONFIG))
+    ledger.turns.record(make_turn("plain"))
+    ledger.turns.record(make_turn("told", plain=PlainPart(1, 3, (8,)), response_ids=[5, 7, 6]))
+    for turn_id in ("plain", "told"):
+        ledger.turns.record_next_state(turn_id, [user("No, longer!")], 102.0)
+    ledger.sessions.end("session", 103.0)
+    stop = asyncio.Event()
+    task = asyncio.create_task(loop.worker.run(stop))
+    await until(lambda: not ledger.judging.finished_sessions(1) and ledger.turns.get("told").state == "judged")
+    stop.set()
+    await task
+    rows = ledger.database.rows("SELECT turn_id FROM samples")
+    assert {row["turn_id"] for row in rows} == {"plain"}
+    assert ledger.turns.get("told").reason == UNDER_LESSON

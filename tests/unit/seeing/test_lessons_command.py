@@ -10,7 +10,7 @@ import pytest
 
 from openclaw.ledger.store import Ledger
 from openclaw.runs.lessons import main
-from openclaw.runtime.where import LEDGER_NAME
+from openclaw.runtime.where import ARGUMENTS_NAME, LEDGER_NAME, SETTINGS_NAME
 
 
 @pytest.fixture
@@ -47,6 +47,12 @@ def test_each_owner_has_lessons_of_its_own(run: Path, capsys: pytest.CaptureFixt
     assert "lessons: 0" in said(run, capsys)
     assert "Keep answers short." in said(run, capsys, "--owner", "alice")
     assert said(run, capsys, "rm", "all", "--owner", "alice") == "deleted 1 lessons\n"
+
+
+def test_the_mode_of_who_has_not_chosen_is_the_runs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / ARGUMENTS_NAME).write_text("{}")
+    (run / SETTINGS_NAME).write_text('{"OPENCLAW_LESSONS": "confirm"}')
+    assert said(run, capsys) == "mode: confirm; lessons: 0\n"
 
 
 @pytest.mark.parametrize(
