@@ -145,6 +145,13 @@ def make_job(arguments: argparse.Namespace, extra: Sequence[str], environment: M
     return Job(profile, method_names()[arguments.method], variables, flags, own)
 
 
+def environment_of(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of the run: those of the job instead of the caller's, under any of their names."""
+    declared = (*LaunchVariables.variables(), *RuntimeVariables.variables())
+    decided = {name for variable in declared if variable.name in job.variables for name in variable.names}
+    return {name: value for name, value in environment.items() if name not in decided} | dict(job.variables)
+
+
 def lengths_of_job(model: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the lengths that nobody set, as the model's context allows; a reply takes at most half of it."""
     lengths, reply = lengths_of(model, environment), LaunchVariables.declared("max_response_length")
@@ -235,7 +242,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "train_async.py") -> int
     watch_lifeline()
     try:
         job = make_job(arguments, extra, os.environ)
-        environment = {**os.environ, **job.variables}
+        environment = environment_of(job, os.environ)
         plan = make_plan(
             Recipe(job.method, None, PROFILES[job.profile]), [*words_of_texts(os.environ), *job.extra], environment
         )

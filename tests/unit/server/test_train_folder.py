@@ -18,7 +18,7 @@ from openclaw.ledger.records import Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.server import train
 from openclaw.server.collect import record_model
-from openclaw.server.train import Job, gpu_variables, main, make_job, nothing_left, too_few
+from openclaw.server.train import Job, environment_of, gpu_variables, main, make_job, nothing_left, too_few
 from slime.arguments.dry_run import MISSING_PATH
 
 NO_LOGS = {"keep_running": False, "epochs": None, "limit": None, "judge_again": False}
@@ -157,6 +157,17 @@ def test_the_callers_port_and_bound_stay_under_any_name(ledger: Ledger, tmp_path
     job = make_job(arguments, [], environment)
     plan = make_plan(Recipe(job.method, None, PROFILES[job.profile]), job.extra, {**environment, **job.variables})
     assert (plan.runtime.port, plan.args.num_rollout) == (31000, 7)
+
+
+def test_the_options_win_over_variables_under_any_name(ledger: Ledger, tmp_path: Path) -> None:
+    """Guides have GPUS_PER_NODE, MODEL_PATH and CKPT_SAVE_DIR exported in the same shell."""
+    job = job_of(ledger.path.parent, tmp_path / "c", gpus="2,3,4,5")
+    exported = {"GPUS_PER_NODE": "8", "MODEL_PATH": "/other", "CKPT_SAVE_DIR": "/elsewhere", "LEARNING_RATE": "2e-6"}
+    environment = environment_of(job, exported)
+    plan = make_plan(Recipe(job.method, None, PROFILES[job.profile]), job.extra, environment)
+    assert (plan.gpus_needed, plan.gpu_ids) == (4, (2, 3, 4, 5))
+    assert (plan.args.hf_checkpoint, plan.args.save) == ("/m", str(tmp_path / "c"))
+    assert plan.args.lr == 2e-6
 
 
 def test_a_folder_without_turns_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
