@@ -139,9 +139,9 @@ async def _renew(service: LeaseService, lease_id: str, ttl_s: float) -> None:
 
 A = TypeVar("A", bound=Answer)
 FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 2.0
+MAX_PAUSE_SECONDS = 2.0
 UNREACHABLE_S = 30.0
-MOST_IDLE = 100
+MAX_IDLE = 100
 """Connections that are kept for later calls."""
 TIMEOUT = httpx.Timeout(None, connect=5.0)
 """The deadline of a call bounds the rest."""
@@ -263,7 +263,7 @@ class HttpLeases:
             if clock() + pause >= latest:
                 raise again
             await asyncio.sleep(random.uniform(pause / 2, pause))
-            pause = min(2 * pause, LONGEST_PAUSE_S)
+            pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[httpx.AsyncClient]:
@@ -278,7 +278,7 @@ class HttpLeases:
         try:
             yield http
         finally:
-            if self._closed or len(self._idle) >= MOST_IDLE:
+            if self._closed or len(self._idle) >= MAX_IDLE:
                 await http.aclose()
             else:
                 self._idle.append(http)

@@ -18,13 +18,13 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from agentrl.exceptions import CLASSES, AgentError, Kind
 
-LONGEST_S = 7200.0
+MAX_SECONDS = 7200.0
 CACHED_STRINGS = "keys"
 """Pydantic keeps up to 16,384 short strings that it has read. Here most are ids that come once."""
 RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
-Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
+Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
 JsonObject = dict[str, JsonValue]
-MOST_ITEMS = 100_000
+MAX_ITEMS = 100_000
 """Most commas and opening brackets of JSON that is read in an event loop; more would hold it up, whatever the bytes."""
 Status = Literal["ok", "task_failed", "infra_error", "timeout"]
 PASSED = "deadline_passed"
@@ -43,7 +43,7 @@ CONTROL_S = 10.0
 
 def is_quick(data: bytes | bytearray) -> bool:
     """Return whether JSON of others has so few values that reading it holds an event loop up for 0.3 s at most."""
-    return sum(map(data.count, (b",", b"[", b"{"))) <= MOST_ITEMS
+    return sum(map(data.count, (b",", b"[", b"{"))) <= MAX_ITEMS
 
 
 class Request(BaseModel):
@@ -65,7 +65,7 @@ class LeaseRequest(Request):
 
     task_id: Annotated[str, Field(min_length=1, max_length=256)]
     ttl_s: Seconds = 60.0
-    wait_s: Annotated[float, Field(ge=0, le=LONGEST_S)] = 60.0
+    wait_s: Annotated[float, Field(ge=0, le=MAX_SECONDS)] = 60.0
 
 
 class RenewRequest(Request):

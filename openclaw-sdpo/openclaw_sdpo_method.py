@@ -26,7 +26,7 @@ from openclaw.training.samples import make_sample
 from slime.utils.types import Sample
 
 HEADING = "\n\n[what the user says next]\n"
-MOST_CHARACTERS = 4000
+MAX_CHARACTERS = 4000
 """A longer follow-up keeps its two ends, so that the teacher's prompt fits where the turn's fits."""
 ESTIMATOR = ("--advantage-estimator", "on_policy_distillation", "--eps-clip-high", "0.28", "--opd-clip", "1.0")
 
@@ -80,7 +80,7 @@ def follow_up(turn: Turn) -> str | None:
     """
     heard = [] if turn.signal == "regenerated" else turn.next_state or []
     words = [user_words(message).strip() for message in heard if message.get("role") == "user"]
-    return clip_middle("\n\n".join(filter(None, words)), MOST_CHARACTERS) or None
+    return clip_middle("\n\n".join(filter(None, words)), MAX_CHARACTERS) or None
 
 
 def in_hindsight(turn: Turn, verdict: Verdict) -> list[Message] | None:

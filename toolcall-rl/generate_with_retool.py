@@ -33,12 +33,12 @@ from slime.utils.types import Sample
 
 __all__ = ["generate", "reward_func", "wrong_shaping"]
 
-LEAST_OF_WRONG = -0.6
+MIN_OF_WRONG = -0.6
 
 
 def wrong_shaping(calls: int, coefficient: float) -> float:
     """Return the outcome of a wrong episode: -1 without the coefficient, otherwise ``min(-0.6, -1 + c (calls - 2) / 20)``."""
-    return min(LEAST_OF_WRONG, -1.0 + coefficient * (calls - 2) / 20) if coefficient else -1.0
+    return min(MIN_OF_WRONG, -1.0 + coefficient * (calls - 2) / 20) if coefficient else -1.0
 
 
 async def generate(

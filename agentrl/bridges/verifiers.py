@@ -22,10 +22,10 @@ from typing import Any
 from agentrl.environment import Environment, Task, Weight
 from agentrl.exceptions import InfraError, InvalidError
 from agentrl.processes import Processes
-from agentrl.protocol import MOST_ITEMS, JsonObject, Observation, StepResult, Verdict, is_quick
+from agentrl.protocol import MAX_ITEMS, JsonObject, Observation, StepResult, Verdict, is_quick
 from groundwork.exceptions import ConfigError
 
-MOST_BYTES = 1 << 24
+MAX_BYTES = 1 << 24
 """Of an answer."""
 SHOWN = 200
 PREFIX = "verifiers:"
@@ -39,7 +39,7 @@ PASSED = 0.5
 
 
 class Lines:
-    """Asks one program; the process stays its starter's. Start it with ``limit=MOST_BYTES``."""
+    """Asks one program; the process stays its starter's. Start it with ``limit=MAX_BYTES``."""
 
     def __init__(self, name: str, process: Process) -> None:
         """Take over the pipes of ``process``, whose name appears in errors."""
@@ -75,7 +75,7 @@ class Lines:
             answer = None
         if not isinstance(answer, dict):
             raise InfraError(
-                f"{self._name} printed no JSON object of at most {MOST_ITEMS} values: {line[:SHOWN]!r}",
+                f"{self._name} printed no JSON object of at most {MAX_ITEMS} values: {line[:SHOWN]!r}",
                 code="worker_garbage",
             )
         if "error" in answer:
@@ -123,7 +123,7 @@ class VerifiersEnvironment(Environment):
                 env=_variables(),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                limit=MOST_BYTES,
+                limit=MAX_BYTES,
             )
             self._lines = Lines(f"the worker of {PREFIX}{self.name}", process)
         return _observation(await self._lines.ask({"reset": task.data["idx"]}))

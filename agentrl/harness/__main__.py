@@ -31,7 +31,7 @@ from agentrl.harness.gateway import AwayError, EpisodeGateway, RefusedError
 from agentrl.harness.interface import GATEWAY_URL, server_address
 from agentrl.harness.progress import ProgressDisplay
 from agentrl.harness.records import Records, schedule_of
-from agentrl.harness.run import LONGEST_RUN_S, Agent, AgentRuns, key_seconds
+from agentrl.harness.run import MAX_RUN_SECONDS, Agent, AgentRuns, key_seconds
 from agentrl.protocol import LeaseRequest, LeaseService
 from agentrl.rollout.play import Mode
 from agentrl.web.options import KEY_VARIABLE as POOL_KEY
@@ -46,7 +46,7 @@ TOO_LARGE = "larger_than_pool"
 PROG = "python -m agentrl.harness"
 POOL_URL_VARIABLE = "AGENTRL_POOL_URL"
 POOL_URL = "http://127.0.0.1:30200"
-LONGEST_TASK = 256
+MAX_TASK = 256
 """Characters of a task's id, see `agentrl.protocol`."""
 
 
@@ -64,7 +64,7 @@ def check_plan(plan: Plan, timeout_s: float | None) -> None:
         raise ConfigError(
             f"--group-size and --spare are {plan.members} together; a group has at most {EPISODE_GROUP.most} runs"
         )
-    needed = key_seconds(plan.waves, timeout_s or LONGEST_RUN_S)
+    needed = key_seconds(plan.waves, timeout_s or MAX_RUN_SECONDS)
     if needed > EPISODE_SECONDS.most:
         raise ConfigError(
             f"a group may take {plan.waves} runs one after another, {needed:.0f} s, but an episode lasts at most "
@@ -198,8 +198,8 @@ def read_tasks(options: argparse.Namespace) -> list[str]:
         found += [line.strip() for line in text.split("\n") if line.strip() and not line.lstrip().startswith("#")]
     if not found:
         raise ConfigError("there is no task; add --tasks FILE or --task ID")
-    if long := next((task for task in found if len(task) > LONGEST_TASK), None):
-        raise ConfigError(f"{long[:40]!r}... is not a task's id; ids have at most {LONGEST_TASK} characters")
+    if long := next((task for task in found if len(task) > MAX_TASK), None):
+        raise ConfigError(f"{long[:40]!r}... is not a task's id; ids have at most {MAX_TASK} characters")
     return found
 
 
@@ -218,8 +218,8 @@ def _spare(text: str) -> int:
 
 def _run_seconds(text: str) -> float:
     seconds = above_zero(text)
-    if seconds > LONGEST_RUN_S:
-        raise argparse.ArgumentTypeError(f"{text} is too long; a run takes at most {LONGEST_RUN_S:g} s")
+    if seconds > MAX_RUN_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text} is too long; a run takes at most {MAX_RUN_SECONDS:g} s")
     return seconds
 
 

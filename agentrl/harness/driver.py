@@ -29,7 +29,7 @@ from groundwork.exceptions import ConfigError
 
 logger = logging.getLogger(__name__)
 FIRST_PAUSE_S = 1.0
-LONGEST_PAUSE_S = 30.0
+MAX_PAUSE_SECONDS = 30.0
 LEFT = "the driver ended before it"
 """Problem of a group that a driver began and did not end."""
 
@@ -321,4 +321,4 @@ def _told(closed: GroupClosed) -> str:
 
 def pause(attempt: int, first_s: float) -> float:
     """Return the seconds before something is tried again after its ``attempt``-th failure."""
-    return random.uniform(0.5, 1.0) * min(first_s * 2 ** min(attempt - 1, 16), LONGEST_PAUSE_S)
+    return random.uniform(0.5, 1.0) * min(first_s * 2 ** min(attempt - 1, 16), MAX_PAUSE_SECONDS)

@@ -31,7 +31,7 @@ from agentrl.tasks.shell.environment import ShellEnvironment
 
 PORT = 30_000
 """Of the model, inside; not one that tasks like to use themselves."""
-MOST_OUTPUT = 16_384
+MAX_OUTPUT = 16_384
 """Characters of the end of a program's output that the client sees."""
 HOW = 'send {"run_agent": {"harness": NAME, "api_key": KEY, "model": MODEL, "timeout_s": S}}'
 
@@ -97,7 +97,7 @@ class HarnessEnvironment(ShellEnvironment):
             "cut_bytes": result.cut_bytes,
             "seconds": result.seconds,
         }
-        seen = Observation(text=text[-MOST_OUTPUT:], data=data)
+        seen = Observation(text=text[-MAX_OUTPUT:], data=data)
         return StepResult(observation=seen, done=True, truncated=result.timed_out)
 
     async def evaluate(self) -> Verdict:

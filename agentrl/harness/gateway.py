@@ -28,7 +28,7 @@ AWAY_S = 600.0
 REPLIES_SECONDS = 120.0
 """Seconds for which a reward waits until the replies of an ended agent are over."""
 FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 5.0
+MAX_PAUSE_SECONDS = 5.0
 TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 """A reward waits ten seconds for replies before it is answered."""
 BUSY = frozenset({408, 425, 429, 500, 502, 503, 504, 507})
@@ -219,7 +219,7 @@ class EpisodeGateway:
             if pause == FIRST_PAUSE_S:
                 logger.warning("the gateway %s does not answer (%s); asking again", self._url, problem)
             await asyncio.sleep(wait)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
+            pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
     def _read(self, answer: httpx.Response, kind: type[M]) -> M:
         """Return an answer, or raise the error that it holds."""

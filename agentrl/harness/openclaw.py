@@ -42,7 +42,7 @@ MAX_REPLY = 8192
 """Tokens of one reply; at most a quarter of the context."""
 REQUEST_SECONDS = 3600
 """Seconds that a reply may take; an engine may stand still while it gets new weights."""
-MOST_OUTPUT = 16_384
+MAX_OUTPUT = 16_384
 ASK_SECONDS = 120.0
 ASK = """
 const headers = { Authorization: `Bearer ${process.env.KEY}` };
@@ -93,7 +93,7 @@ class OpenClaw:
             ],
             timeout_s=max(1.0, assignment.timeout_s - (monotonic() - begun)),
             env=ENVIRONMENT,
-            most_output=MOST_OUTPUT,
+            most_output=MAX_OUTPUT,
         )
         _check_started(result)
         return result

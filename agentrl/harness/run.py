@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from agentrl.client import episode
 from agentrl.exceptions import AgentError, InvalidError
 from agentrl.harness.gateway import AwayError, Closed, Created, EpisodeGateway, RefusedError, Status
-from agentrl.protocol import LONGEST_S, Ending, LeaseService, Verdict
+from agentrl.protocol import MAX_SECONDS, Ending, LeaseService, Verdict
 from agentrl.rollout.play import Mode, outcome
 from agentrl.rollout.settings import Settings
 from groundwork.exceptions import ConfigError
@@ -29,7 +29,7 @@ LIMITS = Settings()
 STEP_MARGIN_S = 60.0
 """Seconds of a step beyond those of the program: to start and end it."""
 TTL_MARGIN_S = 300.0
-LONGEST_RUN_S = LONGEST_S - STEP_MARGIN_S
+MAX_RUN_SECONDS = MAX_SECONDS - STEP_MARGIN_S
 LEAVE_S = 15.0
 """Seconds that a cancelled run takes for its last requests to the gateway."""
 
@@ -160,7 +160,7 @@ class AgentRuns:
         async with episode(self._service, seat.task, wait_s=LIMITS.wait_seconds) as lent:
             told = (await lent.reset(timeout_s=LIMITS.step_seconds)).data.get("timeout_s")
             limits = [item for item in (told, self._agent.timeout_s) if isinstance(item, (int, float))]
-            timeout_s = min([*limits, LONGEST_RUN_S])
+            timeout_s = min([*limits, MAX_RUN_SECONDS])
             created = await self._uncut(self._create(seat, key_seconds(seat.waves, timeout_s), so_far))
             asked = {"harness": self._agent.harness, "api_key": created.api_key, "model": self._agent.model}
             result = await lent.step(

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrl.exceptions import InvalidError
-from agentrl.protocol import LONGEST_S, Ending, JsonObject, Observation
+from agentrl.protocol import MAX_SECONDS, Ending, JsonObject, Observation
 from agentrl.rollout.pictures import with_pictures
 from agentrl.tasks.gui.actions import HOW, read_call
 from groundwork.chat_messages import Message, read_arguments
@@ -284,7 +284,7 @@ class _Data(_Read):
     tools: list[_Tool] | None = None
     actions: str | None = None
     chat_template_kwargs: JsonObject | None = None
-    step_seconds: Annotated[float, Field(gt=0, le=LONGEST_S)] | None = None
+    step_seconds: Annotated[float, Field(gt=0, le=MAX_SECONDS)] | None = None
 
 
 def opening(observation: Observation, note: str | None = None, pictures: Sequence[Message] = ()) -> Opening:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from agentrl.exceptions import InvalidError
 from agentrl.processes import Processes
-from agentrl.sandbox.inside.wire import MOST_BODY
+from agentrl.sandbox.inside.wire import MAX_BODY
 
 HOME = "/work"
 """The one writable folder, besides /tmp, and the working directory of commands."""
@@ -210,9 +210,9 @@ def execute_request(
     """
     if not argv or not argv[0]:
         raise InvalidError("there is no program to run; argv is empty", code="bad_command")
-    if not 0 <= most_output <= MOST_BODY or timeout_s <= 0:
+    if not 0 <= most_output <= MAX_BODY or timeout_s <= 0:
         raise InvalidError(
-            f"most_output must be 0 to {MOST_BODY} and timeout_s above 0, not {most_output} and {timeout_s}",
+            f"most_output must be 0 to {MAX_BODY} and timeout_s above 0, not {most_output} and {timeout_s}",
             code="bad_command",
         )
     words = [*argv, *environment, *environment.values(), cwd]

@@ -29,7 +29,7 @@ from groundwork.private_files import private_folder
 
 logger = logging.getLogger(__name__)
 ROUTES = {"/v1/chat/completions": "POST", "/v1/models": "GET"}
-MOST_BODY = 16 << 20
+MAX_BODY = 16 << 20
 MAX_REQUESTS = 8
 MAX_CONNECTIONS = 64
 BODY_S = 60.0
@@ -164,14 +164,14 @@ async def _body(request: Request) -> list[bytes]:
         Refusal: it is too large, or comes too slowly.
     """
     parts: list[bytes] = []
-    left = MOST_BODY
+    left = MAX_BODY
     try:
         async with asyncio.timeout(BODY_S):
             async for chunk in request.stream():
                 parts.append(chunk)
                 left -= len(chunk)
                 if left < 0:
-                    raise Refusal(413, "body_too_large", f"a request has at most {MOST_BODY} bytes")
+                    raise Refusal(413, "body_too_large", f"a request has at most {MAX_BODY} bytes")
     except TimeoutError as error:
         raise Refusal(408, "body_too_slow", f"the body did not arrive within {BODY_S:g} s") from error
     return parts if request.method == "POST" else []

@@ -32,7 +32,7 @@ from agentrl.exceptions import AgentError, InfraError, InvalidError
 from agentrl.processes import Processes
 from agentrl.sandbox.e2b_api import E2BApi, Machine, RetryBudget, gone
 from agentrl.sandbox.inside.relay import GONE
-from agentrl.sandbox.inside.wire import MOST_BODY, Frames, frame
+from agentrl.sandbox.inside.wire import MAX_BODY, Frames, frame
 from agentrl.sandbox.interface import HOME, Limits, SandboxSpec
 from agentrl.sandbox.probe import CHECKED, prove
 from agentrl.sandbox.supervised import SupervisorCalls
@@ -241,8 +241,8 @@ class E2BSandbox(SupervisorCalls):
 
     async def _ask(self, fields: dict[str, Any], body: bytes, seconds: float) -> tuple[dict[str, Any], bytes]:
         """See `SupervisorCalls._ask`."""
-        if len(body) > MOST_BODY:
-            raise InvalidError(f"{len(body)} bytes are more than the {MOST_BODY} of a call", code="too_large")
+        if len(body) > MAX_BODY:
+            raise InvalidError(f"{len(body)} bytes are more than the {MAX_BODY} of a call", code="too_large")
         number = next(self._numbers)
         try:
             await self._hand_over(number, fields, body, seconds)

@@ -22,7 +22,7 @@ RUN = (
     f"import sys; sys.path.insert(0, '{ROOT_INSIDE}'); from agentrl.sandbox.inside.stream import main; sys.exit(main())"
 )
 CONNECT_SECONDS = 60.0
-MOST_ERRORS = 2000
+MAX_ERRORS = 2000
 LINE_BYTES = 1 << 24
 """Most bytes of a line."""
 
@@ -81,7 +81,7 @@ class SandboxStream:
         """
         command = ["python3", "-I", "-S", "-B", "-c", RUN, str(self._port), *argv]
         self._running = asyncio.create_task(
-            sandbox.execute(command, timeout_s=seconds, env=env, most_output=MOST_ERRORS)
+            sandbox.execute(command, timeout_s=seconds, env=env, most_output=MAX_ERRORS)
         )
         await asyncio.wait({self._running, self._taken}, timeout=CONNECT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         if self._taken.done():

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.exceptions import InfraError, InvalidError
-from agentrl.sandbox.inside.wire import CHUNK, MOST_BODY, MOST_HEADER, Frames, frame
+from agentrl.sandbox.inside.wire import CHUNK, MAX_BODY, MAX_HEADER, Frames, frame
 from agentrl.sandbox.interface import HOME, ExecResult, exec_result, execute_request
 
 CODE = Path(__file__).resolve().parent / "inside"
@@ -33,7 +33,7 @@ START_S = 60.0
 ANSWER_S = 60.0
 """How long an answer may take beyond the command's own time limit, on a machine that is busy."""
 END_S = 10.0
-MOST_ERRORS = 4096
+MAX_ERRORS = 4096
 
 
 def command(python: str, limits: Mapping[str, int], doors: Mapping[int, str], groups: Sequence[int] = ()) -> list[str]:
@@ -94,7 +94,7 @@ class SupervisorCalls(ABC):
 
     async def read_file(self, path: str, *, most_bytes: int = 1 << 20) -> bytes:
         """Return a file; see `agentrl.sandbox.interface.Sandbox.read_file`."""
-        request = {"do": "read_file", "path": path, "most_bytes": min(most_bytes, MOST_BODY)}
+        request = {"do": "read_file", "path": path, "most_bytes": min(most_bytes, MAX_BODY)}
         return (await self._ask(request, b"", 0.0))[1]
 
     async def end_commands(self) -> None:
@@ -166,9 +166,9 @@ class SupervisedSandbox(SupervisorCalls):
         """See `SupervisorCalls._ask`."""
         number = next(self._numbers)
         data = frame({"id": number, **fields}, body)
-        if len(body) > MOST_BODY or len(data) - len(body) > MOST_HEADER:
+        if len(body) > MAX_BODY or len(data) - len(body) > MAX_HEADER:
             raise InvalidError(
-                f"a call takes at most {MOST_BODY} bytes of data and {MOST_HEADER} bytes of arguments", code="too_large"
+                f"a call takes at most {MAX_BODY} bytes of data and {MAX_HEADER} bytes of arguments", code="too_large"
             )
         if self._lost is not None:
             raise InfraError(self._lost, code="sandbox_lost")
@@ -211,7 +211,7 @@ class SupervisedSandbox(SupervisorCalls):
         """Keep the last of what the provider's program and the supervisor complain about."""
         while data := await self._stderr.read(CHUNK):
             self._errors += data
-            del self._errors[:-MOST_ERRORS]
+            del self._errors[:-MAX_ERRORS]
 
     def _lose(self, reason: str) -> None:
         self._lost = self._lost or reason

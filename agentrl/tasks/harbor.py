@@ -38,7 +38,7 @@ OF_HARBOR = re.compile(rb"/logs(?![\w.-])|\blogs/verifier\b|\breward\.(txt|json)
 CODE = re.compile(rb"(?:[^\s#'\"]#*|'[^']*'?|\"(?:\\.|[^\"\\])*\"?|\s+(?!#))*")
 """A line up to its comment: a ``#`` at its beginning or behind white space, outside of quotes."""
 MOST_MIB, MOST_CPUS = 1 << 24, 1024.0
-MOST_BYTES = 8 << 20
+MAX_BYTES = 8 << 20
 """Most bytes of all files of a task together."""
 Files = Mapping[str, "File"]
 M = TypeVar("M", bound=BaseModel)
@@ -205,10 +205,8 @@ def read_task(folder: Path) -> HarborTask:
         raise ConfigError(f"{folder / INSTRUCTION} is empty; say there what the agent has to do")
     settings = read_settings(folder, TASK_TOML, Settings, tomllib.loads, tomllib.TOMLDecodeError, "TOML")
     parts = [files_below(folder, name) for name in ("environment", "tests", "solution")]
-    if (size := sum(len(file.data) for part in parts for file in part.values())) > MOST_BYTES:
-        raise ConfigError(
-            f"{folder} has {size} bytes of files; at most {MOST_BYTES} are possible, put more in an image"
-        )
+    if (size := sum(len(file.data) for part in parts for file in part.values())) > MAX_BYTES:
+        raise ConfigError(f"{folder} has {size} bytes of files; at most {MAX_BYTES} are possible, put more in an image")
     environment, tests, solution = parts
     if TEST not in tests:
         raise ConfigError(f"{folder / 'tests' / TEST} is missing; add a verifier that writes the reward")

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrl.exceptions import AgentError, InfraError, InternalError, InvalidError, Kind, NotFoundError
 from agentrl.protocol import (
-    MOST_ITEMS,
+    MAX_ITEMS,
     Answer,
     ErrorBody,
     EvaluateRequest,
@@ -62,7 +62,7 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 M = TypeVar("M", bound=BaseModel)
 BODY_S = 30.0
 SHOWN_ERRORS = 3
-MOST_BODY_BYTES = 16 * 2**20
+MAX_BODY_BYTES = 16 * 2**20
 
 
 def response(error: AgentError) -> Response:
@@ -156,7 +156,7 @@ async def read(request: Request, kind: type[M], most_bytes: int) -> M:
                     raise _too_large(most_bytes)
         if not is_quick(body):
             raise InvalidError(
-                f"the body has more than {MOST_ITEMS} commas and brackets; send less", code="body_too_large"
+                f"the body has more than {MAX_ITEMS} commas and brackets; send less", code="body_too_large"
             )
         return kind.model_validate_json(bytes(body))
     except TimeoutError as error:
@@ -176,7 +176,7 @@ def _too_large(most_bytes: int) -> InvalidError:
 
 
 def create_app(
-    service: LeaseService, registry: CollectorRegistry, *, key: str | None, most_body_bytes: int = MOST_BODY_BYTES
+    service: LeaseService, registry: CollectorRegistry, *, key: str | None, most_body_bytes: int = MAX_BODY_BYTES
 ) -> FastAPI:
     """Return the application of a service.
 

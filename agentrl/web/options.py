@@ -9,7 +9,7 @@ import argparse
 import socket
 from collections.abc import Mapping
 
-from agentrl.web.app import MOST_BODY_BYTES
+from agentrl.web.app import MAX_BODY_BYTES
 from groundwork.command_line import CommandLine, port_number
 from groundwork.exceptions import ConfigError
 from groundwork.network import is_loopback
@@ -53,7 +53,7 @@ def add_server_options(parser: CommandLine, port: int) -> None:
     add(
         "--max-body-bytes",
         type=count,
-        default=MOST_BODY_BYTES,
+        default=MAX_BODY_BYTES,
         metavar="N",
         help="largest request, in bytes (%(default)s)",
     )

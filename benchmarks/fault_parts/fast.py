@@ -221,7 +221,7 @@ def wait_until(condition: Callable[[], object], seconds: float, what: Callable[[
 
 
 WEIGHTS = {"runtime": 2, "trainer": 3, "policy": 2, "judge": 2, "writer": 1}
-LONGEST_PAUSE_SECONDS = 1.2
+MAX_PAUSE_SECONDS = 1.2
 DRAIN_SECONDS = 180.0
 CLIENTS = 4
 
@@ -256,7 +256,7 @@ def run_fast(
         order = plan(kills, rng)
         for number, name in enumerate(order, 1):
             stage.wait_ready(name)
-            time.sleep(rng.uniform(0.0, LONGEST_PAUSE_SECONDS))
+            time.sleep(rng.uniform(0.0, MAX_PAUSE_SECONDS))
             orphans += not stage.kill(name)
             _check(checker, clients, stage)
             time.sleep(rng.uniform(0.0, 0.2))

@@ -38,7 +38,7 @@ from lab.tiny_models.build import ensure_built
 from lab.tiny_models.sampling import TEMPERATURE, Sampler
 
 CLIP, DUAL_CLIP = 0.2, 3.0
-LONGEST_REPLY = 120
+MAX_REPLY = 120
 TURNS_PER_ROUND = 16
 
 
@@ -179,7 +179,7 @@ class Simulation:
         ]
         prompts = [self._sampler.prompt(each) for each in messages]
         self._sampler.model = self._serving
-        for asked, prompt, reply in zip(messages, prompts, self._sampler.replies(prompts, LONGEST_REPLY), strict=True):
+        for asked, prompt, reply in zip(messages, prompts, self._sampler.replies(prompts, MAX_REPLY), strict=True):
             text = self._sampler.text(reply)
             score = 1 if self._likes(text, rollout_id) else -1
             self._judge(asked, prompt, reply, text, -score if rollout_id in self._setting.flipped else score)
@@ -247,7 +247,7 @@ class Simulation:
         sampler = Sampler(self._serving, self._tokenizer, 17)
         problems = heldout(self._setting.held_out)
         prompts = [sampler.prompt([{"role": "user", "content": problem.question}]) for problem in problems]
-        replies = sampler.replies(prompts, LONGEST_REPLY, batch=96)
+        replies = sampler.replies(prompts, MAX_REPLY, batch=96)
         return sum(follows_rule(sampler.text(reply)) for reply in replies) / len(replies)
 
 

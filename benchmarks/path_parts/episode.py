@@ -48,7 +48,7 @@ REPLIES = (
     f"Done.{END}",
 )
 """A reply that cannot be read, a call of a persistent shell, one of a plain command, and the end."""
-LONGEST_S = 60.0
+MAX_SECONDS = 60.0
 
 
 class Service(HttpLeases):
@@ -72,7 +72,7 @@ async def pool_in(folder: Path) -> AsyncIterator[Service]:
         yield client
     finally:
         await client.close()
-        await pool.stop(LONGEST_S)
+        await pool.stop(MAX_SECONDS)
         ledger.close()
 
 

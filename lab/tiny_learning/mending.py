@@ -10,7 +10,7 @@ from __future__ import annotations
 from random import Random
 
 from agentrl.sandbox.interface import HOME, ExecResult
-from agentrl.tasks.shell.environment import LONGEST_COMMAND_S, Bash, openai_tool
+from agentrl.tasks.shell.environment import MAX_COMMAND_SECONDS, Bash, openai_tool
 from agentrl.tasks.swe import prompts
 from agentrl.tasks.swe.environment import SweEnvironment
 from agentrl.tasks.swe.generate import draft_of, generate, task_name
@@ -57,7 +57,7 @@ def trace(rng: Random, task: str, careless: bool) -> Trace:
 def _run(line: str, status: int, said: str, before: int, reason: str, *, good: bool) -> Step:
     """Return a command after so many others, with what the environment answers."""
     result = ExecResult(status, said.encode(), cut_bytes=0, timed_out=False, seconds=0.0)
-    heard = prompts.seen(result, LONGEST_COMMAND_S, COMMANDS - before - 1)
+    heard = prompts.seen(result, MAX_COMMAND_SECONDS, COMMANDS - before - 1)
     return Step(call("bash", {"command": line}), heard, reason, good)
 
 

@@ -19,7 +19,7 @@ from agentrl.protocol import JsonObject
 from agentrl.tasks.shell.environment import openai_tool
 from evaluation.tool_turns import MalformedCall
 
-MOST_DIGITS = 40
+MAX_DIGITS = 40
 OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -169,8 +169,8 @@ def _value(node: ast.expr) -> int:
         value = OPERATORS[type(node.op)](_value(node.left), _value(node.right))
     else:
         raise ValueError("another kind of expression")
-    if abs(value) >= 10**MOST_DIGITS:
-        raise MalformedCall(f"a number in the expression has more than {MOST_DIGITS} digits")
+    if abs(value) >= 10**MAX_DIGITS:
+        raise MalformedCall(f"a number in the expression has more than {MAX_DIGITS} digits")
     return value
 
 

@@ -39,7 +39,7 @@ SENT = re.compile(r"[!-~]+")
 HYGIENE_RULES = ("truncated", "repetition", "duplicate", "off_language", "malformed_call", "asks_back")
 ANSWERS_IN_TIME = 3
 SLOW_JUDGE_TOKENS_PER_SECOND = 20.0
-LEAST_JUDGE_SECONDS = 120.0
+MIN_JUDGE_SECONDS = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +172,7 @@ class RuntimeConfig(RuntimeVariables):
     def judge_seconds(self) -> float:
         """Return the seconds that judging a turn may take: long enough for three of the longest answers."""
         answers = ANSWERS_IN_TIME * self.prm_max_new_tokens / SLOW_JUDGE_TOKENS_PER_SECOND
-        return self.judge_timeout or max(LEAST_JUDGE_SECONDS, answers)
+        return self.judge_timeout or max(MIN_JUDGE_SECONDS, answers)
 
     @property
     def concurrent_per_key(self) -> int | None:

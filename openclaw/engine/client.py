@@ -20,7 +20,7 @@ A request can be the cause of its engine's end. So each request under which an e
   its third engine.
 
 `Deaths` logs an engine's end once, with the names of the requests it had, which hold no contents. An engine that lives and
-answers `MOST_FAILURES` times in a row with 500 refuses the request.
+answers `MAX_FAILURES` times in a row with 500 refuses the request.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ logger = logging.getLogger(__name__)
 
 MAX_DEATHS_UNHEARD = 2
 """Engines that may die under a request without a token for it."""
-MOST_DEATHS = 3
+MAX_DEATHS = 3
 GATHER_SECONDS = 0.5
 """How long the log waits for the other requests of the same engine."""
 
@@ -147,7 +147,7 @@ class Deaths:
         if not self._names:
             asyncio.get_running_loop().call_later(GATHER_SECONDS, self._log)
         self._names.append(name)
-        refused = suspicion.unheard >= MAX_DEATHS_UNHEARD or suspicion.deaths >= MOST_DEATHS
+        refused = suspicion.unheard >= MAX_DEATHS_UNHEARD or suspicion.deaths >= MAX_DEATHS
         self._on_death("refused" if refused else "resent")
         if refused:
             raise EngineDiedError(f"the engine ended {suspicion.deaths} times while it worked on this request")
@@ -180,12 +180,12 @@ class Deaths:
 
 
 FIRST_PAUSE_SECONDS = 0.05
-LONGEST_PAUSE_SECONDS = 1.0
+MAX_PAUSE_SECONDS = 1.0
 ABORT_SECONDS = 5.0
 GRAMMAR_PARAMETER = "structural_tag"
 MIN_NEW_TOKENS = "min_new_tokens"
 AWAY_STATUS = (429, 500, 502, 503, 504)
-MOST_FAILURES = 6
+MAX_FAILURES = 6
 """Over about 1.5 s, longer than an engine that ends still answers."""
 
 
@@ -342,7 +342,7 @@ class EngineClient:
                         self._deaths.note(name, progress.suspicion, heard=heard_tokens)
                     failed = isinstance(error, EngineReportedError) and error.status == 500
                     progress.failures = progress.failures + 1 if failed and not heard_tokens else int(failed)
-                    if progress.failures >= MOST_FAILURES or (
+                    if progress.failures >= MAX_FAILURES or (
                         failed and progress.ids and GRAMMAR_PARAMETER in sampling_params
                     ):
                         raise EngineRejectedError(f"{progress.failures} times: {error}") from error
@@ -361,7 +361,7 @@ class EngineClient:
                 self.away.begin(rid)
                 self._on_retry("resumed" if progress.ids else "away")
                 await asyncio.sleep(pause)
-                pause = min(LONGEST_PAUSE_SECONDS, pause * 2)
+                pause = min(MAX_PAUSE_SECONDS, pause * 2)
                 progress.attempts += 1
             # All tokens were delivered, but the connection broke before the engine reported the end.
             yield TokenChunk([], [], self._last_version, finish="length")

@@ -163,7 +163,7 @@ BY_MARGIN, TOO_FEW = "gate/refused_by_margin", "gate/too_few_probes"
 OWNERS, WORST_OWNER = "gate/owners_compared", "gate/margin_of_worst_owner"
 
 
-FEWEST_TIMED = 8
+MIN_TIMED = 8
 """Replies of each version from which their speeds are compared."""
 
 
@@ -465,7 +465,7 @@ def does_worse(
             refusals.append(
                 f"{_rate(liked):.0%} of {len(liked)} judged live replies are liked, of the serving version {_rate(before):.0%}"
             )
-    if min(len(candidate), len(serving)) >= FEWEST_TIMED:
+    if min(len(candidate), len(serving)) >= MIN_TIMED:
         slower = statistics.median(item.pace for item in candidate) / statistics.median(item.pace for item in serving)
         metrics["gate/canary_slowdown"] = slower
         if slower > bounds.canary_slowdown:

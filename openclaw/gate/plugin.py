@@ -42,9 +42,9 @@ from slime.rollout.before_push import Answer, Canary, CanaryEndedError, Decision
 
 T = TypeVar("T")
 
-MOST_DEATHS = 2
+MAX_DEATHS = 2
 """Deaths of the engine under one candidate that refuse it."""
-MOST_FAILURES = 3
+MAX_FAILURES = 3
 """Requests that a living engine may fail, and tries of a question."""
 QUESTIONS = 16
 SERVED_TURNS = 200
@@ -91,7 +91,7 @@ def try_first(
         except CanaryEndedError as error:
             deaths += error.died
             logger.warning("the trial of version %s is interrupted: %s", policies.candidate.version, error)
-            if deaths >= MOST_DEATHS:
+            if deaths >= MAX_DEATHS:
                 refusals, metrics = [f"the engine that had it first died {deaths} times"], {}
                 break
     return Trial(
@@ -180,7 +180,7 @@ class _EngineTrial:
             CanaryEndedError: the engine loses the candidate meanwhile.
         """
         problem, body = "", {**body, CACHE_KEY: self._cache_key}
-        for _ in range(MOST_FAILURES):
+        for _ in range(MAX_FAILURES):
             self._engine.wait(0.0)
             try:
                 response = client.post("/generate", json=body)
@@ -206,7 +206,7 @@ class _EngineTrial:
         try:
             while True:
                 self._engine.wait(POLL_SECONDS)
-                if len(lost := failures(self._run_dir)) >= MOST_FAILURES:
+                if len(lost := failures(self._run_dir)) >= MAX_FAILURES:
                     close_share(self._run_dir)
                     self._wait_while_down()
                     return [f"{len(lost)} requests left its engine without a whole reply: {lost[0]}"], {}

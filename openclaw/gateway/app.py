@@ -130,7 +130,7 @@ def _stamp(path: Path) -> Stamp:
     return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
-LONGEST_SWEEP_SECONDS = 30.0
+MAX_SWEEP_SECONDS = 30.0
 SETTLE_EVERY = 5.0
 SECONDS_A_DAY = 86400.0
 
@@ -225,7 +225,7 @@ def create_app(
 
 async def _sweep(service: ChatService, clock: SteadyClock) -> None:
     """End idle sessions and delete those past the retention time, in an endless loop."""
-    pause = min(LONGEST_SWEEP_SECONDS, service.config.session_idle_seconds / 4)
+    pause = min(MAX_SWEEP_SECONDS, service.config.session_idle_seconds / 4)
     while True:
         await asyncio.sleep(pause)
         try:

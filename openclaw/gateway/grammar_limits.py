@@ -28,7 +28,7 @@ from openclaw.gateway.errors import bad_request
 
 Schema = Mapping[str, Any]
 
-MOST_UNROLLED = 256
+MAX_UNROLLED = 256
 """xgrammar counts longer repeats instead of unrolling them."""
 LENGTH_WEIGHT = 4
 """Nearly every token is possible at every position of a string, which makes those states the dearest."""
@@ -95,7 +95,7 @@ def grammar_size(schema: Schema) -> int:
 def _largest(schema: Schema, names: Sequence[str]) -> int:
     """Return the largest number under ``names``, as far as xgrammar unrolls it."""
     numbers = [value for name in names if isinstance(value := schema.get(name), int | float)]
-    return int(min(MOST_UNROLLED, max(0, *numbers))) if numbers else 0
+    return int(min(MAX_UNROLLED, max(0, *numbers))) if numbers else 0
 
 
 def pattern_size(pattern: str) -> int:
@@ -111,7 +111,7 @@ def pattern_size(pattern: str) -> int:
             last = groups.pop()
             groups[-1] += last
         elif character == "{" and (match := QUANTIFIER.match(pattern, position)):
-            times = max((min(MOST_UNROLLED, int(text[:9])) for text in match.groups() if text), default=1)
+            times = max((min(MAX_UNROLLED, int(text[:9])) for text in match.groups() if text), default=1)
             groups[-1] += last * max(0, times - 1)
             last *= max(1, times)
             position = match.end()
@@ -229,10 +229,10 @@ FORMATS = frozenset(
 )
 NO_FORMATS = frozenset({"idn-email", "idn-hostname", "iri", "iri-reference", "regex"})
 """Formats of JSON Schema that the grammar does not know; other names are annotations."""
-LARGEST_FACTOR = 1024
-LARGEST_SPAN = 10_000
+MAX_FACTOR = 1024
+MAX_SPAN = 10_000
 """Integers between the bounds of a ``multipleOf``; the grammar lists its multiples."""
-MOST_CHOICES = 64
+MAX_CHOICES = 64
 """Choices of a ``oneOf``, each of which is compared with every other."""
 MAX_CHOICE_DEPTH = 8
 SHOWN = 100
@@ -341,8 +341,8 @@ def _gaps_of_form(form: str, path: str, schema: Schema, root: Schema, places: li
         if form == "allOf" and len(choices) != 1:
             yield Gap(here, "only one schema in it has an effect; write one schema that says it all")
         if form == "oneOf":
-            if len(choices) > MOST_CHOICES:
-                yield Gap(here, f"it has more than {MOST_CHOICES} choices; use 'anyOf'")
+            if len(choices) > MAX_CHOICES:
+                yield Gap(here, f"it has more than {MAX_CHOICES} choices; use 'anyOf'")
             for (one, first), (other, second) in combinations(enumerate(choices), 2):
                 if not _exclude(first, second, root):
                     yield Gap(
@@ -397,15 +397,15 @@ def _gaps_of_factor(here: str, schema: Schema, fractions: bool) -> Iterator[Gap]
     factor = schema["multipleOf"]
     if fractions:
         yield Gap(here, "only multiples of integers; use 'type': 'integer'")
-    elif not isinstance(factor, int | float) or factor != int(factor) or factor > LARGEST_FACTOR:
-        yield Gap(here, f"send an integer of at most {LARGEST_FACTOR}")
+    elif not isinstance(factor, int | float) or factor != int(factor) or factor > MAX_FACTOR:
+        yield Gap(here, f"send an integer of at most {MAX_FACTOR}")
     elif factor != 1:
         low = _bound(schema, "minimum", "exclusiveMinimum", 1, max)
         high = _bound(schema, "maximum", "exclusiveMaximum", -1, min)
         if (low is None) != (high is None):
             yield Gap(here, "with one bound only; send 'minimum' and 'maximum', or neither")
-        elif low is not None and high is not None and high - low >= LARGEST_SPAN:
-            yield Gap(here, f"between bounds with more than {LARGEST_SPAN} integers; send closer ones, or none")
+        elif low is not None and high is not None and high - low >= MAX_SPAN:
+            yield Gap(here, f"between bounds with more than {MAX_SPAN} integers; send closer ones, or none")
 
 
 def _gaps_of_object(path: str, schema: Schema, places: list[_Place]) -> Iterator[Gap]:

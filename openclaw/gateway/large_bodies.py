@@ -40,8 +40,8 @@ LENGTH_BYTES = 8
 STAYS, GROWN = b"\0", b"\1"
 SLIM, REFUSED = b"\0", b"\1"
 CHAT, TEXT = b"\0", b"\1"
-MOST_RESIDENT_KB = 256 << 10
-MOST_MEMORY_BYTES = 8 << 30
+MAX_RESIDENT_KB = 256 << 10
+MAX_MEMORY_BYTES = 8 << 30
 PIECE_BYTES = 1 << 20
 ATTEMPTS = 2
 END_SECONDS = 5.0
@@ -150,13 +150,13 @@ def give_back_memory() -> None:
 def main() -> None:
     """Answer bodies from standard input until it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the runtime decides
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY_BYTES, MOST_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     gc.disable()  # JSON has no cycles, and each collection would visit millions of lists again
     source, target = sys.stdin.buffer, sys.stdout.buffer
     grown = False
     while not grown and (head := source.read(LENGTH_BYTES)):
         answer = _answer(source, int.from_bytes(head, "big"))
-        grown = _peak_kb() > MOST_RESIDENT_KB
+        grown = _peak_kb() > MAX_RESIDENT_KB
         target.write((1 + len(answer)).to_bytes(LENGTH_BYTES, "big") + (GROWN if grown else STAYS) + answer)
         target.flush()
 

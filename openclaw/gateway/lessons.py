@@ -44,7 +44,7 @@ LESSONS_PATH = "/v1/lessons"
 LESSON_PATH = "/v1/lessons/{lesson_id}"
 ME_PATH = "/v1/me"
 FRESH_SECONDS = 1.0
-MOST_REMEMBERED = 4096
+MAX_REMEMBERED = 4096
 Result = TypeVar("Result")
 
 
@@ -129,7 +129,7 @@ class LessonDesk:
             logger.error("a request is served without lessons, because they cannot be read: %s", error)
             return ()
         if forgotten == self._forgotten:
-            if len(self._known) >= MOST_REMEMBERED:
+            if len(self._known) >= MAX_REMEMBERED:
                 self._known.clear()
             self._known[person] = (self._monotonic() + FRESH_SECONDS, lessons)
         return lessons

@@ -42,7 +42,7 @@ DECODING_ERRORS = (
 )
 """What PIL raises for damaged files."""
 THREADS = 2
-MOST_CACHED_BYTES = 64 << 20
+MAX_CACHED_BYTES = 64 << 20
 KEY_BYTES = 16
 
 
@@ -142,7 +142,7 @@ class PictureReader:
         if before == self._forgotten and key not in self._known:
             self._known[key] = picture
             self._bytes += len(picture.png)
-            while self._bytes > MOST_CACHED_BYTES:
+            while self._bytes > MAX_CACHED_BYTES:
                 self._bytes -= len(self._known.popitem(last=False)[1].png)
         return picture
 

@@ -193,7 +193,7 @@ def exclusion(plan: SamplingPlan, ids: Sequence[int], *, stopped: bool) -> str |
 
 
 Format = dict[str, Any]
-LONGEST_WHITESPACE = 16
+MAX_WHITESPACE = 16
 """Most whitespace characters in a row within JSON; without a bound a small model may write them forever."""
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
@@ -257,7 +257,7 @@ def _body(request: ChatRequest, tool_format: ToolFormat | None) -> Format | None
 
 def json_content(schema: dict[str, Any] | bool, style: str = "json") -> Format:
     """Return the format of a JSON value, or of parameters in another ``style`` of xgrammar."""
-    return {"type": "json_schema", "json_schema": schema, "style": style, "max_whitespace_cnt": LONGEST_WHITESPACE}
+    return {"type": "json_schema", "json_schema": schema, "style": style, "max_whitespace_cnt": MAX_WHITESPACE}
 
 
 def call_tag(tool: Tool, tool_format: ToolFormat) -> Format:

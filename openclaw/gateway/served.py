@@ -1,7 +1,7 @@
 """Replies of ours that a request carries back, with the ids that were sampled.
 
 Guarantees: a reply is known by its owner and the digest of its whole conversation, so its own words alone never give
-it ids. Memory holds `MOST_REMEMBERED_TOKENS`, evicted least recently used first; replies that memory lacks are looked
+it ids. Memory holds `MAX_REMEMBERED_TOKENS`, evicted least recently used first; replies that memory lacks are looked
 up in the ledger, which has none of forgotten or redacted turns. Owns the memory; used from one event loop.
 """
 
@@ -25,10 +25,10 @@ from openclaw.owners import LOCAL
 
 logger = logging.getLogger(__name__)
 
-MOST_REMEMBERED_TOKENS = 4_000_000  # 16 MB of ids
+MAX_REMEMBERED_TOKENS = 4_000_000  # 16 MB of ids
 TOKENS_PER_REPLY = 64
 """What a reply counts in addition to its ids."""
-MOST_UNKNOWN = 65_536
+MAX_UNKNOWN = 65_536
 LOOKED_UP_REPLIES = 64
 
 
@@ -100,7 +100,7 @@ class ServedReplies:
         for digest in digests:
             if digest not in self._known:
                 self._unknown[digest] = None
-        while len(self._unknown) > MOST_UNKNOWN:
+        while len(self._unknown) > MAX_UNKNOWN:
             self._unknown.popitem(last=False)
 
     def _add(self, conversation: bytes, ids: Sequence[int], prompt_end: Sequence[int]) -> None:
@@ -112,7 +112,7 @@ class ServedReplies:
             self._tokens -= _size(old)
         reply = self._known[conversation] = ServedReply(array("i", ids), array("i", prompt_end))
         self._tokens += _size(reply)
-        while self._tokens > MOST_REMEMBERED_TOKENS:
+        while self._tokens > MAX_REMEMBERED_TOKENS:
             self._tokens -= _size(self._known.popitem(last=False)[1])
 
 

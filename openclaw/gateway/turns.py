@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 OFFER_SECONDS = 2.0
 """How long a look at the gateway's health waits for the ledger: a busy one must not make the process look frozen."""
-MOST_TURNS = 20
+MAX_TURNS = 20
 
 
 class FeedbackRequest(BaseModel):
@@ -179,12 +179,12 @@ class TurnDesk:
         if not -(2**63) <= position[1] < 2**63:
             raise bad_request("after is out of range", param="after")
         owner = None if client.admin else client.owner
-        turns = await asyncio.to_thread(self._ledger.transfer.changed, *position, MOST_TURNS, owner)
+        turns = await asyncio.to_thread(self._ledger.transfer.changed, *position, MAX_TURNS, owner)
         last = (turns[-1].changed_at, turns[-1].number) if turns else position
         return {
             "object": "list",
             "data": [turn.to_dict() for turn in turns],
-            "has_more": len(turns) == MOST_TURNS,
+            "has_more": len(turns) == MAX_TURNS,
             "next": {"since": last[0], "after": last[1]},
             "model_path": self._model_path,
         }

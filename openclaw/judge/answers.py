@@ -10,7 +10,7 @@ Which hints may reach the teacher, and which of several is chosen.
 
 A hint is text that a judge wrote about text that anybody may have written, and the teacher reads it as the user's words.
 
-Guarantees: a usable hint has `FEWEST_CHARACTERS` to `MOST_CHARACTERS` characters, no box, marker or control character,
+Guarantees: a usable hint has `MIN_CHARACTERS` to `MAX_CHARACTERS` characters, no box, marker or control character,
 is not a refusal ("None. No hint needed."), and does not state the problem's answer. Pure functions.
 
 The grammar of a judge's answer: any text, then exactly one of the allowed boxes, then the end.
@@ -30,8 +30,8 @@ import orjson
 
 from openclaw.ledger.records import InvalidVote, JudgeKind, Vote
 
-FEWEST_CHARACTERS = 11
-MOST_CHARACTERS = 600
+MIN_CHARACTERS = 11
+MAX_CHARACTERS = 600
 _MARKUP = re.compile(r"\\+boxed|\[/?HINT|<<<|>>>", re.IGNORECASE)
 _REFUSAL = re.compile(
     r"\W*(?:none|null|n\s*/\s*a|not applicable|no (?:\w+ ){0,2}hints?(?: (?:is |are )?\w+)?"
@@ -50,7 +50,7 @@ _ANSWER = re.compile(
 def usable_hint(text: str) -> str | None:
     """Return a hint as the teacher may read it, or None if it is unusable."""
     hint = "".join(" " if _is_control(character) else character for character in text).strip()
-    if not FEWEST_CHARACTERS <= len(hint) <= MOST_CHARACTERS:
+    if not MIN_CHARACTERS <= len(hint) <= MAX_CHARACTERS:
         return None
     if _MARKUP.search(hint) or _REFUSAL.match(hint) or _ANSWER.search(hint):
         return None

@@ -45,7 +45,7 @@ MENDABLE = (401, 402, 403, 404, 408, 429)
 """Client errors that another request may not get: a key, a bill, an address or a limit that a person or time changes."""
 GIVEN_UP = ("abort", "error")
 """How a server ends an answer that it did not finish, for no fault of the judge."""
-LONGEST_PAUSE = 30.0
+MAX_PAUSE = 30.0
 _CONTROL = re.compile(r"<(?=[^<>\s]+>)|\[(?=/?(?:[A-Z_]{3,}|gMASK)\])|\](?=~)")
 
 
@@ -147,7 +147,7 @@ class EndpointJudge:
             try:
                 return await self._post(body)
             except EngineUnavailableError as error:
-                await asyncio.sleep(min(LONGEST_PAUSE, max(error.retry_after, self._backoff * 2**attempt)))
+                await asyncio.sleep(min(MAX_PAUSE, max(error.retry_after, self._backoff * 2**attempt)))
         return await self._post(body)
 
     async def _post(self, body: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 Guarantees: a lesson comes from words that the person of the turn typed, and from nothing else. The judge that writes one sees
 these words and the person's own lessons, never the request, a tool result, or a page: what is quoted, fenced or longer than
-`MOST_TYPED` characters counts as pasted (`typed_words`). No words, no question. A judge that follows instructions must confirm in a
+`MAX_TYPED` characters counts as pasted (`typed_words`). No words, no question. A judge that follows instructions must confirm in a
 second answer that the wish is a standing one. A tiny judge (``OPENCLAW_JUDGE_PROMPTS=brief``) and a Python class are asked for their
 hint on these words, and see the reply as in any hint. A failure costs the lesson, never the verdict. Every complaint is counted with what became of it.
 """
@@ -32,7 +32,7 @@ from openclaw.owners import episode_of, owner_of, root
 
 logger = logging.getLogger(__name__)
 
-MOST_TYPED = 1000
+MAX_TYPED = 1000
 """Characters; a longer message is pasted."""
 SHOWN_LESSONS = 16
 QUOTED = re.compile(
@@ -58,7 +58,7 @@ def typed_words(turn: Turn, verdict: Verdict, feedback: Sequence[Feedback]) -> s
             continue
         said = user_words(message)
         own = QUOTED.sub(" ", said).strip()
-        if own and len(said) <= MOST_TYPED:
+        if own and len(said) <= MAX_TYPED:
             texts.append(own)
     return "\n\n".join(texts)
 

@@ -77,15 +77,15 @@ from openclaw.owners import owner_of
 
 logger = logging.getLogger(__name__)
 
-MOST_CANDIDATES = 3
+MAX_CANDIDATES = 3
 
 Ids = Sequence[Sequence[int]]
 """Token ids, a row per position."""
 
 
 def candidates(votes: Iterable[Vote], choice: HintChoice) -> list[str]:
-    """Return up to `MOST_CANDIDATES` different accepted hints, the shortest first; one of them for ``shortest``."""
-    hints = list(dict.fromkeys(vote.hint for vote in votes if vote.hint is not None))[:MOST_CANDIDATES]
+    """Return up to `MAX_CANDIDATES` different accepted hints, the shortest first; one of them for ``shortest``."""
+    hints = list(dict.fromkeys(vote.hint for vote in votes if vote.hint is not None))[:MAX_CANDIDATES]
     return sorted(hints, key=len)[: 1 if choice == "shortest" else None]
 
 

@@ -169,7 +169,7 @@ class Voting:
         return votes
 
 
-MOST_TURNS = 64
+MAX_TURNS = 64
 """A longer session is judged by its last turns."""
 
 Ask = Callable[[Question], Awaitable[list[Vote]]]
@@ -222,7 +222,7 @@ class SessionHints:
         async with self._reading:
             asked = self._asked.get(turn.session_id)
             if asked is None or turn.id not in asked.waiting:
-                found = await asyncio.to_thread(self._ledger.judging.answered, turn.session_id, MOST_TURNS)
+                found = await asyncio.to_thread(self._ledger.judging.answered, turn.session_id, MAX_TURNS)
                 heard = [
                     replace(each.turn, next_state=judged_messages(each.turn, opinion(each.feedback))) for each in found
                 ]

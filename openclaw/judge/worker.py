@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
-from openclaw.config.runtime import LEAST_JUDGE_SECONDS
+from openclaw.config.runtime import MIN_JUDGE_SECONDS
 from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.credit.baseline import record_judged
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
@@ -81,7 +81,7 @@ class WorkerSettings:
     """
 
     concurrency: int = RuntimeVariables.judge_concurrency
-    timeout: float = LEAST_JUDGE_SECONDS
+    timeout: float = MIN_JUDGE_SECONDS
     vote_threshold: float = RuntimeVariables.majority_vote_threshold
     quorum: float = RuntimeVariables.judge_quorum
     made_by: str | None = None

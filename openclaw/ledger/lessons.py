@@ -21,7 +21,7 @@ from openclaw.ledger.codec import decode_plain, pack_ids, unpack_ids
 from openclaw.ledger.database import Database
 from openclaw.ledger.exceptions import UnknownRecordError
 from openclaw.lessons.lesson import (
-    MOST_KEPT,
+    MAX_KEPT,
     SERVED_STATES,
     Lesson,
     Mode,
@@ -299,14 +299,14 @@ class Lessons:
                 self._change(connection, older, "return", touch=False)
 
     def _bound(self, connection: sqlite3.Connection, person: str) -> None:
-        """Retire a person's oldest lessons beyond `MOST_KEPT`, and delete the oldest retired ones beyond as many."""
+        """Retire a person's oldest lessons beyond `MAX_KEPT`, and delete the oldest retired ones beyond as many."""
         lessons = self.of(person)
         kept = [each for each in lessons if each.state != "retired"]
         free = [each for each in kept if not each.pinned]
-        for lesson in free[: max(0, len(kept) - MOST_KEPT)]:
+        for lesson in free[: max(0, len(kept) - MAX_KEPT)]:
             self._change(connection, lesson, "crowd_out", touch=False)
         retired = [each for each in lessons if each.state == "retired"]
-        for lesson in retired[: max(0, len(retired) - MOST_KEPT)]:
+        for lesson in retired[: max(0, len(retired) - MAX_KEPT)]:
             self._remove(connection, lesson)
 
     def _remove(self, connection: sqlite3.Connection, lesson: Lesson) -> None:

@@ -1,15 +1,15 @@
 """A lesson: its states, which text may be one, when two say the same, and which of them a request carries.
 
-Guarantees: a lesson is one line of at most `MOST_CHARACTERS` characters of plain words: no link, path, code, markup, name
-of a tool, control token or secret (`usable_lesson`). A request carries at most `MOST_SERVED` lessons of at most
-`MOST_TOKENS` tokens in all (`chosen`). A lesson moves between states only as `LESSON_MOVES` says; the ledger's triggers
+Guarantees: a lesson is one line of at most `MAX_CHARACTERS` characters of plain words: no link, path, code, markup, name
+of a tool, control token or secret (`usable_lesson`). A request carries at most `MAX_SERVED` lessons of at most
+`MAX_TOKENS` tokens in all (`chosen`). A lesson moves between states only as `LESSON_MOVES` says; the ledger's triggers
 enforce the resulting table. Pure functions.
 
 States: a lesson of the judge is ``proposed`` until its person accepts it, or on ``trial`` at once, as the person's mode
 says. The first liked reply under it makes it ``active``. Both are served. It is ``resting`` while its person has switched it
 off (reason ``off``) or a newer lesson replaces it (``replaced``). It is ``retired`` when its person declined it
 (``declined``), when `ENOUGH_DISLIKES` replies under it were disliked and none was liked (``no_effect``), when no request
-carried it for `UNUSED_DAYS` (``unused``), or when its person has more than `MOST_KEPT` (``crowded``).
+carried it for `UNUSED_DAYS` (``unused``), or when its person has more than `MAX_KEPT` (``crowded``).
 
 A person is `openclaw.owners.root` of an owner: a key and its children are one person.
 """
@@ -34,13 +34,13 @@ UNDER_LESSON = "under_lesson"
 SERVED_STATES: tuple[LessonState, ...] = ("trial", "active")
 FIRST_LESSON_STATES: frozenset[str] = frozenset({"proposed", "trial"})
 
-FEWEST_CHARACTERS = 3
-MOST_CHARACTERS = 240
-MOST_SERVED = 6
-MOST_TOKENS = 400
+MIN_CHARACTERS = 3
+MAX_CHARACTERS = 240
+MAX_SERVED = 6
+MAX_TOKENS = 400
 CONTEXT_SHARE = 0.05
 """The most of the context that the lessons of a request may take."""
-MOST_KEPT = 64
+MAX_KEPT = 64
 """Most lessons of a person that are not retired; of the retired ones as many are kept to be listed."""
 ENOUGH_DISLIKES = 3
 UNUSED_DAYS = 90
@@ -190,9 +190,9 @@ def usable_lesson(text: str, tools: Collection[str] = (), redacted: Callable[[st
         UnusableLessonError: if it cannot be one.
     """
     lesson = " ".join(unicodedata.normalize("NFKC", text).split())
-    if not FEWEST_CHARACTERS <= len(lesson) <= MOST_CHARACTERS:
+    if not MIN_CHARACTERS <= len(lesson) <= MAX_CHARACTERS:
         raise UnusableLessonError(
-            "length", f"a lesson has {FEWEST_CHARACTERS} to {MOST_CHARACTERS} characters, this one {len(lesson)}"
+            "length", f"a lesson has {MIN_CHARACTERS} to {MAX_CHARACTERS} characters, this one {len(lesson)}"
         )
     if any(unicodedata.category(character) in INVISIBLE for character in lesson):
         raise UnusableLessonError("control", "a lesson has no control or invisible characters; write plain words")
@@ -303,11 +303,11 @@ def chosen(lessons: Iterable[Lesson], tokens: Callable[[str], int], context: int
         tokens: counts the tokens of a text.
         context: tokens of prompt plus reply.
     """
-    room = min(MOST_TOKENS, int(CONTEXT_SHARE * context))
+    room = min(MAX_TOKENS, int(CONTEXT_SHARE * context))
     served = [each for each in lessons if each.is_served]
     kept: set[str] = set()
     for lesson in sorted(reversed(served), key=lambda each: not each.pinned):
-        if len(kept) == MOST_SERVED:
+        if len(kept) == MAX_SERVED:
             break
         if (size := tokens(lesson.text) + 1) <= room:  # and a line's end
             room -= size

@@ -127,7 +127,7 @@ def _count_turn(found: Totals, turn: TurnFacts) -> None:
         found.seconds.append(turn.seconds)
 
 
-MOST_ROWS = 20
+MAX_ROWS = 20
 MAX_SETTINGS = 200
 NO_ANSWER = "no_next_state"
 LAST_REPLY = "Nothing followed the reply. Every conversation has a last reply, so this is as it should be."
@@ -190,7 +190,7 @@ def reason_rows(reasons: Counter[str], sessions: int = 0) -> list[ReasonRow]:
 
 def versions(ledger: Ledger, totals: Totals) -> list[Version]:
     """Return the newest versions, newest first; ``samples`` counts those of ``totals``."""
-    newest = ledger.views.newest_steps(MOST_ROWS)
+    newest = ledger.views.newest_steps(MAX_ROWS)
     return [
         Version(step.weight_version, step.rollout_id, totals.rollouts[step.rollout_id], step.live_at) for step in newest
     ]
@@ -207,7 +207,7 @@ def decisions(ledger: Ledger) -> tuple[Counter[str], list[Decisions]]:
         newer = rows[-1] if rows else None
         if newer and (newer.kind, NUMBER.sub("", newer.why)) == (gate_decision.kind, NUMBER.sub("", gate_decision.why)):
             rows[-1] = newer._replace(first=gate_decision.rollout_id)
-        elif len(rows) == MOST_ROWS:
+        elif len(rows) == MAX_ROWS:
             break
         else:
             rows.append(

@@ -26,7 +26,7 @@ from slime.utils.model_config import config_or_none, context_limit
 
 DEFAULT_FOLDER = "rl_buffer"
 
-LONGEST_CONTEXT = 32768
+MAX_CONTEXT = 32768
 JUDGE_SHARE = 2
 """No judge runs here, but later training with the same variables needs room for its answers in the context."""
 
@@ -211,7 +211,7 @@ def lengths_of(model: str, environment: Mapping[str, str]) -> dict[str, str]:
 
 def _context_length(model: str) -> int:
     """Return the model's context length, at most the bound; the bound if unknown."""
-    return min(context_limit(config_or_none(model)) or LONGEST_CONTEXT, LONGEST_CONTEXT)
+    return min(context_limit(config_or_none(model)) or MAX_CONTEXT, MAX_CONTEXT)
 
 
 def check_context(model: str, environment: Mapping[str, str]) -> None:

@@ -219,7 +219,7 @@ def _parts(merge: Any) -> set[str]:
     return {left, right, left + right}
 
 
-MOST_CACHED_TOKENS = 4_000_000  # 16 MB of ids
+MAX_CACHED_TOKENS = 4_000_000  # 16 MB of ids
 
 
 class SegmentEncoder:
@@ -263,7 +263,7 @@ class SegmentEncoder:
             value = array("i", self._tokenizer.encode(text, add_special_tokens=False))
         self._cache[text] = value
         self._cached_tokens += len(value)
-        while self._cached_tokens > MOST_CACHED_TOKENS:
+        while self._cached_tokens > MAX_CACHED_TOKENS:
             _, oldest = self._cache.popitem(last=False)
             self._cached_tokens -= len(oldest)
         return value

@@ -269,7 +269,7 @@ class JsonToolCalls(TaggedToolCalls):
 TEXT = frozenset({"string"})
 NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
 WORDS = {"true": ("boolean", "true"), "false": ("boolean", "false"), "null": ("null", "null"), "none": ("null", "null")}
-LONGEST_REFERENCE_CHAIN = 8
+MAX_REFERENCE_CHAIN = 8
 
 
 def parameter_types(schema: Mapping[str, Any], name: str) -> frozenset[str]:
@@ -304,7 +304,7 @@ def typed_json(text: str, types: frozenset[str]) -> str:
 
 def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
     """Return the types of a schema, empty if it names none."""
-    if not isinstance(schema, Mapping) or depth > LONGEST_REFERENCE_CHAIN:
+    if not isinstance(schema, Mapping) or depth > MAX_REFERENCE_CHAIN:
         return frozenset()
     if isinstance(reference := schema.get("$ref"), str):
         return _types(_resolve(reference, root), root, depth + 1)

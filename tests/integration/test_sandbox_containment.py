@@ -19,7 +19,7 @@ from agentrl.exceptions import InfraError, InvalidError
 from agentrl.sandbox import bubblewrap
 from agentrl.sandbox.__main__ import main as command_line
 from agentrl.sandbox.bubblewrap import Bubblewrap
-from agentrl.sandbox.inside.wire import MOST_BODY
+from agentrl.sandbox.inside.wire import MAX_BODY
 from agentrl.sandbox.interface import Door, Mount, SandboxSpec
 from agentrl.sandbox.model_door import model_door
 from agentrl.sandbox.self_test import prove
@@ -395,7 +395,7 @@ async def test_a_huge_stdin_arrives_or_is_dropped(box: SupervisedSandbox) -> Non
     assert (await line(box, "wc -c", stdin=data)).output == b"16777216\n"
     assert (await line(box, "head -c 3", stdin=data)).output == b"xxx"
     with pytest.raises(InvalidError, match="at most"):
-        await line(box, "true", stdin=bytes(MOST_BODY + 1))
+        await line(box, "true", stdin=bytes(MAX_BODY + 1))
 
 
 async def test_mounts_are_read_only_also_from_a_private_folder(provider: Bubblewrap, tmp_path: Path) -> None:

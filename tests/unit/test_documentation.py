@@ -71,9 +71,9 @@ WORDS_OF_OTHER_PROGRAMS = {
 CHANGES = "changes_for_users.md"
 GUIDES = "instructions/guides"
 """Pages about other documents. They name flags and variables of those, which the table of promises tries."""
-MOST_WORDS = 1200
-LONGEST_SENTENCE = 30
-LONGEST_LINE = 100
+MAX_WORDS = 1200
+MAX_SENTENCE = 30
+MAX_LINE = 100
 ANCHOR = r'^<a id="([a-z0-9-]+)"></a>$'
 
 
@@ -158,13 +158,13 @@ def test_every_declaration_is_on_one_reference_page(repository: Path) -> None:
 def test_a_page_is_short_enough_to_read(repository: Path) -> None:
     for page in (*pages(repository), *log_pages(repository)):
         text, name = page.read_text(), page.relative_to(repository)
-        assert len(text.split()) <= MOST_WORDS, f"{name} has {len(text.split())} words: split it"
+        assert len(text.split()) <= MAX_WORDS, f"{name} has {len(text.split())} words: split it"
         if page.name == "CONTRIBUTING.md":
             continue
-        long = [sentence for sentence in sentences(text) if len(sentence.split()) > LONGEST_SENTENCE]
-        assert not long, f"{name} has sentences of more than {LONGEST_SENTENCE} words: {long}"
+        long = [sentence for sentence in sentences(text) if len(sentence.split()) > MAX_SENTENCE]
+        assert not long, f"{name} has sentences of more than {MAX_SENTENCE} words: {long}"
         lines = [line for line in without_code(text).splitlines() if not line.startswith(("|", "    "))]
-        assert [line for line in lines if len(line) > LONGEST_LINE] == [], f"{name}: wrap at {LONGEST_LINE}"
+        assert [line for line in lines if len(line) > MAX_LINE] == [], f"{name}: wrap at {MAX_LINE}"
 
 
 def test_the_index_has_every_page(repository: Path) -> None:

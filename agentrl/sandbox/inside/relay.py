@@ -26,7 +26,7 @@ from agentrl.sandbox.inside.wire import LENGTHS
 GONE = 3
 START_S = 60.0
 POLL_SECONDS = 0.02
-MOST_ERRORS = 2000
+MAX_ERRORS = 2000
 
 
 class Relay:
@@ -136,7 +136,7 @@ def gone(folder: str) -> int:
     """Say what the supervisor said last."""
     try:
         with open(os.path.join(folder, "errors"), "rb") as errors:
-            sys.stderr.buffer.write(errors.read()[-MOST_ERRORS:])
+            sys.stderr.buffer.write(errors.read()[-MAX_ERRORS:])
     except OSError:
         sys.stderr.write("the relay did not start")
     return GONE

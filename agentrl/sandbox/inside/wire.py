@@ -1,7 +1,7 @@
 """Frames between the host and the supervisor, and the cap on a command's output.
 
 A frame is the lengths of a JSON header and of a body (two big-endian 32-bit numbers), then both. Guarantee: a reader never
-holds more than `MOST_HEADER` and `MOST_BODY` bytes of one frame.
+holds more than `MAX_HEADER` and `MAX_BODY` bytes of one frame.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import struct
 from typing import Any
 
 LENGTHS = struct.Struct(">II")
-MOST_HEADER = 4 << 20
-MOST_BODY = 64 << 20
+MAX_HEADER = 4 << 20
+MAX_BODY = 64 << 20
 CHUNK = 1 << 16
 
 
@@ -32,7 +32,7 @@ class Frames:
         results: list[tuple[dict[str, Any], bytes]] = []
         while len(self._buffer) >= LENGTHS.size:
             header, body = LENGTHS.unpack_from(self._buffer)
-            if header > MOST_HEADER or body > MOST_BODY:
+            if header > MAX_HEADER or body > MAX_BODY:
                 raise ValueError(f"a frame of {header} and {body} bytes is too large")
             start, end = LENGTHS.size + header, LENGTHS.size + header + body
             if len(self._buffer) < end:

@@ -38,7 +38,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
 POINTED = {*CLICKS, "mouse_move", "left_click_drag", "scroll", "hscroll"}
 ACTIONS = tuple(NEEDS)
 STATUSES = ("success", "failure")
-MAX_TEXT, MOST_KEYS, MAX_PIXELS, MOST_WAIT_S = 4096, 4, 10_000, 60.0
+MAX_TEXT, MAX_KEYS, MAX_PIXELS, MOST_WAIT_S = 4096, 4, 10_000, 60.0
 HOW = f"call {TOOL} with an action of {', '.join(ACTIONS)}"
 Point = tuple[float, float]
 
@@ -137,8 +137,8 @@ def _keys(arguments: JsonObject) -> tuple[str, ...]:
         return ()
     value = arguments["keys"]
     names = [value] if isinstance(value, str) else value
-    if not isinstance(names, list) or not 1 <= len(names) <= MOST_KEYS:
-        raise _wrong(f"keys is a list of 1 to {MOST_KEYS} names of keys")
+    if not isinstance(names, list) or not 1 <= len(names) <= MAX_KEYS:
+        raise _wrong(f"keys is a list of 1 to {MAX_KEYS} names of keys")
     for name in names:
         if not isinstance(name, str) or key_of(name) is None:
             raise _wrong(f"there is no key {str(name)[:40]!r}; write names such as enter, tab, ctrl or a")

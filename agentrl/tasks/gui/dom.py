@@ -15,7 +15,7 @@ from agentrl.exceptions import InvalidError
 from agentrl.tasks.gui.browser.interface import Page, Screen
 
 MAX_ELEMENTS = 200
-MOST_CHARACTERS = 120
+MAX_CHARACTERS = 120
 READ = """(() => {
   const found = [], most = %d, width = %d, height = %d;
   const hidden = new Set(%s);
@@ -130,4 +130,4 @@ def as_text(found: Sequence[Element]) -> str:
 
 def _short(text: str) -> str:
     flat = " ".join(text.split())
-    return flat if len(flat) <= MOST_CHARACTERS else f"{flat[: MOST_CHARACTERS - 3]}..."
+    return flat if len(flat) <= MAX_CHARACTERS else f"{flat[: MAX_CHARACTERS - 3]}..."

@@ -1,6 +1,6 @@
 """The verifier's program in every generated task: ``python3 -I check.py EXPECTED HOME REWARD``.
 
-Guarantees: it executes nothing of the agent's, reads at most `MOST_BYTES` of a file, follows no link out of HOME, and
+Guarantees: it executes nothing of the agent's, reads at most `MAX_BYTES` of a file, follows no link out of HOME, and
 writes 1 to REWARD only if every check of EXPECTED, a JSON list, holds; otherwise 0. Only the standard library is imported,
 because the program runs alone beside the tests.
 """
@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 ERRORS = (OSError, ValueError, EOFError, RuntimeError, tarfile.TarError, csv.Error, zlib.error, lzma.LZMAError)
 """What the standard library raises for odd data."""
 Check = dict[str, Any]
@@ -41,8 +41,8 @@ def read(home: Path, name: str) -> bytes:
     if not path.is_relative_to(home) or not path.is_file():
         raise WrongError("is not a file")
     with path.open("rb") as file:
-        data = file.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
         raise WrongError("is too large")
     return data
 
@@ -108,9 +108,9 @@ def unpacked(data: bytes) -> bytes:
     for start, opened in ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ", lzma.open)):
         if data.startswith(start):
             with opened(io.BytesIO(data)) as file:
-                data = file.read(MOST_BYTES + 1)
+                data = file.read(MAX_BYTES + 1)
             break
-    if len(data) > MOST_BYTES:
+    if len(data) > MAX_BYTES:
         raise WrongError("is too large")
     return data
 
@@ -126,7 +126,7 @@ def archive(home: Path, check: Check) -> None:
             if member.isdir():
                 continue
             file = tar.extractfile(member) if member.isreg() and not member.issparse() else None
-            if file is None or not 0 <= member.size <= MOST_BYTES:
+            if file is None or not 0 <= member.size <= MAX_BYTES:
                 raise WrongError("has other members")
             results[member.name.removeprefix("./")] = file.read().decode()
     if results != check["files"]:

@@ -28,7 +28,7 @@ from agentrl.tasks.shell.families import FAMILIES, NEEDS
 from agentrl.tasks.shell.generate import SETTINGS, generate, task_name
 from agentrl.tasks.shell.verify import verify
 
-LONGEST_COMMAND_S = 600
+MAX_COMMAND_SECONDS = 600
 SYSTEM = (
     "You solve a task in a Linux machine without a network, through the tools bash and write_file. Every command starts "
     "in the working directory /work. Carry the task out with the tools, and check the result. A reply without a tool "
@@ -48,7 +48,7 @@ class Bash(Arguments):
 
     command: Annotated[str, Field(min_length=1, max_length=100_000, description="the command line")]
     timeout_s: Annotated[
-        float, Field(gt=0, le=LONGEST_COMMAND_S, description=f"most seconds, up to {LONGEST_COMMAND_S}; default 30")
+        float, Field(gt=0, le=MAX_COMMAND_SECONDS, description=f"most seconds, up to {MAX_COMMAND_SECONDS}; default 30")
     ] = 30.0
 
 
@@ -122,9 +122,9 @@ def openai_tool(name: str, kind: type[BaseModel]) -> JsonObject:
     }
 
 
-MOST_OUTPUT = 16_384
+MAX_OUTPUT = 16_384
 """Bytes of a command's output that the agent sees."""
-STEP_S = LONGEST_COMMAND_S + 120
+STEP_S = MAX_COMMAND_SECONDS + 120
 """After which a sandbox that still owes an answer has failed."""
 TASKS_PER_FAMILY = {"train": 200, "heldout": 20}
 
@@ -224,7 +224,7 @@ class ShellEnvironment(Environment):
 
     async def _command(self, sandbox: Sandbox, command: Bash) -> StepResult:
         result = await sandbox.execute(
-            ["bash", "-c", command.command], timeout_s=command.timeout_s, most_output=MOST_OUTPUT
+            ["bash", "-c", command.command], timeout_s=command.timeout_s, most_output=MAX_OUTPUT
         )
         data: JsonObject = {
             "exit_code": result.exit_code,

@@ -20,11 +20,11 @@ from pathlib import PurePosixPath
 from agentrl.exceptions import InfraError, InvalidError
 from agentrl.sandbox.interface import HOME, Sandbox
 
-MOST_BYTES = 8 << 20
+MAX_BYTES = 8 << 20
 MAX_NAMES = 10_000
 MAX_PATH, MAX_NAME = 4095, 255
 """Bytes of a path, and of each name in it, that Linux takes."""
-MOST_HEADER = 1 << 16
+MAX_HEADER = 1 << 16
 """Most bytes of a header that says more of the next member than its own block can."""
 LONG = {tarfile.GNUTYPE_LONGNAME: "path", tarfile.GNUTYPE_LONGLINK: "linkpath"}
 EXTRA = (*LONG, tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.XGLTYPE)
@@ -42,7 +42,7 @@ class UnusableError(Exception):
 
 
 async def take(
-    sandbox: Sandbox, *, most_bytes: int = MOST_BYTES, without: Sequence[str] = (), folder: str = HOME
+    sandbox: Sandbox, *, most_bytes: int = MAX_BYTES, without: Sequence[str] = (), folder: str = HOME
 ) -> bytes:
     """Return what is in a sandbox's working directory, as a clean archive.
 
@@ -198,7 +198,7 @@ def _extra(kind: bytes, header: memoryview) -> dict[str, str]:
     Raises:
         UnusableError: it is too large or broken, or the next member is sparse.
     """
-    if len(header) > MOST_HEADER:
+    if len(header) > MAX_HEADER:
         raise _unreadable(f"a header has {len(header)} bytes")
     data, extra = bytes(header), dict[str, str]()
     if kind in LONG:

@@ -51,7 +51,7 @@ WRITTEN = f"{VERIFIER}/tests"
 REWARD = f"{VERIFIER}/reward.txt"
 OWN_HOME = f"{VERIFIER}/home"
 """HOME of a verifier, so that no start file of the agent's runs in it."""
-MOST_DETAIL, MOST_LOG = 500, 4 << 20
+MAX_DETAIL, MOST_LOG = 500, 4 << 20
 TRIAL_S = 60.0
 DECEIVED = Verdict(status="task_failed", score=0.0, detail="the tests pass with wrong expected values, too")
 Start = Callable[[Sequence[Mount]], Awaitable[Sandbox]]
@@ -247,7 +247,7 @@ def _says_nothing(ran: Ran) -> bool:
 def verdict_of(ran: Ran) -> Verdict:
     """Return the verdict of a verifier that ended, and of its reward file."""
     result, reward = ran.result, ran.reward
-    detail = result.output.decode(errors="replace").strip()[-MOST_DETAIL:]
+    detail = result.output.decode(errors="replace").strip()[-MAX_DETAIL:]
     try:
         score = float(reward)
     except ValueError:

@@ -105,7 +105,7 @@ class SweEnvironment(ShellEnvironment):
         self._left -= 1
         seconds = min(self._source.command_s, command.timeout_s) if "tool" in action else self._source.command_s
         result = await sandbox.execute(
-            ["bash", "-c", command.command], timeout_s=seconds, most_output=2 * prompts.MOST_CHARACTERS
+            ["bash", "-c", command.command], timeout_s=seconds, most_output=2 * prompts.MAX_CHARACTERS
         )
         data: JsonObject = {
             "exit_code": result.exit_code,

@@ -38,7 +38,7 @@ from agentrl.tasks.swe.external import parse_with_swebench, results_with_swebenc
 from agentrl.tasks.swe.instance import Grading, Instance
 from agentrl.tasks.swe.logs import LINES, Lines, Statuses, contradictions, failed_subtests, log_of, statuses_of
 from agentrl.tasks.swe.traps import name_in_file, path_of, planted
-from agentrl.tasks.swe.tree import MOST_TREE, UNTAKEN, Changes, changes, entries_of, tree_of
+from agentrl.tasks.swe.tree import MAX_TREE, UNTAKEN, Changes, changes, entries_of, tree_of
 
 TEST_FOLDERS = ("test", "tests", "testing", ".github", ".circleci", ".git")
 TEST_FILES = (
@@ -58,7 +58,7 @@ TEST_TOOLS = frozenset(("pytest", "_pytest", "pluggy", "iniconfig", "py", "nose"
 ENDINGS = (".pth", ".pyc", ".so", ".egg-link")
 GOOD = ("PASSED", "XFAIL")
 GIT_S, MOST_LOG = 60.0, 4 << 20
-MOST_CHANGED = 4 << 20
+MAX_CHANGED = 4 << 20
 """Most bytes of an agent's changes."""
 GIT = ("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "safe.directory=*")
 FORGED: Status = "ERROR"
@@ -171,10 +171,10 @@ async def changes_of(sandbox: Sandbox, tree: bytes) -> Changes:
         UnusableError: it left too much.
         InfraError: the sandbox is gone.
     """
-    left = await take(sandbox, most_bytes=MOST_TREE, without=UNTAKEN)
+    left = await take(sandbox, most_bytes=MAX_TREE, without=UNTAKEN)
     found = await asyncio.to_thread(lambda: changes(entries_of(tree), entries_of(left)))
-    if sum(len(entry.data) for entry in found.written.values()) > MOST_CHANGED:
-        raise UnusableError(f"the changes have more than {MOST_CHANGED} bytes")
+    if sum(len(entry.data) for entry in found.written.values()) > MAX_CHANGED:
+        raise UnusableError(f"the changes have more than {MAX_CHANGED} bytes")
     return found
 
 
@@ -366,7 +366,7 @@ async def _changed(sandbox: Sandbox, fine: Changes) -> str:
     await put(sandbox, await asyncio.to_thread(tree_of, fine.written), of_agent=True)
     line = "git add -A -f . && git diff --cached --binary --no-ext-diff --no-textconv --no-color"
     result = await sandbox.execute(
-        ["bash", "-p", "-c", line], timeout_s=GIT_S, env=_IDENTITY, most_output=2 * MOST_CHANGED
+        ["bash", "-p", "-c", line], timeout_s=GIT_S, env=_IDENTITY, most_output=2 * MAX_CHANGED
     )
     await sandbox.execute(["rm", "-rf", ".git"], timeout_s=GIT_S)
     return result.output.decode(errors="replace") if result.exit_code == 0 and not result.cut_bytes else ""

@@ -9,7 +9,7 @@ from agentrl.sandbox.interface import ExecResult
 
 SENTINEL = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 """A command ends the episode if it succeeds and the first line that it prints is this one."""
-MOST_CHARACTERS = 10_000
+MAX_CHARACTERS = 10_000
 """Of output that is shown whole; of a longer one both ends are."""
 SYSTEM = """You are a programmer who mends a repository by commands of bash.
 
@@ -67,9 +67,9 @@ def seen(result: ExecResult, timeout_s: float, left: int) -> str:
         head = f"<returncode>-1</returncode>\n<note>It was ended after {timeout_s:g} s.</note>"
     else:
         head = f"<returncode>{result.exit_code}</returncode>"
-    cut = len(text) - MOST_CHARACTERS
+    cut = len(text) - MAX_CHARACTERS
     if result.cut_bytes or cut > 0:
-        half = MOST_CHARACTERS // 2
+        half = MAX_CHARACTERS // 2
         head += f"\n<note>The middle of the output, {result.cut_bytes + max(cut, 0)} characters, is left out. Use head, tail, sed or grep.</note>"
         text = f"{text[:half]}\n[...]\n{text[-half:]}" if cut > 0 else text
     newline = "" if text.endswith("\n") or not text else "\n"

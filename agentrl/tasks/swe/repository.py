@@ -24,7 +24,7 @@ from agentrl.tasks.swe.generate import files_of, is_generated
 from agentrl.tasks.swe.grade import apply
 from agentrl.tasks.swe.instance import Instance
 from agentrl.tasks.swe.traps import path_of
-from agentrl.tasks.swe.tree import MOST_TREE, UNTAKEN, Entries, entries_of, tree_of, tree_of_files
+from agentrl.tasks.swe.tree import MAX_TREE, UNTAKEN, Entries, entries_of, tree_of, tree_of_files
 from groundwork.exceptions import ConfigError
 
 REPOS = "repos"
@@ -57,11 +57,11 @@ async def whole_tree(instance: Instance, folder: Path | None, start: Start, *, i
     sandbox = await start([])
     try:
         if in_image:
-            result = await take(sandbox, most_bytes=MOST_TREE, without=UNTAKEN, folder=IN_IMAGE)
+            result = await take(sandbox, most_bytes=MAX_TREE, without=UNTAKEN, folder=IN_IMAGE)
         await put(sandbox, result)
         if instance.bug:
             await apply(sandbox, instance.bug, "the mistake of the data set")
-        return await take(sandbox, most_bytes=MOST_TREE, without=UNTAKEN)
+        return await take(sandbox, most_bytes=MAX_TREE, without=UNTAKEN)
     except UnusableError as error:
         raise InfraError(f"the repository of {instance.id} cannot be read: {error}", code="bad_instance") from error
     finally:
@@ -134,12 +134,12 @@ def _git(*words: str) -> bytes:
             late = threading.Timer(GIT_S, git.kill)
             late.start()
             try:
-                printed = git.stdout.read(MOST_TREE + 1)
+                printed = git.stdout.read(MAX_TREE + 1)
             finally:
                 git.stdout.close()
                 status = git.wait()
                 late.cancel()
-        if status != 0 and len(printed) <= MOST_TREE:
+        if status != 0 and len(printed) <= MAX_TREE:
             errors.seek(0)
             raise ConfigError(f"git {words[-1]}: {errors.read().decode(errors='replace').strip()[-300:]}")
     return printed
@@ -155,7 +155,7 @@ def _unpacked(file: Path) -> bytes:
         with file.open("rb") as packed:
             zipped = packed.read(2) == GZIP
         with gzip.open(file) if zipped else file.open("rb") as opened:
-            return opened.read(MOST_TREE + 1)
+            return opened.read(MAX_TREE + 1)
     except (EOFError, OSError, zlib.error) as error:
         raise ConfigError(f"{file} cannot be read: {error}; pack the repository again") from error
 
@@ -169,8 +169,8 @@ def _without_folder(kept: Entries) -> Entries:
 
 
 def _cleaned(tree: bytes, place: Path, *, wrapped: bool = False) -> bytes:
-    if len(tree) > MOST_TREE:
-        raise ConfigError(f"{place} has more than {MOST_TREE} bytes at this commit; use an image")
+    if len(tree) > MAX_TREE:
+        raise ConfigError(f"{place} has more than {MAX_TREE} bytes at this commit; use an image")
     try:
         kept = entries_of(clean(tree))
     except UnusableError as error:

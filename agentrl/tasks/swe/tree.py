@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from agentrl.tasks.harbor import Files
 
-MOST_TREE = 60 << 20
+MAX_TREE = 60 << 20
 """Most bytes of a repository's archive; one call to a sandbox takes little more."""
 UNTAKEN = ("./.git", "__pycache__", "*.pyc", ".pytest_cache", ".mypy_cache", ".ruff_cache")
 """Patterns of tar: what no snapshot of a repository has."""

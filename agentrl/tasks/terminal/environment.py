@@ -28,7 +28,7 @@ from agentrl.protocol import JsonObject, Observation, StepResult
 from agentrl.sandbox.interface import HOME, Sandbox
 from agentrl.tasks.harbor import HarborTask
 from agentrl.tasks.shell.environment import (
-    LONGEST_COMMAND_S,
+    MAX_COMMAND_SECONDS,
     STEP_S,
     Arguments,
     Bash,
@@ -39,7 +39,7 @@ from agentrl.tasks.shell.environment import (
 from agentrl.tasks.terminal.source import TaskSource
 
 FOLDER = "/tmp/.sessions"
-MOST_OUTPUT = 16_384
+MAX_OUTPUT = 16_384
 """Bytes of output that a look shows."""
 ANSWER_S = 30.0
 """Beyond the wait: after which a session counts as broken."""
@@ -79,7 +79,7 @@ class Seen(BaseModel):
     """
 
     model_config = ConfigDict(strict=True, frozen=True)
-    output: Annotated[str, Field(max_length=2 * MOST_OUTPUT)] = ""
+    output: Annotated[str, Field(max_length=2 * MAX_OUTPUT)] = ""
     cut: int = 0
     running: bool = False
     status: int | None = None
@@ -94,12 +94,12 @@ async def call(sandbox: Sandbox, session: str, do: Do, text: str, wait_s: float)
         InvalidError: the session's process gives no answer; the agent has damaged it.
         InfraError: the sandbox is gone.
     """
-    request = {"id": session, "do": do, "text": text, "wait_s": wait_s, "most": MOST_OUTPUT}
+    request = {"id": session, "do": do, "text": text, "wait_s": wait_s, "most": MAX_OUTPUT}
     result = await sandbox.execute(
         ["python3", "-I", "-c", _program(), FOLDER, HOME],
         timeout_s=wait_s + ANSWER_S,
         stdin=json.dumps(request).encode(),
-        most_output=16 * MOST_OUTPUT,
+        most_output=16 * MAX_OUTPUT,
     )
     try:
         return Seen.model_validate_json(result.output)
@@ -124,7 +124,7 @@ class ShellExec(Arguments):
     ] = True
     timeout_s: Annotated[
         float,
-        Field(gt=0, le=LONGEST_COMMAND_S, description="most seconds to wait; then it goes on. Default 20"),
+        Field(gt=0, le=MAX_COMMAND_SECONDS, description="most seconds to wait; then it goes on. Default 20"),
     ] = BLOCK_S
 
 

@@ -41,7 +41,7 @@ from groundwork.exceptions import ConfigError
 
 HEADER = re.compile(r"^=* ?short test summary info ?=*\r?$", re.MULTILINE)
 COUNTED: tuple[Status, ...] = ("PASSED", "FAILED", "ERROR", "XFAIL")
-MOST_DETAIL = 500
+MAX_DETAIL = 500
 TASK_YAML = "task.yaml"
 RUN_TESTS = "run-tests.sh"
 PREFIX_VARIABLE = "TBENCH_DOCKER_PULL_PREFIX"
@@ -80,7 +80,7 @@ def judge(tests: Files, ran: Ran, control: Control | None) -> Verdict:
         return Verdict(status="task_failed", score=0.0, detail="the tests did not end in time")
     log = _log(ran)
     score, found = share(log, ran.result.exit_code), statuses(log)
-    detail = log.strip()[-MOST_DETAIL:]
+    detail = log.strip()[-MAX_DETAIL:]
     if control is not None and score:
         known = keys_in(tests)
         ours = {name for name in found if known.get(key_of(name), False) or ("[" not in name and key_of(name) in known)}

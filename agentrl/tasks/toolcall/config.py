@@ -23,7 +23,7 @@ from agentrl.sandbox.interface import Mount
 from agentrl.tasks.toolcall.schemas import check_schema
 from agentrl.tasks.toolcall.secret_files import secrets_of
 from agentrl.tasks.toolcall.tools.builtin import PURE, Pure
-from agentrl.tasks.toolcall.tools.code import LONGEST_S, SECONDS, CodeInterpreter
+from agentrl.tasks.toolcall.tools.code import MAX_SECONDS, SECONDS, CodeInterpreter
 from agentrl.tasks.toolcall.tools.http import HttpTool
 from agentrl.tasks.toolcall.tools.interface import Tool
 from agentrl.tasks.toolcall.tools.python import PythonTool
@@ -34,7 +34,7 @@ BUILTIN: Mapping[str, Tool] = MappingProxyType({**PURE, "sql": Sql(), "code_inte
 INSIDE = "/opt/tools"
 PYTHON = "{python}"
 FOLDER = "{folder}"
-Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
+Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 
 

@@ -27,7 +27,7 @@ from agentrl.tasks.toolcall.prompts import opening_data
 from agentrl.tasks.toolcall.rows import draft_of, tasks_of
 from agentrl.tasks.toolcall.settings import ToolSettings
 from agentrl.tasks.toolcall.toolbox import LIMITS, Toolbox
-from agentrl.tasks.toolcall.tools.code import LONGEST_S
+from agentrl.tasks.toolcall.tools.code import MAX_SECONDS
 from agentrl.tasks.toolcall.tools.interface import Room, World, shown
 from agentrl.tasks.toolcall.tools.sql import tables_of
 from groundwork.exceptions import ConfigError
@@ -35,7 +35,7 @@ from groundwork.exceptions import ConfigError
 TASKS_PER_FAMILY = {"train": 1000, "heldout": 50}
 PURE_WEIGHT = Weight(16, 0.05)
 """Of an episode without a sandbox."""
-STEP_S = LONGEST_S + 120
+STEP_S = MAX_SECONDS + 120
 """After which a tool that still owes an answer has failed."""
 HOW = 'an action is {"tool": NAME, "arguments": {...}}, or {"text": TEXT} with the answer'
 

@@ -19,9 +19,9 @@ from groundwork.exceptions import ConfigError
 from slime.rollout.rm_hub.extraction import after_thinking, answer_line, last_boxed
 from slime.rollout.rm_hub.workers import GraderTimeout, pool
 
-MOST_CHARACTERS = 500
+MAX_CHARACTERS = 500
 """Of an answer; a longer one is wrong."""
-MOST_DIGITS = 400
+MAX_DIGITS = 400
 _NUMBER = re.compile(r"[+-]?(?:\d+|\d{1,3}(?:,\d{3})+)?(?:\.\d+)?(?:[eE][+-]?\d{1,3})?", re.ASCII)
 _WORD = re.compile(r"answer\s*:|\\f?box(?:ed)?\s*\{", re.IGNORECASE)
 
@@ -41,7 +41,7 @@ def answer_of(message: str) -> str | None:
 
 async def is_right(answer: str | None, expected: Expected) -> bool:
     """Return whether an answer is the right one."""
-    if answer is None or not answer.strip() or len(answer) > MOST_CHARACTERS:
+    if answer is None or not answer.strip() or len(answer) > MAX_CHARACTERS:
         return False
     if expected.grader == "exact":
         return plain(answer) == plain(expected.text)
@@ -85,6 +85,6 @@ def _near(answer: str, expected: Expected) -> bool:
 
 
 def _decimal(text: str) -> Fraction | None:
-    if not any(letter.isdigit() for letter in text) or len(text) > MOST_DIGITS or _NUMBER.fullmatch(text) is None:
+    if not any(letter.isdigit() for letter in text) or len(text) > MAX_DIGITS or _NUMBER.fullmatch(text) is None:
         return None
     return Fraction(text.replace(",", ""))

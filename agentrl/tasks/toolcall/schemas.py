@@ -24,7 +24,7 @@ from slime.rollout.rm_hub.workers import GraderPool, GraderTimeout
 CHECK_SECONDS = 2.0
 WORKERS = 2
 MAX_PROBLEMS = 3
-MOST_CHARACTERS = 200
+MAX_CHARACTERS = 200
 """Of a problem."""
 QUICK_VALUES, MAX_VALUES = 1000, 50_000
 """Most values of a schema or of arguments: without a worker, and at all; each `OF_ONE` characters of a text count as one more."""
@@ -81,7 +81,7 @@ def _problem_of_schema(schema: dict[str, Any]) -> str | None:
     try:
         validator_for(schema, jsonschema.Draft202012Validator).check_schema(schema)
     except jsonschema.SchemaError as error:
-        return f"its parameters are not a JSON schema: {error.message[:MOST_CHARACTERS]}; correct them"
+        return f"its parameters are not a JSON schema: {error.message[:MAX_CHARACTERS]}; correct them"
     if schema and schema.get("type") != "object":
         return f'its parameters have the type {schema.get("type")!r}; write "type": "object"'
     resolver = Registry().resolver_with_root(DRAFT202012.create_resource(schema))
@@ -141,7 +141,7 @@ def _pool() -> GraderPool:
 def _said(error: jsonschema.ValidationError) -> str:
     place = ".".join(str(part) for part in error.absolute_path)
     text = f"{place}: {error.message}" if place else error.message
-    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}..."
+    return text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}..."
 
 
 def _is_quick(schema: Any, depth: int = QUICK_DEPTH) -> bool:

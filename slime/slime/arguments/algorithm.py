@@ -463,7 +463,7 @@ GATE = Group(
         ),
     ),
 )
-FEWEST_ENGINES = 2
+MIN_ENGINES = 2
 _STATE_ELSEWHERE = ("optimizer_cpu_offload", "use_precision_aware_optimizer")
 
 
@@ -498,10 +498,10 @@ def check_canary(args: Arguments) -> list[str]:
     if not args.use_fault_tolerance:
         return ["--canary-engine needs a run that restarts engines; remove it or --no-use-fault-tolerance"]
     per_engine = args.rollout_num_gpus_per_engine
-    if args.rollout_num_gpus < FEWEST_ENGINES * per_engine:
+    if args.rollout_num_gpus < MIN_ENGINES * per_engine:
         return [
-            f"--canary-engine needs {FEWEST_ENGINES} engines, but there is one: give --rollout-num-gpus "
-            f"{FEWEST_ENGINES * per_engine} or more, or remove it"
+            f"--canary-engine needs {MIN_ENGINES} engines, but there is one: give --rollout-num-gpus "
+            f"{MIN_ENGINES * per_engine} or more, or remove it"
         ]
     return []
 

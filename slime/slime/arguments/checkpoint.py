@@ -410,7 +410,7 @@ def _way_on(roots: list[Path], lost: Path | None) -> str:
 
 CANNOT_WRITE = "cannot be written to"
 _RAYS_COPY = "/runtime_resources/working_dir_files/_ray_pkg_"
-FEWEST_BYTES = 32 * 2**20
+MIN_BYTES = 32 * 2**20
 """Room that a run needs at least on a disk; its ledger alone reserves half of it."""
 _IN_RUN_FOLDER = dict.fromkeys(("arguments.json", "metrics.jsonl", "driver.log", "runtime.log"), False) | {"logs": True}
 _IN_SAVE = {"rollout": True, LATEST: False, "ledger.sqlite": False, "save.lock": False}
@@ -463,8 +463,8 @@ def _reason(folder: Path, inside: dict[str, bool]) -> str | None:
         return f"{there} is {_closed(there)}"
     room = os.statvfs(there)
     free = room.f_frsize * (room.f_bfree if os.geteuid() == 0 else room.f_bavail)
-    if free < FEWEST_BYTES:
-        return f"its disk has {free >> 20} MiB left, and a run needs at least {FEWEST_BYTES >> 20}"
+    if free < MIN_BYTES:
+        return f"its disk has {free >> 20} MiB left, and a run needs at least {MIN_BYTES >> 20}"
     if there != folder:
         return None
     for name, is_folder in inside.items():

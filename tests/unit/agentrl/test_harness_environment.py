@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from agentrl.client import InProcessLeases
 from agentrl.environment import Registry, Task, Weight
 from agentrl.exceptions import AgentError, InfraError, InvalidError, NotFoundError
-from agentrl.harness.environment import MOST_OUTPUT, PORT, HarnessEnvironment
+from agentrl.harness.environment import MAX_OUTPUT, PORT, HarnessEnvironment
 from agentrl.harness.interface import Assignment
 from agentrl.leases.metrics import PoolMetrics
 from agentrl.leases.pool import Capacity, Pool
@@ -219,11 +219,11 @@ async def test_a_gateway_that_is_gone_when_the_time_is_over_is_never_the_agent_s
 
 async def test_the_client_sees_the_end_of_the_output_without_the_key(make: Callable[..., Made]) -> None:
     async def talk(sandbox: Sandbox, assignment: Assignment) -> ExecResult:
-        return result("x" * MOST_OUTPUT + f" wrong key {assignment.api_key} \N{SNOWMAN}\n")
+        return result("x" * MAX_OUTPUT + f" wrong key {assignment.api_key} \N{SNOWMAN}\n")
 
     async with ready(make().playing(talk)) as environment:
         text = (await environment.step(running())).observation.text
-    assert len(text) == MOST_OUTPUT
+    assert len(text) == MAX_OUTPUT
     assert text.endswith("x wrong key [api key] \N{SNOWMAN}\n")
 
 

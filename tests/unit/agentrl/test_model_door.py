@@ -156,7 +156,7 @@ async def test_a_client_that_leaves_ends_the_call_of_the_gateway(door: httpx.Asy
 async def test_a_body_that_is_too_large_is_refused(
     door: httpx.AsyncClient, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MOST_BODY", 1000)
+    monkeypatch.setattr(module, "MAX_BODY", 1000)
     assert (await door.post(CHAT, content=b"x" * 1001)).status_code == 413
     assert gateway.seen == []
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.sandbox.inside.wire import CHUNK, LENGTHS, MOST_BODY, MOST_HEADER, Capped, Frames, frame
+from agentrl.sandbox.inside.wire import CHUNK, LENGTHS, MAX_BODY, MAX_HEADER, Capped, Frames, frame
 
 HEADERS = st.dictionaries(st.text(max_size=8), st.one_of(st.integers(), st.text(max_size=20), st.none()), max_size=4)
 MESSAGES = st.lists(st.tuples(HEADERS, st.binary(max_size=200)), max_size=6)
@@ -28,7 +28,7 @@ def test_frames_arrive_whole_however_the_stream_is_cut(
     assert [each for piece in pieces for each in frames.feed(piece)] == messages
 
 
-@pytest.mark.parametrize(("header", "body"), [(MOST_HEADER + 1, 0), (2, MOST_BODY + 1), (2**32 - 1, 2**32 - 1)])
+@pytest.mark.parametrize(("header", "body"), [(MAX_HEADER + 1, 0), (2, MAX_BODY + 1), (2**32 - 1, 2**32 - 1)])
 def test_a_frame_beyond_the_limits_is_refused_before_it_is_read(header: int, body: int) -> None:
     with pytest.raises(ValueError, match="too large"):
         Frames().feed(LENGTHS.pack(header, body))

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from openclaw.config.runtime_variables import GateVariables
-from openclaw.gate.decision import FEWEST_TIMED, Agreement, Live, Paired, chance_of_shares, disagrees, does_worse
+from openclaw.gate.decision import MIN_TIMED, Agreement, Live, Paired, chance_of_shares, disagrees, does_worse
 
 BOUNDS = GateVariables()
 
@@ -80,7 +80,7 @@ def test_verdicts_count_once_enough_have_arrived() -> None:
 
 
 def test_slow_replies_refuse() -> None:
-    slow, usual = live(FEWEST_TIMED, pace=0.05), live(FEWEST_TIMED)
+    slow, usual = live(MIN_TIMED, pace=0.05), live(MIN_TIMED)
     refusals, metrics = does_worse(slow, usual, BOUNDS)
     assert refusals == ["its live replies take 5.0 times as long per token, more than OPENCLAW_CANARY_SLOWDOWN=3"]
     assert metrics["gate/canary_slowdown"] == pytest.approx(5.0)

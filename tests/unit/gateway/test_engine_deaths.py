@@ -36,7 +36,7 @@ async def ask(client: EngineClient, name: str, sampling: dict[str, Any] = SAMPLI
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_client, "GATHER_SECONDS", 0.01)
     monkeypatch.setattr(engine_client, "FIRST_PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr(engine_client, "LONGEST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(engine_client, "MAX_PAUSE_SECONDS", 0.01)
 
 
 async def test_a_request_is_sent_to_two_engines_at_most(caplog: pytest.LogCaptureFixture) -> None:
@@ -121,7 +121,7 @@ async def test_a_500_of_a_living_engine_is_a_refusal_soon(reported: bool) -> Non
         with pytest.raises(EngineRejectedError, match="6 times"):
             await ask(client, "rid")
         await client.close()
-    assert len(engine.requests) == engine_client.MOST_FAILURES
+    assert len(engine.requests) == engine_client.MAX_FAILURES
 
 
 async def test_a_grammar_that_fails_within_a_reply_is_a_refusal_at_once() -> None:

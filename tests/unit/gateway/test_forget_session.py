@@ -96,7 +96,7 @@ async def test_reply_under_way_is_served_and_not_recorded(stack: Stack) -> None:
 
 
 async def test_old_sessions_are_forgotten_by_the_sweep(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "LONGEST_SWEEP_SECONDS", 0.02)
+    monkeypatch.setattr(app, "MAX_SWEEP_SECONDS", 0.02)
     passed = [0.0]
     monkeypatch.setattr(app, "SteadyClock", partial(SteadyClock, passed=lambda: passed[0]))
     stack = await start(retention_days=2.0)

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 USER: Any = {"role": "user", "content": "Hello?"}
 PATH = "/v1/chat/completions"
-MOST_CHARACTERS = CONTEXT_LENGTH * PROMPT_CHARACTERS.most
+MAX_CHARACTERS = CONTEXT_LENGTH * PROMPT_CHARACTERS.most
 TOOL = {"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}
 
 
@@ -53,7 +53,7 @@ def calling(arguments: str) -> list[Any]:
 )
 async def test_any_arguments_are_answered(http: httpx.AsyncClient, stack: Stack, arguments: str) -> None:
     stack.say("one")
-    answer = await http.post(PATH, json={"messages": calling(arguments[: MOST_CHARACTERS // 2]), "tools": [TOOL]})
+    answer = await http.post(PATH, json={"messages": calling(arguments[: MAX_CHARACTERS // 2]), "tools": [TOOL]})
     assert answer.status_code in (200, 400), answer.text
     if answer.status_code == 400:
         assert answer.json()["error"]["code"] == "context_length_exceeded"
@@ -129,12 +129,12 @@ async def test_a_large_unknown_field_is_neither_stored_nor_rendered(http: httpx.
 @pytest.mark.parametrize(
     ("messages", "more"),
     [
-        ([{"role": "user", "content": "x" * MOST_CHARACTERS}], {}),
-        ([{"role": "user", "content": [{"type": "text", "text": "x" * (MOST_CHARACTERS // 2)}] * 2}], {}),
-        (calling("x" * MOST_CHARACTERS), {}),
-        ([USER, {"role": "assistant", "content": "", "reasoning_content": "x" * MOST_CHARACTERS}], {}),
-        ([USER], {"tools": [{**TOOL, "function": {"name": "a", "description": "x" * MOST_CHARACTERS}}]}),
-        ([{"role": "user", "content": "x" * (40 * MOST_CHARACTERS)}], {}),
+        ([{"role": "user", "content": "x" * MAX_CHARACTERS}], {}),
+        ([{"role": "user", "content": [{"type": "text", "text": "x" * (MAX_CHARACTERS // 2)}] * 2}], {}),
+        (calling("x" * MAX_CHARACTERS), {}),
+        ([USER, {"role": "assistant", "content": "", "reasoning_content": "x" * MAX_CHARACTERS}], {}),
+        ([USER], {"tools": [{**TOOL, "function": {"name": "a", "description": "x" * MAX_CHARACTERS}}]}),
+        ([{"role": "user", "content": "x" * (40 * MAX_CHARACTERS)}], {}),
     ],
 )
 async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised(

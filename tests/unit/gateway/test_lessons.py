@@ -12,7 +12,7 @@ import pytest
 from chat_codec.renderer import Renderer, RenderError
 from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.lessons import Lessons
-from openclaw.lessons.lesson import MOST_SERVED
+from openclaw.lessons.lesson import MAX_SERVED
 from openclaw.messages.hints import HINT_TAG, append_hint
 from tests.unit.gateway.conftest import Stack, Starter
 
@@ -254,8 +254,8 @@ async def test_at_most_a_few_lessons_are_carried(stack: Stack, http: httpx.Async
         stack.clock[0] += 1.0
         await http.post("/v1/lessons", json={"text": f"Say {word}."})
     response = await ask(stack, http)
-    assert response.headers["x-openclaw-lessons"] == str(MOST_SERVED)
-    assert stack.tokenizer.decode(sent(stack)).count("Say ") == MOST_SERVED
+    assert response.headers["x-openclaw-lessons"] == str(MAX_SERVED)
+    assert stack.tokenizer.decode(sent(stack)).count("Say ") == MAX_SERVED
     assert "Say theta." in stack.tokenizer.decode(sent(stack)).split("Say eta.")[1], "the newest is last"
 
 

@@ -268,7 +268,7 @@ async def test_what_was_read_before_forgetting_is_not_remembered() -> None:
 
 
 async def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served_module, "MOST_REMEMBERED_TOKENS", 1000)
+    monkeypatch.setattr(served_module, "MAX_REMEMBERED_TOKENS", 1000)
     memory = ServedReplies(Store(), ReplyFormat(None, None))
     own = served_module.TOKENS_PER_REPLY
     for number in range(200):

@@ -8,7 +8,7 @@ from openclaw.judge.answers import read_vote, usable_hint
 from tests.helpers.judge_answers import generate
 
 CASES = 4000
-FEWEST_OF_A_KIND = 100
+MIN_OF_A_KIND = 100
 
 
 def test_no_sign_is_wrong_over_generated_answers() -> None:
@@ -24,5 +24,5 @@ def test_no_sign_is_wrong_over_generated_answers() -> None:
             assert (vote.value, usable_hint(vote.hint)) == (1, vote.hint)
         kinds["broken off" if answer.meant is None else f"{answer.judge} {answer.meant} {answer.must_be_read}"] += 1
         kinds["read"] += vote.value is not None
-    assert min(kinds.values()) >= FEWEST_OF_A_KIND, kinds
+    assert min(kinds.values()) >= MIN_OF_A_KIND, kinds
     assert kinds["read"] >= 500, kinds

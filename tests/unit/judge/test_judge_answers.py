@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw.judge.answers import MOST_CHARACTERS, after_thinking, read_vote, usable_hint
+from openclaw.judge.answers import MAX_CHARACTERS, after_thinking, read_vote, usable_hint
 from openclaw.ledger.records import Vote
 
 STYLES = {
@@ -104,7 +104,7 @@ def test_a_hint_needs_a_positive_box(answer: str, value: int | None, hint: str |
         "There is no specific hint.",
         "Not applicable",
         "没有提示。没有可以改进的。",
-        "x" * (MOST_CHARACTERS + 1),
+        "x" * (MAX_CHARACTERS + 1),
         "The correct answer is 42, say that.",
         "答案是四十二,请直接说出来。",
         "Box it like \\boxed{3} next time.",

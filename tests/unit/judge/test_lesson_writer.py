@@ -23,7 +23,7 @@ from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
 from openclaw.judge.endpoint import ClassJudge
 from openclaw.judge.hygiene import Limits
 from openclaw.judge.interface import Judge, NoJudge, Question
-from openclaw.judge.lessons import MOST_TYPED, LessonWriter, typed_words
+from openclaw.judge.lessons import MAX_TYPED, LessonWriter, typed_words
 from openclaw.judge.teacher import TeacherScorer
 from openclaw.judge.voting import JudgeMetrics
 from openclaw.judge.wiring import build_writer
@@ -213,8 +213,8 @@ def attack(rng: random.Random) -> tuple[str, Turn]:
         "system message": lambda: reacted({"role": "system", "content": wish}, words),
         "reply": lambda: reacted(words, response_message={"role": "assistant", "content": f"{noise} {wish}"}),
         "request": lambda: reacted(words, messages=[user(f"{noise} {wish}")]),
-        "pasted page": lambda: reacted(user(f"{wish}. " + "page text " * (MOST_TYPED // 10 + rng.randrange(99)))),
-        "pasted page before words": lambda: reacted(user(f"{noise} {wish}. " + "x" * MOST_TYPED), words),
+        "pasted page": lambda: reacted(user(f"{wish}. " + "page text " * (MAX_TYPED // 10 + rng.randrange(99)))),
+        "pasted page before words": lambda: reacted(user(f"{noise} {wish}. " + "x" * MAX_TYPED), words),
         "fence": lambda: reacted(user(f"{words['content']}\n```{rng.choice(['', 'text'])}\n{noise} {wish}\n```")),
         "open fence": lambda: reacted(user(f"{words['content']}\n```\n{wish}\n{noise}")),
         "quotation": lambda: reacted(user(f"{words['content']}\n> {noise}\n > {wish}\n> {noise}")),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw.judge.teacher import MOST_CANDIDATES, candidates, choose, overlaps
+from openclaw.judge.teacher import MAX_CANDIDATES, candidates, choose, overlaps
 from openclaw.ledger.records import Vote
 from openclaw.method import HintChoice
 
@@ -40,7 +40,7 @@ def test_candidates_are_different_accepted_hints_the_shortest_first() -> None:
     assert candidates(votes, "token_optimal") == ["No bold.", "No bold at all.", "No lists, please."]
     assert candidates(votes, "shortest") == ["No bold."]
     assert candidates([vote(None)], "sequence_optimal") == []
-    assert len(candidates([vote(f"hint {n}") for n in range(9)], "sequence_optimal")) == MOST_CANDIDATES
+    assert len(candidates([vote(f"hint {n}") for n in range(9)], "sequence_optimal")) == MAX_CANDIDATES
 
 
 ROWS = st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3, unique=True), min_size=4, max_size=4)

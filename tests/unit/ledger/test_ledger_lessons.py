@@ -19,7 +19,7 @@ from openclaw.ledger.exceptions import TransitionError, UnknownRecordError
 from openclaw.ledger.lessons import FORGOTTEN_LESSON, Birth
 from openclaw.ledger.records import PlainPart, Verdict
 from openclaw.ledger.store import Ledger
-from openclaw.lessons.lesson import ENOUGH_DISLIKES, MOST_KEPT, UNDER_LESSON, UNUSED_DAYS, Lesson, UnusableLessonError
+from openclaw.lessons.lesson import ENOUGH_DISLIKES, MAX_KEPT, UNDER_LESSON, UNUSED_DAYS, Lesson, UnusableLessonError
 from openclaw.privacy.redactor import Redactor
 from openclaw.training.samples import make_sample
 
@@ -208,9 +208,9 @@ def test_a_person_has_a_bounded_number_of_lessons(run: Run) -> None:
         run.now += 1.0
         run.lessons.add(ALICE, f"{word} {word[::-1]}x please")
     kept = [each for each in run.lessons.of(ALICE) if each.state != "retired"]
-    assert len(kept) == MOST_KEPT
+    assert len(kept) == MAX_KEPT
     assert first.id in {each.id for each in kept}
-    assert len(run.lessons.of(ALICE)) <= 2 * MOST_KEPT + 1
+    assert len(run.lessons.of(ALICE)) <= 2 * MAX_KEPT + 1
 
 
 def test_nobody_reaches_another_persons_lessons(run: Run) -> None:

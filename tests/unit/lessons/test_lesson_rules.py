@@ -10,9 +10,9 @@ from openclaw.lessons.lesson import (
     CONTEXT_SHARE,
     FIRST_LESSON_STATES,
     LESSON_MOVES,
-    MOST_CHARACTERS,
-    MOST_SERVED,
-    MOST_TOKENS,
+    MAX_CHARACTERS,
+    MAX_SERVED,
+    MAX_TOKENS,
     VALID_LESSON_TRANSITIONS,
     Lesson,
     LessonState,
@@ -106,7 +106,7 @@ def test_a_usable_lesson_is_one_short_visible_line(text: str) -> None:
         result = usable_lesson(text)
     except UnusableLessonError:
         return
-    assert 0 < len(result) <= MOST_CHARACTERS
+    assert 0 < len(result) <= MAX_CHARACTERS
     assert result.isprintable()
     assert not set("`{}<>[]|\\\n") & set(result)
     assert usable_lesson(result) == result
@@ -135,7 +135,7 @@ def test_lessons_repeat_or_contradict_each_other(one: str, other: str, expected:
         st.builds(
             lesson,
             number=st.integers(0, 10**6),
-            text=st.text("ab ", min_size=1, max_size=MOST_CHARACTERS),
+            text=st.text("ab ", min_size=1, max_size=MAX_CHARACTERS),
             state=st.sampled_from(STATES),
             pinned=st.booleans(),
         ),
@@ -147,13 +147,13 @@ def test_lessons_repeat_or_contradict_each_other(one: str, other: str, expected:
 def test_a_request_carries_few_lessons(lessons: list[Lesson], context: int) -> None:
     lessons.sort(key=lambda each: each.changed_at)
     result = chosen(lessons, len, context)
-    assert len(result) <= MOST_SERVED
-    assert sum(len(each.text) for each in result) <= min(MOST_TOKENS, CONTEXT_SHARE * context)
+    assert len(result) <= MAX_SERVED
+    assert sum(len(each.text) for each in result) <= min(MAX_TOKENS, CONTEXT_SHARE * context)
     assert all(each.is_served for each in result)
     assert [each.changed_at for each in result] == sorted(each.changed_at for each in result)
     left = [each for each in lessons if each.is_served and each not in result]
-    if left and len(result) < MOST_SERVED:
-        room = min(MOST_TOKENS, int(CONTEXT_SHARE * context)) - sum(len(each.text) + 1 for each in result)
+    if left and len(result) < MAX_SERVED:
+        room = min(MAX_TOKENS, int(CONTEXT_SHARE * context)) - sum(len(each.text) + 1 for each in result)
         assert all(len(each.text) + 1 > room for each in left if not each.pinned)
 
 

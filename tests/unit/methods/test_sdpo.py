@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from openclaw_sdpo_method import HEADING, MOST_CHARACTERS, Config, SelfDistillation, follow_up, in_hindsight
+from openclaw_sdpo_method import HEADING, MAX_CHARACTERS, Config, SelfDistillation, follow_up, in_hindsight
 from prometheus_client import CollectorRegistry
 
 from chat_codec.prompts import Prompts
@@ -94,7 +94,7 @@ def test_a_long_follow_up_keeps_its_two_ends() -> None:
     assert words.startswith("No bold. ")
     assert words.endswith(" And no list.")
     assert "16022 characters left out" in words
-    assert len(words) < MOST_CHARACTERS + 100
+    assert len(words) < MAX_CHARACTERS + 100
 
 
 def test_control_tokens_in_a_follow_up_stay_text() -> None:

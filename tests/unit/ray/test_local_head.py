@@ -22,7 +22,7 @@ from slime.ray.cluster import TOKEN_VARIABLE, reaches_other_machines
 from slime.ray.ray_start import RAY_VARIABLES
 
 VARIABLE = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
-LONGEST_SOCKET = "/session_2026-11-27_00-00-00_000000_1234567/sockets/dash_RuntimeEnvAgent"
+MAX_SOCKET = "/session_2026-11-27_00-00-00_000000_1234567/sockets/dash_RuntimeEnvAgent"
 NOBODY = 65534
 
 
@@ -86,7 +86,7 @@ def test_no_other_user_enters_the_folder_and_socket_paths_fit(started: dict[str,
     with cluster.ray_cluster(arguments(tmp_path), num_gpus=1):
         folder = started["folder"]
         assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
-        assert len(f"/tmp/{folder.parent.name}/{folder.name}{LONGEST_SOCKET}") <= 107
+        assert len(f"/tmp/{folder.parent.name}/{folder.name}{MAX_SOCKET}") <= 107
         if os.geteuid() == 0 and shutil.which("setpriv"):
             as_nobody = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
             for command in (["cat", str(folder / "log")], ["ls", str(folder)], ["touch", str(folder / "new")]):

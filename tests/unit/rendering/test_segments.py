@@ -122,7 +122,7 @@ def test_a_tokenizer_whose_control_tokens_reach_beyond_themselves_does_it_itself
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "MOST_CACHED_TOKENS", 50)
+    monkeypatch.setattr(segments, "MAX_CACHED_TOKENS", 50)
     encoder = encoder_of(PLAIN)
     for number in range(100):
         encoder.encode(marked(PLAIN, f"<|im_start|>number {number}<|im_end|>"))

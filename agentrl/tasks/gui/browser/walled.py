@@ -47,7 +47,7 @@ FLAGS = (
     f"--user-data-dir={PROFILE}",
 )
 """``--no-sandbox`` switches off Chromium's own sandbox, which cannot nest in ours."""
-LONGEST_S = 7200.0
+MAX_SECONDS = 7200.0
 START_S, POLL_SECONDS = 60.0, 0.05
 LINK = """
 import os, socket, sys, threading, time
@@ -118,7 +118,7 @@ class WalledProgram:
         spec = SandboxSpec(limits=LIMITS, mounts=mounts, doors=doors)
         self._sandbox = sandbox = await self._provider.start(spec, self._processes)
         self._closing.push_async_callback(sandbox.stop)
-        self._running = asyncio.create_task(sandbox.execute(argv, timeout_s=LONGEST_S, most_output=8192))
+        self._running = asyncio.create_task(sandbox.execute(argv, timeout_s=MAX_SECONDS, most_output=8192))
         self._free = streams
         self.port_inside = port
         server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -176,7 +176,7 @@ class WalledProgram:
         assert self._sandbox is not None
         try:
             argv = ["python3", "-I", "-S", "-c", LINK, str(self.port_inside)]
-            far_reader, far_writer = await stream.start(self._sandbox, argv, {}, LONGEST_S)
+            far_reader, far_writer = await stream.start(self._sandbox, argv, {}, MAX_SECONDS)
             ways = [_carry(reader, far_writer), _carry(far_reader, writer)]
             tasks = [asyncio.create_task(way) for way in ways]
             try:

@@ -35,7 +35,7 @@ LIMITS = Limits(memory_mib=512, cpus=1.0, processes=64, disk_mib=64)
 SIZE = (640, 480)
 ANSWER_SECONDS = 60.0
 """After which a desktop that does not answer is gone."""
-LONGEST_S = 7200.0
+MAX_SECONDS = 7200.0
 
 
 def missing() -> str | None:
@@ -94,7 +94,7 @@ class Desktop:
             closing.push_async_callback(sandbox.stop)
             settings = {"width": SIZE[0], "height": SIZE[1], "packages": PACKAGES, "program": "window.py"}
             argv = ["python3", "-I", "-S", "-B", f"{PROGRAMS}/screen.py", json.dumps({**settings, "window": window})]
-            desktop = cls(stream, *await stream.start(sandbox, argv, {}, LONGEST_S))
+            desktop = cls(stream, *await stream.start(sandbox, argv, {}, MAX_SECONDS))
             await desktop.ask(None)
             desktop._closing = closing.pop_all()
             return desktop

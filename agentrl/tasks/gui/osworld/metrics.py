@@ -148,7 +148,7 @@ def _number(given: Any) -> float:
 
 Elements = Annotated[list[ElementRule], Field(min_length=1)]
 """Rules of ``check_accessibility_tree``."""
-MOST_COMPARED = 20_000
+MAX_COMPARED = 20_000
 """Characters that an inexact comparison reads."""
 RULE, FILES = ("rule",), ("vm_file", "cloud_file")
 READ = (*RULE, *FILES, "vm_command_line", "vm_command_error", "vm_terminal_output", "vm_screen_size", "list_directory")
@@ -248,7 +248,7 @@ def similarity(left: str, right: str) -> float:
     """Return the normalised indel similarity of two texts, as OSWorld's ``fuzz.ratio`` / 100."""
     from rapidfuzz import fuzz
 
-    return fuzz.ratio(left[:MOST_COMPARED], right[:MOST_COMPARED]) / 100
+    return fuzz.ratio(left[:MAX_COMPARED], right[:MAX_COMPARED]) / 100
 
 
 def _plain(result: Any) -> Any:

@@ -22,7 +22,7 @@ from agentrl.tasks.gui.orders import INSIDE, order_of
 LOOKS, LOOK_SECONDS, BETWEEN_SECONDS = 3, 30.0, 1.0
 """Tries of a call that only looks, its seconds, and the seconds between two."""
 ACT_SECONDS, SETUP_SECONDS = 90.0, 600.0
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 PROGRAM = f"""
 {(INSIDE / "hands.py").read_text()}
 import json, sys
@@ -127,7 +127,7 @@ class VirtualMachine:
         for left in reversed(range(LOOKS if again else 1)):
             try:
                 response = await self._client.request(method, route, **more)
-                if len(response.content) > MOST_BYTES:
+                if len(response.content) > MAX_BYTES:
                     raise InfraError(f"the machine's answer to {route} is too large", code="vm_lost")
                 if response.is_success or (missing and response.status_code == 404):
                     return response

@@ -7,7 +7,7 @@ from random import Random
 
 from agentrl.tasks.shell.draft import Draft, distinct, lines, word
 
-MOST_SECONDS = 5
+MAX_SECONDS = 5
 """Of one trial; a program that runs longer has no output."""
 BUGS = (
     ("range(len(numbers) - width + 1)", "range(len(numbers) - width)"),
@@ -44,7 +44,7 @@ def fix_function(rng: Random) -> Draft:
         {"windows.py": wrong},
         [lines("trial/output.txt", (max(each, default=None) for each in sums))],
         f"cat > windows.py <<'END'\n{right}END",
-        trial=f"timeout {MOST_SECONDS} python3 trial/run.py > trial/output.txt",
+        trial=f"timeout {MAX_SECONDS} python3 trial/run.py > trial/output.txt",
         trial_files={
             "trial/run.py": f"import sys\n\nsys.path.insert(0, '.')\nimport windows\n\nfor numbers, width in {inputs}:\n"
             f"    print(windows.{name}(numbers, width))\n"
@@ -74,6 +74,6 @@ def write_filter(rng: Random) -> Draft:
         checks,
         f"cat > {name} <<'END'\ntr -s '[:space:]' '\\n' | grep . | LC_ALL=C sort | uniq -c \\\n"
         f"    | awk '$1 >= {least} {{ print $2, $1 }}' | LC_ALL=C sort\nEND",
-        trial="\n".join(f"timeout {MOST_SECONDS} bash {name} < {path} > {path[:-2]}out" for path in files),
+        trial="\n".join(f"timeout {MAX_SECONDS} bash {name} < {path} > {path[:-2]}out" for path in files),
         trial_files=files,
     )

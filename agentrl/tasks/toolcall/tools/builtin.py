@@ -21,10 +21,10 @@ from agentrl.exceptions import InvalidError
 from agentrl.protocol import JsonObject
 from agentrl.tasks.toolcall.tools.interface import World, parameters, shown
 
-MOST_CHARACTERS = 500
-MOST_BITS = 4096
+MAX_CHARACTERS = 500
+MAX_BITS = 4096
 """Of a number."""
-MOST_DIGITS = 100
+MAX_DIGITS = 100
 """To round to."""
 Number = Fraction | float
 Function = Callable[..., Any]
@@ -42,10 +42,10 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType(
     {"abs": abs, "min": min, "max": max, "sqrt": lambda x: _root(x), "round": lambda x, n=Fraction(0): _rounded(x, n)}
 )
 HOW = f"write numbers, + - * / // % ** ( ) and {', '.join(FUNCTIONS)}"
-MOST_KEYS = 1000
-MOST_VALUE = 1000
+MAX_KEYS = 1000
+MAX_VALUE = 1000
 """Characters of a key, and of a value."""
-MOST_ROWS = 20
+MAX_ROWS = 20
 """Rows that a look-up shows."""
 _VALUE: JsonObject = {"type": ["string", "number"], "description": "the value"}
 _KEY: JsonObject = {"type": "string", "description": "the key"}
@@ -57,8 +57,8 @@ def calculate(expression: str) -> str:
     Raises:
         InvalidError: it is none, it divides by zero, or it is too large.
     """
-    if len(expression) > MOST_CHARACTERS:
-        raise _wrong(f"the expression has more than {MOST_CHARACTERS} characters")
+    if len(expression) > MAX_CHARACTERS:
+        raise _wrong(f"the expression has more than {MAX_CHARACTERS} characters")
     try:
         value = _value(ast.parse(expression.strip().replace("^", "**"), mode="eval").body)
         whole = isinstance(value, Fraction) and value.denominator == 1
@@ -90,7 +90,7 @@ def _value(node: ast.expr) -> Number:
 def _power(base: Number, exponent: Number) -> Number:
     if isinstance(exponent, Fraction) and exponent.denominator == 1 and isinstance(base, Fraction):
         size = max(base.numerator.bit_length(), base.denominator.bit_length())
-        if size * abs(exponent.numerator) > MOST_BITS:
+        if size * abs(exponent.numerator) > MAX_BITS:
             raise OverflowError
         return base**exponent.numerator
     result = float(base) ** float(exponent)
@@ -108,13 +108,13 @@ def _root(value: Number) -> Number:
 
 
 def _rounded(value: Number, digits: Number) -> Number:
-    if abs(digits) > MOST_DIGITS:
+    if abs(digits) > MAX_DIGITS:
         raise OverflowError
     return Fraction(round(Fraction(value), int(digits)))
 
 
 def _bounded(value: Number) -> Number:
-    if isinstance(value, Fraction) and value.numerator.bit_length() + value.denominator.bit_length() > 2 * MOST_BITS:
+    if isinstance(value, Fraction) and value.numerator.bit_length() + value.denominator.bit_length() > 2 * MAX_BITS:
         raise OverflowError
     return value
 
@@ -148,10 +148,10 @@ def _get(arguments: JsonObject, world: World) -> str:
 
 def _set(arguments: JsonObject, world: World) -> str:
     key, value = str(arguments["key"]), cast(JsonValue, arguments["value"])
-    if len(key) > MOST_VALUE or len(shown(value)) > MOST_VALUE:
-        raise InvalidError(f"a key and a value have at most {MOST_VALUE} characters", code="too_large")
-    if key not in world.store and len(world.store) >= MOST_KEYS:
-        raise InvalidError(f"the store holds at most {MOST_KEYS} keys", code="too_large")
+    if len(key) > MAX_VALUE or len(shown(value)) > MAX_VALUE:
+        raise InvalidError(f"a key and a value have at most {MAX_VALUE} characters", code="too_large")
+    if key not in world.store and len(world.store) >= MAX_KEYS:
+        raise InvalidError(f"the store holds at most {MAX_KEYS} keys", code="too_large")
     world.store[key] = value
     return "ok"
 
@@ -173,7 +173,7 @@ def _lookup(arguments: JsonObject, world: World) -> str:
     if rows and column not in rows[0]:
         raise InvalidError(f"there is no such column; there are {', '.join(rows[0])}", code="no_column")
     found: list[JsonValue] = [{**row} for row in rows if shown(row[column]) == value]
-    return shown(found[:MOST_ROWS]) if found else "no row"
+    return shown(found[:MAX_ROWS]) if found else "no row"
 
 
 def _known(arguments: JsonObject, world: World) -> str:

@@ -17,8 +17,8 @@ from agentrl.sandbox.interface import ExecResult, Sandbox
 from agentrl.tasks.toolcall.tools.interface import Room, World, parameters
 
 SECONDS = 10.0
-LONGEST_S = 600.0
-MOST_OUTPUT = 4096
+MAX_SECONDS = 600.0
+MAX_OUTPUT = 4096
 MAX_CODE = 200_000
 SOCKET = "/tmp/.notebook"
 START = 'python3 -c "$1" serve "$2" </dev/null >/dev/null 2>&1 & while ! [ -S "$2" ]; do sleep 0.02; done'
@@ -40,7 +40,7 @@ class CodeInterpreter:
 
     seconds: float = SECONDS
     stateful: bool = False
-    most_output: int = MOST_OUTPUT
+    most_output: int = MAX_OUTPUT
     name: str = "code_interpreter"
     room: Room = "code"
 

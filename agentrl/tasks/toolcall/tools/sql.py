@@ -17,7 +17,7 @@ from agentrl.tasks.toolcall.draft import Tables
 from agentrl.tasks.toolcall.tools.interface import Room, World, parameters
 
 STATEMENT_SECONDS = 10.0
-MOST_OUTPUT = 8192
+MAX_OUTPUT = 8192
 MAX_STATE = 1 << 20
 # Reads a request from stdin: {"do": "make" | "run" | "dump", "tables" | "statement"}.
 PROGRAM = r"""
@@ -86,7 +86,7 @@ async def tables_of(world: World) -> Tables | None:
         return None
 
 
-async def _program(sandbox: Sandbox, request: Mapping[str, Any], most: int = MOST_OUTPUT) -> str:
+async def _program(sandbox: Sandbox, request: Mapping[str, Any], most: int = MAX_OUTPUT) -> str:
     """Run the program; return what it printed.
 
     Raises:

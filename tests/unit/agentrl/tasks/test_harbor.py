@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.tasks.gui.osworld.settings import VmSettings
 from agentrl.tasks.gui.osworld.source import pool_files
-from agentrl.tasks.harbor import MOST_BYTES, File, HarborTask, read_task, write_task
+from agentrl.tasks.harbor import MAX_BYTES, File, HarborTask, read_task, write_task
 from agentrl.tasks.links import unlinked
 from agentrl.tasks.swe.importers import read_raw
 from agentrl.tasks.swe.repository import from_folder
@@ -258,7 +258,7 @@ def _pipe(folder: Path) -> None:
         (lambda f: (f / "tests/test.sh").write_text("echo 1 > /logs/verifier/reward.txt"), "which no sandbox has"),
         (lambda f: (f / "tests/test.sh").unlink(), "test.sh is missing"),
         (lambda f: (f / "solution/solve.sh").rename(f / "solution/x.sh"), "no solve.sh"),
-        (lambda f: (f / "environment/big").write_bytes(bytes(MOST_BYTES)), "bytes of files"),
+        (lambda f: (f / "environment/big").write_bytes(bytes(MAX_BYTES)), "bytes of files"),
         (_link, "symbolic link"),
         (_pipe, "is not a plain file"),
     ],

@@ -17,7 +17,7 @@ from agentrl.protocol import JsonObject
 from agentrl.rollout.actions import FORMS, opening
 from agentrl.tasks.harbor import File, HarborTask, VerifierStage
 from agentrl.tasks.shell import snapshot
-from agentrl.tasks.shell.environment import MOST_OUTPUT, STEP_S, ShellEnvironment
+from agentrl.tasks.shell.environment import MAX_OUTPUT, STEP_S, ShellEnvironment
 from agentrl.tasks.shell.families import EASY, FAMILIES
 from agentrl.tasks.shell.generate import generate
 from tests.helpers.plain_sandboxes import PlainProvider, PlainSandbox
@@ -203,7 +203,7 @@ async def test_steps(make: Make) -> None:
     result = await environment.step(bash("yes", timeout_s=0.3))
     assert (result.observation.data["exit_code"], result.observation.data["timed_out"]) == (None, True)
     shown, cut, ended = result.observation.text.rsplit("\n", 2)
-    assert len(shown.encode()) <= MOST_OUTPUT
+    assert len(shown.encode()) <= MAX_OUTPUT
     assert cut == f"[{result.observation.data['cut_bytes']} bytes in the middle of the output are left out]"
     assert ended == "[ended after 0.3 s, with everything that it had started]"
     assert (await environment.step(bash("true"))).observation.text == "[exit code 0]"
