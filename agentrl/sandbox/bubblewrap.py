@@ -109,6 +109,7 @@ class Bubblewrap:
     def __init__(self) -> None:
         self.places = cgroups.find()
         self._uids = itertools.cycle(UIDS)
+        # Servers side by side begin at different users, so that their sandboxes rarely share one.
         for _ in range(secrets.randbelow(len(UIDS))):
             next(self._uids)
         self._checking = asyncio.Lock()

@@ -105,6 +105,7 @@ def make(places: Places, limits: Limits) -> Group:
             folder.mkdir()
         for controller, parent in places.parents.items():
             for file, value in settings[places.version, controller].items():
+                # A kernel may count no swap; the other bounds must be there.
                 if (parent / name / file).exists() or "sw" not in file:
                     (parent / name / file).write_text(str(value))
     except OSError as error:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BUSY_TIMEOUT_SECONDS = 10.0
+# IMMEDIATE takes the write lock at once. A transaction that reads first and writes later fails if another process wrote
+# between, however long it waits.
 WHOLE = ("BEGIN IMMEDIATE", "COMMIT", ("ROLLBACK",))
 PART = ("SAVEPOINT part", "RELEASE part", ("ROLLBACK TO part", "RELEASE part"))
 
@@ -56,6 +58,7 @@ class Database:
         self.redaction = redaction
         self.lock = threading.RLock()
         private_folder(self.path.parent)
+        # Read the log before SQLite does: it drops a damaged end without a word.
         log = read_log(self.path)
         self._make_private()
         with self.named_errors():
@@ -81,8 +84,10 @@ class Database:
         self.connection.row_factory = sqlite3.Row
         self.connection.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_SECONDS * 1000)}")
         self._switch_to_wal()
+        # With NORMAL, a power cut may take the last commits of a write-ahead log.
         self.connection.execute("PRAGMA synchronous = FULL")
         self.connection.execute("PRAGMA foreign_keys = ON")
+        # What is forgotten is overwritten, rather than left in free pages.
         self.connection.execute("PRAGMA secure_delete = ON")
         lost = lost_transactions(log, self.connection, self.path)
         if lost != 0:

@@ -432,6 +432,7 @@ def line_of(connection: sqlite3.Connection, rollout_id: int) -> Line:
         " WHERE kind = 'rollback' AND undone_at IS NULL ORDER BY number"
     ).fetchall()
     parts, rollbacks, end = list[tuple[int, int]](), list[tuple[int, str]](), rollout_id
+    # From the checkpoint backwards: each rollback on the way leads to the batch that it went back to.
     for row in reversed(rows):
         if row["rollout_id"] > end:
             continue

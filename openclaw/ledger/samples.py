@@ -221,6 +221,7 @@ class Samples:
         recent = Counter(sample.owner for sample in before)
         chosen = choose(ready, held, count, quota, recent)
         with self._database.transaction() as connection:
+            # The choice is from before the lock. "lease" moves ready samples only, so one that is gone meanwhile is passed over.
             for sample_id in chosen:
                 move_samples(connection, "lease", TOGETHER, (sample_id, sample_id), rollout_id=rollout_id)
             leased = connection.execute(
@@ -285,6 +286,7 @@ class Samples:
                 "UPDATE steps SET undone_at = ? WHERE rollout_id > ? AND undone_at IS NULL",
                 (self._database.clock(), rollout_id),
             )
+            # An acceptance is a person's wish, which no restored checkpoint takes back.
             connection.execute(
                 "UPDATE decisions SET undone_at = ? WHERE rollout_id > ? AND undone_at IS NULL AND kind <> 'accept'",
                 (self._database.clock(), rollout_id),

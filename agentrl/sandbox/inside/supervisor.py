@@ -130,7 +130,7 @@ def write_file(path: str, data: bytes, mode: int) -> None:
             while view:
                 view = view[os.write(file, view) :]
             os.fchmod(file, mode)
-            os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)
+            os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)  # a reader sees the old file or the new one
         except OSError:
             os.unlink(new, dir_fd=folder)
             raise
@@ -147,6 +147,7 @@ def read_file(path: str, most: int) -> bytes:
         raise Refused(f"{path} leads to {real}, which is not a file of the sandbox")
     folder, name = walk(real, make=False)
     try:
+        # A FIFO without a writer would stop the one loop, and a terminal would become this process's own.
         file = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC, dir_fd=folder)
     finally:
         os.close(folder)
@@ -185,12 +186,13 @@ def keep(
         child = os.fork()
     except OSError as error:
         os.write(output, f"{argv[0]}: cannot start: {error.strerror}\n".encode())
-        os.write(report, STATUS.pack(NOT_STARTED << 8))
+        os.write(report, STATUS.pack(NOT_STARTED << 8))  # as `os.wait` writes an exit code
         return
     if child == 0:
         start(argv, env, cwd, stdin, output, limits)
     os.close(stdin)
     os.close(output)
+    # Orphans of the command become children of this process, the nearest subreaper; without any left the wait fails.
     while True:
         try:
             pid, status = os.wait()
@@ -211,6 +213,7 @@ def start(argv: list[str], env: dict[str, str], cwd: str, stdin: int, output: in
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         for name, most in limits.items():
             resource.setrlimit(getattr(resource, name), (most, most))
+        # Python ignores signals that end other programs, and an ignored signal stays ignored after exec.
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         os.chdir(cwd)
@@ -251,6 +254,7 @@ class Supervisor:
         for each in (woken, wakes):
             each.setblocking(False)
         self._ends = (woken, wakes)
+        # A signal without a handler would not reach the wake-up descriptor, so a death would not end the wait below.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
         self._selector.register(woken, selectors.EVENT_READ, lambda: woken.recv(CHUNK))
@@ -264,7 +268,7 @@ class Supervisor:
             deadlines = [command.deadline for command in self._commands.values()]
             wait = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
             for key, _ in self._selector.select(wait):
-                if key.fd in self._selector.get_map():
+                if key.fd in self._selector.get_map():  # one before it in this round may have closed it
                     key.data()
             for command in list(self._commands.values()):
                 if command.deadline <= time.monotonic():
@@ -316,6 +320,7 @@ class Supervisor:
         command_in, stdin, output, command_out, report, reporting = pipes
         if keeper == 0:
             try:
+                # The fork shares the wake-up descriptor: deaths of the command would wake the supervisor.
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 ends = (command_in, command_out, reporting)
@@ -455,7 +460,7 @@ class Supervisor:
 def main() -> None:
     """Run with the settings of the command line, a JSON object: ``limits`` (of setrlimit), ``doors`` and ``groups``."""
     settings = json.loads(sys.argv[1])
-    prctl(SET_DUMPABLE, 0)
+    prctl(SET_DUMPABLE, 0)  # no command may trace it or read its memory
     prctl(SET_NO_NEW_PRIVILEGES, 1)
     prctl(SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -105,7 +105,7 @@ class Engines:
                 if attempt == PUSH_ATTEMPTS or not self._revived():
                     raise
                 logger.exception("an engine failed in a weight update (attempt %d); sending the weights again", attempt)
-                connect = True
+                connect = True  # the restarted engine is in no group yet
 
     # GPUs that trainer and engines share
 

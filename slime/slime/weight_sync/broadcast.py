@@ -83,7 +83,7 @@ def _run(group: Group, device: torch.device, queue: SimpleQueue[tuple[Tensor, An
             sending.set_exception(error.with_traceback(None))
         else:
             sending.set_result(None)
-        del item, data, ready, sending
+        del item, data, ready, sending  # or they live until the next bucket comes
 
 
 JOIN_SECONDS = 20.0
@@ -116,7 +116,7 @@ class BroadcastWeightSync(EngineWeightSync):
 
     def _join(self) -> None:
         ranks = self._call(RemoteEngine.num_weight_ranks)
-        offsets = [1 + sum(ranks[:index]) for index in range(len(ranks))]
+        offsets = [1 + sum(ranks[:index]) for index in range(len(ranks))]  # rank 0 is this process
         world_size = 1 + sum(ranks)
         name = f"slime-weights-{next(GROUP_NUMBERS)}"
         self._group = HostedGroup(
@@ -158,6 +158,7 @@ class BroadcastWeightSync(EngineWeightSync):
         """Start the engines' ``call`` and the broadcast of ``data``, once the engines have the previous bucket."""
         assert self._broadcaster is not None
         self._sent()
+        # Neither ends without the other: engines wait in their call for the broadcast, and the broadcast for all engines.
         self._calls = call()
         self._sending = self._broadcaster.send(data) if data.numel() else None
 

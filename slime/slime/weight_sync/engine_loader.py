@@ -66,6 +66,7 @@ class CopyTrace(TorchDispatchMode):
             self.found.append((self.name, args[0], args[1]))
             return args[0]
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
+            # The loader asks for the value of a tensor without data: it gets a mark, which the next operation must write.
             self._read = args[0]
             return _UNREAD
         if self._read is not None and func is not torch.ops.aten.detach.default:
@@ -81,6 +82,7 @@ class CopyTrace(TorchDispatchMode):
 
     def tensor(self, name: str, shape: list[int], dtype: torch.dtype) -> Tensor:
         """Return a tensor without data; copies until the next call count as its parts."""
+        # A fresh tensor has a storage of its own, by which `is_part` knows its parts.
         self.name, self._read = name, None
         return torch.empty(shape, dtype=dtype, device="meta")
 

@@ -53,6 +53,7 @@ def join_group(
         world_size, rank, [], Backend(backend), PrefixStore(name, store), group_name=GroupName(name), timeout=timeout
     )
     assert isinstance(joined, dist.ProcessGroup)
+    # Collectives look ranks up here; the public way makes a group of the default one's members only.
     _world.pg_group_ranks[joined] = {member: member for member in range(world_size)}
     return joined
 

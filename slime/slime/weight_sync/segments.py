@@ -78,6 +78,7 @@ class Mappings:
             file = os.open(source["path"], os.O_RDONLY)
             try:
                 status = os.fstat(file)
+                # The path names a descriptor of a process, whose number another process or file may have by now.
                 if status.st_ino != source["inode"]:
                     raise FileNotFoundError(f"{source['path']} is another file by now")
                 data = _map(file, status.st_size, write=False)
@@ -173,6 +174,7 @@ class StreamWriter:
         )
         for number in range(number_of_pieces(data.numel())):
             piece = data[number * SLOT_BYTES : (number + 1) * SLOT_BYTES]
+            # A slot is free once the slowest reader has taken what it holds.
             while self._written - min(self._taken) >= SLOTS:
                 self._wait(check)
             start = self._written % SLOTS * SLOT_BYTES
@@ -207,7 +209,7 @@ class StreamWriter:
             check()
         for reader, (end, _) in enumerate(self._answers):
             if end in ready:
-                self._taken[reader] += len(os.read(end, SLOTS))
+                self._taken[reader] += len(os.read(end, SLOTS))  # a byte per piece
 
 
 class StreamReader:

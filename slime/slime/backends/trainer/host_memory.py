@@ -241,6 +241,7 @@ class Snapshot:
         self._synchronize()
         groups = [group for optimizer in changing.optimizers for group in optimizer.param_groups]
         for group, settings in zip(groups, self._small["groups"], strict=True):
+            # What the undone steps added to the group goes.
             for name in set(group) - set(settings) - {"params"}:
                 del group[name]
             group.update(copy.deepcopy(settings))
@@ -265,6 +266,7 @@ class Snapshot:
 
     def _exchange(self, changing: Changing) -> None:
         storages = _unique(changing.weights)
+        # The parts after those of the weights are not exchanged: no forward pass reads moments.
         for storage, host in zip(storages, self._parts(), strict=False):
             device = bytes_of(storage)
             for start in range(0, device.numel(), PIECE_BYTES):
@@ -306,6 +308,7 @@ def states_of(optimizers: Sequence[Any]) -> Iterator[Tensor]:
 
 def _unique(tensors: Sequence[Tensor]) -> list[torch.UntypedStorage]:
     """Return each storage once, in order, without empty ones."""
+    # Tied weights are two tensors over one storage.
     results = {storage._cdata: storage for storage in map(storage_of, tensors) if storage.nbytes()}
     return list(results.values())
 
