@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lab.testkit.trainer import trainer_args
+from slime.algorithms.losses import LOSSES
 from slime.backends.fsdp_utils.attention import PACKED, resolve_attention
 from slime.backends.fsdp_utils.model import PolicyModel
-from slime.backends.trainer.micro_batch import RolloutShard, build, to_cpu, to_device
+from slime.backends.trainer.micro_batch import RolloutShard, add_metrics, build, reducer_of, to_cpu, to_device
 from slime.logprobs.packed_logits import get_log_probs_and_entropy, get_responses
 from slime.utils.ppo_utils import log_probs_and_entropy
 from tests.helpers.tolerance import assert_near
@@ -79,7 +80,7 @@ class Transfers(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.overloadpacket.__name__ == "_to_copy" and kwargs.get("device") is not None:
+        if func.overloadpacket.__name__ == "_to_copy" and kwargs.get("device", args[0].device) != args[0].device:
             self.found.append((args[0].dtype, args[0].numel(), not kwargs.get("non_blocking", False)))
         return func(*args, **kwargs)
 
@@ -101,6 +102,42 @@ def test_a_device_gets_one_copy_per_dtype_that_nobody_waits_for() -> None:
     assert sorted((size, blocks) for _, size, blocks in copies.found) == [(4, False), (7 + 4, False)]
     assert [[len(value) for value in batch[name]] for name in ("loss_masks", "unconcat_tokens")] == [[3, 1], [4, 3]]
     assert batch["rewards"] == [1.0, 0.0]
+
+
+WITHOUT_A_WAIT = [
+    {},
+    {"calculate_per_token_loss": True},
+    {"advantage_estimator": "gspo"},
+    {"advantage_estimator": "cispo"},
+    {"use_opsm": True, "use_tis": True},
+    {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": "k3", "entropy_coef": 0.01},
+    {"loss_type": "sft_loss"},
+]
+
+
+@pytest.mark.parametrize("changes", WITHOUT_A_WAIT, ids=str)
+def test_a_loss_and_its_metrics_never_look_at_a_value(changes: dict[str, Any]) -> None:
+    """Tensors of the meta device have no values: a look at one, for which a GPU would be waited for, raises."""
+    args, device, lengths = trainer_args("", **changes), torch.device("meta"), [2, 3]
+    data = {
+        **{"tokens": [[1, 2, 3], [4, 5, 6, 7]], "response_lengths": lengths, "rewards": [0.0, 1.0]},
+        **{"loss_masks": [[1, 0], [1, 0, 1]], "rollout_log_probs": [[-1.0] * length for length in lengths]},
+        **{"rollout_mask_sums": [1, 2], "partition": [0, 1], "micro_batch_indices": [[[0, 1]]]},
+        **{"global_batch_sizes": [2], "global_token_counts": [3]},
+    }
+    shard, sums = RolloutShard(data), {}
+    for name in ("log_probs", "ref_log_probs", "advantages"):
+        shard.set_computed(name, [torch.zeros(length) for length in lengths])
+    batch = shard.batch([0, 1], device)
+    new, entropy = (torch.zeros(5, device=device, requires_grad=True) for _ in range(2))
+    reduce = reducer_of(args, batch, lengths)
+    with Transfers() as copies:
+        values = (list(tensor.split(lengths)) for tensor in (new, entropy))
+        loss, metrics = LOSSES[args.loss_type](args, batch, *values, reduce)
+        loss.backward()
+        add_metrics(sums, metrics, device)
+    assert not copies.found
+    assert sums.keys() == metrics.keys()
 
 
 def test_values_keep_their_place_on_the_way_to_a_device_and_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,7 +112,9 @@ def mismatch(trainer: Tensor, engine: Tensor, masks: Sequence[Tensor], reduce: R
     """
     difference = (trainer - engine).detach()
     trained = torch.cat([mask.bool() for mask in masks]).to(difference.device)
-    largest = difference.abs()[trained].max() if trained.any() else difference.new_zeros(())
+    # Without a look at the values, for which the device would wait.
+    sizes = torch.where(trained, difference.abs(), 0.0)
+    largest = sizes.max() if sizes.numel() else difference.new_zeros(())
     return {
         "train_rollout_logprob_abs_diff": reduce(difference.abs()),
         "train_rollout_kl": reduce(bounded_ratio(difference) - 1.0 - difference),

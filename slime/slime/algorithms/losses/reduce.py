@@ -5,7 +5,7 @@ There are two reductions:
 * The sum over samples of the masked token mean. The trainer divides it by the number of rollouts of the step.
 * The masked token sum. The trainer divides it by the number of unmasked tokens of the step.
 
-A sample whose mask is all zero adds zero. A sample's mean divides by the unmasked tokens of its whole rollout, so a
+Nothing here waits for the device. A sample whose mask is all zero adds zero. A sample's mean divides by the unmasked tokens of its whole rollout, so a
 trajectory that was split into many samples counts once, whatever its length.
 """
 
@@ -25,7 +25,7 @@ Reducer = Callable[[Tensor], Tensor]
 
 
 def sum_of_sample_mean(
-    response_lengths: Sequence[int], loss_masks: Sequence[Tensor], mask_sums: Sequence[float] | None = None
+    response_lengths: Sequence[int], loss_masks: Sequence[Tensor], mask_sums: Sequence[float | Tensor] | None = None
 ) -> Reducer:
     """Return ``f(x [sum R_i]) = sum_i (sum_t m_it x_it) / max(1, D_i)``.
 
@@ -35,9 +35,11 @@ def sum_of_sample_mean(
     def reduce(values: Tensor) -> Tensor:
         parts = torch.split(values, list(response_lengths))
         masks = [mask.to(values) for mask in loss_masks]
-        sums = (
-            [mask.sum() for mask in masks] if mask_sums is None else [values.new_tensor(total) for total in mask_sums]
-        )
+
+        def as_scalar(total: float | Tensor) -> Tensor:
+            return total.to(values) if isinstance(total, Tensor) else values.new_full((), total)
+
+        sums = [mask.sum() for mask in masks] if mask_sums is None else [as_scalar(total) for total in mask_sums]
         means = [
             (part * mask).sum() / total.clamp_min(1.0) for part, mask, total in zip(parts, masks, sums, strict=True)
         ]
@@ -63,7 +65,7 @@ def make_reducer(
     per_token: bool,
     response_lengths: Sequence[int],
     loss_masks: Sequence[Tensor],
-    mask_sums: Sequence[float] | None = None,
+    mask_sums: Sequence[float | Tensor] | None = None,
 ) -> Reducer:
     """Return :func:`token_sum` for ``--calculate-per-token-loss``, else :func:`sum_of_sample_mean`."""
     if per_token:
@@ -83,7 +85,7 @@ def rebuild_reducer(per_token: bool, batch: TrainBatch, masks: Sequence[Tensor])
     if before is None:
         return make_reducer(per_token, batch["response_lengths"], masks)
     sums = [
-        float(new.sum()) if float(old.sum()) == total else float(total)
+        torch.where(old.sum() == total, new.sum().float(), new.new_full((), total, dtype=torch.float32))
         for total, old, new in zip(before, batch["loss_masks"], masks, strict=True)
     ]
     return make_reducer(per_token, batch["response_lengths"], masks, sums)
