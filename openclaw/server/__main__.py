@@ -90,4 +90,6 @@ def say(text: str) -> None:
 
 
 if __name__ == "__main__":
+    if "--dry-run" in sys.argv:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--dry-run | head` ends quietly
     sys.exit(main())
