@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from groundwork.exceptions import ConfigError
@@ -14,7 +13,7 @@ from openclaw.launch.flags import CUSTOM, NOT_TYPED
 from openclaw.launch.guides import FLAG_TEXTS, words_in
 from openclaw.launch.plan import Plan
 from openclaw.launch.task import TaskConfig
-from openclaw.runtime.where import api_url, inspect_command, shown_path
+from openclaw.runtime.where import api_url, inspect_command, own_command
 from slime.arguments.placement import describe_placement, start_lines
 from slime.arguments.process_environment import environment_lines
 from slime.tracking.redact import without_secrets
@@ -123,7 +122,7 @@ def continue_command(plan: Plan, words: Sequence[str], environment: Mapping[str,
         if words_of_text := words_in(name, environment):
             given.append(f"{name}={shlex.quote(shown_words(without_secrets(words_of_text)))}")
     script = shlex.split(environment.get(STARTED_AS, ""))
-    started = script or [shown_path(sys.executable), "-m", "openclaw.launch", *words]
+    started = script or shlex.split(own_command("launch", *words))
     again = [] if "--resume" in started else ["--resume"]
     return " ".join([*given, shown_words(without_secrets([*started, *again]))])
 

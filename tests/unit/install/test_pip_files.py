@@ -108,12 +108,16 @@ def test_the_core_is_a_package_with_the_requirements_of_the_project(repository: 
         assert set(requirements) == set(extras[name])
 
 
-def test_the_core_is_found_from_the_repository_whose_folder_has_its_name(repository: Path, tmp_path: Path) -> None:
-    """Python looks in the working directory first, and there `slime` is a folder without code of the package."""
+@pytest.fixture(scope="module")
+def installed(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with the folders' names, and `site-packages` in it, where ``pip install -e slime`` put its files."""
+    tmp_path = tmp_path_factory.mktemp("repository")
     shutil.copy(repository / "pyproject.toml", tmp_path)
-    (tmp_path / "slime").mkdir()
-    for name in ("setup.py", "pyproject.toml"):
-        shutil.copy(repository / "slime" / name, tmp_path / "slime")
+    (tmp_path / "slime" / "scripts").mkdir(parents=True)
+    for name in ("setup.py", "pyproject.toml", "scripts/openclaw-rl"):
+        shutil.copy(repository / "slime" / name, tmp_path / "slime" / name)
+    (tmp_path / "openclaw").mkdir()
+    (tmp_path / "openclaw" / "__main__.py").write_text("import sys\ndef main(): return ' '.join(sys.argv[1:])\n")
     for name in ("slime", "groundwork", "chat_codec"):
         (tmp_path / "slime" / name).mkdir()
         (tmp_path / "slime" / name / "__init__.py").touch()
@@ -122,10 +126,27 @@ def test_the_core_is_found_from_the_repository_whose_folder_has_its_name(reposit
     subprocess.run(command, cwd=tmp_path / "slime", capture_output=True, text=True, check=True)
     [wheel] = tmp_path.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(tmp_path / "site-packages")
-    look = "import site, sys; site.addsitedir(sys.argv[1]); import slime, groundwork, chat_codec; print(slime.__file__)"
-    command = [sys.executable, "-S", "-c", look, str(tmp_path / "site-packages")]
-    done = subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True, check=True)
-    assert Path(done.stdout.strip()) == tmp_path / "slime" / "slime" / "__init__.py"
+    return tmp_path
+
+
+def in_environment(installed: Path, code: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run code in an environment that has nothing but the installed files."""
+    start = "import site, sys; site.addsitedir(sys.argv.pop(1)); "
+    command = [sys.executable, "-S", "-c", start + code, str(installed / "site-packages"), *words]
+    return subprocess.run(command, cwd=cwd, env={}, capture_output=True, text=True, check=False)
+
+
+def test_the_core_is_found_from_the_repository_whose_folder_has_its_name(installed: Path) -> None:
+    """Python looks in the working directory first, and there `slime` is a folder without code of the package."""
+    done = in_environment(installed, "import slime, groundwork, chat_codec; print(slime.__file__)", cwd=installed)
+    assert Path(done.stdout.strip()) == installed / "slime" / "slime" / "__init__.py"
+
+
+def test_the_command_of_the_project_works_in_every_folder(installed: Path, tmp_path: Path) -> None:
+    [script] = (installed / "site-packages").glob("*.data/scripts/openclaw-rl")
+    assert script.read_text().startswith("#!python"), "for which pip writes the environment's own"
+    done = in_environment(installed, "import runpy; runpy.run_path(sys.argv[1])", str(script), cwd=tmp_path)
+    assert done.stderr == str(script) + "\n", "sys.exit prints what main returned"
 
 
 def test_the_core_requires_nothing_that_the_cpu_environment_lacks(repository: Path) -> None:

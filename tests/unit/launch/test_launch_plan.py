@@ -380,7 +380,8 @@ def test_the_driver_gets_the_line_that_continues_the_run(tmp_path: Path, monkeyp
     module, script = (environment[CONTINUE_VARIABLE] for environment in started)
     variables = f"HF_CKPT='{tmp_path}/a model' BATCH_SIZE=4 PORT={port} "
     assert module.startswith(variables)
-    assert module.endswith(" -m openclaw.launch --method rl --profile tiny_cpu --wandb-key *** --resume")
+    words = "launch --method rl --profile tiny_cpu --wandb-key *** --resume"
+    assert module.endswith((f"/openclaw-rl {words}", f" -m openclaw {words}"))
     assert script == f"{variables}bash 'run mine.sh' --lr 1e-5 --resume"
     assert all(STARTED_AS not in environment for environment in started)
 
