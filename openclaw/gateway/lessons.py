@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 LESSONS_PATH = "/v1/lessons"
 LESSON_PATH = "/v1/lessons/{lesson_id}"
 ME_PATH = "/v1/me"
-FRESH_SECONDS = 1.0
+FRESH_SECONDS = 5.0
 MAX_REMEMBERED = 4096
 Result = TypeVar("Result")
 
@@ -107,9 +107,12 @@ class LessonDesk:
         self._known: dict[str, tuple[float, Sequence[Lesson]]] = {}
         self._forgotten = 0
 
-    def forget(self) -> None:
-        """Clear the memory."""
-        self._known.clear()
+    def forget(self, person: str | None = None) -> None:
+        """Forget what memory has of a person, or of everybody."""
+        if person is None:
+            self._known.clear()
+        else:
+            self._known.pop(person, None)
         self._forgotten += 1
 
     async def of_request(self, client: Client, kind: TurnKind, wish: str | None) -> Sequence[Lesson]:
@@ -151,14 +154,16 @@ class LessonDesk:
         def read() -> tuple[Mode, list[Lesson]]:
             return self._ledger.lessons.mode(person, self._config.lessons), self._ledger.lessons.of(person)
 
-        mode, lessons = await self._call(read)
+        mode, lessons = await self._call(person, read)
         return {"object": "list", "lessons": mode, "data": [_shown(lesson) for lesson in lessons]}
 
     async def add(self, body: bytes, client: Client) -> dict[str, Any]:
         """Add the lesson in a body, and return it."""
         asked = parse_body(LessonRequest, body, LESSON_BODY)
         person = root(client.owner)
-        return _shown(await self._call(lambda: self._ledger.lessons.add(person, asked.text, pinned=asked.pinned)))
+        return _shown(
+            await self._call(person, lambda: self._ledger.lessons.add(person, asked.text, pinned=asked.pinned))
+        )
 
     async def change(self, lesson_id: str, body: bytes, client: Client) -> dict[str, Any]:
         """Change a lesson as a body says, and return it."""
@@ -169,37 +174,38 @@ class LessonDesk:
             raise bad_request("nothing to change; send text, pinned or on")
         return _shown(
             await self._call(
-                lambda: self._ledger.lessons.edit(person, lesson_id, text=asked.text, pinned=asked.pinned, on=asked.on)
+                person,
+                lambda: self._ledger.lessons.edit(person, lesson_id, text=asked.text, pinned=asked.pinned, on=asked.on),
             )
         )
 
     async def remove(self, lesson_id: str, client: Client) -> dict[str, Any]:
         """Delete a lesson and its bytes; ``erased`` is false while another reader keeps old bytes on disk."""
         person = root(client.owner)
-        await self._call(lambda: self._ledger.lessons.remove(person, lesson_id))
+        await self._call(person, lambda: self._ledger.lessons.remove(person, lesson_id))
         return {"id": lesson_id, "object": "lesson", "deleted": True, "erased": await self._erased()}
 
     async def remove_all(self, client: Client) -> dict[str, Any]:
         """Delete all lessons of a person and the person's choice."""
         person = root(client.owner)
-        count = await self._call(lambda: self._ledger.lessons.forget_person(person))
+        count = await self._call(person, lambda: self._ledger.lessons.forget_person(person))
         return {"object": "list", "deleted": count, "erased": await self._erased()}
 
     async def me(self, client: Client) -> dict[str, Any]:
         """Return what a person has chosen."""
         person = root(client.owner)
-        mode = await self._call(lambda: self._ledger.lessons.mode(person, self._config.lessons))
+        mode = await self._call(person, lambda: self._ledger.lessons.mode(person, self._config.lessons))
         return {"object": "person", "lessons": mode, "choices": {"lessons": list(MODES)}}
 
     async def choose(self, body: bytes, client: Client) -> dict[str, Any]:
         """Set a person's choices, and return them."""
         asked = parse_body(PersonChange, body, LESSON_BODY)
         person = root(client.owner)
-        await self._call(lambda: self._ledger.lessons.choose_mode(person, asked.lessons))
+        await self._call(person, lambda: self._ledger.lessons.choose_mode(person, asked.lessons))
         return await self.me(client)
 
-    async def _call(self, work: Callable[[], Result]) -> Result:
-        """Return the result of ``work`` in a thread; what memory knows may have changed.
+    async def _call(self, person: str, work: Callable[[], Result]) -> Result:
+        """Return the result of ``work`` in a thread; it may change what memory has of the person.
 
         Raises:
             ApiError: 400 for a text that cannot be a lesson, 404 for a lesson that the person does not have.
@@ -213,7 +219,7 @@ class LessonDesk:
                 404, "you have no such lesson; GET /v1/lessons lists yours", code="lesson_not_found", param="lesson_id"
             ) from error
         finally:
-            self.forget()
+            self.forget(person)
 
     async def _erased(self) -> bool:
         with suppress(LedgerUnavailableError):

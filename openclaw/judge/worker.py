@@ -179,8 +179,8 @@ class JudgeWorker:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._unclosed: dict[str, tuple[int, float]] = {}
         self._wake = asyncio.Event()
-        self.on_lessons: Callable[[], None] = lambda: None
-        """Called in the worker's event loop when lessons may have changed."""
+        self.on_lessons: Callable[[str], None] = lambda person: None
+        """Called in the worker's event loop with a person whose lessons may have changed."""
         self.missed_engine = asyncio.Event()
         """Set when a turn is postponed because an engine was away or silent."""
 
@@ -274,7 +274,7 @@ class JudgeWorker:
                 if self._writer is not None:
                     self._writer.count(outcome)
                 if outcome is not None or item.turn.plain is not None:
-                    self.on_lessons()
+                    self.on_lessons(root(owner_of(item.turn.session_id)))
                 return
             except LedgerUnavailableError as error:
                 self._metrics.failures.labels(kind="ledger").inc()

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from chat_codec.renderer import Renderer, RenderError
+from openclaw.gateway.lessons import FRESH_SECONDS
 from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.lessons import Lessons
 from openclaw.lessons.lesson import MAX_SERVED
@@ -260,14 +261,14 @@ async def test_at_most_a_few_lessons_are_carried(stack: Stack, http: httpx.Async
 
 
 async def test_another_process_changes_lessons(stack: Stack, http: httpx.AsyncClient) -> None:
-    """The command writes to the ledger; the gateway believes its memory for a second only."""
+    """The command writes to the ledger; the gateway believes its memory for seconds only."""
     now = [0.0]
     stack.service.lessons._monotonic = lambda: now[0]
     await http.put("/v1/me", json={"lessons": "auto"})
     assert "x-openclaw-lessons" not in (await ask(stack, http)).headers
     stack.ledger.lessons.add("", LESSON)
     assert "x-openclaw-lessons" not in (await ask(stack, http)).headers
-    now[0] += 1.5
+    now[0] += FRESH_SECONDS
     assert (await ask(stack, http)).headers["x-openclaw-lessons"] == "1"
 
 

@@ -273,11 +273,8 @@ class Loop:
             LessonWriter(ledger, judge, metrics, default="auto", follows=True, timeout=60.0),
         )
 
-        self.told = 0
-        self.worker.on_lessons = self._note
-
-    def _note(self) -> None:
-        self.told += 1
+        self.told: list[str] = []
+        self.worker.on_lessons = self.told.append
 
     async def judge(self, turn: Turn, complaint: str) -> Turn:
         self.ledger.turns.record(turn)
@@ -302,7 +299,7 @@ async def test_a_complaint_becomes_a_lesson_with_its_verdict(ledger: Ledger) -> 
     assert [each.said for each in ledger.lessons.of("alice")] == [2]
     assert (loop.count("born"), loop.count("repeated")) == (1.0, 1.0)
     assert ledger.lessons.of("bob") == ledger.lessons.of("") == []
-    assert loop.told == 2, "the gateway forgets what it knows of lessons"
+    assert loop.told == ["alice", "alice"], "the gateway forgets what it knows of her lessons"
 
 
 @pytest.mark.parametrize(("served", "trained"), [(False, False), (True, True)])
