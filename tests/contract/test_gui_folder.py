@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import os
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -50,7 +48,7 @@ from slime.utils.misc import SingletonMeta, load_function
 from slime.utils.types import Sample
 from tests.helpers import tiny_vision
 from tests.helpers.agent_stages import END, PARAMETERS, staged, staged_behind
-from tests.helpers.launch_plans import task_of, task_plan
+from tests.helpers.launch_plans import ended, task_of, task_plan
 from tests.helpers.pictures import picture
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,24 +133,19 @@ def test_variables_of_the_loop_reach_a_scripts_episodes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_variables_reach_the_dry_run_of_a_script(script: str) -> None:
     """That it is the same from three folders is in ``tests/integration/test_agent_scripts.py``."""
-    clean = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    told = clean | {"GUI_EVAL_INTERVAL": "5", "PARALLEL_ENVS": "7", "GUI_FAMILIES": "click-test,click_link"}
-    command = ["bash", str(ROOT / "gui-rl" / f"{script}.sh"), "--dry-run"]
-    shown = subprocess.run(command, env=told, capture_output=True, text=True, check=True).stdout
+    told = {"GUI_EVAL_INTERVAL": "5", "PARALLEL_ENVS": "7", "GUI_FAMILIES": "click-test,click_link"}
+    code, shown = ended(ROOT / "gui-rl" / f"{script}.sh", "--dry-run", **told)
+    assert code == 0
     assert "200 to train on, 40 to evaluate on\n  screens  from a pool here with 7 slots, driven by playwright" in shown
     assert shown.splitlines()[-1] == "dry run: the plan is valid, nothing was started"
 
 
 def test_an_evaluation_without_a_trainer_from_three_folders(capsys: pytest.CaptureFixture[str]) -> None:
-    clean = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ} | {"GUI_FAMILIES": "click_link"}
-    shown: set[str] = set()
-    for folder in (".", "slime", "gui-rl"):
-        path = os.path.relpath(ROOT / "gui-rl" / "gui_qwen3vl_4b_eval.sh", ROOT / folder)
-        done = subprocess.run(
-            ["bash", path, "--dry-run"], cwd=ROOT / folder, env=clean, capture_output=True, text=True, check=True
-        )
-        shown.add(done.stdout)
-    (plan,) = shown
+    script = ROOT / "gui-rl" / "gui_qwen3vl_4b_eval.sh"
+    folders = (ROOT, ROOT / "slime", ROOT / "gui-rl")
+    (ran,) = {ended(script, "--dry-run", folder=folder, GUI_FAMILIES="click_link") for folder in folders}
+    code, plan = ran
+    assert code == 0
     assert "0 to train on, 20 to evaluate on" in plan
     assert "actor    none" in plan
     assert "rollout  0-7" in plan

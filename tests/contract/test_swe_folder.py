@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from slime.utils import http_utils
 from slime.utils.http_utils import post
 from slime.utils.types import Sample
 from tests.helpers.agent_stages import END, PARAMETERS, staged
-from tests.helpers.launch_plans import CLEAN, ROOT, Scripts
+from tests.helpers.launch_plans import ROOT, Scripts, ended
 
 pytestmark = pytest.mark.slow
 
@@ -107,9 +106,8 @@ def test_variables_of_older_guides() -> None:
 
 
 def test_another_kind_of_environment_is_refused() -> None:
-    command = ["bash", str(FOLDER / "run_swe_rl.sh"), "--dry-run"]
-    done = subprocess.run(command, env=CLEAN | {"ENV_TYPE": "gui"}, capture_output=True, text=True, check=False)
-    assert (done.returncode, "ENV_TYPE=gui: this script has swe" in done.stderr) == (2, True)
+    code, printed = ended(FOLDER / "run_swe_rl.sh", "--dry-run", ENV_TYPE="gui")
+    assert (code, "ENV_TYPE=gui: this script has swe" in printed) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -126,12 +124,9 @@ def test_another_kind_of_environment_is_refused() -> None:
 )
 def test_a_plan_with_wrong_variables_is_refused(given: dict[str, str], says: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    command = ["bash", str(FOLDER / "run_swe_rl.sh"), "--dry-run"]
-    done = subprocess.run(
-        command, env=CLEAN | given | {"RUN_DIR": str(run)}, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, "the plan is valid" in done.stdout) == (2, False)
-    assert says in done.stderr
+    code, printed = ended(FOLDER / "run_swe_rl.sh", "--dry-run", **given, RUN_DIR=str(run))
+    assert (code, "the plan is valid" in printed) == (2, False)
+    assert says in printed
     assert not run.exists()
 
 
@@ -144,21 +139,18 @@ def test_a_plan_with_wrong_variables_is_refused(given: dict[str, str], says: str
     ],
 )
 def test_a_machine_that_cannot_join_is_refused(given: dict[str, str], says: str) -> None:
-    command = ["bash", str(FOLDER / "run_swe_rl.sh"), "--dry-run"]
-    done = subprocess.run(command, env=CLEAN | given, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert says in done.stderr
+    code, printed = ended(FOLDER / "run_swe_rl.sh", "--dry-run", **given)
+    assert code == 2
+    assert says in printed
 
 
 def test_rows_that_are_not_there_are_named_before_a_start(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
-    command = ["bash", str(FOLDER / "run_swe_rl.sh"), "--dry-run"]
-    environment = CLEAN | {"PROMPT_DATA": str(rows)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert f"not found on this machine: --prompt-data {rows}: no such file" in done.stdout
-    del environment["PROMPT_DATA"]  # the run writes them
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert "--prompt-data" not in done.stdout
+    code, printed = ended(FOLDER / "run_swe_rl.sh", "--dry-run", PROMPT_DATA=str(rows))
+    assert code == 0
+    assert f"not found on this machine: --prompt-data {rows}: no such file" in printed
+    code, printed = ended(FOLDER / "run_swe_rl.sh", "--dry-run")  # the run writes them
+    assert (code, "--prompt-data" in printed) == (0, False)
 
 
 def test_which_variables_are_possible(tmp_path: Path) -> None:
@@ -184,10 +176,10 @@ def test_which_variables_are_possible(tmp_path: Path) -> None:
 def test_the_agent_shows_its_plan_from_three_folders(words: str) -> None:
     script, *served = words.split()
     for folder in ("", "slime", "swe-rl"):
-        path = os.path.relpath(FOLDER / script, ROOT / folder)
-        command = ["bash", path, *served, "--benchmark", "local", "--max-instances", "3", "--dry-run"]
-        done = subprocess.run(command, cwd=ROOT / folder, env=CLEAN, capture_output=True, text=True, check=True)
-        assert done.stdout.startswith("3 instances of local, 20 commands each, bubblewrap")
+        given = [*served, "--benchmark", "local", "--max-instances", "3", "--dry-run"]
+        code, printed = ended(FOLDER / script, *given, folder=ROOT / folder)
+        assert code == 0
+        assert printed.startswith("3 instances of local, 20 commands each, bubblewrap")
 
 
 def test_a_benchmark_for_evaluation_is_trained_on_where_it_is_named(tmp_path: Path) -> None:
@@ -220,10 +212,8 @@ def test_the_script_of_an_agent_takes_the_benchmark_as_a_flag() -> None:
         ),
         (["--benchmark=nonsense"], 2, "SWE_BENCHMARK='nonsense' is not a choice"),
     ):
-        command = ["bash", str(FOLDER / "run_swe_agent.sh"), *words, "--dry-run"]
-        environment = CLEAN | {"SWE_BENCHMARK": "local"}  # a flag wins
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert (done.returncode, says in done.stdout + done.stderr) == (status, True), done.stderr
+        code, printed = ended(FOLDER / "run_swe_agent.sh", *words, "--dry-run", SWE_BENCHMARK="local")  # a flag wins
+        assert (code, says in printed) == (status, True), printed
 
 
 def test_a_benchmark_that_is_not_here_says_how_to_import_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

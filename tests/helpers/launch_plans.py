@@ -14,10 +14,12 @@ from openclaw.launch.resolve import make_plan
 from openclaw.launch.task import TaskConfig
 from slime.args import Arguments
 from slime.arguments.dry_run import of_machine
+from tests.page_commands.in_process import run_call
 from tests.page_commands.shell import Call
 
 ROOT = Path(__file__).resolve().parents[2]
 CLEAN = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+NO_MODULES = Path(os.devnull)
 # What a script would become: its words, an empty one, and its environment. All end in NUL.
 SHOW = r"""
 exec() { printf '%s\0' "$@" ""; env -0; }
@@ -27,14 +29,22 @@ bash "$@"
 """
 
 
-def becomes(script: Path, folder: Path, *words: str) -> Call:
+def becomes(script: Path, folder: Path, *words: str, **environment: str) -> Call:
     """Return the call of Python that a script with ``words`` becomes when it starts in ``folder``."""
     command = ["bash", "-euc", SHOW, "bash", str(folder), os.path.relpath(script, folder), *words]
-    output = subprocess.run(command, env=CLEAN, capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(command, env=CLEAN | environment, capture_output=True, text=True, check=True).stdout
     called, _, environment = output.removesuffix("\0").partition("\0\0")
     program, *given = called.split("\0")
     values = dict(each.split("=", 1) for each in environment.split("\0") if not each.startswith("BASH_FUNC_"))
     return Call(program, str(folder), tuple(given), "", values)
+
+
+def ended(script: Path, *words: str, folder: Path = ROOT, **environment: str) -> tuple[int, str]:
+    """Return the exit code of a script that starts in ``folder``, and what it printed; its program runs in this process.
+
+    ``tests/integration/test_agent_scripts.py`` shows for scripts of every folder that a process of its own says the same.
+    """
+    return run_call(becomes(script, folder, *words, **environment), NO_MODULES)
 
 
 def task_plan(words: list[str], **environment: str) -> Plan:

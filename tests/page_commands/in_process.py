@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -77,7 +78,9 @@ def _run(words: list[str]) -> int:
     try:
         if words[0] == "-m":
             sys.argv = words[1:]
-            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", r".* found in sys\.modules after import", RuntimeWarning)
+                runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv = words
             sys.path.insert(0, str(Path(words[0]).resolve().parent))

@@ -27,7 +27,7 @@ from openclaw.launch.__main__ import main
 from openclaw.server.__main__ import main as server
 from slime.arguments import parse_args
 from tests.helpers.checkpoints import looks_whole
-from tests.helpers.launch_plans import Scripts
+from tests.helpers.launch_plans import Scripts, ended
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = sorted(
@@ -315,10 +315,8 @@ def test_a_signal_ends_the_build_of_the_model(number: int, tmp_path: Path, monke
 @pytest.mark.parametrize("script", TERMINAL)
 def test_a_script_on_terminal_tasks_shows_its_plan(script: str) -> None:
     told = {"EVAL_INTERVAL": "5", "PARALLEL_ENVS": "7", "PRM_M": "3", "PRM_STEP_COEF": "0.5"}
-    environment = CLEAN | told
-    shown = subprocess.run(
-        ["bash", script, "--dry-run"], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
-    ).stdout
+    code, shown = ended(ROOT / script, "--dry-run", **told)
+    assert code == 0
     assert shown.splitlines()[-1] == "dry run: the plan is valid, nothing was started"
     assert "a pool here with 7 slots" in shown
     assert "precedence: flag > variable" in shown
@@ -395,10 +393,8 @@ AGENTS = {
 @pytest.mark.parametrize("script", AGENTS)
 def test_the_script_of_an_agent_trains_and_shows_what_variables_decided(script: str) -> None:
     given, says = AGENTS[script]
-    environment = CLEAN | dict(item.split("=") for item in given.split())
-    shown = subprocess.run(
-        ["bash", script, "--dry-run"], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
-    ).stdout
+    code, shown = ended(ROOT / script, "--dry-run", **dict(item.split("=") for item in given.split()))
+    assert code == 0
     run, typed = shown.partition("\nyou set ")[::2]
     assert says in run
     assert "\n  learns   from " in run
@@ -432,12 +428,9 @@ def test_a_served_model_plays_where_a_flag_or_an_address_asks_for_it(script: str
 
 
 def test_an_option_of_the_served_model_says_what_it_needs() -> None:
-    command = ["bash", "gui-rl/run_gui_agent.sh", "--tasks", "5", "--dry-run"]
-    done = subprocess.run(command, cwd=ROOT, env=CLEAN, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith(
-        "launch: --served plays with the model of a server instead of training"
-    )
+    code, printed = ended(ROOT / "gui-rl" / "run_gui_agent.sh", "--tasks", "5", "--dry-run")
+    assert code == 2
+    assert printed.splitlines()[-1].startswith("launch: --served plays with the model of a server instead of training")
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
