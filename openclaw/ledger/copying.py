@@ -69,6 +69,8 @@ class ChangedTurn:
         values = asdict(self)
         for name in ("conversation", "pictures", "lessons"):
             del values["turn"][name]
+        if self.turn.plain is None:
+            del values["turn"]["plain"]  # a collector of an older version does not know it
         return values
 
     @staticmethod

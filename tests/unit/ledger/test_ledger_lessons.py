@@ -289,7 +289,9 @@ def test_a_deleted_lesson_leaves_no_token(run: Run, tmp_path: Path) -> None:
 def test_a_turn_travels_with_its_plain_prompt_but_without_lessons(run: Run, tmp_path: Path) -> None:
     lesson = run.born("Keep answers short.")
     turn_id = run.turn(read=(lesson.id,))
-    changed = [each for each in run.ledger.transfer.changed(0.0, 0, 10) if each.turn.id == turn_id]
+    changed = run.ledger.transfer.changed(0.0, 0, 10)
+    assert ["plain" in each.to_dict()["turn"] for each in changed] == [False, True]
+    changed = [each for each in changed if each.turn.id == turn_id]
     [arrived] = [ChangedTurn.from_dict(json.loads(json.dumps(each.to_dict()))) for each in changed]
     with closing(Ledger(tmp_path / "other.sqlite")) as other:
         assert other.transfer.merge(arrived)
