@@ -43,12 +43,6 @@ class Task(TaskConfig):
         **{"MAX_RESPONSE_LENGTH": 4096, "MAX_TOKENS_PER_GPU": 16384, "MEM_FRACTION_STATIC": 0.6},
         "WANDB_PROJECT": "slime_swe",
     }
-    aliases = {
-        **TaskConfig.aliases,
-        "NNODES": ("NUM_NODES", "TRAIN_NUM_NODES"),
-        "ACTOR_GPUS": ("ACTOR_GPUS_PER_NODE",),
-        "ROLLOUT_GPUS": ("ROLLOUT_GPUS_PER_NODE",),
-    }
     profiles = {
         "gpu8": TaskProfile({"SAVE_INTERVAL": 20}),
         "nodes2": TaskProfile({"NNODES": 2}),

@@ -48,11 +48,9 @@ class Task(TaskConfig):
     }
     aliases = {
         **TaskConfig.aliases,
-        "NNODES": ("NUM_NODES",),
         "NODE_RANK": ("MLP_ROLE_INDEX",),
         "NUM_GPUS": ("NUM_GPUS_PER_NODE",),
-        "ACTOR_GPUS": ("ACTOR_GPUS_PER_NODE",),
-        "ROLLOUT_GPUS": ("ROLLOUT_GPUS_TOTAL",),
+        "ROLLOUT_GPUS": (*TaskConfig.aliases["ROLLOUT_GPUS"], "ROLLOUT_GPUS_TOTAL"),
         "PRM_GPUS": ("PRM_GPUS_TOTAL",),
         "HF_CKPT": ("MODEL_CKPT",),
     }

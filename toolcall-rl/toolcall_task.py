@@ -61,13 +61,7 @@ class Task(TaskConfig):
         **{"ROLLOUT_GPUS": "4", "NUM_ROLLOUT": 3000, "BATCH_SIZE": 32, "SAVE_INTERVAL": 20, "KL_LOSS_COEF": 0.01},
         **{"MAX_TOKENS_PER_GPU": 16384, "MEM_FRACTION_STATIC": 0.6, "WANDB_PROJECT": "slime_retool"},
     }
-    aliases = {
-        **TaskConfig.aliases,
-        "NNODES": ("NUM_NODES", "TRAIN_NUM_NODES"),
-        "ACTOR_GPUS": ("ACTOR_GPUS_PER_NODE",),
-        "ROLLOUT_GPUS": ("ROLLOUT_GPUS_PER_NODE",),
-        "TP": (*TaskConfig.aliases["TP"], "SGLANG_GPUS_PER_ENGINE"),
-    }
+    aliases = {**TaskConfig.aliases, "TP": (*TaskConfig.aliases["TP"], "SGLANG_GPUS_PER_ENGINE")}
     profiles = {
         "gpu8": TaskProfile({**OF_4B, "PARALLEL_ENVS": 64, "TOOLS_CONFIG": str(TOOLS)}, STEPS_OF_4B),
         "gpu8_retool": TaskProfile(RETOOL_4B, STEPS_OF_4B),

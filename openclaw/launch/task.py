@@ -107,6 +107,9 @@ class TaskConfig(EnvironmentConfig):
     engine_context: ClassVar[int | None] = None
     defaults: ClassVar[Mapping[str, Value]] = {"LEARNING_RATE": 1e-6, "OPENCLAW_FUSES": "off"}
     aliases: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "NNODES": ("NUM_NODES", "TRAIN_NUM_NODES"),
+        "ACTOR_GPUS": ("ACTOR_GPUS_PER_NODE",),
+        "ROLLOUT_GPUS": ("ROLLOUT_GPUS_PER_NODE",),
         "TP": ("ROLLOUT_NUM_GPUS_PER_ENGINE",),
         "PRM_TP": ("PRM_GPUS_PER_ENGINE",),
     }
