@@ -8,25 +8,17 @@ folder have the names and keys of a published checkpoint. Same seed, same bytes.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from lab.testkit import tiny_random
+from lab.testkit.vision_model import VISION_TOKENS, picture_settings, save_picture_settings, vision_config
 
-VISION_TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 PATCH = 4
 MERGE = 2
 MIN_PIXELS = (PATCH * MERGE) ** 2
 MAX_PIXELS = 32 * 32
-IMAGES = {
-    "patch_size": PATCH,
-    "merge_size": MERGE,
-    "temporal_patch_size": 2,
-    "size": {"shortest_edge": MIN_PIXELS, "longest_edge": MAX_PIXELS},
-    "image_mean": [0.5] * 3,
-    "image_std": [0.5] * 3,
-}
+IMAGES = picture_settings(patch=PATCH, merge=MERGE, min_pixels=MIN_PIXELS, max_pixels=MAX_PIXELS)
 CONTENT_MACRO = (
     "{% macro content_of(m) %}{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content or [] %}"
     "{% if part.type == 'image' or 'image' in part %}<|vision_start|><|image_pad|><|vision_end|>"
@@ -49,11 +41,7 @@ def save_processor(path: Path) -> Any:
     tokenizer.add_special_tokens({"additional_special_tokens": VISION_TOKENS})
     tokenizer.chat_template = chat_template()
     tokenizer.save_pretrained(path)
-    shared = IMAGES | {"processor_class": "Qwen3VLProcessor"}
-    images = shared | {"image_processor_type": "Qwen2VLImageProcessorFast"}
-    (path / "preprocessor_config.json").write_text(json.dumps(images))
-    videos = shared | {"video_processor_type": "Qwen3VLVideoProcessor"}
-    (path / "video_preprocessor_config.json").write_text(json.dumps(videos))
+    save_picture_settings(IMAGES, path)
     return tokenizer
 
 
@@ -67,7 +55,7 @@ def build(path: Path, *, seed: int = 0, dtype: str = "float32", tie_word_embeddi
         tie_word_embeddings: share the embedding with the LM head.
     """
     import torch
-    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+    from transformers import Qwen3VLForConditionalGeneration
 
     path = Path(path)
     if (path / "config.json").exists():
@@ -75,7 +63,6 @@ def build(path: Path, *, seed: int = 0, dtype: str = "float32", tie_word_embeddi
     path.mkdir(parents=True, exist_ok=True)
     tokenizer = save_processor(path)
     text = {
-        "vocab_size": -(-len(tokenizer) // 16) * 16,
         "hidden_size": 64,
         "intermediate_size": 128,
         "num_hidden_layers": 2,
@@ -84,10 +71,6 @@ def build(path: Path, *, seed: int = 0, dtype: str = "float32", tie_word_embeddi
         "head_dim": 16,
         "max_position_embeddings": 4096,
         "initializer_range": 0.08,
-        "eos_token_id": tokenizer.eos_token_id,
-        "bos_token_id": None,
-        "pad_token_id": tokenizer.pad_token_id,
-        "tie_word_embeddings": tie_word_embeddings,
         "rope_parameters": {
             "rope_type": "default",
             "rope_theta": 5e6,
@@ -108,16 +91,7 @@ def build(path: Path, *, seed: int = 0, dtype: str = "float32", tie_word_embeddi
         "deepstack_visual_indexes": [0],
         "initializer_range": 0.08,
     }
-    start, end, image, video = tokenizer.convert_tokens_to_ids(VISION_TOKENS)
-    config = Qwen3VLConfig(
-        text_config=text,
-        vision_config=vision,
-        image_token_id=image,
-        video_token_id=video,
-        vision_start_token_id=start,
-        vision_end_token_id=end,
-        tie_word_embeddings=tie_word_embeddings,
-    )
+    config = vision_config(tokenizer, text, vision, tie_word_embeddings=tie_word_embeddings)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = Qwen3VLForConditionalGeneration(config).to(getattr(torch, dtype))

@@ -16,9 +16,9 @@ from agentrl.rollout.token_policy import Conversation
 from agentrl.tasks.gui.actions import Action, read_call
 from groundwork.chat_messages import Message
 from groundwork.images import image_tokens, repeat_placeholders
+from lab.testkit.vision_model import VISION_TOKENS
 from lab.tiny_learning import encode
 from lab.tiny_learning.pictures.model import COLUMNS, IMAGES, ROWS
-from lab.tiny_learning.pictures.words import VISION
 from lab.tiny_learning.traces import Step, Trace
 from lab.tiny_models import batches
 from lab.tiny_models.tokenizer import END
@@ -42,7 +42,7 @@ class Coder(encode.Coder):
         super().__init__(tokenizer)
         self.end: int = tokenizer.convert_tokens_to_ids(END)
         """The token that ends a reply."""
-        self._pad: int = tokenizer.convert_tokens_to_ids(VISION[2])
+        self._pad: int = tokenizer.convert_tokens_to_ids(VISION_TOKENS[2])
         processor = SimpleNamespace(image_processor=SimpleNamespace(**IMAGES))
         self._count = image_tokens(processor, COLUMNS, ROWS)
 

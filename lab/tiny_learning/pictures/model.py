@@ -6,7 +6,6 @@ picture by one product with the sum of their weights, and attends in all picture
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+from transformers import Qwen3VLForConditionalGeneration
 from transformers.models.qwen3_vl.modeling_qwen3_vl import apply_rotary_pos_emb_vision
 from transformers.vision_utils import get_vision_interpolation_indices_and_weights, get_vision_position_ids
 
-from lab.tiny_learning.pictures.words import VISION
+from lab.testkit.vision_model import picture_settings, save_picture_settings, vision_config
 
 PATCH, MERGE, FRAMES = 16, 2, 2
 COLUMNS, ROWS = 160, 224
@@ -26,21 +25,18 @@ COLUMNS, ROWS = 160, 224
 GRID = (1, ROWS // PATCH, COLUMNS // PATCH)
 TOKENS = ROWS * COLUMNS // (PATCH * MERGE) ** 2
 HIDDEN, EYES = 128, 128
-IMAGES = {
-    "patch_size": PATCH,
-    "merge_size": MERGE,
-    "temporal_patch_size": FRAMES,
-    "size": {"shortest_edge": (PATCH * MERGE) ** 2, "longest_edge": ROWS * COLUMNS + PATCH * MERGE * COLUMNS // 2},
-    "image_mean": [0.5] * 3,
-    "image_std": [0.5] * 3,
-}
+IMAGES = picture_settings(
+    patch=PATCH,
+    merge=MERGE,
+    min_pixels=(PATCH * MERGE) ** 2,
+    max_pixels=ROWS * COLUMNS + PATCH * MERGE * COLUMNS // 2,
+)
 
 
 def new_model(tokenizer: Any, seed: int) -> Qwen3VLForConditionalGeneration:
     """Return an untrained model."""
     torch.manual_seed(seed)
     text = {
-        "vocab_size": -(-len(tokenizer) // 16) * 16,
         "hidden_size": HIDDEN,
         "intermediate_size": 3 * HIDDEN,
         "num_hidden_layers": 4,
@@ -48,10 +44,6 @@ def new_model(tokenizer: Any, seed: int) -> Qwen3VLForConditionalGeneration:
         "num_key_value_heads": 2,
         "head_dim": 32,
         "max_position_embeddings": 4096,
-        "eos_token_id": tokenizer.eos_token_id,
-        "bos_token_id": None,
-        "pad_token_id": tokenizer.pad_token_id,
-        "tie_word_embeddings": True,
         "rope_parameters": {
             "rope_type": "default",
             "rope_theta": 1e4,
@@ -71,27 +63,14 @@ def new_model(tokenizer: Any, seed: int) -> Qwen3VLForConditionalGeneration:
         "temporal_patch_size": FRAMES,
         "deepstack_visual_indexes": [0],
     }
-    start, end, image, video = tokenizer.convert_tokens_to_ids(VISION)
-    config = Qwen3VLConfig(
-        text_config=text,
-        vision_config=vision,
-        image_token_id=image,
-        video_token_id=video,
-        vision_start_token_id=start,
-        vision_end_token_id=end,
-        tie_word_embeddings=True,
-    )
+    config = vision_config(tokenizer, text, vision, tie_word_embeddings=True)
     return Qwen3VLForConditionalGeneration(config).float()
 
 
 def save_processor(tokenizer: Any, folder: Path) -> None:
     """Write tokenizer and settings of pictures beside a checkpoint."""
     tokenizer.save_pretrained(folder)
-    shared = IMAGES | {"processor_class": "Qwen3VLProcessor"}
-    images = shared | {"image_processor_type": "Qwen2VLImageProcessorFast"}
-    (folder / "preprocessor_config.json").write_text(json.dumps(images, indent=1) + "\n")
-    videos = shared | {"video_processor_type": "Qwen3VLVideoProcessor"}
-    (folder / "video_preprocessor_config.json").write_text(json.dumps(videos, indent=1) + "\n")
+    save_picture_settings(IMAGES, folder)
 
 
 def patches(pictures: Tensor) -> Tensor:

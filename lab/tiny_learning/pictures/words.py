@@ -14,12 +14,12 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from agentrl.tasks.gui.tool import SYSTEM, computer_use
+from lab.testkit.vision_model import VISION_TOKENS
 from lab.tiny_models.tokenizer import SPECIAL_TOKENS, SPLIT, train_bpe
 
 STEP = 20
 """Thousandths of the screen between two numbers that the warm start points with; 3.2 pixels across, 4.2 down."""
 NUMBERS = [str(number) for number in range(STEP // 2, 1000, STEP)]
-VISION = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 CONTROL_TOKENS = ["<tool_call>", "</tool_call>"]
 VOCABULARY = 1602
 TRIPLES = SPLIT.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
@@ -27,7 +27,7 @@ TRIPLES = SPLIT.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 TEMPLATE = Path(__file__).parents[1] / "chat_template.jinja"
 TEXT_PART = "{% if part.type == 'text' %}"
 IMAGE_PART = (
-    "{% if part.type == 'image' %}" + "".join(VISION[at] for at in (0, 2, 1)) + "{% elif part.type == 'text' %}"
+    "{% if part.type == 'image' %}" + "".join(VISION_TOKENS[at] for at in (0, 2, 1)) + "{% elif part.type == 'text' %}"
 )
 
 
@@ -53,5 +53,5 @@ def build_tokenizer(instructions: Sequence[str]) -> PreTrainedTokenizerFast:
     acts = ["left_click", "mouse_move", "terminate", "scroll", "-100", ", "]
     texts = [*(phrases() + NUMBERS + roles + acts) * 50, *sorted(set(instructions)) * 20]
     return train_bpe(
-        texts, VOCABULARY, pattern, CONTROL_TOKENS, chat_template(), special_tokens=[*SPECIAL_TOKENS, *VISION]
+        texts, VOCABULARY, pattern, CONTROL_TOKENS, chat_template(), special_tokens=[*SPECIAL_TOKENS, *VISION_TOKENS]
     )
