@@ -37,6 +37,7 @@ EFFECTS = {
     f"{COLOCATE}::test_both_are_offloaded_on_gpus_unless_the_flags_say_otherwise": "offload-rollout",
     f"{RAY}/test_colocate.py::test_who_is_not_offloaded_stays_and_the_order_is_kept": "offload-train",
     f"{COLOCATE}::test_what_does_not_go_together": "offload",
+    f"{FSDP}/test_fused_kernels.py::test_the_flag_compiles_every_layer": "fused-kernels",
     f"{FSDP}/test_fused_lora.py::test_the_default_is_fused_on_cuda_only": "lora-kernel",
     f"{CORE}/test_memory_budget.py::test_attention_is_kept_before_layers_are_unchecked_and_flags_win": """unchecked-layers
         kept-attention-layers""",

@@ -44,4 +44,4 @@ def test_triton_is_that_of_the_gpu_lock() -> None:
     apart, of_gpus = (
         read_lock((REPOSITORY / f"requirements/{name}.txt").read_text(), (3, 11)) for name in ("triton", "gpu")
     )
-    assert apart == {"triton": of_gpus["triton"]}
+    assert apart["triton"] == of_gpus["triton"]

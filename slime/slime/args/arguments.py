@@ -194,6 +194,7 @@ class Arguments(FlatArguments):
     attn_implementation: Literal[
         "sdpa", "eager", "cudnn", "varlen", "auto", "flash_attention_2", "flash_attention_4"
     ] = "sdpa"
+    fused_kernels: Literal["none", "liger", "compile"] = "none"
     gradient_checkpointing: bool = False
     unchecked_layers: int | None = None
     kept_attention_layers: int | None = None

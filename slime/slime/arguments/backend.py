@@ -269,6 +269,8 @@ def _check_not_offered(args: Arguments) -> list[str]:
         )
     if not args.pack_sequences:
         problems.append("--no-pack-sequences is not supported with megatron, which always packs; remove it")
+    if args.fused_kernels != "none":
+        problems.append("--fused-kernels is for FSDP2 only; Transformer Engine fuses Megatron's layers; remove it")
     if args.attn_implementation != "sdpa":
         problems.append("--attn-implementation is for FSDP2 only; use --attention-backend")
     if args.spec and len(args.spec) != 2:

@@ -34,6 +34,14 @@ TRAINER = Group(
             "sdpa",
             ("sdpa", "eager", "cudnn", "varlen", "auto", "flash_attention_2", "flash_attention_4"),
         ),
+        Option(
+            "--fused-kernels",
+            "norms, rotary embedding and SwiGLU of FSDP2 in few kernels: liger (Liger-Kernel; Qwen2.5 and Qwen3) or compile "
+            "(torch.compile of each layer; needs an attention of one call per pack)",
+            str,
+            "none",
+            ("none", "liger", "compile"),
+        ),
         Option("--gradient-checkpointing", "recompute activations in the backward pass", bool),
         Option(
             "--unchecked-layers",
@@ -262,7 +270,7 @@ def _check_profiler(args: Arguments) -> list[str]:
 
 
 def _check_kernels(args: Arguments) -> list[str]:
-    problems = _check_attention(args)
+    problems = [*_check_attention(args), *_check_fused(args)]
     if args.device == "cpu" and args.logprob_kernel == "triton":
         problems.append("--logprob-kernel triton needs a GPU; use torch")
     return problems
@@ -292,6 +300,30 @@ def _check_attention(args: Arguments) -> list[str]:
         problems.append(f"--attn-implementation {name} is for packed samples; remove --no-pack-sequences, or use sdpa")
     if package is not None and not _is_installed(package):
         problems.append(f"--attn-implementation {name}: {package} {NOT_INSTALLED}; install it, or use sdpa")
+    return problems
+
+
+ONE_CALL = ("varlen", "flash_attention_2", "flash_attention_4")
+"""Attention whose arguments do not change with the number of samples, so that a compiled layer stays valid."""
+
+
+def _check_fused(args: Arguments) -> list[str]:
+    name = args.fused_kernels
+    if name == "none" or args.train_backend != "fsdp":
+        return []
+    if args.device == "cpu":
+        return [f"--fused-kernels {name} needs a GPU; use none"]
+    if name == "liger":
+        missing = f"--fused-kernels liger: liger-kernel {NOT_INSTALLED}; install requirements/liger.txt, or use none"
+        return [] if _is_installed("liger-kernel") else [missing]
+    problems = []
+    if args.attn_implementation not in ONE_CALL:
+        problems.append(
+            f"--fused-kernels compile would compile anew for each pack with --attn-implementation {args.attn_implementation}; "
+            f"use {' or '.join(ONE_CALL)}"
+        )
+    if args.kept_attention_layers:
+        problems.append("--kept-attention-layers has no effect in layers of --fused-kernels compile; remove it")
     return problems
 
 

@@ -192,6 +192,14 @@ def test_attention_is_kept_before_layers_are_unchecked_and_flags_win(folder: Pat
     assert layers(80, unchecked_layers=2, kept_attention_layers=3) == (2, 3)
 
 
+def test_fused_kernels_change_what_fits(folder: Path) -> None:
+    plain = budget_of(derived(ONE_TRAINER, folder), memory(80)).layers
+    liger = budget_of(derived(ONE_TRAINER, folder, fused_kernels="liger"), memory(80)).layers
+    assert liger["unchecked_layers"] > plain["unchecked_layers"]
+    compiled = budget_of(derived(ONE_TRAINER, folder, fused_kernels="compile"), memory(80)).layers
+    assert compiled["kept_attention_layers"] == 0 < compiled["unchecked_layers"]
+
+
 def test_layers_are_planned_only_where_the_plan_knows_enough(folder: Path) -> None:
     unknown = ONE_TRAINER.replace("--rollout-max-context-len 8192 --sglang-context-length 8192 ", "")
     unknown = unknown.replace("--use-dynamic-batch-size --max-tokens-per-gpu 8192 ", "")

@@ -370,7 +370,8 @@ def planned_layers(args: Arguments, shape: Shape, capacity: float) -> dict[str, 
     """
     if args.device != "cuda" or args.train_backend != "fsdp" or not args.gradient_checkpointing:
         return {}
-    of_flags = args.kept_attention_layers, args.unchecked_layers
+    nothing_to_keep = args.fused_kernels == "compile"  # a compiled layer hides its attention from checkpointing
+    of_flags = 0 if nothing_to_keep else args.kept_attention_layers, args.unchecked_layers
 
     def counts(attention: int, unchecked: int) -> dict[str, int]:
         kept = min(attention, shape.layers - unchecked) if of_flags[0] is None else attention

@@ -30,7 +30,13 @@ from slime.utils.head_memory import chunk_rows, head_bytes
 
 
 def saved_bytes(
-    shape: Shape, *, lora_rank: int = 0, tensor: int = 1, sequence_parallel: bool = False, fused: bool = False
+    shape: Shape,
+    *,
+    lora_rank: int = 0,
+    tensor: int = 1,
+    sequence_parallel: bool = False,
+    fused: bool = False,
+    liger: bool = False,
 ) -> float:
     """Return the bytes per token that autograd saves for one layer on a rank.
 
@@ -47,6 +53,7 @@ def saved_bytes(
         sequence_parallel: whether these ranks also split the activations between layers.
         fused: Transformer Engine's kernels, counted from their inputs, not measured. A norm saves its input and output,
             the MLP saves gate, up and the product, attention saves its inputs and output once.
+        liger: Liger's kernels. A norm saves its input, output and one sum, the MLP saves gate, up and the product.
     """
     if fused:
         inner = shape.ffn * (shape.active_experts or 1)
@@ -55,11 +62,11 @@ def saved_bytes(
         whole = 8 * shape.hidden + 4 * shape.hidden * shape.active_experts
         return split / tensor + whole / (tensor if sequence_parallel else 1)
     frozen = lora_rank > 0
-    norm = (4 if frozen else 6) if shape.qk_norm else 0
+    norm = (2 if liger else 4 if frozen else 6) if shape.qk_norm else 0
     inner = shape.ffn * (shape.active_experts or 1)
-    split = (6 + norm) * shape.query + (4 + norm) * shape.key + 8 * inner
+    split = (6 + norm) * shape.query + (4 + norm) * shape.key + (6 if liger else 8) * inner
     split += (8 if shape.qk_norm else 4) * shape.heads + (4 * shape.kv_heads if shape.qk_norm else 0)
-    whole = (12 if frozen else 16) * shape.hidden + 8 + 4 * shape.hidden * shape.active_experts
+    whole = (8 if liger else 12 if frozen else 16) * shape.hidden + 8 + 4 * shape.hidden * shape.active_experts
     return split / tensor + whole / (tensor if sequence_parallel else 1) + 14 * lora_rank
 
 
@@ -173,7 +180,8 @@ def _step(args: Arguments, shape: Shape, layers: float, vocab: float, role: str,
     parallel = bool(args.sequence_parallel)
     rank = args.lora_rank if args.use_lora else 0
     fused = args.train_backend == "megatron" and args.transformer_impl == "transformer_engine"
-    layer = saved_bytes(shape, lora_rank=rank, tensor=split, sequence_parallel=parallel, fused=fused)
+    kernels = {"fused": fused, "liger": args.fused_kernels == "liger"}
+    layer = saved_bytes(shape, lora_rank=rank, tensor=split, sequence_parallel=parallel, **kernels)
     recompute = args.gradient_checkpointing or args.recompute_granularity == "full"
     stream = 2 * shape.hidden / (split if parallel else 1)
     ends = (8 + 6) * shape.hidden  # final norm, the response rows, and gradients of both

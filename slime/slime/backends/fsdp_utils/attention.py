@@ -14,7 +14,7 @@ import importlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from groundwork.exceptions import ConfigError
 from slime.backends.trainer.micro_batch import to_device
 
 Result = tuple[Tensor, None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,6 @@ def by_sample(
     value: Tensor,
     attention_mask: Tensor | None,
     sequence_lengths: list[int] | None = None,
-    sample_ends: Tensor | None = None,
     **kwargs: Any,
 ) -> Result:
     """Return ``[1, T, H, D]`` for ``query`` ``[1, H, T, D]``, one call per sample; ``sequence_lengths`` sum to T."""
@@ -106,20 +106,19 @@ def by_ends(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    sequence_lengths: list[int] | None = None,
     sample_ends: Tensor | None = None,
+    longest_sample: int | None = None,
     scaling: float | None = None,
     **kwargs: Any,
 ) -> Result:
     """Return ``[1, T, H, D]`` for ``query`` ``[1, H, T, D]`` by one call; ``sample_ends`` ``[N + 1]`` int32 begin with 0."""
     from torch.nn.attention import varlen
 
-    longest = max(_given(module, sequence_lengths))
+    ends, longest = _given(module, sample_ends), _given(module, longest_sample)
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    assert sample_ends is not None
-    ends = (sample_ends, sample_ends, longest, longest)
     grouped = q.size(1) != k.size(1)
-    out = varlen.varlen_attn(q, k, v, *ends, scale=scaling, window_size=(-1, 0), enable_gqa=grouped)
+    where = (ends, ends, longest, longest)
+    out = varlen.varlen_attn(q, k, v, *where, scale=scaling, window_size=(-1, 0), enable_gqa=grouped)
     assert isinstance(out, Tensor)
     return out.unsqueeze(0), None
 
@@ -127,15 +126,16 @@ def by_ends(
 def by_measurement(module: nn.Module, query: Tensor, *args: Any, **kwargs: Any) -> Result:
     """Return the attention by `fastest_kernel`."""
     name = fastest_kernel(query.size(1), _given(module, kwargs.get("sequence_lengths")))
-    return KERNELS[name](module, query, *args, **kwargs)
+    unused = ("sequence_lengths",) if name == "varlen" else ("sample_ends", "longest_sample")
+    return KERNELS[name](module, query, *args, **{key: kwargs[key] for key in kwargs if key not in unused})
 
 
-def _given(module: nn.Module, sequence_lengths: list[int] | None) -> list[int]:
-    if sequence_lengths is None:
+def _given(module: nn.Module, argument: T | None) -> T:
+    if argument is None:
         raise ValueError(
             f"{type(module).__name__} does not pass keyword arguments to its attention: use --no-pack-sequences"
         )
-    return sequence_lengths
+    return argument
 
 
 KERNELS: dict[str, Callable[..., Result]] = {
@@ -192,13 +192,16 @@ def resolve_attention(implementation: str, packed: bool, layer_types: list[str] 
 
 def attention_arguments(implementation: str, sequence_lengths: list[int], device: torch.device) -> dict[str, Any]:
     """Return the keyword arguments that tell ``implementation`` where the samples of a pack begin."""
+    by_lengths = {"sequence_lengths": sequence_lengths}
     if implementation in (PACKED["sdpa"], PACKED["cudnn"]):
-        return {"sequence_lengths": sequence_lengths}
-    ours = implementation in PACKED.values()
-    if not ours and not implementation.startswith("flash_attention"):
+        return by_lengths
+    if implementation not in PACKED.values() and not implementation.startswith("flash_attention"):
         return {}
     (ends,) = to_device([torch.tensor([0, *sequence_lengths]).cumsum(0).to(torch.int32)], device)
-    if ours:
-        return {"sequence_lengths": sequence_lengths, "sample_ends": ends}
     longest = max(sequence_lengths)
+    by_end: dict[str, Any] = {"sample_ends": ends, "longest_sample": longest}
+    if implementation == PACKED["varlen"]:
+        return by_end  # and no list, which a compiled layer would take for a constant
+    if implementation == PACKED["auto"]:
+        return by_lengths | by_end
     return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}

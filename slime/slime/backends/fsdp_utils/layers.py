@@ -1,4 +1,9 @@
-"""What a decoder layer keeps for the backward pass.
+"""What a decoder layer computes with, and what it keeps for the backward pass.
+
+``--fused-kernels`` joins the elementwise operations of norms, rotary embedding and SwiGLU, which move most of a layer's bytes.
+``liger`` replaces transformers' classes *before* a model is built, because a patched model keeps its norms on heads. ``compile``
+compiles ``forward`` of each layer, so hooks of FSDP2 and checkpointing stay outside; all layers share one graph, for any number
+of tokens. Both round less often than transformers does.
 
 With gradient checkpointing (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016) a layer keeps its input and
 computes the rest again. Two exceptions trade memory for time, and neither changes a bit of a gradient:
@@ -12,7 +17,10 @@ plan counts both (`slime.arguments.memory_budget`).
 
 from __future__ import annotations
 
+import importlib
+import os
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -31,6 +39,37 @@ ATTENTION_KERNELS = (
     "flash_attn::_flash_attn_varlen_forward",
 )
 """Operators whose outputs are kept. A kernel that torch does not know as an operator runs again: FlashAttention 4's."""
+
+
+LIGER_MODELS = ("qwen2", "qwen3")
+"""Model types whose layers Liger's kernels compute here, each tested."""
+
+
+def use_liger(model_type: str) -> None:
+    """Let Liger-Kernel compute norms, rotary embedding and SwiGLU of all models of ``model_type`` that this process builds.
+
+    Raises:
+        ConfigError: another type of model, or the package is missing.
+    """
+    if model_type not in LIGER_MODELS:
+        raise ConfigError(
+            f"--fused-kernels liger is for {' and '.join(LIGER_MODELS)}, but the model is a {model_type}; use none"
+        )
+    os.environ["LIGER_KERNEL_IMPL_ROPE"] = "nvidia-triton"  # Liger prefers a CuTe kernel, which no test here covers
+    try:
+        liger = importlib.import_module("liger_kernel.transformers.monkey_patch")
+    except ImportError as error:
+        raise ConfigError(f"--fused-kernels liger: {error}; install requirements/liger.txt, or use none") from error
+    # The walk over the vocabulary stays ours.
+    liger.MODEL_TYPE_TO_APPLY_LIGER_FN[model_type](fused_linear_cross_entropy=False)
+
+
+def compile_layers(layers: list[nn.Module], backend: str = "inductor") -> None:
+    """Compile ``forward`` of ``layers`` with ``backend``, at the first call; layers of one class share what is compiled."""
+    torch._dynamo.config.specialize_float = True  # as a symbol, a norm's epsilon makes the compiler run twice
+    compiled = {kind: torch.compile(kind.forward, backend=backend, dynamic=True) for kind in set(map(type, layers))}
+    for layer in layers:
+        layer.forward = MethodType(compiled[type(layer)], layer)
 
 
 def set_checkpointing(args: Arguments, hf: Any, layers: list[nn.Module]) -> None:

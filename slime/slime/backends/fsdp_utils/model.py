@@ -43,7 +43,7 @@ from groundwork.processors import without_own_code
 from slime.args import Arguments
 from slime.arguments.model_shape import VISION_LANGUAGE_TYPES
 from slime.backends.fsdp_utils.attention import PACKED, attention_arguments, resolve_attention
-from slime.backends.fsdp_utils.layers import set_checkpointing
+from slime.backends.fsdp_utils.layers import compile_layers, set_checkpointing, use_liger
 from slime.backends.trainer.micro_batch import Images, MicroBatch
 from slime.backends.trainer.trainable import MergedChange, choose_trainable, lora_config, merged_weight, write_adapter
 from slime.checkpoints.all_ranks import on_rank_zero
@@ -327,11 +327,17 @@ def load_hf(args: Arguments, path: str, auto_class: Any, dtype: torch.dtype, *, 
     if config.model_type in VISION_LANGUAGE_TYPES:
         auto_class = AutoModelForImageTextToText if auto_class is AutoModelForCausalLM else auto_class
         attention = {"text_config": implementation, "vision_config": _of_tower(args.attn_implementation)}
+    if args.fused_kernels == "liger":
+        use_liger(config.model_type)
     if empty:
         with torch.device("meta"):
-            return auto_class.from_config(config, dtype=dtype, attn_implementation=attention), implementation
-    with without_own_code(path) as own_code:
-        return auto_class.from_pretrained(path, dtype=dtype, attn_implementation=attention, **own_code), implementation
+            hf = auto_class.from_config(config, dtype=dtype, attn_implementation=attention)
+    else:
+        with without_own_code(path) as own_code:
+            hf = auto_class.from_pretrained(path, dtype=dtype, attn_implementation=attention, **own_code)
+    if args.fused_kernels == "compile":
+        compile_layers(text_layers(hf.base_model))
+    return hf, implementation
 
 
 def _of_tower(implementation: str) -> str:
