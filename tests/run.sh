@@ -70,9 +70,9 @@ fast() {
 # Files of unit tests that take long: they run with the integration tests.
 slow_files() { grep -rl --include='*.py' '^pytestmark = pytest.mark.slow$' tests/unit tests/contract; }
 
-# In a clean clone every process of the fast tests would compile them; the linters leave a core free for one that does. If the
-# tests cannot be collected, the fast part says so.
-compiled() { python -m pytest --collect-only -q tests/unit tests/contract >/dev/null 2>&1 || true; }
+# In a clean clone every process of the tests would compile them; the linters leave a core free for one that does. If the tests
+# cannot be collected, the fast part says so.
+compiled() { python -m pytest --collect-only -q tests/unit tests/contract tests/integration tests/security >/dev/null 2>&1 || true; }
 
 # Those with real programs that the marker chooses. The tiny model comes first, by itself: it is there unless its sources changed,
 # and then no test's time-out pays for it. Then the longest; conftest.py says what stays in one process.
