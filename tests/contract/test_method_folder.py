@@ -8,9 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -38,6 +36,8 @@ from slime.arguments.parser import build_parser
 from slime.utils.forwarded_environment import forwarded
 from slime.utils.misc import load_function
 from tests.helpers.fake_engine import FakeEngine
+from tests.helpers.launch_plans import becomes
+from tests.page_commands.in_process import run_call
 
 METHOD = """
 from dataclasses import dataclass
@@ -96,7 +96,6 @@ SCRIPT = """#!/usr/bin/env bash
 source "{root}/scripts/launch.sh"
 launch --model qwen3-4B "$@"
 """
-CLEAN = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ} | {"GPU_MEMORY_GB": "80"}
 
 
 @pytest.fixture
@@ -111,17 +110,16 @@ def folder(tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch) ->
     return folder
 
 
-def script(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = ["bash", str(folder / "run_qwen3_4b_openclaw_foresight.sh"), *words]
-    return subprocess.run(
-        command, env=CLEAN | environment, cwd=folder.parent, capture_output=True, text=True, check=False
-    )
+def script(folder: Path, *words: str, **environment: str) -> tuple[int, str]:
+    """Return the exit code of the folder's script, and what it printed; this process forgets its modules."""
+    started = folder / "run_qwen3_4b_openclaw_foresight.sh"
+    return run_call(becomes(started, folder.parent, *words, **{"GPU_MEMORY_GB": "80"} | environment), folder)
 
 
 def test_its_script_shows_its_lines(folder: Path, repository: Path) -> None:
-    result = script(folder, "--dry-run", "--verbose", FORESIGHT_WEIGHT="0.75")
-    assert result.returncode == 0, result.stderr
-    lines = result.stdout.splitlines()
+    code, shown = script(folder, "--dry-run", "--verbose", FORESIGHT_WEIGHT="0.75")
+    assert code == 0, shown
+    lines = shown.splitlines()
     for line in (
         "    --rollout-function-path openclaw_foresight_rollout.generate_rollout_foresight",
         "    --opd-kl-coef 0.75",
@@ -134,18 +132,18 @@ def test_its_script_shows_its_lines(folder: Path, repository: Path) -> None:
     assert rows["FORESIGHT_READS"] == ["all", "default"]
     assert rows["FORESIGHT_BOUND"] == ["default"]
     assert rows["PRM_M"] == ["2", "method"]
-    assert f"PYTHONPATH={folder}:{repository}:" in result.stdout
+    assert f"PYTHONPATH={folder}:{repository}:" in shown
 
 
 def test_its_variables_are_validated_and_documented(folder: Path) -> None:
-    refused = script(folder, "--dry-run", FORESIGHT_WEIGHT="-1")
-    assert refused.returncode == 2
-    assert "FORESIGHT_WEIGHT=-1.0 is too small; use 0 or more" in refused.stderr
+    code, refused = script(folder, "--dry-run", FORESIGHT_WEIGHT="-1")
+    assert code == 2
+    assert "FORESIGHT_WEIGHT=-1.0 is too small; use 0 or more" in refused
     assert (
         "FORESIGHT_READS='some' is not a choice; use one of all, last"
-        in script(folder, "--dry-run", FORESIGHT_READS="some").stderr
+        in script(folder, "--dry-run", FORESIGHT_READS="some")[1]
     )
-    shown = " ".join(script(folder, "--help").stdout.split())
+    shown = " ".join(script(folder, "--help")[1].split())
     assert "FORESIGHT_WEIGHT (default: 0.5): weight of what comes next." in shown
 
 
