@@ -80,10 +80,10 @@ async def check_gateway(gateway: EpisodeGateway) -> None:
         ConfigError: the key is wrong, or its method learns from no reward.
     """
     try:
-        told = await gateway.overview()
+        overview = await gateway.overview()
     except RefusedError as error:
         raise ConfigError(f"the gateway has no episodes ({error}); is --gateway-url a gateway's?") from error
-    if not told.trains_rewards:
+    if not overview.trains_rewards:
         raise ConfigError("the gateway's method learns from no reward; start it with rl, combine or hybrid")
 
 

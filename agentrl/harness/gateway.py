@@ -236,8 +236,8 @@ class EpisodeGateway:
 def _error(answer: httpx.Response) -> tuple[str, str]:
     """Return message and code of a refusal."""
     try:
-        told = answer.json()["error"]
-        return str(told["message"]), str(told["code"])
+        error = answer.json()["error"]
+        return str(error["message"]), str(error["code"])
     except (ValueError, KeyError, TypeError):
         return f"{answer.request.method} {answer.request.url.path} gives {answer.status_code}", "unknown"
 

@@ -89,8 +89,8 @@ class ProgressDisplay:
             self.say(f"{group}, {place}: lost after {ended.seconds:.1f} s: {ended.problem}")
         else:
             late = ", its time was over" if ended.ending is Ending.PROGRAM_SECONDS else ""
-            told = f"{ended.status}, score {ended.score:g}, reward {ended.reward:g}, {ended.turns} turns"
-            self.say(f"{group}, {place}: {told}, {ended.seconds:.1f} s{late}")
+            outcome = f"{ended.status}, score {ended.score:g}, reward {ended.reward:g}, {ended.turns} turns"
+            self.say(f"{group}, {place}: {outcome}, {ended.seconds:.1f} s{late}")
         self._progress.update(self._bar, solved=self.tally.solved, runs=len(self.tally.scores))
 
     def finished(self, group: str, rewards: list[float], scores: list[float]) -> None:

@@ -158,8 +158,8 @@ class AgentRuns:
     async def _verdict(self, seat: Seat, so_far: _Progress) -> Verdict:
         """Return the verdict on what the program did; the lease is given back, so the program has ended."""
         async with episode(self._service, seat.task, wait_s=LIMITS.wait_seconds) as lent:
-            told = (await lent.reset(timeout_s=LIMITS.step_seconds)).data.get("timeout_s")
-            limits = [item for item in (told, self._agent.timeout_s) if isinstance(item, (int, float))]
+            task_seconds = (await lent.reset(timeout_s=LIMITS.step_seconds)).data.get("timeout_s")
+            limits = [item for item in (task_seconds, self._agent.timeout_s) if isinstance(item, (int, float))]
             timeout_s = min([*limits, MAX_RUN_SECONDS])
             created = await self._uncut(self._create(seat, key_seconds(seat.waves, timeout_s), so_far))
             asked = {"harness": self._agent.harness, "api_key": created.api_key, "model": self._agent.model}

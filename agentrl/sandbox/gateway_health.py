@@ -165,12 +165,12 @@ async def _away_seconds(base_url: str) -> float | None:
             answer = await client.get(f"{base_url}/healthz")
         if answer.status_code >= 500:
             return None
-        told = answer.json()
+        health = answer.json()
     except httpx.HTTPError:
         return None
     except ValueError:
         return 0.0
-    seconds = told.get(AWAY) if isinstance(told, dict) else None
+    seconds = health.get(AWAY) if isinstance(health, dict) else None
     return float(seconds) if isinstance(seconds, (int, float)) else 0.0
 
 

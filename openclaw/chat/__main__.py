@@ -372,8 +372,8 @@ class Talk:
             return
         self._weights = now
         risen = before is not None and later(now, before)
-        told = f", {counted(reply.lessons, 'lesson')}" if reply.lessons else ""
-        self._screen.note((WEIGHTS_ROSE.format(before, now) if risen else f"weights {now}") + told)
+        lessons = f", {counted(reply.lessons, 'lesson')}" if reply.lessons else ""
+        self._screen.note((WEIGHTS_ROSE.format(before, now) if risen else f"weights {now}") + lessons)
 
     def _rate(self, thumbs: str, text: str | None) -> None:
         """Send thumbs and words about the last reply."""

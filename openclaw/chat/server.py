@@ -124,8 +124,8 @@ class Server:
                 response.read()
                 raise self._refused(response)
             reply.weights = response.headers.get("x-weight-version")
-            told = response.headers.get("x-openclaw-lessons", "")
-            reply.lessons = int(told) if told.isdecimal() else 0
+            lessons = response.headers.get("x-openclaw-lessons", "")
+            reply.lessons = int(lessons) if lessons.isdecimal() else 0
             for data in events(response.iter_bytes()):
                 if data == DONE:
                     return

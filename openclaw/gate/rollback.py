@@ -36,14 +36,14 @@ def wait_until_done(run: RunFolder, rollbacks: int, tell: Callable[[str], None])
         rollbacks: number of rollbacks in its ledger before.
         tell: takes lines about the progress.
     """
-    started = told = time.monotonic()
+    started = reported = time.monotonic()
     while asked_rollback(run.folder) is not None:
         if not run.is_up():
             tell(f"the run in {run.folder} has ended meanwhile; it goes back when it is resumed")
             return 0
-        if time.monotonic() - told >= PROGRESS_SECONDS:
-            told = time.monotonic()
-            tell(f"waiting for the run to go back, {told - started:.0f} s: it finishes its step first")
+        if time.monotonic() - reported >= PROGRESS_SECONDS:
+            reported = time.monotonic()
+            tell(f"waiting for the run to go back, {reported - started:.0f} s: it finishes its step first")
         time.sleep(POLL_SECONDS)
     with closing(Ledger(run.ledger)) as ledger:
         done = ledger.decisions.all("AND kind = 'rollback' ORDER BY number")

@@ -352,14 +352,16 @@ class ChatService:
         self.metrics.replayed_replies.labels(ids="sampled").inc(served.sampled)
         self.metrics.replayed_replies.labels(ids="rendered").inc(served.rendered)
         room, plain = self._room(ids, "messages"), None
-        if lessons and (told := await self._with_lessons(renderer, request, raw["messages"], tools, served, lessons)):
-            longer, places = self._pictures.expanded(told[0], pictures)
+        if lessons and (
+            with_lessons := await self._with_lessons(renderer, request, raw["messages"], tools, served, lessons)
+        ):
+            longer, places = self._pictures.expanded(with_lessons[0], pictures)
             least = max(min(request.requested_tokens or 1, room), request.min_tokens or 0)
             fits = self.config.context_length - len(longer) >= least
             self.metrics.lessons.labels(outcome="served" if fits else "overflow").inc()
             if fits:
                 plain = PlainPart.between(longer, ids)
-                (template_ids, thought), ids, seen = told, longer, places
+                (template_ids, thought), ids, seen = with_lessons, longer, places
                 room = self._room(ids, "messages")
         grammar = reply_grammar(request, self._format.tools, self._format.reasoning, thought)
         plan = plan_sampling(request, self.config, room, grammar, vocabulary=self._vocabulary)
@@ -393,8 +395,8 @@ class ChatService:
         """Return the prompt with lessons at the end of the last user message, or None if it has no place for them."""
         again = replace(served, sampled=0, rendered=0)
         try:
-            told = append_hint(list(messages), as_hint(lessons))
-            return await renderer.prepare(told, tools, request.template_kwargs, self._format.reasoning, again)
+            hinted = append_hint(list(messages), as_hint(lessons))
+            return await renderer.prepare(hinted, tools, request.template_kwargs, self._format.reasoning, again)
         except ValueError:
             self.metrics.lessons.labels(outcome="refused").inc()
             logger.warning("a request is served without lessons: the chat template has no place for them")

@@ -119,8 +119,8 @@ class EpisodeDesk:
             self.keys.end(episode.id)
             episode = earlier
         self._accept(episode)
-        told = {"id": episode.id, "object": "episode", "api_key": key, "base_url": base_url}
-        return {**told, "expires_at": episode.expires_at}
+        body = {"id": episode.id, "object": "episode", "api_key": key, "base_url": base_url}
+        return {**body, "expires_at": episode.expires_at}
 
     async def reward(self, episode_id: str, given: RewardRequest, client: Client) -> dict[str, Any]:
         """End an episode, and return what `tell` does.
@@ -193,8 +193,8 @@ class EpisodeDesk:
         counts = await asyncio.to_thread(self._store.episodes.counts, episode)
         names = ("id", "task", "group", "group_size", "metadata", "state", "status", "reward", "scores", "reason")
         times = ("segments", "merged_turns", "created_at", "expires_at", "closed_at", "settled_at")
-        told = {name: getattr(episode, name) for name in (*names, *times)}
-        return {"object": "episode", **told, "counts": asdict(counts)}
+        body = {name: getattr(episode, name) for name in (*names, *times)}
+        return {"object": "episode", **body, "counts": asdict(counts)}
 
     async def forget(self, episode_id: str, client: Client) -> dict[str, Any]:
         """Delete an episode with all its sessions.

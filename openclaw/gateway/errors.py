@@ -111,14 +111,14 @@ def from_validation(error: ValidationError, advice: Callable[[Place], str | None
     ``advice`` may replace pydantic's words about a place in the body.
     """
     errors = error.errors(include_url=False, include_input=False)
-    told = next((item for item in errors if item["type"] == "bound"), errors[0])
-    place = [str(part) for part in told["loc"]]
+    first = next((item for item in errors if item["type"] == "bound"), errors[0])
+    place = [str(part) for part in first["loc"]]
     return ApiError(
         400,
-        f"{'.'.join(place)[:SHOWN_CHARACTERS] or 'the body'}: {advice(told['loc']) or told['msg'][:SHOWN_CHARACTERS]}",
+        f"{'.'.join(place)[:SHOWN_CHARACTERS] or 'the body'}: {advice(first['loc']) or first['msg'][:SHOWN_CHARACTERS]}",
         param=place[0][:SHOWN_CHARACTERS] if place else None,
         code="invalid_value",
-        limit=told.get("ctx", {}).get("limit"),
+        limit=first.get("ctx", {}).get("limit"),
     )
 
 

@@ -176,8 +176,8 @@ def _answer(source: BinaryIO, length: int) -> bytes:
             return SLIM + orjson.dumps(completion.model_dump(exclude_unset=True))
         request, values = parse_request(body, context_length)
     except ApiError as error:
-        told = {name: getattr(error, name) for name in ("status", "message", "code", "param", "kind", "limit")}
-        return REFUSED + orjson.dumps(told)
+        fields = {name: getattr(error, name) for name in ("status", "message", "code", "param", "kind", "limit")}
+        return REFUSED + orjson.dumps(fields)
     known = request.model_dump(by_alias=True, exclude_unset=True, exclude={"messages", "tools"})
     return SLIM + orjson.dumps(known | {name: values[name] for name in ("messages", "tools") if name in values})
 

@@ -330,10 +330,10 @@ def _in_kernel(transport: asyncio.Transport) -> int:
     The kernel takes the next bytes in steps of up to a megabyte, which a slow client needs minutes to read.
     """
     try:
-        told = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+        unsent = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
     except OSError:
         return 0
-    return int.from_bytes(told, sys.byteorder)
+    return int.from_bytes(unsent, sys.byteorder)
 
 
 def _too_large(bound: Bound, status: int = 431) -> ApiError:

@@ -342,8 +342,8 @@ class Reply:
             async for _ in steps:
                 continue
         choices = [self._form.choice(capture) for capture in self.captures]
-        told = {"warning": UNLIKE} if self.context.unlike else {}
-        return {**self._head(), "choices": choices, "usage": usage(self.captures), **told}
+        warning = {"warning": UNLIKE} if self.context.unlike else {}
+        return {**self._head(), "choices": choices, "usage": usage(self.captures), **warning}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the reply, which has begun, as server-sent events; the last one is an error if it failed."""

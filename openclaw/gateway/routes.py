@@ -53,8 +53,8 @@ def add_session_routes(app: FastAPI, service: ChatService) -> None:
             with suppress(UnknownRecordError):
                 gone = await _forget(service, stored)
                 erased = await service.sessions.erase()
-                told = {"id": session_id, "object": "session", "deleted": True}
-                return json_response({**told, **asdict(gone), "erased": erased})
+                body = {"id": session_id, "object": "session", "deleted": True}
+                return json_response({**body, **asdict(gone), "erased": erased})
         raise _unknown_session(session_id)
 
     @app.post("/v1/feedback")
@@ -108,13 +108,13 @@ def add_status_routes(app: FastAPI, service: ChatService, registry: CollectorReg
     async def healthz() -> Response:
         """Report that the gateway takes requests, how long some waited for an engine, and what holds training back."""
         config = service.config
-        told = {"status": "ok", "model": config.model_name, "sessions": len(service.sessions)}
-        told["engine_away_seconds"] = round(service.engine.away.seconds, 3)
+        body = {"status": "ok", "model": config.model_name, "sessions": len(service.sessions)}
+        body["engine_away_seconds"] = round(service.engine.away.seconds, 3)
         note = paused(config.run_dir) if config.run_dir else None
         offer = await service.turns.offered(config.gate_offer) if config.run_dir else None
-        told |= {} if note is None else {"training": str(note)}
-        told |= {} if offer is None else {"gate": f"{offer}, type: openclaw-rl accept RUN"}
-        return json_response(told)
+        body |= {} if note is None else {"training": str(note)}
+        body |= {} if offer is None else {"gate": f"{offer}, type: openclaw-rl accept RUN"}
+        return json_response(body)
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
@@ -192,8 +192,8 @@ def front_page(headers: Headers, base_url: str, model: str, *, needs_key: bool) 
     """
     url = f"{base_url.rstrip('/')}/v1"
     if "text/html" not in headers.get("accept", ""):
-        told = {"name": TITLE, "about": ABOUT, "status": "ok", "model": model, "base_url": url}
-        response = json_response({**told, "needs_key": needs_key, "routes": ROUTES, "documents": DOCUMENTS})
+        body = {"name": TITLE, "about": ABOUT, "status": "ok", "model": model, "base_url": url}
+        response = json_response({**body, "needs_key": needs_key, "routes": ROUTES, "documents": DOCUMENTS})
         response.headers.update(HEADERS)
         return response
     return HTMLResponse(_page(url, model, needs_key), headers=HEADERS)

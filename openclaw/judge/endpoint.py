@@ -189,11 +189,11 @@ class ClassJudge:
         """Do nothing: a class has no connections."""
 
     def _vote(self, kind: JudgeKind, question: Question) -> Vote:
-        said = question.messages
+        exchange = question.messages
         started = time.monotonic()
         ask = self._scorer.score if kind == "prm" else self._scorer.hint
         with self._lock:
-            answer = ask(list(said.prompt), said.reply, list(said.next_state))
+            answer = ask(list(exchange.prompt), exchange.reply, list(exchange.next_state))
         seconds = time.monotonic() - started
         if kind == "prm":
             valid = not isinstance(answer, bool) and answer in SCORES

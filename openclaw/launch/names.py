@@ -86,11 +86,11 @@ def near_misses(environment: Mapping[str, str], known: Collection[str]) -> tuple
         foreign = name in known or name in OF_STANDARDS or name in others or name.startswith(PREFIX)
         if not environment[name] or foreign or len(name) < MIN_LENGTH - 1:
             continue
-        said = f"{name} is set, but nothing reads it; did you mean"
+        question = f"{name} is set, but nothing reads it; did you mean"
         if meant := next((item for item in long if one_error(name, item)), None):
-            mistyped.append(f"{said} {meant}? If another program reads it, set {OTHERS}={name}")
+            mistyped.append(f"{question} {meant}? If another program reads it, set {OTHERS}={name}")
         elif near := difflib.get_close_matches(name.upper(), plain, n=1, cutoff=ALIKE):
-            similar.append(f"{said} {near[0]}?")
+            similar.append(f"{question} {near[0]}?")
     return mistyped, similar
 
 

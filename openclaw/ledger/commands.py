@@ -261,16 +261,16 @@ def export_command(options: argparse.Namespace) -> Iterable[str]:
             pictures = sum(1 for _ in ledger.pictures.files()) if beside is None else write_pictures(ledger, beside)
         except OSError as error:
             raise OutputError(f"{beside} cannot be written: {error.strerror}; name another file") from error
-    told = [f"wrote {counted(count, 'session')} to {options.file}"]
+    lines = [f"wrote {counted(count, 'session')} to {options.file}"]
     if pictures:
         where = f"wrote {counted(pictures, 'picture')} to {beside}"
-        told.append(
+        lines.append(
             where if beside else f"{counted(pictures, 'picture')} left out; name a file, and they come beside it"
         )
     if beside is None:  # whoever reads the conversations reads no other line
-        print(*told, sep="\n", file=sys.stderr)
+        print(*lines, sep="\n", file=sys.stderr)
         return
-    yield from told
+    yield from lines
 
 
 def salvage_command(options: argparse.Namespace) -> Iterable[str]:

@@ -222,8 +222,8 @@ class Episodes:
                 episode that has ended or is another one.
         """
         if self._database.redaction is not None:
-            [told] = self._database.redaction.messages([{"task": episode.task, "metadata": dict(episode.metadata)}])
-            episode = replace(episode, task=told["task"], metadata=told["metadata"])
+            [redacted] = self._database.redaction.messages([{"task": episode.task, "metadata": dict(episode.metadata)}])
+            episode = replace(episode, task=redacted["task"], metadata=redacted["metadata"])
         with self._database.transaction() as connection:
             if (earlier := _same(connection, episode)) is not None:
                 self._database.update_one(connection, "episodes", episode.id, key_digest=episode.key_digest)

@@ -285,9 +285,9 @@ RULES: tuple[Rule, ...] = (
 def client_call(messages: Sequence[Message], asked: Asked) -> ClientCall | None:
     """Return what a known client makes this call for, or None for a user's turn or another client's."""
     system = next((message for message in messages if message.get("role") in ("system", "developer")), {})
-    said = content_text(system.get("content")).lstrip()
+    system_text = content_text(system.get("content")).lstrip()
     words = _last_text(next((message for message in reversed(messages) if message.get("role") == "user"), {}))
-    return next((rule.kind for rule in RULES if _fits(rule, asked, said, words)), None)
+    return next((rule.kind for rule in RULES if _fits(rule, asked, system_text, words)), None)
 
 
 def _fits(rule: Rule, asked: Asked, system: str, words: str) -> bool:
@@ -466,5 +466,5 @@ def following(messages: Sequence[Message], reply: int, side_replies: Collection[
 
 def reads_like_own_request(messages: Sequence[Message]) -> bool:
     """Return whether the last user message may be a client's own request (`own_request`)."""
-    said = next((message for message in reversed(messages) if message.get("role") == "user"), None)
-    return said is not None and own_request(user_words(said))
+    newest = next((message for message in reversed(messages) if message.get("role") == "user"), None)
+    return newest is not None and own_request(user_words(newest))

@@ -34,10 +34,10 @@ def thumb_of(text: str, reply: str = "") -> Thumbs | None:
 
     ``+1`` and ``-1`` after a ``reply`` that ends in a question are an answer.
     """
-    said = text.strip()
-    if NUMBER.fullmatch(said) and QUESTION.search(reply[-8:]):
+    words = text.strip()
+    if NUMBER.fullmatch(words) and QUESTION.search(reply[-8:]):
         return None
-    return "up" if UP.fullmatch(said) else "down" if DOWN.fullmatch(said) else None
+    return "up" if UP.fullmatch(words) else "down" if DOWN.fullmatch(words) else None
 
 
 def without_thumbs(messages: Sequence[Message], reply: Message) -> tuple[list[Message], Thumbs | None]:
@@ -47,12 +47,12 @@ def without_thumbs(messages: Sequence[Message], reply: Message) -> tuple[list[Me
         messages: the next state.
         reply: that it followed.
     """
-    said = content_text(reply.get("content"))
+    answer = content_text(reply.get("content"))
     kept: list[Message] = []
     last: Thumbs | None = None
     for message in messages:
         spoken = message.get("role") == "user" and not is_internal(message)
-        thumb = thumb_of(user_words(message), said) if spoken else None
+        thumb = thumb_of(user_words(message), answer) if spoken else None
         if thumb is None:
             kept.append(message)
         else:

@@ -54,11 +54,11 @@ class LoggedConversation:
         """Return the ids that shorter versions of a conversation without a name have, and its own, the shortest first."""
         if not self.session_id.startswith(DERIVED):
             return []
-        told = [
+        turns = [
             [*turn.messages, turn.response_message, *(turn.next_state or [])]
             for turn in (self.turns[0], self.turns[-1])
         ]
-        return [*dict.fromkeys(name for messages in told for name in _ids_of_beginnings(messages))]
+        return [*dict.fromkeys(name for messages in turns for name in _ids_of_beginnings(messages))]
 
 
 def is_pair(value: Mapping[str, Any]) -> bool:

@@ -166,15 +166,15 @@ def read_request(request: Mapping[str, Any], place: str) -> list[Message]:
                 f"{place}: previous_response_id names messages that the log lacks; log requests whose input is whole"
             )
         given = request["input"]
-        told = [{"role": "user", "content": given}] if isinstance(given, str) else _from_items(given, place)
+        messages = [{"role": "user", "content": given}] if isinstance(given, str) else _from_items(given, place)
         system = request.get("instructions")
     else:
-        told, system = request.get("messages"), request.get("system")
-    if not isinstance(told, list) or not told:
+        messages, system = request.get("messages"), request.get("system")
+    if not isinstance(messages, list) or not messages:
         raise ImportFormatError(
             f'{place}: messages is missing or empty; write {{"request": {{"messages": [...]}}, {WRITE_ANSWER}}}'
         )
-    return read_chat([*([{"role": "system", "content": system}] if system else []), *told], place)
+    return read_chat([*([{"role": "system", "content": system}] if system else []), *messages], place)
 
 
 def read_answer(response: Any, place: str) -> tuple[Message, str]:
@@ -217,9 +217,9 @@ def _spoken(response: Mapping[str, Any], place: str) -> tuple[Any, Any]:
     if "message" in response:
         return response["message"], response.get("done_reason")
     if isinstance(response.get("output"), list):
-        told = _from_items(response["output"], place)
+        items = _from_items(response["output"], place)
         details = response.get("incomplete_details")
-        return told[0] if len(told) == 1 else None, details.get("reason") if isinstance(details, dict) else None
+        return items[0] if len(items) == 1 else None, details.get("reason") if isinstance(details, dict) else None
     if {"content", "tool_calls"} & response.keys():
         return known_fields(response, SPOKEN_FIELDS), response.get("stop_reason")
     raise ImportFormatError(

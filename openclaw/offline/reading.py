@@ -80,12 +80,12 @@ def read_export(value: Mapping[str, Any], place: str) -> tuple[Line | None, Coun
 
 
 def _sharegpt(value: Mapping[str, Any], place: str) -> Line:
-    said = value["conversations"]
-    if not isinstance(said, list):
+    turns = value["conversations"]
+    if not isinstance(turns, list):
         raise ImportFormatError(f'{place}: conversations is not a list; write [{{"from": "human", "value": "..."}}]')
     system = value.get("system")
     messages = [{"role": "system", "content": system}] if system else []
-    messages += [_spoken(item, f"{place}, message {number}") for number, item in enumerate(said)]
+    messages += [_spoken(item, f"{place}, message {number}") for number, item in enumerate(turns)]
     return {
         "messages": messages,
         "session_id": value.get("id"),
@@ -93,21 +93,21 @@ def _sharegpt(value: Mapping[str, Any], place: str) -> Line:
     }
 
 
-def _spoken(said: Any, place: str) -> Line:
-    if not isinstance(said, dict) or not {"from", "role"} & said.keys():
+def _spoken(turn: Any, place: str) -> Line:
+    if not isinstance(turn, dict) or not {"from", "role"} & turn.keys():
         raise ImportFormatError(f'{place}: write {{"from": "human", "value": "..."}}')
-    if "from" not in said:
-        return said
-    speaker, text = said["from"], said.get("value")
+    if "from" not in turn:
+        return turn
+    speaker, text = turn["from"], turn.get("value")
     if not isinstance(text, str | None):
         raise ImportFormatError(f"{place}: value is not a text but {type(text).__name__}")
     if speaker == CALLER:
-        return {"role": "assistant", "content": None, "tool_calls": _calls(text, place), **_given(said, *KEPT)}
+        return {"role": "assistant", "content": None, "tool_calls": _calls(text, place), **_given(turn, *KEPT)}
     if not isinstance(speaker, str) or speaker not in SPEAKERS:
         raise ImportFormatError(
             f"{place}: nobody is called {str(speaker)[:100]!r}; write one of {', '.join([*SPEAKERS, CALLER])}"
         )
-    return {"role": SPEAKERS[speaker], "content": text, **_given(said, *KEPT)}
+    return {"role": SPEAKERS[speaker], "content": text, **_given(turn, *KEPT)}
 
 
 def _calls(text: str | None, place: str) -> list[Line]:
@@ -174,12 +174,12 @@ def _told(message: Any, place: str) -> Line | None:
         return None
     parts: Any = content.get("parts")
     parts = parts if isinstance(parts, list) else [content.get("text", content.get("result"))]
-    told = [_part(part, place) for part in parts if part not in (None, "")]
-    if not told:
+    read = [_part(part, place) for part in parts if part not in (None, "")]
+    if not read:
         return None
     role, recipient = author["role"], message.get("recipient") or "all"
-    text = all(part["type"] == "text" for part in told)
-    said: Any = "".join(part["text"] for part in told) if text else told
+    text = all(part["type"] == "text" for part in read)
+    said: Any = "".join(part["text"] for part in read) if text else read
     if role == "assistant" and recipient != "all":
         arguments = said if isinstance(said, str) else json.dumps(said)
         call = {"type": "function", "function": {"name": str(recipient), "arguments": json.dumps({"input": arguments})}}

@@ -51,9 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"cannot write the report: {error} with --output FILE.html", file=sys.stderr)
         return 2
-    said = sys.stderr if no_plain_file(target) else sys.stdout
-    print(report.sentence, file=said)
-    print(f"wrote {target} ({size / 1e3:.0f} kB) in {time.monotonic() - started:.1f} s", file=said)
+    stream = sys.stderr if no_plain_file(target) else sys.stdout
+    print(report.sentence, file=stream)
+    print(f"wrote {target} ({size / 1e3:.0f} kB) in {time.monotonic() - started:.1f} s", file=stream)
     return 0
 
 

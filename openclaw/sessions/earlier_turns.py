@@ -141,9 +141,9 @@ def relate(messages: Sequence[Message], history: History, nodes: Sequence[Node],
     rewritten = _rewritten(messages, history, nodes, result)
     if rewritten is not None:
         result[rewritten[0].position] = rewritten[1]
-    said = _what_followed(messages, history, nodes, result)
-    if said.due:
-        return replace(said, kind="next_state", rewritten=rewritten is not None)
+    relation = _what_followed(messages, history, nodes, result)
+    if relation.due:
+        return replace(relation, kind="next_state", rewritten=rewritten is not None)
     siblings = [
         node
         for node in nodes
@@ -153,11 +153,11 @@ def relate(messages: Sequence[Message], history: History, nodes: Sequence[Node],
         and node.answers(history.asked)
     ]
     if siblings and (retry or not siblings[-1].delivered):
-        return replace(said, kind="retry")
+        return replace(relation, kind="retry")
     if siblings:
         waiting = [node for node in siblings if node.waiting and not node.regenerated]
-        return replace(said, kind="regeneration", regenerated=waiting)
-    return replace(said, unlike=said.kind == "new" and _is_unlike(messages, history, nodes, result))
+        return replace(relation, kind="regeneration", regenerated=waiting)
+    return replace(relation, unlike=relation.kind == "new" and _is_unlike(messages, history, nodes, result))
 
 
 def _what_followed(
@@ -167,13 +167,13 @@ def _what_followed(
     side_replies = {position for position, node in found.items() if node.kind == "side"}
     carried_at = {carried.position: carried for carried in history.replies}
     gone_on = {carried.before for carried in history.replies}
-    said = Relation("new")
+    relation = Relation("new")
     for carried in history.replies:
         node = found.get(carried.position)
         if node is None or node.state == "excluded":
             continue
         if node.state == "followed" and node.followed_by in gone_on:
-            said.went_on.append(node)
+            relation.went_on.append(node)
             continue
         after = following(messages, carried.position, side_replies)
         if not after.messages:
@@ -181,18 +181,18 @@ def _what_followed(
         if after.end is None:
             link = Due(node, after.messages, history.asked, went_on=False)
             kind = _open_kind(link)
-            said = replace(said, kind=kind)
+            relation = replace(relation, kind=kind)
         else:
             link = Due(node, after.messages, carried_at[after.end].before, went_on=True)
             kind = _ended_kind(link, carried_at[after.end], found.get(after.end))
         if kind == "next_state":
-            said.due.append(link)
-            said.rejected.extend(_passed_over(node, carried, nodes))
+            relation.due.append(link)
+            relation.rejected.extend(_passed_over(node, carried, nodes))
         elif kind == "replaced":
-            said.replaced.append(link)
+            relation.replaced.append(link)
         elif kind == "retry" and link.went_on:
-            said.went_on.append(node)
-    return said
+            relation.went_on.append(node)
+    return relation
 
 
 def _open_kind(link: Due) -> RelationKind:

@@ -100,7 +100,7 @@ def node_of_record(record: TurnNode) -> Node:
     state: NodeState = "excluded" if record.state == "excluded" else "followed"
     if record.state in OPEN_STATES:
         state = "waiting"
-    said = record.next_state if record.signal != "regenerated" else None
+    following = record.next_state if record.signal != "regenerated" else None
     return Node(
         turn_id=record.id,
         kind=record.kind,
@@ -109,9 +109,9 @@ def node_of_record(record: TurnNode) -> Node:
         reply=reply_digest(record.response_message),
         system=system_digest(record.first_message),
         regenerated=record.signal == "regenerated",
-        next_state=messages_digest(said) if said else b"",
-        followed_by=messages_digest(said, record.conversation) if said else b"",
-        went_on=bool(said),
+        next_state=messages_digest(following) if following else b"",
+        followed_by=messages_digest(following, record.conversation) if following else b"",
+        went_on=bool(following),
         calls="tool_calls" in record.response_message,
         exact=exact_hash(record.response_message),
     )

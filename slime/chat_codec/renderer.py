@@ -185,9 +185,9 @@ class Renderer:
         """
 
         def ids(spoken: list[Message]) -> tuple[list[int], list[int]]:
-            *asked, said = clean(spoken)
+            *asked, answer = clean(spoken)
             offered, keywords = clean((tools or (), chat_template_kwargs or {}))
-            return self._prompts.reply_ids(asked, said, offered, keywords)
+            return self._prompts.reply_ids(asked, answer, offered, keywords)
 
         return self._rendered([*messages, reply], ids)
 
@@ -320,11 +320,11 @@ class Splicer:
 
     def _is_ordinary(self, reply: ServedReply, message: Message) -> bool:
         if reply.ordinary is None:
-            said = self._said(reply)
+            words = self._said(reply)
             reply.ordinary = (
-                not said[:1].isspace()
+                not words[:1].isspace()
                 and not self._controls.spelled_in(message)
-                and self._prompts.encode(said) == self._body(reply)
+                and self._prompts.encode(words) == self._body(reply)
             )
         return reply.ordinary
 
@@ -373,12 +373,12 @@ class Splicer:
         builder = MessageBuilder()
         for delta in [*parser.push(text), *parser.finish()]:
             builder.add(delta)
-        said = _whole(builder.message())
-        result = {**message, "content": said["content"] or ""}
-        if "reasoning_content" in said and ("reasoning_content" in message or (thought and thought.close in content)):
-            result["reasoning_content"] = said["reasoning_content"]
-        if "tool_calls" in said and not message.get("tool_calls"):
-            result["tool_calls"] = [_with_object(call) for call in said["tool_calls"]]
+        parsed = _whole(builder.message())
+        result = {**message, "content": parsed["content"] or ""}
+        if "reasoning_content" in parsed and ("reasoning_content" in message or (thought and thought.close in content)):
+            result["reasoning_content"] = parsed["reasoning_content"]
+        if "tool_calls" in parsed and not message.get("tool_calls"):
+            result["tool_calls"] = [_with_object(call) for call in parsed["tool_calls"]]
         return result
 
 
@@ -408,16 +408,16 @@ def _spans(text: str, skeleton: Sequence[str]) -> list[tuple[int, int]]:
     return spans
 
 
-def _start(text: str, least: int, begin: int, end: int, said: str) -> int | None:
-    """Return where the reply ``said`` begins in ``text``, given that it ends at ``end``; None if it is not there.
+def _start(text: str, least: int, begin: int, end: int, sampled: str) -> int | None:
+    """Return where the reply ``sampled`` begins in ``text``, given that it ends at ``end``; None if it is not there.
 
     The template may put the thought's opening tag before ``begin``, where the skeleton has it too.
     """
-    words, shown = unmarked(said), unmarked(text[begin:end])
+    words, shown = unmarked(sampled), unmarked(text[begin:end])
     if shown.endswith(words):
         return _back(text, end, len(words))
     if words.endswith(shown):
-        opening = said[: _back(said, len(said), len(shown))]
+        opening = sampled[: _back(sampled, len(sampled), len(shown))]
         start = begin - len(opening)
         if opening.startswith(MARK) and start >= least and text.startswith(opening, start):
             return start

@@ -133,5 +133,5 @@ def _refuse(where: str, error: yaml.YAMLError) -> NoReturn:
     place = f" line {mark.line + 1}" if mark else ""
     if "single document" in str(getattr(error, "context", "")):
         raise ConfigError(f"{where}{place}: a second document begins; keep one, without a line ---") from None
-    said = getattr(error, "problem", None) or getattr(error, "reason", None) or error
-    raise ConfigError(f"{where}{place} is not YAML: {' '.join(str(said).split())}; {EXAMPLE}") from None
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or error
+    raise ConfigError(f"{where}{place} is not YAML: {' '.join(str(problem).split())}; {EXAMPLE}") from None

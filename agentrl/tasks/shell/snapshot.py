@@ -170,11 +170,11 @@ def _members(packed: memoryview) -> Iterator[tuple[tarfile.TarInfo, memoryview]]
     """
     if not packed:
         raise _unreadable("the archive is empty")
-    at, told = 0, dict[str, str]()
+    at, headers = 0, dict[str, str]()
     while at < len(packed) and (header := bytes(packed[at : at + tarfile.BLOCKSIZE])).strip(b"\0"):
         try:
             member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
-            size = int(told.get("size", member.size))
+            size = int(headers.get("size", member.size))
         except (tarfile.TarError, ValueError) as error:
             raise _unreadable(str(error)) from error
         at += tarfile.BLOCKSIZE
@@ -185,10 +185,10 @@ def _members(packed: memoryview) -> Iterator[tuple[tarfile.TarInfo, memoryview]]
         data = packed[at : at + size]
         at += size + -size % tarfile.BLOCKSIZE
         if member.type in EXTRA:
-            told |= _extra(member.type, data)
+            headers |= _extra(member.type, data)
             continue
-        member.name, member.linkname = told.get("path", member.name), told.get("linkpath", member.linkname)
-        told = {}
+        member.name, member.linkname = headers.get("path", member.name), headers.get("linkpath", member.linkname)
+        headers = {}
         yield member, data
 
 

@@ -151,8 +151,8 @@ def data_set(name: str) -> str:
 
 def build_parser() -> CommandLine:
     """Return the parser of the command line."""
-    told = "; ".join(f"{variable.name}: {variable.help}" for variable in InstanceSource.variables())
-    parser = CommandLine(prog=PROG, description="List and check instances.", epilog=f"Variables: {told}.")
+    variables = "; ".join(f"{variable.name}: {variable.help}" for variable in InstanceSource.variables())
+    parser = CommandLine(prog=PROG, description="List and check instances.", epilog=f"Variables: {variables}.")
     commands = parser.add_subparsers(dest="command", required=True)
     ids = commands.add_parser("ids", help="print the ids of the instances, one a line")
     ids.add_argument("--split", choices=SPLITS, help="of one split only")

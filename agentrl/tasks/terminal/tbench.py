@@ -138,10 +138,10 @@ def read_tbench(folder: Path, image_prefix: str | None = None) -> HarborTask:
     Raises:
         ConfigError: something is missing or unusable.
     """
-    told = read_settings(folder, TASK_YAML, _Yaml, yaml.safe_load, yaml.YAMLError, "YAML")
-    if told.parser_name != "pytest":
+    settings = read_settings(folder, TASK_YAML, _Yaml, yaml.safe_load, yaml.YAMLError, "YAML")
+    if settings.parser_name != "pytest":
         raise ConfigError(
-            f"{folder / TASK_YAML}: parser_name {told.parser_name!r} is not supported; use tests of pytest, or write a "
+            f"{folder / TASK_YAML}: parser_name {settings.parser_name!r} is not supported; use tests of pytest, or write a "
             "Harbor folder whose test.sh writes the reward"
         )
     below = files_below(folder)
@@ -150,13 +150,13 @@ def read_tbench(folder: Path, image_prefix: str | None = None) -> HarborTask:
     tests = {path.removeprefix("tests/"): file for path, file in below.items() if path.startswith("tests/")}
     return HarborTask(
         name=folder.name,
-        instruction=told.instruction,
+        instruction=settings.instruction,
         environment=MappingProxyType({} if _needs_image(below) else _seeds(below)),
         tests=MappingProxyType({**tests, RUN_TESTS: below[RUN_TESTS]}),
         solution=MappingProxyType({SOLUTION: below["solution.sh"]} if "solution.sh" in below else {}),
         settings=Settings(
-            agent=Stage(timeout_sec=told.max_agent_timeout_sec),
-            verifier=VerifierStage(timeout_sec=told.max_test_timeout_sec),
+            agent=Stage(timeout_sec=settings.max_agent_timeout_sec),
+            verifier=VerifierStage(timeout_sec=settings.max_test_timeout_sec),
             environment=_machine(folder, _image(folder, below, image_prefix)),
         ),
         script=RUN_TESTS,

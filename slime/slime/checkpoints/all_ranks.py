@@ -31,11 +31,11 @@ def on_all_ranks(action: Callable[[], None]) -> None:
     except Exception as error:
         logger.exception("this rank failed; all ranks will stop")
         failure = error
-    said: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(said, None if failure is None else f"{type(failure).__name__}: {failure}")
+    failures: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(failures, None if failure is None else f"{type(failure).__name__}: {failure}")
     if failure is not None:
         raise failure
-    for rank, words in enumerate(said):
+    for rank, words in enumerate(failures):
         if words is not None:
             raise CheckpointError(f"rank {rank} could not write: {words}")
 

@@ -47,11 +47,11 @@ def wait_for_nodes(count: int, seconds: float, head: str, stop: StopRequested | 
         Stopped: a signal arrives.
     """
     deadline = time.monotonic() + seconds
-    said = 0
+    shown = 0
     while (here := len(live_nodes())) < count:
-        if here != said:
+        if here != shown:
             print(f"{here} of {count} nodes", flush=True)
-            said = here
+            shown = here
         if stop:
             raise Stopped
         if time.monotonic() > deadline:
@@ -119,7 +119,7 @@ def is_whole(group: PlacementGroup) -> bool:
 
 def wait_until_whole(group: PlacementGroup, what: str, seconds: float, stop: StopRequested | None = None) -> None:
     """Wait until ``group`` has all its bundles; raises like :func:`reserve`."""
-    start = said = time.monotonic()
+    start = shown_at = time.monotonic()
     while not is_whole(group):
         if stop:
             raise Stopped
@@ -131,7 +131,7 @@ def wait_until_whole(group: PlacementGroup, what: str, seconds: float, stop: Sto
                 f"{what} did not become free within {seconds:.0f} s; free are {state}; end the other runs (`ray list jobs`), "
                 "start more nodes, or raise --node-timeout"
             )
-        if now - said >= SAY_SECONDS:
+        if now - shown_at >= SAY_SECONDS:
             print(f"waiting for {what}; free are {state} ({now - start:.0f} s)", flush=True)
-            said = now
+            shown_at = now
         time.sleep(_POLL_SECONDS)

@@ -316,24 +316,24 @@ class TrainGroup(Generic[R]):
                 raise self._lost(rank, method, error) from error
             except RayTaskError as error:
                 cause = error.cause
-                said = f"{self._noun} {rank} failed in {method}: {type(cause).__name__}: {cause}"
+                problem = f"{self._noun} {rank} failed in {method}: {type(cause).__name__}: {cause}"
                 if not isinstance(cause, OWN_ERRORS) and type(cause).__name__ != _OUT_OF_MEMORY:
-                    self._check_deaths(method, waiting, said)
+                    self._check_deaths(method, waiting, problem)
                 if isinstance(cause, ObjectLostError):
-                    raise RankLostError(said, method) from error
-                raise TrainerError(said) from error
+                    raise RankLostError(problem, method) from error
+                raise TrainerError(problem) from error
         return ray.get(asked.references)
 
     def _lost(self, rank: int, method: str, error: RayActorError) -> RankLostError:
         return RankLostError(death_line(f"{self._noun} {rank} died in {method}", error), method)
 
-    def _check_deaths(self, method: str, waiting: dict[Any, int], said: str) -> None:
+    def _check_deaths(self, method: str, waiting: dict[Any, int], problem: str) -> None:
         """Raise RankLostError if a rank that has not answered is dead or dies within ``DEATH_SECONDS``.
 
-        ``said`` is the failed rank's message, shown to the user meanwhile.
+        ``problem`` is the failed rank's message, shown to the user meanwhile.
         """
         if waiting:
-            say(f"{said.splitlines()[0]}; checking for up to {DEATH_SECONDS:.0f} s whether another one has died")
+            say(f"{problem.splitlines()[0]}; checking for up to {DEATH_SECONDS:.0f} s whether another one has died")
         deadline = time.monotonic() + DEATH_SECONDS
         left = dict(waiting)
         while left and (seconds := deadline - time.monotonic()) > 0:

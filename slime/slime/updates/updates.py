@@ -169,11 +169,11 @@ class Updates:
         """Tell the data source that the batch is not trained, and save, so that a restart agrees."""
         manager, rollout_id = self._processes.manager, update.rollout_id
         if update.held is not None:
-            told = manager.on_step_refused(rollout_id, str(update.held))
+            notified = manager.on_step_refused(rollout_id, str(update.held))
         else:
-            told = manager.on_step_undone(rollout_id, update.undone or "")
+            notified = manager.on_step_undone(rollout_id, update.undone or "")
         # Ignore signals: the checkpoint of a stopped run says that the samples of its last rollout are trained.
-        self._processes.value(told, heed_signals=False)
+        self._processes.value(notified, heed_signals=False)
         self._restarts.not_trained(update)
         if self._args.save:
             self.save(rollout_id)

@@ -71,8 +71,8 @@ class SeleniumPage(Page):
             address = f"http://127.0.0.1:{program.port}"
             try:
                 direct = Proxy({"proxyType": ProxyType.DIRECT})
-                told = ClientConfig(remote_server_addr=address, timeout=int(SEND_S), proxy=direct)
-                carrier = ChromeRemoteConnection(address, client_config=told)
+                config = ClientConfig(remote_server_addr=address, timeout=int(SEND_S), proxy=direct)
+                carrier = ChromeRemoteConnection(address, client_config=config)
                 driver = await blocking(functools.partial(webdriver.Remote, carrier, options=options))
             except (WebDriverException, HTTPError, OSError) as error:
                 program.check()

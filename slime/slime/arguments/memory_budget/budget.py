@@ -556,20 +556,20 @@ def _verdict(plan: Layout, memory: GpuMemory, names: Sequence[int] | None) -> tu
     for row in plan.rows:
         if row.total + row.doubt <= memory.size:
             continue
-        said = (
+        sentence = (
             f"{_gpus(row, names)} needs {row.total / GIB:.1f} GiB (give or take {row.doubt / GIB:.1f}) and has "
             f"{memory.size / GIB:.1f} ({memory.source}): {_largest(row)}"
         )
-        (problems if row.total - row.doubt > memory.size else warnings).append(said)
+        (problems if row.total - row.doubt > memory.size else warnings).append(sentence)
     for cache in plan.caches:
         if plan.context is None or min(cache.tokens, cache.again) >= plan.context:
             continue
         room = min(cache.tokens, cache.again)
         limited = cache.limit is not None and cache.limit < plan.context
         when = "" if cache.tokens < plan.context else " when it restarts while the others run"
-        said = f"the {cache.role} engine's cache holds {room} tokens{when}, but a context has {plan.context}"
+        sentence = f"the {cache.role} engine's cache holds {room} tokens{when}, but a context has {plan.context}"
         certain = limited or cache.most < plan.context
-        (problems if certain else warnings).append(said)
+        (problems if certain else warnings).append(sentence)
     return problems, warnings
 
 

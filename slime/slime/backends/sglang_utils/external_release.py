@@ -109,10 +109,10 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # whatever ends the run may signal all its processes
         signal.signal(number, signal.SIG_IGN)
     url, log = sys.argv[1:]
-    said = follow(url, sys.stdin)
-    if said is not None:
+    outcome = follow(url, sys.stdin)
+    if outcome is not None:
         with open(log, "a", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-            file.write(f"the run is gone; {url} {said}\n")
+            file.write(f"the run is gone; {url} {outcome}\n")
 
 
 if __name__ == "__main__":

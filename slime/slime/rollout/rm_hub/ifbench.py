@@ -216,8 +216,8 @@ def same_word_around_paragraphs(text: str) -> bool:
 
 def repeat_but_first_word(text: str, prompt_to_repeat: str) -> bool:
     """The request again, its first word replaced by another."""
-    said, asked = text.split(), prompt_to_repeat.split()
-    return said[1:] == asked[1:] and said[:1] != asked[:1]
+    repeated, asked = text.split(), prompt_to_repeat.split()
+    return repeated[1:] == asked[1:] and repeated[:1] != asked[:1]
 
 
 def one_of_options(text: str, options: str | list[str]) -> bool:
