@@ -75,7 +75,7 @@ STEPS = (
     ),
     Step("attention", "benchmarks.attention", seconds=60),
     Step("weight push", "benchmarks.weight_sync", ("--repeats", "5"), seconds=90),
-    Step("walk kernels", "tests/gpu/test_walk_kernels_gpu.py", needs=("triton",), seconds=90),
+    Step("walk kernels", "tests/gpu/test_walk_kernels_gpu.py", needs=("triton",), seconds=80),
     Step("trainer tests", "tests/gpu/test_trainer_gpu.py", seconds=120),
     Step("weight push tests", "tests/gpu/test_weight_sync_gpu.py", seconds=90),
     Step("Megatron, local layers", "tests/gpu/test_megatron_local_gpu.py", needs=("megatron",), seconds=90),
