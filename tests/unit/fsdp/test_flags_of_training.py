@@ -210,7 +210,7 @@ def test_memory_that_shards_live_in(words: list[str], monkeypatch: pytest.Monkey
     assert (plain["mp_policy"].param_dtype, half["mp_policy"].param_dtype) == (None, torch.bfloat16)
 
     monkeypatch.setattr(fsdp_model.dist, "get_world_size", lambda: 1)
-    for flags, wrapped in ([], 0), (["--fsdp-cpu-offload"], 1), (["--train-dtype", "bfloat16"], 1):
+    for flags, wrapped in ([], 0), (["--fsdp-cpu-offload"], 1), (["--train-dtype", "bfloat16"], 0):
         given.clear()
         fsdp_model._shard(parse_args([*words, *flags]), root, torch.device("cpu"), trainable=True, head=None)
         assert len(given) == wrapped

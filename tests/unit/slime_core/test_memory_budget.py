@@ -214,8 +214,8 @@ def test_counts_that_do_not_fit_are_refused_with_smaller_ones(folder: Path) -> N
     words = f"{ONE_TRAINER} --unchecked-layers 36"
     (problem, *more) = budget_of(derived(words, folder), memory(80)).problems
     assert not more
-    assert "--unchecked-layers 9" in problem
-    assert budget_of(derived(words, folder, unchecked_layers=9), memory(80)).problems == ()
+    assert "--unchecked-layers 4" in problem
+    assert budget_of(derived(words, folder, unchecked_layers=4), memory(80)).problems == ()
 
 
 def test_a_start_takes_the_planned_layers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,8 @@
 
 - FSDP2 (`slime.backends.fsdp_utils`) shards float32 weights, their gradients and Adam's two moments: 16 bytes per
   parameter over all ranks (Rajbhandari et al., "ZeRO", 2020, stage 3). It holds whole, in bfloat16, the root group
-  (embedding, LM head) and the current layer.
+  (embedding, LM head) and the current layer. A single rank has no FSDP2; its bfloat16 copies are those of the root, of the
+  current layer, and of each unchecked layer until the backward pass is through it.
 - Megatron holds whole bfloat16 weights and float32 gradients of its part, and a slice of the float32 weights and
   moments per data-parallel copy (stage 1).
 
@@ -202,6 +203,12 @@ def _step(args: Arguments, shape: Shape, layers: float, vocab: float, role: str,
     return wide * tokens * kept, wide * tokens * ends, wide * tokens * work, logits
 
 
+def _copies_of_one_rank(args: Arguments, shape: Shape, root: int) -> float:
+    """Return the bytes of bfloat16 copies without FSDP2: of the root, of the current layer with its gradient, of unchecked layers."""
+    unchecked = (args.unchecked_layers or 0) if args.gradient_checkpointing else shape.layers
+    return 2.0 * (root + shape.layer * (2 + unchecked))
+
+
 def _fsdp(args: Arguments, shape: Shape, ranks: int, role: str) -> _Sizes:
     trained = not args.use_lora
     element = 4 if args.train_dtype == "float32" else 2
@@ -213,10 +220,14 @@ def _fsdp(args: Arguments, shape: Shape, ranks: int, role: str) -> _Sizes:
         Part("weights", share * (4 * parameters if trained else element * parameters + 4 * adapters), exact=True),
         Part("gradients and moments", share * 12 * (parameters if trained else adapters), exact=True),
     ]
-    gathered = element * root + shape.layer * (3 * element + (4 if ranks > 1 else 0) if trained else 2 * element)
+    alone = ranks == 1 and not args.fsdp_cpu_offload
+    if alone:
+        gathered = _copies_of_one_rank(args, shape, root) if trained and element == 2 else 0.0
+    else:
+        gathered = element * root + shape.layer * (3 * element + (4 if ranks > 1 else 0) if trained else 2 * element)
     if role == "actor" and needs_reference(args):
         kept.append(Part("reference", share * element * parameters, exact=True))
-        gathered += element * root
+        gathered += 0.0 if alone else element * root
     checkpoints, last, layer, logits = _step(args, shape, shape.layers, shape.vocab, role, 1)
     head = element * shape.embedding if trained and role == "actor" else 0
     reduced = root * (element + 4) if trained else 0

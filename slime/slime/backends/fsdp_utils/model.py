@@ -44,6 +44,7 @@ from slime.args import Arguments
 from slime.arguments.model_shape import VISION_LANGUAGE_TYPES
 from slime.backends.fsdp_utils.attention import PACKED, attention_arguments, resolve_attention
 from slime.backends.fsdp_utils.layers import compile_layers, set_checkpointing, use_liger
+from slime.backends.fsdp_utils.one_rank import compute_in
 from slime.backends.trainer.micro_batch import Images, MicroBatch
 from slime.backends.trainer.trainable import MergedChange, choose_trainable, lora_config, merged_weight, write_adapter
 from slime.checkpoints.all_ranks import on_rank_zero
@@ -367,15 +368,20 @@ def sharded(
 def _shard(args: Arguments, model: Any, device: torch.device, trainable: bool, head: str | None) -> Any:
     """Freeze a reference, then shard each decoder layer, each block of a vision tower, and the rest.
 
-    A single float32 rank skips FSDP2, which would only copy weights and gradients in each pass. Its weights are copied
-    once, out of the checkpoint file's memory map, which cannot be released.
+    A single rank skips FSDP2, which would only copy weights and gradients in each pass. Its weights are copied once, out of
+    the checkpoint file's memory map, which cannot be released.
     """
     if not trainable:
         model.requires_grad_(False)
     compute_dtype = DTYPES[args.train_dtype]
-    if dist.get_world_size() == 1 and compute_dtype == torch.float32 and not args.fsdp_cpu_offload:
+    if dist.get_world_size() == 1 and not args.fsdp_cpu_offload:
         for parameter in model.parameters():
             parameter.data = parameter.data.clone()
+        if compute_dtype != torch.float32:
+            blocks = [*text_layers(model.hf.base_model), *tower_blocks(model.hf.base_model)]
+            exact = model.get_submodule(head) if head is not None else None
+            methods = [name for name in ("next_ids",) if hasattr(model, name)]
+            compute_in(model, compute_dtype, blocks, exact=exact, methods=methods)
         return model.train(trainable)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     precision = MixedPrecisionPolicy()
