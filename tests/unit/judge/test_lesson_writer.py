@@ -281,7 +281,7 @@ class Loop:
         self.ledger.turns.record_next_state(turn.id, [user(complaint)], 102.0)
         stop = asyncio.Event()
         task = asyncio.create_task(self.worker.run(stop))
-        await until(lambda: self.ledger.turns.get(turn.id).state == "judged")
+        await until(lambda: self.ledger.turns.get(turn.id).state == "judged" and not self.worker._tasks)
         stop.set()
         await task
         return self.ledger.turns.get(turn.id)
