@@ -289,8 +289,8 @@ def verdict(cases: list[dict[str, Any]], times_faster: float) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    """Command line."""
+def parsed(words: Sequence[str] | None = None) -> Namespace:
+    """Return the options of the command line, with the sizes of its device."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.losses", description=__doc__)
     cpu, cuda = SIZES["cpu"], SIZES["cuda"]
     for name, what in SIZE_OPTIONS.items():
@@ -302,13 +302,19 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="64 rows, a vocabulary of 8192: checks that it runs")
     parser.add_argument("--json", type=output_file, metavar="FILE", help="also write the figures to this file")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     kind = torch.device(arguments.device).type
     for name, value in (SIZES[kind] | {"dtype": DTYPES[kind]}).items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, value)
     if arguments.quick:
         arguments.rows, arguments.vocabulary, arguments.chunk, arguments.repeats = 64, 8192, 16, 3
+    return arguments
+
+
+def main() -> int:
+    """Command line."""
+    arguments = parsed()
     # Torch imports its compiler at the first call of a checkpointed function; once here, not once in each of the forks.
     importlib.import_module("torch._dynamo")
     results = []

@@ -73,7 +73,7 @@ STEPS = (
         ),
         seconds=200,
     ),
-    Step("attention", "benchmarks.attention", seconds=60),
+    Step("attention", "benchmarks.attention", seconds=50),
     Step("weight push", "benchmarks.weight_sync", ("--repeats", "5"), seconds=90),
     Step("walk kernels", "tests/gpu/test_walk_kernels_gpu.py", needs=("triton",), seconds=80),
     Step("trainer tests", "tests/gpu/test_trainer_gpu.py", seconds=120),

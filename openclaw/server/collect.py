@@ -79,6 +79,7 @@ class Collector:
             CollectError: if the server is unreachable or refuses.
             ConfigError: the folder cannot be made.
         """
+        self._check_folder()
         since, after, count = max(0.0, self._since - OVERLAP_SECONDS), 0, 0
         while True:
             page = self._page(since, after)
@@ -107,6 +108,12 @@ class Collector:
         if "ledger" in vars(self):
             self.ledger.close()
         self._client.close()
+
+    def _check_folder(self) -> None:
+        """Raise if the folder or its ledger is unusable; make neither before the server has answered."""
+        existing = next(path for path in (self.folder, *self.folder.absolute().parents) if path.exists())
+        if not existing.is_dir() or (self.folder / LEDGER_NAME).exists():
+            self.ledger  # noqa: B018
 
     def _page(self, since: float, after: int) -> dict[str, Any]:
         try:

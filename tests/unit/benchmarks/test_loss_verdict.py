@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from typing import Any
 
 import pytest
 
-from benchmarks.losses import DISTILLATION_CASES, POLICY_CASES, SIZES, TIMES_FASTER, sizes_of, verdict
+from benchmarks.losses import DISTILLATION_CASES, POLICY_CASES, TIMES_FASTER, parsed, sizes_of, verdict
 
 
 def cases(faster: dict[str, float], ours: int = 100, plain: int = 400) -> list[dict[str, Any]]:
@@ -31,7 +30,7 @@ def test_time_and_memory_decide(slowest: float, ours: int, holds: bool) -> None:
 def test_only_top_k_cases_have_fewer_rows_for_the_loop_beside_them() -> None:
     """A chunk stays the same share of the rows."""
     for kind, expected in (("cpu", (256, 8)), ("cuda", (1024, 128))):
-        options = Namespace(**SIZES[kind])
+        options = parsed(["--device", kind])
         for name in POLICY_CASES:
             assert sizes_of(name, options) is options
         for name in DISTILLATION_CASES:
