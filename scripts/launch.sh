@@ -76,10 +76,11 @@ add_tools() {
 
 # Exports a variable of flags; an array becomes a text, which the launcher splits as a shell does.
 export_flags() {
-    local text
+    local word text="" quote="'\\''"
     local -n array="$1"
     if [[ "$(declare -p "$1")" == "declare -a"* ]]; then
-        text="${array[*]@Q}"
+        # Not @Q: it writes bytes outside ASCII, and line ends, in a way that only bash reads.
+        for word in ${array[@]+"${array[@]}"}; do text+=" '${word//\'/"$quote"}'"; done
         unset "$1"
         printf -v "$1" %s "$text"
     fi

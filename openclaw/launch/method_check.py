@@ -219,7 +219,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if plugins := plugins_of(folder):  # each by itself: none is rejected for a fault of another
         command = [sys.executable, "-m", "slime.contract"]
-        return max(subprocess.call([*command, *plugin, *further]) for plugin in plugins)
+        # A check that a signal ends has a negative status, which is no success.
+        return max(abs(subprocess.call([*command, *plugin, *further])) for plugin in plugins)
     if further:
         parser.unknown(further)
     if problems := folder_problems(folder, os.environ):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -111,8 +112,8 @@ class Collector:
 
     def _check_folder(self) -> None:
         """Raise if the folder or its ledger is unusable; make neither before the server has answered."""
-        existing = next(path for path in (self.folder, *self.folder.absolute().parents) if path.exists())
-        if not existing.is_dir() or (self.folder / LEDGER_NAME).exists():
+        existing = next(path for path in (self.folder, *self.folder.absolute().parents) if os.path.exists(path))
+        if not existing.is_dir() or os.path.exists(self.folder / LEDGER_NAME):
             self.ledger  # noqa: B018
 
     def _page(self, since: float, after: int) -> dict[str, Any]:

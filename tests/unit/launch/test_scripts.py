@@ -455,13 +455,24 @@ def test_arrays_of_a_copied_script_reach_the_trainer(tmp_path: Path) -> None:
     script = tmp_path / "run_mine.sh"
     script.write_text(
         f'source "{ROOT}/scripts/launch.sh"\nOPTIMIZER_ARGS=(--lr 3e-6)\nPRM_ARGS=()\n'
-        'SGLANG_ARGS=(--sglang-log-level "very quiet")\nlaunch --method rl --model qwen3-4B "$@"\n'
+        'SGLANG_ARGS=(--sglang-log-level "very quiet")\n'
+        "CKPT_ARGS=(--load \"/home/jürgen/it's\" $'two\\nlines' '')\n"
+        'launch --method rl --model qwen3-4B "$@"\n'
     )
-    prefix = "exec() { printf '%s\\n' \"$@\"; printenv OPTIMIZER_ARGS PRM_ARGS SGLANG_ARGS; }; export -f exec; "
+    prefix = (
+        "exec() { printf '%s\\n' \"$@\"; printenv -0 OPTIMIZER_ARGS PRM_ARGS SGLANG_ARGS CKPT_ARGS; }; export -f exec; "
+    )
     command = ["bash", "-euc", prefix + f'bash "{script}" --lr 1e-6']
-    output = subprocess.run(command, env=CLEAN, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert output[3:11] == ["--name", "run_mine", "--method", "rl", "--model", "qwen3-4B", "--lr", "1e-6"]
-    assert [shlex.split(text) for text in output[11:]] == [["--lr", "3e-6"], [], ["--sglang-log-level", "very quiet"]]
+    environment = {**CLEAN, "LC_ALL": "C"}
+    output = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", check=True).stdout
+    *words, first = output.split("\0")[0].splitlines()
+    assert words[3:11] == ["--name", "run_mine", "--method", "rl", "--model", "qwen3-4B", "--lr", "1e-6"]
+    assert [shlex.split(text) for text in (first, *output.split("\0")[1:-1])] == [
+        ["--lr", "3e-6"],
+        [],
+        ["--sglang-log-level", "very quiet"],
+        ["--load", "/home/jürgen/it's", "two\nlines", ""],
+    ]
 
 
 def test_lora_is_an_option_of_every_script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
