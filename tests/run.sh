@@ -19,7 +19,7 @@ TEXT
 esac
 
 # Programs beside the environment that some integration tests need; without one its tests are skipped. pip of the environment
-# installs the last three, so that the first setup must have ended; a second one waits for it.
+# installs the last four, so that the first setup must have ended; a second one waits for it.
 programs() {
     scripts/setup_node.sh || echo "run.sh: the tests of OpenClaw and the JS SDK are skipped" >&2
     scripts/setup_chromium.sh || echo "run.sh: the tests of gui-rl in a browser and the attacks by one are skipped" >&2
@@ -28,6 +28,7 @@ programs() {
     scripts/setup_desktop.sh || echo "run.sh: the tests of gui-rl on a desktop are skipped" >&2
     scripts/setup_mini_swe_agent.sh || echo "run.sh: the tests of mini-swe-agent are skipped" >&2
     scripts/setup_swebench.sh || echo "run.sh: the comparison with swebench's grader is skipped" >&2
+    scripts/setup_triton.sh || echo "run.sh: the tests of the trainer's Triton kernels will fail" >&2
 }
 
 # Downloads of the programs go beside setup and linters, which use one core.

@@ -28,6 +28,7 @@ STARTED = (
 )
 OWN = re.compile(r"\d{8}-\d{6}|[\d.]+ GiB free")
 """What differs from one start to the next: the time in a folder's name, and the room on the disk."""
+SCRIPT = re.compile(r"bash (\S+\.sh)")
 SECONDS = 300
 
 
@@ -39,11 +40,16 @@ def elsewhere(tmp_path: Path) -> Path:
     return folder
 
 
+def comparable(printed: str, folder: Path) -> str:
+    """Return what was printed in ``folder`` without what differs by start; scripts to type are named by their whole paths."""
+    return SCRIPT.sub(lambda match: f"bash {(folder / match[1]).resolve()}", OWN.sub("ITS OWN", printed))
+
+
 def dry_run(script: Path, folder: Path, stage: Path) -> str:
     """Return what a dry run from a folder prints; its program runs in this process and forgets modules of ``stage``."""
     code, printed = run_call(becomes(ROOT / script, folder, "--dry-run"), stage)
     assert code == 0, f"{folder}: {printed}"
-    return OWN.sub("ITS OWN", printed)
+    return comparable(printed, folder)
 
 
 def started(script: Path, folder: Path) -> str:
@@ -60,7 +66,7 @@ def started(script: Path, folder: Path) -> str:
         check=False,
     )
     assert done.returncode == 0, f"{folder}: {done.stdout}"
-    return OWN.sub("ITS OWN", done.stdout)
+    return comparable(done.stdout, folder)
 
 
 def test_the_scripts_are_all_here() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 import subprocess
 import sys
@@ -196,3 +197,12 @@ def test_a_mistyped_word_is_one_line(word: str, advice: str, clone: Clone) -> No
     done = clone.setup(word)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"setup: unknown argument '{word}'; {advice}\n"
+
+
+def test_the_suite_installs_every_program_that_its_tests_need(repository: Path) -> None:
+    """Only verifiers has an environment of its own, whose tests are skipped where it is missing."""
+    scripts = {path.name for path in (repository / "scripts").glob("setup_*.sh")}
+    called = set(
+        re.findall(r"^    scripts/(setup_\w+\.sh) ", (repository / "tests" / "run.sh").read_text(), re.MULTILINE)
+    )
+    assert scripts - called == {"setup_verifiers.sh"}
