@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
 
 from slime.args import Arguments
@@ -24,6 +27,7 @@ from slime.backends.fsdp_utils.attention import PACKED, register_kernels
 from slime.backends.fsdp_utils.backend import build_optimizer, start_moments
 from slime.backends.fsdp_utils.layers import set_checkpointing
 from slime.backends.fsdp_utils.model import PolicyModel
+from slime.backends.fsdp_utils.one_rank import compute_in
 from slime.backends.trainer.micro_batch import MicroBatch, build
 from slime.logprobs import response_rows
 
@@ -136,6 +140,55 @@ def test_each_further_layer_costs_what_torch_tracks(ranks: int, fewer: dict[str,
         planned.append(budget.trainer_need(args, shape, ranks).total)
         tracked.append(tracked_peak(args, shape))
     assert planned[1] - planned[0] == pytest.approx(tracked[1] - tracked[0], rel=0.01)
+
+
+class Living(TorchDispatchMode):
+    """Count the bytes of memory that operations made and that still exist.
+
+    Attributes:
+        now: bytes at the moment.
+        peak: the most so far.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._sizes: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_iter(out):
+            if isinstance(tensor, torch.Tensor) and (storage := tensor.untyped_storage())._cdata not in self._sizes:
+                self._sizes[storage._cdata] = storage.nbytes()
+                self.now += storage.nbytes()
+                weakref.finalize(storage, self._drop, storage._cdata)
+        self.peak = max(self.peak, self.now)
+        return out
+
+    def _drop(self, key: int) -> None:
+        self.now -= self._sizes.pop(key)
+
+
+@pytest.mark.parametrize("tokens", [16, 256, TOKENS], ids="{} tokens".format)
+def test_one_rank_needs_what_lives_in_its_second_micro_batch(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With few tokens a layer's gradients, in bfloat16 and float32 beside those of the first, outweigh its activations."""
+    monkeypatch.setattr(response_rows, "CPU_SLICE_BYTES", response_rows.GPU_SLICE_BYTES)
+    shape = replace(SHAPE, layers=4, full_layers=4, kv_heads=4, ffn=2048, vocab=512)
+    args = arguments(max_tokens_per_gpu=tokens, rollout_max_context_len=tokens)
+    batch = build([[1] * tokens], [tokens // 2], packed=True, device=torch.device("cpu"))
+    hf = hf_model(shape, torch.float32)
+    layers = model_module.text_layers(hf.base_model)
+    set_checkpointing(args, hf, layers)
+    policy = PolicyModel(hf, PACKED["sdpa"]).train()
+    compute_in(policy, torch.bfloat16, layers)
+    living = Living()
+    with living:
+        for _ in range(2):
+            policy(batch, temperature=1.0, chunk_size=CHUNK)[0].sum().backward()
+    parts = {part.name: part.size for part in budget.trainer_need(args, shape, 1).parts}
+    of_gradients = parts["gradients and moments"] / 3
+    made = sum(parts[name] for name in ("gathered", "activations", "head grads")) + of_gradients
+    assert living.peak <= made <= 1.12 * living.peak
 
 
 def test_the_optimizer_and_the_weights_are_sixteen_bytes_a_parameter() -> None:

@@ -154,6 +154,7 @@ def test_what_changes_the_trainers_memory(folder: Path) -> None:
     assert sum(topk.values()) < totals["rows"] + GIB
 
 
+NOTHING = {"unchecked_layers": 0, "kept_attention_layers": 0}
 ONE_TRAINER = (
     "--device cuda --train-backend fsdp --colocate --actor-num-gpus-per-node 1 --rollout-num-gpus 1 --num-gpus 1 "
     "--use-dynamic-batch-size --max-tokens-per-gpu 8192 --gradient-checkpointing --rollout-max-context-len 8192 "
@@ -202,12 +203,95 @@ def test_fused_kernels_change_what_fits(folder: Path) -> None:
 
 def test_layers_are_planned_only_where_the_plan_knows_enough(folder: Path) -> None:
     unknown = ONE_TRAINER.replace("--rollout-max-context-len 8192 --sglang-context-length 8192 ", "")
+    only_steps = f"{unknown} --rollout-max-response-len 1024"
+    for words in (unknown, only_steps, f"{only_steps} --rollout-max-prompt-len 1024"):  # no data have these prompts
+        budget = budget_of(derived(words, folder), memory(80))
+        assert budget.layers == NOTHING
+        assert any("none planned: no flag bounds the samples" in line for line in budget.lines)
     unknown = unknown.replace("--use-dynamic-batch-size --max-tokens-per-gpu 8192 ", "")
-    nothing = {"unchecked_layers": 0, "kept_attention_layers": 0}
-    assert budget_of(derived(unknown, folder), memory(80)).layers == nothing
+    only_response = derived(f"{unknown} --rollout-max-response-len 1024", folder)
+    assert step_tokens(only_response) == 1024
+    assert budget_of(only_response, memory(80)).layers == NOTHING
+    answered = derived(f"{only_steps} --rollout-max-prompt-len 1024", folder, rollout_global_dataset=True)
+    assert budget_of(answered, memory(80)).layers != NOTHING
+    assert budget_of(answered.changed(custom_generate_function_path="a.b"), memory(80)).layers == NOTHING
+    assert budget_of(derived(ONE_TRAINER, folder, debug_train_only=True), memory(80)).layers == NOTHING
     shared = derived(ONE_GPU, folder, sglang_max_total_tokens=None)  # the engine would have a smaller cache
-    assert budget_of(shared, memory(80)).layers == nothing
+    assert budget_of(shared, memory(80)).layers == NOTHING
     assert budget_of(derived(ONE_TRAINER, folder, gradient_checkpointing=False), memory(200)).layers == {}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attn_implementation": "eager"},
+        {"pack_sequences": False},
+        {"train_dtype": "float32"},
+        {"deterministic_mode": True},
+    ],
+    ids=str,
+)
+def test_no_layer_is_planned_beside_attention_whose_memory_is_not_counted(
+    folder: Path, changes: dict[str, Any]
+) -> None:
+    args = derived(ONE_TRAINER, folder)
+    assert budget_of(args, memory(200)).layers == {"unchecked_layers": 36, "kept_attention_layers": 0}
+    assert budget_of(args.changed(**changes), memory(200)).layers == NOTHING
+    given = budget_of(args.changed(**changes, unchecked_layers=2), memory(200)).layers
+    assert given == {"unchecked_layers": 2, "kept_attention_layers": 0}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"layer_types": ["full_attention"] * 35 + ["sliding_attention"]},
+        {"layer_types": None, "sliding_window": 4096, "use_sliding_window": True},
+        {"head_dim": 512},
+    ],
+    ids=["types", "window", "head"],
+)
+def test_no_layer_is_planned_for_windows_and_heads_without_a_kernel(folder: Path, fields: dict[str, Any]) -> None:
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    assert budget_of(derived(ONE_TRAINER, folder), memory(400)).layers != NOTHING
+    file.write_text(json.dumps(config | fields))
+    assert budget_of(derived(ONE_TRAINER, folder), memory(400)).layers == NOTHING
+    file.write_text(json.dumps(config | {"layer_types": None, "sliding_window": 4096, "use_sliding_window": False}))
+    assert budget_of(derived(ONE_TRAINER, folder), memory(400)).layers != NOTHING
+
+
+def test_layers_do_not_fill_what_other_processes_hold(folder: Path) -> None:
+    args = derived(ONE_TRAINER, folder)
+    whole = budget_of(args, memory(100))
+    beside = budget_of(args, replace(memory(100), held=15 * GIB))
+    plan = layout(args.changed(**beside.layers), 100 * GIB, held=15 * GIB)
+    assert plan is not None
+    assert plan.rows[0].total + plan.rows[0].doubt <= 0.95 * 100 * GIB - 15 * GIB
+    assert 0 < beside.layers["unchecked_layers"] < whole.layers["unchecked_layers"]
+    assert any("other processes hold 15.0 GiB" in line for line in beside.lines)
+    full = budget_of(args, replace(memory(100), held=60 * GIB))
+    assert full.layers == NOTHING
+    assert full.problems == ()  # what holds it may be gone at the start
+
+
+def test_layers_are_planned_on_cards_that_the_driver_can_answer_for(folder: Path) -> None:
+    def layers(source: str, **changes: Any) -> dict[str, int]:
+        return dict(budget_of(derived(ONE_TRAINER, folder, **changes), GpuMemory(80 * GIB, source)).layers)
+
+    seen, said = "nvidia-smi", "--gpu-memory-gb"
+    assert layers(seen) == layers(said) != NOTHING
+    for several in ({"num_nodes": 2, "actor_num_nodes": 2, "num_gpus_per_node": 1}, {"ray_address": "head:6379"}):
+        assert layers(seen, **several) == NOTHING != layers(said, **several)
+    for outside in ({"rollout_external_engine_addrs": ["host:1"]}, {"prm_router_ip": "host"}):
+        assert layers(seen, **outside) == layers(said, **outside) == NOTHING
+
+
+def test_small_micro_batches_keep_no_attention(folder: Path) -> None:
+    small = {"rollout_max_context_len": 4096, "sglang_context_length": 4096, "max_tokens_per_gpu": 4096}
+    layers = budget_of(derived(ONE_TRAINER, folder, **small), memory(80)).layers
+    assert layers["kept_attention_layers"] == 0 < layers["unchecked_layers"]
+    given = budget_of(derived(ONE_TRAINER, folder, **small, kept_attention_layers=4), memory(80)).layers
+    assert given["kept_attention_layers"] == 4
 
 
 def test_counts_that_do_not_fit_are_refused_with_smaller_ones(folder: Path) -> None:
@@ -435,37 +519,41 @@ def test_the_trainer_refuses_at_its_start(folder: Path, capsys: pytest.CaptureFi
 # The machine
 
 
-SMI = "0, GPU-aaaa-1, 81559\n1, GPU-bbbb-2, 24564\n2, GPU-cccc-3, [N/A]\n"
+SMI = "0, GPU-aaaa-1, 81559, 81000\n1, GPU-bbbb-2, 24564, 4\n2, GPU-cccc-3, [N/A], [N/A]\n3, GPU-dddd-4, 81559, [N/A]\n"
 
 
 @pytest.mark.parametrize(
-    ("visible", "mib"),
+    ("visible", "mib", "left"),
     [
-        (None, 24564),
-        ("0", 81559),
-        ("GPU-aaaa", 81559),
-        ("0,1", 24564),
-        ("MIG-1234", None),
-        ("2", None),
+        (None, 24564, 0),
+        ("0", 81559, 559),
+        ("GPU-aaaa", 81559, 559),
+        ("1", 24564, 24560),
+        ("0,1", 24564, 559),
+        ("3", 81559, 0),
+        ("MIG-1234", None, None),
+        ("2", None, None),
     ],
 )
 def test_the_smallest_gpu_that_the_run_may_see_counts(
-    monkeypatch: pytest.MonkeyPatch, visible: str | None, mib: int | None
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, mib: int | None, left: int | None
 ) -> None:
     answer = SimpleNamespace(returncode=0, stdout=SMI)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: answer)
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert smallest_gpu(environment) == (None if mib is None else mib * 2**20)
+    found = smallest_gpu(environment)
+    assert (found and found.size) == (None if mib is None else mib * 2**20)
+    assert (found and found.size - found.held) == (None if left is None else left * 2**20)
 
 
 def test_what_is_given_wins_over_the_driver_and_that_over_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     args = Arguments(device="cuda", gpu_memory_gb=None)
-    found: list[float | None] = [None]
+    found: list[GpuMemory | None] = [None]
     monkeypatch.setattr("slime.arguments.memory_budget.gpu.smallest_gpu", lambda _: found[0])
     assert gpu_memory(args) is None
     assert gpu_memory(args, "profile gpu8", 80.0) == GpuMemory(80 * GIB, "profile gpu8; this machine has no GPU")
-    found[0] = 5.0 * GIB
-    assert gpu_memory(args, "profile gpu8", 80.0) == GpuMemory(5 * GIB, "nvidia-smi")
+    found[0] = GpuMemory(5 * GIB, "nvidia-smi", held=GIB)
+    assert gpu_memory(args, "profile gpu8", 80.0) == found[0]
     args.gpu_memory_gb = 48.0
     assert gpu_memory(args) == GpuMemory(48 * GIB, "--gpu-memory-gb")
     args.device = "cpu"

@@ -26,9 +26,9 @@ from typing import Any
 
 from groundwork.exceptions import ConfigError
 from slime.args import Arguments
-from slime.arguments.memory_budget.gpu import CONTEXT, DRIVER, GIB, NCCL, GpuMemory, Need, Part, gpu_memory
+from slime.arguments.memory_budget.gpu import CONTEXT, DRIVER, GIB, NCCL, SMI, GpuMemory, Need, Part, gpu_memory
 from slime.arguments.memory_budget.shape import Shape, judge_shape, policy_shape
-from slime.arguments.memory_budget.trainer import longest_sample, step_tokens, trainer_need
+from slime.arguments.memory_budget.trainer import longest_sample, samples_are_bounded, step_tokens, trainer_need
 from slime.arguments.option import flag_of
 from slime.arguments.placement import data_parallel_size, describe_placement, start_order
 
@@ -214,6 +214,10 @@ def _graph_bytes(args: Arguments, chunk: int, batch: int) -> float:
 TRAINERS = ("actor", "critic")
 RESERVE = 0.05
 """Share of a GPU that planned layers leave free, because the allocator fragments."""
+LEAST_KEPT = 2**24
+"""Tokens of a micro-batch times hidden size from which attention is kept: for less, the Python of each operation is not known to pay."""
+LARGEST_HEAD = 256
+"""Head size up to which torch has an attention kernel that stores no matrix of scores."""
 
 
 @dataclass(frozen=True)
@@ -262,8 +266,10 @@ class Layout:
     unknown: tuple[str, ...]
 
 
-def layout(args: Arguments, capacity: float) -> Layout | None:
+def layout(args: Arguments, capacity: float, held: float = 0.0) -> Layout | None:
     """Return what each role needs on GPUs of ``capacity`` bytes; None if the policy's shape is unknown.
+
+    Engines find all free but ``held`` bytes.
 
     Raises:
         ConfigError: the roles have no valid placement.
@@ -272,6 +278,7 @@ def layout(args: Arguments, capacity: float) -> Layout | None:
     if policy is None:
         return None
     placement = describe_placement(args)
+    left = capacity - DRIVER - held
     gpus = {
         "actor": placement.actor,
         "critic": placement.critic,
@@ -288,10 +295,10 @@ def layout(args: Arguments, capacity: float) -> Layout | None:
         if role in TRAINERS:
             needs[role] = trainer_need(args, shape, len(gpus[role]), role)
             continue
-        engines[role] = _engine(args, shape, role, capacity, capacity - DRIVER - _others(args, needs, gpus, role))
+        engines[role] = _engine(args, shape, role, capacity, left - _others(args, needs, gpus, role))
         needs[role] = engines[role].need
     caches = tuple(
-        _cache(args, shape, role, capacity, engines[role], needs, gpus)
+        _cache(args, shape, role, (capacity, left), engines[role], needs, gpus)
         for role in engines
         if (shape := shapes[role]) is not None
     )
@@ -318,13 +325,14 @@ def _cache(
     args: Arguments,
     shape: Shape,
     role: str,
-    capacity: float,
+    capacity_and_left: tuple[float, float],
     plan: EnginePlan,
     needs: Mapping[str, Need],
     gpus: Mapping[str, tuple[int, ...]],
 ) -> Cache:
     """Return the cache at the first start and after a restart while all other roles run."""
-    free = capacity - DRIVER - _others(args, needs, gpus, role)
+    capacity, left = capacity_and_left
+    free = left - _others(args, needs, gpus, role)
     again = _engine(args, shape, role, capacity, free).cache_tokens
     doubt = sum(need.doubt for other, need in needs.items() if {*gpus[other]} & {*gpus[role]})
     most = _engine(args, shape, role, capacity, free + doubt).cache_tokens
@@ -360,33 +368,58 @@ def _worst(args: Arguments, needs: tuple[Need, ...]) -> tuple[float, float]:
     return max(moments)
 
 
-def planned_layers(args: Arguments, shape: Shape, capacity: float) -> dict[str, int]:
+def reason_to_plan_nothing(args: Arguments, shape: Shape, memory: GpuMemory) -> str | None:
+    """Return why the memory of a step or of the GPUs is not known well enough to fill it; None if it is."""
+    if not samples_are_bounded(args):
+        return "no flag bounds the samples of this run"
+    if shape.tower or shape.experts or shape.linear_layers:
+        return "a vision tower, experts and linear attention are not counted exactly"
+    dense = args.attn_implementation == "eager" or not args.pack_sequences or shape.sliding
+    if dense or args.train_dtype == "float32" or args.deterministic_mode:
+        return (
+            "attention's memory is counted for packed samples in bfloat16 only, without windows, --deterministic-mode "
+            "and --attn-implementation eager"
+        )
+    if shape.head_dim > LARGEST_HEAD or shape.head_dim % 8:
+        return f"attention with heads of size {shape.head_dim} is not counted"
+    if args.rollout_external_engine_addrs or args.prm_router_ip:
+        return "engines that the run does not start may be on its GPUs"
+    if memory.source == SMI and ((args.num_nodes or 1) > 1 or args.ray_address):
+        return "this machine's GPUs need not be those of the others; --gpu-memory-gb N tells their size"
+    return None
+
+
+def planned_layers(args: Arguments, shape: Shape, memory: GpuMemory) -> dict[str, int]:
     """Return how many layers stay unchecked and how many keep attention's output, by argument; empty without checkpointing.
 
-    A flag's count stays. The others are as many as fit in all but `RESERVE` of ``capacity`` bytes with every estimate too low by
-    `UNCERTAINTY`; attention first, because it saves more time per byte (log/gpu_kernels.md#gpu-checkpointing). An engine's cache never
-    gets smaller for it. 0 where nothing bounds a sample, and for a vision tower, linear attention or experts,
-    whose activations are not counted or not tested.
+    A flag's count stays. The others are as many as fit in all but `RESERVE` of ``memory``, without what other processes hold, with
+    every estimate too low by `UNCERTAINTY`; attention first, because it saves more time per byte
+    (log/gpu_kernels.md#gpu-checkpointing), if micro-batches have at least `LEAST_KEPT` elements. An engine's cache never gets
+    smaller for it. 0 if there is a `reason_to_plan_nothing`.
     """
     if args.device != "cuda" or args.train_backend != "fsdp" or not args.gradient_checkpointing:
         return {}
-    nothing_to_keep = args.fused_kernels == "compile"  # a compiled layer hides its attention from checkpointing
-    of_flags = 0 if nothing_to_keep else args.kept_attention_layers, args.unchecked_layers
+    # A compiled layer hides its attention from checkpointing.
+    nothing_to_keep = args.fused_kernels == "compile" or step_tokens(args) * shape.hidden < LEAST_KEPT
+    attention_flag = args.kept_attention_layers
+    of_flags = 0 if nothing_to_keep and attention_flag is None else attention_flag, args.unchecked_layers
 
     def counts(attention: int, unchecked: int) -> dict[str, int]:
         kept = min(attention, shape.layers - unchecked) if of_flags[0] is None else attention
         return {"unchecked_layers": unchecked, "kept_attention_layers": kept}
 
+    room = (1 - RESERVE) * memory.size - memory.held
+
     def fits(attention: int, unchecked: int) -> bool:
-        plan = layout(args.changed(**counts(attention, unchecked)), capacity)
+        plan = layout(args.changed(**counts(attention, unchecked)), memory.size, memory.held)
         assert plan is not None
         trainers = [row for row in plan.rows if any(need.role in TRAINERS for need in row.needs)]
-        enough = all(row.total + row.doubt <= (1 - RESERVE) * capacity for row in trainers)
+        enough = all(row.total + row.doubt <= room for row in trainers)
         return enough and _capacities(plan) == caches
 
     attention, unchecked = of_flags[0] or 0, of_flags[1] or 0
-    base = layout(args.changed(**counts(attention, unchecked)), capacity)
-    if base is None or not step_tokens(args) or shape.tower or shape.experts or shape.linear_layers:
+    base = layout(args.changed(**counts(attention, unchecked)), memory.size, memory.held)
+    if base is None or reason_to_plan_nothing(args, shape, memory):
         return counts(attention, unchecked)
     caches = _capacities(base)
     if of_flags[0] is None:
@@ -401,12 +434,13 @@ def _capacities(plan: Layout) -> list[tuple[str, int, int]]:
     return [(cache.role, cache.tokens, cache.again) for cache in plan.caches]
 
 
-def _layers_line(layers: Mapping[str, int], total: int) -> str:
-    """Return how many layers keep what under gradient checkpointing."""
+def _layers_line(layers: Mapping[str, int], total: int, reason: str | None, held: float) -> str:
+    """Return how many layers keep what under gradient checkpointing, and what limits the plan of them."""
     unchecked, attention = layers["unchecked_layers"], layers["kept_attention_layers"]
     return (
         f"  checkpointing: of {total} layers {unchecked} stay unchecked (--unchecked-layers), {attention} keep attention's "
         f"output (--kept-attention-layers), {total - unchecked - attention} keep their input"
+        + (f"; none planned: {reason}" if reason else f"; other processes hold {held / GIB:.1f} GiB" if held else "")
     )
 
 
@@ -515,7 +549,7 @@ def budget_of(
     if memory is None:
         return Budget(("memory per GPU: not computed, because this machine has no GPU; --gpu-memory-gb N computes it",))
     shape = policy_shape(args)
-    layers = {} if shape is None else planned_layers(args, shape, memory.size)
+    layers = {} if shape is None else planned_layers(args, shape, memory)
     plan = layout(args.changed(**layers), memory.size)
     if plan is None or shape is None:
         return Budget(("memory per GPU: not computed, because neither config.json nor flags give the model's shape",))
@@ -524,7 +558,11 @@ def budget_of(
         f"memory per GPU in GiB, of {memory.size / GIB:.1f} ({memory.source}); estimates may be off by 20 %, "
         "parts in brackets do not count, because they are freed before the peak:",
         *(line for row in plan.rows for line in _row_lines(row, memory, names)),
-        *([_layers_line(layers, shape.layers)] if layers else []),
+        *(
+            [_layers_line(layers, shape.layers, reason_to_plan_nothing(args, shape, memory), memory.held)]
+            if layers
+            else []
+        ),
         *(_cache_line(cache) for cache in plan.caches),
         *(f"  {role}: its model is not on this machine, so it is not counted" for role in plan.unknown),
         *(

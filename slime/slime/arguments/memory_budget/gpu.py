@@ -1,7 +1,7 @@
 """A GPU's memory: how much it has and where the figure comes from, and what a process needs on it, part by part.
 
-Guarantees: an explicit size wins. Otherwise the driver is queried, without torch, and the smallest visible GPU counts. Without a GPU
-nothing is guessed, unless the caller names the kind of machine that the plan is for. Each part says whether it is exact or estimated.
+Guarantees: an explicit size wins. Otherwise the driver is queried, without torch: the smallest visible GPU counts, and of the memory that
+other processes hold, that of the GPU with the least left. Without a GPU nothing is guessed, unless the caller names the kind of machine that the plan is for. Each part says whether it is exact or estimated.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ NCCL = 0.5 * GIB
 """NCCL buffers of a process in a group of more than one rank."""
 DRIVER = 0.4 * GIB
 """Memory that ``nvidia-smi`` counts but no process can allocate."""
+
+
+SMI = "nvidia-smi"
+"""Source of a size that the driver of this machine tells."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +71,15 @@ class Need:
 
 @dataclass(frozen=True)
 class GpuMemory:
-    """Bytes of one GPU, and a readable source of the figure."""
+    """Bytes of one GPU, and a readable source of the figure.
+
+    Attributes:
+        held: bytes that other processes hold. A refusal ignores them, because they may be gone at the start.
+    """
 
     size: float
     source: str
+    held: float = 0.0
 
 
 def gpu_memory(args: Arguments, machine: str | None = None, gib: float | None = None) -> GpuMemory | None:
@@ -86,24 +95,30 @@ def gpu_memory(args: Arguments, machine: str | None = None, gib: float | None = 
     if args.gpu_memory_gb:
         return GpuMemory(args.gpu_memory_gb * GIB, "--gpu-memory-gb")
     if (result := smallest_gpu(os.environ)) is not None:
-        return GpuMemory(result, "nvidia-smi")
+        return result
     return GpuMemory(gib * GIB, f"{machine}; this machine has no GPU") if gib else None
 
 
-def smallest_gpu(environment: Mapping[str, str]) -> float | None:
-    """Return the bytes of the smallest visible GPU; None without a driver or for MIG partitions."""
-    command = ["nvidia-smi", "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits"]
+def smallest_gpu(environment: Mapping[str, str]) -> GpuMemory | None:
+    """Return the memory of the smallest visible GPU; None without a driver or for MIG partitions.
+
+    A GPU whose use the driver does not tell counts as full.
+    """
+    command = [SMI, "--query-gpu=index,uuid,memory.total,memory.used", "--format=csv,noheader,nounits"]
     try:
         listing = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return None
     if listing.returncode:
         return None
-    rows = [[word.strip() for word in line.split(",")] for line in listing.stdout.splitlines() if line.count(",") == 2]
+    rows = [[word.strip() for word in line.split(",")] for line in listing.stdout.splitlines() if line.count(",") == 3]
     visible = [word.strip() for word in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
-    sizes = [
-        float(size) * 2**20
-        for index, uuid, size in rows
+    gpus = [
+        (int(size), int(used) if used.isdigit() else int(size))
+        for index, uuid, size, used in rows
         if size.isdigit() and (not visible or any(word == index or uuid.startswith(word) for word in visible))
     ]
-    return min(sizes, default=None)
+    if not gpus:
+        return None
+    smallest, left = min(size for size, _ in gpus), min(size - used for size, used in gpus)
+    return GpuMemory(smallest * 2**20, SMI, held=(smallest - left) * 2**20)

@@ -6,7 +6,7 @@ and for experts, parameter counts equal those of the published models exactly; f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,7 @@ class Shape:
         gated: gate on the attention's output (Qwen3.5).
         tower: parameters of the vision tower.
         quantised: whether the checkpoint stores one byte per weight.
+        sliding: whether some layers attend to a window only.
     """
 
     layers: int
@@ -57,6 +58,7 @@ class Shape:
     gated: bool = False
     tower: int = 0
     quantised: bool = False
+    sliding: bool = False
 
     @property
     def query(self) -> int:
@@ -160,7 +162,15 @@ def _of_config(whole: Mapping[str, Any]) -> Shape:
         gated=kind.startswith("qwen3_5"),
         tower=_tower(whole.get("vision_config")),
         quantised=bool(whole.get("quantization_config")),
+        sliding=_slides(config, types),
     )
+
+
+def _slides(config: Mapping[str, Any], types: Sequence[str]) -> bool:
+    """Whether a layer has a window: by its type; without types, if a window is given and not switched off."""
+    if types:
+        return any("sliding" in name for name in types)
+    return bool(config.get("sliding_window") and config.get("use_sliding_window", True))
 
 
 def _tower(vision: Mapping[str, Any] | None) -> int:

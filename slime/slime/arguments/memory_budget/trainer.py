@@ -3,7 +3,8 @@
 - FSDP2 (`slime.backends.fsdp_utils`) shards float32 weights, their gradients and Adam's two moments: 16 bytes per
   parameter over all ranks (Rajbhandari et al., "ZeRO", 2020, stage 3). It holds whole, in bfloat16, the root group
   (embedding, LM head) and the current layer. A single rank has no FSDP2; its bfloat16 copies are those of the root, of the
-  current layer, and of each unchecked layer until the backward pass is through it.
+  current layer, and of each unchecked layer until the backward pass is through it. When the layer's
+  activations are gone, its gradient becomes float32, which adds to that of earlier micro-batches.
 - Megatron holds whole bfloat16 weights and float32 gradients of its part, and a slice of the float32 weights and
   moments per data-parallel copy (stage 1).
 
@@ -122,6 +123,18 @@ def longest_sample(args: Arguments) -> int | None:
     return prompt + response if prompt and response else None
 
 
+def samples_are_bounded(args: Arguments) -> bool:
+    """Whether this run keeps its samples to :func:`longest_sample`.
+
+    Samples of a file, or of conversations, have whatever length they have. A prompt's maximum holds for prompts of
+    ``--prompt-data`` that the core's own function answers.
+    """
+    if args.debug_train_only or longest_sample(args) is None:
+        return False
+    by_context = args.rollout_max_context_len or args.sglang_context_length
+    return bool(by_context or (args.rollout_global_dataset and not args.custom_generate_function_path))
+
+
 def step_tokens(args: Arguments) -> int:
     """Return the tokens of a rank's largest micro-batch; a sample over --max-tokens-per-gpu has one to itself.
 
@@ -229,6 +242,8 @@ def _fsdp(args: Arguments, shape: Shape, ranks: int, role: str) -> _Sizes:
         kept.append(Part("reference", share * element * parameters, exact=True))
         gathered += 0.0 if alone else element * root
     checkpoints, last, layer, logits = _step(args, shape, shape.layers, shape.vocab, role, 1)
+    if alone and trained and element == 2:
+        layer = max(layer, 4.0 * shape.layer)
     head = element * shape.embedding if trained and role == "actor" else 0
     reduced = root * (element + 4) if trained else 0
     return _Sizes(tuple(kept), gathered, head, reduced, checkpoints, last, layer, logits)
