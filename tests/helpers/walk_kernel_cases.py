@@ -203,13 +203,10 @@ def test_the_walk_gives_what_it_gives_with_torch(chunk: int, with_entropy: bool,
 
 def test_a_second_backward_pass_gives_the_same() -> None:
     """The block that the first one turned into a gradient is computed again."""
-    hidden, weight = (
-        logits(9, WIDTH, torch.bfloat16),
-        logits(VOCABULARY, WIDTH, torch.bfloat16, seed=2).requires_grad_(),
-    )
-    total = log_probs_of_head(
-        [(hidden, weight)], random_ids(9, 2, VOCABULARY), temperature=0.7, chunk=4, kernel="triton"
-    )[0].sum()
+    hidden = logits(9, WIDTH, torch.bfloat16).to(DEVICE)
+    weight = logits(VOCABULARY, WIDTH, torch.bfloat16, seed=2).to(DEVICE).requires_grad_()
+    ids = random_ids(9, 2, VOCABULARY).to(DEVICE)
+    total = log_probs_of_head([(hidden, weight)], ids, temperature=0.7, chunk=4, kernel="triton")[0].sum()
     [first] = torch.autograd.grad(total, weight, retain_graph=True)
     [second] = torch.autograd.grad(total, weight)
     assert torch.equal(first, second)

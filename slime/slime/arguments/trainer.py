@@ -295,6 +295,8 @@ def _check_attention(args: Arguments) -> list[str]:
     problems = []
     if args.train_dtype == "float32":
         problems.append(f"--attn-implementation {name} computes in bfloat16 only; remove --train-dtype float32")
+    if name == "cudnn" and args.deterministic_mode:
+        problems.append("--attn-implementation cudnn is not deterministic; remove --deterministic-mode, or use auto")
     package = ON_GPU[name]
     if package is None and not args.pack_sequences:
         problems.append(f"--attn-implementation {name} is for packed samples; remove --no-pack-sequences, or use sdpa")

@@ -115,6 +115,40 @@ def test_cudnns_kernel_alone_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(attention, "by_sample", seen)
     attention.by_cudnn(SimpleNamespace(), *heads_of_a_pack())  # type: ignore[arg-type]
     assert allowed == [(True, False, False, False)]
+    monkeypatch.setattr(attention, "fastest_kernel", lambda heads, lengths: "cudnn")
+    query, key, value = heads_of_a_pack()
+    attention.by_measurement(SimpleNamespace(), query, key, value, None, sequence_lengths=LENGTHS)  # type: ignore[arg-type]
+    assert allowed[1:] == [(True, True, True, True)]
+
+
+def test_auto_computes_what_cudnn_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU has no cuDNN, so the next kernel computes, where the kernel by its name is an error."""
+    monkeypatch.setattr(attention, "fastest_kernel", lambda heads, lengths: "cudnn")
+    module: Any = SimpleNamespace(num_key_value_groups=HEADS // KEY_HEADS, is_causal=True, training=True)
+    tensors, more = heads_of_a_pack(), {"scaling": 0.3, "dropout": 0.0}
+    given = attention_arguments(PACKED["auto"], LENGTHS, CPU)
+    out, _ = attention.by_measurement(module, *tensors, None, **more, **given)
+    torch.testing.assert_close(out, by_matrix(*tensors, 0.3), rtol=1e-12, atol=1e-12)
+    with pytest.raises(RuntimeError):
+        attention.by_cudnn(module, *tensors, None, **more, sequence_lengths=LENGTHS)
+
+
+def test_cudnn_is_refused_for_heads_that_it_has_no_kernel_for(
+    tiny_random_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def heads(**fields: int | None) -> Any:
+        return SimpleNamespace(**{"head_dim": None, "hidden_size": 64, "num_attention_heads": 4} | fields)
+
+    for good in ({}, {"head_dim": 256}, {"hidden_size": 96}):
+        attention.check_heads_of_cudnn(heads(**good))
+    for bad, size in (({"head_dim": 512}, 512), ({"hidden_size": 80}, 20)):
+        with pytest.raises(ConfigError, match=f"cudnn is not for heads of size {size}; use auto"):
+            attention.check_heads_of_cudnn(heads(**bad))
+    monkeypatch.setattr(model_module.dist, "get_world_size", lambda *_: 1)
+    monkeypatch.setattr(attention, "CUDNN_HEAD", 0)
+    args = trainer_args(tiny_random_model, attn_implementation="cudnn")
+    with pytest.raises(ConfigError, match="cudnn is not for heads"):
+        model_module.build_policy(args, str(tiny_random_model), device=CPU)
 
 
 @pytest.mark.parametrize("row", MEASURED, ids=lambda row: row.batch)
@@ -147,7 +181,8 @@ def test_a_model_of_one_call_per_pack_has_the_log_probs_of_one_call_per_sample(
 
 
 def test_a_kernel_that_cannot_be_imported_is_one_line_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"^--attn-implementation flash_attention_4: No module .*; use sdpa$"):
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", None)  # as if it was not installed
+    with pytest.raises(ConfigError, match=r"^--attn-implementation flash_attention_4: .*; use sdpa$"):
         resolve_attention("flash_attention_4", True, None)
     monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))
     monkeypatch.setitem(sys.modules, "flash_attn.cute", ModuleType("flash_attn.cute"))
@@ -156,7 +191,10 @@ def test_a_kernel_that_cannot_be_imported_is_one_line_at_the_start(monkeypatch: 
         resolve_attention("varlen", True, ["sliding_attention"])
 
 
-def test_what_cannot_work_is_refused_with_a_line(tiny_random_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_work_is_refused_with_a_line(
+    tiny_random_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slime.arguments.trainer._is_installed", lambda _: False)
     words = ["--hf-checkpoint", str(tiny_random_model), "--rollout-batch-size", "1", "--num-rollout", "1"]
     words += [
         "--disable-rollout-global-dataset",
@@ -170,8 +208,11 @@ def test_what_cannot_work_is_refused_with_a_line(tiny_random_model: Path, capsys
     for more, line in (
         ([*words, "--device", "cpu", "--attn-implementation", "auto"], "--attn-implementation auto needs a GPU; use sdpa"),
         ([*gpu, "--attn-implementation", "cudnn", "--train-dtype", "float32"], "cudnn computes in bfloat16 only"),
+        ([*gpu, "--attn-implementation", "cudnn", "--deterministic-mode"], "cudnn is not deterministic; remove --deterministic-mode"),
         ([*gpu, "--attn-implementation", "varlen", "--no-pack-sequences"], "varlen is for packed samples"),
         ([*gpu, "--attn-implementation", "flash_attention_4"], "flash-attn-4 is not installed on this machine"),
     ):  # fmt: skip
         assert line in refusal(capsys, more)
-    assert parse_args([*gpu, "--attn-implementation", "auto"]).attn_implementation == "auto"
+    assert parse_args([*gpu, "--attn-implementation", "auto", "--deterministic-mode"]).attn_implementation == "auto"
+    monkeypatch.setattr("slime.arguments.trainer._is_installed", lambda _: True)
+    assert parse_args([*gpu, "--attn-implementation", "flash_attention_4"]).attn_implementation == "flash_attention_4"

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.library import _scoped_library
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy
 
 from groundwork.exceptions import ConfigError
 from lab.testkit.trainer import trainer_args
 from slime.backends.fsdp_utils import model as model_module
+from slime.backends.fsdp_utils.layers import ATTENTION_KERNELS, _policy, attention_operators
 from slime.backends.trainer.micro_batch import build
 from tests.helpers.tiny_models import qwen3_moe
 
@@ -94,6 +97,18 @@ def test_the_last_layers_are_unchecked(tiny_random_model: Path, monkeypatch: pyt
     args = trainer_args(tiny_random_model, **CHECKED, unchecked_layers=1)
     policy = model_module.build_policy(args, str(tiny_random_model), device=CPU)
     assert [layer.gradient_checkpointing for layer in policy.hf.base_model.layers] == [True, False]
+
+
+def test_the_kept_operators_are_those_that_exist_when_the_model_is_built() -> None:
+    before = attention_operators()
+    assert torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default in before
+    assert {operator.name().split(".")[0] for operator in before} <= set(ATTENTION_KERNELS)
+    assert _policy(before, None, torch.ops.aten.mm.default) == CheckpointPolicy.PREFER_RECOMPUTE
+    with _scoped_library("flash_attn", "FRAGMENT") as package:
+        package.define("_flash_attn_varlen_forward(Tensor q) -> Tensor")
+        operator = torch.ops.flash_attn._flash_attn_varlen_forward.default
+        assert operator not in before
+        assert _policy(attention_operators(), None, operator) == CheckpointPolicy.MUST_SAVE
 
 
 def test_experts_train_with_kept_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +17,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from groundwork.exceptions import ConfigError
 from lab.testkit.trainer import trainer_args
 from slime.backends.fsdp_utils import model as model_module
+from slime.backends.fsdp_utils.backend import FSDPPolicy, by_cache
 from slime.backends.fsdp_utils.layers import LIGER_MODELS, compile_layers, use_liger
 from slime.backends.trainer.micro_batch import build
+from slime.backends.trainer.probing import Continuation, Rounds
+from slime.logprobs.response_rows import ResponseRows
 from tests.helpers.arguments import refusal
 
 CPU = torch.device("cpu")
@@ -106,15 +111,58 @@ def test_the_flag_compiles_every_layer(tiny_random_model: Path, monkeypatch: pyt
     assert compiled == list(policy.hf.base_model.layers)
 
 
-def test_liger_without_the_package_or_for_another_model_is_one_line() -> None:
-    for kind, line in (("qwen3", "--fused-kernels liger: No module"), ("llama", "but the model is a llama; use none")):
+def test_liger_without_the_package_or_for_another_model_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it was not installed: with the package, `use_liger` changes transformers for the rest of the process."""
+    for module in ("liger_kernel", "liger_kernel.transformers", "liger_kernel.transformers.monkey_patch"):
+        monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setenv("LIGER_KERNEL_IMPL_ROPE", "")
+    for kind, line in (
+        ("qwen3", "--fused-kernels liger: import of liger_kernel"),
+        ("llama", "but the model is a llama; use none"),
+    ):
         with pytest.raises(ConfigError) as raised:
             use_liger(kind)
         assert line in str(raised.value)
     assert LIGER_MODELS == ("qwen2", "qwen3")
 
 
-def test_what_cannot_work_is_refused_with_a_line(tiny_random_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_greedy_replies_compile_nothing(tiny_random_model: Path) -> None:
+    """Layers with a cache run as they are written, at any number of layers, and the training pass stays compiled."""
+    counter = CompileCounterWithBackend("aot_eager")
+    policy = policy_of(tiny_random_model, counter, fused_kernels="none")
+    eager = policy_of(tiny_random_model)
+    replies = []
+    for model, fused in ((policy, "compile"), (eager, "none")):
+        actor: Any = SimpleNamespace(
+            model=model, _args=trainer_args(tiny_random_model, fused_kernels=fused), _device=CPU
+        )
+        batch = [Continuation(number, list(range(5, 9 + number)), 3) for number in range(2)]
+        FSDPPolicy.greedy(actor, [batch], Rounds(frozenset(), CPU, None))
+        replies.append([each.reply for each in batch])
+    assert replies[0] == replies[1]
+    assert all(len(reply) == 3 for reply in replies[0])
+    assert counter.frame_count == 0
+    gradients(policy, PACKS[0])
+    assert counter.frame_count == 1
+
+
+def test_greedy_replies_use_the_kernel_of_the_policy(tiny_random_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels: list[Any] = []
+
+    def rows(*args: Any, kernel: Any = None, **kwargs: Any) -> ResponseRows:
+        kernels.append(kernel)
+        return ResponseRows(*args, kernel=kernel, **kwargs)
+
+    monkeypatch.setattr(model_module, "ResponseRows", rows)
+    policy = policy_of(tiny_random_model, logprob_kernel="torch")
+    by_cache(policy, [Continuation(0, [5, 6], 2)], Rounds(frozenset(), CPU, None), CPU, 7)
+    assert kernels == ["torch", "torch"]
+
+
+def test_what_cannot_work_is_refused_with_a_line(
+    tiny_random_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slime.arguments.trainer._is_installed", lambda _: False)
     words = ["--hf-checkpoint", str(tiny_random_model), "--rollout-batch-size", "1", "--num-rollout", "1"]
     words += ["--disable-rollout-global-dataset", "--train-backend", "fsdp", "--debug-train-only"]
     words += ["--load-debug-rollout-data", "x", "--fused-kernels"]

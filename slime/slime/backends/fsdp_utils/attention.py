@@ -100,6 +100,21 @@ def by_cudnn(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args
         return by_sample(module, query, key, value, *args, **kwargs)
 
 
+CUDNN_HEAD = 256
+CUDNN_FIRST = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+
+
+def by_cudnn_if_it_can(module: nn.Module, query: Tensor, *args: Any, **kwargs: Any) -> Result:
+    """Return `by_sample` by cuDNN's kernel, or by PyTorch's next one where cuDNN refuses a head or determinism."""
+    with sdpa_kernel(CUDNN_FIRST, set_priority=True):
+        return by_sample(module, query, *args, **kwargs)
+
+
 def by_ends(
     module: nn.Module,
     query: Tensor,
@@ -127,7 +142,8 @@ def by_measurement(module: nn.Module, query: Tensor, *args: Any, **kwargs: Any) 
     """Return the attention by `fastest_kernel`."""
     name = fastest_kernel(query.size(1), _given(module, kwargs.get("sequence_lengths")))
     unused = ("sequence_lengths",) if name == "varlen" else ("sample_ends", "longest_sample")
-    return KERNELS[name](module, query, *args, **{key: kwargs[key] for key in kwargs if key not in unused})
+    kernel = by_cudnn_if_it_can if name == "cudnn" else KERNELS[name]
+    return kernel(module, query, *args, **{key: kwargs[key] for key in kwargs if key not in unused})
 
 
 def _given(module: nn.Module, argument: T | None) -> T:
@@ -161,6 +177,16 @@ def register_kernels() -> None:
 
     for name, kernel in KERNELS.items():
         AttentionInterface.register(PACKED[name], kernel)
+
+
+def check_heads_of_cudnn(config: Any) -> None:
+    """Raise ConfigError if no cuDNN has a kernel for the heads of a text model with ``config``.
+
+    It takes multiples of 8 up to `CUDNN_HEAD`; older cards and versions have a lower limit.
+    """
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if size > CUDNN_HEAD or size % 8:
+        raise ConfigError(f"--attn-implementation cudnn is not for heads of size {size}; use auto")
 
 
 def resolve_attention(implementation: str, packed: bool, layer_types: list[str] | None) -> str:

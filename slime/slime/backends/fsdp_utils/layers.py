@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -72,6 +73,15 @@ def compile_layers(layers: list[nn.Module], backend: str = "inductor") -> None:
         layer.forward = MethodType(compiled[type(layer)], layer)
 
 
+def layers_as_written(args: Arguments) -> AbstractContextManager[Any]:
+    """Return a context in which compiled layers run as they are written.
+
+    With a key-value cache each layer would be compiled by itself, because its number is a constant there, until the limit of
+    the compiler is reached and nothing is compiled any more.
+    """
+    return torch.compiler.set_stance("force_eager") if args.fused_kernels == "compile" else nullcontext()
+
+
 def set_checkpointing(args: Arguments, hf: Any, layers: list[nn.Module]) -> None:
     """Set gradient checkpointing of ``layers``, the decoder layers of the transformers model ``hf``.
 
@@ -88,15 +98,20 @@ def set_checkpointing(args: Arguments, hf: Any, layers: list[nn.Module]) -> None
     layer: Any
     for layer in layers[len(layers) - unchecked :]:
         layer.gradient_checkpointing = False
+    contexts = partial(create_selective_checkpoint_contexts, partial(_policy, attention_operators()))
     for layer in layers[len(layers) - unchecked - keeping : len(layers) - unchecked]:
-        layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False, context_fn=_keep_attention)
+        layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False, context_fn=contexts)
 
 
-def _keep_attention() -> tuple[Any, Any]:
-    """Return the contexts of a forward pass and of its repetition."""
-    return create_selective_checkpoint_contexts(_policy)
+def attention_operators() -> frozenset[Any]:
+    """Return the overloads of `ATTENTION_KERNELS` that torch knows by now: a package brings its own when it is imported."""
+    found = []
+    for name in ATTENTION_KERNELS:
+        package, _, operator = name.partition("::")
+        if (packet := getattr(getattr(torch.ops, package), operator, None)) is not None:
+            found += [getattr(packet, overload) for overload in packet.overloads()]
+    return frozenset(found)
 
 
-def _policy(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    kept = isinstance(operator, torch._ops.OpOverload) and operator.name().split(".")[0] in ATTENTION_KERNELS
-    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+def _policy(kept: frozenset[Any], _context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operator in kept else CheckpointPolicy.PREFER_RECOMPUTE

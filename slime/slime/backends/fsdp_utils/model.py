@@ -42,7 +42,7 @@ from torch.distributed.tensor import DTensor
 from groundwork.processors import without_own_code
 from slime.args import Arguments
 from slime.arguments.model_shape import VISION_LANGUAGE_TYPES
-from slime.backends.fsdp_utils.attention import PACKED, attention_arguments, resolve_attention
+from slime.backends.fsdp_utils.attention import PACKED, attention_arguments, check_heads_of_cudnn, resolve_attention
 from slime.backends.fsdp_utils.layers import compile_layers, set_checkpointing, use_liger
 from slime.backends.fsdp_utils.one_rank import compute_in
 from slime.backends.trainer.micro_batch import Images, MicroBatch
@@ -263,7 +263,8 @@ class PolicyModel(nn.Module):
         """
         arguments = {"input_ids": input_ids, "attention_mask": mask, "position_ids": position_ids}
         hidden = self.hf.base_model(**arguments, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
-        return ResponseRows(head_pairs(self.hf.get_output_embeddings(), hidden), chunk_size).most_likely()
+        pairs = head_pairs(self.hf.get_output_embeddings(), hidden)
+        return ResponseRows(pairs, chunk_size, kernel=self.kernel).most_likely()
 
 
 def hidden_states(hf: Any, implementation: str, batch: MicroBatch) -> Tensor:
@@ -324,6 +325,8 @@ def load_hf(args: Arguments, path: str, auto_class: Any, dtype: torch.dtype, *, 
     implementation = resolve_attention(
         args.attn_implementation, args.pack_sequences, getattr(text_config, "layer_types", None)
     )
+    if args.attn_implementation == "cudnn":
+        check_heads_of_cudnn(text_config)
     attention: Any = implementation
     if config.model_type in VISION_LANGUAGE_TYPES:
         auto_class = AutoModelForImageTextToText if auto_class is AutoModelForCausalLM else auto_class
