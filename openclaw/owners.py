@@ -22,6 +22,10 @@ import uuid
 from typing import Any
 
 LOCAL = ""
+ENVIRONMENT_NAME = "environment"
+"""Name of the key from the environment."""
+NO_KEY_NAME = "local"
+"""Name of every client when no key is configured."""
 MARK = "@"
 CHILD = "/"
 EPISODE = "episode-"
@@ -52,6 +56,11 @@ def split_id(stored: str) -> tuple[str, str]:
 def owner_of(stored: str) -> str:
     """Return the owner of a stored session id."""
     return split_id(stored)[0]
+
+
+def owner_of_key(name: str) -> str:
+    """Return the owner of what the clients of a key make, by the key's name."""
+    return LOCAL if name in (ENVIRONMENT_NAME, NO_KEY_NAME) else name
 
 
 def root(owner: str) -> str:

@@ -28,16 +28,12 @@ from pathlib import Path
 from groundwork.exceptions import ConfigError
 from openclaw.config.runtime import key_problem
 from openclaw.gateway.errors import ApiError
-from openclaw.owners import CHILD, EPISODE, LOCAL, MARK, owns, split_id, stored_id
+from openclaw.owners import CHILD, ENVIRONMENT_NAME, EPISODE, LOCAL, MARK, NO_KEY_NAME, owns, split_id, stored_id
 from openclaw.privacy.secret_finder import kept_id
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}(?:/[A-Za-z0-9._-]{1,64})*")
 ADMIN = re.compile(r"(.+?)\s*\(admin\)")
 DIGEST = re.compile(r"sha256:([0-9a-f]{64})", re.IGNORECASE)
-ENVIRONMENT_NAME = "environment"
-"""Name of the key from the environment."""
-NO_KEY_NAME = "local"
-"""Name of every client when no key is configured."""
 
 
 @dataclass(frozen=True, slots=True)

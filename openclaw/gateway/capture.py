@@ -96,7 +96,7 @@ class Prompt:
         for_engine: what the engine gets of them, or None without any.
         placeholders: ids of the model's placeholders for media.
         plain: how the prompt without lessons differs; None if this one has none.
-        lessons: ids of the lessons that it has.
+        lessons: id and text of each lesson that it has.
     """
 
     id: str
@@ -113,7 +113,7 @@ class Prompt:
     for_engine: EnginePictures | None = field(default=None, repr=False)
     placeholders: frozenset[int] = frozenset()
     plain: PlainPart | None = None
-    lessons: tuple[str, ...] = ()
+    lessons: tuple[tuple[str, str], ...] = ()
 
     @property
     def sampling(self) -> dict[str, Any]:

@@ -356,7 +356,8 @@ class ChatService:
             with_lessons := await self._with_lessons(renderer, request, raw["messages"], tools, served, lessons)
         ):
             longer, places = self._pictures.expanded(with_lessons[0], pictures)
-            least = max(min(request.requested_tokens or 1, room), request.min_tokens or 0)
+            wanted = request.requested_tokens or room
+            least = max(wanted if wanted < room else (room + 1) // 2, request.min_tokens or 0)
             fits = self.config.context_length - len(longer) >= least
             self.metrics.lessons.labels(outcome="served" if fits else "overflow").inc()
             if fits:
@@ -380,7 +381,7 @@ class ChatService:
             created_at=created_at,
             topk=self._topk if plan.excluded is None else 0,
             plain=plain,
-            lessons=tuple(lesson.id for lesson in lessons) if plain else (),
+            lessons=tuple((lesson.id, lesson.text) for lesson in lessons) if plain else (),
         )
 
     async def _with_lessons(

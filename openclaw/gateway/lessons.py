@@ -166,18 +166,17 @@ class LessonDesk:
         )
 
     async def change(self, lesson_id: str, body: bytes, client: Client) -> dict[str, Any]:
-        """Change a lesson as a body says, and return it."""
+        """Change a lesson as a body says, and return it; with new words also ``erased``, as `remove` does."""
         asked = parse_body(LessonChange, body, LESSON_BODY)
         person = root(client.owner)
         changes = {"text": asked.text, "pinned": asked.pinned, "on": asked.on}
         if all(value is None for value in changes.values()):
             raise bad_request("nothing to change; send text, pinned or on")
-        return _shown(
-            await self._call(
-                person,
-                lambda: self._ledger.lessons.edit(person, lesson_id, text=asked.text, pinned=asked.pinned, on=asked.on),
-            )
+        lesson = await self._call(
+            person,
+            lambda: self._ledger.lessons.edit(person, lesson_id, text=asked.text, pinned=asked.pinned, on=asked.on),
         )
+        return _shown(lesson) if asked.text is None else {**_shown(lesson), "erased": await self._erased()}
 
     async def remove(self, lesson_id: str, client: Client) -> dict[str, Any]:
         """Delete a lesson and its bytes; ``erased`` is false while another reader keeps old bytes on disk."""

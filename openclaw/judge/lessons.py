@@ -2,9 +2,10 @@
 
 Guarantees: a lesson comes from words that the person of the turn typed, and from nothing else. The judge that writes one sees
 these words and the person's own lessons, never the request, a tool result, or a page: what is quoted, fenced or longer than
-`MAX_TYPED` characters counts as pasted (`typed_words`). No words, no question. A judge that follows instructions must confirm in a
+`MAX_TYPED` characters counts as pasted, and another key's comment is not the person's (`typed_words`). No words, no question. A judge that follows instructions must confirm in a
 second answer that the wish is a standing one. A tiny judge (``OPENCLAW_JUDGE_PROMPTS=brief``) and a Python class are asked for their
-hint on these words, and see the reply as in any hint. A failure costs the lesson, never the verdict. Every complaint is counted with what became of it.
+hint on these words, and see the reply as in any hint. A failure costs the lesson, never the verdict, and withdraws no earlier lesson. While a person's lessons are off, nothing is
+read. Every complaint is counted with what became of it.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from openclaw.judge.interface import Judge, Question
 from openclaw.judge.prompts import lesson_messages, standing_messages
 from openclaw.judge.voting import JudgeMetrics
 from openclaw.ledger.exceptions import LedgerError
-from openclaw.ledger.feedback import judged_messages, opinion
-from openclaw.ledger.lessons import Birth
+from openclaw.ledger.feedback import Opinion, judged_messages, opinion
+from openclaw.ledger.lessons import Birth, Wish
 from openclaw.ledger.records import Feedback, Turn, Verdict, Vote
 from openclaw.ledger.store import Ledger
 from openclaw.lessons.lesson import Lesson, Mode, UnusableLessonError, usable_lesson
 from openclaw.messages.classify import is_internal, message_side_kind, user_words
-from openclaw.owners import episode_of, owner_of, root
+from openclaw.owners import episode_of, owner_of, owner_of_key, root
 
 logger = logging.getLogger(__name__)
 
@@ -36,30 +37,35 @@ MAX_TYPED = 1000
 """Characters; a longer message is pasted."""
 SHOWN_LESSONS = 16
 QUOTED = re.compile(
-    r"```.*?(?:```|\Z)|\"\"\".*?(?:\"\"\"|\Z)|<(\w+)[^<>]*>.*?(?:</\1>|\Z)|^[ \t]*[>|][^\n]*$", re.DOTALL | re.MULTILINE
+    r"```.*?(?:```|\Z)|\"\"\".*?(?:\"\"\"|\Z)|<(\w++)[^<>]*+>.*?(?:</\1>|\Z)|^[ \t]*[>|][^\n]*$",
+    re.DOTALL | re.MULTILINE,
 )
-"""What stands between fences or tags, or in a quotation's lines."""
+"""What stands between fences or tags, or in a quotation's lines; possessive, so that no text takes quadratic time."""
+UNSAID = "unsaid"
+"""The outcome of a reaction without typed words; it is no complaint and is not counted."""
+NO_WISH = (UNSAID, "none", "not_standing")
+"""Outcomes that say that there is no wish; the others leave it open."""
 REPLACES = re.compile(r"\(?\s*replaces\s+(\d{1,2})\s*\)?[\s:.,-]*(.*)", re.DOTALL | re.IGNORECASE)
 
 
 def typed_words(turn: Turn, verdict: Verdict, feedback: Sequence[Feedback]) -> str:
     """Return what the person of a turn typed about its reply, empty if nothing of it can be a complaint.
 
-    These are the comments sent as feedback, and the user's messages after a reply with a verdict of -1 that no rule gave.
-    Tool results and the client's own texts are none; quoted and fenced parts are left out, and pasted messages altogether.
+    These are the comments that one of the person's keys sent as feedback, and the user's messages after a reply with a verdict
+    of -1 that no rule gave. Tool results, the client's own texts and the gateway's sentence about a regenerated reply are none;
+    quoted and fenced parts are left out, and pasted messages altogether.
     """
-    heard = judged_messages(turn, opinion(feedback, turn))
-    comments = len(opinion(feedback).texts)
-    disliked = verdict.score == -1 and verdict.score_source != "rule"
-    spoken = heard if disliked else heard[len(heard) - comments :]
+    person = root(owner_of(turn.session_id))
+    own = [each for each in feedback if each.source is not None and root(owner_of_key(each.source)) == person]
+    disliked = verdict.score == -1 and verdict.score_source != "rule" and turn.signal != "regenerated"
+    followed = judged_messages(turn, Opinion()) if disliked else []
     texts: list[str] = []
-    for message in spoken:
+    for message in (*followed, *({"role": "user", "content": text} for text in opinion(own).texts)):
         if message.get("role") != "user" or is_internal(message) or message_side_kind(message) is not None:
             continue
         said = user_words(message)
-        own = QUOTED.sub(" ", said).strip()
-        if own and len(said) <= MAX_TYPED:
-            texts.append(own)
+        if len(said) <= MAX_TYPED and (typed := QUOTED.sub(" ", said).strip()):
+            texts.append(typed)
     return "\n\n".join(texts)
 
 
@@ -91,30 +97,39 @@ class LessonWriter:
         if outcome is not None:
             self._metrics.lessons.labels(outcome=outcome).inc()
 
-    async def read(self, turn: Turn, verdict: Verdict, feedback: Sequence[Feedback]) -> Birth | None:
-        """Return the lesson that the reaction to a turn gives, or None."""
+    async def read(self, turn: Turn, verdict: Verdict, feedback: Sequence[Feedback]) -> Wish:
+        """Return what the reaction to a turn wishes: a lesson, no wish, or None if that is not known."""
         owner = owner_of(turn.session_id)
         if turn.kind != "main" or turn.scored or episode_of(owner) is not None:
             return None
-        words = typed_words(turn, verdict, feedback)
-        if not words:
-            return None
         try:
-            person = root(owner)
-            mode = await asyncio.to_thread(self._ledger.lessons.mode, person, self._default)
-            if mode == "off":
-                return None
-            known = await asyncio.to_thread(self._ledger.lessons.served, person)
-            async with asyncio.timeout(self._timeout):
-                found = await (self._followed if self._follows else self._hinted)(turn, words, known[-SHOWN_LESSONS:])
+            found = await self._found(turn, verdict, feedback, root(owner))
         except (EngineUnavailableError, EngineRefusedError, LedgerError, TimeoutError) as error:
             logger.warning("the complaint about turn %s gave no lesson, because the judge failed: %s", turn.id, error)
-            self.count("failed")
-            return None
-        if isinstance(found, str):
+            found = "failed"
+        except Exception:  # a judge class may raise anything, and a lesson is optional
+            logger.exception("the complaint about turn %s gave no lesson, because the judge failed", turn.id)
+            found = "failed"
+        if not isinstance(found, str):
+            return found
+        if found != UNSAID:
             self.count(found)
+        return "no_wish" if found in NO_WISH else None
+
+    async def _found(
+        self, turn: Turn, verdict: Verdict, feedback: Sequence[Feedback], person: str
+    ) -> Birth | str | None:
+        """Return a lesson, why there is none, or None if the judge need not be asked."""
+        mode = await asyncio.to_thread(self._ledger.lessons.mode, person, self._default)
+        if mode == "off":
             return None
-        return replace(found, waits=mode == "confirm")
+        words = typed_words(turn, verdict, feedback)
+        if not words:
+            return None if verdict.score is None else UNSAID
+        known = await asyncio.to_thread(self._ledger.lessons.served, person)
+        async with asyncio.timeout(self._timeout):
+            found = await (self._followed if self._follows else self._hinted)(turn, words, known[-SHOWN_LESSONS:])
+        return found if isinstance(found, str) else replace(found, waits=mode == "confirm")
 
     async def _hinted(self, turn: Turn, words: str, known: Sequence[Lesson]) -> Birth | str:
         question = Question.about(turn.messages, turn.response_message, [{"role": "user", "content": words}])
@@ -135,7 +150,7 @@ class LessonWriter:
             return result
         asked = Question("", (), prompt=standing_messages(words, result.text))
         [vote] = await self._judge.votes("hint", asked, 1)
-        return result if vote.value == 1 else "not_standing"
+        return result if vote.value == 1 else "not_standing" if vote.value == -1 else "unread"
 
 
 def _outcome(votes: Sequence[Vote]) -> str:

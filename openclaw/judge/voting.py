@@ -45,7 +45,7 @@ class JudgeMetrics:
         self.lessons = PrometheusCounter(
             "openclaw_judge_lessons",
             "Complaints in a person's own words, by what became of them: born, proposed, repeated, replaced, unwanted, unusable, none, "
-            "not_standing, unread, failed",
+            "not_standing, unread, failed, withdrawn",
             ["outcome"],
             registry=registry,
         )

@@ -47,7 +47,7 @@ from openclaw.ledger.exceptions import (
     UnknownRecordError,
 )
 from openclaw.ledger.feedback import judged_messages, opinion, weighted
-from openclaw.ledger.lessons import Birth
+from openclaw.ledger.lessons import FORGOTTEN_LESSON, Wish
 from openclaw.ledger.records import BLAMED, PROBE, Feedback, PendingTurn, Turn, Verdict, Vote
 from openclaw.ledger.store import Ledger
 from openclaw.lessons.lesson import UNDER_LESSON
@@ -241,10 +241,10 @@ class JudgeWorker:
             if decision.samples and not self._trains(turn):
                 decision = SampleDecision(reason=UNDER_LESSON)
             samples = weighted(decision.samples, verdict, item.choices)
-            birth = None
+            wish = None
             if self._writer is not None and item.kept is None:
-                birth = await self._writer.read(turn, verdict, item.feedback)
-            await self._record(item, verdict, replace(decision, samples=samples), birth)
+                wish = await self._writer.read(turn, verdict, item.feedback)
+            decision = await self._record(item, verdict, replace(decision, samples=samples), wish)
         except UnknownRecordError:
             logger.info("turn %s was deleted while it was judged", turn.id)
         except FeedbackArrivedError as error:
@@ -264,33 +264,48 @@ class JudgeWorker:
             self._metrics.seconds.observe(verdict.seconds)
 
     async def _record(
-        self, item: PendingTurn, verdict: Verdict, decision: SampleDecision, birth: Birth | None = None
-    ) -> None:
-        """Commit a verdict; retry while the ledger is unavailable, so that no judge is asked twice."""
+        self, item: PendingTurn, verdict: Verdict, decision: SampleDecision, wish: Wish = None
+    ) -> SampleDecision:
+        """Commit a verdict, and return the decision as committed; retry while the ledger is unavailable.
+
+        So no judge is asked twice.
+        """
         turn_id, pause = item.turn.id, self._settings.first_pause
         while True:
             try:
-                outcome = await asyncio.to_thread(self._commit, item, verdict, decision, birth)
+                decision, outcome = await asyncio.to_thread(self._commit, item, verdict, decision, wish)
                 if self._writer is not None:
                     self._writer.count(outcome)
                 if outcome is not None or item.turn.plain is not None:
                     self.on_lessons(root(owner_of(item.turn.session_id)))
-                return
+                return decision
             except LedgerUnavailableError as error:
                 self._metrics.failures.labels(kind="ledger").inc()
                 logger.error("cannot store the verdict of turn %s; next try in %.1f s: %s", turn_id, pause, error)
             await asyncio.sleep(pause)
             pause = min(self._settings.longest_pause, 2 * pause)
 
-    def _commit(self, item: PendingTurn, verdict: Verdict, decision: SampleDecision, birth: Birth | None) -> str | None:
-        """Commit a verdict with its samples and what it means for lessons; return what became of the one that is born."""
+    def _commit(
+        self, item: PendingTurn, verdict: Verdict, decision: SampleDecision, wish: Wish
+    ) -> tuple[SampleDecision, str | None]:
+        """Commit a verdict with its samples and what it means for lessons; return the decision and the wish's outcome.
+
+        No sample is committed whose prompt has a lesson that was deleted while the turn was judged.
+        """
         turn_id = item.turn.id
         with self._ledger.transaction() as connection:
+            if decision.samples and self._lost_lesson(item.turn):
+                decision = SampleDecision(reason=FORGOTTEN_LESSON)
             record_judged(
                 *(self._ledger, turn_id, verdict, decision.samples, decision.reason),
                 *(len(item.feedback), item.turn.next_state, self._settings.made_by),
             )
-            return self._ledger.lessons.settle(connection, turn_id, root(owner_of(item.turn.session_id)), birth)
+            person = root(owner_of(item.turn.session_id))
+            return decision, self._ledger.lessons.settle(connection, turn_id, person, wish)
+
+    def _lost_lesson(self, turn: Turn) -> bool:
+        """Return whether a lesson that the prompt of ``turn`` has was deleted since it was read from the ledger."""
+        return turn.plain is not None and not self._ledger.lessons.still_has(turn)
 
     def _trains(self, turn: Turn) -> bool:
         """Return whether a turn may give samples: its prompt had no lessons, or those that it had may be trained with it."""
@@ -444,12 +459,12 @@ class JudgeWorker:
         probes = any(each.turn.reason == PROBE for each in judged)  # of such a session nothing more is trained
         plain = {each.turn.id for each in judged if self._trains(each.turn)}
         samples = [] if probes else [each for each in self._method.session_samples(judged) if each[0] in plain]
-        closed = await asyncio.to_thread(
-            self._ledger.judging.close_session,
-            session_id,
-            samples,
-            self._ledger.database.clock(),
-            self._settings.made_by,
-        )
-        if closed:
-            self._metrics.session_samples.inc(len(samples))
+        turns = {each.turn.id: each.turn for each in judged}
+
+        def commit() -> int | None:
+            with self._ledger.transaction():
+                kept = [each for each in samples if not self._lost_lesson(turns[each[0]])]
+                now, made_by = self._ledger.database.clock(), self._settings.made_by
+                return len(kept) if self._ledger.judging.close_session(session_id, kept, now, made_by) else None
+
+        self._metrics.session_samples.inc(await asyncio.to_thread(commit) or 0)

@@ -2,10 +2,11 @@
 
 Guarantees: a lesson belongs to one person, and every method that takes a lesson's id also takes that person and knows no
 other's. Evidence is never counted twice: it is read from the verdicts of the turns that read a lesson, so a verdict that is taken
-back takes its evidence along. A lesson of the judge lives as long as one of the complaints that it comes from; one that its owner worded lives
-until it is deleted. A deleted lesson leaves no token of it: the turns that read it keep
-their plain prompt alone, and their samples, if any, become tombstones; `openclaw.ledger.sessions.Sessions.erase` then
-removes the bytes. The states are those of `openclaw.lessons.lesson`.
+back takes its evidence along. A judge that finds no wish in a complaint any more retires the lesson that it gave, unless its
+person has touched the lesson or another complaint gave it too; nothing is deleted. A lesson of the judge lives as long as the
+session of one of the complaints that it comes from; one that its owner worded lives until it is deleted. A deleted lesson
+leaves no token of it: the turns that read it keep their plain prompt alone, and their samples, if any, become tombstones;
+`openclaw.ledger.sessions.Sessions.erase` then removes the bytes. The states are those of `openclaw.lessons.lesson`.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ import uuid
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from openclaw.ledger.codec import decode_plain, pack_ids, unpack_ids
 from openclaw.ledger.database import Database
 from openclaw.ledger.exceptions import UnknownRecordError
+from openclaw.ledger.records import Turn
 from openclaw.lessons.lesson import (
+    LESSON_MOVES,
     MAX_KEPT,
     SERVED_STATES,
+    UNWANTED,
     Lesson,
     Mode,
     UnusableLessonError,
@@ -46,6 +50,8 @@ _EVIDENCE = (
     "  AND json_extract(verdict, '$.score') = -1) AS disliked"
     " FROM lessons"
 )
+_PLAIN = "SELECT *, 0 AS said, 0 AS served, 0 AS liked, 0 AS disliked FROM lessons"
+"""Lessons without their evidence, which takes milliseconds to count."""
 READ_IT = "turn_id IN (SELECT turn_id FROM lesson_turns WHERE lesson = ? AND role = 'read')"
 
 
@@ -56,6 +62,10 @@ class Birth:
     text: str
     waits: bool = False
     replaces: str | None = None
+
+
+Wish = Birth | Literal["no_wish"] | None
+"""What a judge read in a complaint: a lesson, no wish, or None if it could not be asked or its answer could not be read."""
 
 
 class Lessons:
@@ -85,12 +95,7 @@ class Lessons:
     def served(self, person: str) -> list[Lesson]:
         """Return the lessons that a person's requests may carry, the latest changed last, without their evidence."""
         states = ", ".join(f"'{state}'" for state in SERVED_STATES)
-        rows = self._database.rows(
-            f"SELECT *, 0 AS said, 0 AS served, 0 AS liked, 0 AS disliked FROM lessons WHERE person = ? AND state IN ({states})"
-            " ORDER BY changed_at, rowid",
-            (person,),
-        )
-        return [_lesson(row) for row in rows]
+        return self._plain(f"person = ? AND state IN ({states}) ORDER BY changed_at, rowid", person)
 
     def get(self, person: str, lesson_id: str) -> Lesson:
         """Return one of a person's lessons.
@@ -114,7 +119,8 @@ class Lessons:
             known = self._relations(person, text)
             if same := next((each for each in known["same"]), None):
                 move = {"proposed": "accept", "resting": "switch_on", "retired": "switch_on"}.get(same.state)
-                columns: dict[str, Any] = {"text": text, "origin": "owner", "pinned": int(pinned or same.pinned)}
+                columns: dict[str, Any] = {"text": text, "origin": "owner", "touched": 1}
+                columns["pinned"] = int(pinned or same.pinned)
                 self._change(connection, same, move, **columns)
                 lesson_id = same.id
             else:
@@ -144,6 +150,7 @@ class Lessons:
         """
         with self._database.transaction() as connection:
             lesson = self.get(person, lesson_id)
+            self._database.update_one(connection, "lessons", lesson_id, touched=1)
             if text is not None and (text := self._usable(text)) != lesson.text:
                 self._forget_words(connection, lesson_id)
                 connection.execute("DELETE FROM lesson_turns WHERE lesson = ?", (lesson_id,))
@@ -159,6 +166,8 @@ class Lessons:
                 if move is not None:
                     self._change(connection, lesson, move, touch=on)
                     self._follow_up(connection, lesson)
+                    for older in self._relations(person, lesson.text)["contrary"] if on else ():
+                        self._replace(connection, lesson_id, older)
         return self.get(person, lesson_id)
 
     def remove(self, person: str, lesson_id: str) -> None:
@@ -179,31 +188,28 @@ class Lessons:
             connection.execute("DELETE FROM people WHERE person = ?", (person,))
         return len(lessons)
 
-    def settle(self, connection: sqlite3.Connection, turn_id: str, person: str, birth: Birth | None) -> str | None:
+    def settle(self, connection: sqlite3.Connection, turn_id: str, person: str, wish: Wish) -> str | None:
         """Take in the verdict of a turn, inside the transaction that commits it.
 
-        The lessons that the turn read change their state by the evidence; the lesson that its complaint gives is born, and
-        those that an earlier verdict on the same turn gave are withdrawn.
+        The lessons on trial that the turn read change their state by the evidence. The lesson that its complaint gives is
+        born, and those that an earlier verdict on the same turn gave are withdrawn.
 
         Args:
             connection: in the transaction.
             turn_id: a judged turn.
             person: whose it is.
-            birth: what the judge read in the reaction, or None.
+            wish: what the judge read in the reaction; None changes nothing of what an earlier verdict gave.
 
         Returns:
-            What became of the birth: ``born``, ``proposed``, ``repeated`` (a lesson says so already), ``replaced`` (it takes
+            What became of the wish: ``born``, ``proposed``, ``repeated`` (a lesson says so already), ``replaced`` (it takes
             the place of an older one), or why it is none: ``unwanted`` (its person switched such a lesson off, or it had no
-            effect). None without one.
+            effect). Without a wish: ``withdrawn`` if an earlier one was, else None.
         """
-        before = connection.execute(
-            "SELECT lesson FROM lesson_turns WHERE turn_id = ? AND role = 'said'", (turn_id,)
-        ).fetchall()
-        connection.execute("DELETE FROM lesson_turns WHERE turn_id = ? AND role = 'said'", (turn_id,))
-        outcome = None if birth is None else self._born(connection, turn_id, person, birth)
-        self._drop_orphans(connection, [row["lesson"] for row in before])
+        outcome = None if wish is None else self._heard(connection, turn_id, person, wish)
         read = connection.execute(
-            f"{_EVIDENCE} WHERE id IN (SELECT lesson FROM lesson_turns WHERE turn_id = ? AND role = 'read')", (turn_id,)
+            f"{_EVIDENCE} WHERE state = 'trial'"
+            " AND id IN (SELECT lesson FROM lesson_turns WHERE turn_id = ? AND role = 'read')",
+            (turn_id,),
         ).fetchall()
         for lesson in map(_lesson, read):
             if move := judged_move(lesson):
@@ -211,14 +217,29 @@ class Lessons:
                 self._follow_up(connection, lesson)
         return outcome
 
+    def still_has(self, turn: Turn) -> bool:
+        """Return whether the ledger's prompt of a turn is still the one that ``turn`` has: no lesson of it was deleted."""
+        rows = self._database.rows("SELECT prompt_ids FROM turns WHERE id = ?", (turn.id,))
+        return bool(rows) and unpack_ids(rows[0]["prompt_ids"]) == turn.prompt_ids
+
     def age(self) -> int:
         """Retire the lessons that nobody used for long; return their number."""
+
+        def unused() -> list[Lesson]:
+            now = self._database.clock()
+            return [each for each in self._plain("state <> 'retired' AND pinned = 0") if is_unused(each, now)]
+
+        if not unused():
+            return 0
         with self._database.transaction() as connection:
-            rows = self._database.rows(f"{_EVIDENCE} WHERE state <> 'retired' AND pinned = 0")
-            old = [each for each in map(_lesson, rows) if is_unused(each, self._database.clock())]
+            old = unused()
             for lesson in old:
                 self._change(connection, lesson, "age", touch=False)
         return len(old)
+
+    def _plain(self, where: str, *parameters: str) -> list[Lesson]:
+        """Return lessons without their evidence."""
+        return [_lesson(row) for row in self._database.rows(f"{_PLAIN} WHERE {where}", parameters)]
 
     def _usable(self, text: str) -> str:
         redaction = self._database.redaction
@@ -227,34 +248,53 @@ class Lessons:
     def _relations(self, person: str, text: str) -> dict[str, list[Lesson]]:
         """Return a person's lessons by what they are to a text."""
         results: dict[str, list[Lesson]] = {"same": [], "contrary": [], "other": []}
-        for lesson in self.of(person):
+        for lesson in self._plain("person = ? ORDER BY changed_at, rowid", person):
             results[relation(lesson.text, text)].append(lesson)
         return results
+
+    def _heard(
+        self, connection: sqlite3.Connection, turn_id: str, person: str, wish: Birth | Literal["no_wish"]
+    ) -> str | None:
+        """Take in what a complaint says now; withdraw what it alone gave before and does not say any more."""
+        of_turn = "turn_id = ? AND role = 'said'"
+        before = connection.execute(f"SELECT lesson FROM lesson_turns WHERE {of_turn}", (turn_id,)).fetchall()
+        connection.execute(f"DELETE FROM lesson_turns WHERE {of_turn}", (turn_id,))
+        outcome = self._born(connection, turn_id, person, wish) if isinstance(wish, Birth) else None
+        for (lesson_id,) in before:
+            lesson = self.get(person, lesson_id)
+            if lesson.origin == "owner" or lesson.said:
+                continue
+            self._source(connection, lesson_id, turn_id)  # it is forgotten with this turn's session
+            if not lesson.touched and may_move(lesson, "withdraw"):
+                self._unlink(connection, lesson)
+                self._change(connection, lesson, "withdraw", touch=False, replaces=None)
+                outcome = outcome or "withdrawn"
+        return outcome
 
     def _born(self, connection: sqlite3.Connection, turn_id: str, person: str, birth: Birth) -> str:
         with suppress(UnusableLessonError):
             text = self._usable(birth.text)
             known = self._relations(person, text)
-            if same := next((each for each in known["same"]), None):
-                if same.reason in ("off", "declined", "no_effect"):
-                    return "unwanted"
-                self._source(connection, same.id, turn_id)
-                again = {"resting": "return", "retired": "switch_on"}.get(same.state)
-                self._change(connection, same, again)
-                for older in known["contrary"] if same.state != "proposed" else ():
-                    self._replace(connection, same.id, older)
-                return "repeated"
-            lesson_id = self._insert(connection, person, text, "judge", "proposed" if birth.waits else "trial")
-            self._source(connection, lesson_id, turn_id)
+            if any(each.reason in UNWANTED for each in known["same"]):
+                return "unwanted"
             named = [each for each in known["other"] if each.id == birth.replaces]
             older = [each for each in (*named, *known["contrary"]) if each.is_served]
-            if older:
-                self._database.update_one(connection, "lessons", lesson_id, replaces=older[0].id)
-            if not birth.waits:
-                for each in older:
-                    self._replace(connection, lesson_id, each)
+            if same := next((each for each in known["same"]), None):
+                again = {"resting": "return", "retired": "switch_on"}.get(same.state)
+                self._source(connection, same.id, turn_id)
+                self._change(connection, same, "propose" if again and birth.waits else again)
+                waits, lesson_id, outcome = birth.waits or same.state == "proposed", same.id, "repeated"
+            else:
+                waits, state = birth.waits, "proposed" if birth.waits else "trial"
+                lesson_id = self._insert(connection, person, text, "judge", state)
+                self._source(connection, lesson_id, turn_id)
+                if older:
+                    self._database.update_one(connection, "lessons", lesson_id, replaces=older[0].id)
+                outcome = "proposed" if waits else "replaced" if older else "born"
+            for each in () if waits else older:
+                self._replace(connection, lesson_id, each)
             self._bound(connection, person)
-            return "proposed" if birth.waits else "replaced" if older else "born"
+            return outcome
         return "unusable"
 
     def _insert(
@@ -274,6 +314,8 @@ class Lessons:
     ) -> None:
         """Move a lesson, if ``move`` applies to it, and set columns; ``touch`` makes it the newest."""
         if move is not None and may_move(lesson, move):
+            if LESSON_MOVES[move].target is None:  # its evidence decides
+                lesson = self.get(lesson.person, lesson.id)
             columns["state"], columns["reason"] = moved_to(lesson, move)
         if touch:
             columns["changed_at"] = self._database.clock()
@@ -291,34 +333,45 @@ class Lessons:
         if before.replaces is None:
             return
         [(state,)] = connection.execute("SELECT state FROM lessons WHERE id = ?", (before.id,)).fetchall()
-        with suppress(UnknownRecordError):
-            older = self.get(before.person, before.replaces)
+        for older in self._plain("person = ? AND id = ?", before.person, before.replaces):
             if state in SERVED_STATES and may_move(older, "replace"):
                 self._change(connection, older, "replace", touch=False)
             elif state not in SERVED_STATES and before.is_served and older.reason == "replaced":
                 self._change(connection, older, "return", touch=False)
 
     def _bound(self, connection: sqlite3.Connection, person: str) -> None:
-        """Retire a person's oldest lessons beyond `MAX_KEPT`, and delete the oldest retired ones beyond as many."""
-        lessons = self.of(person)
+        """Retire a person's oldest lessons beyond `MAX_KEPT`, and delete the oldest retired ones beyond as many.
+
+        Those that the person touched are deleted last, because a "no" shall last. Those that samples were made under stay,
+        because nobody asked to delete the samples.
+        """
+        lessons = self._plain("person = ? ORDER BY changed_at, rowid", person)
         kept = [each for each in lessons if each.state != "retired"]
         free = [each for each in kept if not each.pinned]
         for lesson in free[: max(0, len(kept) - MAX_KEPT)]:
             self._change(connection, lesson, "crowd_out", touch=False)
         retired = [each for each in lessons if each.state == "retired"]
-        for lesson in retired[: max(0, len(retired) - MAX_KEPT)]:
-            self._remove(connection, lesson)
+        excess = len(retired) - MAX_KEPT
+        for lesson in sorted(retired, key=lambda each: each.touched):
+            if excess <= 0:
+                break
+            if not connection.execute(f"SELECT 1 FROM samples WHERE {READ_IT} LIMIT 1", (lesson.id,)).fetchone():
+                self._remove(connection, lesson)
+                excess -= 1
 
     def _remove(self, connection: sqlite3.Connection, lesson: Lesson) -> None:
-        """Delete a lesson; the one that it replaces returns, or is replaced by what replaced the deleted one."""
+        """Delete a lesson."""
         self._forget_words(connection, lesson.id)
+        self._unlink(connection, lesson)
+        connection.execute("DELETE FROM lessons WHERE id = ?", (lesson.id,))
+
+    def _unlink(self, connection: sqlite3.Connection, lesson: Lesson) -> None:
+        """Let the lesson that this one replaces return, or be replaced by what replaced this one."""
         connection.execute("UPDATE lessons SET replaces = ? WHERE replaces = ?", (lesson.replaces, lesson.id))
         if lesson.is_served and lesson.replaces is not None:
-            with suppress(UnknownRecordError):
-                older = self.get(lesson.person, lesson.replaces)
+            for older in self._plain("person = ? AND id = ?", lesson.person, lesson.replaces):
                 if older.reason == "replaced":
                     self._change(connection, older, "return", touch=False)
-        connection.execute("DELETE FROM lessons WHERE id = ?", (lesson.id,))
 
     def _forget_words(self, connection: sqlite3.Connection, lesson_id: str) -> None:
         """Leave the turns that read a lesson their plain prompt alone, and delete their samples."""
@@ -348,9 +401,9 @@ class Lessons:
     def _drop_orphans(self, connection: sqlite3.Connection, lesson_ids: Collection[str]) -> None:
         """Delete those of the lessons that the judge worded and that no complaint supports any more."""
         for lesson_id in lesson_ids:
-            row = connection.execute(f"{_EVIDENCE} WHERE id = ?", (lesson_id,)).fetchone()
-            if row is not None and row["origin"] == "judge" and not row["said"]:
-                self._remove(connection, _lesson(row))
+            supported = "EXISTS (SELECT 1 FROM lesson_turns WHERE lesson = id AND role = 'said')"
+            for lesson in self._plain(f"id = ? AND origin = 'judge' AND NOT {supported}", lesson_id):
+                self._remove(connection, lesson)
 
     def forget_session(self, connection: sqlite3.Connection, session_id: str) -> None:
         """Delete what lessons have of a session that is about to be deleted, inside its transaction."""
@@ -370,18 +423,20 @@ def _plain_alone(row: sqlite3.Row) -> tuple[bytes, int, str]:
     return pack_ids(plain.applied(unpack_ids(row["prompt_ids"]))), plain.start + len(plain.ids), row["id"]
 
 
-def note_lessons(connection: sqlite3.Connection, turn_id: str, lesson_ids: Sequence[str], at: float) -> None:
-    """Note the lessons that a new turn read, inside the transaction that records it.
+def note_lessons(connection: sqlite3.Connection, turn_id: str, lessons: Sequence[tuple[str, str]], at: float) -> None:
+    """Note the lessons that a new turn read, as id and text, inside the transaction that records it.
 
-    If one of them was deleted meanwhile, the turn keeps its plain prompt alone.
+    If one of them was deleted or reworded meanwhile, the turn keeps its plain prompt alone and is no evidence for it.
     """
     known = 0
-    for lesson_id in lesson_ids:
-        known += connection.execute("UPDATE lessons SET served_at = ? WHERE id = ?", (at, lesson_id)).rowcount
+    for lesson in lessons:
+        known += connection.execute(
+            "UPDATE lessons SET served_at = ? WHERE id = ? AND text = ?", (at, *lesson)
+        ).rowcount
         connection.execute(
-            "INSERT INTO lesson_turns SELECT id, ?, 'read' FROM lessons WHERE id = ?", (turn_id, lesson_id)
+            "INSERT INTO lesson_turns SELECT id, ?, 'read' FROM lessons WHERE id = ? AND text = ?", (turn_id, *lesson)
         )
-    if known < len(lesson_ids):
+    if known < len(lessons):
         row = connection.execute("SELECT * FROM turns WHERE id = ?", (turn_id,)).fetchone()
         if row["plain_middle"] is not None:
             connection.execute(
@@ -392,5 +447,6 @@ def note_lessons(connection: sqlite3.Connection, turn_id: str, lesson_ids: Seque
 
 def _lesson(row: sqlite3.Row) -> Lesson:
     values: dict[str, Any] = dict(row)
-    values["pinned"] = bool(values["pinned"])
+    for name in ("pinned", "touched"):
+        values[name] = bool(values[name])
     return Lesson(**values)

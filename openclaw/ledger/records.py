@@ -134,7 +134,7 @@ class Turn:
         pictures: of the prompt, in order, with their files, when the turn is recorded; a turn that was read has none, see
             `openclaw.ledger.turns`.
         plain: how the prompt without the person's lessons differs from ``prompt_ids``; None if it had no lessons.
-        lessons: ids of these lessons, when the turn is recorded; a turn that was read has none, see `openclaw.ledger.lessons`.
+        lessons: id and text of each of these lessons, when the turn is recorded; a turn that was read has none, see `openclaw.ledger.lessons`.
 
     Example:
         >>> turn = Turn(
@@ -187,7 +187,7 @@ class Turn:
     scored: bool = False
     pictures: tuple[SeenPicture, ...] = field(default=(), compare=False, repr=False)
     plain: PlainPart | None = None
-    lessons: tuple[str, ...] = field(default=(), compare=False)
+    lessons: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     @property
     def student_ids(self) -> list[int]:
@@ -395,7 +395,7 @@ class Feedback:
         thumbs: ``up``, ``down`` or None.
         score: the front end's number, or None.
         text: words, or None.
-        source: which front end or person it came from, or None.
+        source: name of the key that sent it, or None.
         applied: whether it counts for its turn's verdict; assigned by the ledger.
     """
 

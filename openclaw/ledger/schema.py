@@ -351,6 +351,7 @@ CREATE TABLE lessons (           -- see openclaw.lessons
     state TEXT NOT NULL,
     reason TEXT,
     pinned INTEGER NOT NULL DEFAULT 0 CHECK (pinned IN (0, 1)),
+    touched INTEGER NOT NULL DEFAULT 0 CHECK (touched IN (0, 1)),
     replaces TEXT,               -- the lesson that rests because of this one
     created_at REAL NOT NULL,
     changed_at REAL NOT NULL,

@@ -9,7 +9,8 @@ States: a lesson of the judge is ``proposed`` until its person accepts it, or on
 says. The first liked reply under it makes it ``active``. Both are served. It is ``resting`` while its person has switched it
 off (reason ``off``) or a newer lesson replaces it (``replaced``). It is ``retired`` when its person declined it
 (``declined``), when `ENOUGH_DISLIKES` replies under it were disliked and none was liked (``no_effect``), when no request
-carried it for `UNUSED_DAYS` (``unused``), or when its person has more than `MAX_KEPT` (``crowded``).
+carried it for `UNUSED_DAYS` (``unused``), when its person has more than `MAX_KEPT` (``crowded``), or when its complaint was
+judged again and held no wish (``withdrawn``). A lesson that its person switched off keeps this reason when it retires.
 
 A person is `openclaw.owners.root` of an owner: a key and its children are one person.
 """
@@ -23,7 +24,9 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 LessonState = Literal["proposed", "trial", "active", "resting", "retired"]
-LessonReason = Literal["off", "replaced", "declined", "no_effect", "unused", "crowded"]
+LessonReason = Literal["off", "replaced", "declined", "no_effect", "unused", "crowded", "withdrawn"]
+UNWANTED: frozenset[LessonReason | None] = frozenset({"off", "declined", "no_effect"})
+"""Reasons for which no further complaint brings a lesson back."""
 Origin = Literal["judge", "owner"]
 Mode = Literal["auto", "confirm", "off"]
 """What a person wants: lessons from complaints at once, only those that the person accepts, or none."""
@@ -70,6 +73,8 @@ LESSON_MOVES: Mapping[str, LessonMove] = {
     "return": LessonMove(("resting",), None),
     "switch_off": LessonMove(("trial", "active"), "resting", "off"),
     "switch_on": LessonMove(("resting", "retired"), None),
+    "propose": LessonMove(("resting", "retired"), "proposed"),
+    "withdraw": LessonMove(("proposed", "trial", "active", "resting"), "retired", "withdrawn", moves_pinned=False),
     "age": LessonMove(("proposed", "trial", "active", "resting"), "retired", "unused", moves_pinned=False),
     "crowd_out": LessonMove(("proposed", "trial", "active", "resting"), "retired", "crowded", moves_pinned=False),
 }
@@ -99,6 +104,7 @@ class Lesson:
         state: see the module.
         reason: why it is not served, or None.
         pinned: served before others, and never retired by itself.
+        touched: whether its person has accepted, declined, switched, pinned or edited it; then no judge withdraws it.
         replaces: the older lesson that it contradicts, or None.
         created_at: seconds since the epoch.
         changed_at: when its text or state changed, or its complaint was repeated.
@@ -116,6 +122,7 @@ class Lesson:
     state: LessonState
     reason: LessonReason | None
     pinned: bool
+    touched: bool
     replaces: str | None
     created_at: float
     changed_at: float
@@ -140,7 +147,8 @@ def may_move(lesson: Lesson, move: str) -> bool:
 def moved_to(lesson: Lesson, move: str) -> tuple[LessonState, LessonReason | None]:
     """Return the state and the reason of a lesson after a move that applies."""
     rule = LESSON_MOVES[move]
-    return rule.target or ("active" if lesson.liked else "trial"), rule.reason
+    stays_off = lesson.reason == "off" and rule.target == "retired"
+    return rule.target or ("active" if lesson.liked else "trial"), "off" if stays_off else rule.reason
 
 
 def judged_move(lesson: Lesson) -> str | None:
@@ -157,16 +165,18 @@ def is_unused(lesson: Lesson, now: float) -> bool:
 UNUSABLE: Mapping[str, re.Pattern[str]] = {
     "link": re.compile(r"\w+://|\bwww\.|\bmailto:|\bdata:\w|\b[\w-]+\.(?:com|org|net|io|dev|ai|app|xyz|ru|cn)\b", re.I),
     "path": re.compile(r"(?:^|[\s(\"'])(?:~|\.{1,2})?/[\w.-]|\b[a-z]:\\|\\\\\w|[\w-]+/[\w-]+/|\w+\.(?:py|sh|js|exe|json|yaml|toml|md|txt|env)\b", re.I),
-    "code": re.compile(r"[`{}<>\[\]|\\]|\$[({A-Z_]|;\s*$|&&|\(\s*\)|\w\(|==|=>|\bsudo\b|\brm -|\bcurl\b|\bimport \w+\s*$", re.I),
+    "code": re.compile(r"[`{}<>\[\]|\\]|\$[({A-Z_]|;\s*$|&&|\(\s*\)|\w\((?!(?:e?s|e?n|er?|in|innen)\))|==|=>|\bsudo\b|\brm -|\bcurl\b|\bimport \w+\s*$", re.I),
     "markup": re.compile(r"HINT_(?:START|END)|^\s*#|\*\*|_{2}", re.I),
-    "role": re.compile(r"\b(?:system|assistant|user|developer|tool)\s*[:：]|\bim_(?:start|end)\b|\bendoftext\b|\bsystem (?:prompt|message)\b|\btool_call", re.I),
+    "role": re.compile(r"(?:(?:^|[.!?;:。！？；：])\W*|\b(?-i:(?=[A-Z])))(?:system|assistant|user|developer|tool)\s*[:：]|\bim_(?:start|end)\b|\bendoftext\b|\bsystem (?:prompt|message)\b|\btool_call", re.I),
     "override": re.compile(r"\b(?:ignore|disregard|forget|override|bypass)\b.{0,40}\b(?:instructions?|rules?|prompts?|guidelines?|polic(?:y|ies)|lessons?)\b", re.I),
     "secret": re.compile(r"\[REDACTED:|\b(?:password|passwd|api[ _-]?key|secret|credential)s?\b", re.I),
 }  # fmt: skip
 """What makes a text no lesson, by the reason."""
 LONG_WORD = re.compile(r"[A-Za-z0-9+/=_-]{33,}")
-SNAKE = re.compile(r"\b[A-Za-z]\w*_\w+\b|\b[a-z]+[A-Z]\w*\b")
-"""Names as programs and tools have them; no ordinary word looks so."""
+PROGRAM_NAME = re.compile(r"\b[A-Za-z]\w*_\w+\b|\b[a-z]+(?:[A-Z][a-z0-9]+){2,}\b")
+"""Names with underscores or two humps, as programs have them; iPhone and macOS are ordinary words."""
+JOINER = re.compile("[\u200c\u200d]")
+"""The zero-width joiners, which Persian and Indic words need."""
 INVISIBLE = ("Cc", "Cf", "Co", "Cs", "Cn", "Zl", "Zp")
 
 
@@ -190,25 +200,34 @@ def usable_lesson(text: str, tools: Collection[str] = (), redacted: Callable[[st
         UnusableLessonError: if it cannot be one.
     """
     lesson = " ".join(unicodedata.normalize("NFKC", text).split())
+    seen = JOINER.sub("", lesson)
     if not MIN_CHARACTERS <= len(lesson) <= MAX_CHARACTERS:
         raise UnusableLessonError(
             "length", f"a lesson has {MIN_CHARACTERS} to {MAX_CHARACTERS} characters, this one {len(lesson)}"
         )
-    if any(unicodedata.category(character) in INVISIBLE for character in lesson):
+    if any(unicodedata.category(each) in INVISIBLE for each in seen) or not all(
+        _joins(lesson, each.start()) for each in JOINER.finditer(lesson)
+    ):
         raise UnusableLessonError("control", "a lesson has no control or invisible characters; write plain words")
-    found = next((name for name, pattern in UNUSABLE.items() if pattern.search(lesson)), None)
-    if found is None and (SNAKE.search(lesson) or LONG_WORD.search(lesson)):
+    found = next((name for name, pattern in UNUSABLE.items() if pattern.search(seen)), None)
+    if found is None and (PROGRAM_NAME.search(seen) or LONG_WORD.search(seen)):
         found = "code"
-    words = {word.casefold() for word in re.findall(r"[\w.-]+", lesson)}
+    words = {word.casefold() for word in re.findall(r"[\w.-]+", seen)}
     if found is None and any(name.casefold() in words for name in tools if len(name) > 2):
         found = "tool"
-    if found is None and redacted(lesson) != lesson:
+    if found is None and redacted(seen) != seen:
         found = "secret"
     if found is not None:
         raise UnusableLessonError(
             found, f"a lesson has no {found}; say in plain words how replies should be, in one sentence"
         )
     return lesson
+
+
+def _joins(text: str, place: int) -> bool:
+    """Return whether the character at ``place`` stands between letters or marks of a script other than ASCII's."""
+    around = text[max(0, place - 1) : place], text[place + 1 : place + 2]
+    return all(each and not each.isascii() and unicodedata.category(each)[0] in "LM" for each in around)
 
 
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W_]+(?:['’][^\W_]+)?")
@@ -261,27 +280,32 @@ NEGATIONS = frozenset(
     ]
 )
 """Words that turn a wish round: lessons that differ in them contradict each other."""
+FILLERS = frozenset(["please", "kindly", "just", "the", "a", "an", "all", "bitte", "einfach", "请"])
+"""Words that add nothing to a wish."""
 Relation = Literal["same", "contrary", "other"]
 
 
 def relation(one: str, other: str) -> Relation:
     """Return whether two lessons say the same, contradict each other, or are about different things.
 
-    They are about the same thing if their words without negations and numbers are alike; then they say the same only if
-    they have the same negations and numbers.
+    They say the same if they have the same words in the same order, but for `FILLERS` and for a part that moved from the end
+    to the beginning: "Use metric units, not imperial." in another order is another wish. They contradict each other if they
+    have the same words in another order, or if they differ in a negation or a number while one has all topics of the other.
+    A different topic is a different wish: "Answer in German." and "Answer in English." are ``other``.
     """
     first, second = _words(one), _words(other)
-    if first == second:
-        return "same"
+    if {*first} == {*second}:
+        turned = (first[place:] + first[:place] for place in range(max(1, len(first))))
+        return "same" if second in turned else "contrary"
     plain, others = {*filter(_is_topic, first)}, {*filter(_is_topic, second)}
-    union = plain | others
-    if not union or len(plain & others) < ALIKE * len(union):
+    common = plain & others
+    if not common or common not in (plain, others) or len(common) < ALIKE * len(plain | others):
         return "other"
-    return "same" if first - plain == second - others else "contrary"
+    return "other" if {*first} - plain == {*second} - others else "contrary"
 
 
-def _words(text: str) -> set[str]:
-    return set(WORD.findall(text.casefold().replace("’", "'")))
+def _words(text: str) -> list[str]:
+    return [word for word in WORD.findall(text.casefold().replace("’", "'")) if word not in FILLERS]
 
 
 def _is_topic(word: str) -> bool:

@@ -87,6 +87,11 @@ def _remove(ledger: Ledger, person: str, options: argparse.Namespace) -> Iterato
         lesson = _meant(ledger.lessons, person, options.words)
         ledger.lessons.remove(person, lesson.id)
         yield f"deleted {lesson.id}"
+    yield from _erase(ledger)
+
+
+def _erase(ledger: Ledger) -> Iterator[str]:
+    """Remove the bytes of deleted words; yield what keeps them, if anything does."""
     try:
         ledger.sessions.erase()
     except LedgerUnavailableError as error:
@@ -96,6 +101,7 @@ def _remove(ledger: Ledger, person: str, options: argparse.Namespace) -> Iterato
 def _edit(ledger: Ledger, person: str, options: argparse.Namespace) -> Iterator[str]:
     lesson = _meant(ledger.lessons, person, options.words)
     yield line(ledger.lessons.edit(person, lesson.id, text=_text(options.words[1:])))
+    yield from _erase(ledger)
 
 
 def _set(

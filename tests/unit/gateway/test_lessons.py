@@ -11,15 +11,18 @@ import pytest
 
 from chat_codec.renderer import Renderer, RenderError
 from openclaw.gateway.lessons import FRESH_SECONDS
+from openclaw.judge.lessons import typed_words
 from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.lessons import Lessons
+from openclaw.ledger.records import Verdict
+from openclaw.ledger.turns import Turns
 from openclaw.lessons.lesson import MAX_SERVED
 from openclaw.messages.hints import HINT_TAG, append_hint
 from tests.unit.gateway.conftest import Stack, Starter
 
 HELLO = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "What is 2 + 3?"}]
 LESSON = "Keep answers short."
-KEYS = "alice:alice-key-123456\nalice/phone:phone-key-123456\nbob:bob-key-1234567\n"
+KEYS = "alice:alice-key-123456\nalice/phone:phone-key-123456\nbob:bob-key-1234567\nroot (admin):root-key-123456\n"
 
 
 def as_key(name: str) -> dict[str, str]:
@@ -152,6 +155,18 @@ async def test_no_person_gets_another_persons_lessons(keyed: Stack) -> None:
         assert (await http.get("/v1/lessons", headers=as_key("alice/phone"))).json()["data"][0]["text"] == LESSON
 
 
+async def test_an_admins_comment_is_no_word_of_the_person(keyed: Stack) -> None:
+    async with httpx.AsyncClient(base_url=keyed.url, trust_env=False) as http:
+        reply = (await ask(keyed, http, headers=as_key("alice/phone"))).json()["id"]
+        said = {"root (admin)": 200, "bob": 404, "alice": 200, "alice/phone": 200}
+        for name, status in said.items():
+            body = {"response_id": reply, "text": f"Words of {name}."}
+            assert (await http.post("/v1/feedback", json=body, headers=as_key(name))).status_code == status
+    [turn] = keyed.turns()
+    words = typed_words(turn, Verdict(score=1), keyed.ledger.feedback.of(turn.id))
+    assert words == "Words of alice.\n\nWords of alice/phone."
+
+
 async def test_the_agent_of_an_episode_reaches_no_lesson(keyed: Stack) -> None:
     async with httpx.AsyncClient(base_url=keyed.url, trust_env=False) as http:
         await http.post("/v1/lessons", json={"text": LESSON}, headers=as_key("alice"))
@@ -168,16 +183,47 @@ async def test_the_agent_of_an_episode_reaches_no_lesson(keyed: Stack) -> None:
         assert (plain.reason, told.reason) == ("episode", "under_lesson")
 
 
-async def test_a_prompt_without_room_is_served_plain(start: Starter) -> None:
+async def test_a_reply_that_fits_only_without_lessons_is_served_plain(start: Starter) -> None:
     stack: Stack = await start(lessons="auto")
     plain = len(Renderer(stack.tokenizer).render(HELLO))
     async with httpx.AsyncClient(base_url=stack.url, trust_env=False) as http:
         await http.post("/v1/lessons", json={"text": LESSON})
-        response = await ask(stack, http, max_tokens=2048 - plain)
+        response = await ask(stack, http, max_tokens=2048 - plain - 1)
         assert response.status_code == 200
         assert "x-openclaw-lessons" not in response.headers
         assert sent(stack) == Renderer(stack.tokenizer).render(HELLO)
         assert stack.turns()[-1].plain is None
+        assert stack.metric("openclaw_lessons_total", outcome="overflow") == 1
+
+
+@pytest.mark.parametrize("more", [0, 1, 10**6])
+async def test_who_asks_for_as_much_as_fits_gets_lessons(start: Starter, more: int) -> None:
+    """OpenClaw without maxTokens asks for more than fits; the reply gets what the lessons leave."""
+    stack: Stack = await start(lessons="auto")
+    render = Renderer(stack.tokenizer).render
+    async with httpx.AsyncClient(base_url=stack.url, trust_env=False) as http:
+        await http.post("/v1/lessons", json={"text": LESSON})
+        response = await ask(stack, http, max_tokens=2048 - len(render(HELLO)) + more)
+        assert response.headers["x-openclaw-lessons"] == "1"
+        told = render(append_hint(HELLO, LESSON))
+        assert sent(stack) == told
+        assert stack.engine.requests[-1]["sampling_params"]["max_new_tokens"] == 2048 - len(told)
+
+
+@pytest.mark.parametrize("asked", [{}, {"max_tokens": 10**6}])
+async def test_lessons_take_at_most_half_of_the_room(start: Starter, asked: dict[str, int]) -> None:
+    stack: Stack = await start(lessons="auto")
+    render = Renderer(stack.tokenizer).render
+
+    def prompt(words: int) -> list[dict[str, str]]:
+        return [{"role": "user", "content": "no " * words}]
+
+    longest = next(words for words in range(2048, 0, -1) if len(render(append_hint(prompt(words), LESSON))) < 2048)
+    async with httpx.AsyncClient(base_url=stack.url, trust_env=False) as http:
+        await http.post("/v1/lessons", json={"text": LESSON})
+        response = await ask(stack, http, prompt(longest), **asked)
+        assert response.status_code == 200
+        assert "x-openclaw-lessons" not in response.headers
         assert stack.metric("openclaw_lessons_total", outcome="overflow") == 1
 
 
@@ -217,7 +263,7 @@ async def test_a_lesson_is_edited_pinned_switched_off_and_deleted(stack: Stack, 
     path = f"/v1/lessons/{made['id']}"
     assert "person" not in made
     changed = (await http.patch(path, json={"text": "Answer in German.", "pinned": True})).json()
-    assert (changed["text"], changed["pinned"]) == ("Answer in German.", True)
+    assert (changed["text"], changed["pinned"], changed["touched"]) == ("Answer in German.", True, True)
     await ask(stack, http)
     assert "Answer in German." in stack.tokenizer.decode(sent(stack))
     assert (await http.patch(path, json={"on": False})).json()["state"] == "resting"
@@ -226,6 +272,38 @@ async def test_a_lesson_is_edited_pinned_switched_off_and_deleted(stack: Stack, 
     assert (await http.delete(path)).json() == {"id": made["id"], "object": "lesson", "deleted": True, "erased": True}
     assert stack.turns()[0].prompt_ids == stack.turns()[0].student_ids
     assert (await http.get("/v1/lessons")).json() == {"object": "list", "lessons": "auto", "data": []}
+
+
+async def test_edited_words_leave_the_disk(stack: Stack, http: httpx.AsyncClient) -> None:
+    await http.put("/v1/me", json={"lessons": "auto"})
+    made = (await http.post("/v1/lessons", json={"text": "Keep zebras striped."})).json()
+    await ask(stack, http)
+    path = f"/v1/lessons/{made['id']}"
+    assert "erased" not in (await http.patch(path, json={"pinned": True})).json()
+    assert (await http.patch(path, json={"text": LESSON})).json()["erased"] is True
+    ledger = stack.ledger.database.path
+    everything = b"".join(each.read_bytes() for each in ledger.parent.glob(f"{ledger.name}*"))
+    assert b"zebras" not in everything
+
+
+async def test_a_reply_under_way_while_its_lesson_is_edited_is_no_evidence(
+    stack: Stack, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await http.put("/v1/me", json={"lessons": "auto"})
+    made = (await http.post("/v1/lessons", json={"text": LESSON})).json()
+    insert = Turns.insert
+
+    def edited(self: Turns, connection: Any, turn: Any) -> None:
+        monkeypatch.undo()
+        stack.ledger.lessons.edit("", made["id"], text="Answer in German.")
+        insert(self, connection, turn)
+
+    monkeypatch.setattr(Turns, "insert", edited)
+    assert (await ask(stack, http)).headers["x-openclaw-lessons"] == "1"
+    [turn] = stack.turns()
+    assert turn.prompt_ids == turn.student_ids == Renderer(stack.tokenizer).render(HELLO)
+    [lesson] = (await http.get("/v1/lessons")).json()["data"]
+    assert (lesson["text"], lesson["served"]) == ("Answer in German.", 0)
 
 
 @pytest.mark.parametrize(

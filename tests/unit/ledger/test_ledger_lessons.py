@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from lab.testkit.ledger_records import USER_NEXT, make_turn
 from openclaw.credit.baseline import record_judged
 from openclaw.ledger.copying import ChangedTurn
+from openclaw.ledger.database import Database
 from openclaw.ledger.exceptions import TransitionError, UnknownRecordError
-from openclaw.ledger.lessons import FORGOTTEN_LESSON, Birth
+from openclaw.ledger.lessons import FORGOTTEN_LESSON, Birth, Wish
 from openclaw.ledger.records import PlainPart, Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.lessons.lesson import ENOUGH_DISLIKES, MAX_KEPT, UNDER_LESSON, UNUSED_DAYS, Lesson, UnusableLessonError
@@ -35,6 +36,11 @@ class Run:
         self.ledger = Ledger(path, clock=lambda: self.now, redaction=Redactor("secrets"))
         self.lessons = self.ledger.lessons
         self.count = 0
+        self.words: dict[str, str] = {}
+
+    def text_of(self, lesson_id: str) -> str:
+        rows = self.ledger.database.rows("SELECT text FROM lessons WHERE id = ?", (lesson_id,))
+        return rows[0]["text"] if rows else ""
 
     def turn(self, *, read: tuple[str, ...] = (), session: str = "@alice:s") -> str:
         """Record a turn that read lessons and has a next state."""
@@ -44,7 +50,7 @@ class Run:
         turn = make_turn(
             f"turn-{self.count}",
             session_id=session,
-            lessons=read,
+            lessons=tuple((each, self.words.setdefault(each, self.text_of(each))) for each in read),
             plain=plain,
             created_at=self.now,
             finished_at=self.now,
@@ -54,7 +60,7 @@ class Run:
         return turn.id
 
     def judge(
-        self, turn_id: str, score: int | None, birth: Birth | None = None, *, trains: bool = False, person: str = ALICE
+        self, turn_id: str, score: int | None, wish: Wish = None, *, trains: bool = False, person: str = ALICE
     ) -> str | None:
         """Commit a verdict and what lessons make of it."""
         self.now += 1.0
@@ -62,7 +68,7 @@ class Run:
         with self.ledger.transaction() as connection:
             reason = None if samples else UNDER_LESSON
             record_judged(self.ledger, turn_id, Verdict(score=score), samples, reason)
-            return self.lessons.settle(connection, turn_id, person, birth)
+            return self.lessons.settle(connection, turn_id, person, wish)
 
     def born(self, text: str, *, waits: bool = False, replaces: str | None = None, session: str = "@alice:s") -> Lesson:
         """Let a complaint give a lesson."""
@@ -124,8 +130,69 @@ def test_a_verdict_that_is_taken_back_takes_its_evidence_and_its_lesson_along(ru
         for turn_id in (read, complaint):
             assert run.ledger.turns.take_back(connection, turn_id)
     assert run.named(lesson.text).disliked == 0
-    run.judge(complaint, 1)
-    assert [*run.states()] == [lesson.text]
+    assert run.judge(complaint, 1, "no_wish") == "withdrawn"
+    assert run.states() == {lesson.text: ("trial", None), "Answer in German.": ("retired", "withdrawn")}
+    assert run.judge(run.turn(), -1, Birth("Answer in German.")) == "repeated"
+    assert run.states()["Answer in German."] == ("trial", None)
+
+
+def again(run: Run, turn_id: str, wish: Wish) -> str | None:
+    """Judge a turn again, as after a late opinion."""
+    with run.ledger.transaction() as connection:
+        assert run.ledger.turns.take_back(connection, turn_id)
+    return run.judge(turn_id, -1, wish)
+
+
+def test_a_judge_that_fails_withdraws_nothing(run: Run) -> None:
+    complaint = run.turn()
+    run.judge(complaint, -1, Birth("Keep answers short."))
+    assert again(run, complaint, None) is None
+    assert run.states() == {"Keep answers short.": ("trial", None)}
+    assert run.named("Keep answers short.").said == 1
+
+
+@pytest.mark.parametrize("act", ["accept", "decline", "off", "off and on", "pin", "unpin"])
+def test_no_judge_withdraws_what_a_person_touched(run: Run, act: str) -> None:
+    text, complaint = "Keep answers short.", run.turn()
+    run.judge(complaint, -1, Birth(text, waits=act in ("accept", "decline")))
+    changes: list[dict[str, bool]] = {
+        "accept": [{"on": True}],
+        "decline": [{"on": False}],
+        "off": [{"on": False}],
+        "off and on": [{"on": False}, {"on": True}],
+        "pin": [{"pinned": True}],
+        "unpin": [{"pinned": True}, {"pinned": False}],
+    }[act]
+    for change in changes:
+        run.lessons.edit(ALICE, run.named(text).id, **change)
+    before = run.named(text)
+    assert again(run, complaint, "no_wish") is None
+    assert again(run, complaint, Birth("Answer in German.")) == "born"
+    assert run.named(text) == before
+    run.ledger.sessions.forget("@alice:s")
+    assert run.lessons.of(ALICE) == [], "it is still forgotten with the session of its complaint"
+
+
+def test_a_withdrawn_lesson_gives_back_what_it_replaced_and_keeps_samples(run: Run) -> None:
+    older = run.born("Use metric units.")
+    complaint = run.turn()
+    run.judge(complaint, -1, Birth("Do not use metric units."))
+    newer = run.named("Do not use metric units.")
+    run.judge(run.turn(read=(newer.id,)), 0, trains=True)
+    assert run.states()[older.text] == ("resting", "replaced")
+    assert again(run, complaint, "no_wish") == "withdrawn"
+    assert run.states() == {older.text: ("trial", None), newer.text: ("retired", "withdrawn")}
+    assert run.ledger.views.counts()["samples"] == {"ready": 1}
+
+
+def test_a_withdrawn_link_of_a_chain_leaves_no_lesson_behind(run: Run) -> None:
+    a = run.born("Write at most 3 sentences.")
+    complaint = run.turn()
+    run.judge(complaint, -1, Birth("Write at most 5 sentences."))
+    c = run.born("Write at most 7 sentences.")
+    assert again(run, complaint, "no_wish") == "withdrawn"
+    run.lessons.remove(ALICE, c.id)
+    assert run.states()[a.text] == ("trial", None)
 
 
 def test_the_newer_of_two_contrary_lessons_counts_until_it_goes(run: Run) -> None:
@@ -186,6 +253,80 @@ def test_what_its_person_switched_off_stays_off(run: Run) -> None:
     run.lessons.edit(ALICE, lesson.id, on=False)
     assert run.judge(run.turn(), -1, Birth(lesson.text)) == "unwanted"
     assert run.lessons.served(ALICE) == []
+    run.now += (UNUSED_DAYS + 1) * DAY
+    assert run.lessons.age() == 1
+    assert run.states() == {lesson.text: ("retired", "off")}
+    assert run.judge(run.turn(), -1, Birth(lesson.text)) == "unwanted"
+    assert run.lessons.edit(ALICE, lesson.id, on=True).is_served
+
+
+def test_a_crowd_does_not_undo_a_no(run: Run) -> None:
+    lesson = run.born("Keep answers short.")
+    run.lessons.edit(ALICE, lesson.id, on=False)
+    for number in range(2 * MAX_KEPT + 2):
+        run.now += 1.0
+        run.lessons.add(ALICE, f"word{number} other{number}")
+        if number >= MAX_KEPT:  # and many more that nobody touched
+            run.born(f"said{number} again{number}")
+    assert run.states()[lesson.text] == ("retired", "off")
+    assert run.judge(run.turn(), -1, Birth(lesson.text)) == "unwanted"
+
+
+@pytest.mark.parametrize("how", ["replaced", "aged", "aged proposal", "withdrawn"])
+def test_in_mode_confirm_a_repeated_wish_waits_again(run: Run, how: str) -> None:
+    text, complaint = "Use metric units.", run.turn()
+    run.judge(complaint, -1, Birth(text, waits=how == "aged proposal"))
+    if how == "replaced":
+        run.born("Do not use metric units.")
+    elif how == "withdrawn":
+        again(run, complaint, "no_wish")
+    else:
+        run.now += (UNUSED_DAYS + 1) * DAY
+        assert run.lessons.age() == 1
+    served = [each.text for each in run.lessons.served(ALICE)]
+    assert run.judge(run.turn(), -1, Birth(text, waits=True)) == "repeated"
+    assert run.states()[text] == ("proposed", None)
+    assert [each.text for each in run.lessons.served(ALICE)] == served
+    run.lessons.edit(ALICE, run.named(text).id, on=True)
+    assert [each.text for each in run.lessons.served(ALICE)] == [text], "the contrary lesson rests once it is accepted"
+
+
+def test_in_mode_confirm_a_repeated_wish_replaces_nothing(run: Run) -> None:
+    wished, contrary = run.born("Use metric units.", waits=True), run.born("Do not use metric units.")
+    for waits in (True, False):
+        run.judge(run.turn(), -1, Birth(wished.text, waits=waits))
+        assert run.states() == {wished.text: ("proposed", None), contrary.text: ("trial", None)}
+
+
+def test_a_wish_in_another_topic_is_learned_beside_one_that_is_off(run: Run) -> None:
+    german = run.born("Answer in German.")
+    run.lessons.edit(ALICE, german.id, on=False)
+    assert run.judge(run.turn(), -1, Birth("Answer in English.")) == "born"
+
+
+def test_verdicts_and_age_count_no_evidence_that_they_do_not_need(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evidence is read for lessons on trial alone, and age takes no write lock without a lesson to retire."""
+    counted: list[str] = []
+
+    def score(verdict: str, _: str) -> int | None:
+        counted.append(verdict)
+        return json.loads(verdict)["score"]
+
+    with run.ledger.transaction() as connection:
+        connection.create_function("json_extract", 2, score)
+    lesson = run.born("Keep answers short.")
+    run.judge(run.turn(read=(lesson.id,)), 1)
+    assert counted, "the like made it active"
+    assert run.named(lesson.text).state == "active"
+    turn_id = run.turn(read=(lesson.id,))
+    counted.clear()
+    with run.ledger.transaction() as connection:
+        run.lessons.settle(connection, turn_id, ALICE, None)
+        run.lessons.settle(connection, turn_id, ALICE, Birth("Answer in German."))
+    assert counted == []
+    monkeypatch.setattr(Database, "transaction", lambda self: pytest.fail("a write lock"))
+    assert run.lessons.age() == 0
+    monkeypatch.undo()
 
 
 def test_old_lessons_retire_unless_they_are_used_or_pinned(run: Run) -> None:
@@ -277,6 +418,7 @@ def test_a_deleted_lesson_leaves_no_token(run: Run, tmp_path: Path) -> None:
         assert turn.plain is not None
     assert run.ledger.turns.get(trained).reason == FORGOTTEN_LESSON
     assert run.ledger.views.counts()["samples"] == {}
+    assert run.words[lesson.id] == lesson.text
     late = run.turn(read=(lesson.id,))
     assert run.ledger.turns.get(late).prompt_ids == [1, 9, 4], "a reply that was under way when it was deleted"
     run.ledger.sessions.erase()
@@ -284,6 +426,28 @@ def test_a_deleted_lesson_leaves_no_token(run: Run, tmp_path: Path) -> None:
     everything = b"".join(path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
     assert b"zebras" not in everything
     run.ledger = Ledger(tmp_path / "ledger.sqlite")
+
+
+def test_a_reply_under_words_that_were_edited_meanwhile_is_no_evidence(run: Run) -> None:
+    lesson = run.born("Keep answers short.")
+    run.judge(run.turn(read=(lesson.id,)), 0)
+    run.lessons.edit(ALICE, lesson.id, text="Keep answers long.")
+    late = run.turn(read=(lesson.id,))
+    assert run.ledger.turns.get(late).prompt_ids == [1, 9, 4]
+    run.judge(late, 1)
+    edited = run.named("Keep answers long.")
+    assert (edited.served, edited.liked, edited.state) == (0, 0, "trial")
+
+
+def test_the_bound_deletes_no_lesson_that_samples_were_made_under(run: Run) -> None:
+    lesson = run.born("Keep answers short.")
+    run.judge(run.turn(read=(lesson.id,)), 0, trains=True)
+    for number in range(2 * MAX_KEPT + 2):
+        run.now += 1.0
+        run.born(f"said{number} again{number}")
+    assert run.states()[lesson.text] == ("retired", "crowded")
+    assert len(run.lessons.of(ALICE)) <= 2 * MAX_KEPT + 1
+    assert run.ledger.views.counts()["samples"] == {"ready": 1}
 
 
 def test_a_turn_travels_with_its_plain_prompt_but_without_lessons(run: Run, tmp_path: Path) -> None:
@@ -325,6 +489,7 @@ TEXTS = st.sampled_from(
 )
 STEPS = st.one_of(
     st.tuples(st.just("born"), TEXTS, st.booleans()),
+    st.tuples(st.just("again"), st.sampled_from(["no_wish", None, Birth("No tables.")]), st.integers(0, 5)),
     st.tuples(st.just("add"), TEXTS, st.booleans()),
     st.tuples(st.just("read"), st.integers(-1, 1), st.booleans()),
     st.tuples(st.just("on"), st.integers(0, 5), st.booleans()),
@@ -346,6 +511,14 @@ def test_any_order_of_events_leaves_the_lessons_whole(
         target = lessons[what % len(lessons)] if lessons and isinstance(what, int) else None
         if name == "born":
             run.judge(run.turn(session=f"@alice:{number % 4}"), -1, Birth(what, waits=flag))
+        elif name == "again":
+            said = run.ledger.database.rows("SELECT turn_id FROM lesson_turns WHERE role = 'said' ORDER BY turn_id")
+            if said:
+                touched = {each.id: each for each in lessons if each.touched}
+                again(run, said[flag % len(said)]["turn_id"], what)
+                after = {each.id: each for each in run.lessons.of(ALICE)}
+                assert all(after[each].state == touched[each].state or what for each in touched)
+                assert after.keys() >= {each.id for each in lessons}, "judging again deletes no lesson"
         elif name == "add":
             run.lessons.add(ALICE, what, pinned=flag)
         elif name == "read":

@@ -42,6 +42,13 @@ def test_a_lesson_from_the_command_line(run: Path, capsys: pytest.CaptureFixture
     assert b"Answer in German" not in (run / LEDGER_NAME).read_bytes()
 
 
+def test_edited_words_leave_the_disk_of_a_run_that_is_up(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with closing(Ledger(run / LEDGER_NAME)):
+        made = said(run, capsys, "add", "Keep zebras striped.").split()[0]
+        said(run, capsys, "edit", made, "Answer in German.")
+        assert b"zebras" not in b"".join(path.read_bytes() for path in run.glob(f"{LEDGER_NAME}*"))
+
+
 def test_each_owner_has_lessons_of_its_own(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said(run, capsys, "add", "Keep answers short.", "--owner", "alice/phone")
     assert "lessons: 0" in said(run, capsys)
