@@ -3,7 +3,8 @@
 `python -m benchmarks.long_step [--quick] [--json FILE] [--device cuda] [--tokens 32768 --vocabulary 151936 --top 50]`. The body of
 the model is tiny, so what is left above the model is the loss. Batches: `mixed` has a response of a quarter of the tokens, `all`
 has one prompt token and the rest is the response. A step is the training actor's, on one rank, with --gradient-checkpointing
-as the launch scripts have it: forward, backward, clipping and AdamW.
+as the launch scripts have it: forward, backward, clipping and AdamW. Every layer is recomputed, because a plan of layers would fill the
+GPU with activations of the body, and the figure is the loss; `benchmarks.trainer` has a side with planned layers.
 
 Every case has a process of its own and takes a short step, which creates gradients and moments, and the long one, whose figures are
 in bytes, by resident memory on a CPU and by the allocator on CUDA:

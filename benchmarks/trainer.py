@@ -5,7 +5,9 @@ transformers, and PEFT for LoRA; no engine, no Ray. On a CPU the sides of
 a comparison take their steps in turn, so that all see the same machine; on CUDA one after the other, because the memory is
 for one. Tokens count without padding. The share of the hardware's peak is against the largest matrix product measured in the
 same run and precision. Batches: `mixed` has lengths like those of conversations, a number is the length of equal samples, `long` is one micro-batch of
---long tokens in four samples, for the sides with checkpointing. `--sides`, `--batches` and `--parts` choose; a verdict that lacks a side is left out.
+--long tokens in four samples, for the sides with checkpointing. `checkpointing, planned`, on CUDA, has the layers
+that the start of a run plans for the GPU, as users get them; the other sides recompute every layer, and a row says how many do not.
+`--sides`, `--batches` and `--parts` choose; a verdict that lacks a side is left out.
 
 Ours and TRL's trainer do the same work in a step: a forward and a backward pass over the same samples with the same weights and
 precision, entropies without gradient, the norm clipped to 1, fused AdamW; no reference, and no pass for old log probabilities
@@ -60,7 +62,7 @@ LORA_RANK = 16
 PADDED = 8
 # The sides that the verdicts read, and one of each other kind: what --quick runs. The others are for information.
 NEEDED = ("packed", "LoRA, packed", "padded", "padded, by length", "whole logits")
-CHECKPOINTING, TOP_K = "checkpointing", "top-K 50, checkpointing"
+CHECKPOINTING, PLANNED, TOP_K = "checkpointing", "checkpointing, planned", "top-K 50, checkpointing"
 LONG, TOP = "long", 50
 QUICK_LONG = 128
 LONG_SAMPLES = 4
@@ -74,6 +76,7 @@ SIDES = (
     "one sample at a time",
     "whole logits",
     CHECKPOINTING,
+    PLANNED,
     TOP_K,
 )
 
@@ -129,6 +132,7 @@ def plans(options: Namespace, model: Path, files: dict[str, str], folder: Path) 
         "one sample at a time": (["mixed"], {"use_dynamic_batch_size": False, "micro_batch_size": 1}),
         "whole logits": (["mixed"], {"log_probs_chunk_size": logprob_pass.WHOLE}),
         CHECKPOINTING: (["mixed", LONG], recomputed),
+        PLANNED: (["mixed", LONG] if options.device == "cuda" else [], recomputed),
         TOP_K: ([LONG], distilled),
     }
     found = []
@@ -136,7 +140,8 @@ def plans(options: Namespace, model: Path, files: dict[str, str], folder: Path) 
         batches, changes = variants[name]
         given = {batch: files[batch] for batch in batches if batch in files}
         if given and name in options.sides:
-            found.append(Plan(name, list(given), {"flags": flags | changes, "batches": given}))
+            settings = {"flags": flags | changes, "batches": given, "planned": name == PLANNED}
+            found.append(Plan(name, list(given), settings))
     theirs = []
     if options.trl_python:
         turns = [("mixed", size) for size in options.trl_micro_batches]

@@ -68,10 +68,10 @@ STEPS = (
         "trainer 4B, 32k tokens",
         "benchmarks.trainer",
         (
-            *("--shape", "qwen3-4b", "--long", "32768", "--batches", "long", "--cap", "32768", "--rounds", "3"),
-            *("--sides", "checkpointing", "top-K 50, checkpointing", "--parts", "steps"),
+            *("--shape", "qwen3-4b", "--long", "32768", "--batches", "long", "--cap", "32768", "--rounds", "2"),
+            *("--sides", "checkpointing", "checkpointing, planned", "top-K 50, checkpointing", "--parts", "steps"),
         ),
-        seconds=200,
+        seconds=210,
     ),
     Step("attention", "benchmarks.attention", seconds=50),
     Step("weight push", "benchmarks.weight_sync", ("--repeats", "5"), seconds=90),

@@ -17,6 +17,8 @@ from benchmarks.losses import settings
 from benchmarks.trainer_parts.meter import Meter
 from groundwork.network import find_available_port
 from slime.args import Arguments
+from slime.arguments.memory_budget import budget_of
+from slime.arguments.memory_budget.gpu import gpu_memory
 from slime.backends.fsdp_utils.backend import FSDPTrainActor
 from slime.rollout.train_data import split_by_dp
 
@@ -27,17 +29,35 @@ def arguments(given: dict[str, Any]) -> Arguments:
     return settings(changes)
 
 
+def with_planned_layers(args: Arguments) -> Arguments:
+    """Return ``args`` with the layers that the start of a run plans for this GPU: one rank alone, no sample above a micro-batch.
+
+    Raises:
+        RuntimeError: nothing tells the GPU's memory.
+    """
+    alone = {"actor_num_gpus_per_node": 1, "rollout_num_gpus": 0, "num_nodes": 1, "ray_address": None}
+    run = args.changed(**alone, train_backend="fsdp", rollout_max_context_len=args.max_tokens_per_gpu)
+    layers = budget_of(run, gpu_memory(run)).layers
+    if not layers:
+        raise RuntimeError(
+            "no plan of layers: it needs --gradient-checkpointing and a GPU whose memory the driver tells"
+        )
+    return args.changed(**layers)
+
+
 def main() -> None:
     """Command line."""
     given = json.loads(Path(sys.argv[1]).read_text())
     args = arguments(given["flags"])
+    if given.get("planned"):
+        args = with_planned_layers(args)
     meter = Meter(torch.device(args.device))
     shards = {
         name: split_by_dp(json.loads(Path(file).read_text()), 1, args)[0] for name, file in given["batches"].items()
     }
     actor = FSDPTrainActor(1, 0, "127.0.0.1", find_available_port())
     actor.init(args)
-    meter.answer({"ready": True})
+    meter.answer({name: getattr(args, name) or 0 for name in ("unchecked_layers", "kept_attention_layers")})
     rollout = 0
     while (name := meter.wait()) is not None:
         actor.prepare(rollout, shards[name])

@@ -109,12 +109,11 @@ def run_in_turn(plans: Sequence[Plan], folder: Path, rounds: int) -> dict[str, d
     no side always follows the same one.
 
     Returns:
-        ``seconds`` (median), ``all_seconds``, ``all_cpu_seconds``, ``peak_bytes`` of each.
+        What a side says of itself at its start, and ``seconds`` (median), ``all_seconds``, ``all_cpu_seconds``, ``peak_bytes`` of each.
     """
     with ExitStack() as stack:
         sides = [stack.enter_context(Side(plan, folder)) for plan in plans]
-        for side in sides:
-            side.answer()
+        about = {side.plan.name: side.answer() for side in sides}
         batches = dict.fromkeys(batch for side in sides for batch in side.plan.batches)
         work = [(side, batch) for batch in batches for side in sides if batch in side.plan.batches]
         for side, batch in work:
@@ -127,6 +126,7 @@ def run_in_turn(plans: Sequence[Plan], folder: Path, rounds: int) -> dict[str, d
         for side, batch in work:
             steps = took[side.plan.name, batch]
             found[side.plan.name][batch] = {
+                **about[side.plan.name],
                 "seconds": statistics.median(step["seconds"] for step in steps),
                 **{f"all_{name}": [round(step[name], 4) for step in steps] for name in ("seconds", "cpu_seconds")},
                 **side.ask(batch, weigh=True),

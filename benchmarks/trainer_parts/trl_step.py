@@ -111,7 +111,7 @@ def main() -> None:
         callbacks=[InTurn(meter)],
     )
     trainer.given = as_trl_has_them(data, device)
-    meter.answer({"ready": True})
+    meter.answer({})
     trainer.train()
 
 

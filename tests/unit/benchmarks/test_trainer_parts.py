@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,12 +12,14 @@ import pytest
 from benchmarks import trainer
 from benchmarks.trainer_parts import sides
 from benchmarks.trainer_parts.logprob_pass import growth
+from benchmarks.trainer_parts.our_step import arguments, with_planned_layers
 from benchmarks.trainer_parts.ratio import against_goal, how_many_times_faster
 from benchmarks.trainer_parts.samples import mixed_lengths, samples
 from benchmarks.trainer_parts.shapes import SHAPES
 from lab.testkit.trainer import trainer_args
 from slime.arguments.process_environment import ALLOCATOR, rank_settings
 from slime.backends.trainer.metrics import step_flops
+from tests.helpers.checkpoints import config_only
 
 
 @pytest.mark.parametrize("name", ["tiny", "small"])
@@ -43,6 +46,30 @@ def test_the_large_shapes_have_the_sizes_of_their_names() -> None:
 
     assert billions("qwen3-0.6b") == pytest.approx(0.596, abs=0.01)
     assert billions("qwen3-4b") == pytest.approx(4.02, abs=0.05)
+
+
+def test_the_planned_side_has_the_layers_that_a_start_plans(tmp_path: Path) -> None:
+    model = config_only(tmp_path / "Qwen3-4B", max_position_embeddings=40960)
+    flags = {
+        **{"hf_checkpoint": str(model), "device": "cuda", "train_dtype": "bfloat16", "use_dynamic_batch_size": True},
+        **{"max_tokens_per_gpu": 8192, "gradient_checkpointing": True},
+    }
+    found = [with_planned_layers(arguments({**flags, "gpu_memory_gb": gib})) for gib in (80, 200)]
+    assert 0 < (found[0].unchecked_layers or 0) < 36 == found[1].unchecked_layers
+    assert (found[0].rollout_max_context_len, found[0].num_nodes) == (None, arguments(flags).num_nodes)
+    with pytest.raises(RuntimeError, match="a GPU whose memory the driver tells"):
+        with_planned_layers(arguments(flags))
+
+
+def test_a_gpu_has_a_side_with_planned_layers(tmp_path: Path) -> None:
+    options: Any = SimpleNamespace(
+        device="cuda", cap=64, long=128, padded=8, sides=trainer.SIDES, trl_python=None, trl_micro_batches=[], lengths=[]
+    )  # fmt: skip
+    files = {"mixed": "m.json", trainer.LONG: "l.json"}
+    planned = {plan.name: plan.settings["planned"] for plan in trainer.plans(options, tmp_path, files, tmp_path)}
+    assert [name for name, value in planned.items() if value] == [trainer.PLANNED]
+    options.device = "cpu"
+    assert trainer.PLANNED not in [plan.name for plan in trainer.plans(options, tmp_path, files, tmp_path)]
 
 
 def test_mixed_samples_have_a_long_one_and_many_short_ones() -> None:
