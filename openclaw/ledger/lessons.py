@@ -367,7 +367,9 @@ class Lessons:
 
     def _unlink(self, connection: sqlite3.Connection, lesson: Lesson) -> None:
         """Let the lesson that this one replaces return, or be replaced by what replaced this one."""
-        connection.execute("UPDATE lessons SET replaces = ? WHERE replaces = ?", (lesson.replaces, lesson.id))
+        connection.execute(
+            "UPDATE lessons SET replaces = NULLIF(?, id) WHERE replaces = ?", (lesson.replaces, lesson.id)
+        )
         if lesson.is_served and lesson.replaces is not None:
             for older in self._plain("person = ? AND id = ?", lesson.person, lesson.replaces):
                 if older.reason == "replaced":

@@ -219,6 +219,19 @@ def test_a_chain_of_replacements_is_undone_link_by_link(run: Run) -> None:
     assert run.states() == {a.text: ("trial", None)}
 
 
+def test_three_wishes_in_a_circle_come_back_one_by_one(run: Run) -> None:
+    texts = [f"Write at most {number} sentences." for number in (3, 5, 7)]
+    for text in (texts[0], texts[1], texts[0], texts[2], texts[1]):
+        run.judge(run.turn(), -1, Birth(text))
+    for gone, back in ((texts[1], texts[2]), (texts[2], texts[0])):
+        run.lessons.remove(ALICE, run.named(gone).id)
+        assert [each.text for each in run.lessons.served(ALICE)] == [back]
+    last = run.named(texts[0])
+    assert last.replaces is None
+    run.lessons.edit(ALICE, last.id, on=False)
+    assert run.lessons.edit(ALICE, last.id, on=True).is_served
+
+
 def test_saying_the_old_wish_again_turns_the_replacement_round(run: Run) -> None:
     older = run.born("Use metric units.")
     newer = run.born("Do not use metric units.")
@@ -483,6 +496,7 @@ TEXTS = st.sampled_from(
         "Do not use metric units.",
         "Write 3 words.",
         "Write 5 words.",
+        "Write 7 words.",
         "Answer in German.",
         "No tables.",
     ]
