@@ -53,6 +53,8 @@ from openclaw.ledger.records import VersionSpan
 CACHE_KEY = "extra_key"
 """The field of `/generate`."""
 MAX_OWNERS = 1 << 14
+BASE = "base"
+"""The adapter name with which an engine of a LoRA run answers as its base model, and the version of such answers."""
 
 
 def new_cache_key() -> str:

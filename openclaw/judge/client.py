@@ -19,7 +19,7 @@ import httpx
 
 from chat_codec.prompts import Prompts
 from openclaw.config.runtime_variables import RuntimeVariables
-from openclaw.engine.client import CACHE_KEY, GRAMMAR_PARAMETER, CacheKeys
+from openclaw.engine.client import BASE, CACHE_KEY, GRAMMAR_PARAMETER, CacheKeys
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
 from openclaw.judge.answers import THINKING_START, answer_grammar, read_vote
 from openclaw.judge.interface import Question
@@ -142,6 +142,36 @@ class EngineHttp:
         if response.status_code >= 500:
             raise EngineUnavailableError(f"{self.url}: HTTP {response.status_code}: {response.text[:300]}")
         raise EngineRefusedError(f"{self.url}: HTTP {response.status_code}: {response.text[:300]}")
+
+
+class BaseModel:
+    """The base model behind the engine of a LoRA run, whichever adapter is the newest.
+
+    Guarantees: an answer of other weights, or of a mixture, is an error.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        """Ask ``engine``, which stays its owner's to close."""
+        self._engine = engine
+
+    async def generate(self, payload: dict[str, Any], owner: str | None = None) -> dict[str, Any]:
+        """Return the base model's answer; see `Engine.generate`.
+
+        Raises:
+            EngineRefusedError: the engine has no adapters, or other weights answered.
+        """
+        answer = await self._engine.generate({**payload, "lora_path": BASE}, owner)
+        version = answer["meta_info"].get("weight_version")
+        if version != BASE:
+            raise EngineRefusedError(f"the base model was asked, but weights of version {version} answered")
+        return answer
+
+    async def answers(self) -> bool:
+        """Return whether the engine gives a token now."""
+        return await self._engine.answers()
+
+    async def close(self) -> None:
+        """No-op: the engine is closed by its owner."""
 
 
 def _unless_aborted(answer: dict[str, Any], url: str) -> dict[str, Any]:

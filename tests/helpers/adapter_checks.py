@@ -16,6 +16,7 @@ from torch import Tensor
 from benchmarks.weight_receiver import local_handle
 from slime.args import Arguments
 from slime.backends.sglang_utils.engine import SGLangEngine
+from slime.weight_sync import BASE
 from tests.helpers.engine_streams import (
     WAIT_SECONDS,
     Stream,
@@ -83,6 +84,8 @@ def check_requests_keep_their_adapter(
 ) -> tuple[dict[int, dict[str, Tensor]], Tensor]:
     """Push five adapters, two of them under a request of ``new_tokens``; return them by version, and all tokens' errors.
 
+    After each the base model still answers who asks for it.
+
     ``base``: the engine's model in transformers, on the device and in the dtype of the adapters.
     """
     pushed = {version: adapters(base, args.lora_target_modules, version) for version in VERSIONS}
@@ -100,6 +103,8 @@ def check_requests_keep_their_adapter(
             assert size < sync.moved_bytes < size + BYTES_OF_A_NAME * len(adapter)
             assert engine.get_weight_version() == str(version)
             found.append(error(stream(engine.url(), prompts(3)[2], 20), version))
+            plain = stream(engine.url(), prompts(3)[2], 20, adapter=BASE)
+            found.append(error_of(plain, BASE, base, tolerance))
             if version < len(running):
                 own = running[version]
                 in_flight[version] = pool.submit(stream, engine.url(), own.prompt, new_tokens, own)

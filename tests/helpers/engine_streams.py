@@ -13,6 +13,7 @@ import httpx
 import torch
 
 from lab.testkit.waiting import wait_until
+from slime.weight_sync import BASE
 from tests.helpers.tolerance import MODEL, tolerance
 
 TEMPERATURE = 0.6
@@ -46,8 +47,10 @@ class Stream:
         return self.last["meta_info"]["weight_versions"]
 
 
-def stream(url: str, prompt: list[int], new_tokens: int, result: Stream | None = None, rid: str = "") -> Stream:
-    """Ask for ``new_tokens`` after ``prompt``; ``result`` fills while they come."""
+def stream(
+    url: str, prompt: list[int], new_tokens: int, result: Stream | None = None, rid: str = "", adapter: str = ""
+) -> Stream:
+    """Ask for ``new_tokens`` after ``prompt``, with the adapter of a name; ``result`` fills while they come."""
     result = result or Stream(prompt)
     body: dict[str, Any] = {
         "input_ids": prompt,
@@ -57,6 +60,8 @@ def stream(url: str, prompt: list[int], new_tokens: int, result: Stream | None =
     }
     if rid:
         body["rid"] = rid
+    if adapter:
+        body["lora_path"] = adapter
     with httpx.stream("POST", f"{url}/generate", json=body, timeout=WAIT_SECONDS, trust_env=False) as response:
         assert response.status_code == 200, response.read()
         for line in response.iter_lines():
@@ -71,7 +76,7 @@ def stream(url: str, prompt: list[int], new_tokens: int, result: Stream | None =
 
 def model_of(version: str, models: list[Any]) -> Any:
     """Return which of two models sampled a token: an engine starts with the first, updates alternate."""
-    return models[0 if version == "default" else int(version) % len(models)]
+    return models[0 if version in ("default", BASE) else int(version) % len(models)]
 
 
 def errors(result: Stream, references: list[Any]) -> torch.Tensor:

@@ -23,6 +23,10 @@ ADAPTER_NAME = re.compile(r"weights-(\d+)-([0-9a-f]{8})-(\d+)")
 """Weight version, :func:`maker` and number of a push."""
 
 
+BASE = "base"
+"""In a request the adapter's name that means none, and the weight version of its answer: the base model, whatever is newer."""
+
+
 def maker(args: Arguments) -> str:
     """Return the mark of this run in the names of its adapters; the same when its trainer is started again."""
     return hashlib.sha256(os.path.realpath(args.run_dir).encode()).hexdigest()[:8]

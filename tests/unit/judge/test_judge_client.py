@@ -14,7 +14,7 @@ from lab.testkit.tiny_random import build_tokenizer
 from openclaw.engine.client import GRAMMAR_PARAMETER
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
 from openclaw.judge.answers import answer_grammar
-from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling, together
+from openclaw.judge.client import BaseModel, EngineHttp, JudgeClient, JudgeSampling, together
 from openclaw.judge.interface import Question
 from tests.helpers.fake_engine import FakeEngine, scripted_transport
 
@@ -53,6 +53,15 @@ async def test_client_error_is_raised_at_once_with_the_engines_words() -> None:
     with pytest.raises(EngineRefusedError, match="HTTP 400: status 400"):
         await engine_http(transport).generate({})
     assert len(requests) == 1
+
+
+async def test_the_base_model_is_asked_by_name_and_nobody_else_answers_for_it() -> None:
+    transport, requests = scripted_transport([{"meta_info": {"weight_version": v}} for v in ("base", "4")])
+    model = BaseModel(engine_http(transport))
+    assert (await model.generate({"input_ids": [1]}, "alice"))["meta_info"]["weight_version"] == "base"
+    assert json.loads(requests[0].content)["lora_path"] == "base"
+    with pytest.raises(EngineRefusedError, match="version 4 answered"):
+        await model.generate({})
 
 
 async def test_requests_under_way_are_bounded() -> None:

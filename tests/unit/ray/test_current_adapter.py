@@ -68,7 +68,10 @@ def test_a_request_takes_the_newest_adapter_and_reports_its_version() -> None:
             assert part["meta_info"]["weight_versions"] == [{"version": "3", "start": 0, "end": 9}]
         other = await answers(manager, "somebody's")
         assert other[0]["meta_info"]["weight_versions"] == SPANS
-        assert manager.seen == [None, "weights-3-0123abcd-0", "somebody's"]
+        [base, _] = await answers(manager, "base")
+        assert base["meta_info"]["weight_version"] == "base"
+        assert base["meta_info"]["weight_versions"] == [{"version": "base", "start": 0, "end": 9}]
+        assert manager.seen == [None, "weights-3-0123abcd-0", "somebody's", None]
 
     asyncio.run(run())
 

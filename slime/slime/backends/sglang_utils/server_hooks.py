@@ -6,8 +6,9 @@ during a run has the start weights, and its old clients reach it as soon as it l
 :func:`serve_newest_adapter` lets requests use the trainer's newest adapter without knowing its name. Guarantees: a
 request without an adapter gets, on admission, the newest one loaded under a name of `slime.weight_sync.adapter`, and
 keeps it to its end. So no reply mixes weights or key/value caches of two versions (SGLang's prefix cache is per
-adapter). The reported weight version is that adapter's. An adapter in use is not unloaded. State: one name per server,
-in SGLang's tokenizer manager.
+adapter). The reported weight version is that adapter's. A request for `slime.weight_sync.BASE` gets the base model
+without any adapter, and its version says so. An adapter in use is not unloaded. State: one name per server, in SGLang's
+tokenizer manager.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-from slime.weight_sync import adapter_version
+from slime.weight_sync import BASE, adapter_version
 
 MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 
@@ -67,6 +68,8 @@ async def answer_with_newest(
             await manager.is_pause_cond.wait_for(lambda: not manager.is_pause)
         request.lora_path = getattr(manager, "newest_adapter", None)
     version = adapter_version(request.lora_path) if isinstance(request.lora_path, str) else None
+    if request.lora_path == BASE:
+        request.lora_path, version = None, BASE
     async for answer in original(manager, request, *rest):
         for part in answer if isinstance(answer, list) else [answer]:
             if version is not None and "meta_info" in part:
