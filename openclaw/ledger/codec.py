@@ -211,13 +211,14 @@ def encode_sample(sample: Sample) -> dict[str, Any]:
     return {"sample": text, **columns}
 
 
-def decode_sample(row: sqlite3.Row) -> Sample:
-    """Return the sample of a row of ``samples``, with ``metadata["ledger_id"]`` and ``metadata["turn_id"]`` set."""
+def decode_sample(row: Row) -> Sample:
+    """Return the sample of a row of ``samples``; its metadata says its ``ledger_id``, ``turn_id``, ``person`` and ``origin``."""
     values = json.loads(row["sample"])
     values["tokens"] = unpack_ids(row["tokens"])
     for name, stream in _columns():
         numbers = _unpack(row[name], stream)
         values[name] = in_rows(numbers, values["response_length"]) if stream.top_k else numbers
     sample = Sample.from_dict(values)
-    sample.metadata = {**sample.metadata, "ledger_id": row["id"], "turn_id": row["turn_id"]}
+    of_row = {"ledger_id": row["id"], **{name: row[name] for name in ("turn_id", "person", "origin")}}
+    sample.metadata = {**sample.metadata, **of_row}
     return sample

@@ -32,7 +32,7 @@ from openclaw.ledger.codec import decode_sample, decode_turn, decode_verdict
 from openclaw.ledger.conversations import import_conversations, write_conversations, write_pictures
 from openclaw.ledger.damage import check_file
 from openclaw.ledger.exceptions import LedgerDamagedError, LedgerError, UnknownRecordError
-from openclaw.ledger.schema import create_triggers, drop_triggers
+from openclaw.ledger.schema import create_triggers, drop_triggers, fill_people
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.views import counted
 from openclaw.privacy.redactor import Redactor
@@ -70,9 +70,13 @@ def _decode_turn(row: sqlite3.Row) -> None:
     decode_turn({**later, "scored": 0, **dict(row)})
 
 
+def _decode_sample(row: sqlite3.Row) -> None:
+    decode_sample({"person": None, "origin": "live", **dict(row)})
+
+
 READABLE: dict[str, Callable[[sqlite3.Row], Any]] = {
     "turns": _decode_turn,
-    "samples": decode_sample,
+    "samples": _decode_sample,
     "verdicts": decode_verdict,
 }
 
@@ -147,6 +151,7 @@ def _copy_rows(
                     result.lost[table] += 1
                 on_progress(min(total, done + result.kept[table] + result.lost[table]), total)
             done += limits[table]
+        fill_people(connection)
         create_triggers(connection)
     on_progress(total, total)
     return result

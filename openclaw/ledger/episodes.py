@@ -19,10 +19,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from groundwork.chat_messages import pictures_in
-from openclaw.ledger.codec import decode_turn, encode_sample
+from openclaw.ledger.codec import decode_turn
 from openclaw.ledger.database import Database
 from openclaw.ledger.exceptions import EpisodeConflictError, OpenEpisodesError, UnknownRecordError, UnknownTurnError
 from openclaw.ledger.records import EPISODE, Turn
+from openclaw.ledger.samples import insert_sample
 from openclaw.ledger.turns import Pictures
 from openclaw.owners import MARK, episode_owner
 from slime.utils.types import Sample
@@ -505,9 +506,7 @@ class Episodes:
         settled = Settled(episode.id, reason, len(samples), sum(len(sample.turns) - 1 for sample in samples))
         with self._database.transaction() as connection:
             for sample in samples:
-                columns = {"state": "ready", "created_at": self._database.clock(), "episode": episode.id}
-                columns |= {"turn_id": sample.turns[0], **encode_sample(sample.sample)}
-                segment = self._database.insert(connection, "samples", columns)
+                segment = insert_sample(self._database, connection, sample.turns[0], sample.sample, episode=episode.id)
                 connection.executemany(
                     "UPDATE turns SET segment = ?, reason = NULL WHERE id = ?",
                     [(segment, turn_id) for turn_id in sample.turns],

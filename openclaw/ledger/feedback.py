@@ -129,7 +129,7 @@ NO_TEACHER = (
     "teacher_log_probs", "teacher_topk_log_probs", "teacher_topk_indices", "rollout_topk_log_probs",
 )  # fmt: skip
 EQUAL = 1e-9
-OF_TURN = "SELECT * FROM samples WHERE turn_id = ? AND episode IS NULL ORDER BY id"
+OF_TURN = "SELECT * FROM samples WHERE turn_id = ? AND origin = 'live' AND episode IS NULL ORDER BY id"
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ def fix_rewards(connection: sqlite3.Connection, samples: Sequence[Sample]) -> No
         own, turn_id = sample.metadata["ledger_id"], sample.metadata["turn_id"]
         others = connection.execute(
             "SELECT TOTAL(json_extract(sample, '$.reward')) FROM samples"
-            " WHERE turn_id = ? AND episode IS NULL AND id < ? AND state IN ('leased', 'trained')",
+            " WHERE turn_id = ? AND origin = 'live' AND episode IS NULL AND id < ? AND state IN ('leased', 'trained')",
             (turn_id, own),
         ).fetchone()
         sample.reward = sample.metadata[TARGET] - others[0]

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict
 
 from groundwork.chat_messages import Message
-from openclaw.ledger.codec import decode_turn, decode_verdict, encode_sample, pack_floats
+from openclaw.ledger.codec import decode_turn, decode_verdict, pack_floats
 from openclaw.ledger.database import Database, move_samples
 from openclaw.ledger.exceptions import FeedbackArrivedError, UnknownRecordError
 from openclaw.ledger.feedback import FeedbackLog
@@ -23,6 +23,7 @@ from openclaw.ledger.records import (
     ReactionReward,
     Verdict,
 )
+from openclaw.ledger.samples import insert_sample
 from openclaw.ledger.turns import Turns
 from slime.utils.types import Sample
 
@@ -223,8 +224,7 @@ class Judging:
         reward: ReactionReward | None = None,
     ) -> None:
         counted = {f"baseline_{name}": value for name, value in asdict(reward).items()} if reward else {}
-        columns = {"state": "ready", "created_at": self._database.clock(), "made_by": made_by, **counted}
-        self._database.insert(connection, "samples", {"turn_id": turn_id, **encode_sample(sample), **columns})
+        insert_sample(self._database, connection, turn_id, sample, made_by=made_by, **counted)
 
     def makers(self) -> set[str]:
         """Return the methods that made the ready samples, as far as known."""
@@ -243,7 +243,8 @@ class Judging:
         """
         with self._database.transaction() as connection:
             rows = connection.execute(
-                "SELECT DISTINCT turn_id FROM samples WHERE state = 'ready' AND episode IS NULL AND made_by <> ?",
+                "SELECT DISTINCT turn_id FROM samples WHERE state = 'ready' AND origin = 'live' AND episode IS NULL"
+                " AND made_by <> ?",
                 (made_by,),
             ).fetchall()
             again = [row["turn_id"] for row in rows if self._turns.take_back(connection, row["turn_id"], OTHER_METHOD)]

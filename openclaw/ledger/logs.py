@@ -121,13 +121,15 @@ class Logs:
                 return True  # deleted meanwhile, or taken back with another sample of its turn
             turn_id = row["turn_id"]
             used = connection.execute(
-                "SELECT 1 FROM samples WHERE turn_id = ? AND state IN ('leased', 'trained') AND rollout_id <> ? LIMIT 1",
+                "SELECT 1 FROM samples WHERE turn_id = ? AND origin = 'live' AND state IN ('leased', 'trained')"
+                " AND rollout_id <> ? LIMIT 1",
                 (turn_id, row["rollout_id"]),
             ).fetchone()
             if used is not None:
                 return False
             unused = connection.execute(
-                "SELECT id FROM samples WHERE turn_id = ? AND state IN ('ready', 'leased')", (turn_id,)
+                "SELECT id FROM samples WHERE turn_id = ? AND origin = 'live' AND state IN ('ready', 'leased')",
+                (turn_id,),
             ).fetchall()
             for sample in unused:
                 # Without a rollout id no restored checkpoint makes it ready again, beside its successor.

@@ -29,6 +29,8 @@ ScoreSource = Literal["judge", "feedback", "rule"]
 InvalidVote = Literal["no_box", "other_box", "cut_off", "endless_thought"]
 Signal = Literal["next_state", "regenerated", "feedback"]
 Thumbs = Literal["up", "down"]
+Origin = Literal["live", "practice"]
+"""What a sample is of: a conversation or an episode, or replies that practice drew."""
 TEMPERATURE_TOLERANCE = 1e-6
 REDACTED = "redacted"
 """Reason of a turn whose request or reply contained a secret."""

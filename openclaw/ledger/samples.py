@@ -20,20 +20,20 @@ from __future__ import annotations
 
 import math
 import os
+import sqlite3
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from decimal import Decimal
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from openclaw.config.runtime_variables import RuntimeVariables
-from openclaw.ledger.codec import (
-    decode_sample,
-)
+from openclaw.ledger.codec import decode_sample, encode_sample
 from openclaw.ledger.database import Database, move_samples
 from openclaw.ledger.decisions import align, line_of
 from openclaw.ledger.feedback import fix_rewards
-from openclaw.owners import owner_of, prefixes, root
+from openclaw.ledger.records import Origin
+from openclaw.owners import owner_of, root
 from slime.utils.types import Sample
 
 BATCHES = 10
@@ -141,9 +141,44 @@ TOGETHER = "(id = ? OR episode = (SELECT episode FROM samples WHERE id = ?))"
 """Whether a sample belongs to the same rollout as another one, whose id is given twice."""
 
 
+def insert_sample(
+    database: Database,
+    connection: sqlite3.Connection,
+    turn_id: str,
+    sample: Sample,
+    *,
+    origin: Origin = "live",
+    **columns: Any,
+) -> int:
+    """Add a ready sample inside a transaction and return its number.
+
+    Args:
+        database: the ledger's.
+        connection: in a transaction.
+        turn_id: the turn it is of; its session says whose it is.
+        sample: what the trainer gets.
+        origin: what it is of.
+        columns: of ``samples``, beside these.
+
+    Raises:
+        UnknownRecordError: if the ledger does not hold the turn.
+        ValueError: if the sample is inconsistent.
+    """
+    person = root(owner_of(database.turn_row(turn_id, "session_id")["session_id"]))
+    own = {"turn_id": turn_id, "person": person, "origin": origin, "state": "ready", "created_at": database.clock()}
+    return database.insert(connection, "samples", {**own, **encode_sample(sample), **columns})
+
+
 def rollout_of(sample: Sample) -> str | int:
     """Return what the claimed samples of one rollout have in common."""
     return sample.metadata.get("episode") or sample.metadata["ledger_id"]
+
+
+def _of(person: str | None, origin: Origin) -> tuple[str, tuple[str, ...]]:
+    """Return the condition that samples are of an origin and, unless it is None, of a person; and its parameters."""
+    if person is None:
+        return "samples.origin = ?", (origin,)
+    return "samples.person = ? AND samples.origin = ?", (person, origin)
 
 
 class Samples:
@@ -168,19 +203,14 @@ class Samples:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def ready_count(self, owner: str | None = None) -> int:
+    def ready_count(self, person: str | None = None, origin: Origin = "live") -> int:
         """Return the number of ready rollouts: samples of turns, and whole episodes.
 
-        Only those of ``owner``, which is not `LOCAL`, and its children; of all owners if it is None.
+        Only those of ``person`` (`openclaw.owners.root`), or of all people if it is None.
         """
-        if owner is None:
-            [row] = self._database.rows(f"SELECT COUNT(DISTINCT {ROLLOUT}) AS n FROM samples WHERE state = 'ready'")
-            return row["n"]
-        own, children = prefixes(owner)
+        of, parameters = _of(person, origin)
         return self._database.rows(
-            f"SELECT COUNT(DISTINCT {ROLLOUT}) AS n FROM samples JOIN turns ON turns.id = samples.turn_id"
-            " WHERE samples.state = 'ready' AND (substr(session_id, 1, ?) = ? OR substr(session_id, 1, ?) = ?)",
-            (len(own), own, len(children), children),
+            f"SELECT COUNT(DISTINCT {ROLLOUT}) AS n FROM samples WHERE state = 'ready' AND {of}", parameters
         )[0]["n"]
 
     def leased_count(self, rollout_id: int) -> int:
@@ -209,14 +239,24 @@ class Samples:
         )
         return [row["n"] for row in rows]
 
-    def claim(self, rollout_id: int, count: int, quota: Quota = NO_QUOTA) -> list[Sample]:
+    def claim(
+        self,
+        rollout_id: int,
+        count: int,
+        quota: Quota = NO_QUOTA,
+        person: str | None = None,
+        origin: Origin = "live",
+    ) -> list[Sample]:
         """Lease ready samples to a batch until it has ``count`` rollouts, oldest first within ``quota``; return all of them.
 
+        Only samples of ``person`` join, unless it is None, and only those of ``origin``.
         Claiming again for the same rollout returns the same samples, so a caller that died in between loses none. Fewer
         are returned if another process forgets or leases some of them meanwhile.
         """
         held = self._candidates("samples.state = 'leased' AND samples.rollout_id = ?", (rollout_id,))
-        ready = self._candidates("samples.state = 'ready'") if len(held) < count else []  # long, so outside the lock
+        of, parameters = _of(person, origin)
+        # Long, so outside the lock.
+        ready = self._candidates(f"samples.state = 'ready' AND {of}", parameters) if len(held) < count else []
         before = self._candidates(IN_BATCHES, (rollout_id - BATCHES + 1, rollout_id)) if ready else []
         recent = Counter(sample.owner for sample in before)
         chosen = choose(ready, held, count, quota, recent)
@@ -231,15 +271,15 @@ class Samples:
             fix_rewards(connection, samples)
         return samples
 
-    def _candidates(self, condition: str, parameters: tuple[int, ...] = ()) -> list[Candidate]:
+    def _candidates(self, condition: str, parameters: tuple[Any, ...] = ()) -> list[Candidate]:
         """Return the first sample of each rollout whose samples meet ``condition``, oldest first."""
         first = "samples.id = COALESCE((SELECT MIN(id) FROM samples AS other WHERE other.episode = samples.episode), samples.id)"
         rows = self._database.rows(
-            f"SELECT samples.id, turns.session_id, {STATED} AS stated FROM samples"
-            f" JOIN turns ON turns.id = samples.turn_id WHERE {condition} AND {first} ORDER BY samples.id",
+            f"SELECT samples.id, samples.person, {STATED} AS stated FROM samples WHERE {condition} AND {first}"
+            " ORDER BY samples.id",
             parameters,
         )
-        return [Candidate(row["id"], root(owner_of(row["session_id"])), bool(row["stated"])) for row in rows]
+        return [Candidate(row["id"], row["person"], bool(row["stated"])) for row in rows]
 
     def drop(self, sample_id: int, reason: str, rollout_id: int) -> None:
         """Drop a ready or leased sample, with the others of its episode; ``rollout_id`` is the batch that had them.

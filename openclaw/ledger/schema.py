@@ -370,6 +370,11 @@ ALTER TABLE turns ADD COLUMN lesson_start INTEGER;
 ALTER TABLE turns ADD COLUMN lesson_end INTEGER;
 ALTER TABLE turns ADD COLUMN plain_middle BLOB;
 """
+_VERSION_22 = """
+ALTER TABLE samples ADD COLUMN person TEXT;  -- whose session it is of, see openclaw.owners.root
+ALTER TABLE samples ADD COLUMN origin TEXT NOT NULL DEFAULT 'live' CHECK (origin IN ('live', 'practice'));
+CREATE INDEX samples_by_person ON samples(person, state, id);
+"""
 
 
 def fill_baseline_owners(connection: sqlite3.Connection) -> None:
@@ -379,6 +384,15 @@ def fill_baseline_owners(connection: sqlite3.Connection) -> None:
     ).fetchall()
     owners = [(root(owner_of(session_id)), sample_id) for sample_id, session_id in rows]
     connection.executemany("UPDATE samples SET baseline_owner = ? WHERE id = ?", owners)
+
+
+def fill_people(connection: sqlite3.Connection) -> None:
+    """Set the person of the samples that have none, because they were recorded before its column existed."""
+    rows = connection.execute(
+        "SELECT samples.id, session_id FROM samples JOIN turns ON turns.id = turn_id WHERE person IS NULL"
+    ).fetchall()
+    people = [(root(owner_of(session_id)), sample_id) for sample_id, session_id in rows]
+    connection.executemany("UPDATE samples SET person = ? WHERE id = ?", people)
 
 
 def fill_conversations(connection: sqlite3.Connection) -> None:
@@ -461,6 +475,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     ),
     Migration(20, "the order of verdicts", _VERSION_20),
     Migration(21, "people's lessons, and the prompts of turns without them", _VERSION_21),
+    Migration(22, "whose a sample is, and whether it is of a conversation or of practice", _VERSION_22, fill_people),
 )
 VERSION = MIGRATIONS[-1].version
 

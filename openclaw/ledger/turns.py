@@ -263,7 +263,7 @@ class Turns:
     def take_back(self, connection: sqlite3.Connection, turn_id: str, why: str = SUPERSEDED) -> bool:
         """Make a judged turn pending again, inside a transaction, if no step has used its samples; return whether it is."""
         samples = connection.execute(
-            "SELECT id, state, rollout_id FROM samples WHERE turn_id = ?", (turn_id,)
+            "SELECT id, state, rollout_id FROM samples WHERE turn_id = ? AND origin = 'live'", (turn_id,)
         ).fetchall()
         if any(sample["state"] in ("leased", "trained") for sample in samples):
             return False

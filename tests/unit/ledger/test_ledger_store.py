@@ -16,6 +16,7 @@ from openclaw.ledger.exceptions import LedgerVersionError, TransitionError, Unkn
 from openclaw.ledger.records import SampleState, TurnState, Verdict, VersionSpan, Vote
 from openclaw.ledger.schema import VALID_SAMPLE_TRANSITIONS, VALID_TURN_TRANSITIONS, VERSION
 from openclaw.ledger.store import Ledger
+from openclaw.owners import LOCAL
 from openclaw.training.samples import make_sample
 
 
@@ -51,6 +52,7 @@ def test_sample_comes_back_exactly_with_free_attributes(ledger: Ledger) -> None:
     [found] = ledger.samples.claim(0, 1)
     assert found.metadata.pop("ledger_id") == 1
     assert found.metadata.pop("turn_id") == turn.id
+    assert (found.metadata.pop("person"), found.metadata.pop("origin")) == (LOCAL, "live")
     assert found.metadata.pop("baseline") == 0.0
     assert found.to_dict() == sample.to_dict()
     assert found.tokens == turn.prompt_ids + turn.response_ids

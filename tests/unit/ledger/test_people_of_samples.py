@@ -1,0 +1,103 @@
+"""Each sample says whose it is and what it is of, and a batch can be of one person and one origin."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from lab.testkit.ledger_records import judged_sample, make_turn
+from openclaw.ledger.commands import salvage
+from openclaw.ledger.feedback import as_next_state
+from openclaw.ledger.records import Feedback, Origin
+from openclaw.ledger.samples import insert_sample
+from openclaw.ledger.store import Ledger
+from openclaw.owners import LOCAL, episode_owner, stored_id
+from openclaw.training.samples import make_sample
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "ledger.sqlite")
+
+
+def add(ledger: Ledger, turn_id: str, origin: Origin) -> None:
+    """Add a sample of a stored turn."""
+    sample = make_sample(ledger.turns.get(turn_id), 0.0)
+    with ledger.transaction() as connection:
+        insert_sample(ledger.database, connection, turn_id, sample, origin=origin)
+
+
+def test_a_child_key_is_its_parents_person(ledger: Ledger) -> None:
+    for name, owner in {"l": LOCAL, "a": "alice", "b": "alice/agent", "c": "bob"}.items():
+        judged_sample(ledger, name, session_id=stored_id(owner, "s"))
+    turn = make_turn("e", session_id=stored_id(episode_owner(LOCAL, "episode-1"), "s"))
+    ledger.turns.record(turn)
+    with ledger.transaction() as connection:
+        insert_sample(ledger.database, connection, "e", make_sample(turn, 1.0), episode="episode-1")
+    people = {s.metadata["turn_id"]: (s.metadata["person"], s.metadata["origin"]) for s in ledger.samples.claim(0, 9)}
+    assert people == {
+        "l": (LOCAL, "live"),
+        "e": (LOCAL, "live"),
+        "a": ("alice", "live"),
+        "b": ("alice", "live"),
+        "c": ("bob", "live"),
+    }
+
+
+def test_a_batch_of_one_person_and_one_origin(ledger: Ledger) -> None:
+    for number in range(3):
+        for owner in ("alice", "bob"):
+            judged_sample(ledger, f"{owner}-{number}", session_id=stored_id(owner, "s"))
+    add(ledger, "alice-0", "practice")
+    counts = (ledger.samples.ready_count(), ledger.samples.ready_count("bob"))
+    assert counts == (6, 3), "practice counts for no other batch"
+    assert [ledger.samples.ready_count(person, "practice") for person in (None, "alice", "bob")] == [1, 1, 0]
+    drawn = ledger.samples.claim(0, 16, person="alice", origin="practice")
+    assert [sample.metadata["origin"] for sample in drawn] == ["practice"]
+    assert [s.metadata["turn_id"] for s in ledger.samples.claim(1, 16, person="bob")] == ["bob-0", "bob-1", "bob-2"]
+    assert ledger.samples.ready_count() == 3
+
+
+def test_an_opinion_takes_back_what_a_turn_gave_but_no_practice(ledger: Ledger) -> None:
+    judged_sample(ledger, "turn")
+    add(ledger, "turn", "practice")
+    ledger.samples.claim(0, 1, origin="practice")
+    feedback = Feedback(turn_id="turn", created_at=110.0, thumbs="down")
+    assert ledger.feedback.record(feedback, as_next_state(feedback)).state == "pending", "the turn is judged again"
+    assert ledger.views.counts()["samples"] == {"dropped": 1, "leased": 1}
+
+
+def test_samples_of_before_learn_whose_they_are(tmp_path: Path) -> None:
+    """A file of version 21 is made from a new one: the columns are the last migration's, whatever came after it."""
+    path = tmp_path / "ledger.sqlite"
+    with closing(Ledger(path)) as ledger:
+        judged_sample(ledger, "l")
+        judged_sample(ledger, "a", session_id=stored_id("alice/agent", "s"))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DROP INDEX samples_by_person")
+        connection.execute("ALTER TABLE samples DROP COLUMN person")
+        connection.execute("ALTER TABLE samples DROP COLUMN origin")
+        connection.execute("PRAGMA user_version = 21")
+        connection.commit()
+    with closing(Ledger(path)) as ledger:
+        rows = ledger.database.rows("SELECT turn_id, person, origin FROM samples ORDER BY id")
+    assert [tuple(row) for row in rows] == [("l", LOCAL, "live"), ("a", "alice", "live")]
+
+
+def test_rows_that_are_saved_from_an_old_file_learn_it_too(tmp_path: Path, ledger: Ledger) -> None:
+    judged_sample(ledger, "a", session_id=stored_id("alice", "s"))
+    with ledger.transaction() as connection:
+        connection.execute("UPDATE samples SET person = NULL")
+    ledger.close()
+    salvage(ledger.path, tmp_path / "saved.sqlite")
+    with closing(Ledger(tmp_path / "saved.sqlite")) as saved:
+        assert saved.samples.ready_count("alice") == 1
+
+
+def test_a_sample_of_no_other_origin_is_stored(ledger: Ledger) -> None:
+    ledger.turns.record(make_turn("turn"))
+    with pytest.raises(sqlite3.IntegrityError):
+        add(ledger, "turn", "dream")  # type: ignore[arg-type]
