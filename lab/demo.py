@@ -24,6 +24,7 @@ from measure import MeasureError, gsm8k_items, heldout_items, measure
 from simulated_users.user import User
 from student import STUDENT, Student
 
+from groundwork.start_timeline import DEMO, Beginning, StartWatch, Step
 from lab.tiny_demo import live, resume
 from lab.tiny_demo import report as reports
 from lab.tiny_demo.launched import DECIDED, ENDLESS, LaunchedRun, RunFailed, Settings
@@ -145,8 +146,15 @@ def prepare(options: argparse.Namespace) -> Path:
     return ensure_built(console=options.console)
 
 
-async def carry_out(options: argparse.Namespace, model: Path, started: float) -> None:
-    """Start, measure, talk, measure, report; stop what was started. ``started``: of the monotonic clock, before the build."""
+async def carry_out(options: argparse.Namespace, model: Path, started: float, beginning: Beginning) -> None:
+    """Start, measure, talk, measure, report; stop what was started.
+
+    Args:
+        options: of the command line.
+        model: folder of the tiny model.
+        started: seconds of the monotonic clock, before the model was built.
+        beginning: of the start's timeline.
+    """
     console = options.console
     gsm8k = gsm8k_items(options.gsm8k) if options.gsm8k else []
     items = heldout_items(options.heldout)
@@ -154,9 +162,11 @@ async def carry_out(options: argparse.Namespace, model: Path, started: float) ->
     run = LaunchedRun(settings)
     metrics = json.loads((model / "metrics.json").read_text())
     client = server_client(settings.base_url, 120)
+    watch = StartWatch(settings.run_dir, lambda line: tell(console, line), beginning)
     try:
-        run.start()
         tell(console, f"starts   Ray, SGLang, trainer and gateway, in about a minute (log: {run.log_path})")
+        run.start(beginning)
+        watch.start()
         with console.status("starting"):
             await run.wait_ready()
         tell(console, f"serves   {settings.base_url}, after {time.monotonic() - started:.0f} s")
@@ -200,6 +210,7 @@ async def carry_out(options: argparse.Namespace, model: Path, started: float) ->
         if options.keep_serving:
             await serve(run)
     finally:
+        watch.close()
         with console.status("stopping"):
             await asyncio.shield(asyncio.to_thread(run.stop))
         await client.close()
@@ -280,9 +291,9 @@ def dry_run(options: argparse.Namespace) -> None:
     launch([*run.launcher_words, "--dry-run"])
 
 
-async def interruptible(options: argparse.Namespace, model: Path, started: float) -> None:
+async def interruptible(options: argparse.Namespace, model: Path, started: float, beginning: Beginning) -> None:
     """Run the demo; SIGINT and SIGTERM cancel it once, so that it still stops what it started."""
-    task = asyncio.ensure_future(carry_out(options, model, started))
+    task = asyncio.ensure_future(carry_out(options, model, started, beginning))
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
@@ -301,11 +312,13 @@ def main() -> int:
         dry_run(options)
         return 0
     try:
-        started = time.monotonic()
+        started, beginning = time.monotonic(), Beginning.read()
+        beginning.mark(DEMO, Step.LOADED)
         model = prepare(options)
+        beginning.mark(DEMO, Step.MODEL_FOUND)
         if options.live:
-            live.become(settings_of(options), options)
-        asyncio.run(interruptible(options, model, started))
+            live.become(settings_of(options), options, beginning)
+        asyncio.run(interruptible(options, model, started, beginning))
     except (asyncio.CancelledError, KeyboardInterrupt):
         print("\nstopped", file=sys.stderr)
         if options.keep_serving and options.reported:

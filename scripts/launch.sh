@@ -3,6 +3,9 @@
 set -euo pipefail
 
 openclaw_root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+# The time of the command, from which a run counts the seconds of its start; bash before 5 has no EPOCHREALTIME.
+openclaw_command="${EPOCHREALTIME:-$(date +%s.%N)}"
+openclaw_command="{\"command\": ${openclaw_command/,/.}}"
 # A script, or your copy of one, may set variables such as OPTIMIZER_ARGS before it calls `launch`: flags of slime/train_async.py to
 # add, as an array or as one text. You may export a text, too. They win over what other variables set; flags after the script's
 # name win over them. instructions/reference/names.md lists all.
@@ -103,7 +106,8 @@ launch() {
         export_flags "$flags"
     done
     add_tools "$python"
-    LAUNCHED_AS="$(started_as)" PYTHONPATH="$openclaw_root:$openclaw_root/slime${PYTHONPATH:+:$PYTHONPATH}" \
+    LAUNCHED_AS="$(started_as)" SLIME_START="$openclaw_command" \
+        PYTHONPATH="$openclaw_root:$openclaw_root/slime${PYTHONPATH:+:$PYTHONPATH}" \
         exec "$python" -m openclaw.launch --name "$name" "$@"
 }
 
@@ -113,7 +117,7 @@ program() {
     python="$(find_environment)" || exit 2
     add_tools "$python"
     if [ "$python" = "$openclaw_root/.venv/bin/python" ]; then shown=".venv/bin/python"; fi
-    SLIME_MODEL_COMMAND="$shown -m openclaw.models" \
+    SLIME_MODEL_COMMAND="$shown -m openclaw.models" SLIME_START="$openclaw_command" \
         PYTHONPATH="$openclaw_root:$openclaw_root/slime:$openclaw_root/openclaw-test${PYTHONPATH:+:$PYTHONPATH}" \
         exec "$python" "$@"
 }

@@ -22,6 +22,7 @@ import psutil
 
 from groundwork.paused import paused
 from groundwork.process import ChildProcess, spawn
+from groundwork.start_timeline import VARIABLE, Beginning
 from openclaw.config.runtime_variables import RuntimeVariables, client_key
 from openclaw.launch.variables import LaunchVariables
 from openclaw.runtime.process import reserve_port
@@ -125,9 +126,11 @@ class LaunchedRun:
             why = getattr(cause, "strerror", None) or error
             raise RunFailed(f"port {port} is in use ({why}); choose another with --port") from error
 
-    def start(self) -> None:
-        """Start the launcher."""
+    def start(self, beginning: Beginning | None = None) -> None:
+        """Start the launcher; ``beginning``: of the start's timeline, which otherwise begins here."""
         environment = self.settings.environment(os.environ)
+        environment.pop(VARIABLE, None)
+        environment |= beginning.carried() if beginning else {}
         self.settings.run_dir.mkdir(parents=True, exist_ok=True)
         self._child = spawn(self.settings.command, env=environment, log_path=self.log_path, name="run")
 

@@ -11,6 +11,7 @@ import os
 import sys
 from typing import NoReturn
 
+from groundwork.start_timeline import Beginning
 from lab.tiny_demo.launched import Settings
 from lab.tiny_demo.resume import continue_command
 from slime.arguments.checkpoint import CONTINUE_VARIABLE
@@ -30,8 +31,9 @@ def unused(parser: argparse.ArgumentParser, options: argparse.Namespace) -> str 
     return f"{flag} is for the simulated student, and with --live you are the one who talks; leave it out"
 
 
-def become(settings: Settings, options: argparse.Namespace) -> NoReturn:
-    """Become the launcher of the run."""
+def become(settings: Settings, options: argparse.Namespace, beginning: Beginning) -> NoReturn:
+    """Become the launcher of the run; ``beginning``: of the start's timeline."""
     variables = {**settings.environment(os.environ), CONTINUE_VARIABLE: continue_command(options, sys.argv)}
+    variables |= beginning.carried()
     sys.stdout.flush()
     os.execve(settings.command[0], settings.command, variables)

@@ -27,6 +27,7 @@ from chat_codec.formats import reply_format
 from chat_codec.renderer import Renderer, RenderError, Thought
 from chat_codec.reply_parser import ReplyParser
 from groundwork.chat_messages import Message
+from groundwork.start_timeline import GATEWAY, Step, mark
 from openclaw.config.bounds import LARGE_BODY, SESSION_ID
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.credit.episodes import EpisodeRules
@@ -55,7 +56,7 @@ from openclaw.gateway.stream import (
 )
 from openclaw.gateway.text_completions import CompletionRequest, TextForm, as_chat, check_prompt_ids, parse_completion
 from openclaw.gateway.turns import TurnDesk
-from openclaw.ledger.records import PlainPart
+from openclaw.ledger.records import PlainPart, Turn
 from openclaw.ledger.store import Ledger
 from openclaw.lessons.lesson import Lesson, as_hint
 from openclaw.messages.classify import Asked, side_kind
@@ -139,7 +140,8 @@ class ChatService:
             on_forgotten=self._forget,
         )
         self.lessons = LessonDesk(config, ledger, lambda text: len(self._renderer.encode_text(text)), metrics)
-        self.replies = Replies(self.engine, self.sessions, metrics, clock, self._served.remember)
+        self._answered = False
+        self.replies = Replies(self.engine, self.sessions, metrics, clock, self._recorded)
         rules = EpisodeRules(
             config.temperature, config.train_token_limit, trains_rewards, config.prm_step_coef, config.baseline
         )
@@ -153,6 +155,13 @@ class ChatService:
             model_path=config.tokenizer,
         )
         self.large_bodies = LargeBodies(config.context_length)
+
+    def _recorded(self, turn: Turn) -> None:
+        """Remember a turn as the ledger has it; the first whole one ends the timeline of the start."""
+        self._served.remember(turn)
+        if not self._answered and turn.finish_reason != "abort":
+            self._answered = True
+            mark(self.config.run_dir, GATEWAY, Step.ANSWERED)
 
     def _forget(self, session_id: str) -> None:
         """Drop what memory and the engine's cache have of a forgotten session."""

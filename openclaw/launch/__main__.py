@@ -18,6 +18,7 @@ from typing import NoReturn
 
 from groundwork.command_line import CommandLine, as_list
 from groundwork.exceptions import ConfigError
+from groundwork.start_timeline import LAUNCHER, Beginning, Step
 from openclaw.exceptions import OpenClawError
 from openclaw.launch.guides import words_of_texts
 from openclaw.launch.logs import add_log_options, check_log_options, take_in_logs
@@ -180,6 +181,8 @@ def shape_of(model: str | None) -> str | None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Command line."""
     typed = sys.argv[1:] if argv is None else argv
+    beginning = Beginning.read()
+    beginning.mark(LAUNCHER, Step.LOADED)
     try:
         words = [*words_of_texts(os.environ), *typed]
         asked = asked_for(words)
@@ -211,6 +214,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(line, file=sys.stderr)
     again = os.environ.get(CONTINUE_VARIABLE) or continue_command(plan, typed, os.environ)
     environment = {**plan.environment, CONTINUE_VARIABLE: again}
+    beginning.mark(LAUNCHER, Step.PLANNED)
+    environment |= beginning.carried()
     environment.pop(STARTED_AS, None)
     environment.pop(PLAYED_BY, None)
     if isinstance(plan.own, TaskConfig):

@@ -6,7 +6,7 @@ faults, no settings. Everything on the page is escaped. The page loads nothing, 
 Charts are of liked first replies and judging times, from the ledger, and of the metrics file. Before and after are first replies to
 like questions, from the first and the last third of the updates. A pair is chosen by its questions and by whether the early reply
 was disliked, never by the later reply or its verdict. Only a bounded number of texts is read. Equal questions come first; otherwise
-two are alike if they share most of their words, numbers aside. Tables are of reasons, versions, faults, episodes and settings.
+two are alike if they share most of their words, numbers aside. Tables are of reasons, versions, faults, episodes, the start and settings.
 
 What the sections count takes one pass over the turns and samples of a run. Memory grows with the number of first replies and judged
 turns, by a few numbers each, and not with their texts.
@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from groundwork import start_timeline
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.views import SampleFacts, TurnFacts, TurnText, belongs
 from openclaw.messages.preview import harmless, shown_time
@@ -473,6 +474,7 @@ def build(run: RunFolder, owner: str | None = None) -> Report:
             "decisions": decided,
             "faults": faults(run, ledger, totals, series) if owner is None else [],
             "episodes": episodes(ledger, owner),
+            "start": start_timeline.rows(run.start) if owner is None else [],
             "settings": settings(run) if owner is None else [],
         }
     return Report(_page(run, owner, totals, values), totals.learning.sentence)

@@ -14,6 +14,8 @@ from typing import Any
 
 from groundwork.command_line import nearest_path
 from groundwork.paused import Paused, paused
+from groundwork.start_timeline import Event
+from groundwork.start_timeline import read as read_start
 from openclaw.exceptions import NoRunError
 from openclaw.ledger.store import Ledger
 from openclaw.runs import metrics_file
@@ -51,6 +53,11 @@ class RunFolder:
     def paused(self) -> Paused | None:
         """The note that a fuse has paused the training, or None."""
         return None if self.folder is None else paused(self.folder)
+
+    @property
+    def start(self) -> list[Event]:
+        """The timeline of the run's last start, or nothing."""
+        return [] if self.folder is None else read_start(self.folder)
 
     @property
     def metrics_path(self) -> Path:

@@ -48,6 +48,7 @@ from groundwork.exceptions import ConfigError
 from groundwork.garbage import collect_rarely
 from groundwork.process import watch_lifeline
 from groundwork.processors import load_processor, load_tokenizer
+from groundwork.start_timeline import GATEWAY, Step, mark
 from openclaw.config.bounds import HANDSHAKE_SECONDS
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
@@ -103,6 +104,7 @@ class GatewayServer(uvicorn.Server):
         self, app: ASGIApp, config: RuntimeConfig, metrics: GatewayMetrics, bounds: DoorBounds | None = None
     ) -> None:
         """Prepare to serve ``app``; ``bounds`` default to those of ``config``."""
+        self._run_dir = config.run_dir
         self._door = Door(
             bounds or DoorBounds(room_for_connections(config.max_connections)),
             lambda name: metrics.limit_hits.labels(limit=name).inc(),
@@ -154,6 +156,7 @@ class GatewayServer(uvicorn.Server):
         self.servers.append(listener)
         addresses = [":".join(map(str, item.getsockname()[:2])) for item in listener.sockets]
         logger.info("the gateway listens on %s", ", ".join(addresses))
+        mark(self._run_dir, GATEWAY, Step.LISTENS)
 
 
 COLLECT_SECONDS = 30.0
@@ -310,6 +313,7 @@ def main() -> int:
         logging.getLogger("httpx").setLevel(logging.WARNING)
         for name, value, source in config.describe():
             logger.debug("%s=%s (%s)", name, value, source)
+        mark(config.run_dir, GATEWAY, Step.LOADED)
         uvloop.run(serve(config))
     except (ConfigError, LedgerError) as error:
         print(f"openclaw.runtime: {error}", file=sys.stderr)

@@ -16,6 +16,7 @@ from typing import Any
 
 from groundwork.private_files import private, private_folder
 from groundwork.process import spawn
+from groundwork.start_timeline import GATEWAY, Step, mark
 from openclaw.config.runtime import VARIABLES, RuntimeConfig
 from openclaw.config.runtime_variables import GATE_PATH
 from openclaw.gateway.tls import check_certificate, own_certificate_context
@@ -177,6 +178,7 @@ def start_runtime(args: Arguments, method_path: str) -> RuntimeSupervisor:
     load_method(method_path, config, environment)
     write_settings(Path(args.run_dir), config)
     supervisor, url = supervise(environment, Path(args.run_dir) / RUNTIME_LOG_NAME, PORT_PATIENCE_SECONDS)
+    mark(args.run_dir, GATEWAY, Step.STARTED)
     supervisor.start()
     logger.info("the gateway serves %s/v1; its log is in %s", url, args.run_dir)
     return supervisor

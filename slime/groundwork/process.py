@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -178,20 +178,28 @@ def group_stopped(group: int) -> bool:
     return "T" in _states(group)
 
 
+def group_programs(group: int) -> set[str]:
+    """Return the names of the programs that a process group runs; the kernel cuts them after 15 characters."""
+    return {program for program, _ in _members(group)}
+
+
 def _states(group: int) -> set[str]:
     """Return the states of a process group's members, as the kernel's letters."""
-    states: set[str] = set()
+    return {state for _, state in _members(group)}
+
+
+def _members(group: int) -> Iterator[tuple[str, str]]:
+    """Yield program and state of each member of a process group."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            program, _, rest = (entry / "stat").read_text().partition("(")[2].rpartition(")")
         except (FileNotFoundError, ProcessLookupError):
             continue
-        state, process_group = fields[0], int(fields[2])
-        if process_group == group:
-            states.add(state)
-    return states
+        fields = rest.split()
+        if int(fields[2]) == group:
+            yield program, fields[0]
 
 
 def log_tail(path: Path | None, lines: int = 30) -> str:

@@ -17,6 +17,7 @@ import ray
 
 from groundwork.exceptions import ConfigError
 from groundwork.private_files import private, private_folder
+from groundwork.start_timeline import MANAGER, Step, mark
 from slime.args import Arguments, required
 from slime.arguments.placement import Placement, data_parallel_size
 from slime.exceptions import PluginError
@@ -147,9 +148,11 @@ class RolloutManager:
     def __init__(self, args: Arguments, reserved: ReservedPlacement) -> None:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
         logging.getLogger("httpx").setLevel(logging.WARNING)
+        mark(args.run_dir, MANAGER, Step.LOADED)
         self.args = args
         self.engines = EnginePool(args, engine_groups(args, reserved))
         self.engines.start(reserved.placement)
+        mark(args.run_dir, MANAGER, Step.ENGINES)
         init_http_client(args)
         self._data_source = load_function(args.data_source_path)(args)
         self._source_hooks = with_optional_methods(self._data_source)

@@ -26,6 +26,7 @@ from groundwork.exceptions import ConfigError
 from groundwork.garbage import collect_rarely
 from groundwork.private_files import private_run_folder
 from groundwork.process import Stopped, StopRequested
+from groundwork.start_timeline import DRIVER, VARIABLE, Beginning, StartWatch, Step, mark
 from slime.args import Arguments, required
 from slime.arguments.backend import backend_line
 from slime.arguments.dry_run import missing_at_start
@@ -162,7 +163,11 @@ class Run:
 
     def _start(self) -> None:
         self.life.to(Phase.STARTING)
-        if missing := missing_at_start(args := self.args):
+        args, beginning = self.args, Beginning.read()
+        os.environ.pop(VARIABLE, None)
+        beginning.mark(DRIVER, Step.LOADED)
+        watch = StartWatch(Path(args.run_dir), say, beginning)
+        if missing := missing_at_start(args):
             raise ConfigError("; ".join(missing))
         placement = describe_placement(args)
         for line in placement.lines():
@@ -173,6 +178,8 @@ class Run:
         num_gpus = args.num_gpus or placement.total
         self._resources.enter_context(ray_cluster(args, num_gpus=num_gpus, stop=self.stop))
         self.stop.install()  # again, because Ray replaced the handlers
+        beginning.mark(DRIVER, Step.RAY)
+        watch.tell()
         self.processes.reserved = reserved = create_placement(args, self.stop)
         self._resources.callback(release_placement, reserved)
         if placement.actor:
@@ -182,6 +189,9 @@ class Run:
             say(f"warning: {warning}")
         begin_logs(Path(args.run_dir), resumes=args.resume)  # not before the folders are known to be this run's
         begin_training_log(Path(args.run_dir))
+        beginning.write(Path(args.run_dir))
+        watch.start()
+        self._resources.callback(watch.close)
         self.updates.fuses.at_start()
         if not args.resume:
             forget_rollback(args.run_dir)
@@ -227,8 +237,10 @@ class Run:
             processes.loaded = True
         if self.engines.get_weights:
             self.engines.take_gpus(connect=True)
+            mark(args.run_dir, DRIVER, Step.PUSHED)
         if self._rollouts_follow():
             self._show(self.wait(manager.before_rollouts()) or Story())
+            mark(args.run_dir, DRIVER, Step.READY_TO_STEP)
         progress.free_since = time.monotonic()
 
     def _show(self, story: Story) -> None:

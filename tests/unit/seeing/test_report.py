@@ -18,6 +18,7 @@ import pytest
 
 from benchmarks.report import write_run
 from groundwork.paused import pause
+from groundwork.start_timeline import DRIVER, GATEWAY, Beginning, Event, Step
 from openclaw.ledger.copying import copy_run
 from openclaw.ledger.database import Database
 from openclaw.ledger.records import Vote
@@ -114,6 +115,16 @@ def test_the_report_of_a_run_that_learned(run: MadeRun, capsys: pytest.CaptureFi
     ):
         assert words in text, words
     assert (run.folder / "report.html").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_start_is_a_table_of_everybodys_report(run: MadeRun) -> None:
+    assert "The start" not in page_of(run)
+    steps = ((4.0, DRIVER, Step.PUSHED), (6.0, GATEWAY, Step.LISTENS), (6.5, DRIVER, Step.READY_TO_STEP))
+    Beginning(0.0, [Event(*step) for step in steps]).write(run.folder)
+    page = page_of(run)
+    assert f"<td>{DRIVER}</td><td>{Step.READY_TO_STEP}</td>" in page
+    assert f"<td>{GATEWAY}: {Step.LISTENS}</td>" in page
+    assert "The start" not in page_of(run, "--owner", "local")
 
 
 def test_the_page_holds_no_script_and_loads_nothing(run: MadeRun) -> None:

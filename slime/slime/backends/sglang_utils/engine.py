@@ -24,10 +24,12 @@ from typing import Any, Literal
 import httpx
 
 from groundwork.network import find_available_port
+from groundwork.start_timeline import Step, mark
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine_process import ANSWER_SECONDS, EngineProcess, OtherNodes
 from slime.backends.sglang_utils.server_hooks import IN_USE
+from slime.backends.sglang_utils.startup_log import Startup
 from slime.exceptions import EngineError, EngineNodeLostError
 from slime.weight_sync.remote_engine import RemoteProcess
 
@@ -77,6 +79,7 @@ class SGLangEngine:
         with self._lock:
             if self.alive():
                 return self.url()
+            self._mark(Step.LOADED)
             self.kill()
             self._port = self._port or find_available_port(host=self._spec.host)
             several = self._spec.nodes > 1
@@ -86,6 +89,7 @@ class SGLangEngine:
                 self.process.launch(self._port, rendezvous=rendezvous, hold=hold)
                 self._starts += 1
                 self._away = set()
+                self._mark(Step.STARTED)
                 self._wait_until_it_serves()
             except BaseException:
                 self.kill()
@@ -96,13 +100,21 @@ class SGLangEngine:
     def _wait_until_it_serves(self) -> None:
         timeout = CPU_START_TIMEOUT_SECONDS if self._cpu else START_TIMEOUT_SECONDS
         deadline = time.monotonic() + timeout
+        startup = Startup(self.process.log_path, None if self._cpu else self.process.pid)
         while time.monotonic() < deadline:
             if not self.alive():
                 raise EngineError(self._explain(f"ended with status {self._statuses()} while it started"))
-            if self.health():
+            serves = self.health()
+            for step in startup.steps():
+                self._mark(step)
+            if serves:
+                self._mark(Step.LISTENS)
                 return
             time.sleep(_POLL_SECONDS)
         raise EngineError(self._explain(f"did not serve within {timeout:.0f} s"))
+
+    def _mark(self, step: Step) -> None:
+        mark(self._args.run_dir, self._spec.name, step)
 
     def _explain(self, problem: str) -> str:
         """Return ``problem`` with the ends of the logs on all machines."""

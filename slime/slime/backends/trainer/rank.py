@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 import torch.distributed as dist
 
+from groundwork.start_timeline import TRAINER, Step, mark
 from slime.algorithms.advantages import compute_advantages
 from slime.algorithms.losses.named_values import load_custom_loss
 from slime.args import Arguments, required
@@ -86,11 +87,17 @@ class TrainRank(Generic[B]):
         """Set the arguments, join the group, and create the parts that need no model."""
         default_dtype = "bfloat16" if args.device == "cuda" else "float32"
         self.args = args.changed(train_dtype=args.train_dtype or default_dtype)
+        self._mark(Step.LOADED)
         logging.basicConfig(level=logging.INFO, format=f"[rank {self.rank}] %(levelname)s %(name)s: %(message)s")
         self.device = self.process.join(self.args)
         self.clock = Clock(self.args, self.rank)
         self.memory = HostMemory(self.device)
         self.snapshot = Snapshot(self.device)
+
+    def _mark(self, step: Step) -> None:
+        """Note a step of the run's start; the policy's rank 0 speaks for all."""
+        if self.rank == 0 and self.role == "policy":
+            mark(self.args.run_dir, TRAINER, step)
 
     def shutdown(self) -> None:
         """Leave the process groups."""
@@ -201,10 +208,12 @@ class PolicyRank(TrainRank[PolicyBackend]):
         assert self.memory is not None
         make = type(self).make_backend
         self.backend = make(args, start_weights(args), self.device, Schedule.of_run(args), self.memory.value)
+        self._mark(Step.MODEL)
         self.process.seed(args)
         self._versions = Versions()
         start = self._load_checkpoint()
         self._pushes = Pushes(args, device=self.device, address=self.process.address)
+        self._mark(Step.READY)
         return start
 
     def shutdown(self) -> None:
