@@ -412,6 +412,11 @@ class Talk:
         for number, lesson in enumerate(lessons, start=1):
             reason = f" ({lesson['reason']})" if lesson["reason"] else ""
             self._screen.line(f"{number}. {lesson['text']}  [{lesson['state']}{reason}]")
+            if lesson["reason"] == "learned" and (found := lesson["measure"]):
+                self._screen.note(
+                    f"   the weights know it: {found['plain']:.2f} without it, {found['taught']:.2f} with it; since then "
+                    f"liked {lesson['liked_without']}, disliked {lesson['disliked_without']}"
+                )
         self._screen.note(f"lessons: {mode}; {counted(len(lessons), 'lesson')}")
 
     def _end(self) -> None:

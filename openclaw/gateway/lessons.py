@@ -231,7 +231,7 @@ def _shown(lesson: Lesson) -> dict[str, Any]:
     """Return a lesson as a client sees it."""
     values = asdict(lesson)
     del values["person"]
-    return {"object": "lesson", **values}
+    return {"object": "lesson", **values, "confirmed": lesson.is_confirmed}
 
 
 def add_lesson_routes(app: FastAPI, desk: LessonDesk) -> None:

@@ -126,7 +126,7 @@ class LessonWriter:
         words = typed_words(turn, verdict, feedback)
         if not words:
             return None if verdict.score is None else UNSAID
-        known = await asyncio.to_thread(self._ledger.lessons.served, person)
+        known = await asyncio.to_thread(self._ledger.lessons.wanted, person)
         async with asyncio.timeout(self._timeout):
             found = await (self._followed if self._follows else self._hinted)(turn, words, known[-SHOWN_LESSONS:])
         return found if isinstance(found, str) else replace(found, waits=mode == "confirm")

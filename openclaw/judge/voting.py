@@ -44,8 +44,15 @@ class JudgeMetrics:
         )
         self.lessons = PrometheusCounter(
             "openclaw_judge_lessons",
-            "Complaints in a person's own words, by what became of them: born, proposed, repeated, replaced, unwanted, unusable, none, "
+            "Complaints in a person's own words, by what became of them: born, proposed, repeated, unlearned, replaced, unwanted, unusable, none, "
             "not_standing, unread, failed, withdrawn",
+            ["outcome"],
+            registry=registry,
+        )
+        self.measured_lessons = PrometheusCounter(
+            "openclaw_judge_measured_lessons",
+            "Lessons that were measured after an update, by what followed: learned, returned, stays; or why they could not be: "
+            "few_prompts, no_base, unread, failed",
             ["outcome"],
             registry=registry,
         )

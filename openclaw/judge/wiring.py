@@ -36,11 +36,12 @@ from groundwork.exceptions import ConfigError
 from groundwork.processors import load_tokenizer
 from openclaw.config.runtime import RuntimeConfig, listed
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError, TeacherMismatchError
-from openclaw.judge.client import Engine, EngineHttp, JudgeClient, JudgeSampling, together
+from openclaw.judge.client import BaseModel, Engine, EngineHttp, JudgeClient, JudgeSampling, together
 from openclaw.judge.endpoint import ClassJudge, EndpointJudge, load_class_judge
 from openclaw.judge.hygiene import Limits
 from openclaw.judge.interface import Judge, NoJudge
 from openclaw.judge.lessons import LessonWriter
+from openclaw.judge.measure import LessonMeter, ReadReply
 from openclaw.judge.teacher import (
     VERSION_TRIES,
     Render,
@@ -122,26 +123,27 @@ class JudgeLoop:
     """A worker, and the judge or its engine and the policy's engine, which it asks.
 
     ``student_topk`` is how many of the policy's likeliest tokens its method needs at each position of a reply. ``scorer``
-    scores the turns of logs in a run that trains from them.
+    scores the turns of logs in a run that trains from them. ``meter`` measures lessons after updates.
     """
 
     worker: JudgeWorker
     engines: tuple[Asked, ...]
     student_topk: int = 0
     scorer: LogScorer | None = None
+    meter: LessonMeter | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Judge until ``stop`` is set, then close the connections."""
         worker = self.worker
         watch = asyncio.create_task(watch_outages(self.engines, worker.missed_engine, worker.retry_postponed))
-        scoring = asyncio.create_task(self.scorer.run(stop)) if self.scorer else None
+        beside = [asyncio.create_task(each.run(stop)) for each in (self.scorer, self.meter) if each is not None]
         try:
             await worker.run(stop)
         finally:
             watch.cancel()
-            if scoring is not None:
-                scoring.cancel()
-                await asyncio.gather(scoring, return_exceptions=True)
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
             for engine in self.engines:
                 await engine.close()
 
@@ -161,6 +163,7 @@ def build_judge_loop(
     render: Render,
     registry: CollectorRegistry,
     render_reply: RenderReply | None = None,
+    read_reply: ReadReply | None = None,
 ) -> JudgeLoop:
     """Return the judge loop that ``config`` describes.
 
@@ -170,6 +173,7 @@ def build_judge_loop(
         render: renders messages, tools and template keywords to prompt ids, as the gateway does.
         registry: where metrics are registered.
         render_reply: renders a request and a reply that came as text; for a run that trains from logs.
+        read_reply: reads the text of a sampled reply; for a run that measures lessons.
 
     Raises:
         ConfigError: if an engine that the method needs, the judge's tokenizer or the method is not configured.
@@ -216,7 +220,21 @@ def build_judge_loop(
     if config.offline and render_reply is not None:
         settings = ScorerSettings(config.temperature, config.score_ahead, config.train_token_limit, plan.student_topk)
         scorer = LogScorer(ledger, policy, render_reply, settings, worker.notify)
-    return JudgeLoop(worker, asked, plan.student_topk, scorer)
+    meter = None
+    if read_reply is not None and not (config.offline or config.eval_mode):
+        meter = LessonMeter(
+            *(ledger, policy, BaseModel(policy), render, metrics),
+            temperature=config.temperature,
+            default=config.lessons,
+            judge=(judge, read_reply) if follows_prompts(config, judge) else None,
+            on_moved=lambda person: worker.on_lessons(person),
+        )
+    return JudgeLoop(worker, asked, plan.student_topk, scorer, meter)
+
+
+def follows_prompts(config: RuntimeConfig, judge: Judge) -> bool:
+    """Return whether a judge follows a prompt of its own, as an instruction-tuned model does."""
+    return config.judge_prompts == "full" and not isinstance(judge, ClassJudge | NoJudge)
 
 
 def build_writer(config: RuntimeConfig, ledger: Ledger, judge: Judge, metrics: JudgeMetrics) -> LessonWriter | None:
@@ -231,8 +249,7 @@ def build_writer(config: RuntimeConfig, ledger: Ledger, judge: Judge, metrics: J
                 config.lessons,
             )
         return None
-    follows = config.judge_prompts == "full" and not isinstance(judge, ClassJudge)
-    seconds = config.judge_seconds
+    follows, seconds = follows_prompts(config, judge), config.judge_seconds
     return LessonWriter(ledger, judge, metrics, default=config.lessons, follows=follows, timeout=seconds)
 
 

@@ -41,6 +41,7 @@ from openclaw.privacy.redactor import Redactor
 TABLES = (
     "sessions", "turns", "verdicts", "verdict_log", "samples", "steps", "feedback", "forgotten_samples", "forgotten_sessions",
     "episodes", "logs", "decisions", "probe_scores", "pictures", "turn_pictures", "secrets", "people", "lessons", "lesson_turns",
+    "lesson_measures",
 )  # fmt: skip
 CHILDREN_OF_TURNS = (
     "verdicts",

@@ -2,7 +2,8 @@
 
 Guarantees: a lesson belongs to one person, and every method that takes a lesson's id also takes that person and knows no
 other's. Evidence is never counted twice: it is read from the verdicts of the turns that read a lesson, so a verdict that is taken
-back takes its evidence along. A judge that finds no wish in a complaint any more retires the lesson that it gave, unless its
+back takes its evidence along. A lesson that rests as learned is judged by its person's turns without it, in the same way, and
+keeps each measurement (`openclaw.lessons.lesson.Measure`). A judge that finds no wish in a complaint any more retires the lesson that it gave, unless its
 person has touched the lesson or another complaint gave it too; nothing is deleted. A lesson of the judge lives as long as the
 session of one of the complaints that it comes from; one that its owner worded lives until it is deleted. A deleted lesson
 leaves no token of it: the turns that read it keep their plain prompt alone, and their samples, if any, become tombstones;
@@ -15,10 +16,10 @@ import sqlite3
 import uuid
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from openclaw.ledger.codec import decode_plain, pack_ids, unpack_ids
+from openclaw.ledger.codec import decode_plain, decode_turn, pack_ids, unpack_ids
 from openclaw.ledger.database import Database
 from openclaw.ledger.exceptions import UnknownRecordError
 from openclaw.ledger.records import Turn
@@ -28,29 +29,47 @@ from openclaw.lessons.lesson import (
     SERVED_STATES,
     UNWANTED,
     Lesson,
+    Measure,
     Mode,
     UnusableLessonError,
     is_unused,
     judged_move,
     may_move,
+    measured_move,
     moved_to,
     relation,
     usable_lesson,
 )
+from openclaw.owners import CHILD, EPISODE, LOCAL, MARK, prefixes
 
+_LEARNED = "(lessons.state = 'resting' AND lessons.reason = 'learned')"
 FORGOTTEN_LESSON = "forgotten_lesson"
 """Why a turn has no sample any more: the lesson that its prompt had was deleted."""
+
+
+def _count(role: str, name: str, score: int | None = None) -> str:
+    """Return the SQL of one number of a lesson's evidence: of its turns in a role, those with a verdict."""
+    scored = "" if score is None else " JOIN verdicts USING (turn_id)"
+    wanted = "" if score is None else f" AND json_extract(verdict, '$.score') = {score}"
+    return (
+        f" (SELECT COUNT(*) FROM lesson_turns{scored} WHERE lesson = lessons.id AND role = '{role}'{wanted}) AS {name}"
+    )
+
+
+_COUNTS = {
+    "said": ("said", None),
+    "served": ("read", None),
+    "liked": ("read", 1),
+    "disliked": ("read", -1),
+    "without": ("without", None),
+    "liked_without": ("without", 1),
+    "disliked_without": ("without", -1),
+}
+"""The numbers of a lesson's evidence: the role of the turns that count, and their score."""
 _EVIDENCE = (
-    "SELECT lessons.*,"
-    " (SELECT COUNT(*) FROM lesson_turns WHERE lesson = lessons.id AND role = 'said') AS said,"
-    " (SELECT COUNT(*) FROM lesson_turns WHERE lesson = lessons.id AND role = 'read') AS served,"
-    " (SELECT COUNT(*) FROM lesson_turns JOIN verdicts USING (turn_id) WHERE lesson = lessons.id AND role = 'read'"
-    "  AND json_extract(verdict, '$.score') = 1) AS liked,"
-    " (SELECT COUNT(*) FROM lesson_turns JOIN verdicts USING (turn_id) WHERE lesson = lessons.id AND role = 'read'"
-    "  AND json_extract(verdict, '$.score') = -1) AS disliked"
-    " FROM lessons"
+    f"SELECT lessons.*,{','.join(_count(role, name, score) for name, (role, score) in _COUNTS.items())} FROM lessons"
 )
-_PLAIN = "SELECT *, 0 AS said, 0 AS served, 0 AS liked, 0 AS disliked FROM lessons"
+_PLAIN = f"SELECT *, {', '.join(f'0 AS {name}' for name in _COUNTS)} FROM lessons"
 """Lessons without their evidence, which takes milliseconds to count."""
 READ_IT = "turn_id IN (SELECT turn_id FROM lesson_turns WHERE lesson = ? AND role = 'read')"
 
@@ -90,12 +109,70 @@ class Lessons:
     def of(self, person: str) -> list[Lesson]:
         """Return a person's lessons with their evidence, the latest changed last."""
         rows = self._database.rows(f"{_EVIDENCE} WHERE person = ? ORDER BY changed_at, rowid", (person,))
-        return [_lesson(row) for row in rows]
+        return [self._measured(_lesson(row)) for row in rows]
 
     def served(self, person: str) -> list[Lesson]:
         """Return the lessons that a person's requests may carry, the latest changed last, without their evidence."""
         states = ", ".join(f"'{state}'" for state in SERVED_STATES)
         return self._plain(f"person = ? AND state IN ({states}) ORDER BY changed_at, rowid", person)
+
+    def wanted(self, person: str) -> list[Lesson]:
+        """Return the lessons that a person's requests may carry and those that the weights have learned, as `served`."""
+        states = ", ".join(f"'{state}'" for state in SERVED_STATES)
+        wanted = f"(state IN ({states}) OR {_LEARNED})"
+        return self._plain(f"person = ? AND {wanted} ORDER BY changed_at, rowid", person)
+
+    def measurable(self) -> dict[str, list[Lesson]]:
+        """Return the lessons that a measurement may move, by person, with their evidence: active ones and learned ones."""
+        rows = self._database.rows(f"{_EVIDENCE} WHERE state = 'active' OR {_LEARNED} ORDER BY changed_at, rowid")
+        results: dict[str, list[Lesson]] = {}
+        for row in rows:
+            results.setdefault(row["person"], []).append(self._measured(_lesson(row)))
+        return results
+
+    def record_measure(self, person: str, lesson_id: str, text: str, measure: Measure) -> str | None:
+        """Commit a measurement of a lesson and what it means for its state; return the move, or None if it stays.
+
+        A lesson that was reworded or deleted meanwhile is left alone.
+        """
+        with self._database.transaction() as connection:
+            found = self._plain("person = ? AND id = ? AND text = ?", person, lesson_id, text)
+            if not found:
+                return None
+            values = {"lesson": lesson_id, **asdict(measure)}
+            connection.execute(
+                f"INSERT OR REPLACE INTO lesson_measures ({', '.join(values)}) VALUES ({', '.join('?' for _ in values)})",
+                tuple(values.values()),
+            )
+            move = measured_move(found[0], measure)
+            if move is not None:
+                self._change(connection, found[0], move, touch=False)
+        return move
+
+    def prompts(self, person: str, most: int, tokens: int) -> list[tuple[Turn, bool]]:
+        """Return the newest turns of a person whose prompts may be answered anew, the newest first, and whether each was practised.
+
+        These are main turns with their ids, without pictures, of no episode. The prompt is `Turn.student_ids`.
+
+        Args:
+            person: whose they are.
+            most: turns.
+            tokens: most of one prompt.
+        """
+        if person == LOCAL:
+            of_person, names = f"(session_id NOT LIKE '{MARK}%' OR session_id LIKE '{MARK}:%')", ()
+        else:
+            own, child = prefixes(person)
+            of_person = "(substr(session_id, 1, length(?1)) = ?1 OR substr(session_id, 1, length(?2)) = ?2)"
+            names = (own, child)
+        practised = "EXISTS (SELECT 1 FROM samples WHERE samples.turn_id = turns.id AND origin = 'practice')"
+        rows = self._database.rows(
+            f"SELECT *, {practised} AS practised FROM turns WHERE {of_person} AND kind = 'main' AND length(prompt_ids) BETWEEN 4 AND {4 * tokens}"
+            f" AND instr(session_id, '{CHILD}{EPISODE}') = 0"
+            f" AND NOT EXISTS (SELECT 1 FROM turn_pictures WHERE turn_id = turns.id) ORDER BY number DESC LIMIT {int(most)}",
+            names,
+        )
+        return [(decode_turn(row), bool(row["practised"])) for row in rows]
 
     def get(self, person: str, lesson_id: str) -> Lesson:
         """Return one of a person's lessons.
@@ -106,7 +183,18 @@ class Lessons:
         rows = self._database.rows(f"{_EVIDENCE} WHERE person = ? AND id = ?", (person, lesson_id))
         if not rows:
             raise UnknownRecordError(f"{self._database.path} has no lesson {lesson_id!r} of this person")
-        return _lesson(rows[0])
+        return self._measured(_lesson(rows[0]))
+
+    def _measured(self, lesson: Lesson) -> Lesson:
+        """Return a lesson with its newest measurement."""
+        rows = self._database.rows(
+            "SELECT * FROM lesson_measures WHERE lesson = ? ORDER BY at DESC LIMIT 1", (lesson.id,)
+        )
+        if not rows:
+            return lesson
+        values = dict(rows[0])
+        del values["lesson"]
+        return replace(lesson, measure=Measure(**values))
 
     def add(self, person: str, text: str, *, pinned: bool = False) -> Lesson:
         """Commit a lesson that its owner worded; one that says the same is served again instead.
@@ -120,7 +208,7 @@ class Lessons:
             if same := next((each for each in known["same"]), None):
                 move = {"proposed": "accept", "resting": "switch_on", "retired": "switch_on"}.get(same.state)
                 columns: dict[str, Any] = {"text": text, "origin": "owner", "touched": 1}
-                columns["pinned"] = int(pinned or same.pinned)
+                columns["pinned"] = int(pinned or same.pinned or same.is_learned)
                 self._change(connection, same, move, **columns)
                 lesson_id = same.id
             else:
@@ -141,8 +229,9 @@ class Lessons:
     ) -> Lesson:
         """Commit what an owner changes of a lesson: its words, whether it is pinned, whether it is served.
 
-        Switching a proposed lesson on accepts it, switching it off declines it. New words keep the state; the evidence of the
-        old ones is dropped.
+        Switching a proposed lesson on accepts it, switching it off declines it. A learned one that is switched on is pinned, or
+        it would rest again. New words keep the state, but those of a learned lesson are served; the evidence of the old ones is
+        dropped.
 
         Raises:
             UnknownRecordError: if the person has no such lesson.
@@ -153,7 +242,10 @@ class Lessons:
             self._database.update_one(connection, "lessons", lesson_id, touched=1)
             if text is not None and (text := self._usable(text)) != lesson.text:
                 self._forget_words(connection, lesson_id)
-                connection.execute("DELETE FROM lesson_turns WHERE lesson = ?", (lesson_id,))
+                for table in ("lesson_turns", "lesson_measures"):
+                    connection.execute(f"DELETE FROM {table} WHERE lesson = ?", (lesson_id,))
+                if lesson.is_learned:
+                    self._change(connection, lesson, "return", touch=False)
                 self._database.update_one(
                     connection, "lessons", lesson_id, text=text, origin="owner", changed_at=self._database.clock()
                 )
@@ -161,10 +253,11 @@ class Lessons:
                 self._database.update_one(connection, "lessons", lesson_id, pinned=int(pinned))
             lesson = self.get(person, lesson_id)
             if on is not None:
-                moves = ("accept", "switch_on") if on else ("decline", "switch_off")
+                moves = ("accept", "switch_on") if on else ("decline", "switch_off", "off_at_rest")
                 move = next((each for each in moves if may_move(lesson, each)), None)
                 if move is not None:
-                    self._change(connection, lesson, move, touch=on)
+                    columns = {"pinned": 1} if on and lesson.is_learned else {}
+                    self._change(connection, lesson, move, touch=on, **columns)
                     self._follow_up(connection, lesson)
                     for older in self._relations(person, lesson.text)["contrary"] if on else ():
                         self._replace(connection, lesson_id, older)
@@ -192,7 +285,8 @@ class Lessons:
         """Take in the verdict of a turn, inside the transaction that commits it.
 
         The lessons on trial that the turn read change their state by the evidence. The lesson that its complaint gives is
-        born, and those that an earlier verdict on the same turn gave are withdrawn.
+        born, and those that an earlier verdict on the same turn gave are withdrawn. For the learned lessons of its person it is
+        evidence of what the weights do without them.
 
         Args:
             connection: in the transaction.
@@ -201,10 +295,17 @@ class Lessons:
             wish: what the judge read in the reaction; None changes nothing of what an earlier verdict gave.
 
         Returns:
-            What became of the wish: ``born``, ``proposed``, ``repeated`` (a lesson says so already), ``replaced`` (it takes
-            the place of an older one), or why it is none: ``unwanted`` (its person switched such a lesson off, or it had no
+            What became of the wish: ``born``, ``proposed``, ``repeated`` (a lesson says so already), ``unlearned`` (one that
+            the weights had learned says so, and is served again), ``replaced`` (it takes the place of an older one), or why it is none: ``unwanted`` (its person switched such a lesson off, or it had no
             effect). Without a wish: ``withdrawn`` if an earlier one was, else None.
         """
+        connection.execute(
+            "INSERT OR IGNORE INTO lesson_turns SELECT lessons.id, turns.id, 'without' FROM lessons, turns"
+            f" WHERE lessons.person = ? AND {_LEARNED} AND turns.id = ? AND turns.kind = 'main'"
+            f" AND turns.created_at >= lessons.rested_at"
+            " AND NOT EXISTS (SELECT 1 FROM lesson_turns WHERE lesson = lessons.id AND turn_id = turns.id AND role = 'read')",
+            (person, turn_id),
+        )
         outcome = None if wish is None else self._heard(connection, turn_id, person, wish)
         read = connection.execute(
             f"{_EVIDENCE} WHERE state = 'trial'"
@@ -278,12 +379,14 @@ class Lessons:
             if any(each.reason in UNWANTED for each in known["same"]):
                 return "unwanted"
             named = [each for each in known["other"] if each.id == birth.replaces]
-            older = [each for each in (*named, *known["contrary"]) if each.is_served]
+            older = [each for each in (*named, *known["contrary"]) if each.is_wanted]
             if same := next((each for each in known["same"]), None):
                 again = {"resting": "return", "retired": "switch_on"}.get(same.state)
                 self._source(connection, same.id, turn_id)
-                self._change(connection, same, "propose" if again and birth.waits else again)
-                waits, lesson_id, outcome = birth.waits or same.state == "proposed", same.id, "repeated"
+                proposed = again is not None and birth.waits and not same.is_learned
+                self._change(connection, same, "propose" if proposed else again)
+                waits, lesson_id = birth.waits or same.state == "proposed", same.id
+                outcome = "unlearned" if same.is_learned else "repeated"
             else:
                 waits, state = birth.waits, "proposed" if birth.waits else "trial"
                 lesson_id = self._insert(connection, person, text, "judge", state)
@@ -317,15 +420,20 @@ class Lessons:
             if LESSON_MOVES[move].target is None:  # its evidence decides
                 lesson = self.get(lesson.person, lesson.id)
             columns["state"], columns["reason"] = moved_to(lesson, move)
+            if columns["reason"] == "learned":
+                columns["rested_at"] = self._database.clock()
+            elif lesson.is_learned:
+                columns["rested_at"] = None
+                connection.execute("DELETE FROM lesson_turns WHERE lesson = ? AND role = 'without'", (lesson.id,))
         if touch:
             columns["changed_at"] = self._database.clock()
         if columns:
             self._database.update_one(connection, "lessons", lesson.id, **columns)
 
     def _replace(self, connection: sqlite3.Connection, lesson_id: str, older: Lesson) -> None:
-        if may_move(older, "replace"):
+        if older.is_wanted:
             replaced: dict[str, Any] = {"replaces": None} if older.replaces == lesson_id else {}
-            self._change(connection, older, "replace", touch=False, **replaced)
+            self._change(connection, older, _replacing(older), touch=False, **replaced)
             self._database.update_one(connection, "lessons", lesson_id, replaces=older.id)
 
     def _follow_up(self, connection: sqlite3.Connection, before: Lesson) -> None:
@@ -334,9 +442,9 @@ class Lessons:
             return
         [(state,)] = connection.execute("SELECT state FROM lessons WHERE id = ?", (before.id,)).fetchall()
         for older in self._plain("person = ? AND id = ?", before.person, before.replaces):
-            if state in SERVED_STATES and may_move(older, "replace"):
-                self._change(connection, older, "replace", touch=False)
-            elif state not in SERVED_STATES and before.is_served and older.reason == "replaced":
+            if state in SERVED_STATES and older.is_wanted:
+                self._change(connection, older, _replacing(older), touch=False)
+            elif state not in SERVED_STATES and before.is_wanted and older.reason == "replaced":
                 self._change(connection, older, "return", touch=False)
 
     def _bound(self, connection: sqlite3.Connection, person: str) -> None:
@@ -370,7 +478,7 @@ class Lessons:
         connection.execute(
             "UPDATE lessons SET replaces = NULLIF(?, id) WHERE replaces = ?", (lesson.replaces, lesson.id)
         )
-        if lesson.is_served and lesson.replaces is not None:
+        if lesson.is_wanted and lesson.replaces is not None:
             for older in self._plain("person = ? AND id = ?", lesson.person, lesson.replaces):
                 if older.reason == "replaced":
                     self._change(connection, older, "return", touch=False)
@@ -418,6 +526,11 @@ class Lessons:
         connection.execute(f"DELETE FROM lesson_turns WHERE {of_session}", (session_id,))
 
 
+def _replacing(older: Lesson) -> str:
+    """Return the move by which a newer lesson replaces a wanted one."""
+    return "replaced_at_rest" if older.is_learned else "replace"
+
+
 def _plain_alone(row: sqlite3.Row) -> tuple[bytes, int, str]:
     """Return prompt ids and end of the lessons' place for a turn that keeps its plain prompt alone, and its id."""
     plain = decode_plain(row)
@@ -449,6 +562,7 @@ def note_lessons(connection: sqlite3.Connection, turn_id: str, lessons: Sequence
 
 def _lesson(row: sqlite3.Row) -> Lesson:
     values: dict[str, Any] = dict(row)
+    del values["rested_at"]
     for name in ("pinned", "touched"):
         values[name] = bool(values[name])
     return Lesson(**values)

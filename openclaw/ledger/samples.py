@@ -357,10 +357,15 @@ class Samples:
 
     def live_weight_version(self) -> str | None:
         """Return the weight version of the last live step, None before the first."""
+        live = self.live_update()
+        return live[0] if live else None
+
+    def live_update(self) -> tuple[str, float] | None:
+        """Return the weight version of the last live step and since when it is live; None before the first."""
         rows = self._database.rows(
-            "SELECT weight_version FROM steps WHERE undone_at IS NULL ORDER BY number DESC LIMIT 1"
+            "SELECT weight_version, live_at FROM steps WHERE undone_at IS NULL ORDER BY number DESC LIMIT 1"
         )
-        return rows[0]["weight_version"] if rows else None
+        return (rows[0]["weight_version"], rows[0]["live_at"]) if rows else None
 
     def feedback_to_live_seconds(self) -> list[float]:
         """Return the seconds from feedback to live weights for each sample whose step is live."""

@@ -375,6 +375,32 @@ ALTER TABLE samples ADD COLUMN person TEXT;  -- whose session it is of, see open
 ALTER TABLE samples ADD COLUMN origin TEXT NOT NULL DEFAULT 'live' CHECK (origin IN ('live', 'practice'));
 CREATE INDEX samples_by_person ON samples(person, state, id);
 """
+_VERSION_23 = """
+CREATE TABLE lesson_measures (   -- what the weights do without a lesson, see openclaw.lessons.lesson.Measure
+    lesson TEXT NOT NULL REFERENCES lessons(id) ON DELETE CASCADE,
+    weight_version TEXT NOT NULL,
+    at REAL NOT NULL,
+    scorer TEXT NOT NULL CHECK (scorer IN ('judge', 'base')),
+    prompts INTEGER NOT NULL,
+    practised INTEGER NOT NULL,
+    plain REAL NOT NULL,
+    taught REAL NOT NULL,
+    error REAL NOT NULL,
+    taught_error REAL NOT NULL,
+    PRIMARY KEY (lesson, weight_version)
+);
+CREATE TABLE turns_of_lessons (  -- as before; and the judged turns of its person while the lesson rested as learned ('without')
+    lesson TEXT NOT NULL REFERENCES lessons(id) ON DELETE CASCADE,
+    turn_id TEXT NOT NULL REFERENCES turns(id),
+    role TEXT NOT NULL CHECK (role IN ('said', 'read', 'without')),
+    PRIMARY KEY (lesson, turn_id, role)
+);
+INSERT INTO turns_of_lessons SELECT * FROM lesson_turns;
+DROP TABLE lesson_turns;
+ALTER TABLE turns_of_lessons RENAME TO lesson_turns;
+CREATE INDEX lesson_turns_by_turn ON lesson_turns(turn_id);
+ALTER TABLE lessons ADD COLUMN rested_at REAL;  -- since when it rests as learned
+"""
 
 
 def fill_baseline_owners(connection: sqlite3.Connection) -> None:
@@ -476,6 +502,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(20, "the order of verdicts", _VERSION_20),
     Migration(21, "people's lessons, and the prompts of turns without them", _VERSION_21),
     Migration(22, "whose a sample is, and whether it is of a conversation or of practice", _VERSION_22, fill_people),
+    Migration(23, "how well the weights satisfy lessons", _VERSION_23),
 )
 VERSION = MIGRATIONS[-1].version
 

@@ -7,7 +7,7 @@ enforce the resulting table. Pure functions.
 
 States: a lesson of the judge is ``proposed`` until its person accepts it, or on ``trial`` at once, as the person's mode
 says. The first liked reply under it makes it ``active``. Both are served. It is ``resting`` while its person has switched it
-off (reason ``off``) or a newer lesson replaces it (``replaced``). It is ``retired`` when its person declined it
+off (reason ``off``), a newer lesson replaces it (``replaced``), or the weights satisfy it without it (``learned``). It is ``retired`` when its person declined it
 (``declined``), when `ENOUGH_DISLIKES` replies under it were disliked and none was liked (``no_effect``), when no request
 carried it for `UNUSED_DAYS` (``unused``), when its person has more than `MAX_KEPT` (``crowded``), or when its complaint was
 judged again and held no wish (``withdrawn``). A lesson that its person switched off keeps this reason when it retires.
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 LessonState = Literal["proposed", "trial", "active", "resting", "retired"]
-LessonReason = Literal["off", "replaced", "declined", "no_effect", "unused", "crowded", "withdrawn"]
+LessonReason = Literal["off", "replaced", "learned", "declined", "no_effect", "unused", "crowded", "withdrawn"]
 UNWANTED: frozenset[LessonReason | None] = frozenset({"off", "declined", "no_effect"})
 """Reasons for which no further complaint brings a lesson back."""
 Origin = Literal["judge", "owner"]
@@ -46,6 +46,8 @@ CONTEXT_SHARE = 0.05
 MAX_KEPT = 64
 """Most lessons of a person that are not retired; of the retired ones as many are kept to be listed."""
 ENOUGH_DISLIKES = 3
+CONFIRMED_LIKES = 10
+"""Liked replies without a learned lesson, and none disliked, that confirm that the weights satisfy it."""
 UNUSED_DAYS = 90
 ALIKE = 0.6
 """Least Jaccard index of the words of two lessons that are about the same."""
@@ -69,9 +71,12 @@ LESSON_MOVES: Mapping[str, LessonMove] = {
     "decline": LessonMove(("proposed",), "retired", "declined"),
     "like": LessonMove(("trial",), "active"),
     "give_up": LessonMove(("trial",), "retired", "no_effect", moves_pinned=False),
+    "learn": LessonMove(("active",), "resting", "learned", moves_pinned=False),
     "replace": LessonMove(("trial", "active"), "resting", "replaced"),
     "return": LessonMove(("resting",), None),
     "switch_off": LessonMove(("trial", "active"), "resting", "off"),
+    "off_at_rest": LessonMove(("resting",), "resting", "off"),
+    "replaced_at_rest": LessonMove(("resting",), "resting", "replaced"),
     "switch_on": LessonMove(("resting", "retired"), None),
     "propose": LessonMove(("resting", "retired"), "proposed"),
     "withdraw": LessonMove(("proposed", "trial", "active", "resting"), "retired", "withdrawn", moves_pinned=False),
@@ -90,6 +95,55 @@ def lesson_transitions() -> dict[str, frozenset[str]]:
 
 
 VALID_LESSON_TRANSITIONS: Mapping[str, frozenset[str]] = lesson_transitions()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """How replies of the weights without a lesson compare with replies of a policy that reads it (`openclaw.judge.measure`).
+
+    Attributes:
+        weight_version: of the update that was measured.
+        at: when, seconds since the epoch.
+        scorer: ``judge``: scores are the share of replies that obey; ``base``: they are the mean nats by which the base model
+            finds a reply likelier if it reads the lesson.
+        prompts: of the person, with as many replies of both kinds.
+        practised: those of them that practice used.
+        plain: mean score of the replies without the lesson.
+        taught: mean score of the replies with it.
+        error: standard error of the difference over prompts.
+        taught_error: standard error of ``taught``.
+    """
+
+    weight_version: str
+    at: float
+    scorer: Literal["judge", "base"]
+    prompts: int
+    practised: int
+    plain: float
+    taught: float
+    error: float
+    taught_error: float
+
+    def __str__(self) -> str:
+        return (
+            f"version {self.weight_version} scores {self.plain:.2f} without it, {self.taught:.2f} with it, "
+            f"+-{self.error:.2f} ({self.scorer}, {self.prompts} prompts)"
+        )
+
+    @property
+    def shows(self) -> bool:
+        """Whether the lesson shows in the replies that read it, so that a comparison says anything."""
+        return self.taught > (0.5 if self.scorer == "judge" else 2 * self.taught_error)
+
+    @property
+    def satisfied(self) -> bool:
+        """Whether the weights satisfy the lesson: within one standard error, and at least half as well."""
+        return self.shows and self.plain >= self.taught - self.error and self.plain >= self.taught / 2
+
+    @property
+    def missed(self) -> bool:
+        """Whether they do not: by more than two standard errors, or less than half as well."""
+        return self.shows and (self.plain < self.taught - 2 * self.error or self.plain < self.taught / 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +167,10 @@ class Lesson:
         served: replies under it.
         liked: those with a verdict of 1.
         disliked: those with a verdict of -1.
+        without: replies without it since it rests as ``learned``.
+        liked_without: those with a verdict of 1.
+        disliked_without: those with a verdict of -1.
+        measure: the newest one, or None.
     """
 
     id: str
@@ -131,11 +189,30 @@ class Lesson:
     served: int = 0
     liked: int = 0
     disliked: int = 0
+    without: int = 0
+    liked_without: int = 0
+    disliked_without: int = 0
+    measure: Measure | None = None
 
     @property
     def is_served(self) -> bool:
         """Whether requests carry it."""
         return self.state in SERVED_STATES
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether it rests because the weights satisfy it."""
+        return self.state == "resting" and self.reason == "learned"
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether its person wants it now, and requests carry it or the weights satisfy it."""
+        return self.is_served or self.is_learned
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether its person's own turns have confirmed that the weights satisfy it."""
+        return self.is_learned and self.liked_without >= CONFIRMED_LIKES and not self.disliked_without
 
 
 def may_move(lesson: Lesson, move: str) -> bool:
@@ -151,6 +228,13 @@ def moved_to(lesson: Lesson, move: str) -> tuple[LessonState, LessonReason | Non
     return rule.target or ("active" if lesson.liked else "trial"), "off" if stays_off else rule.reason
 
 
+def measured_move(lesson: Lesson, measure: Measure) -> str | None:
+    """Return the move that a measurement calls for, or None."""
+    if lesson.is_learned:
+        return "return" if measure.missed else None
+    return "learn" if measure.satisfied and may_move(lesson, "learn") else None
+
+
 def judged_move(lesson: Lesson) -> str | None:
     """Return the move that the verdicts on replies under a lesson call for, or None."""
     move = "like" if lesson.liked else "give_up" if lesson.disliked >= ENOUGH_DISLIKES else None
@@ -158,8 +242,8 @@ def judged_move(lesson: Lesson) -> str | None:
 
 
 def is_unused(lesson: Lesson, now: float) -> bool:
-    """Return whether no request carried a lesson, and nobody changed it, for `UNUSED_DAYS`."""
-    return max(lesson.changed_at, lesson.served_at or 0.0) < now - UNUSED_DAYS * 86400.0
+    """Return whether no request carried a lesson, and nobody changed it, for `UNUSED_DAYS`; a learned one is in use."""
+    return not lesson.is_learned and max(lesson.changed_at, lesson.served_at or 0.0) < now - UNUSED_DAYS * 86400.0
 
 
 UNUSABLE: Mapping[str, re.Pattern[str]] = {

@@ -37,6 +37,11 @@ def line(lesson: Lesson) -> str:
     state = lesson.state if lesson.reason is None else f"{lesson.state} ({lesson.reason})"
     pinned = " pinned" if lesson.pinned else ""
     evidence = f"said {lesson.said}, read {lesson.served}, liked {lesson.liked}, disliked {lesson.disliked}"
+    if lesson.is_learned:
+        confirmed = ", confirmed" if lesson.is_confirmed else ""
+        evidence += f"; without it liked {lesson.liked_without}, disliked {lesson.disliked_without}{confirmed}"
+    if lesson.measure is not None:
+        evidence += f"; {lesson.measure}"
     return f"{lesson.id}  {state + pinned:20}  {evidence}  {harmless(lesson.text)}"
 
 

@@ -32,7 +32,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,9 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 from uvicorn.config import STARTUP_FAILURE
 
+from chat_codec.formats import reply_format
 from chat_codec.renderer import Renderer
+from chat_codec.reply_parser import Content, ReplyParser
 from groundwork.exceptions import ConfigError
 from groundwork.garbage import collect_rarely
 from groundwork.process import watch_lifeline
@@ -58,6 +60,7 @@ from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.protocol import Door, DoorBounds
 from openclaw.gateway.tls import check_certificate, load_certificate
 from openclaw.gateway.under_way import InFlightRegistry
+from openclaw.judge.measure import ReadReply
 from openclaw.judge.wiring import JudgeLoop, build_judge_loop
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.record_files import RecordFiles
@@ -209,6 +212,25 @@ def eyes_of(path: str) -> Any | None:
     return processor
 
 
+def reply_texts(tokenizer: Any, renderer: Renderer, config: RuntimeConfig) -> ReadReply:
+    """Return what reads the visible text of reply ids to prompt ids; tool calls are text."""
+    reasoning = reply_format(
+        getattr(tokenizer, "chat_template", None) or "",
+        reasoning_parser=config.reasoning_parser,
+        tool_call_parser=config.tool_call_parser,
+        reasoning_tags=config.reasoning_tags,
+    ).reasoning
+
+    def read(prompt_ids: Sequence[int], ids: Sequence[int]) -> str:
+        inside = reasoning is not None and renderer.thought_at_end(prompt_ids, reasoning) == "open"
+        parser = ReplyParser(reasoning=reasoning, inside_reasoning=inside)
+        end = len(ids) - 1 if ids and ids[-1] in tokenizer.all_special_ids else len(ids)
+        deltas = parser.push(tokenizer.decode(ids[:end], skip_special_tokens=False)) + parser.finish()
+        return "".join(delta.text for delta in deltas if isinstance(delta, Content))
+
+    return read
+
+
 async def serve(config: RuntimeConfig) -> None:
     """Serve and judge until SIGTERM or SIGINT.
 
@@ -232,7 +254,10 @@ async def serve(config: RuntimeConfig) -> None:
     try:
         judge = None
         if config.method:
-            judge = build_judge_loop(config, ledger, renderer.render, registry, renderer.render_reply)
+            judge = build_judge_loop(
+                *(config, ledger, renderer.render, registry, renderer.render_reply),
+                reply_texts(tokenizer, renderer, config),
+            )
         service = ChatService(
             config,
             tokenizer,

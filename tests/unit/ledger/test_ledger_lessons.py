@@ -19,8 +19,19 @@ from openclaw.ledger.database import Database
 from openclaw.ledger.exceptions import TransitionError, UnknownRecordError
 from openclaw.ledger.lessons import FORGOTTEN_LESSON, Birth, Wish
 from openclaw.ledger.records import PlainPart, Verdict
+from openclaw.ledger.samples import insert_sample
 from openclaw.ledger.store import Ledger
-from openclaw.lessons.lesson import ENOUGH_DISLIKES, MAX_KEPT, UNDER_LESSON, UNUSED_DAYS, Lesson, UnusableLessonError
+from openclaw.lessons.lesson import (
+    CONFIRMED_LIKES,
+    ENOUGH_DISLIKES,
+    MAX_KEPT,
+    UNDER_LESSON,
+    UNUSED_DAYS,
+    Lesson,
+    Measure,
+    UnusableLessonError,
+)
+from openclaw.owners import LOCAL
 from openclaw.privacy.redactor import Redactor
 from openclaw.training.samples import make_sample
 
@@ -490,6 +501,151 @@ def test_the_plain_prompt_is_kept_exactly(
     assert len(part.ids) <= max(len(plain), len(without) - part.start)
 
 
+def measured(
+    version: str = "8", *, plain: float, taught: float = 3.0, error: float = 0.2, scorer: str = "base"
+) -> Measure:
+    return Measure(
+        weight_version=version,
+        at=5000.0 + float(version),
+        scorer=scorer,  # type: ignore[arg-type]
+        prompts=8,
+        practised=4,
+        plain=plain,
+        taught=taught,
+        error=error,
+        taught_error=error,
+    )
+
+
+def learned(run: Run, text: str = "Keep answers short.") -> Lesson:
+    """Let a lesson be born, liked and learned by the weights."""
+    lesson = run.born(text)
+    run.judge(run.turn(read=(lesson.id,)), 1)
+    assert run.lessons.record_measure(ALICE, lesson.id, text, measured(plain=2.9)) == "learn"
+    return run.named(text)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "satisfied", "missed"),
+    [
+        ({"plain": 2.9}, True, False),
+        ({"plain": 2.7}, False, False),
+        ({"plain": 2.5}, False, True),
+        ({"plain": 1.2, "error": 2.0, "taught": 5.0}, False, True),
+        ({"plain": 0.3, "error": 0.2, "taught": 0.3}, False, False),
+        ({"plain": 1.0, "taught": 1.0, "error": 0.0, "scorer": "judge"}, True, False),
+        ({"plain": 0.4, "taught": 0.45, "error": 0.3, "scorer": "judge"}, False, False),
+    ],
+)
+def test_a_measurement_says_only_what_its_error_allows(numbers: dict, satisfied: bool, missed: bool) -> None:
+    found = measured(**numbers)
+    assert (found.satisfied, found.missed) == (satisfied, missed)
+
+
+def test_a_lesson_that_the_weights_satisfy_rests_with_its_evidence(run: Run) -> None:
+    lesson = learned(run)
+    assert (lesson.state, lesson.reason, lesson.measure) == ("resting", "learned", measured(plain=2.9))
+    assert run.lessons.served(ALICE) == []
+    assert [each.id for each in run.lessons.wanted(ALICE)] == [lesson.id]
+    liked, other = run.turn(), run.turn(session="@bob:s")
+    run.judge(liked, 1)
+    run.judge(other, 1, person=BOB)
+    lesson = run.named(lesson.text)
+    assert (lesson.without, lesson.liked_without, lesson.disliked_without, lesson.is_confirmed) == (1, 1, 0, False)
+    for _ in range(CONFIRMED_LIKES - 1):
+        run.judge(run.turn(), 1)
+    assert run.named(lesson.text).is_confirmed
+    run.judge(run.turn(), -1)
+    assert not run.named(lesson.text).is_confirmed
+    run.ledger.sessions.forget("@bob:s")
+    run.now += (UNUSED_DAYS + 1) * DAY
+    assert run.lessons.age() == 0, "the weights use it"
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_the_same_complaint_brings_a_learned_lesson_back(run: Run, waits: bool) -> None:
+    lesson = learned(run)
+    run.judge(run.turn(), 1)
+    assert run.judge(run.turn(), -1, Birth("keep answers short", waits)) == "unlearned"
+    lesson = run.named(lesson.text)
+    assert (lesson.state, lesson.reason, lesson.said, lesson.without) == ("active", None, 2, 0)
+    assert lesson.measure is not None, "why it rested is still told"
+
+
+def test_weights_that_stop_satisfying_it_bring_it_back(run: Run) -> None:
+    lesson = learned(run)
+    assert run.lessons.record_measure(ALICE, lesson.id, lesson.text, measured("9", plain=2.7)) is None
+    assert run.lessons.record_measure(ALICE, lesson.id, lesson.text, measured("10", plain=1.0)) == "return"
+    lesson = run.named(lesson.text)
+    assert (lesson.state, lesson.reason, lesson.measure) == ("active", None, measured("10", plain=1.0))
+
+
+def test_only_a_proven_unpinned_lesson_of_these_words_rests(run: Run) -> None:
+    lesson = run.born("Keep answers short.")
+    assert run.lessons.record_measure(ALICE, lesson.id, lesson.text, measured(plain=3.0)) is None, "nobody liked it"
+    run.judge(run.turn(read=(lesson.id,)), 1)
+    assert run.lessons.record_measure(BOB, lesson.id, lesson.text, measured(plain=3.0)) is None
+    assert run.lessons.record_measure(ALICE, lesson.id, "Keep answers long.", measured(plain=3.0)) is None
+    run.lessons.edit(ALICE, lesson.id, pinned=True)
+    assert run.lessons.record_measure(ALICE, lesson.id, lesson.text, measured(plain=3.0)) is None
+    assert run.named(lesson.text).state == "active"
+    assert run.lessons.measurable().keys() == {ALICE}
+
+
+def test_its_person_may_switch_a_learned_lesson_on_off_or_reword_it(run: Run) -> None:
+    on, off, reworded = learned(run), learned(run, "No tables."), learned(run, "Answer in German.")
+    assert run.lessons.edit(ALICE, on.id, on=True).pinned, "it would rest again"
+    assert run.named(on.text).state == "active"
+    lesson = run.lessons.edit(ALICE, off.id, on=False)
+    assert (lesson.state, lesson.reason) == ("resting", "off")
+    assert run.judge(run.turn(), -1, Birth(off.text)) == "unwanted"
+    lesson = run.lessons.edit(ALICE, reworded.id, text="Answer in French.")
+    assert (lesson.state, lesson.reason, lesson.measure) == ("trial", None, None)
+
+
+def test_a_contrary_wish_replaces_a_learned_lesson_until_it_goes(run: Run) -> None:
+    old = learned(run, "Use metric units.")
+    new = run.born("Do not use metric units.")
+    assert (run.named(old.text).state, run.named(old.text).reason) == ("resting", "replaced")
+    run.lessons.remove(ALICE, new.id)
+    assert run.named(old.text).state == "active"
+
+
+def test_a_learned_lesson_that_replaced_another_keeps_it_at_rest(run: Run) -> None:
+    old = run.born("Use metric units.")
+    new = learned(run, "Do not use metric units.")
+    assert run.named(old.text).reason == "replaced"
+    run.lessons.edit(ALICE, new.id, on=False)
+    assert run.named(old.text).state == "trial"
+
+
+def test_prompts_are_the_persons_own_main_turns(run: Run) -> None:
+    mine, child = run.turn(), run.turn(session="@alice/phone:s")
+    run.turn(session="@bob:s")
+    run.ledger.turns.record(make_turn("agent", session_id="@alice/episode-0123:s"))
+    run.turn(session="at home")
+    for name, more in {
+        "side": {"kind": "side"},
+        "long": {"prompt_ids": [1] * 100},
+        "redacted": {"prompt_ids": []},
+    }.items():
+        run.ledger.turns.record(make_turn(name, session_id="@alice:s", **more))
+    with run.ledger.transaction() as connection:
+        sample = make_sample(run.ledger.turns.get(mine), 1.0)
+        insert_sample(run.ledger.database, connection, mine, sample, origin="practice")
+    assert [(turn.id, used) for turn, used in run.lessons.prompts(ALICE, 8, 99)] == [(child, False), (mine, True)]
+    assert [turn.id for turn, _ in run.lessons.prompts(ALICE, 1, 99)] == [child]
+    assert [turn.session_id for turn, _ in run.lessons.prompts(LOCAL, 8, 99)] == ["at home"]
+
+
+def test_a_deleted_lesson_leaves_no_measurement(run: Run) -> None:
+    lesson = learned(run)
+    run.judge(run.turn(), 1)
+    run.lessons.remove(ALICE, lesson.id)
+    for table in ("lesson_measures", "lesson_turns"):
+        assert run.ledger.database.rows(f"SELECT * FROM {table}") == []
+
+
 TEXTS = st.sampled_from(
     [
         "Use metric units.",
@@ -509,6 +665,7 @@ STEPS = st.one_of(
     st.tuples(st.just("on"), st.integers(0, 5), st.booleans()),
     st.tuples(st.just("pin"), st.integers(0, 5), st.booleans()),
     st.tuples(st.just("remove"), st.integers(0, 5), st.just(True)),
+    st.tuples(st.just("measure"), st.integers(0, 5), st.booleans()),
     st.tuples(st.just("age"), st.integers(0, 100), st.just(True)),
     st.tuples(st.just("forget"), st.integers(0, 3), st.just(True)),
 )
@@ -544,6 +701,9 @@ def test_any_order_of_events_leaves_the_lessons_whole(
         elif name == "forget":
             if f"@alice:{what}" in {each["id"] for each in run.ledger.database.rows("SELECT id FROM sessions")}:
                 run.ledger.sessions.forget(f"@alice:{what}")
+        elif target is not None and name == "measure":
+            found = measured(str(number), plain=3.0 if flag else 0.0)
+            run.lessons.record_measure(ALICE, target.id, target.text, found)
         elif target is not None and name == "remove":
             run.lessons.remove(ALICE, target.id)
         elif target is not None:

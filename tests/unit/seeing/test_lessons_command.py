@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from lab.testkit.ledger_records import USER_NEXT, make_turn
+from openclaw.credit.baseline import record_judged
+from openclaw.ledger.records import Verdict
 from openclaw.ledger.store import Ledger
+from openclaw.lessons.lesson import Measure
+from openclaw.owners import LOCAL
 from openclaw.runs.lessons import main
 from openclaw.runtime.where import ARGUMENTS_NAME, LEDGER_NAME, SETTINGS_NAME
 
@@ -40,6 +45,28 @@ def test_a_lesson_from_the_command_line(run: Path, capsys: pytest.CaptureFixture
     assert said(run, capsys, "rm", made) == f"deleted {made}\n"
     assert said(run, capsys, "list") == "mode: auto; lessons: 0\n"
     assert b"Answer in German" not in (run / LEDGER_NAME).read_bytes()
+
+
+def test_the_list_tells_why_a_learned_lesson_rests(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = said(run, capsys, "add", "Keep answers short.").split()[0]
+    with closing(Ledger(run / LEDGER_NAME)) as ledger:
+        turn = make_turn(lessons=((made, "Keep answers short."),))
+        ledger.turns.record(turn)
+        ledger.turns.record_next_state(turn.id, USER_NEXT, 3.0)
+        with ledger.transaction() as connection:
+            record_judged(ledger, turn.id, Verdict(score=1), [], "under_lesson")
+            ledger.lessons.settle(connection, turn.id, LOCAL, None)
+        scores = {"plain": 2.9, "taught": 3.0, "error": 0.2, "taught_error": 0.1}
+        measure = Measure(weight_version="8", at=9.0, scorer="base", prompts=8, practised=4, **scores)
+        assert ledger.lessons.record_measure(LOCAL, made, "Keep answers short.", measure) == "learn"
+    text = said(run, capsys)
+    assert "resting (learned)" in text
+    assert (
+        "without it liked 0, disliked 0; version 8 scores 2.90 without it, 3.00 with it, +-0.20 (base, 8 prompts)"
+        in text
+    )
+    [listed] = json.loads(said(run, capsys, "list", "--json"))
+    assert listed["measure"]["taught"] == 3.0
 
 
 def test_edited_words_leave_the_disk_of_a_run_that_is_up(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,318 @@
+"""Measures, after an update, whether the weights satisfy a person's lessons without them (`openclaw.lessons.lesson.Measure`).
+
+The current weights, without lessons, answer up to `PROMPTS` of the person's stored prompts `REPLIES` times each; half of these
+prompts were never practised, as far as there are such. Beside them stand as many replies of the base model
+that reads the lesson. A reply ``a`` to a prompt ``x`` scores
+
+    d = mean_k [log p_base(a_k | x + lesson, a_<k) - log p_base(a_k | x, a_<k)]    in nats per token,
+
+which the lesson itself makes positive. A judge that follows instructions replaces ``d`` by its vote whether the reply obeys.
+
+Guarantees: each person is measured at most once per live update, on prompts of its own, with a bounded number of replies and tokens,
+`TOGETHER` at a time. All replies of a measurement come from the live weights; if they change meanwhile, it starts again. The
+base model is frozen, so an update cannot move its own measure. An engine without a base model (a run that trains whole weights)
+has no such measure: there only a judge's votes count, and without one nothing is measured, because a policy that ignores a lesson
+and a policy that has learned it look the same to themselves. A prompt that does not render to the ids that were served is left
+out, so both prompts of a comparison differ in the lesson alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from openclaw.exceptions import EngineRefusedError, EngineUnavailableError, JudgeError
+from openclaw.judge.client import Engine, together
+from openclaw.judge.interface import Judge, Question
+from openclaw.judge.prompts import obeys_messages
+from openclaw.judge.teacher import Render, score
+from openclaw.judge.voting import JudgeMetrics
+from openclaw.ledger.exceptions import LedgerUnavailableError
+from openclaw.ledger.records import Turn
+from openclaw.ledger.store import Ledger
+from openclaw.lessons.lesson import MAX_SERVED, Lesson, Measure, Mode
+from openclaw.messages.classify import user_words
+from openclaw.messages.hints import append_hint
+from openclaw.messages.text import clip_middle
+from openclaw.owners import owner_of
+
+logger = logging.getLogger(__name__)
+
+PROMPTS = 8
+REPLIES = 2
+FEWEST_PROMPTS = 4
+LOOKED_AT = 64
+"""Newest turns among which prompts are sought."""
+MAX_PROMPT_TOKENS = 8192
+MAX_REPLY_TOKENS = 512
+TOGETHER = 4
+"""Requests at a time, so that replies to people hardly wait."""
+TRIES = 3
+POLL_SECONDS = 5.0
+MAX_SHOWN = 10_000
+"""Characters of a request or reply that a judge reads."""
+
+ReadReply = Callable[[Sequence[int], Sequence[int]], str]
+"""Returns the visible text of reply ids to prompt ids."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt of a person, whether it was practised, and the replies of the weights to it without lessons."""
+
+    turn: Turn
+    practised: bool
+    replies: list[list[int]]
+
+
+class UnmeasurableError(Exception):
+    """A lesson cannot be measured; the word of the metric says why."""
+
+
+Candidate = tuple[Turn, bool]
+"""A turn, and whether its prompt was practised."""
+
+
+def chosen_turns(turns: Sequence[Candidate], most: int = PROMPTS) -> list[Candidate]:
+    """Return up to ``most`` turns with different prompts, the first ones, half of them never practised if there are so many."""
+    practised = {tuple(turn.student_ids) for turn, was in turns if was}
+    different = {tuple(turn.student_ids): turn for turn, _ in reversed(turns)}
+    candidates = [(turn, ids in practised) for ids, turn in reversed(different.items())]
+    new, used = ([each for each in candidates if each[1] == was] for was in (False, True))
+    half = max(most // 2, most - len(used))
+    return [*new[:half], *used[: most - min(half, len(new))]]
+
+
+def compared(plain: Sequence[Sequence[float]], taught: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Return the means and errors of a `Measure` from the scores of the replies to each prompt.
+
+    Args:
+        plain: scores without the lesson, a row per prompt.
+        taught: scores with it, of the same prompts.
+    """
+    without, under = ([statistics.fmean(row) for row in rows] for rows in (plain, taught))
+    count = len(without)
+    differences = [a - b for a, b in zip(without, under, strict=True)]
+    return {
+        "plain": statistics.fmean(without),
+        "taught": statistics.fmean(under),
+        "error": statistics.stdev(differences) / math.sqrt(count),
+        "taught_error": statistics.stdev(under) / math.sqrt(count),
+    }
+
+
+class LessonMeter:
+    """Measures lessons until stopped."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        policy: Engine,
+        base: Engine,
+        render: Render,
+        metrics: JudgeMetrics,
+        *,
+        temperature: float,
+        default: Mode,
+        judge: tuple[Judge, ReadReply] | None,
+        on_moved: Callable[[str], None],
+    ) -> None:
+        """Create the meter.
+
+        Args:
+            ledger: has lessons, prompts and live updates.
+            policy: the engine with the live weights.
+            base: its frozen base model.
+            render: renders messages, tools and template keywords to prompt ids; called in a thread.
+            metrics: counts measurements.
+            temperature: of the replies.
+            default: the mode of a person who has not chosen.
+            judge: one that follows instructions, and how it gets a reply's text; None: the base model scores.
+            on_moved: called with a person whose lessons have moved.
+        """
+        self._ledger = ledger
+        self._policy = policy
+        self._base = base
+        self._render = render
+        self._metrics = metrics
+        self._temperature = temperature
+        self._default: Mode = default
+        self._judge = judge
+        self._on_moved = on_moved
+        self._slots = asyncio.Semaphore(TOGETHER)
+        self._base_answers: bool | None = None
+        self._measured: tuple[str, float] | None = None
+        self._done: set[str] = set()
+        self._tries: Counter[str] = Counter()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Measure after each update until ``stop`` is set."""
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            while not stop.is_set():
+                try:
+                    await self.step()
+                except (EngineUnavailableError, LedgerUnavailableError) as error:
+                    logger.warning("measuring lessons waits: %s", error)
+                except Exception:
+                    logger.exception("measuring lessons failed; it continues")
+                await asyncio.wait([stopped], timeout=POLL_SECONDS)
+        finally:
+            stopped.cancel()
+
+    async def step(self) -> None:
+        """Measure everybody's lessons that have not been measured since the live update.
+
+        Raises:
+            EngineUnavailableError: the engine is away, or the weights changed meanwhile.
+        """
+        live = await asyncio.to_thread(self._ledger.samples.live_update)
+        if live is None:
+            return
+        if live != self._measured:
+            self._measured, self._done, self._tries = live, set(), Counter()
+        version, since = live
+        people = await asyncio.to_thread(self._ledger.lessons.measurable)
+        for person, lessons in people.items():
+            if person in self._done:
+                continue
+            self._tries[person] += 1
+            if self._tries[person] > TRIES or any(each.measure and each.measure.at >= since for each in lessons):
+                self._done.add(person)
+                continue
+            if await asyncio.to_thread(self._ledger.lessons.mode, person, self._default) != "off":
+                try:
+                    await self._measure(person, lessons, version)
+                except UnmeasurableError as error:
+                    self._metrics.measured_lessons.labels(outcome=str(error)).inc()
+                except EngineUnavailableError:
+                    raise
+                except JudgeError as error:
+                    self._metrics.measured_lessons.labels(outcome="failed").inc()
+                    logger.error("the lessons of a person cannot be measured: %s", error)
+            self._done.add(person)
+
+    async def _measure(self, person: str, lessons: Sequence[Lesson], version: str) -> None:
+        has_base = await self._has_base()
+        if not has_base and self._judge is None:
+            raise UnmeasurableError("no_base")
+        scorer: Literal["judge", "base"] = "base" if self._judge is None else "judge"
+        turns = await asyncio.to_thread(self._turns, person)
+        if len(turns) < FEWEST_PROMPTS:
+            raise UnmeasurableError("few_prompts")
+        asked = await together(*(self._answered(*each, version) for each in turns))
+        first = sorted(lessons, key=lambda each: (each.is_confirmed, each.measure.at if each.measure else 0.0))
+        reader = None if has_base else version
+        for lesson in first[:MAX_SERVED]:
+            try:
+                found = await together(*(self._scored(each, lesson, reader, scorer) for each in asked))
+            except UnmeasurableError as error:
+                self._metrics.measured_lessons.labels(outcome=str(error)).inc()
+                continue
+            measure = Measure(
+                weight_version=version,
+                at=self._ledger.database.clock(),
+                scorer=scorer,
+                prompts=len(asked),
+                practised=sum(each.practised for each in asked),
+                **compared([plain for plain, _ in found], [taught for _, taught in found]),
+            )
+            move = await asyncio.to_thread(self._ledger.lessons.record_measure, person, lesson.id, lesson.text, measure)
+            outcome = {"learn": "learned", "return": "returned"}.get(move or "", "stays")
+            self._metrics.measured_lessons.labels(outcome=outcome).inc()
+            logger.info("lesson %s %s: %s", lesson.id, outcome, measure)
+            if move is not None:
+                self._on_moved(person)
+
+    async def _has_base(self) -> bool:
+        """Return whether the engine has a base model beside the trained weights."""
+        if self._base_answers is None:
+            try:
+                await self._base.generate({"input_ids": [0], "sampling_params": {"max_new_tokens": 1}})
+                self._base_answers = True
+            except EngineRefusedError:
+                self._base_answers = False
+                logger.info("the engine has no base model beside the trained weights; only a judge can measure lessons")
+        return self._base_answers
+
+    def _turns(self, person: str) -> list[Candidate]:
+        """Return the turns of a person whose prompts are answered: without lessons they render as they were served."""
+        found = self._ledger.lessons.prompts(person, LOOKED_AT, MAX_PROMPT_TOKENS)
+        return chosen_turns([each for each in found if self._renders(each[0])])
+
+    def _renders(self, turn: Turn) -> bool:
+        try:
+            return self._render(turn.messages, turn.tools, turn.chat_template_kwargs) == turn.student_ids
+        except ValueError:
+            return False
+
+    async def _answered(self, turn: Turn, practised: bool, version: str) -> Asked:
+        """Return the prompt of a turn with replies of the live weights."""
+        replies = [self._reply(self._policy, turn, turn.student_ids, version) for _ in range(REPLIES)]
+        return Asked(turn, practised, await together(*replies))
+
+    async def _scored(
+        self, asked: Asked, lesson: Lesson, version: str | None, scorer: Literal["judge", "base"]
+    ) -> tuple[list[float], list[float]]:
+        """Return the scores of the replies to a prompt without a lesson and with it.
+
+        ``version``: of the weights that read the lesson; None: the base model does.
+        """
+        turn = asked.turn
+        hinted = append_hint(turn.messages, lesson.text)
+        prompt = await asyncio.to_thread(self._render, hinted, turn.tools, turn.chat_template_kwargs)
+        reader = self._base if version is None else self._policy
+        taught = await together(*(self._reply(reader, turn, prompt, version) for _ in range(REPLIES)))
+        number = self._difference if scorer == "base" else self._vote
+        plain_scores = await together(*(number(turn, lesson, prompt, reply) for reply in asked.replies))
+        return plain_scores, await together(*(number(turn, lesson, prompt, reply) for reply in taught))
+
+    async def _reply(self, engine: Engine, turn: Turn, prompt: Sequence[int], version: str | None) -> list[int]:
+        """Return the ids of a sampled reply.
+
+        Raises:
+            EngineUnavailableError: other weights than ``version`` gave it.
+        """
+        sampling = {"temperature": self._temperature, "max_new_tokens": MAX_REPLY_TOKENS}
+        async with self._slots:
+            answer = await engine.generate(
+                {"input_ids": list(prompt), "sampling_params": sampling}, owner_of(turn.session_id)
+            )
+        had = str(answer["meta_info"].get("weight_version", ""))
+        if version is not None and had != version:
+            raise EngineUnavailableError(f"version {had} answered, not version {version}, which was to be measured")
+        ids: list[int] = answer["output_ids"]
+        if not ids:
+            raise EngineUnavailableError("the engine gave an empty reply")
+        return ids
+
+    async def _difference(self, turn: Turn, lesson: Lesson, prompt: list[int], reply: list[int]) -> float:
+        """Return ``d`` of a reply."""
+        owner = owner_of(turn.session_id)
+        async with self._slots:
+            under, without = [await score(self._base, ids, reply, owner=owner) for ids in (prompt, turn.student_ids)]
+        return statistics.fmean(a - b for a, b in zip(under.log_probs, without.log_probs, strict=True))
+
+    async def _vote(self, turn: Turn, lesson: Lesson, prompt: list[int], reply: list[int]) -> float:
+        """Return 1 if the judge finds that a reply obeys the lesson, else 0.
+
+        Raises:
+            UnmeasurableError: its answer is no vote.
+        """
+        assert self._judge is not None
+        judge, read = self._judge
+        text = await asyncio.to_thread(read, turn.student_ids, reply)
+        said: list[Any] = [message for message in turn.messages if message.get("role") == "user"]
+        words = clip_middle(user_words(said[-1]) if said else "", MAX_SHOWN)
+        asked = Question("", (), prompt=obeys_messages(words, clip_middle(text, MAX_SHOWN), lesson.text))
+        async with self._slots:
+            [vote] = await judge.votes("hint", asked, 1)
+        if vote.value is None:
+            raise UnmeasurableError("unread")
+        return float(vote.value == 1)
