@@ -26,6 +26,7 @@ from benchmarks.gate_parts.plugin import WINDOWS
 from benchmarks.machine import REPOSITORY, describe_machine
 from groundwork.command_line import output_file
 from groundwork.data_rows import json_objects
+from lab.testkit.event_lines import EventLines
 
 MODEL = REPOSITORY / "lab" / "tiny_models" / "shipped"
 SECONDS = ("perf/snapshot_time", "perf/probe_time", "perf/update_weights_time")
@@ -56,8 +57,8 @@ class Client(threading.Thread):
                     self.refused += not self.stops.is_set()
 
     def _read(self, response: httpx.Response) -> None:
-        last = None
-        for line in response.iter_lines():
+        last, lines = None, EventLines()
+        for line in (line for part in response.iter_raw() for line in lines.of(part)):
             if not line or self.stops.is_set():
                 continue
             now = time.time()

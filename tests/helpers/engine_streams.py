@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import torch
 
+from lab.testkit.event_lines import EventLines
 from lab.testkit.waiting import wait_until
 from slime.weight_sync import BASE
 from tests.helpers.tolerance import MODEL, tolerance
@@ -64,7 +65,8 @@ def stream(
         body["lora_path"] = adapter
     with httpx.stream("POST", f"{url}/generate", json=body, timeout=WAIT_SECONDS, trust_env=False) as response:
         assert response.status_code == 200, response.read()
-        for line in response.iter_lines():
+        lines = EventLines()
+        for line in (line for part in response.iter_raw() for line in lines.of(part)):
             if line.startswith("data: {"):
                 result.last = json.loads(line.removeprefix("data: "))
                 result.ids += result.last["output_ids"]

@@ -132,11 +132,11 @@ async def test_every_trained_token_has_the_logprob_of_its_weights(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two agents whose turns extend each other, branch, compact, call tools, and live through three pushes of weights."""
+    """Two agents whose turns extend each other, break off, branch, compact, call tools, and live through three pushes of weights."""
     pushes = Pushes(engine, references[0])
     async with (
-        recorded(engine.url()) as (proxy, exchanges),
-        gateway(proxy, random_models[0], tmp_path) as (client, ledger, _),
+        recorded(engine.url(), breaks={1: 5}) as (proxy, exchanges),
+        gateway(proxy, random_models[0], tmp_path) as (client, ledger, registry),
     ):
         agents = [await an_agent(client, number) for number in range(len(REWARDS))]
 
@@ -167,6 +167,8 @@ async def test_every_trained_token_has_the_logprob_of_its_weights(
         for agent, reward in zip(agents, REWARDS, strict=True):
             told = await post(client, f"episodes/{agent.episode}/reward", {"status": "ok", "reward": reward})
             assert told["counts"]["reasons"] == {"grammar": 1}
+        resumed = registry.get_sample_value("openclaw_engine_retries_total", {"kind": "resumed"})
+        assert resumed, "the reply whose stream broke was not resumed"
         ledger.close()
 
     monkeypatch.setenv("OPENCLAW_LEDGER", str(tmp_path / "ledger.sqlite"))
@@ -183,7 +185,7 @@ async def test_every_trained_token_has_the_logprob_of_its_weights(
     merged = len(trained) - len(samples)
     errors = [error for sample in samples for error in errors_of(sample, pushes.models)]
     print(
-        f"{len(trained)} replies ({called} tool calls, {spanning} across weights) in {len(samples)} samples, "
+        f"{len(trained)} replies ({called} tool calls, {spanning} across weights, {resumed:.0f} resumed) in {len(samples)} samples, "
         f"{len(errors)} trained tokens, worst error {max(errors):.2e}, mean {sum(errors) / len(errors):.2e}"
     )
     assert len(errors) == sum(len(exchange.ids) for exchange in trained)
