@@ -18,6 +18,7 @@ a thread might hold a lock that a forked worker would wait for.
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import multiprocessing
 import os
@@ -35,7 +36,7 @@ from groundwork.cleanup import entrust_path, start_janitor
 from groundwork.garbage import collect_rarely
 from groundwork.machine import with_programs
 from groundwork.process import LIFELINE_THREAD, watch_lifeline
-from slime.backends.sglang_utils import server_hooks
+from slime.backends.sglang_utils import served_model, server_hooks
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +91,8 @@ def fork_workers() -> None:
 
     def set_up_to_fork(*values: Any, **kwargs: Any) -> None:
         set_up(*values, **kwargs)
+        # Collections of a worker would visit, and so copy, all that the server has imported.
+        gc.freeze()
         multiprocessing.context._default_context._actual_context = _ForkWithoutThreads()  # type: ignore[attr-defined]
 
     engine._set_envs_and_config = set_up_to_fork
@@ -152,8 +155,11 @@ def main() -> None:
     watch_lifeline()
     warnings.filterwarnings("ignore", category=UserWarning)
     collect_rarely()
-    # SGLang's dumper imports Megatron where it is installed, which takes a second; an engine uses nothing of it.
+    # SGLang imports both where they are installed, for its dumper and for servers of tools. Each takes seconds.
     sys.modules["megatron"] = None  # type: ignore[assignment]
+    if "--tool-server" not in sys.argv:
+        sys.modules["mcp"] = None  # type: ignore[assignment]
+    served_model.give(sys.argv)
     from sglang.launch_server import run_server
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args
