@@ -135,7 +135,9 @@ def test_its_workers_are_forks(engine: SGLangEngine) -> None:
 def test_it_imports_no_other_model(engine: SGLangEngine) -> None:
     log = engine.process.log_path.read_text(errors="replace")
     assert "Load weight end" in log
-    assert "when loading sglang.srt.models." not in log, "on a CPU some of the others cannot be imported, and SGLang says so"
+    assert "when loading sglang.srt.models." not in log, (
+        "on a CPU some of the others cannot be imported, and SGLang says so"
+    )
 
 
 def test_nothing_of_it_can_be_reached_from_outside(engine: SGLangEngine) -> None:

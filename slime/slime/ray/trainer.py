@@ -29,6 +29,7 @@ from slime.observability.metric_utils import STEPS
 from slime.ray.nodes import POLL_SECONDS, check_nodes
 from slime.ray.placement import ACTOR_GPU_SHARE, ReservedPlacement
 from slime.ray.restarts import death_line
+from slime.utils.kernel_caches import keep_kernels
 from slime.utils.misc import load_function
 from slime.utils.probes import Answer, Probe
 from slime.utils.run_logs import say
@@ -162,6 +163,7 @@ def rank_class(path: str, handle: type[RemoteRank]) -> type:
     """
 
     def start(self: Any, *arguments: Any) -> None:
+        keep_kernels(os.environ)
         self.rank = load_function(path)(*arguments)
 
     def passed_on(name: str) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from groundwork.exceptions import ConfigError
 from slime.tracking.redact import is_secret
+from slime.utils.kernel_caches import FOLDERS, VARIABLE
 
 # Variables of the run, read by plugins, libraries and the training runtime on every machine.
 FORWARDED = frozenset(
@@ -37,7 +38,7 @@ _LOCAL = frozenset(
     {
         *("PATH", "HOME", "USER", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR", "TERM", "VIRTUAL_ENV"),
         *("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"),
-        *("NVIDIA_DRIVER_CAPABILITIES", "TRITON_CACHE_DIR", "XDG_CACHE_HOME"),
+        *("NVIDIA_DRIVER_CAPABILITIES", "XDG_CACHE_HOME", VARIABLE, *FOLDERS),
     }
 )
 # Ray's own: authentication and tuning.

@@ -27,6 +27,7 @@ from slime.backends.sglang_utils.server_args import gives_memory_away, server_co
 from slime.backends.sglang_utils.server_hooks import HOLD
 from slime.exceptions import EngineNodeLostError
 from slime.utils.forwarded_environment import own_of_machine
+from slime.utils.kernel_caches import keep_kernels
 from slime.weight_sync.remote_engine import EngineCalls, RemoteProcess
 
 # SIGTERM also ends SGLang's workers, which the server mistakes for a crash: it sleeps five seconds before it ends.
@@ -45,6 +46,8 @@ def process_environment(args: Arguments, spec: EngineSpec, base: Mapping[str, st
     environment = engine_environment({**base, **own_of_machine(base)}, cpu=cpu)
     saver = gives_memory_away(args, spec)
     environment |= engine_variables(args, environment, gives_memory_away=saver)
+    if not cpu:
+        keep_kernels(environment)
     if spec.gpu_ids and not cpu:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, spec.gpu_ids))
     if saver:
