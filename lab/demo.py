@@ -1,4 +1,4 @@
-"""The whole loop on a CPU: builds the tiny model, starts a run, lets a student talk to it, measures before and after.
+"""The whole loop on a CPU or one GPU: builds the tiny model, starts a run, lets a student talk to it, measures before and after.
 With `--live` you talk to it instead.
 
 Guarantees: the exit status is 0 only if every update happened and everything was measured. The demo stops what it
@@ -48,6 +48,7 @@ POLL_SECONDS = 0.5
 READY_LIMIT = 24
 STUCK_SECONDS = 240.0
 LIKES = "an update comes after every few complaints"
+STARTS_IN = {"cpu": "in about a minute", "cuda": "in minutes the first time, because kernels are compiled"}
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -123,6 +124,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
         model_path(),
         options.launcher_arguments,
         options.resume,
+        options.device,
         live.VARIABLES if options.live else {},
     )
 
@@ -140,7 +142,9 @@ def prepare(options: argparse.Namespace) -> Path:
     refuse_bad_plan(settings_of(options), options.own_flags)
     LaunchedRun(settings_of(options)).check_port()
     what = "learns from you" if options.live else f"{options.updates} updates"
-    options.console.rule(f"openclaw-{options.title}: {what}, on this machine's CPU")
+    options.console.rule(
+        f"openclaw-{options.title}: {what}, on this machine's {'GPU' if options.device == 'cuda' else 'CPU'}"
+    )
     for number in STOP_SIGNALS:
         signal.signal(number, signal.default_int_handler)
     return ensure_built(console=options.console)
@@ -164,7 +168,7 @@ async def carry_out(options: argparse.Namespace, model: Path, started: float, be
     client = server_client(settings.base_url, 120)
     watch = StartWatch(settings.run_dir, lambda line: tell(console, line), beginning)
     try:
-        tell(console, f"starts   Ray, SGLang, trainer and gateway, in about a minute (log: {run.log_path})")
+        tell(console, f"starts   Ray, SGLang, trainer and gateway, {STARTS_IN[options.device]} (log: {run.log_path})")
         run.start(beginning)
         watch.start()
         with console.status("starting"):
@@ -273,7 +277,7 @@ def dry_run(options: argparse.Namespace) -> None:
         SystemExit: if the run's plan is invalid.
     """
     run, model = settings_of(options), model_path()
-    refuse_bad_plan(run, options.own_flags)
+    refuse_bad_plan(run, options.own_flags, starts=False)
     state = "built" if is_built(model) else "would be built first, in minutes"
     print(f"model    {model} ({state})")
     if options.live:

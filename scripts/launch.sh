@@ -128,13 +128,13 @@ not_here() {
     exit 2
 }
 
-# Sets up the CPU environment; leaves one alone that pip made and that has all packages.
+# Sets up the environment of a kind, cpu or gpu; leaves one alone that pip made and that has all packages.
 set_up_packages() {
     local stamp
     for stamp in "$openclaw_root"/.venv/.setup-*; do
-        if [ -f "$stamp" ]; then bash "$openclaw_root/scripts/setup.sh" cpu; return; fi
+        if [ -f "$stamp" ]; then bash "$openclaw_root/scripts/setup.sh" "$1"; return; fi
     done
-    if ! find_environment >/dev/null 2>&1; then bash "$openclaw_root/scripts/setup.sh" cpu; fi
+    if ! find_environment >/dev/null 2>&1; then bash "$openclaw_root/scripts/setup.sh" "$1"; fi
 }
 
 # Becomes the launcher, which trains an agent; or with --served, or with the address of a server, the program in which the model of
@@ -161,18 +161,24 @@ agent() {
     fi
 }
 
-# Sets up the CPU environment if it is missing and becomes the demo of one method; --dry-run sets up nothing.
+# Sets up the environment if it is missing and becomes the demo of one method; --dry-run sets up nothing. An environment for GPUs
+# stays one, and --device cuda asks for it.
 demo() {
+    local kind=cpu
+    case " $* " in
+        *" --device cuda "* | *" --device=cuda "*) kind=gpu ;;
+        *) if [ -f "$openclaw_root/.venv/.setup-gpu" ]; then kind=gpu; fi ;;
+    esac
     case " $* " in
         *" --dry-run "*) ;;
-        *) set_up_packages ;;
+        *) set_up_packages "$kind" ;;
     esac
     LAUNCHED_AS="$(started_as)" program "$openclaw_root/lab/demo.py" "$@"
 }
 
 # Sets up the packages and the sandboxes.
 set_up_sandboxes() {
-    set_up_packages
+    set_up_packages cpu
     bash "$openclaw_root/scripts/setup_bubblewrap.sh"
 }
 

@@ -43,6 +43,7 @@ DECIDED = {
     if declared.field in (*OF_OPTIONS, *OF_DEMO, "host", "port")
     for name in declared.names
 }
+PROFILE_OF = {"cpu": "tiny_cpu", "cuda": "tiny_gpu"}
 # Updates of a run that learns until it is stopped.
 ENDLESS = 1_000_000
 
@@ -63,6 +64,7 @@ class Settings:
     model: Path
     extra: Sequence[str] = ()
     resume: bool = False
+    device: str = "cpu"
     defaults: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -76,9 +78,14 @@ class Settings:
         return f"http://{HOST}:{self.port}/v1"
 
     @property
+    def profile(self) -> str:
+        """The launcher's profile of the device."""
+        return PROFILE_OF[self.device]
+
+    @property
     def launcher_words(self) -> list[str]:
         """The launcher's arguments."""
-        return ["--profile", "tiny_cpu", "--method", self.method, *self.extra]
+        return ["--profile", self.profile, "--method", self.method, *self.extra]
 
     @property
     def command(self) -> list[str]:

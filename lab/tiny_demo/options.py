@@ -15,6 +15,7 @@ from rich.console import Console
 
 from groundwork.command_line import CommandLine, new_output_file, port_number
 from groundwork.exceptions import ConfigError
+from groundwork.machine import cuda_facts, torch_build
 from lab.tiny_demo import live, resume
 from lab.tiny_demo.launched import OF_DEMO, REPOSITORY
 from lab.tiny_models.cache import model_path
@@ -26,11 +27,12 @@ from openclaw.launch.variables import LaunchVariables
 from openclaw.runtime.where import shown_path
 
 DESCRIPTION = (
-    "The whole loop on a CPU: builds the tiny model, starts a run, lets a student talk to it, measures before and after. "
+    "The whole loop on a CPU or one GPU: builds the tiny model, starts a run, lets a student talk to it, measures before and after. "
     "With --live you talk to it instead."
 )
 
 
+DEVICES = ("cpu", "cuda")
 PLAIN = "plain"
 CLIENTS = ("student", PLAIN)
 PORT_NAMES = RuntimeVariables.declared("port").names
@@ -63,6 +65,12 @@ def given(field: str, default: int) -> int:
     return default if source == "default" else int(str(value))
 
 
+def device_here() -> str:
+    """Return ``cuda`` in an environment with CUDA's torch on a machine with a GPU, else ``cpu``; asks the driver only then."""
+    built_for = torch_build()[1]
+    return "cuda" if built_for and cuda_facts().devices else "cpu"
+
+
 def ignored() -> list[str]:
     """Return a line per set variable that a launch script reads, and the demo decides itself."""
     declared = [*LaunchVariables.variables(), *RuntimeVariables.variables()]
@@ -87,6 +95,13 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "--method",
         default=recommended().config.name,
         help=f"{names}, or the path of a method folder (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--device",
+        choices=DEVICES,
+        default=device_here(),
+        help="what trains, serves and judges: the CPU, or one GPU (default: the GPU if there is one and the environment is for it; "
+        "here: %(default)s)",
     )
     parser.add_argument(
         "--updates", type=int, default=updates, help="optimizer steps (default: UPDATES, or %(default)s)"
@@ -157,7 +172,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     if options.client == PLAIN and options.taste is None:
         options.taste = TASTES[options.seed % len(TASTES)].name
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    folder = f"{resume.folder_prefix(options.title, options.live)}{stamp}"
+    folder = f"{resume.folder_prefix(options.title, options.live, options.device)}{stamp}"
     options.run_dir = (options.run_dir or REPOSITORY / "runs" / folder).absolute()
     if options.live and (wrong := live.unused(parser, options)):
         parser.error(wrong)

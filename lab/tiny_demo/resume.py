@@ -24,7 +24,7 @@ from openclaw.launch.report import STARTED_AS
 from openclaw.runtime.where import CHECKPOINTS_NAME, find_ledger, own_command, shown_path
 
 STATE_NAME = "demo.json"
-OPTIONS = ("updates", "seed", "client", "taste", "sessions", "max_turns", "heldout", "launcher_arguments")
+OPTIONS = ("device", "updates", "seed", "client", "taste", "sessions", "max_turns", "heldout", "launcher_arguments")
 """What a resumed demo takes over from its first part, unless the command line says otherwise."""
 
 SEEDS_APART = 1000
@@ -82,9 +82,9 @@ def has_checkpoint(run_dir: Path) -> bool:
     return (run_dir / CHECKPOINTS_NAME / LATEST).is_file()
 
 
-def folder_prefix(title: str, live: bool) -> str:
+def folder_prefix(title: str, live: bool, device: str) -> str:
     """Return how the names of the run folders begin; ``title``: the method's name."""
-    return f"tiny-cpu-{'live-' if live else ''}{title}-"
+    return f"tiny-{'gpu' if device == 'cuda' else device}-{'live-' if live else ''}{title}-"
 
 
 def newest_stopped(runs: Path, prefix: str) -> Path | None:
@@ -99,7 +99,7 @@ def continued(
     parser: argparse.ArgumentParser, options: argparse.Namespace, title: str, argv: Sequence[str] | None, runs: Path
 ) -> tuple[argparse.Namespace, State | None]:
     """Return the options of a resumed demo, with those of its first part as defaults, and what it remembers."""
-    run_dir = options.run_dir or newest_stopped(runs, folder_prefix(title, options.live))
+    run_dir = options.run_dir or newest_stopped(runs, folder_prefix(title, options.live, options.device))
     if run_dir is None:
         parser.error(f"--resume: no stopped run of method {title} in {runs}; name its folder with --run-dir")
     state = load(run_dir)

@@ -22,6 +22,7 @@ class Profile:
         runtime: defaults of the runtime's variables.
         flags: flags that only this kind of machine needs.
         gpu_memory_gb: GiB of one GPU, for the memory budget on a machine without GPUs.
+        tuned_as: profile whose defaults of a method hold here, because the model is the same; default: this one.
     """
 
     name: str
@@ -30,6 +31,11 @@ class Profile:
     runtime: Mapping[str, str] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
     gpu_memory_gb: float | None = None
+    tuned_as: str | None = None
+
+    def of_method(self, defaults: Mapping[str, Mapping[str, Value]]) -> Mapping[str, Value]:
+        """Return what a method's ``profile_defaults`` say about this profile."""
+        return defaults.get(self.tuned_as or self.name, {})
 
 
 # A reply may wait long for its reader's feedback; after many updates the clipped ratio leaves little to learn.
@@ -107,5 +113,21 @@ TINY_CPU = Profile(
     flags=("--serve-when-done",),
 )
 
-PROFILES: dict[str, Profile] = {profile.name: profile for profile in (GPU8, GPU8_FP8, GPU4_LORA, GPU1_24GB, TINY_CPU)}
+# The tiny model on one GPU. Its checkpoint is in float32, which the attention kernels of a GPU do not know.
+TINY_GPU = replace(
+    TINY_CPU,
+    name="tiny_gpu",
+    device="cuda",
+    variables={**TINY_CPU.variables, "NUM_GPUS": 1, "MEM_FRACTION_STATIC": 0.9},
+    flags=(
+        *TINY_CPU.flags,
+        *("--share-gpu", "--sglang-dtype", "bfloat16"),
+        *("--sglang-max-total-tokens", "65536", "--sglang-max-running-requests", "32"),
+    ),
+    gpu_memory_gb=16.0,
+    tuned_as=TINY_CPU.name,
+)
+
+_ALL = (GPU8, GPU8_FP8, GPU4_LORA, GPU1_24GB, TINY_CPU, TINY_GPU)
+PROFILES: dict[str, Profile] = {profile.name: profile for profile in _ALL}
 DEFAULT_PROFILE, LORA_PROFILE = GPU8.name, GPU4_LORA.name

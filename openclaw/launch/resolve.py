@@ -217,7 +217,7 @@ def _launch_variables(
     found: FoundMethod, profile: Profile, model: str | None, environment: Mapping[str, str]
 ) -> dict[str, Resolved]:
     """Return the launcher's variables for a method."""
-    of_profile = {**profile.variables, **found.config.profile_defaults.get(profile.name, {})}
+    of_profile = {**profile.variables, **profile.of_method(found.config.profile_defaults)}
     return _for_model(resolve(environment, of_profile, found.config.defaults), model)
 
 

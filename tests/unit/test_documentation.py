@@ -44,6 +44,8 @@ from slime.arguments.parser import build_parser, parser_for
 from slime.arguments.process_environment import NOSET
 from slime.contract import CLAUSES
 from slime.utils.forwarded_environment import FORWARD_VARIABLE, FORWARDED, PREFIXES, travels
+from slime.utils.kernel_caches import FOLDERS as KERNEL_FOLDERS
+from slime.utils.kernel_caches import VARIABLE as KERNEL_CACHE
 from tests.helpers.reasons import stated_reasons
 
 WORDS_OF_OTHER_PROGRAMS = {
@@ -280,6 +282,7 @@ def test_every_variable_in_the_documentation_exists(repository: Path) -> None:
         "HINT_END",
         *FORWARDED,
         FORWARD_VARIABLE,
+        *(KERNEL_CACHE, *KERNEL_FOLDERS),
         *("CUDA_HOME", "CXX", "PATH", NOSET),
         *(PYTHON_VARIABLE, PATH_VARIABLE),
         ADDRESS_VARIABLE,
