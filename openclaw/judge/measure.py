@@ -12,8 +12,9 @@ Guarantees: each person is measured at most once per live update, on prompts of 
 `TOGETHER` at a time. All replies of a measurement come from the live weights; if they change meanwhile, it starts again. The
 base model is frozen, so an update cannot move its own measure. An engine without a base model (a run that trains whole weights)
 has no such measure: there only a judge's votes count, and without one nothing is measured, because a policy that ignores a lesson
-and a policy that has learned it look the same to themselves. A prompt that does not render to the ids that were served is left
-out, so both prompts of a comparison differ in the lesson alone.
+and a policy that has learned it look the same to themselves. A prompt keeps the ids that were served around the lesson
+(`openclaw.judge.teacher.with_served_ids`), so both prompts of a comparison differ in the lesson alone; one where this cannot be
+is left out.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from openclaw.exceptions import EngineRefusedError, EngineUnavailableError, Judg
 from openclaw.judge.client import Engine, together
 from openclaw.judge.interface import Judge, Question
 from openclaw.judge.prompts import obeys_messages
-from openclaw.judge.teacher import Render, score
+from openclaw.judge.teacher import Render, score, with_served_ids
 from openclaw.judge.voting import JudgeMetrics
 from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.records import Turn
@@ -47,7 +48,7 @@ logger = logging.getLogger(__name__)
 PROMPTS = 8
 REPLIES = 2
 FEWEST_PROMPTS = 4
-LOOKED_AT = 64
+LOOKED_AT = 32
 """Newest turns among which prompts are sought."""
 MAX_PROMPT_TOKENS = 8192
 MAX_REPLY_TOKENS = 512
@@ -203,7 +204,7 @@ class LessonMeter:
         if not has_base and self._judge is None:
             raise UnmeasurableError("no_base")
         scorer: Literal["judge", "base"] = "base" if self._judge is None else "judge"
-        turns = await asyncio.to_thread(self._turns, person)
+        turns = await asyncio.to_thread(self._turns, person, lessons[0])
         if len(turns) < FEWEST_PROMPTS:
             raise UnmeasurableError("few_prompts")
         asked = await together(*(self._answered(*each, version) for each in turns))
@@ -241,16 +242,21 @@ class LessonMeter:
                 logger.info("the engine has no base model beside the trained weights; only a judge can measure lessons")
         return self._base_answers
 
-    def _turns(self, person: str) -> list[Candidate]:
-        """Return the turns of a person whose prompts are answered: without lessons they render as they were served."""
+    def _turns(self, person: str, lesson: Lesson) -> list[Candidate]:
+        """Return the turns of a person whose prompts are answered: those with a place for a lesson."""
         found = self._ledger.lessons.prompts(person, LOOKED_AT, MAX_PROMPT_TOKENS)
-        return chosen_turns([each for each in found if self._renders(each[0])])
+        return chosen_turns([each for each in found if self._prompt(each[0], lesson) is not None])
 
-    def _renders(self, turn: Turn) -> bool:
+    def _prompt(self, turn: Turn, lesson: Lesson) -> list[int] | None:
+        """Return the ids of a turn's prompt with a lesson, or None if it has no place for it."""
         try:
-            return self._render(turn.messages, turn.tools, turn.chat_template_kwargs) == turn.student_ids
+            hinted, plain = (
+                self._render(messages, turn.tools, turn.chat_template_kwargs)
+                for messages in (append_hint(turn.messages, lesson.text), turn.messages)
+            )
         except ValueError:
-            return False
+            return None
+        return with_served_ids(turn.student_ids, plain, hinted)
 
     async def _answered(self, turn: Turn, practised: bool, version: str) -> Asked:
         """Return the prompt of a turn with replies of the live weights."""
@@ -265,8 +271,9 @@ class LessonMeter:
         ``version``: of the weights that read the lesson; None: the base model does.
         """
         turn = asked.turn
-        hinted = append_hint(turn.messages, lesson.text)
-        prompt = await asyncio.to_thread(self._render, hinted, turn.tools, turn.chat_template_kwargs)
+        prompt = await asyncio.to_thread(self._prompt, turn, lesson)
+        if prompt is None:
+            raise UnmeasurableError("few_prompts")
         reader = self._base if version is None else self._policy
         taught = await together(*(self._reply(reader, turn, prompt, version) for _ in range(REPLIES)))
         number = self._difference if scorer == "base" else self._vote

@@ -6,6 +6,10 @@ Guarantees: ids are joined (the teacher's prompt ids + response ids), never text
 token. Scoring starts one token early, because an engine gives no value for the first position that it scores. So the
 first response token has a true log-probability.
 
+The teacher's prompt is the student's but for the hint: what stands around it keeps the ids that were served, because replies
+that the policy sampled earlier may have other ids than their text gives (`with_served_ids`). Only where such replies stand on
+both sides of the hint is the teacher's prompt as rendered.
+
 Temperature: a turn's stored log-probabilities are at its sampling temperature, but an engine scores given tokens only at
 temperature 1. So both prompts are scored. With s = score of the reply under the turn's own prompt, and t = its score
 under the teacher's prompt,
@@ -50,6 +54,10 @@ teacher reads the request with a hint, then the reply's ids.
 Guarantees:
 * The teacher's numbers are at the turn's temperature, as those of ``S``. A teacher that is the policy without a hint gives
   the same numbers, up to `openclaw.judge.teacher.TOLERANCE` and the engine's arithmetic.
+* A teacher that is the policy itself is compared with the student at the same weights. If other weights sampled the reply, or the
+  prompt that was served had lessons, the plain prompt is scored, too: with ``t`` and ``s`` the numbers of ``S`` with and without
+  the hint, the result is ``old + (t - s)``. So ``result - old``, which the loss reads, has nothing of what the weights have
+  learned since, or of the lessons. Otherwise it is ``t``, because ``s`` is ``old``.
 * No number is made up. One request scores the whole reply and reports the likeliest tokens at temperature 1. Where these do
   not settle ``S`` at the turn's temperature, the engine is asked for exactly ``S``: as the log probabilities of a next token
   that it samples at that temperature after the same ids. Those requests find their prompt in the engine's cache.
@@ -70,7 +78,7 @@ from groundwork.chat_messages import Message, pictures_in
 from openclaw.exceptions import EngineUnavailableError, JudgeError, TeacherMismatchError
 from openclaw.judge.client import Engine, together
 from openclaw.judge.voting import JudgeMetrics
-from openclaw.ledger.records import TopK, Turn, Verdict, Vote
+from openclaw.ledger.records import PlainPart, TopK, Turn, Verdict, Vote
 from openclaw.messages.hints import append_hint
 from openclaw.method import HintChoice, JudgePlan, TeacherContext
 from openclaw.owners import owner_of
@@ -226,6 +234,39 @@ def context_of(context: TeacherContext, turn: Turn, verdict: Verdict) -> Sequenc
         raise TeacherMismatchError(f"turn {turn.id}: {error}") from error
 
 
+def with_served_ids(served: Sequence[int], plain: Sequence[int], hinted: Sequence[int]) -> list[int] | None:
+    """Return the prompt ``served`` with the change that leads from ``plain`` to ``hinted``; None if it has no place there.
+
+    Args:
+        served: ids of the prompt that the policy read.
+        plain: ids of its messages as rendered.
+        hinted: ids of the messages with the hint as rendered.
+    """
+    change = PlainPart.between(hinted, plain)
+    new, after = hinted[change.start : change.end], plain[change.start + len(change.ids) :]
+    old = [*change.ids, *after]
+    if len(old) <= len(served) and list(served[len(served) - len(old) :]) == old:
+        return [*served[: len(served) - len(old)], *new, *after]
+    old = [*plain[: change.start], *change.ids]
+    if list(served[: len(old)]) == old:
+        return [*plain[: change.start], *new, *served[len(old) :]]
+    return None
+
+
+def prompt_under(render: Render, turn: Turn, messages: Sequence[Message]) -> list[int]:
+    """Return the prompt ids of a turn with ``messages`` in place of its own; see the module about ids that were served.
+
+    Raises:
+        TeacherMismatchError: the template refuses the messages.
+    """
+    try:
+        hinted, plain = (render(each, turn.tools, turn.chat_template_kwargs) for each in (messages, turn.messages))
+    except ValueError as error:
+        raise TeacherMismatchError(f"turn {turn.id}: {error}") from error
+    student = turn.student_ids
+    return hinted if student == plain else with_served_ids(student, plain, hinted) or hinted
+
+
 class TeacherScorer:
     """Scores replies under the teacher's prompt, at most ``concurrency`` turns at a time."""
 
@@ -254,10 +295,7 @@ class TeacherScorer:
             TeacherMismatchError: if they are unusable.
             JudgeError: if an engine was unavailable, or its weights changed during every try.
         """
-        try:
-            prompt_ids = await asyncio.to_thread(self._render, messages, turn.tools, turn.chat_template_kwargs)
-        except ValueError as error:
-            raise TeacherMismatchError(f"turn {turn.id}: {error}") from error
+        prompt_ids = await asyncio.to_thread(prompt_under, self._render, turn, messages)
         async with self._slots:
             owner = owner_of(turn.session_id)
             for _ in range(VERSION_TRIES):
@@ -303,7 +341,16 @@ class SupportScore:
 class SupportScorer:
     """Scores ``S`` under the hints' prompts, at most ``concurrency`` turns at a time."""
 
-    def __init__(self, *, teacher: Engine, render: Render, choice: HintChoice, rows: int, concurrency: int) -> None:
+    def __init__(
+        self,
+        *,
+        teacher: Engine,
+        render: Render,
+        choice: HintChoice,
+        rows: int,
+        concurrency: int,
+        teaches_itself: bool = False,
+    ) -> None:
         """Create a scorer.
 
         Args:
@@ -312,8 +359,10 @@ class SupportScorer:
             choice: which of several hints counts.
             rows: how many of its likeliest tokens the teacher reports per position, at least K.
             concurrency: most turns at a time.
+            teaches_itself: whether the teacher is the policy's engine.
         """
         self._teacher = teacher
+        self._teaches_itself = teaches_itself
         self._render = render
         self._choice: HintChoice = choice
         self._rows = rows
@@ -328,13 +377,7 @@ class SupportScorer:
         """
         if turn.response_topk is None:
             raise TeacherMismatchError(f"turn {turn.id} was recorded without the policy's likeliest tokens")
-        try:
-            prompts = [
-                await asyncio.to_thread(self._render, messages, turn.tools, turn.chat_template_kwargs)
-                for messages in contexts
-            ]
-        except ValueError as error:
-            raise TeacherMismatchError(f"turn {turn.id}: {error}") from error
+        prompts = [await asyncio.to_thread(prompt_under, self._render, turn, messages) for messages in contexts]
         async with self._slots:
             for _ in range(VERSION_TRIES):
                 if (found := await self._score(turn, turn.response_topk.ids, prompts)) is not None:
@@ -345,6 +388,7 @@ class SupportScorer:
         self, turn: Turn, support: Sequence[Sequence[int]], prompts: Sequence[list[int]]
     ) -> SupportScore | None:
         """Return the score, or None if the weights changed meanwhile."""
+        assert turn.response_topk is not None
         owner = owner_of(turn.session_id)
         scored = await together(
             *(score(self._teacher, ids, turn.response_ids, self._rows, owner=owner) for ids in prompts)
@@ -352,25 +396,49 @@ class SupportScorer:
         teachers = [_rows_of(scores) for scores in scored]
         picks = choose(self._choice, support, [teacher.ids for teacher in teachers])
         chosen = [(teachers[pick].ids[n], teachers[pick].log_probs[n]) for n, pick in enumerate(picks)]
-        settled = [at_temperature(own, *row, turn.temperature) for own, row in zip(support, chosen, strict=True)]
-        missing = [position for position, values in enumerate(settled) if values is None]
-        answers = await together(
-            *(self._next(turn, prompts[picks[position]], position, support[position]) for position in missing)
-        )
-        versions = {*(scores.weight_version for scores in scored), *(version for _, version in answers)}
+        found, asked, versions = await self._settled(turn, support, chosen, [prompts[pick] for pick in picks])
+        versions |= {scores.weight_version for scores in scored}
+        if self._teaches_itself and (
+            turn.plain is not None or {span.version for span in turn.weight_versions} - versions
+        ):
+            student = await score(self._teacher, turn.student_ids, turn.response_ids, self._rows, owner=owner)
+            own, alone, seen = await self._settled(turn, support, _pairs_of(student), [turn.student_ids] * len(support))
+            asked, versions = asked + alone, versions | seen | {student.weight_version}
+            found = [
+                [sampled + (taught - without) for sampled, taught, without in zip(*row, strict=True)]
+                for row in zip(turn.response_topk.log_probs, found, own, strict=True)
+            ]
         if len(versions) > 1:
             return None
-        for position, (values, _) in zip(missing, answers, strict=True):
-            settled[position] = values
-        found = [values for values in settled if values is not None]
         shared = overlaps(support, [ids for ids, _ in chosen])
         return SupportScore(
             topk=TopK(found, [list(own) for own in support]),
             chosen=Counter(picks).most_common(1)[0][0],
             overlap=sum(shared) / sum(map(len, support)),
-            asked=len(missing),
+            asked=asked,
             version=versions.pop(),
         )
+
+    async def _settled(
+        self,
+        turn: Turn,
+        support: Sequence[Sequence[int]],
+        rows: Sequence[tuple[Sequence[int], Sequence[float]]],
+        prompts: Sequence[Sequence[int]],
+    ) -> tuple[list[list[float]], int, set[str]]:
+        """Return the numbers of ``S`` at the turn's temperature, how many positions were asked for alone, and the versions of these.
+
+        ``rows`` has the likeliest tokens at each position with their numbers at temperature 1, ``prompts`` its prompt.
+        """
+        settled = [at_temperature(own, *row, turn.temperature) for own, row in zip(support, rows, strict=True)]
+        missing = [position for position, values in enumerate(settled) if values is None]
+        answers = await together(
+            *(self._next(turn, prompts[position], position, support[position]) for position in missing)
+        )
+        for position, (values, _) in zip(missing, answers, strict=True):
+            settled[position] = values
+        found = [values for values in settled if values is not None]
+        return found, len(missing), {version for _, version in answers}
 
     async def _next(
         self, turn: Turn, prompt_ids: Sequence[int], position: int, ids: Sequence[int]
@@ -413,6 +481,12 @@ def _rows_of(scores: Scores) -> TopK:
     if scores.topk is None:
         raise TeacherMismatchError("the engine gave no likeliest tokens")
     return scores.topk
+
+
+def _pairs_of(scores: Scores) -> list[tuple[list[int], list[float]]]:
+    """Return the likeliest tokens of each position, and their numbers."""
+    rows = _rows_of(scores)
+    return [*zip(rows.ids, rows.log_probs, strict=True)]
 
 
 class Teaching:

@@ -272,7 +272,12 @@ def build_teacher(
             "teacher scores; add --distill-topk 64"
         )
     return SupportScorer(
-        teacher=teacher, render=render, choice=plan.hint_choice, rows=config.distill_topk, concurrency=concurrency
+        teacher=teacher,
+        render=render,
+        choice=plan.hint_choice,
+        rows=config.distill_topk,
+        concurrency=concurrency,
+        teaches_itself=teacher is policy,
     )
 
 

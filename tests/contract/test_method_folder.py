@@ -173,6 +173,8 @@ async def test_the_judge_builds_what_its_teacher_reads(
     )
 
     def render(messages: Any, *_: Any) -> list[int]:
+        if messages == make_turn().messages:
+            return make_turn().prompt_ids
         rendered.append(list(messages))
         return [1] * (10 + len(messages))
 

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from groundwork.chat_messages import Message
 from lab.testkit.ledger_records import make_turn
 from openclaw.exceptions import EngineUnavailableError, TeacherMismatchError
-from openclaw.judge.teacher import TeacherScorer, context_of, score, under_hint
+from openclaw.judge.teacher import TeacherScorer, context_of, score, under_hint, with_served_ids
 from openclaw.ledger.records import Turn, Verdict, VersionSpan
 from openclaw.messages.hints import append_hint
 from openclaw.owners import LOCAL
@@ -124,6 +126,56 @@ async def test_ids_are_joined_and_never_tokenised_again(forward: Forward, render
         turn, hinted_messages(turn)
     )
     assert all(payload["input_ids"][-3:] == split for payload in engine.payloads)
+
+
+IDS = st.lists(st.integers(0, 3), max_size=6)
+
+
+@given(IDS, IDS, IDS, IDS, IDS)
+def test_a_hint_finds_its_place_in_served_ids(
+    earlier: list[int], sampled: list[int], place: list[int], hint: list[int], end: list[int]
+) -> None:
+    plain, hinted = [*earlier, 9, *place, *end], [*earlier, 9, *place, *hint, *end]
+    assert with_served_ids(plain, plain, hinted) == hinted
+    assert with_served_ids([*sampled, 9, *place, *end], plain, hinted) == [*sampled, 9, *place, *hint, *end]
+
+
+def test_a_hint_between_other_ids_has_no_place() -> None:
+    plain, hinted = [1, 2, 5, 6, 3, 4], [1, 2, 5, 7, 6, 3, 4]
+    assert with_served_ids([8, 2, 5, 6, 3, 4], plain, hinted) == [8, 2, 5, 7, 6, 3, 4]
+    assert with_served_ids([1, 2, 5, 6, 3, 8], plain, hinted) == [1, 2, 5, 7, 6, 3, 8]
+    assert with_served_ids([8, 2, 5, 6, 3, 8], plain, hinted) is None
+
+
+@pytest.mark.parametrize("hint", [None, HINT])
+async def test_an_earlier_reply_keeps_the_ids_that_were_sampled(
+    forward: Forward, render: Any, tokenizer: Any, hint: str | None
+) -> None:
+    """Finding F10: the teacher's prompt was rendered from text, so it differed from the student's in more than the hint."""
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "The end"},
+        {"role": "user", "content": "again"},
+    ]
+    canonical = tokenizer.encode("The end", add_special_tokens=False)
+    split = [tokenizer.convert_tokens_to_ids(each) for each in "The"]
+    split += tokenizer.encode(" end", add_special_tokens=False)
+    plain = render(messages, None, {})
+    [place] = [n for n in range(len(plain)) if plain[n : n + len(canonical)] == canonical]
+    served = [*plain[:place], *split, *plain[place + len(canonical) :]]
+    assert served != plain
+    turn = make_turn(messages=messages, prompt_ids=served, response_ids=[5, 6], response_logprobs=[-1.0, -2.0])
+    engine = FakeEngine(score=forward)
+    asked = messages if hint is None else append_hint(messages, hint)
+    result = await TeacherScorer(policy=engine, teacher=engine, render=render, concurrency=1).score_turn(turn, asked)
+    teacher, student = (payload["input_ids"][:-2] for payload in engine.payloads)
+    assert student == served
+    if hint is None:
+        assert teacher == served
+        assert list(result.log_probs) == turn.response_logprobs, "no hint, no advantage"
+    else:
+        hinted = render(asked, None, {})
+        assert teacher == [*hinted[:place], *split, *hinted[place + len(canonical) :]]
 
 
 async def test_top_k_is_that_of_the_model_with_the_hint_first_token_included(forward: Forward, render: Any) -> None:

@@ -94,10 +94,14 @@ def config(url: str, tiny_random_model: Path) -> RuntimeConfig:
 
 async def test_configured_loop_judges_and_closes_its_connections(config: RuntimeConfig, tmp_path: Path) -> None:
     ledger, registry = Ledger(tmp_path / "ledger.sqlite"), CollectorRegistry()
-    loop = build_judge_loop(config, ledger, lambda *_: [1, 2, 3, 4, 5, 6], registry)
+    turn = make_turn()
+
+    def render(messages: Any, *_: Any) -> list[int]:
+        return turn.prompt_ids if messages == turn.messages else [1, 2, 3, 4, 5, 6]
+
+    loop = build_judge_loop(config, ledger, render, registry)
     stop = asyncio.Event()
     task = asyncio.create_task(loop.run(stop))
-    turn = make_turn()
     ledger.turns.record(turn)
     ledger.turns.record_next_state(turn.id, USER_NEXT, 102.0)
     loop.notify()

@@ -58,10 +58,12 @@ class Bench:
     async def answers(self) -> bool:
         return self.up
 
+    @staticmethod
+    def render(messages: Any, *_: Any) -> list[int]:
+        return [9, 9, 9, 9, 9] if "hint / instruction" in str(messages) else make_turn().prompt_ids
+
     def worker(self) -> JudgeWorker:
-        teacher = TeacherScorer(
-            policy=self.engine, teacher=self.engine, render=lambda *_: [9, 9, 9, 9, 9], concurrency=1
-        )
+        teacher = TeacherScorer(policy=self.engine, teacher=self.engine, render=self.render, concurrency=1)
         judge = JudgeClient(self.engine, build_tokenizer(), "brief", JudgeSampling())
         metrics = JudgeMetrics(self.registry)
         return JudgeWorker(self.ledger, self.method, judge, teacher, self.limits, metrics, self.answers, self.settings)

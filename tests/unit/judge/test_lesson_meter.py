@@ -6,7 +6,7 @@ import asyncio
 import math
 import random
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from openclaw.judge.client import BaseModel
 from openclaw.judge.interface import NoJudge, Question
 from openclaw.judge.measure import FEWEST_PROMPTS, PROMPTS, REPLIES, TRIES, LessonMeter, chosen_turns, compared
 from openclaw.judge.voting import JudgeMetrics
+from openclaw.ledger.codec import pack_ids, unpack_ids
 from openclaw.ledger.records import Verdict, Vote
 from openclaw.ledger.samples import insert_sample
 from openclaw.ledger.store import Ledger
@@ -29,15 +30,15 @@ from openclaw.training.samples import make_sample
 
 ALICE, BOB = "alice", "bob"
 SHORT = "Keep answers short."
-PLAIN, OBEYS = 1, 2
-"""The tokens of a reply: an ordinary one, and one as the lesson wants it."""
+PLAIN, OBEYS, BEGIN = 1, 2, 99
+"""The tokens of a reply: an ordinary one, one as the lesson wants it, and what a prompt ends with."""
 BASE = {True: 0.9, False: 0.2}
 """How often the base model says `OBEYS`: with the lesson in its prompt, and without."""
 
 
 def render(messages: Sequence[Any], tools: Any = None, keywords: Any = None) -> list[int]:
-    """Render messages to a number per character, above those of the reply."""
-    return [100 + ord(letter) for message in messages for letter in message["content"]]
+    """Render messages to a number per character, above those of the reply, and the beginning of a reply."""
+    return [*(100 + ord(letter) for message in messages for letter in message["content"]), BEGIN]
 
 
 def has_lesson(ids: Sequence[int]) -> bool:
@@ -131,6 +132,13 @@ class Run:
                 sample = make_sample(self.ledger.turns.get(turn_id), 1.0)
                 insert_sample(self.ledger.database, connection, turn_id, sample, origin="practice")
 
+    def served(self, change: Callable[[list[int]], list[int]]) -> None:
+        """Change the ids of all prompts."""
+        with self.ledger.transaction() as connection:
+            for row in connection.execute("SELECT id, prompt_ids FROM turns").fetchall():
+                ids = pack_ids(change(unpack_ids(row["prompt_ids"])))
+                connection.execute("UPDATE turns SET prompt_ids = ? WHERE id = ?", (ids, row["id"]))
+
     def liked(self, person: str = ALICE, text: str = SHORT) -> Lesson:
         lesson = self.ledger.lessons.add(person, text)
         self.says(f"liked {text} {person}", person, read=lesson, score=1)
@@ -211,7 +219,7 @@ def test_a_person_is_measured_once_per_update_on_its_own_prompts(run: Run) -> No
     assert len(plain) == PROMPTS * REPLIES
     assert count == 2 * len(plain) + 1, "a look at the base model, and as many replies of it"
     assert not any(
-        render([{"content": "bob"}]) == ids[place : place + 3]
+        render([{"content": "bob"}])[:-1] == ids[place : place + 3]
         for _, ids, _ in weights.prompts
         for place in range(len(ids))
     )
@@ -253,12 +261,18 @@ def test_nobody_who_has_lessons_off_is_measured(run: Run) -> None:
     assert run.measure(Weights(0.9), default="off").measure is None
 
 
-def test_prompts_that_render_otherwise_are_left_out(run: Run) -> None:
-    """Their earlier replies have ids of the policy's own, which their text alone does not give again."""
+def test_the_ids_that_were_served_stay_around_the_lesson(run: Run) -> None:
+    """Earlier replies may have ids of the policy's own, which their text alone does not give again."""
     weights = Weights(0.9)
-    meter = run.meter(weights)
-    with run.ledger.transaction() as connection:
-        connection.execute("UPDATE turns SET prompt_ids = x'01000000' || prompt_ids WHERE id <> 'turn-1'")
+    run.served(lambda ids: [1, *ids])
+    assert run.measure(weights).reason == "learned"
+    assert len(weights.prompts) > 1
+    assert all(ids[0] == 1 for _, ids, _ in weights.prompts[1:])
+
+
+def test_a_prompt_without_a_place_for_the_lesson_is_left_out(run: Run) -> None:
+    meter = run.meter(Weights(0.9))
+    run.served(lambda ids: [1, *ids, 1])
     asyncio.run(meter.step())
     assert run.counted("few_prompts") == 1 < FEWEST_PROMPTS
 

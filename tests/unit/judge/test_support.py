@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lab.testkit.ledger_records import make_turn
 from openclaw.exceptions import EngineUnavailableError, TeacherMismatchError
 from openclaw.judge.teacher import TOLERANCE, SupportScorer
-from openclaw.ledger.records import TopK, Turn
+from openclaw.ledger.records import PlainPart, TopK, Turn, VersionSpan
 from openclaw.messages.hints import append_hint
 from openclaw.method import HintChoice
 from tests.helpers.fake_engine import FakeEngine
@@ -91,8 +92,12 @@ def turn_of(model: Model, render: Any, temperature: float) -> Turn:
     )
 
 
-def scorer(engine: FakeEngine, render: Any, choice: HintChoice = "sequence_optimal") -> SupportScorer:
-    return SupportScorer(teacher=engine, render=render, choice=choice, rows=ROWS, concurrency=1)
+def scorer(
+    engine: FakeEngine, render: Any, choice: HintChoice = "sequence_optimal", *, teaches_itself: bool = True
+) -> SupportScorer:
+    return SupportScorer(
+        teacher=engine, render=render, choice=choice, rows=ROWS, concurrency=1, teaches_itself=teaches_itself
+    )
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 1.4])
@@ -125,6 +130,44 @@ async def test_the_numbers_are_those_of_a_forward_under_the_hint(
         assert scored.asked == len(RESPONSE)
     if sharp == 400.0:
         assert scored.asked < len(RESPONSE), "peaked positions need no request of their own"
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("sampled", ["other weights", "under lessons"])
+async def test_what_the_weights_learned_since_is_no_advantage(
+    tiny_random_model: Path, model: Model, render: Any, temperature: float, sampled: str
+) -> None:
+    """Finding F1: the teacher's numbers were of the weights that judge, the student's of those that sampled."""
+    if sampled == "other weights":
+        turn = replace(
+            turn_of(Model(tiny_random_model, 40.0), render, temperature), weight_versions=[VersionSpan("0", 0, 7)]
+        )
+    else:
+        turn = turn_of(model, render, temperature)
+        long = render(append_hint(turn.messages, HINTS[2]), None, {})
+        found = rows_at(model, long, temperature).topk(K)
+        turn = replace(
+            turn,
+            prompt_ids=long,
+            plain=PlainPart.between(long, turn.prompt_ids),
+            response_topk=TopK(found.values.tolist(), found.indices.tolist()),
+        )
+    assert turn.response_topk is not None
+    messages = append_hint(turn.messages, HINTS[1])
+    student = rows_at(model, turn.student_ids, temperature)
+    teacher = rows_at(model, render(messages, None, {}), temperature)
+    same = await scorer(model.engine(), render).score_turn(turn, [turn.messages])
+    taught = await scorer(model.engine(), render).score_turn(turn, [messages])
+    frozen = await scorer(model.engine(), render, teaches_itself=False).score_turn(turn, [messages])
+    largest = 0.0
+    for position, (ids, old) in enumerate(zip(turn.response_topk.ids, turn.response_topk.log_probs, strict=True)):
+        assert same.topk.log_probs[position] == pytest.approx(old, abs=2 * TOLERANCE), "no hint, no advantage"
+        wanted = (teacher[position][ids] - student[position][ids]).tolist()
+        found_here = [a - b for a, b in zip(taught.topk.log_probs[position], old, strict=True)]
+        assert found_here == pytest.approx(wanted, abs=2 * TOLERANCE)
+        assert frozen.topk.log_probs[position] == pytest.approx(teacher[position][ids].tolist(), abs=TOLERANCE)
+        largest = max(largest, *(abs(a - b) for a, b in zip(student[position][ids].tolist(), old, strict=True)))
+    assert largest > 0.01, "the weights or the prompts differ"
 
 
 async def test_the_chosen_hint_overlaps_most(model: Model, render: Any) -> None:

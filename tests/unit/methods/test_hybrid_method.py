@@ -133,7 +133,8 @@ def worker(ledger: Ledger, hints: list[str], registry: CollectorRegistry, own: C
         return [*rows, *([(-0.5 * n, token + shift) for n, token in enumerate(row)] for row in OWN.ids)]
 
     def render(messages: Any, tools: Any, keywords: Any) -> list[int]:
-        return [9] * len(messages[-1]["content"].rpartition("\n")[2])
+        _, hinted, last = messages[-1]["content"].rpartition("\n")
+        return [9] * len(last) if hinted else make_turn().prompt_ids
 
     engine = FakeEngine(
         score=lambda ids: [-1.0] * len(ids), topk=topk, next_of=lambda ids, t, wanted: [-7.0] * len(wanted)
