@@ -37,6 +37,7 @@ from slime.backends.sglang_utils.external import ExternalEngine
 from slime.backends.sglang_utils.server import engine_environment
 from slime.utils.misc import load_function
 from slime.weight_sync import LOADER
+from slime.weight_sync.engine_loader import MAPPINGS
 from slime.weight_sync.group import join_group
 from slime.weight_sync.remote_engine import RemoteEngine
 from slime.weight_sync.requests import unpack
@@ -69,6 +70,8 @@ class Receiver:
         self.version = "default"
         self.heard: list[str] = []
         self.session = False
+        self.held: list[float] = []
+        self.paused_at = 0.0
         self.groups: dict[str, Any] = {}
         self.fault: dict[str, Any] = {}
 
@@ -86,12 +89,13 @@ class Receiver:
         return (found(**body) if found else None) or {}
 
     def do_state(self, values: bool = False) -> dict[str, Any]:
-        """What was heard, the version, and on demand the weights' bytes."""
+        """What was heard, the version, seconds of each hold, mappings made, and on demand the weights' bytes."""
         weights = {
             name: base64.b64encode(value.view(torch.uint8).cpu().numpy().tobytes()).decode()
             for name, value in (self.model.parameters if values else {}).items()
         }
-        return {"heard": self.heard, "version": self.version, "session": self.session, "weights": weights}
+        known = {"heard": self.heard, "version": self.version, "session": self.session, "held": self.held}
+        return known | {"opened": MAPPINGS.opened, "weights": weights}
 
     def do_fault(self, **fault: Any) -> None:
         """Take a fault to come."""
@@ -100,6 +104,14 @@ class Receiver:
     def do_server_info(self) -> dict[str, Any]:
         """What an external engine is asked for."""
         return {"tp_size": 1, "model_path": "synthetic", "custom_weight_loader": [LOADER]}
+
+    def do_pause_generation(self, mode: str) -> None:
+        """Hold requests."""
+        self.paused_at = time.perf_counter()
+
+    def do_continue_generation(self, **rest: Any) -> None:
+        """Hold them no longer."""
+        self.held.append(time.perf_counter() - self.paused_at)
 
     def do_begin_weight_update(self) -> None:
         """Open a session."""

@@ -1,6 +1,7 @@
-"""A trainer's rank 0 that stops in the middle of a push, for a test to kill: ``python -m tests.helpers.dying_trainer FOLDER PORT FLAGS``.
+"""A trainer's rank 0 that stops in the middle of a push, for a test to kill: ``python -m tests.helpers.dying_trainer FOLDER PORT FLAGS [slots]``.
 
-It pushes version 1 to the engine at 127.0.0.1:PORT, then half of version 2, says ``middle`` and waits. FLAGS are JSON.
+It pushes version 1 to the engine at 127.0.0.1:PORT, then version 2 without its last weight, says ``middle`` and waits. FLAGS are JSON; ``slots``: like a trainer on a GPU,
+through two segments.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from benchmarks.weight_receiver import local_handle
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.external import ExternalEngine
 from slime.weight_sync.pushes import make_weight_sync
+from slime.weight_sync.shared_memory import SharedMemoryWeightSync
 from tests.helpers.weight_receivers import CPU, rank_zero, sync_args, weights
 
 
-def half(version: int) -> Iterator[tuple[str, Tensor]]:
-    """The weights of ``version`` up to the middle, then never the rest."""
-    found = list(weights(version).items())
-    yield from found[: len(found) // 2]
+def most(version: int) -> Iterator[tuple[str, Tensor]]:
+    """The weights of ``version``, and never the last."""
+    yield from list(weights(version).items())[:-1]
     print("middle", flush=True)
     signal.pause()
 
@@ -34,11 +35,12 @@ def main() -> None:
     args = sync_args(folder, **flags)
     engine = ExternalEngine(args, EngineSpec("policy", 0, 1), f"127.0.0.1:{port}")
     engine.start()
+    make = SharedMemoryWeightSync if sys.argv[4:] == ["slots"] else make_weight_sync
     with rank_zero():
-        sync = make_weight_sync(args, device=CPU, address="127.0.0.1")
+        sync = make(args, device=CPU, address="127.0.0.1")
         sync.connect([local_handle(engine)])
         sync.push(iter(weights(1).items()), "1")
-        sync.push(half(2), "2")
+        sync.push(most(2), "2")
 
 
 if __name__ == "__main__":

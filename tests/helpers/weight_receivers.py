@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from benchmarks.weight_receiver import ReceiverProcess
 from slime.args import Arguments
+from slime.weight_sync import WeightSync
 from slime.weight_sync.pushes import make_weight_sync
 
 SPEC: dict[str, Any] = {
@@ -61,10 +62,16 @@ def weights(seed: int) -> dict[str, Tensor]:
     return {name: torch.randn(shape, generator=generator) for name, (shape, _) in SPEC.items()}
 
 
+Make = Callable[..., WeightSync]
+"""Returns a transport for the arguments, with ``device`` and ``address``."""
+
+
 @contextmanager
-def connected(args: Arguments, engines: list[Any], device: torch.device = CPU) -> Iterator[Any]:
+def connected(
+    args: Arguments, engines: list[Any], device: torch.device = CPU, make: Make = make_weight_sync
+) -> Iterator[Any]:
     """A transport of a trainer on ``device`` that has joined ``engines``."""
-    sync = make_weight_sync(args, device=device, address="127.0.0.1")
+    sync = make(args, device=device, address="127.0.0.1")
     try:
         sync.connect(engines)
         yield sync

@@ -18,9 +18,11 @@ import torch
 from benchmarks.weight_receiver import ReceiverProcess
 from lab.testkit.waiting import wait_until
 from slime.exceptions import EngineError, WeightsDifferError
+from slime.weight_sync.pushes import make_weight_sync
 from slime.weight_sync.remote_engine import RemoteEngine
 from slime.weight_sync.requests import Bucket
 from slime.weight_sync.shared_memory import SharedMemoryWeightSync
+from tests.helpers.push_checks import mapped_segments
 from tests.helpers.weight_receivers import CPU, SPEC, TRANSPORTS, connected, holds, rank_zero, sync_args, weights
 
 # Which transport, what the engine does, in which call, and how many of those go well before.
@@ -71,7 +73,10 @@ def test_engines_hold_the_weights_bit_for_bit(tmp_path: Path, pair: list[Receive
     args = sync_args(tmp_path, check_weight_update_equal=True, **TRANSPORTS[transport])
     with connected(args, handles(pair)) as sync:
         for number in range(3):
-            sync.push(iter(weights(number).items()), str(number))
+            exact = {
+                name: value.double() for name, value in weights(number).items()
+            }  # what a trainer has in more digits
+            sync.push(iter(exact.items() if number == 2 else weights(number).items()), str(number))
             for receiver in pair:
                 state = receiver.state()
                 assert (state["version"], state["session"]) == (str(number), False)
@@ -81,12 +86,10 @@ def test_engines_hold_the_weights_bit_for_bit(tmp_path: Path, pair: list[Receive
 
 def test_the_segments_of_a_trainer_on_a_gpu(tmp_path: Path, pair: list[ReceiverProcess]) -> None:
     args = sync_args(tmp_path, update_weight_transport="shared", check_weight_update_equal=True)
-    sync = SharedMemoryWeightSync(args, device=CPU, address="127.0.0.1")
-    sync.connect(handles(pair))
-    for number in range(2):
-        sync.push(iter(weights(number).items()), str(number))
-        assert all(holds(receiver, weights(number)) for receiver in pair)
-    sync.close()
+    with connected(args, handles(pair), CPU, SharedMemoryWeightSync) as sync:
+        for number in range(2):
+            sync.push(iter(weights(number).items()), str(number))
+            assert all(holds(receiver, weights(number)) for receiver in pair)
 
 
 def test_what_differs_after_a_push_is_named_and_requests_are_held(
@@ -148,17 +151,19 @@ def test_an_engine_that_fails_in_the_middle_ends_the_push_and_the_next_one_makes
         assert all(holds(receiver, weights(2)) for receiver in pair)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", [*TRANSPORTS, "slots"])
 def test_a_trainer_that_is_killed_in_the_middle_leaves_one_version_and_no_files(
     tmp_path: Path, repository: Path, pair: list[ReceiverProcess], transport: str
 ) -> None:
     """The engine holds its requests rather than serve a mixture; the trainer that follows gives it the whole weights."""
     engine = pair[0]
-    flags = {**TRANSPORTS[transport], "update_weight_buffer_size": 64}
+    slots = transport == "slots"
+    flags = {**TRANSPORTS["shared" if slots else transport], "update_weight_buffer_size": 64}
     if transport == "disk":
         flags["update_weight_disk_dir"] = str(tmp_path / "shared-folder")
     port = str(httpx.URL(engine.engine.url()).port)
     command = [sys.executable, "-m", "tests.helpers.dying_trainer", str(tmp_path), port, json.dumps(flags)]
+    command += ["slots"] if slots else []
     trainer = subprocess.Popen(command, cwd=repository, stdout=subprocess.PIPE)
     assert trainer.stdout is not None
     assert trainer.stdout.readline() == b"middle\n"
@@ -176,8 +181,11 @@ def test_a_trainer_that_is_killed_in_the_middle_leaves_one_version_and_no_files(
         wait_until(lambda: said.exists() and "the run is gone" in said.read_text(), lambda: f"nobody released {port}")
     # Other tests have theirs there.
     assert not [name for name in os.listdir("/dev/shm") if str(trainer.pid) in re.findall(r"\d+", name)]
-    with connected(sync_args(tmp_path, **flags), handles([engine])) as sync:
+    make = SharedMemoryWeightSync if slots else make_weight_sync
+    with connected(sync_args(tmp_path, **flags), handles([engine]), CPU, make) as sync:
         sync.push(iter(weights(2).items()), "2")
+        if slots:
+            assert mapped_segments(engine.process.pid) == 2, "the dead trainer's are gone"
         state = engine.state()
         assert (state["version"], state["session"], state["heard"][-1]) == ("2", False, "continue_generation")
         assert holds(engine, weights(2))

@@ -459,3 +459,16 @@ def on_one_gpu(args: Arguments) -> bool:
 def sends_gpu_handles(args: Arguments) -> bool:
     """Return whether a push sends CUDA IPC handles of the trainer's memory."""
     return args.update_weight_transport == "shared" and on_one_gpu(args)
+
+
+PACK_BYTES = 64 << 20
+"""Bytes of weights that a push casts and copies in one launch, and stages on the GPU on their way to pinned memory."""
+
+
+def slot_bytes(args: Arguments) -> int:
+    """Return the bytes of each of the two slots of memory that a push on CUDA shares with the engines.
+
+    A request for a slot takes milliseconds whatever its size, so slots of one GPU's memory are large. Those of pinned host
+    memory are half as large, because the engine reads one over the bus while the trainer writes the other.
+    """
+    return min(args.update_weight_buffer_size, 512 << 20 if on_one_gpu(args) else 256 << 20)

@@ -48,7 +48,7 @@ class WeightSync(Protocol):
     def push(self, weights: Iterator[tuple[str, Tensor]], version: str) -> None:
         """Make ``weights`` live on all engines as ``version``; returns when they are.
 
-        Names are Hugging Face's and all tensors have one dtype. Every rank runs the iterator to its end; rank 0's values count.
+        Names are Hugging Face's. Tensors of any floating type get that of ``--train-dtype`` on the way. Every rank runs the iterator to its end; rank 0's values count.
         """
         ...
 

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from slime.args import Arguments
-from slime.utils.hf_checkpoint import DTYPES
 from slime.weight_sync import ADAPTER_NAME, maker
 from slime.weight_sync.engine_sync import EngineWeightSync
 from slime.weight_sync.remote_engine import RemoteEngine
+from slime.weight_sync.requests import cast
 
 KEPT = 2
 PUSHES = itertools.count(time.time_ns())
@@ -74,8 +74,7 @@ class AdapterWeightSync(EngineWeightSync):
         """No-op: there is no group to leave."""
 
     def _push(self, weights: Iterator[tuple[str, Tensor]], version: str) -> None:
-        dtype = DTYPES[self._args.train_dtype]
-        tensors = {name: value.detach().to(dtype).cpu().contiguous() for name, value in weights}
+        tensors = {name: value.cpu().contiguous() for name, value in cast(weights, self._dtype)}
         checksums = {name: _sha256(value) for name, value in tensors.items()} if self._check is not None else None
         message = pickle.dumps(tensors)
         self.moved_bytes = len(message)

@@ -36,7 +36,7 @@ from slime.weight_sync.delta import Change, Sender
 from slime.weight_sync.engine_sync import CLEANUP_SECONDS, EngineWeightSync
 from slime.weight_sync.group import HostedGroup
 from slime.weight_sync.remote_engine import EngineCalls, RemoteEngine
-from slime.weight_sync.requests import Bucket, BucketBuffer, serialized
+from slime.weight_sync.requests import Bucket, BucketBuffer, cast, serialized
 
 
 class Group(Protocol):
@@ -111,7 +111,7 @@ class BroadcastWeightSync(EngineWeightSync):
         # NCCL refuses two ranks on one GPU.
         self._backend = "nccl" if device.type == "cuda" and not shares_gpus(args) else "gloo"
         if self._backend == "gloo":
-            self._buffer = BucketBuffer(min(args.update_weight_buffer_size, GLOO_BUCKET_BYTES), device)
+            self._buffer = BucketBuffer(min(args.update_weight_buffer_size, GLOO_BUCKET_BYTES), device, self._dtype)
         self._patience = 60.0 * args.distributed_timeout_minutes / 2
 
     def _join(self) -> None:
@@ -217,7 +217,7 @@ class DeltaWeightSync(BroadcastWeightSync):
 
     def _transfer(self, weights: Iterator[tuple[str, Tensor]], version: str) -> None:
         self.moved_bytes = 0
-        parts = self._sender.changes(weights, self._args.update_weight_buffer_size)
+        parts = self._sender.changes(cast(weights, self._dtype), self._args.update_weight_buffer_size)
         part, last = next(parts)
         self._pause()
         self._call(RemoteEngine.begin_weight_update)

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from slime.args import Arguments
 from slime.checkpoints.checkpoint_folder import unfinished, write_hf
-from slime.utils.hf_checkpoint import DTYPES
 from slime.weight_sync.engine_sync import EngineWeightSync
 from slime.weight_sync.remote_engine import RemoteEngine
+from slime.weight_sync.requests import cast
 
 KEPT = 2
 
@@ -42,7 +42,7 @@ class DiskWeightSync(EngineWeightSync):
     def _transfer(self, weights: Iterator[tuple[str, Tensor]], version: str) -> None:
         folder = self._folder / f"weight_v{version}"
         self._note([*(path for path in self._written if path != folder), folder])
-        write_hf(weights, Path(self._args.hf_checkpoint), folder, dtype=DTYPES[self._args.train_dtype])
+        write_hf(cast(weights, self._dtype), Path(self._args.hf_checkpoint), folder, dtype=self._dtype)
         self._pause()
         self._call(RemoteEngine.update_weights_from_disk, str(folder), self._flushes(), version)
         self._remove(keep=KEPT)

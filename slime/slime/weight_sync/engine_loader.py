@@ -16,6 +16,7 @@ mixed. The stream itself sets no version.
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import weakref
@@ -32,7 +33,7 @@ from torch.utils._pytree import tree_leaves
 
 from slime.weight_sync.delta import Mirror, bits
 from slime.weight_sync.group import group_named
-from slime.weight_sync.requests import DATA, MODULUS, checksum, read_request, unpack
+from slime.weight_sync.requests import MODULUS, checksum, read_request, unpack
 from slime.weight_sync.segments import Mappings, StreamReader, WriterGoneError
 
 _UNREAD = 1_618_033
@@ -100,7 +101,8 @@ def _reads(arguments: Any) -> bool:
 logger = logging.getLogger(__name__)
 
 MAPPINGS = Mappings()
-"""Mappings of the trainer's memory in this process, kept between streams."""
+"""The trainer's memory in this process, kept between pushes."""
+atexit.register(MAPPINGS.close)
 Kind = tuple[torch.dtype, list[int]]
 Part = tuple[Tensor, Tensor]
 """A tensor of the model, and the view of a checkpoint's tensor (without data) that it gets."""
@@ -109,7 +111,7 @@ TAKEN: weakref.WeakKeyDictionary[Any, dict[str, Kind]] = weakref.WeakKeyDictiona
 """Tensors of a model's first stream; none if its loader needs them whole."""
 
 
-def load_stream(model: Any, request: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+def load_stream(model: Any, request: dict[str, Any]) -> None:
     """Load the trainer's stream to this rank."""
     rank = dist.get_rank() if dist.is_initialized() else 0
     try:
@@ -259,21 +261,28 @@ def held_checksums(model: Any, shapes: dict[str, list[int]], dtypes: dict[str, s
     return held
 
 
-def _checksums(model: Any, request: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+def _checksums(model: Any, request: dict[str, Any]) -> None:
     held = held_checksums(model, request["shapes"], request["dtypes"])
     rank = dist.get_rank() if dist.is_initialized() else 0
     STORE.of(*request["store"]).set(f"{request['key']}/{rank}", json.dumps(held))
 
 
-def _load(model: Any, request: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Load a bucket; after the return its memory may be overwritten."""
-    data = tensors[DATA] if DATA in tensors else MAPPINGS.bytes_of(request["source"])
-    model.load_weights(unpack(data, request["names"], request["dtypes"], request["shapes"]))
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+def _load(model: Any, request: dict[str, Any]) -> None:
+    """Load a bucket; after the return its memory may be overwritten.
+
+    Copies run where the model's loader was called, and on the default stream if it has threads of its own. An event on each
+    waits for them alone, not for the device. SGLang calls this on its scheduling stream, between two forward passes: that
+    stream follows the earlier pass, and the later one follows it.
+    """
+    model.load_weights(
+        unpack(MAPPINGS.bytes_of(request["source"]), request["names"], request["dtypes"], request["shapes"])
+    )
+    if torch.cuda.is_initialized():
+        for copied in [stream.record_event() for stream in (torch.cuda.current_stream(), torch.cuda.default_stream())]:
+            copied.synchronize()
 
 
-def _change(model: Any, request: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+def _change(model: Any, request: dict[str, Any]) -> None:
     """Receive a change, apply it to this process's copy of the weights, and load what changed."""
     group = group_named(request["group"])
     backend = dist.get_backend(group)
@@ -285,7 +294,7 @@ def _change(model: Any, request: dict[str, Any], tensors: dict[str, Tensor]) -> 
         MIRROR.version = request["version"]
 
 
-def _nothing(model: Any, request: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+def _nothing(model: Any, request: dict[str, Any]) -> None:
     """Load nothing: SGLang itself sets the version or empties the prefix cache for this request."""
 
 
@@ -294,5 +303,5 @@ OPERATIONS = {"checksums": _checksums, "load": _load, "change": _change, "stream
 
 def load(model: Any, named_tensors: list[tuple[str, Tensor]]) -> None:
     """Execute the request in ``named_tensors``."""
-    request, tensors = read_request(named_tensors)
-    OPERATIONS[request["operation"]](model, request, tensors)
+    request = read_request(named_tensors)
+    OPERATIONS[request["operation"]](model, request)

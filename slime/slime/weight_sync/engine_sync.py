@@ -1,7 +1,7 @@
 """What every transport shares: the engines, the order of an update, and failure handling.
 
-Guarantees: no request is refused (engines hold them from pause to continue). The first bucket is gathered before the
-pause, so small models hold requests only during the transfer. The first engine that refuses or dies ends the update: it
+Guarantees: no request is refused (engines hold them from pause to continue). Two buckets, as many as there are buffers, are
+packed before the pause, so small models hold requests only while the engines load them. The first engine that refuses or dies ends the update: it
 is killed, because its weights may be mixed; the others hold their requests; and all trainer ranks leave the gathering
 together. A new connection and another push then continue the requests. Rank 0 talks to the engines; other ranks only
 help to gather.
@@ -30,10 +30,11 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from slime.args import Arguments
 from slime.exceptions import WeightsDifferError
+from slime.utils.hf_checkpoint import DTYPES
 from slime.utils.tcp_store import hosted_store
 from slime.weight_sync import LOADER
 from slime.weight_sync.remote_engine import EngineCalls, RemoteEngine
-from slime.weight_sync.requests import MODULUS, Bucket, BucketBuffer, Checksums, serialized
+from slime.weight_sync.requests import MODULUS, Bucket, BucketBuffer, Checksums, cast, serialized
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -117,6 +118,9 @@ CLEANUP_SECONDS = 60.0
 class EngineWeightSync(ABC):
     """Base of the transports, one per trainer rank. A transport implements how to join, send and leave."""
 
+    _ahead = 2
+    """Buckets that are packed before the pause; there are buffers for two."""
+
     def __init__(self, args: Arguments, *, device: torch.device, address: str) -> None:
         """``address``: address at which engines reach trainer rank 0."""
         self._args = args
@@ -126,7 +130,8 @@ class EngineWeightSync(ABC):
         self._starts: list[int] = []
         self._calls: EngineCalls[Any] | None = None
         self._joined = False
-        self._buffer = BucketBuffer(args.update_weight_buffer_size, device)
+        self._dtype = DTYPES[args.train_dtype]
+        self._buffer = BucketBuffer(args.update_weight_buffer_size, device, self._dtype)
         self._check = EqualityCheck(args, address) if args.check_weight_update_equal else None
 
     # Implemented by the transport
@@ -206,7 +211,7 @@ class EngineWeightSync(ABC):
     def _push(self, weights: Iterator[tuple[str, Tensor]], version: str) -> None:
         expected = Checksums()
         if self._check is not None:
-            weights = expected.of_all(weights)
+            weights = expected.of_all(cast(weights, self._dtype))
         self._transfer(weights, version)
         if self._check is not None:
             self._check.compare(expected, self._call(RemoteEngine.num_weight_ranks), self._ask)
@@ -216,10 +221,11 @@ class EngineWeightSync(ABC):
     def _transfer(self, weights: Iterator[tuple[str, Tensor]], version: str) -> None:
         """Pause the engines and send the weights; leaves an update session open."""
         buckets = self._buffer.fill(weights)
-        first = next(buckets)
+        ahead = list(itertools.islice(buckets, self._ahead))
         self._pause()
         self._call(RemoteEngine.begin_weight_update)
-        for bucket in itertools.chain([first], buckets):
+        # A third is packed once the first is loaded: `_send` waits for what was sent before.
+        for bucket in itertools.chain(ahead, buckets):
             # The last bucket sets the version and, if requests were retracted, empties the prefix cache.
             self._send(
                 bucket,

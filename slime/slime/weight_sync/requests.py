@@ -4,9 +4,10 @@ A request is a JSON object. It is sent as a tensor of its bytes, because SGLang'
 tensors to a custom weight loader.
 
 Weights are packed into flat byte buckets, in two alternating buffers. A bucket is the concatenation of its tensors'
-bytes, in order, as SGLang's ``flattened_bucket`` format reads them. A tensor is packed on arrival, so at most one
-tensor exists outside the buffers. A bucket stays valid while the next one is packed: finish reading it before you
-request the one after that. A tensor larger than a buffer gets a bucket of its own size.
+bytes, in order, as SGLang's ``flattened_bucket`` format reads them. Tensors wait until they have ``PACK_BYTES``, then one
+launch casts and copies them all; so besides the buffers a push holds these and the tensor that comes next. A bucket stays
+valid while the next one is packed: finish reading it before you request the one after that. A tensor larger than a buffer
+gets a bucket of its own size.
 
 A tensor's checksum is computed from parts that several processes hold. Let ``b[i]`` be the bits of element ``i`` as an
 integer, in row-major order of the whole tensor. The checksum is ``sum(b[i] * m(i)) mod 2**64`` with ``m(i)`` odd.
@@ -25,8 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slime.arguments.trainer import PACK_BYTES
+
 REQUEST = "slime-request"
-DATA = "slime-data"
 
 
 def request_tensor(request: dict[str, Any]) -> Tensor:
@@ -39,76 +41,121 @@ def serialized(request: dict[str, Any]) -> bytes:
     return pickle.dumps([(REQUEST, request_tensor(request))])
 
 
-def read_request(named_tensors: list[tuple[str, Tensor]]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the request and the other tensors."""
-    tensors = dict(named_tensors)
-    request = tensors.pop(REQUEST)
-    return json.loads(bytes(request.cpu().tolist())), tensors
+def read_request(named_tensors: list[tuple[str, Tensor]]) -> dict[str, Any]:
+    """Return the request in ``named_tensors``."""
+    return json.loads(dict(named_tensors)[REQUEST].cpu().numpy().tobytes())
+
+
+def cast(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Yield ``weights`` as ``dtype``."""
+    return ((name, tensor.detach().to(dtype)) for name, tensor in weights)
 
 
 @dataclass
 class Bucket:
-    """Flat bytes and the tensors in them; ``is_last`` marks the last bucket of the weights."""
+    """Flat bytes and the tensors in them, as ``dtype``.
+
+    Attributes:
+        data: where the bytes go.
+        staging: memory of ``PACK_BYTES`` on the tensors' device to pack in on the way to ``data``, which is elsewhere.
+        is_last: whether the weights end here.
+        ready: on CUDA what comes after all copies into ``data``, which the CPU does not wait for.
+    """
 
     data: Tensor
+    dtype: torch.dtype
+    staging: Tensor | None = None
     is_last: bool = False
     names: list[str] = field(default_factory=list)
     dtypes: list[str] = field(default_factory=list)
     shapes: list[list[int]] = field(default_factory=list)
     nbytes: int = 0
+    ready: torch.Event | None = None
+    _packed: int = 0
+    _waiting: list[Tensor] = field(default_factory=list)
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Append a tensor."""
-        flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-        self.data[self.nbytes : self.nbytes + flat.numel()].copy_(flat)
-        self.nbytes += flat.numel()
+        """Append a tensor, which must keep its values until the bucket ends."""
+        for part in tensor.detach().reshape(-1).split(PACK_BYTES // self.dtype.itemsize):
+            size = part.numel() * self.dtype.itemsize
+            if self.nbytes + size > self._packed + PACK_BYTES:
+                self._pack()
+            self._waiting.append(part)
+            self.nbytes += size
         self.names.append(name)
-        self.dtypes.append(str(tensor.dtype).removeprefix("torch."))
+        self.dtypes.append(str(self.dtype).removeprefix("torch."))
         self.shapes.append(list(tensor.shape))
 
-    def ended(self, *, is_last: bool) -> Bucket:
-        """Return this bucket with its data cut to the packed bytes."""
+    def _pack(self) -> None:
+        parts, target = self._waiting, self.data[self._packed : self.nbytes]
+        packed = target if self.staging is None else self.staging[: target.numel()]
+        places = packed.view(self.dtype).split([part.numel() for part in parts])
+        torch._foreach_copy_(places, parts)  # pyright: ignore[reportPrivateImportUsage]
+        if packed is not target:
+            target.copy_(packed, non_blocking=True)
+        self._packed, self._waiting = self.nbytes, []
+
+    def ended(self, device: torch.device, *, is_last: bool) -> Bucket:
+        """Return this bucket of tensors on ``device`` with its data cut to the packed bytes."""
+        self._pack()
         self.data, self.is_last = self.data[: self.nbytes], is_last
+        if device.type == "cuda":
+            self.ready = torch.cuda.current_stream(device).record_event()
         return self
 
 
 class BucketBuffer:
     """Owns the two buffers of one rank."""
 
-    def __init__(self, capacity: int, device: torch.device, room: Callable[[int], Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        room: Callable[[int, int], Tensor] | None = None,
+        *,
+        staged: bool = False,
+    ) -> None:
         """Create the buffers.
 
         Args:
             capacity: bytes per bucket.
-            device: where the buffers are.
-            room: returns the memory of the next bucket; default: two alternating buffers.
+            device: where the weights are, and the buffers.
+            dtype: what weights are packed as.
+            room: returns buffer 0 or 1 with at least so many bytes; default: memory of ``device``.
+            staged: ``room`` is pinned host memory, which packed bytes are copied to.
         """
         if capacity <= 0:
             raise ValueError(f"--update-weight-buffer-size {capacity} is not positive; use a number of bytes above 0")
         self._capacity = capacity
         self._device = device
+        self._dtype = dtype
         self._buffers = [torch.empty(0, dtype=torch.uint8, device=device) for _ in range(2)]
-        self._next = 0
-        self._room = room or self._other_buffer
+        self._room = room or self._buffer
+        self._staged = staged
+        self._staging: Tensor | None = None
 
     def fill(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[Bucket]:
-        """Yield the buckets of ``weights``, which must share one dtype to be aligned."""
+        """Yield the buckets of ``weights``."""
+        if self._staged and self._staging is None:
+            self._staging = torch.empty(PACK_BYTES, dtype=torch.uint8, device=self._device)
         bucket: Bucket | None = None
+        turn = 0  # each push begins with the same buffer, so the same one grows for a large tensor
         for name, tensor in weights:
-            if bucket is not None and bucket.nbytes + tensor.nbytes > self._capacity:
-                yield bucket.ended(is_last=False)
-                bucket = None
+            nbytes = tensor.numel() * self._dtype.itemsize
+            if bucket is not None and bucket.nbytes + nbytes > self._capacity:
+                yield bucket.ended(self._device, is_last=False)
+                bucket, turn = None, 1 - turn
             if bucket is None:
-                bucket = Bucket(self._room(max(self._capacity, tensor.nbytes)))
+                bucket = Bucket(self._room(turn, max(self._capacity, nbytes)), self._dtype, self._staging)
             bucket.add(name, tensor)
         if bucket is not None:
-            yield bucket.ended(is_last=True)
+            yield bucket.ended(self._device, is_last=True)
 
-    def _other_buffer(self, size: int) -> Tensor:
-        self._next ^= 1
-        if self._buffers[self._next].numel() < size:
-            self._buffers[self._next] = torch.empty(size, dtype=torch.uint8, device=self._device)
-        return self._buffers[self._next]
+    def _buffer(self, turn: int, size: int) -> Tensor:
+        if self._buffers[turn].numel() < size:
+            self._buffers[turn] = torch.empty(size, dtype=torch.uint8, device=self._device)
+        return self._buffers[turn]
 
 
 def unpack(
@@ -159,7 +206,7 @@ class Checksums:
     dtypes: dict[str, str] = field(default_factory=dict)
 
     def of_all(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Yield ``weights`` unchanged and record the checksum of each."""
+        """Yield ``weights``, as the engines hold them, and record the checksum of each."""
         for name, tensor in weights:
             whole = tensor.detach().contiguous()
             self.found[name] = (checksum(whole, torch.empty_like(whole, device="meta")), tensor.numel())

@@ -1,7 +1,7 @@
 """Memory that other processes of this machine can map, and that disappears with its owner.
 
-It has no name in a file system (``memfd``): others open it as a file of the owner in ``/proc``, so a killed trainer leaves
-nothing behind and the size of ``/dev/shm`` does not matter.
+The host's has no name in a file system (``memfd``): others open it as a file of the owner in ``/proc``, so a killed trainer
+leaves nothing behind and the size of ``/dev/shm`` does not matter. A GPU's is opened by a CUDA IPC handle.
 
 A stream carries weights from one process to others of this machine through a little such memory: a ring of ``SLOTS``
 slots that fit a processor's cache: what the writer puts there is read before it reaches main memory, so a stream costs
@@ -16,13 +16,15 @@ allows. A tensor has at least one piece, so the lines under way are few and a wr
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import mmap
 import os
+import pickle
 import select
-import warnings
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
@@ -35,21 +37,22 @@ HUGE_PAGE = 2 << 20
 
 
 class Segment:
-    """Owned memory; ``data`` are its bytes."""
+    """Owned memory of the host; ``data`` are its bytes."""
 
     def __init__(self, size: int, *, pinned: bool = False) -> None:
         """``pinned``: a GPU accesses it without an intermediate copy."""
         size = -(-size // HUGE_PAGE) * HUGE_PAGE
         self._file = os.memfd_create("slime-weights")
         os.ftruncate(self._file, size)
-        self.data = _map(self._file, size, write=True)
+        self.data = _map(self._file, size)
         self._pinned = pinned
         if pinned:
             pin(self.data)
 
     def source(self, size: int) -> dict[str, Any]:
-        """Return the location of the first ``size`` bytes for another process."""
-        return {"path": f"/proc/{os.getpid()}/fd/{self._file}", "inode": os.fstat(self._file).st_ino, "size": size}
+        """Return for another process's :class:`Mappings` where the first ``size`` bytes are."""
+        inode = os.fstat(self._file).st_ino
+        return {"path": f"/proc/{os.getpid()}/fd/{self._file}", "inode": inode, "owner": os.getpid(), "size": size}
 
     def close(self) -> None:
         """Release the memory; processes that mapped it keep it."""
@@ -59,51 +62,121 @@ class Segment:
         os.close(self._file)
 
 
+class DeviceSegment:
+    """Owned memory of a GPU that one other process opens by a CUDA IPC handle; ``data`` are its bytes.
+
+    Torch counts one use of a handle, so the process must keep what it opens, as :class:`Mappings` does. After a process that
+    died without letting go, torch never frees the memory: :meth:`renew` it for the next process, do not replace it.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.data = torch.empty(size, dtype=torch.uint8, device=device)
+        self._handle = ""
+
+    def source(self, size: int) -> dict[str, Any]:
+        """Return for the other process's :class:`Mappings` where the first ``size`` bytes are."""
+        self._handle = self._handle or base64.b64encode(ForkingPickler.dumps(self.data)).decode()
+        return {"handle": self._handle, "owner": os.getpid(), "size": size}
+
+    def renew(self) -> None:
+        """Make a new handle for another process."""
+        self._handle = ""
+
+    def close(self) -> None:
+        """Release the memory, which torch frees once the process that opened it has let go too."""
+        self.data = torch.empty(0, dtype=torch.uint8)
+
+
 class Mappings:
-    """Other processes' segments in this one; each is mapped once, and the ``limit`` most recent are kept."""
+    """Another process's segments in this one.
+
+    Guarantees: each is opened once, and pinned once if this process uses CUDA. The ``limit`` most recent stay open, and those
+    of one owner only: with the first segment of another one the others go, because theirs is gone.
+    """
 
     def __init__(self, limit: int = 2) -> None:
         self._limit = limit
-        self._open: dict[tuple[str, int], Tensor] = {}
+        self._owner = 0
+        self._open: dict[str, tuple[Tensor, bool]] = {}
+        self.opened = 0
+        """How many were opened so far."""
+
+    def __len__(self) -> int:
+        """Return how many are open."""
+        return len(self._open)
 
     def bytes_of(self, source: dict[str, Any]) -> Tensor:
-        """Return the bytes at ``source``, read-only.
+        """Return the bytes at ``source``, which are the owner's to write.
 
         Raises:
             OSError: the owner is gone, or on another machine.
+            RuntimeError: CUDA cannot open or pin them.
         """
-        key = (source["path"], source["inode"])
-        data = self._open.pop(key, None)
-        if data is None:
-            file = os.open(source["path"], os.O_RDONLY)
-            try:
-                status = os.fstat(file)
-                # The path names a descriptor of a process, whose number another process or file may have by now.
-                if status.st_ino != source["inode"]:
-                    raise FileNotFoundError(f"{source['path']} is another file by now")
-                data = _map(file, status.st_size, write=False)
-            finally:
-                os.close(file)
-        self._open[key] = data
+        if source["owner"] != self._owner:
+            self.close()
+            self._owner = source["owner"]
+        key = source.get("handle") or f"{source['path']} {source['inode']}"
+        segment = self._open.pop(key, None) or self._opened(source)
+        self._open[key] = segment
         while len(self._open) > self._limit:
-            self._open.pop(next(iter(self._open)))
-        return data[: source["size"]]
+            _let_go(*self._open.pop(next(iter(self._open))))
+        return segment[0][: source["size"]]
+
+    def _opened(self, source: dict[str, Any]) -> tuple[Tensor, bool]:
+        """Return the segment's bytes, and whether they are pinned."""
+        if "handle" in source:
+            data, pinned = pickle.loads(base64.b64decode(source["handle"])), False
+        else:
+            data, pinned = _mapped(source), torch.cuda.is_initialized()
+        if pinned:
+            pin(data)
+        self.opened += 1
+        return data, pinned
+
+    def close(self) -> None:
+        """Let go of all."""
+        while self._open:
+            _let_go(*self._open.popitem()[1])
 
 
-def _map(file: int, size: int, *, write: bool) -> Tensor:
-    access = mmap.PROT_READ | (mmap.PROT_WRITE if write else 0)
-    memory = mmap.mmap(file, size, flags=mmap.MAP_SHARED, prot=access)
+def _let_go(data: Tensor, pinned: bool) -> None:
+    if pinned:
+        unpin(data)
+
+
+def _mapped(source: dict[str, Any]) -> Tensor:
+    file = os.open(source["path"], os.O_RDWR)  # CUDA pins only what can be written
+    try:
+        status = os.fstat(file)
+        # The path names a descriptor of a process, whose number another process or file may have by now.
+        if status.st_ino != source["inode"]:
+            raise FileNotFoundError(f"{source['path']} is another file by now")
+        return _map(file, status.st_size)
+    finally:
+        os.close(file)
+
+
+def _map(file: int, size: int) -> Tensor:
+    memory = mmap.mmap(file, size, flags=mmap.MAP_SHARED)
     with contextlib.suppress(OSError):  # without large pages it is only slower
         memory.madvise(mmap.MADV_HUGEPAGE)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given buffer is not writable")
-        return torch.frombuffer(memory, dtype=torch.uint8)
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def pin(data: Tensor) -> None:
-    """Register host memory with CUDA."""
+    """Register host memory with CUDA.
+
+    Raises:
+        RuntimeError: CUDA refuses.
+    """
     runtime: Any = torch.cuda.cudart()
-    torch.cuda.check_error(runtime.cudaHostRegister(data.data_ptr(), data.numel(), 0))
+    try:
+        torch.cuda.check_error(runtime.cudaHostRegister(data.data_ptr(), data.numel(), 0))
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"CUDA cannot pin {data.numel() >> 20} MiB of host memory ({error}); free some, raise the limit of locked memory "
+            "(ulimit -l), or lower --update-weight-buffer-size"
+        ) from error
 
 
 def unpin(data: Tensor) -> None:

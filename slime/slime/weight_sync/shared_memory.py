@@ -1,9 +1,16 @@
 """Push weights through shared memory to engines on the trainer's machine.
 
-With a CUDA trainer two segments alternate, so the trainer fills one while the engines load the other. The trainer copies
-each byte once, as does each engine rank. Both segments stay mapped between pushes. If trainer and engines share one GPU
-(``--share-gpu``, ``--colocate`` with one GPU), the segments are in its memory and the engine gets CUDA IPC handles.
-Otherwise they are host memory, pinned in a trainer on CUDA.
+With a CUDA trainer two large slots alternate, so the trainer packs one while the engines load the other. If trainer and
+engines share one GPU (``--share-gpu``, ``--colocate`` with one GPU), the slots are in its memory and the engine gets CUDA
+IPC handles. Otherwise they are host memory, pinned in a trainer and in engines on CUDA. Slots are
+kept until the transport is closed, handles until the next connection, and an engine's mappings until it ends or has another
+trainer; so a push after the first opens, pins and allocates nothing.
+
+Nobody waits for a whole device. A slot may be read once the event after its packing is over (`Bucket.ready`): the trainer
+waits for it before it sends the request, which orders the copies before any read, in whatever process. A slot may be
+written again once the engines have answered its request, and they answer after the event that follows their copies out of
+it (`engine_loader`). So one event of each side covers a slot's whole turn. No event crosses between processes: the request
+carries the order, and the trainer's wait is over by then, because packing runs while the engines load the other slot.
 
 On a CPU the weights stream through the processor's cache (`slime.weight_sync.segments`): one request per push carries all
 weights, whatever their size; trainer and engines copy concurrently and share 16 MiB. A separate request sets the version,
@@ -12,10 +19,8 @@ after all ranks of all engines have all weights.
 
 from __future__ import annotations
 
-import io
 import itertools
 from collections.abc import Iterator
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
@@ -23,15 +28,12 @@ from torch import Tensor
 
 from groundwork.exceptions import ConfigError
 from slime.args import Arguments
-from slime.arguments.trainer import on_one_gpu
+from slime.arguments.trainer import on_one_gpu, slot_bytes
 from slime.weight_sync import LOADER
 from slime.weight_sync.engine_sync import EngineWeightSync
 from slime.weight_sync.remote_engine import EngineCalls, RemoteEngine
-from slime.weight_sync.requests import DATA, REQUEST, Bucket, BucketBuffer, request_tensor, serialized
-from slime.weight_sync.segments import Segment, StreamWriter, check_same_host
-
-SLOT_BYTES = 128 << 20
-"""Maximum bytes per bucket: there are two segments, and small ones overlap filling and loading better."""
+from slime.weight_sync.requests import Bucket, BucketBuffer, cast, serialized
+from slime.weight_sync.segments import DeviceSegment, Segment, StreamWriter, check_same_host
 
 
 class SharedMemoryWeightSync(EngineWeightSync):
@@ -39,10 +41,9 @@ class SharedMemoryWeightSync(EngineWeightSync):
 
     def __init__(self, args: Arguments, *, device: torch.device, address: str) -> None:
         super().__init__(args, device=device, address=address)
-        self._buffer = BucketBuffer(min(args.update_weight_buffer_size, SLOT_BYTES), device, self._next_slot)
         self._on_gpu = device.type == "cuda" and on_one_gpu(args)
-        self._slots: list[Segment | Tensor | None] = [None, None]
-        self._turn = 0
+        self._buffer = BucketBuffer(slot_bytes(args), device, self._dtype, self._slot, staged=not self._on_gpu)
+        self._slots: list[Segment | DeviceSegment | None] = [None, None]
 
     def _join(self) -> None:
         check_same_host(self._call(RemoteEngine.hosts))
@@ -51,55 +52,49 @@ class SharedMemoryWeightSync(EngineWeightSync):
                 "--update-weight-transport shared with --share-gpu is for one engine on one GPU; use nccl"
             )
 
-    def _next_slot(self, size: int) -> Tensor:
-        """Return the segment that no engine reads: :meth:`_send` waits for a bucket before it sends the next."""
-        self._turn ^= 1
-        slot = self._slots[self._turn]
-        if slot is None or _bytes(slot).numel() < size:
-            if isinstance(slot, Segment):
+    def _slot(self, turn: int, size: int) -> Tensor:
+        """Return slot ``turn``, which no engine reads: :meth:`_send` waits for a bucket before it sends the next."""
+        slot = self._slots[turn]
+        if slot is None or slot.data.numel() < size:
+            if slot is not None:
                 slot.close()
             if self._on_gpu:
-                slot = torch.empty(size, dtype=torch.uint8, device=self._device)
+                slot = DeviceSegment(size, self._device)
             else:
                 slot = Segment(size, pinned=self._device.type == "cuda")
-            self._slots[self._turn] = slot
-        return _bytes(slot)
+            self._slots[turn] = slot
+        return slot.data
 
     def _send(self, bucket: Bucket, **keywords: Any) -> None:
         self._sent()
+        if bucket.ready is not None:
+            bucket.ready.synchronize()
         request = {
             "operation": "load",
             "names": bucket.names,
             "dtypes": bucket.dtypes,
             "shapes": bucket.shapes,
+            "source": self._holding(bucket).source(bucket.data.numel()),
         }
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        slot = self._slots[self._turn]
-        if isinstance(slot, Segment):
-            message = serialized(request | {"source": slot.source(bucket.data.numel())})
-        else:
-            message = _with_ipc_handles(request, bucket.data)
         self._calls = EngineCalls.to_all(
-            self._engines, RemoteEngine.update_weights_from_tensor, message, LOADER, **keywords
+            self._engines, RemoteEngine.update_weights_from_tensor, serialized(request), LOADER, **keywords
         )
 
+    def _holding(self, bucket: Bucket) -> Segment | DeviceSegment:
+        return next(slot for slot in self._slots if slot and slot.data.data_ptr() == bucket.data.data_ptr())
+
     def _leave(self, *, broken: bool) -> None:
+        """Keep the slots: no engine of a failed push reads them any more, because it has ended or has answered since."""
         for slot in self._slots:
-            if isinstance(slot, Segment):
-                slot.close()
+            if isinstance(slot, DeviceSegment):
+                slot.renew()
+
+    def close(self) -> None:
+        """See `EngineWeightSync.close`; releases the slots."""
+        super().close()
+        for slot in filter(None, self._slots):
+            slot.close()
         self._slots = [None, None]
-
-
-def _bytes(slot: Segment | Tensor) -> Tensor:
-    return slot.data if isinstance(slot, Segment) else slot
-
-
-def _with_ipc_handles(request: dict[str, Any], data: Tensor) -> bytes:
-    """Return a pickle of ``request`` and a handle of ``data``, both in GPU memory."""
-    buffer = io.BytesIO()
-    ForkingPickler(buffer).dump([(REQUEST, request_tensor(request).to(data.device)), (DATA, data)])
-    return buffer.getvalue()
 
 
 class StreamWeightSync(EngineWeightSync):
@@ -117,6 +112,7 @@ class StreamWeightSync(EngineWeightSync):
 
     def _transfer(self, weights: Iterator[tuple[str, Tensor]], version: str) -> None:
         assert self._writer is not None
+        weights = cast(weights, self._dtype)
         gathered = self._gathered(weights)
         self._pause()
         self._call(RemoteEngine.begin_weight_update)

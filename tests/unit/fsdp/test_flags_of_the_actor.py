@@ -161,7 +161,7 @@ def test_the_loss_is_that_of_the_flag() -> None:
 
 
 def test_a_push_has_buckets_of_the_flags_size() -> None:
-    args = Arguments(update_weight_buffer_size=4096)
+    args = Arguments(train_dtype="float32", update_weight_buffer_size=4096)
     sync = BroadcastWeightSync(args, device=torch.device("cpu"), address="127.0.0.1")
     weights = [(f"w{number}", torch.zeros(512)) for number in range(5)]  # 2048 bytes each
     assert [len(bucket.names) for bucket in sync._buffer.fill(weights)] == [2, 2, 1]

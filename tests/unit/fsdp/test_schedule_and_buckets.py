@@ -67,7 +67,7 @@ def test_a_decay_without_length_is_refused() -> None:
 def test_buckets_hold_every_weight_once_and_in_order(sizes: list[int], capacity: int, dtype: str) -> None:
     weights = [(f"w{i}", torch.arange(size).to(getattr(torch, dtype)) + i) for i, size in enumerate(sizes)]
     received, last = [], []
-    for bucket in BucketBuffer(capacity, torch.device("cpu")).fill(iter(weights)):
+    for bucket in BucketBuffer(capacity, torch.device("cpu"), getattr(torch, dtype)).fill(iter(weights)):
         start = 0
         last.append(bucket.is_last)
         assert bucket.data.numel() <= capacity or len(bucket.names) == 1
@@ -84,7 +84,7 @@ def test_buckets_hold_every_weight_once_and_in_order(sizes: list[int], capacity:
 
 def test_scalars_come_out_of_a_bucket_as_they_went_in() -> None:
     weights = {"scale": torch.tensor(3.5), "weight": torch.arange(6.0).view(2, 3)}
-    (bucket,) = BucketBuffer(1 << 10, torch.device("cpu")).fill(weights.items())
+    (bucket,) = BucketBuffer(1 << 10, torch.device("cpu"), torch.float32).fill(weights.items())
     found = dict(unpack(bucket.data, bucket.names, bucket.dtypes, bucket.shapes))
     assert list(found) == list(weights)
     assert all(found[name].shape == value.shape and torch.equal(found[name], value) for name, value in weights.items())
@@ -92,7 +92,7 @@ def test_scalars_come_out_of_a_bucket_as_they_went_in() -> None:
 
 def test_a_buffer_without_room_is_refused() -> None:
     with pytest.raises(ValueError, match="--update-weight-buffer-size"):
-        BucketBuffer(0, torch.device("cpu"))
+        BucketBuffer(0, torch.device("cpu"), torch.float32)
 
 
 def test_metrics_of_several_steps() -> None:

@@ -22,6 +22,7 @@ from slime.arguments.memory_budget.gpu import CONTEXT, DRIVER, GIB, GpuMemory, N
 from slime.arguments.memory_budget.shape import Shape, shape_of_folder
 from slime.arguments.memory_budget.trainer import step_tokens, trainer_need
 from slime.arguments.parser import Parser, build_parser, parse_args, read_arguments
+from slime.arguments.trainer import PACK_BYTES
 from tests.helpers.arguments import refusal
 from tests.helpers.checkpoints import config_only
 
@@ -131,9 +132,10 @@ def test_what_changes_the_trainers_memory(folder: Path) -> None:
     assert changed(fsdp_cpu_offload=True)["weights"] == 0
     assert changed(use_kl_loss=True)["reference"] == 2 * QWEN3_4B.parameters / 4
     assert changed(gradient_checkpointing=False)["activations"] > 10 * base["activations"]
-    assert base["push buffers"] == 2 * 2 * QWEN3_4B.embedding
+    assert base["push buffers"] == 2 * QWEN3_4B.embedding + 2**29
     assert changed(update_weight_buffer_size=2**30)["push buffers"] == 2 * 2**30
-    assert changed(update_weight_transport="shared")["push buffers"] == changed(share_gpu=True)["push buffers"] == 0
+    assert changed(share_gpu=True)["push buffers"] == changed(update_weight_transport="disk")["push buffers"] == 0
+    assert changed(update_weight_transport="shared")["push buffers"] == PACK_BYTES
     lora = changed(use_lora=True, lora_rank=16)
     adapters = QWEN3_4B.adapters(16)
     assert lora["weights"] == (2 * QWEN3_4B.parameters + 4 * adapters) / 4
@@ -152,6 +154,27 @@ def test_what_changes_the_trainers_memory(folder: Path) -> None:
     path = "topk_distillation_loss.topk_distillation_loss_function"
     topk = changed(loss_type="custom_loss", distill_topk=50, custom_loss_function_path=path)
     assert sum(topk.values()) < totals["rows"] + GIB
+
+
+@pytest.mark.parametrize(
+    ("flags", "size"),
+    [
+        ({}, 2 * QWEN3_4B.embedding + 2**29),  # tied: one tensor is larger than a slot
+        ({"update_weight_buffer_size": 2**20}, 2 * QWEN3_4B.embedding + 2**20),
+        ({"update_weight_buffer_size": 2**30}, 2 * QWEN3_4B.embedding + 2**29),
+        ({"canary_engine": True}, 2 * (2 * QWEN3_4B.embedding + 2**29)),
+    ],
+)
+def test_slots_that_an_engine_reads_stay_on_the_gpu_while_the_trainer_is_away(
+    folder: Path, flags: dict[str, Any], size: int
+) -> None:
+    args = derived(ONE_TRAINER, folder).changed(**flags)
+    need = trainer_need(args, QWEN3_4B, 1)
+    assert sizes(need)["push buffers"] == size
+    assert need.away == size + CONTEXT
+    untied = trainer_need(args, replace(QWEN3_4B, tied=False), 1)
+    ends = 2 if args.canary_engine else 1
+    assert sizes(untied)["push buffers"] == ends * 2 * 2 * QWEN3_4B.embedding
 
 
 NOTHING = {"unchecked_layers": 0, "kept_attention_layers": 0}
@@ -276,7 +299,7 @@ def test_layers_do_not_fill_what_other_processes_hold(folder: Path) -> None:
 
 def test_layers_are_planned_on_cards_that_the_driver_can_answer_for(folder: Path) -> None:
     def layers(source: str, **changes: Any) -> dict[str, int]:
-        return dict(budget_of(derived(ONE_TRAINER, folder, **changes), GpuMemory(80 * GIB, source)).layers)
+        return dict(budget_of(derived(ONE_TRAINER, folder, **changes), GpuMemory(90 * GIB, source)).layers)
 
     seen, said = "nvidia-smi", "--gpu-memory-gb"
     assert layers(seen) == layers(said) != NOTHING

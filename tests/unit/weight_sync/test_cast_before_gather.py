@@ -65,6 +65,14 @@ def test_what_is_gathered_has_the_type_of_the_push(gathered: list[torch.dtype]) 
     assert all(torch.equal(bits(found[name]), bits(value)) for name, value in expected.items())
 
 
+def test_what_a_rank_has_whole_is_left_to_who_packs_it(gathered: list[torch.dtype]) -> None:
+    model = nn.Linear(4, 16)
+    policy: object = SimpleNamespace(hf=model)
+    found = dict(full_weights(policy, dtype=torch.bfloat16, device=CPU))  # pyright: ignore[reportArgumentType]
+    assert gathered == []
+    assert all(found[name].data_ptr() == value.data_ptr() for name, value in model.named_parameters())
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_casting_shards_gives_the_bits_of_casting_the_whole(ranks: int) -> None:
     whole = odd_values()

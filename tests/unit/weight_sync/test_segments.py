@@ -6,11 +6,14 @@ import errno
 import mmap
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from groundwork.machine import this_host
-from slime.weight_sync.segments import HUGE_PAGE, Mappings, Segment
+from slime.weight_sync import segments as segments_module
+from slime.weight_sync.segments import HUGE_PAGE, DeviceSegment, Mappings, Segment
 
 
 def test_both_sides_see_the_same_bytes() -> None:
@@ -44,9 +47,85 @@ def test_the_least_used_mapping_goes() -> None:
     sources = [segment.source(10) for segment in segments]
     for index in (0, 1, 0, 2):
         mappings.bytes_of(sources[index])
-    assert [path for path, _ in mappings._open] == [sources[0]["path"], sources[2]["path"]]
+    assert [path for path in mappings._open] == [
+        f"{source['path']} {source['inode']}" for source in (sources[0], sources[2])
+    ]
     for segment in segments:
         segment.close()
+
+
+def test_a_segment_that_was_made_anew_is_mapped_again() -> None:
+    mappings = Mappings()
+    for value in range(3):
+        segment = Segment(10)
+        segment.data[:10] = value
+        assert mappings.bytes_of(segment.source(10)).tolist() == [value] * 10
+        segment.close()
+    assert (mappings.opened, len(mappings)) == (3, 2)
+
+
+def test_what_the_trainer_before_left_goes_with_the_first_segment_of_another() -> None:
+    segments, mappings = [Segment(10) for _ in range(3)], Mappings()
+    for segment in segments[:2]:
+        mappings.bytes_of(segment.source(10))
+    mappings.bytes_of(segments[2].source(10) | {"owner": 1})
+    assert len(mappings) == 1
+    for segment in segments:
+        segment.close()
+
+
+@pytest.fixture
+def pins(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What CUDA is asked for, in a process that uses it."""
+    asked: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(segments_module, "pin", lambda data: asked.append(f"pin {data.numel() // HUGE_PAGE}"))
+    monkeypatch.setattr(segments_module, "unpin", lambda data: asked.append(f"unpin {data.numel() // HUGE_PAGE}"))
+    return asked
+
+
+def test_a_process_on_a_gpu_pins_what_it_maps_once(pins: list[str]) -> None:
+    segments, mappings = [Segment(size * HUGE_PAGE) for size in (1, 2, 3)], Mappings()
+    for index in (0, 1, 0, 1):
+        mappings.bytes_of(segments[index].source(10))
+    assert pins == ["pin 1", "pin 2"]
+    mappings.bytes_of(segments[2].source(10))
+    assert pins[2:] == ["pin 3", "unpin 1"]
+    mappings.close()
+    assert sorted(pins[4:]) == ["unpin 2", "unpin 3"]
+    for segment in segments:
+        segment.close()
+
+
+def test_what_cannot_be_pinned_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = SimpleNamespace(cudaHostRegister=lambda *_: 2)
+
+    def refuse(code: int) -> None:
+        raise RuntimeError(f"CUDA error {code}: out of memory")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "check_error", refuse)
+    segment, mappings = Segment(10), Mappings()
+    with pytest.raises(RuntimeError, match=r"cannot pin 2 MiB of host memory .*out of memory.*ulimit -l"):
+        mappings.bytes_of(segment.source(10))
+    assert (mappings.opened, len(mappings)) == (0, 0)
+    segment.close()
+
+
+def test_a_handle_is_opened_once_and_made_anew_for_the_next_process() -> None:
+    """Torch lets a handle be used once; that of a CPU's memory is a descriptor, which is gone after it."""
+    segment, mappings = DeviceSegment(10, torch.device("cpu")), Mappings()
+    for value in range(3):
+        segment.data[:] = value
+        assert mappings.bytes_of(segment.source(7)).tolist() == [value] * 7
+    assert mappings.opened == 1
+    handle = segment.source(7)["handle"]
+    segment.renew()
+    assert segment.source(7)["handle"] != handle
+    assert Mappings().bytes_of(segment.source(7)).tolist() == [2] * 7
+    segment.close()
+    assert segment.data.numel() == 0
 
 
 def test_a_kernel_without_large_pages_will_do(monkeypatch: pytest.MonkeyPatch) -> None:

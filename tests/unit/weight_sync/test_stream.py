@@ -203,7 +203,7 @@ def test_a_model_holds_what_its_loader_would_have_loaded(
     writer = StreamWriter(1)
     for _ in range(2):
         weights = {name: torch.randn(SHAPE).to(dtype) for name in names}
-        loading = pool.submit(load_stream, model, {"sources": writer.sources()}, {})
+        loading = pool.submit(load_stream, model, {"sources": writer.sources()})
         write(writer, weights)
         loading.result(WAIT)
         expected.load_weights(weights.items())
@@ -217,7 +217,7 @@ def test_a_number_is_filled_in(pool: ThreadPoolExecutor) -> None:
     model = Model({"a": [1]}, lambda parameter, value: parameter.fill_(value.item()))
     writer = StreamWriter(1)
     for number in (0.5, 2.5):
-        loading = pool.submit(load_stream, model, {"sources": writer.sources()}, {})
+        loading = pool.submit(load_stream, model, {"sources": writer.sources()})
         write(writer, {"a": torch.tensor([number])})
         loading.result(WAIT)
         assert model.parameters["a"].item() == number
@@ -240,7 +240,7 @@ def test_what_is_unlike_the_first_push_is_noticed(
     TAKEN[model] = kinds or {"b": (torch.float32, [4])}
     model.parameters["b"] = torch.zeros(4)
     writer = StreamWriter(1)
-    loading = pool.submit(load_stream, model, {"sources": writer.sources()}, {})
+    loading = pool.submit(load_stream, model, {"sources": writer.sources()})
     writer.send("a", torch.ones(4), never)
     with pytest.raises((NotImplementedError, RuntimeError), match=words):
         loading.result(WAIT)
@@ -251,11 +251,11 @@ def test_an_engine_outlives_its_trainer(pool: ThreadPoolExecutor, caplog: pytest
     model = Model({"a": SHAPE}, Tensor.copy_)
     writer = StreamWriter(1)
     request = {"sources": writer.sources()}
-    loading = pool.submit(load_stream, model, request, {})
+    loading = pool.submit(load_stream, model, request)
     writer.send("a", torch.ones(SHAPE), never)
     writer.close()
     loading.result(WAIT)
-    load_stream(model, request, {})
+    load_stream(model, request)
     assert caplog.text.count("the trainer ended during a push") == 2
     assert model not in TAKEN
 

@@ -27,7 +27,7 @@ from slime.args import Arguments
 from slime.arguments.memory_budget.gpu import CONTEXT, NCCL, Need, Part
 from slime.arguments.memory_budget.shape import Shape
 from slime.arguments.plugins import asked_values, is_decorated
-from slime.arguments.trainer import shares_gpus
+from slime.arguments.trainer import PACK_BYTES, sends_gpu_handles, shares_gpus, slot_bytes
 from slime.utils.head_memory import chunk_rows, head_bytes
 
 
@@ -148,17 +148,25 @@ def step_tokens(args: Arguments) -> int:
 
 
 def push_bytes(args: Arguments, shape: Shape, role: str) -> float:
-    """Return the bytes of the two buffers that rank 0 packs weights into; they stay allocated between pushes.
+    """Return the bytes that rank 0 keeps between pushes: two buffers to pack weights into, or what stages for pinned memory.
 
-    A tensor larger than ``--update-weight-buffer-size`` enlarges its buffer, so the embedding and the LM head count. With
-    ``--canary-engine`` the last engine's transport has two more.
+    A tensor larger than a buffer enlarges it, so the embedding and an LM head of its own count. With ``--canary-engine`` the
+    last engine's transport has as much. What a push holds besides (``PACK_BYTES`` and the tensor that is gathered) is less
+    than a step's activations, which are gone by then.
     """
-    by_nccl = args.update_weight_mode == "full" and args.update_weight_transport == "nccl" and not shares_gpus(args)
-    if role != "actor" or not by_nccl or args.debug_train_only or args.debug_rollout_only:
+    if role != "actor" or args.update_weight_mode != "full" or args.debug_train_only or args.debug_rollout_only:
         return 0.0
-    element = 4 if args.train_dtype == "float32" else 2
-    buffers = 4.0 if args.canary_engine else 2.0
-    return buffers * max(args.update_weight_buffer_size, element * shape.embedding)
+    transports = 2 if args.canary_engine else 1
+    if args.update_weight_transport == "shared" and not sends_gpu_handles(args):
+        return float(transports * PACK_BYTES)
+    if args.update_weight_transport == "nccl" and not shares_gpus(args):
+        size = args.update_weight_buffer_size
+    elif sends_gpu_handles(args):
+        size = slot_bytes(args)
+    else:
+        return 0.0
+    large = max(size, (4 if args.train_dtype == "float32" else 2) * shape.embedding)
+    return float(transports * (large + (size if shape.tied else large)))
 
 
 def trainer_need(args: Arguments, shape: Shape, ranks: int, role: str = "actor") -> Need:
@@ -185,7 +193,7 @@ def trainer_need(args: Arguments, shape: Shape, ranks: int, role: str = "actor")
     runtime = CONTEXT + (NCCL if ranks > 1 else 0)
     push = Part("push buffers", push_bytes(args, shape, role), exact=True)
     parts = (*sizes.kept, Part("gathered", sizes.gathered), *moments[peak], push, Part("runtime", runtime))
-    return Need(role, parts, tuple(apart), away=runtime)
+    return Need(role, parts, tuple(apart), away=runtime + push.size)
 
 
 def _step(args: Arguments, shape: Shape, layers: float, vocab: float, role: str, split: int) -> tuple[float, ...]:

@@ -295,12 +295,17 @@ class FSDPPolicy:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `PolicyBackend`."""
-        return full_weights(self.model, dtype=DTYPES[self._args.train_dtype], device=self._device, of=self._value)
+        dtype = DTYPES[self._args.train_dtype]
+        return ((name, value.to(dtype)) for name, value in self._whole_weights())
+
+    def _whole_weights(self) -> Iterator[tuple[str, Tensor]]:
+        dtype = DTYPES[self._args.train_dtype]
+        return full_weights(self.model, dtype=dtype, device=self._device, of=self._value)
 
     def pushed_weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `PolicyBackend`."""
         if self._args.update_weight_mode != "adapter":
-            return self.weights()
+            return self._whole_weights()
         return iter(adapter_weights(self.model, device=self._device, of=self._value).items())
 
     def device_tensors(self) -> tuple[Iterator[Tensor], Iterator[Tensor]]:

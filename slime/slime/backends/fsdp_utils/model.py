@@ -13,7 +13,7 @@ LoRA adapters live in the modules, injected with PEFT. The base weights are froz
 
 Whole weights, under Hugging Face names, come one at a time, in the same order on every rank, so gathering is safe as a
 collective; a tied LM head appears once, as the embedding. A weight is cast before it is gathered, which gives the same bits with
-fewer bytes, because a cast is elementwise. Weights with an adapter are gathered and merged in float32, into a copy, and cast last,
+fewer bytes, because a cast is elementwise. One that needs no gathering is left to who packs it, which casts many in one launch. Weights with an adapter are gathered and merged in float32, into a copy, and cast last,
 so the sum is rounded once.
 """
 
@@ -421,17 +421,23 @@ Of = Callable[[Tensor], Tensor]
 
 
 def gather(parameter: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """Return the whole tensor of a shard on ``device``, cast to ``dtype`` before gathering; collective."""
-    value = parameter.detach().to(device).to(dtype or parameter.dtype)
-    return value.full_tensor() if isinstance(value, DTensor) else value
+    """Return the whole tensor of a shard on ``device``, cast to ``dtype`` before gathering; collective.
+
+    A tensor that is whole already comes as it is.
+    """
+    value = parameter.detach().to(device)
+    if not isinstance(value, DTensor):
+        return value
+    shard: Any = value.to(dtype or value.dtype)
+    return shard.full_tensor()
 
 
 def full_weights(
     policy: PolicyModel, *, dtype: torch.dtype, device: torch.device, of: Of = torch.Tensor.detach
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield ``(name, tensor)`` of every weight, LoRA merged, cast to ``dtype``; collective, must be exhausted.
+    """Yield ``(name, tensor)`` of every weight, LoRA merged; collective, must be exhausted.
 
-    ``of`` returns the value of a parameter's shard. If rounding loses much of what adapters changed, a warning says so.
+    What is gathered or merged is cast to ``dtype``; a weight that this rank has whole comes as it is. ``of`` returns the value of a parameter's shard. If rounding loses much of what adapters changed, a warning says so.
     """
     adapters = lora_layers(policy.hf)
     change = MergedChange() if adapters else None
@@ -447,7 +453,7 @@ def full_weights(
             lora_a, lora_b = (gather(of(side), device) for side in sides)
             whole = merged_weight(value, lora_a, lora_b, adapters[owner].scaling[ADAPTER])
             value = change.rounded(value, whole, dtype)
-        yield name.replace(".base_layer.", "."), value.to(dtype)
+        yield name.replace(".base_layer.", "."), value
     if change is not None:
         change.log(dtype)
 

@@ -89,11 +89,11 @@ class PolicyBackend(Backend, Protocol):
         ...
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield whole weights under Hugging Face names; every rank must exhaust it, rank 0's values count."""
+        """Yield whole weights in ``--train-dtype`` under Hugging Face names; every rank must exhaust it, rank 0's values count."""
         ...
 
     def pushed_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the weights that a push sends, whole or of the adapter; like :meth:`weights`."""
+        """Yield what a push sends: whole weights or the adapter, like :meth:`weights` but of any floating type."""
         ...
 
 
