@@ -183,6 +183,7 @@ def _read_plan(
     elif args.share_gpu:
         ids = (0,) * sum(count for _, count in roles_of(args))
     budget = plan_budget(inputs.profile, args, ids, problems)
+    args = args.changed(start_together=budget.together)
     return Plan(
         recipe=recipe,
         folder=found.folder,

@@ -375,5 +375,6 @@ class Arguments(FlatArguments):
     eval_datasets: list[EvalDataset] = field(default_factory=list)
     train_backend_because: tuple[str, ...] = ()
     transformer_impl_because: str = ""
+    start_together: bool = False
     use_critic: bool = False
     unused_flags: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from slime.arguments.algorithm import algorithm_warnings, check_critic
 from slime.arguments.backend import backend_line
 from slime.arguments.checkpoint import CANNOT_WRITE, taken_folder
 from slime.arguments.cluster import missing_devices, missing_machines
-from slime.arguments.memory_budget import memory_problems
+from slime.arguments.memory_budget import Budget, memory_problems
 from slime.arguments.option import NOT_INSTALLED
 from slime.arguments.placement import describe_placement, start_lines
 from slime.arguments.plugins import missing_plugins, wrong_signatures
@@ -75,6 +75,11 @@ def show_plan(args: Arguments, argv: Sequence[str], problems: Sequence[str]) -> 
     """
     wrong = [problem for problem in problems if not of_machine(problem)]
     wrong += [*no_prompts(args), *missing_plugins(args), *wrong_signatures(args)]
+    memory: list[str] = []
+    budget = Budget(())
+    if not wrong:
+        memory, budget = memory_problems(args)
+        args = args.changed(start_together=budget.together)
     try:
         lines = _layout_lines(args) if not wrong else []
         variables = environment_lines(args, os.environ) if not wrong else []
@@ -85,7 +90,6 @@ def show_plan(args: Arguments, argv: Sequence[str], problems: Sequence[str]) -> 
     lines += [f"  {backend_line(args)}"] if not wrong else []
     lines += [f"  variable {line}" for line in variables]
     if not wrong:
-        memory, budget = memory_problems(args)
         wrong += memory
         lines += [*budget.lines, *(f"warning: {warning}" for warning in (*algorithm_warnings(args), *budget.warnings))]
     lines += ["flags:", *flag_lines(argv)]

@@ -56,6 +56,7 @@ _AFTER = """    # Set by the derivations; no flags of their own.
     eval_datasets: list[EvalDataset] = field(default_factory=list)
     train_backend_because: tuple[str, ...] = ()
     transformer_impl_because: str = ""
+    start_together: bool = False
     use_critic: bool = False
     unused_flags: tuple[str, ...] = ()
 """

@@ -170,7 +170,7 @@ def parse_args(
         problems = show_plan(args, argv, problems)
     elif not problems:
         problems, budget = memory_problems(args)
-        vars(args).update(budget.layers)
+        vars(args).update(budget.derived)
         for warning in (*algorithm_warnings(args), *budget.warnings):
             print(f"warning: {warning}", file=sys.stderr)
     if problems:

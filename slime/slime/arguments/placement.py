@@ -3,7 +3,8 @@
 Guarantees: pure, so a dry run shows on any machine what a run will do. The order is actor, critic, rollout, judge. With
 ``--colocate`` the rollout shares the GPUs of actor and critic. A machine without GPUs has logical ones.
 
-Roles that share a GPU start one after another; all others start together. An engine sizes its cache as ``free now -
+Roles that share a GPU start one after another, unless the memory plan leaves room for all of them at once
+(`slime.arguments.memory_budget`); all others start together. An engine sizes its cache as ``free now -
 free before x (1 - fraction)`` (`_profile_available_bytes` in SGLang 0.5.23), so memory that another process takes
 meanwhile is missing from the cache. Engines therefore start before the trainer, which allocates on demand and measures
 nothing. A run follows :func:`start_order` and a dry run prints it.
@@ -64,6 +65,8 @@ class Placement:
     rollout_gpus_per_engine: int = 1
     judge_gpus_per_engine: int = 1
     critic: tuple[int, ...] = ()
+    together: bool = False
+    """Whether roles that share a GPU start at the same time, too."""
 
     @property
     def total(self) -> int:
@@ -133,6 +136,7 @@ def describe_placement(args: Arguments) -> Placement:
         rollout_gpus_per_engine=per_engine,
         judge_gpus_per_engine=judge_per_engine,
         critic=tuple(range(actor_count, trainer_count)),
+        together=args.start_together,
     )
     nodes = args.num_nodes or 1
     if nodes > 1:
@@ -229,7 +233,7 @@ def start_order(placement: Placement) -> tuple[tuple[str, ...], ...]:
     stages: dict[str, int] = {}
     for role, own in gpus.items():
         if own:
-            sharing = [stage for other, stage in stages.items() if {*own} & {*gpus[other]}]
+            sharing = [stage for other, stage in stages.items() if {*own} & {*gpus[other]} and not placement.together]
             stages[role] = max(sharing, default=-1) + 1
     number = max(stages.values(), default=-1) + 1
     return tuple(tuple(role for role in gpus if stages.get(role) == stage) for stage in range(number))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from slime.args import Arguments
-from slime.arguments.placement import Placement, start_lines, start_order
+from slime.arguments.placement import Placement, start_lines, start_order, trainer_waits
 from slime.ray import engine_pool
 from slime.ray import run as run_module
 from slime.ray.engine_pool import EnginePool
@@ -36,6 +37,13 @@ def test_roles_that_share_a_gpu_start_one_after_another(
     placement: Placement, order: tuple[tuple[str, ...], ...]
 ) -> None:
     assert start_order(placement) == order
+
+
+def test_roles_for_which_the_memory_is_planned_start_together() -> None:
+    placement = replace(ONE_GPU, together=True)
+    assert start_order(placement) == (("rollout", "judge", "actor"),)
+    assert not trainer_waits(placement)
+    assert start_lines(placement) == ["1. rollout + judge + actor"]
 
 
 def test_the_order_is_printed_as_stages() -> None:

@@ -436,6 +436,35 @@ def test_an_engine_that_shares_a_gpu_finds_what_the_others_leave(folder: Path) -
     assert rollout.again < rollout.tokens
 
 
+def test_roles_start_together_where_each_cache_is_bounded_and_all_fit_into_an_engines_share(folder: Path) -> None:
+    args = derived(ONE_GPU, folder)
+    plan = layout(args, 45 * GIB)
+    assert plan is not None
+    (row,) = plan.rows
+    needed = (row.total + row.doubt) / GIB / 0.9  # --sglang-mem-fraction-static
+    assert budget_of(args, memory(needed + 0.01)).together
+    assert not budget_of(args, memory(needed - 0.01)).together
+    assert not budget_of(args, replace(memory(needed + 0.01), held=0.1 * GIB)).together, "others hold some of it"
+    assert not budget_of(args.changed(sglang_max_total_tokens=None), memory(800)).together, (
+        "an engine takes what is free"
+    )
+    assert not budget_of(derived(EIGHT_GPUS, folder), memory(800)).together, "nobody shares a GPU there"
+    assert budget_of(args, memory(800)).derived["start_together"]
+
+
+def test_a_start_and_its_dry_run_have_the_same_order(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*ONE_GPU.split(), "--hf-checkpoint", str(folder), "--gpu-memory-gb", "800"]
+    monkeypatch.setattr("slime.arguments.dry_run.missing_devices", lambda args: [])
+    with pytest.raises(SystemExit) as ended:
+        parse_args([*words, "--dry-run"])
+    assert ended.value.code == 0
+    assert "starts   1. rollout + judge + actor" in capsys.readouterr().out
+    assert parse_args(words).start_together
+    assert not parse_args([*words[:-1], "38"]).start_together
+
+
 def test_roles_that_alternate_need_the_larger_of_them(folder: Path) -> None:
     words = EIGHT_GPUS.replace("--rollout-num-gpus 2 ", "--colocate ").replace("--num-gpus 8", "--num-gpus 6")
     both = layout(derived(words, folder), 80 * GIB)

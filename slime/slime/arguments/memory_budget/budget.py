@@ -524,6 +524,7 @@ class Budget:
         problems: what cannot fit, each with changes that fit.
         warnings: what may not fit.
     layers: layers that checkpointing leaves out or that keep attention, by argument; empty without a plan of them.
+        together: whether roles that share a GPU may start together, see `may_start_together`.
     """
 
     lines: tuple[str, ...]
@@ -531,6 +532,29 @@ class Budget:
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     layers: Mapping[str, int] = field(default_factory=dict)
+    together: bool = False
+
+    @property
+    def derived(self) -> dict[str, Any]:
+        """The arguments that follow from the memory."""
+        return {**self.layers, "start_together": self.together}
+
+
+def may_start_together(args: Arguments, memory: GpuMemory) -> bool:
+    """Return whether roles that share a GPU may start at the same time.
+
+    An engine sizes its cache by the memory that is free before and after it loads, so what others take meanwhile is missing
+    from it. That does no harm where a flag bounds the cache, and all roles together, with every estimate too low, fit into the
+    share of the memory that an engine counts on (``--sglang-mem-fraction-static``). `planned_layers` do not count: they fill
+    the memory in a step, and no step begins before all roles are up.
+    """
+    plan = layout(args, memory.size)
+    if not args.share_gpu or plan is None or plan.unknown or not step_tokens(args):
+        return False
+    if any(cache.limit is None or min(cache.tokens, cache.again) < cache.limit for cache in plan.caches):
+        return False
+    share = (args.sglang_mem_fraction_static or FRACTION) * (memory.size - memory.held)
+    return all(row.total + row.doubt <= share for row in plan.rows)
 
 
 def budget_of(
@@ -576,7 +600,8 @@ def budget_of(
     problems, doubts = _verdict(plan, memory, names)
     if problems:
         problems = [f"{problem}; {_advice(args, memory, spell)}" for problem in problems]
-    return Budget(tuple(lines), plan.rows, tuple(problems), (*doubts, *warnings), layers)
+    together = may_start_together(args, memory)
+    return Budget(tuple(lines), plan.rows, tuple(problems), (*doubts, *warnings), layers, together)
 
 
 def memory_problems(args: Arguments) -> tuple[list[str], Budget]:
