@@ -83,6 +83,11 @@ def method_scripts() -> Iterator[Script]:
             f"Qwen3-1.7B, {what}, LoRA, one GPU with 24 GB that trains, serves and judges.",
             f"launch --method {method} --model qwen3-1.7B --profile gpu1_24gb",
         )
+        yield Script(
+            f"{folder}/run_qwen3_4b_openclaw_{method}_16gb.sh",
+            f"Qwen3-4B, {what}, LoRA over a 4-bit base, one GPU with 16 GB that trains and serves; OPENCLAW_JUDGE_BASE_URL judges.",
+            f"launch --method {method} --model qwen3-4B --profile gpu1_16gb",
+        )
     yield Script(
         "openclaw-combine/run_qwen3_4b_openclaw_combine_fp8.sh",
         f"Qwen3-4B, Combine, FP8 key/value cache in the engines, {EIGHT}",

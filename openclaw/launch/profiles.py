@@ -23,6 +23,7 @@ class Profile:
         flags: flags that only this kind of machine needs.
         gpu_memory_gb: GiB of one GPU, for the memory budget on a machine without GPUs.
         tuned_as: profile whose defaults of a method hold here, because the model is the same; default: this one.
+        judges: whether it has room for a judge engine.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Profile:
     flags: tuple[str, ...] = ()
     gpu_memory_gb: float | None = None
     tuned_as: str | None = None
+    judges: bool = True
 
     def of_method(self, defaults: Mapping[str, Mapping[str, Value]]) -> Mapping[str, Value]:
         """Return what a method's ``profile_defaults`` say about this profile."""
@@ -85,6 +87,26 @@ GPU1_24GB = replace(
     gpu_memory_gb=24.0,
 )
 
+# Computed for Qwen3-4B, see instructions/small_cards.md. Trainer and engine each hold the base in NF4; somebody else judges.
+GPU1_16GB = replace(
+    GPU1_24GB,
+    name="gpu1_16gb",
+    variables={**GPU1_24GB.variables, "MAX_TOKENS_PER_GPU": 4096},
+    runtime={"CONTEXT_LENGTH": "8192", "PRM_MAX_NEW_TOKENS": "2048"},
+    flags=(*GPU1_24GB.flags, "--sglang-max-total-tokens", "12288", "--base-quantization", "nf4"),
+    gpu_memory_gb=16.0,
+    judges=False,
+)
+
+GPU1_12GB = replace(
+    GPU1_16GB,
+    name="gpu1_12gb",
+    variables={**GPU1_16GB.variables, "MAX_RESPONSE_LENGTH": 2048},
+    runtime={"CONTEXT_LENGTH": "4096", "PRM_MAX_NEW_TOKENS": "2048"},
+    flags=(*GPU1_16GB.flags, "--sglang-max-total-tokens", "6144"),
+    gpu_memory_gb=12.0,
+)
+
 TINY_CPU = Profile(
     "tiny_cpu",
     "cpu",
@@ -128,6 +150,6 @@ TINY_GPU = replace(
     tuned_as=TINY_CPU.name,
 )
 
-_ALL = (GPU8, GPU8_FP8, GPU4_LORA, GPU1_24GB, TINY_CPU, TINY_GPU)
+_ALL = (GPU8, GPU8_FP8, GPU4_LORA, GPU1_24GB, GPU1_16GB, GPU1_12GB, TINY_CPU, TINY_GPU)
 PROFILES: dict[str, Profile] = {profile.name: profile for profile in _ALL}
 DEFAULT_PROFILE, LORA_PROFILE = GPU8.name, GPU4_LORA.name

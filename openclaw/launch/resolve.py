@@ -182,6 +182,10 @@ def _read_plan(
         child["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, ids))
     elif args.share_gpu:
         ids = (0,) * sum(count for _, count in roles_of(args))
+    if args.prm_num_gpus and not inputs.profile.judges:
+        problems.append(
+            f"--profile {inputs.profile.name} has no room for a judge: set {JUDGE_ELSEWHERE}=https://HOST/v1, a model's API that judges"
+        )
     budget = plan_budget(inputs.profile, args, ids, problems)
     args = args.changed(start_together=budget.together)
     return Plan(

@@ -63,6 +63,7 @@ OF_AGENTS = (
 SEVERAL = OF_AGENTS[3]
 KINDS = (
     Kind("run_tiny_cpu*.sh", 0, 0, "no GPU"),
+    Kind("run_*_16gb.sh", 1, 15_000, "1 GPU of 16 GB, and a judge elsewhere"),
     Kind("run_*_24gb.sh", 1, 22_000, "1 GPU of 24 GB"),
     Kind("run_*_fp8.sh", 8, 38_000, "8 GPUs of 40 GB with FP8", (8, 9)),
     Kind("run_qwen3_8b_*_lora.sh", 4, 38_000, "4 GPUs of 40 GB"),

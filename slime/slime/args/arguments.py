@@ -230,6 +230,7 @@ class Arguments(FlatArguments):
         default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     )
     lora_kernel: Literal["fused", "peft"] | None = None
+    base_quantization: Literal["none", "nf4"] = "none"
     optimizer: Literal["adam"] = "adam"
     lr: float = 1e-06
     min_lr: float = 0.0

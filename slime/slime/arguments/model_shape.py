@@ -52,6 +52,9 @@ MODEL_SHAPE = Group(
 VISION_LANGUAGE_TYPES = ("qwen3_vl",)
 """``model_type`` values whose vision tower ``--train-backend fsdp`` trains with the language model."""
 
+NF4_TYPES = ("qwen2", "qwen3")
+"""``model_type`` values whose base trainer and engines hold in NF4, each tested."""
+
 
 def shape_named(model: str) -> str | None:
     """Return the shape of a model's name in any spelling of its letters, ``qwen3.5-4B`` for ``Qwen/Qwen3.5-4b``; None without one."""
@@ -100,6 +103,10 @@ def check_trainable(args: Arguments, config: dict) -> list[str]:
         )
     if number_of_experts(text) and args.train_backend == "fsdp":
         problems.append(f"{name} is a mixture of experts, which --train-backend fsdp does not train; use a dense model")
+    if args.base_quantization == "nf4" and kind not in NF4_TYPES:
+        problems.append(
+            f"--base-quantization nf4 is for {' and '.join(NF4_TYPES)}, but {name} is another type; remove it"
+        )
     if config.get("quantization_config"):
         problems.append(f"{name} is quantised, which no back end here can train; use the bfloat16 checkpoint")
     linear = "linear_attention" in (text.get("layer_types") or []) or kind.startswith("qwen3_5")

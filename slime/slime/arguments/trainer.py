@@ -122,6 +122,14 @@ LORA = Group(
             None,
             ("fused", "peft"),
         ),
+        Option(
+            "--base-quantization",
+            "nf4: trainer and policy engines hold the frozen linear layers in 4-bit NormalFloat, for GPUs of 12 to 16 GB; one training rank, "
+            "FSDP2 only",
+            str,
+            "none",
+            ("none", "nf4"),
+        ),
     ),
 )
 
@@ -191,6 +199,7 @@ def check_trainer(args: Arguments) -> list[str]:
         *_check_schedule(args),
         *_check_parameters(args),
         *_check_lora(args),
+        *_check_base(args),
         *_check_passes(args),
         *_check_profiler(args),
         *_check_kernels(args),
@@ -240,6 +249,34 @@ def _check_lora(args: Arguments) -> list[str]:
         return []
     given = [option.flag for option in LORA.options if option.is_given(args)]
     return [f"{', '.join(given)} has no effect without --use-lora; add it"] if given else []
+
+
+def _check_base(args: Arguments) -> list[str]:
+    """Return why this run cannot hold its base in NF4."""
+    if args.base_quantization == "none" or not args.use_lora:
+        return []
+    given = [name for name in ("sglang_quantization", "sglang_load_format") if getattr(args, name)]
+    serves = not args.debug_train_only
+    reasons = {
+        "is for FSDP2 only; use --train-backend fsdp": args.train_backend != "fsdp",
+        "needs one training GPU; use --actor-num-nodes 1 --actor-num-gpus-per-node 1": (
+            args.actor_num_nodes * args.actor_num_gpus_per_node > 1
+        ),
+        "keeps the base on the GPU; remove --fsdp-cpu-offload": args.fsdp_cpu_offload,
+        "has not been compiled; remove --fused-kernels compile": args.fused_kernels == "compile",
+        "needs engines that serve the base and get adapters; use --update-weight-mode adapter": (
+            serves and args.update_weight_mode != "adapter"
+        ),
+        "cannot be split over GPUs; use --rollout-num-gpus-per-engine 1": (
+            serves and args.rollout_num_gpus_per_engine > 1
+        ),
+        "needs no time sharing, which nobody has tried with it; use --share-gpu in place of --colocate": args.colocate,
+        "computes in bfloat16 on a GPU; remove --sglang-dtype": serves
+        and args.sglang_dtype not in (None, "auto", "bfloat16"),
+        f"chooses it; remove {', '.join(map(flag_of, given))}": bool(given),
+        f"needs bitsandbytes, which {NOT_INSTALLED}; run scripts/setup.sh": not _is_installed("bitsandbytes"),
+    }
+    return [f"--base-quantization nf4 {reason}" for reason, applies in reasons.items() if applies]
 
 
 def _check_passes(args: Arguments) -> list[str]:

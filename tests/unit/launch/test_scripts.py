@@ -35,7 +35,9 @@ SCRIPTS = sorted(
 )
 AGENT_DEMOS = ["openclaw-rl/run_tiny_cpu_mini_swe_agent.sh", "openclaw-rl/run_tiny_cpu_openclaw_agent.sh"]
 DEMOS = [script for script in SCRIPTS if "/run_tiny_cpu" in script and script not in AGENT_DEMOS]
-GPU_SCRIPTS = [script for script in SCRIPTS if script not in (*DEMOS, *AGENT_DEMOS)]
+# Their judge is elsewhere; tests/unit/launch/test_small_cards.py has them.
+SMALL_CARDS = [script for script in SCRIPTS if script.endswith("_16gb.sh")]
+GPU_SCRIPTS = [script for script in SCRIPTS if script not in (*DEMOS, *AGENT_DEMOS, *SMALL_CARDS)]
 # Scripts that start something else than a run of the launcher, each with the words that it cannot do without.
 EXAMPLE, EVALUATION, SERVER, JUDGE = (
     "extensions/example-method/run_tiny_cpu.sh",

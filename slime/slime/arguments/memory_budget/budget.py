@@ -150,12 +150,19 @@ def engine_plan(
     runtime = CONTEXT + (NCCL if ranks > 1 else 0)
     element = 1 if shape.quantised or args.sglang_quantization else 4 if args.sglang_dtype == "float32" else 2
     weights = element * (shape.parameters + shape.tower) / ranks
+    values = 0.0
+    if role == "rollout" and args.base_quantization == "nf4":
+        weights, values = shape.bytes_in_nf4(element), element * shape.largest_linear
     adapters = 0.0
     if role == "rollout" and args.update_weight_mode == "adapter":
         adapters = 2 * ADAPTERS_PER_BATCH * shape.adapters(args.lora_rank) / ranks
     chunk, batch = _sizes(args, capacity, tensor)
     graphs = _graph_bytes(args, chunk, batch)
-    work = ATTENTION_WORKSPACE + 2 * chunk * (4 * shape.hidden + 2 * (shape.query + shape.key) + 6 * shape.ffn) / tensor
+    work = (
+        values
+        + ATTENTION_WORKSPACE
+        + 2 * chunk * (4 * shape.hidden + 2 * (shape.query + shape.key) + 6 * shape.ffn) / tensor
+    )
     if scores:
         work += 6 * min(SCORED_ROWS, chunk) * shape.vocab  # bfloat16 and float32
     before = free - runtime

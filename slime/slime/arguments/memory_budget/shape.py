@@ -14,6 +14,8 @@ from slime.args import Arguments
 from slime.arguments.model_shape import number_of_experts, text_config
 from slime.utils.model_config import config_or_none
 
+NF4_BYTES = 0.5 + 4 / 64
+"""Per value of a weight in NF4: packed values, and a float32 scale per 64 (`slime.utils.nf4`)."""
 # Defaults of `Qwen3_5TextConfig`: key width of linear attention; every fourth layer uses full attention.
 LINEAR_KEY_WIDTH, LINEAR_HEAD, FULL_ATTENTION_INTERVAL, CONVOLUTION = 2048, 128, 4, 4
 
@@ -112,6 +114,18 @@ class Shape:
     def parameters(self) -> int:
         """Parameters of the language model."""
         return self.root + self.layers * self.layer
+
+    def bytes_in_nf4(self, element: int) -> float:
+        """Return the bytes of a dense model with linear layers in NF4 and all else in ``element`` bytes per parameter."""
+        biases = self.query + 2 * self.key if self.qkv_bias else 0
+        norms = 2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
+        linear = self.layers * (self.layer - norms - biases)
+        return NF4_BYTES * linear + element * (self.parameters - linear)
+
+    @property
+    def largest_linear(self) -> int:
+        """Parameters of the largest linear layer of a block."""
+        return self.hidden * max(self.ffn, self.query)
 
     def adapters(self, rank: int) -> int:
         """Parameters of LoRA adapters of ``rank`` on all linear layers of each block."""

@@ -3,7 +3,8 @@
 - FSDP2 (`slime.backends.fsdp_utils`) shards float32 weights, their gradients and Adam's two moments: 16 bytes per
   parameter over all ranks (Rajbhandari et al., "ZeRO", 2020, stage 3). It holds whole, in bfloat16, the root group
   (embedding, LM head) and the current layer. A single rank has no FSDP2; its bfloat16 copies are those of the root, of the
-  current layer, and of each unchecked layer until the backward pass is through it. When the layer's
+  current layer, and of each unchecked layer until the backward pass is through it. Of a base in NF4 it holds the values of one
+  linear layer at a time. When the layer's
   activations are gone, its gradient becomes float32, which adds to that of earlier micro-batches.
 - Megatron holds whole bfloat16 weights and float32 gradients of its part, and a slice of the float32 weights and
   moments per data-parallel copy (stage 1).
@@ -237,13 +238,16 @@ def _fsdp(args: Arguments, shape: Shape, ranks: int, role: str) -> _Sizes:
     parameters = root + shape.layers * shape.layer + shape.tower
     share = 0 if args.fsdp_cpu_offload else 1 / ranks
     adapters = 0 if trained else shape.adapters(args.lora_rank)
+    nf4 = args.base_quantization == "nf4"
+    base = shape.bytes_in_nf4(element) if nf4 else element * parameters
     kept = [
-        Part("weights", share * (4 * parameters if trained else element * parameters + 4 * adapters), exact=True),
+        Part("weights", share * (4 * parameters if trained else base + 4 * adapters), exact=True),
         Part("gradients and moments", share * 12 * (parameters if trained else adapters), exact=True),
     ]
     alone = ranks == 1 and not args.fsdp_cpu_offload
     if alone:
         gathered = _copies_of_one_rank(args, shape, root) if trained and element == 2 else 0.0
+        gathered += element * shape.largest_linear if nf4 else 0.0
     else:
         gathered = element * root + shape.layer * (3 * element + (4 if ranks > 1 else 0) if trained else 2 * element)
     if role == "actor" and needs_reference(args):

@@ -18,6 +18,8 @@ import torch
 from peft.tuners.lora.layer import Linear, LoraLayer
 from torch import Tensor, nn
 
+from slime.utils.nf4 import Nf4Linear, whole
+
 logger = logging.getLogger(__name__)
 
 
@@ -26,10 +28,13 @@ class LoraProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float) -> Tensor:
-        """Return ``[..., O]`` for ``x`` ``[..., I]``, ``weight`` ``[O, I]``, ``a`` ``[r, I]``, ``b`` ``[O, r]``, all of one dtype."""
+        """Return ``[..., O]`` for ``x`` ``[..., I]``, ``weight`` ``[O, I]``, ``a`` ``[r, I]``, ``b`` ``[O, r]``, all of one dtype.
+
+        ``weight`` may be that of an `Nf4Linear`; its values then exist only during a product.
+        """
         rows = x.reshape(-1, x.size(-1))
         down = rows @ a.T
-        out = nn.functional.linear(rows, weight, bias)
+        out = nn.functional.linear(rows, _values(weight, a, b), bias)
         out.addmm_(down, b.T, alpha=scale)
         ctx.save_for_backward(rows, weight, a, b, down)
         ctx.scale = scale
@@ -47,10 +52,15 @@ class LoraProduct(torch.autograd.Function):
         of_a = torch.addmm(a, through.T, rows, beta=0, alpha=ctx.scale)
         of_x = None
         if ctx.needs_input_grad[0]:
-            of_x = of_out @ weight
+            of_x = of_out @ _values(weight, a, b)
             of_x.addmm_(through, a, alpha=ctx.scale)
             of_x = of_x.view(*upstream.shape[:-1], -1)
         return of_x, None, None, of_a, of_b, None
+
+
+def _values(weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Return the weight ``[O, I]`` between the adapters ``a`` and ``b``, in their dtype."""
+    return weight if weight.is_floating_point() else whole(weight, (b.size(0), a.size(1)), a.dtype)
 
 
 class FusedLinear(Linear):
@@ -89,10 +99,10 @@ def fuse_adapters(model: nn.Module) -> Counter[str]:
 def _reason_against(layer: LoraLayer) -> str | None:
     """Return why `LoraProduct` cannot compute ``layer``; None if it can."""
     base = layer.get_base_layer()
-    if type(layer) is not Linear or type(base) is not nn.Linear:
+    if type(layer) is not Linear or type(base) not in (nn.Linear, Nf4Linear):
         return f"a {type(base).__name__} as base"
-    if not base.weight.is_floating_point() or base.weight.requires_grad:
-        return "a base that is quantized or trained"
+    if base.weight.requires_grad:
+        return "a base that is trained"
     if len(layer.active_adapters) != 1:
         return "several active adapters"
     (name,) = layer.active_adapters

@@ -50,6 +50,7 @@ from slime.backends.trainer.trainable import MergedChange, choose_trainable, lor
 from slime.checkpoints.all_ranks import on_rank_zero
 from slime.logprobs.response_rows import HeadPairs, Kernel, ResponseRows, kernel_on
 from slime.utils.hf_checkpoint import DTYPES
+from slime.utils.nf4 import Nf4Linear, quantise_layers, whole
 
 if TYPE_CHECKING:
     from peft.tuners.lora import LoraLayer
@@ -293,6 +294,8 @@ def build_policy(args: Arguments, path: str, *, device: torch.device, trainable:
 
     def construct(empty: bool) -> PolicyModel:
         hf, implementation = load_hf(args, path, AutoModelForCausalLM, dtype, empty=empty)
+        if with_lora and args.base_quantization == "nf4":
+            quantise_layers(text_layers(hf.base_model), device)
         if with_lora:
             add_adapters(args, hf)
         choose_trainable(args, hf)
@@ -442,17 +445,20 @@ def full_weights(
     adapters = lora_layers(policy.hf)
     change = MergedChange() if adapters else None
     parameters = dict(policy.hf.named_parameters())
+    packed = {f"{name}.weight": module for name, module in policy.hf.named_modules() if isinstance(module, Nf4Linear)}
     for name, parameter in parameters.items():
         if ".lora_" in name:
             continue
         owner = name.removesuffix(".base_layer.weight")
         merged = owner in adapters and owner != name
-        value = gather(of(parameter), device, None if merged else dtype)
+        value = gather(of(parameter), device, None if merged or name in packed else dtype)
+        if name in packed:
+            value = whole(value, packed[name].shape, torch.float32)
         if merged and change is not None:
             sides = (parameters[f"{owner}.lora_{side}.{ADAPTER}.weight"] for side in "AB")
             lora_a, lora_b = (gather(of(side), device) for side in sides)
-            whole = merged_weight(value, lora_a, lora_b, adapters[owner].scaling[ADAPTER])
-            value = change.rounded(value, whole, dtype)
+            merged_value = merged_weight(value, lora_a, lora_b, adapters[owner].scaling[ADAPTER])
+            value = change.rounded(value, merged_value, dtype)
         yield name.replace(".base_layer.", "."), value
     if change is not None:
         change.log(dtype)

@@ -150,6 +150,14 @@ def engine_environment(base: Mapping[str, str], *, cpu: bool) -> dict[str, str]:
     return environment
 
 
+def quantise_base_if_asked() -> None:
+    """Let this process serve a base in NF4 if the command line says so."""
+    if "bitsandbytes" in sys.argv:
+        from slime.backends.sglang_utils.quantised_base import quantise_base
+
+        quantise_base(cpu=os.environ.get("SGLANG_USE_CPU_ENGINE") == "1")
+
+
 def main() -> None:
     """Run the SGLang server with the arguments of the command line (and `server_hooks.HOLD`) until it is told to stop."""
     watch_lifeline()
@@ -171,6 +179,7 @@ def main() -> None:
         fork_workers()
     if "--enable-lora" in sys.argv:
         server_hooks.serve_newest_adapter()
+    quantise_base_if_asked()
     options = [option for option in sys.argv[1:] if option != server_hooks.HOLD]
     if len(options) < len(sys.argv) - 1:
         server_hooks.hold_from_start()
@@ -184,6 +193,9 @@ if __name__ in ("__main__", "__mp_main__"):  # the second is this module in the 
     from slime.utils.tcp_store import host_rendezvous_at_their_address
 
     host_rendezvous_at_their_address()
+
+if __name__ == "__mp_main__":
+    quantise_base_if_asked()
 
 if __name__ == "__main__":
     main()

@@ -48,6 +48,9 @@ CPU_OPTIONS: dict[str, object] = {
     "sleep_on_idle": True,  # log/sglang.md#sglang-idle
 }
 
+NF4_OPTIONS: dict[str, object] = {"quantization": "bitsandbytes", "load_format": "bitsandbytes"}
+"""Options of a policy engine that serves an NF4 base (`slime.backends.sglang_utils.quantised_base`)."""
+
 
 def model_path(args: Arguments, role: Role) -> str:
     """Return the checkpoint that a role serves; a judge without one serves the policy's start weights."""
@@ -71,6 +74,8 @@ def server_command(args: Arguments, spec: EngineSpec, *, port: int, cpu: bool, r
     if spec.role == "policy" and uses_loader(args):
         given = options.get("custom_weight_loader") or []
         options["custom_weight_loader"] = [*(given if isinstance(given, list | tuple) else [given]), LOADER]
+    if spec.role == "policy" and args.base_quantization == "nf4":
+        options |= NF4_OPTIONS
     if spec.role == "policy" and args.use_rollout_routing_replay:
         options["enable_return_routed_experts"] = True
     if spec.role == "policy" and args.update_weight_mode == "adapter":

@@ -1,0 +1,4 @@
+#!/usr/bin/env bash
+# Qwen3-4B, Combine, LoRA over a 4-bit base, one GPU with 16 GB that trains and serves; OPENCLAW_JUDGE_BASE_URL judges.
+source "$(dirname "${BASH_SOURCE[0]}")/../scripts/launch.sh"
+launch --method combine --model qwen3-4B --profile gpu1_16gb "$@"
