@@ -3,7 +3,8 @@
 `python -m benchmarks.gateway [--quick] --json FILE [--connections 1,16,64,190] [--peer litellm --peer-python PATH]`. A
 stand-in engine answers with a token per decode step, the gateway is the real runtime with its ledger on, the load client
 is a third process. Per number of connections: time to first token (direct, through the gateway, and buffered), added
-latency, throughput ratio, `/healthz` under load. Then the ceiling without a pace, stalls as long as a weight update's,
+latency, throughput ratio, `/healthz` under load. With `--lessons N` only this is measured: what N lessons of a person add to
+the time to the first token, rounds with and without them alternating. Without the option: the ceiling without a pace, stalls as long as a weight update's,
 and memory per session held. Exit status 1 when something fails; figures are recorded, not judged.
 
 Other gateways are measured in the same run when they are installed. For LiteLLM: `python -m venv DIR && DIR/bin/python -m pip
@@ -102,9 +103,11 @@ def build_workload(tokenizer, tokens: int, history: int = 0) -> Workload:
     return Workload(reply, chat, engine)
 
 
-def get(port: int, path: str, *, method: str = "GET", timeout: float = 30.0):
+def get(port: int, path: str, *, method: str = "GET", body: object = None, timeout: float = 30.0):
     """Return the JSON that a server of this machine answers with."""
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method)
+    data = None if body is None else json.dumps(body).encode()
+    headers = {} if body is None else {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, headers, method=method)
     with DIRECT.open(request, timeout=timeout) as response:
         return json.loads(response.read())
 
@@ -412,6 +415,71 @@ def session_figures(workload: Workload, gateway: Server, counts: list[int]) -> l
     return rows
 
 
+LESSONS = (
+    "Keep answers short.",
+    "Answer in plain words.",
+    "Use metric units.",
+    "Say first what matters most.",
+    "Leave out greetings.",
+    "Give one example for each idea.",
+)
+
+
+def lesson_figures(
+    workload: Workload, engine: Server, gateway: Server, count: int, load: tuple[int, float, int]
+) -> dict:
+    """Measure what a person's lessons add to the first token; the rounds with and without them alternate.
+
+    Args:
+        workload: the conversation.
+        engine: the stand-in.
+        gateway: before it.
+        count: of lessons, which are added here.
+        load: connections, seconds a run, rounds.
+    """
+    connections, seconds, rounds = load
+    for text in LESSONS[:count]:
+        get(gateway.port, "/v1/lessons", method="POST", body={"text": text})
+    spec = Spec(gateway.port, CHAT, connections, seconds, workload.chat, workload.texts)
+    runs: dict[str, list[Run]] = {"off": [], "auto": []}
+    for _ in range(rounds):
+        for mode, taken in runs.items():
+            get(gateway.port, "/v1/me", method="PUT", body={"lessons": mode})
+            taken.append(measure(spec, engine, gateway))
+            time.sleep(IDLE_SECONDS)
+    cpu = {mode: statistics.median(run.cpu_us_per_token or 0.0 for run in taken) for mode, taken in runs.items()}
+    firsts = {mode: [value for run in taken for value in run.first_overheads] for mode, taken in runs.items()}
+    return {
+        "connections": connections,
+        "lessons": count,
+        "prompt_tokens": len(workload.engine[0]["input_ids"]),
+        "requests": {mode: len(values) for mode, values in firsts.items()},
+        "first_token_overhead_ms": {mode: milliseconds(values) for mode, values in firsts.items()},
+        "cpu_ms_per_request": {mode: round(value * len(workload.reply) / 1e3, 3) for mode, value in cpu.items()},
+        "added_first_token_p50_ms": round((quantile(firsts["auto"], 0.5) - quantile(firsts["off"], 0.5)) / 1e6, 3),
+    }
+
+
+def run_lessons(arguments: argparse.Namespace, folder: Path, stack: ExitStack) -> dict:
+    """Measure lessons in front of short and long conversations."""
+    tokenizer = build_tokenizer()
+    tokenizer.save_pretrained(folder / "tokenizer")
+    seconds, rounds = (3.0, 1) if arguments.quick else (arguments.seconds, arguments.rounds)
+    figures: dict = {"step_ms": STEP_MS, "seconds": seconds, "rounds": rounds, "lessons": []}
+    for history in (0, arguments.history):
+        workload = build_workload(tokenizer, TOKENS, history=history)
+        engine = start_engine(workload, STEP_MS, folder)
+        stack.callback(engine.stop)
+        gateway = start_gateway(engine, folder / "tokenizer", folder)
+        stack.callback(gateway.stop)
+        measure(Spec(gateway.port, CHAT, 4, 1.0, workload.chat, workload.texts), engine)  # warm
+        for connections in (1, 16):
+            found = lesson_figures(workload, engine, gateway, arguments.lessons, (connections, seconds, rounds))
+            figures["lessons"].append(found)
+            print(json.dumps(found), flush=True)
+    return figures
+
+
 def run_all(arguments: argparse.Namespace, folder: Path, stack: ExitStack) -> dict:
     """Take every measurement and return the figures."""
     tokenizer = build_tokenizer()
@@ -462,6 +530,12 @@ def main() -> None:
     parser.add_argument(
         "--history", type=int, default=40, help="exchanges before a long conversation (default: %(default)s)"
     )
+    parser.add_argument(
+        "--lessons",
+        type=int,
+        choices=range(1, len(LESSONS) + 1),
+        help="measure only what so many lessons of a person add to the first token",
+    )
     parser.add_argument("--peer", choices=("litellm",), default=None, help="another gateway to measure in the same run")
     parser.add_argument(
         "--peer-python", default=sys.executable, help="interpreter that has the peer (default: this one)"
@@ -472,7 +546,7 @@ def main() -> None:
     parser.add_argument("--json", required=True, type=output_file, help="file for the figures")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gateway-") as folder, ExitStack() as stack:
-        figures = run_all(arguments, Path(folder), stack)
+        figures = (run_lessons if arguments.lessons else run_all)(arguments, Path(folder), stack)
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     arguments.json.write_text(json.dumps({"machine": describe_machine(), **figures}, indent=1) + "\n")
 

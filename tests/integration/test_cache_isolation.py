@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
+from openclaw.owners import LOCAL
 from slime.backends.sglang_utils.engine import SGLangEngine
 from tests.helpers.live_gateway import gateway
 
@@ -117,3 +118,52 @@ async def test_a_conversation_finds_its_own_prefix(
             print(f"{name}: {cold} of {first} prompt tokens cached, then {warm} of {second}")
             assert cold == 0
             assert warm >= first - 2
+
+
+async def test_lessons_leave_the_prefix_before_the_last_message_cached(
+    engine: SGLangEngine, tiny_random_model: Path, tmp_path: Path
+) -> None:
+    async with gateway(engine.url(), tiny_random_model, tmp_path, lessons="auto") as (client, ledger, _):
+        for lesson in ("Keep answers short.", "Use metric units.", "Leave out greetings.", "Answer in plain words."):
+            ledger.lessons.add(LOCAL, lesson)
+        asker, before, cached = Asker(client), [], []
+        for number in range(4):
+            words = secret(f"key number {number}")
+            found, _, reply = await asker.cached(words, "lessoned", before)
+            cached.append(found)
+            before += [{"role": "user", "content": words}, {"role": "assistant", "content": reply}]
+        call = {"id": "call-1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        tool_loop = [
+            {"role": "user", "content": secret("door")},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ]
+        await asker.cached(secret("door"), "loop")
+        tool = await client.chat.completions.create(
+            model="any",
+            messages=[*tool_loop, {"role": "tool", "tool_call_id": "call-1", "content": "It is open."}],  # type: ignore[list-item]
+            max_tokens=4,
+            extra_headers={"X-Session-Id": "loop"},
+            extra_body={"chat_template_kwargs": {"enable_thinking": True}},
+        )
+        assert tool.usage is not None
+        assert tool.usage.prompt_tokens_details is not None
+        turns = [record.turn for record in ledger.views.turn_records()]
+        ledger.close()
+    for earlier, later, found in zip(turns, turns[1:4], cached[1:], strict=False):
+        assert earlier.plain is not None
+        known = common([*earlier.prompt_ids, *earlier.response_ids], later.prompt_ids)
+        print(f"{found} of {len(later.prompt_ids)} prompt tokens cached; without lessons before {earlier.plain.start}")
+        assert known >= earlier.plain.start, "all before the lessons of the turn before"
+        assert known - 1 <= found <= known
+    asked, after = turns[4:]
+    known = common(asked.prompt_ids, after.prompt_ids)
+    assert asked.plain is not None
+    assert known >= asked.plain.end, "the lessons do not move in a tool loop"
+    assert known - 1 <= (tool.usage.prompt_tokens_details.cached_tokens or 0) <= known
+
+
+def common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many ids two prompts begin with in common."""
+    return next(
+        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )

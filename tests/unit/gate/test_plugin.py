@@ -13,6 +13,7 @@ import pytest
 from openclaw.config.runtime_variables import GateVariables
 from openclaw.gate import plugin
 from openclaw.gate.plugin import Gate, decide
+from openclaw.ledger.codec import pack_ids
 from openclaw.ledger.store import Ledger
 from openclaw.training.rollout import LedgerDataSource
 from slime.args import Arguments
@@ -131,6 +132,16 @@ def test_the_probes_are_stored_ids_and_those_of_the_batch_do_not_count(world: Wo
     turn = world.ledger.turns.get("disliked-5")
     assert Probe(turn.prompt_ids, turn.response_ids, 40) in serving.asked
     assert sum(probe.max_new_tokens > 0 for probe in serving.asked) == BOUNDS.gate_replies
+
+
+def test_a_probe_under_lessons_is_asked_without_them(world: World) -> None:
+    with world.ledger.transaction() as connection:
+        plain = "lesson_start = 0, lesson_end = 1, plain_middle = ?"
+        connection.execute(f"UPDATE turns SET {plain} WHERE id = 'disliked-5'", (pack_ids([77, 78]),))
+    serving, candidate = (Asked(version, lambda probe: -1.0) for version in "01")
+    world.gate().decide(0, Policies(serving, candidate))
+    turn = world.ledger.turns.get("disliked-5")
+    assert Probe([77, 78, *turn.prompt_ids[1:]], turn.response_ids, 40) in serving.asked
 
 
 def test_small_falls_add_up(world: World) -> None:
