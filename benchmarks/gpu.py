@@ -2,7 +2,7 @@
 
 `python -m benchmarks.gpu --json FILE [--only NAME ...] [--minutes 10] [--list]`. Each step is a process of its own with a time limit
 and runs whatever became of the others. Each figure is a line as it comes; FILE has all of them with the machine and is written anew
-after every step, so an interrupted run keeps what it had. A step that the machine cannot run (no SGLang, one GPU only) is skipped
+after every step, so an interrupted run keeps what it had; the folder beside it, with the ending `.logs`, has the log of each step. A step that the machine cannot run (no SGLang, one GPU only) is skipped
 with the reason; one that does not fit into --minutes any more too. The exit status is 1 when a step failed or ran out of time, 2 when
 there is no GPU. `--device cpu --quick` runs the benchmarks' small forms on a CPU, to see that they run; steps have no limit of their own there.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import signal
 import sys
 import time
@@ -35,12 +36,24 @@ def result_of(step: Step, options: argparse.Namespace, found: dict[str, Any], le
         reason: str | None = "its tests need a GPU"
     else:
         reason = refusal(step, gpus=len(found["gpus"]) or step.gpus, missing=found["missing"])
-    if reason is None and left < MIN_SECONDS:
+    late = reason is None and left < MIN_SECONDS
+    if late:
         reason = f"{max(0.0, left):.0f} of --minutes {options.minutes:g} are left, in seconds"
     if reason is not None:
-        return {"status": "skipped", "reason": reason, "seconds": 0.0, "figures": []}
+        return {"status": "skipped", "reason": reason, "seconds": 0.0, "figures": []} | ({"late": True} if late else {})
     seconds = left if options.quick else min(step.seconds, left)
-    return run(step, seconds, lambda figure: print(f"  {described(figure)}", flush=True), quick=options.quick)
+    log = logs_of(options.json) / f"{re.sub(r'[^A-Za-z0-9.]+', '_', step.name)}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    return run(step, seconds, _print_figure, log, quick=options.quick) | {"log": str(log)}
+
+
+def logs_of(file: Path) -> Path:
+    """Return the folder beside the figures' ``file`` that has a log of each step."""
+    return file.with_suffix(".logs")
+
+
+def _print_figure(figure: dict[str, Any]) -> None:
+    print(f"  {described(figure)}", flush=True)
 
 
 def write(file: Path, document: dict[str, Any]) -> None:
@@ -66,6 +79,10 @@ def measure(options: argparse.Namespace, found: dict[str, Any]) -> int:
     counts = [result["status"] for result in results.values()]
     bad = [name for name, result in results.items() if result["status"] in ("failed", "timed out")]
     figures = sum(len(result["figures"]) for result in results.values())
+    late = [name for name, result in results.items() if result.get("late")]
+    if late:
+        names = " ".join(f'"{name}"' for name in late)
+        print(f"no time was left for {len(late)} steps; type: python -m benchmarks.gpu --json FILE --only {names}")
     print(f"{figures} figures of {counts.count('ok')} steps in {options.json}; {counts.count('skipped')} skipped"
           + (f"; failed: {', '.join(bad)}" if bad else ""))  # fmt: skip
     return int(bool(bad))

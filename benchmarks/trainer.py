@@ -5,8 +5,9 @@ transformers, and PEFT for LoRA; no engine, no Ray. On a CPU the sides of
 a comparison take their steps in turn, so that all see the same machine; on CUDA one after the other, because the memory is
 for one. Tokens count without padding. The share of the hardware's peak is against the largest matrix product measured in the
 same run and precision. Batches: `mixed` has lengths like those of conversations, a number is the length of equal samples, `long` is one micro-batch of
---long tokens in four samples, for the sides with checkpointing. `checkpointing, planned`, on CUDA, has the layers
-that the start of a run plans for the GPU, as users get them; the other sides recompute every layer, and a row says how many do not.
+--long tokens in four samples, for the sides with checkpointing. On CUDA there are sides with fused kernels, and sides `planned`, which have the layers
+that the start of a run plans for the GPU, as users get them; the others recompute every layer, and a row says how many do not.
+There the memory plan's estimate for the largest micro-batch stands beside what was allocated.
 `--sides`, `--batches` and `--parts` choose; a verdict that lacks a side is left out.
 
 Ours and TRL's trainer do the same work in a step: a forward and a backward pass over the same samples with the same weights and
@@ -22,7 +23,7 @@ CPU time does not see other processes take turns on the cores.
 
 Verdicts: packed is at least 1.5 times as fast as padded, eight samples (--padded) at a time as they come (mixed; beside it the ratio to
 padding the micro-batches that packing made, which puts samples of like lengths together); the peak of a logprob pass does not
-grow with vocabulary times length; our step is at least as fast as TRL's at its
+grow with vocabulary times length; the memory plan's estimates are within 10 % of what was allocated; our step is at least as fast as TRL's at its
 fastest micro-batch size, on mixed lengths and on equal ones, where nothing is padded.
 TRL lives in an environment of its own: `python -m venv DIR && DIR/bin/python -m pip install --no-deps --require-hashes -r
 requirements/peer-trl.txt`, on CUDA after `DIR/bin/python -m pip install torch==2.13.0`, which brings torch's CUDA libraries;
@@ -63,6 +64,12 @@ PADDED = 8
 # The sides that the verdicts read, and one of each other kind: what --quick runs. The others are for information.
 NEEDED = ("packed", "LoRA, packed", "padded", "padded, by length", "whole logits")
 CHECKPOINTING, PLANNED, TOP_K = "checkpointing", "checkpointing, planned", "top-K 50, checkpointing"
+COMPILED, LIGER, LORA_COMPILED = "packed, compiled", "packed, liger", "LoRA, packed, compiled"
+PLANNED_COMPILED, LORA_PLANNED = "checkpointing, planned, compiled", "LoRA, checkpointing, planned, compiled"
+ON_CUDA = (COMPILED, LIGER, LORA_COMPILED, PLANNED, PLANNED_COMPILED, LORA_PLANNED)
+"""Sides with kernels, or a plan of layers, that a CPU has not."""
+MEMORY_ERROR = 0.1
+"""How far the plan's estimate may be from the allocated peak, as a share of that."""
 LONG, TOP = "long", 50
 QUICK_LONG = 128
 LONG_SAMPLES = 4
@@ -76,8 +83,8 @@ SIDES = (
     "one sample at a time",
     "whole logits",
     CHECKPOINTING,
-    PLANNED,
     TOP_K,
+    *ON_CUDA,
 )
 
 
@@ -114,6 +121,7 @@ def plans(options: Namespace, model: Path, files: dict[str, str], folder: Path) 
         "max_tokens_per_gpu": options.cap,
     }
     lora = {"use_lora": True, "lora_rank": LORA_RANK}
+    compiled = {"fused_kernels": "compile", "attn_implementation": "varlen"}
     recomputed = {"gradient_checkpointing": True, "max_tokens_per_gpu": max(options.cap, options.long)}
     distilled = recomputed | {
         "loss_type": "custom_loss",
@@ -132,15 +140,20 @@ def plans(options: Namespace, model: Path, files: dict[str, str], folder: Path) 
         "one sample at a time": (["mixed"], {"use_dynamic_batch_size": False, "micro_batch_size": 1}),
         "whole logits": (["mixed"], {"log_probs_chunk_size": logprob_pass.WHOLE}),
         CHECKPOINTING: (["mixed", LONG], recomputed),
-        PLANNED: (["mixed", LONG] if options.device == "cuda" else [], recomputed),
         TOP_K: ([LONG], distilled),
+        COMPILED: (every, compiled),
+        LIGER: (every, {"fused_kernels": "liger"}),
+        LORA_COMPILED: (every, lora | compiled),
+        PLANNED: (["mixed", LONG], recomputed),
+        PLANNED_COMPILED: ([LONG], recomputed | compiled),
+        LORA_PLANNED: ([LONG], recomputed | compiled | lora),
     }
     found = []
     for name in SIDES:
         batches, changes = variants[name]
         given = {batch: files[batch] for batch in batches if batch in files}
         if given and name in options.sides:
-            settings = {"flags": flags | changes, "batches": given, "planned": name == PLANNED}
+            settings = {"flags": flags | changes, "batches": given, "planned": "planned" in name}
             found.append(Plan(name, list(given), settings))
     theirs = []
     if options.trl_python:
@@ -190,9 +203,18 @@ def record(name: str, row: dict[str, Any], rate: float, fastest: float) -> None:
     record_figure(f"{name}/speed", row["tokens_per_second"], "tokens/s")
     record_figure(f"{name}/arithmetic", rate / 1e12, "TFLOP/s", peer=fastest / 1e12)
     record_figure(f"{name}/peak above the model", row["peak_bytes"] / 2**30, "GiB")
-    for total in ("allocated", "reserved"):
+    for total in ("allocated", "reserved", "estimated"):
         if f"{total}_bytes" in row:
             record_figure(f"{name}/{total}", row[f"{total}_bytes"] / 2**30, "GiB")
+    if (error := memory_error(row)) is not None:
+        record_figure(f"{name}/estimate off by", 100 * error, "%", limit=100 * MEMORY_ERROR)
+
+
+def memory_error(row: dict[str, Any]) -> float | None:
+    """Return how far the memory plan's estimate is from what was allocated, as a share of it; None if one of them is not known."""
+    if not {"allocated_bytes", "estimated_bytes"} <= row.keys():
+        return None
+    return abs(row["estimated_bytes"] / row["allocated_bytes"] - 1)
 
 
 def verdicts(rows: list[dict[str, Any]], memory: dict[str, Any] | None) -> dict[str, Any]:
@@ -206,6 +228,10 @@ def verdicts(rows: list[dict[str, Any]], memory: dict[str, Any] | None) -> dict[
             "goal": logprob_pass.NO_GROWTH,
             "met": memory["no_growth"],
         }
+    errors = [error for row in rows if (error := memory_error(row)) is not None]
+    if errors:
+        met = max(errors) <= MEMORY_ERROR
+        found["memory_estimate"] = {"largest_error": round(max(errors), 3), "goal": MEMORY_ERROR, "met": met}
     if packed is None:
         return found
     times = {name: how_many_times_faster(packed["all_seconds"], row["all_seconds"]) for name, row in mixed.items()}
@@ -235,9 +261,13 @@ def settle(parser: argparse.ArgumentParser, options: Namespace) -> None:
         parser.error(f"--batches {' '.join(unknown)}: there are {', '.join(batches)}; --long N makes {LONG}")
     if options.sides is None:
         options.sides = [name for name in SIDES if not options.quick or name in (*NEEDED, CHECKPOINTING, TOP_K)]
-    if "LoRA, packed" in options.sides and importlib.util.find_spec("peft") is None:
-        print("LoRA is left out: PEFT is not installed (python -m pip install peft)", flush=True)
-        options.sides.remove("LoRA, packed")
+    for word, package in (("LoRA", "peft"), ("liger", "liger_kernel")):
+        absent = [name for name in options.sides if word in name and importlib.util.find_spec(package) is None]
+        if absent:
+            print(f"{package} is not installed, so these are left out: {'; '.join(absent)}", flush=True)
+            options.sides = [name for name in options.sides if name not in absent]
+    if options.device == "cpu":
+        options.sides = [name for name in options.sides if name not in ON_CUDA]
 
 
 def place_for(shape: str) -> str | None:
@@ -280,6 +310,8 @@ def main() -> int:
         options.shape, options.samples, options.longest, options.lengths, options.rounds = "tiny", 8, 64, [32], 1
         options.cap, options.pass_tokens, options.vocabularies, options.chunk = 128, [64, 256], [1024, 4096], 16
         options.long = QUICK_LONG
+        if options.batches:  # a length that was chosen is no length of this run
+            options.batches = [str(options.lengths[0]) if name.isdigit() else name for name in options.batches]
     settle(parser, options)
     memory, distillation = None, []
     machine: dict[str, Any] = {}

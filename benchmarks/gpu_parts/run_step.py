@@ -1,7 +1,7 @@
 """Runs one step as a process of its own and reads its figures as they come.
 
 Guarantees: the step and everything that it started in its process group has ended when :func:`run` returns, whatever happened;
-it had ``Step.seconds``; a failure has the end of its output.
+it had ``Step.seconds``; a failure has the end of its output, and a log has all of it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,12 @@ NO_TESTS = 5
 """Pytest's exit status when a whole file is skipped."""
 
 
-def run(step: Step, seconds: float, heard: Callable[[dict[str, Any]], None], *, quick: bool = False) -> dict[str, Any]:
+def run(
+    step: Step, seconds: float, heard: Callable[[dict[str, Any]], None], log: Path, *, quick: bool = False
+) -> dict[str, Any]:
     """Run ``step`` for at most ``seconds``; call ``heard`` with each figure. ``quick``: see :meth:`Step.command`.
+
+    All that it says goes to the file ``log``, line by line.
 
     Returns:
         ``status`` (``ok``, ``failed``, ``timed out`` or ``skipped``), ``seconds``, ``figures``; with ``reason`` unless it is ok.
@@ -39,7 +43,7 @@ def run(step: Step, seconds: float, heard: Callable[[dict[str, Any]], None], *, 
     figures: list[dict[str, Any]] = []
     last: deque[str] = deque(maxlen=LAST_LINES)
     start = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="measure-") as name:
+    with tempfile.TemporaryDirectory(prefix="measure-") as name, log.open("w", buffering=1) as kept:
         report = Path(name) / "report.xml"
         process = subprocess.Popen(
             [sys.executable, *step.command(Path(name), report, quick=quick)],
@@ -59,6 +63,7 @@ def run(step: Step, seconds: float, heard: Callable[[dict[str, Any]], None], *, 
         try:
             assert process.stdout is not None
             for line in process.stdout:
+                kept.write(line)
                 figure = figure_of(line.strip())
                 if figure is None:
                     last.append(line.rstrip()[:400])

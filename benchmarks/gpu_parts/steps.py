@@ -1,7 +1,7 @@
 """What is measured on a GPU, in which order, and what each step needs.
 
-Guarantees: a step needs nothing of another one, so each can run alone and in any order; the steps that need no engine come first;
-together those of one GPU have ten minutes on an H200.
+Guarantees: a step needs nothing of another one, so each can run alone and in any order. The most telling come first, because the
+time of a run may end before the last: whether engine and trainer agree, the speed of a step, which kernels round as they may.
 """
 
 from __future__ import annotations
@@ -53,36 +53,49 @@ class Step:
 
 
 STEPS = (
-    Step("losses", "benchmarks.losses", seconds=90),
+    Step("engine tests", "tests/gpu/test_engine_gpu.py", needs=ENGINE, seconds=240),
     Step(
-        "trainer 0.6B",
+        "trainer 0.6B, 16k tokens",
         "benchmarks.trainer",
         (
-            *("--shape", "qwen3-0.6b", "--samples", "48", "--longest", "4096", "--lengths", "2048", "--cap", "16384"),
-            *("--padded", "4", "--rounds", "5", "--sides", "packed", "padded", "LoRA, packed", "whole logits"),
-            *("--parts", "steps", "pass"),
+            *("--shape", "qwen3-0.6b", "--longest", "4096", "--lengths", "2048", "--batches", "2048", "--cap", "16384"),
+            *(
+                "--rounds",
+                "5",
+                "--parts",
+                "steps",
+                "pass",
+                "--sides",
+                "packed, compiled",
+                "packed",
+                "LoRA, packed, compiled",
+            ),
+            *("LoRA, packed", "packed, liger"),
         ),
-        seconds=320,
+        seconds=200,
     ),
+    Step("parity", "benchmarks.parity", seconds=240),
     Step(
         "trainer 4B, 32k tokens",
         "benchmarks.trainer",
         (
             *("--shape", "qwen3-4b", "--long", "32768", "--batches", "long", "--cap", "32768", "--rounds", "2"),
-            *("--sides", "checkpointing", "checkpointing, planned", "top-K 50, checkpointing", "--parts", "steps"),
+            *("--parts", "steps", "--sides", "checkpointing, planned, compiled", "checkpointing, planned"),
+            *("LoRA, checkpointing, planned, compiled", "top-K 50, checkpointing"),
         ),
-        seconds=210,
+        seconds=260,
     ),
-    Step("attention", "benchmarks.attention", seconds=50),
-    Step("weight push", "benchmarks.weight_sync", ("--repeats", "5"), seconds=90),
-    Step("walk kernels", "tests/gpu/test_walk_kernels_gpu.py", needs=("triton",), seconds=80),
-    Step("trainer tests", "tests/gpu/test_trainer_gpu.py", seconds=120),
-    Step("weight push tests", "tests/gpu/test_weight_sync_gpu.py", seconds=90),
-    Step("Megatron, local layers", "tests/gpu/test_megatron_local_gpu.py", needs=("megatron",), seconds=90),
-    Step("engine tests", "tests/gpu/test_engine_gpu.py", needs=ENGINE, seconds=240),
-    Step("adapter tests", "tests/gpu/test_adapter_gpu.py", needs=(*ENGINE, "peft"), seconds=180),
+    Step("losses", "benchmarks.losses", seconds=60),
+    Step("weight push", "benchmarks.weight_sync", ("--repeats", "5"), seconds=60),
     Step("loop on one GPU", "tests/gpu/test_share_gpu.py", needs=RUN, seconds=300),
-    Step("memory given away", "tests/gpu/test_colocate_gpu.py", seconds=150),
+    Step("tiny demo", "benchmarks.tiny_demo", needs=RUN, seconds=240),
+    Step("adapter tests", "tests/gpu/test_adapter_gpu.py", needs=(*ENGINE, "peft"), seconds=180),
+    Step("walk kernels", "tests/gpu/test_walk_kernels_gpu.py", needs=("triton",), seconds=60),
+    Step("attention", "benchmarks.attention", seconds=40),
+    Step("trainer tests", "tests/gpu/test_trainer_gpu.py", seconds=100),
+    Step("weight push tests", "tests/gpu/test_weight_sync_gpu.py", seconds=60),
+    Step("memory given away", "tests/gpu/test_colocate_gpu.py", seconds=100),
+    Step("Megatron, local layers", "tests/gpu/test_megatron_local_gpu.py", needs=("megatron",), seconds=90),
     Step("push over NCCL", "tests/gpu/test_nccl_push_gpu.py", gpus=2, seconds=150),
     Step("Megatron", "tests/gpu/test_megatron_gpu.py", needs=("megatron", "transformer_engine"), seconds=300),
 )

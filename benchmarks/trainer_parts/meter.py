@@ -42,15 +42,15 @@ class Meter:
         self._wait_for_device()
         self._start, self._cpu_start = time.perf_counter(), time.process_time()
 
-    def end(self) -> None:
-        """Answer for the step that is over: its seconds, by the wall and of this process on the CPU, or its memory.
+    def end(self, beside: dict[str, float] | None = None) -> None:
+        """Answer for the step that is over: its seconds, by the wall and of this process on the CPU, or its memory with ``beside``.
 
         Memory is the peak above what was in use before the step and, on CUDA, the allocator's totals with what was.
         """
         self._wait_for_device()
         took = {"seconds": time.perf_counter() - self._start, "cpu_seconds": time.process_time() - self._cpu_start}
         if self._bytes is not None:
-            took = {"peak_bytes": peak(self.device) - self._bytes, **totals(self.device)}
+            took = {"peak_bytes": peak(self.device) - self._bytes, **totals(self.device), **(beside or {})}
         self.answer(took)
 
     def answer(self, value: dict[str, Any]) -> None:

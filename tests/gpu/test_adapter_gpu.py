@@ -12,7 +12,7 @@ from benchmarks.figures import record_figure
 from slime.args import Arguments
 from slime.backends.sglang_utils.engine import SGLangEngine
 from tests.helpers.adapter_checks import LORA, check_requests_keep_their_adapter
-from tests.helpers.gpu_engine import BFLOAT16, GPU, engine_on_gpu, run_on_gpu
+from tests.helpers.gpu_engine import GPU, engine_on_gpu, run_on_gpu
 from tests.helpers.needed import needs
 
 pytestmark = needs("sglang", "peft")
@@ -33,8 +33,8 @@ def test_each_request_has_the_adapter_it_began_with(args: Arguments, engine: SGL
     from transformers import AutoModelForCausalLM
 
     base = AutoModelForCausalLM.from_pretrained(small_qwen, dtype=torch.bfloat16).to(GPU).eval()
-    pushed, found = check_requests_keep_their_adapter(args, engine, base, BFLOAT16, device=GPU, new_tokens=1500)
+    pushed, _ = check_requests_keep_their_adapter(
+        args, engine, base, None, device=GPU, new_tokens=1500, short_tokens=200
+    )
     size = sum(value.nbytes for value in pushed[0].values())
     record_figure("engine/adapter/size", size / 1e6, "MB")
-    record_figure("engine/adapter/difference, mean", float(found.mean()), "nats", limit=BFLOAT16.mean)
-    record_figure("engine/adapter/difference, worst", float(found.max()), "nats", limit=BFLOAT16.worst)

@@ -1,6 +1,7 @@
 """A real SGLang engine on a GPU in bfloat16, CUDA graphs on: the trainer's log probabilities, and tokens through updates.
 
-The bodies are those of `tests/integration/test_engine_live.py`, which holds them to 1e-4 in float32 on a CPU.
+The bodies are those of `tests/integration/test_engine_live.py`, which holds them to 1e-4 in float32 on a CPU. Here a float32 reference on
+the same tokens decides: the engine's errors are at most 1.5 times the trainer's own (`benchmarks.parity_parts.errors`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from slime.args import Arguments
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.weight_sync.pushes import make_weight_sync
 from tests.helpers.engine_checks import check_streams_through_updates, check_the_trainer_agrees
-from tests.helpers.gpu_engine import BFLOAT16, GPU, engine_on_gpu, other_weights, run_on_gpu
+from tests.helpers.gpu_engine import GPU, engine_on_gpu, other_weights, run_on_gpu
 from tests.helpers.needed import needs
 from tests.helpers.weight_receivers import rank_zero
 
@@ -65,26 +66,16 @@ def test_tokens_are_those_of_the_version_they_name(
 
     with rank_zero():
         sync.connect([local_handle(engine)])
-        found = check_streams_through_updates(engine, update, references, BFLOAT16, new_tokens=3000)
+        check_streams_through_updates(engine, update, references, None, new_tokens=3000, last_tokens=200)
         sync.close()
-    record_figure(
-        "engine/updates under eight streams/difference, mean", float(found.mean()), "nats", limit=BFLOAT16.mean
-    )
-    record_figure(
-        "engine/updates under eight streams/difference, worst", float(found.max()), "nats", limit=BFLOAT16.worst
-    )
     record_figure("engine/push of 0.6B by CUDA IPC with checksums", min(seconds), "s")
 
 
 def test_the_trainer_agrees_before_and_after_a_push(args: Arguments, engine: SGLangEngine) -> None:
     """The trainer in bfloat16 scores what the engine sampled, before and after a step of its own and a checked push."""
-    found = check_the_trainer_agrees(engine, args, BFLOAT16)
+    found = check_the_trainer_agrees(engine, args, None, new_tokens=128)
     for when, values in (("before", found.before), ("after", found.after)):
-        record_figure(
-            f"engine/trainer {when} a push/difference, mean", float(values.mean()), "nats", limit=BFLOAT16.mean
-        )
-        record_figure(
-            f"engine/trainer {when} a push/difference, worst", float(values.max()), "nats", limit=BFLOAT16.worst
-        )
+        record_figure(f"engine/trainer {when} a push/difference, mean", float(values.mean()), "nats")
+        record_figure(f"engine/trainer {when} a push/difference, worst", float(values.max()), "nats")
     record_figure("engine/step of the trainer/change, mean", float(found.moved.mean()), "nats")
     assert float(found.moved.mean()) > 3 * float(found.after.mean()), "the step changed nothing that one can see"

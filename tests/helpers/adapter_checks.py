@@ -13,6 +13,7 @@ import httpx
 import torch
 from torch import Tensor
 
+from benchmarks.parity_parts.errors import in_float32
 from benchmarks.weight_receiver import local_handle
 from slime.args import Arguments
 from slime.backends.sglang_utils.engine import SGLangEngine
@@ -21,11 +22,10 @@ from tests.helpers.engine_streams import (
     WAIT_SECONDS,
     Stream,
     Tolerance,
-    errors,
+    checked,
     prompts,
     stream,
     wait_for_some,
-    within,
 )
 from tests.helpers.weight_receivers import CPU, connected, rank_zero
 
@@ -64,23 +64,22 @@ def loaded(engine: SGLangEngine) -> list[str]:
     return [model["id"] for model in models if model["id"].startswith("weights-")]
 
 
-def error_of(result: Stream, version: str, model: Any, tolerance: Tolerance) -> Tensor:
-    """Return the errors of an answer that must be all of ``version``, sampled by ``model``."""
+def error_of(result: Stream, version: str, model: Any, tolerance: Tolerance | None, exact: Any | None = None) -> Tensor:
+    """Return the errors of an answer that must be all of ``version``, sampled by ``model``; see `checked`."""
     assert result.last["meta_info"]["weight_version"] == version
     assert [span["version"] for span in result.spans] == [version]
-    found = errors(result, [model] * 2)
-    assert within(found, tolerance), f"version {version}: {float(found.max())}, on average {float(found.mean())}"
-    return found
+    return checked([result], [model] * 2, tolerance, f"adapter {version}", None if exact is None else [exact] * 2)
 
 
 def check_requests_keep_their_adapter(
     args: Arguments,
     engine: SGLangEngine,
     base: Any,
-    tolerance: Tolerance,
+    tolerance: Tolerance | None,
     *,
     device: torch.device = CPU,
     new_tokens: int = 600,
+    short_tokens: int = 20,
 ) -> tuple[dict[int, dict[str, Tensor]], Tensor]:
     """Push five adapters, two of them under a request of ``new_tokens``; return them by version, and all tokens' errors.
 
@@ -93,7 +92,9 @@ def check_requests_keep_their_adapter(
     found = []
 
     def error(result: Stream, version: int) -> Tensor:
-        return error_of(result, str(version), merged(base, pushed[version]), tolerance)
+        # Merged in bfloat16, weights would be rounded once more.
+        exact = merged(in_float32(base), pushed[version]) if tolerance is None else None
+        return error_of(result, str(version), merged(base, pushed[version]), tolerance, exact)
 
     with rank_zero(), connected(args, [local_handle(engine)], device) as sync, ThreadPoolExecutor(2) as pool:
         in_flight = {}
@@ -102,8 +103,8 @@ def check_requests_keep_their_adapter(
             size = sum(value.nbytes for value in adapter.values())
             assert size < sync.moved_bytes < size + BYTES_OF_A_NAME * len(adapter)
             assert engine.get_weight_version() == str(version)
-            found.append(error(stream(engine.url(), prompts(3)[2], 20), version))
-            plain = stream(engine.url(), prompts(3)[2], 20, adapter=BASE)
+            found.append(error(stream(engine.url(), prompts(3)[2], short_tokens), version))
+            plain = stream(engine.url(), prompts(3)[2], short_tokens, adapter=BASE)
             found.append(error_of(plain, BASE, base, tolerance))
             if version < len(running):
                 own = running[version]

@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import random
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import torch
+from torch import Tensor
 
+from benchmarks.figures import record_figure
+from benchmarks.parity_parts.errors import FACTOR, TEMPERATURE, Errors, exact_products, in_float32
 from lab.testkit.event_lines import EventLines
 from lab.testkit.waiting import wait_until
 from slime.weight_sync import BASE
 from tests.helpers.tolerance import MODEL, tolerance
 
-TEMPERATURE = 0.6
 WAIT_SECONDS = 120.0
 
 
@@ -76,36 +79,68 @@ def stream(
     return result
 
 
-def model_of(version: str, models: list[Any]) -> Any:
+def model_of(version: str, models: Sequence[Any]) -> Any:
     """Return which of two models sampled a token: an engine starts with the first, updates alternate."""
     return models[0 if version in ("default", BASE) else int(version) % len(models)]
 
 
-def errors(result: Stream, references: list[Any]) -> torch.Tensor:
-    """Return per token how far it is from a forward pass with the weights that it says it was sampled with.
+def scores(result: Stream, models: Sequence[Any]) -> Tensor:
+    """Return per token the log probability by the model whose version it says it was sampled with.
 
-    ``references`` are the models of the even and of the odd versions, on any device.
+    ``models`` are those of the even and of the odd versions, on any device.
     """
     found = []
     for span in result.spans:
-        model = model_of(span["version"], references)
-        with torch.no_grad():
+        model = model_of(span["version"], models)
+        with torch.no_grad(), exact_products():
             ids = torch.tensor([result.prompt + result.ids], device=model.device)
             logits = model(ids).logits[0].float() / TEMPERATURE
         first = len(result.prompt) + span["start"]
         table = logits[first - 1 : first - 1 + span["end"] - span["start"]].log_softmax(-1)
         chosen = ids[0, first : first + len(table), None]
-        sampled = torch.tensor(result.logprobs[span["start"] : span["end"]], device=model.device)
-        found.append((table.gather(-1, chosen)[:, 0] - sampled).abs().cpu())
+        found.append(table.gather(-1, chosen)[:, 0].cpu())
     return torch.cat(found)
 
 
-def worst_error(result: Stream, references: list[Any]) -> float:
-    """Return the largest of :func:`errors`."""
-    return float(errors(result, references).max())
+def worst_error(result: Stream, references: Sequence[Any]) -> float:
+    """Return the largest distance of a log probability from :func:`scores`."""
+    return float((scores(result, references) - Tensor(result.logprobs)).abs().max())
 
 
-def within(found: torch.Tensor, tolerance: Tolerance) -> bool:
+def checked(
+    results: Sequence[Stream],
+    models: Sequence[Any],
+    tolerance: Tolerance | None,
+    what: str,
+    exact: Sequence[Any] | None = None,
+) -> Tensor:
+    """Return per token how far ``results`` are from `scores`, in nats, and hold that to ``tolerance``.
+
+    None: the models are in bfloat16 as the engine is. Then ``exact``, by default copies in float32, are the reference, and the engine's
+    errors must be rounding beside those of ``models`` (`benchmarks.parity_parts.errors`).
+    """
+    sampled = torch.cat([Tensor(result.logprobs) for result in results])
+    if tolerance is not None:
+        found = (torch.cat([scores(result, models) for result in results]) - sampled).abs()
+        assert within(found, tolerance), f"{what}: {Errors.of(found)}"
+        return found
+    exact = exact or [in_float32(model) for model in models]
+    truth = torch.cat([scores(result, exact) for result in results])
+    rounded = torch.cat([scores(result, models) for result in results])
+    return held_to_rounding(sampled - truth, rounded - truth, what)
+
+
+def held_to_rounding(differences: Tensor, own: Tensor, what: str) -> Tensor:
+    """Return the sizes of ``differences`` from the float32 reference; they must be rounding beside those of the trainer, ``own``."""
+    engine, trainer = Errors.of(differences), Errors.of(own)
+    for name in ("mean", "high"):
+        limit = FACTOR * getattr(trainer, name)
+        record_figure(f"engine/{what}/from float32, {name}", getattr(engine, name), "nats", limit=limit)
+    assert engine.within(trainer), f"{what}: the engine is {engine} from float32, the trainer {trainer}"
+    return differences.abs()
+
+
+def within(found: Tensor, tolerance: Tolerance) -> bool:
     """Whether the errors ``found`` are within ``tolerance``."""
     return float(found.max()) < tolerance.worst and float(found.mean()) < tolerance.mean
 

@@ -13,11 +13,9 @@ from slime.args import Arguments
 from slime.arguments import build_parser
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine import SGLangEngine
-from tests.helpers.engine_streams import TEMPERATURE, Tolerance
+from tests.helpers.engine_streams import TEMPERATURE
 
 GPU = torch.device("cuda", 0)
-BFLOAT16 = Tolerance(worst=1.0, mean=0.05)
-"""Two implementations that round to 8 bits after every operation of 28 layers."""
 NOISE = 1e-3
 ENGINE = {
     "sglang_dtype": "bfloat16",

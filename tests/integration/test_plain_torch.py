@@ -38,17 +38,18 @@ def test_the_folder_of_gpu_tests_runs_by_itself(python: Path, repository: Path) 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_engine_free_figures_are_measured(python: Path, repository: Path, tmp_path: Path) -> None:
-    file, steps = tmp_path / "figures.json", ("trainer 4B, 32k tokens", "weight push", "engine tests")
+    file, steps = tmp_path / "figures.json", ("trainer 4B, 32k tokens", "parity", "weight push", "engine tests")
     words = ("--device", "cpu", "--quick", "--minutes", "60", "--json", str(file), "--only", *steps)
     found = run(python, repository, "-m", "benchmarks.gpu", *words)
     assert found.returncode == 0, found.stdout + found.stderr
     results = json.loads(file.read_text())["steps"]
     assert {name: result["status"] for name, result in results.items()} == dict(
-        zip(steps, ("ok", "ok", "skipped"), strict=True)
+        zip(steps, ("ok", "ok", "ok", "skipped"), strict=True)
     )
     names = {figure["name"] for result in results.values() for figure in result["figures"]}
     assert {
-        "trainer/tiny/checkpointing/long/arithmetic",
+        "parity/attention eager/error, mean",
+        "trainer/tiny/top-K 50, checkpointing/long/arithmetic",
         "trainer/tiny/top-K 50, checkpointing/long/peak above the model",
         "weight push/shared memory/0.03 GB",
     } <= names

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks import gpu
+from benchmarks import gpu, trainer
 from benchmarks.figures import described, figure_of, record_figure
 from benchmarks.gpu_parts import machine
 from benchmarks.gpu_parts.run_step import run
@@ -65,16 +65,18 @@ def test_a_figure_survives_the_way_through_a_line(capsys: pytest.CaptureFixture[
         record_figure("engine/push", float("nan"), "s")
 
 
-def test_a_failed_step_keeps_its_figures_and_says_its_last_words() -> None:
+def test_a_failed_step_keeps_its_figures_its_log_and_its_last_words(tmp_path: Path) -> None:
     heard: list[dict[str, Any]] = []
-    found = run(script("fails", FIGURE + "raise SystemExit('it broke')"), 60, heard.append)
+    text = f"print('first words')\n{FIGURE}raise SystemExit('it broke')"
+    found = run(script("fails", text), 60, heard.append, tmp_path / "log")
+    assert [line.split()[0] for line in (tmp_path / "log").read_text().splitlines()] == ["first", "figure", "it"]
     assert (found["status"], found["reason"]) == ("failed", "exit status 1")
     assert found["figures"] == heard == [{"name": "a/b", "value": 1.5, "unit": "s", "limit": 2.0}]
     assert found["output"][-1] == "it broke"
 
 
-def test_a_step_that_hangs_is_ended() -> None:
-    found = run(script("hangs", "import time; time.sleep(600)"), 1.0, lambda figure: None)
+def test_a_step_that_hangs_is_ended(tmp_path: Path) -> None:
+    found = run(script("hangs", "import time; time.sleep(600)"), 1.0, lambda figure: None, tmp_path / "log")
     assert (found["status"], found["reason"]) == ("timed out", "it did not end within 1 s")
 
 
@@ -95,7 +97,7 @@ def test_an_interrupt_ends_a_step_with_all_its_processes(tmp_path: Path) -> None
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(script("is interrupted", text), 600, interrupt)
+        run(script("is interrupted", text), 600, interrupt, tmp_path / "log")
     assert_all_gone(children)
 
 
@@ -121,12 +123,17 @@ def test_the_other_steps_run_and_the_file_is_whole_after_each(
     }
     assert "a/b: 1.5 s (limit 2)" in capsys.readouterr().out
     assert document["machine"]["gpus"] == [{"name": "x"}]
+    logs = {path.name for path in file.with_suffix(".logs").iterdir()}
+    assert logs == {"fails.log", "reads_the_file.log"}
+    assert document["steps"]["fails"]["log"] == str(file.with_suffix(".logs") / "fails.log")
 
 
-def test_without_time_left_nothing_is_begun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    status, document = measured(monkeypatch, tmp_path, [script("late", FIGURE)], minutes=0.1)
-    assert (status, document["steps"]["late"]["status"]) == (0, "skipped")
-    assert "--minutes 0.1" in document["steps"]["late"]["reason"]
+def test_without_time_left_nothing_is_begun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
+    steps = [script("late one", FIGURE), script("never", FIGURE, gpus=2)]
+    status, document = measured(monkeypatch, tmp_path, steps, minutes=0.1)
+    assert '--only "late one"\n' in capsys.readouterr().out
+    assert (status, document["steps"]["late one"]["status"]) == (0, "skipped")
+    assert "--minutes 0.1" in document["steps"]["late one"]["reason"]
 
 
 def test_without_a_gpu_it_says_so_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
@@ -150,12 +157,23 @@ def test_every_gpu_test_is_a_step_and_every_target_exists(repository: Path) -> N
             assert all(f'"{flag}"' in source for flag in flags), (step.name, flags)
 
 
-def test_what_needs_no_engine_comes_first() -> None:
+def test_the_most_telling_steps_have_the_first_ten_minutes() -> None:
+    """A limit has room, so limits add up to more; twenty minutes are the most that a run on one GPU without an engine takes."""
     one_gpu = [step for step in STEPS if refusal(step, gpus=1, missing=["sglang", "ray", "megatron"]) is None]
     assert sum(step.seconds for step in one_gpu) <= 1200
-    first_engine = next(number for number, step in enumerate(STEPS) if "sglang" in step.needs)
-    assert all("sglang" not in step.needs for step in STEPS[:first_engine])
-    assert refusal(STEPS[first_engine], gpus=1, missing=[]) is None
+    first = ["engine tests", "trainer 0.6B, 16k tokens", "parity", "trainer 4B, 32k tokens", "losses", "weight push"]
+    assert [step.name for step in STEPS[: len(first)]] == first
+    assert sum(step.seconds for step in STEPS[: len(first)]) <= 1200
+    assert refusal(STEPS[0], gpus=1, missing=[]) is None
+    assert refusal(STEPS[0], gpus=1, missing=["sglang"]) == "needs sglang"
+
+
+def test_the_sides_of_a_step_exist() -> None:
+    for step in STEPS:
+        if step.target == "benchmarks.trainer":
+            words = step.words[step.words.index("--sides") + 1 :]
+            sides = [word for word in words if not word.startswith("--")]
+            assert set(sides) <= set(trainer.SIDES), step.name
 
 
 def test_every_name_of_torch_cuda_exists(repository: Path) -> None:

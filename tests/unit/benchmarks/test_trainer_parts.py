@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +13,13 @@ import pytest
 from benchmarks import trainer
 from benchmarks.trainer_parts import sides
 from benchmarks.trainer_parts.logprob_pass import growth
-from benchmarks.trainer_parts.our_step import arguments, with_planned_layers
+from benchmarks.trainer_parts.our_step import arguments, estimated_bytes, with_planned_layers
 from benchmarks.trainer_parts.ratio import against_goal, how_many_times_faster
 from benchmarks.trainer_parts.samples import mixed_lengths, samples
 from benchmarks.trainer_parts.shapes import SHAPES
 from lab.testkit.trainer import trainer_args
+from slime.arguments.memory_budget.shape import shape_of_folder
+from slime.arguments.memory_budget.trainer import trainer_need
 from slime.arguments.process_environment import ALLOCATOR, rank_settings
 from slime.backends.trainer.metrics import step_flops
 from tests.helpers.checkpoints import config_only
@@ -67,9 +70,51 @@ def test_a_gpu_has_a_side_with_planned_layers(tmp_path: Path) -> None:
     )  # fmt: skip
     files = {"mixed": "m.json", trainer.LONG: "l.json"}
     planned = {plan.name: plan.settings["planned"] for plan in trainer.plans(options, tmp_path, files, tmp_path)}
-    assert [name for name, value in planned.items() if value] == [trainer.PLANNED]
-    options.device = "cpu"
-    assert trainer.PLANNED not in [plan.name for plan in trainer.plans(options, tmp_path, files, tmp_path)]
+    assert [name for name, value in planned.items() if value] == [name for name in trainer.SIDES if "planned" in name]
+
+
+def test_a_cpu_has_no_side_of_a_gpu_and_no_side_lacks_its_package(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options: Any = SimpleNamespace(device="cpu", lengths=[], long=128, batches=None, sides=None, quick=False)
+    trainer.settle(ArgumentParser(), options)
+    assert options.sides == [name for name in trainer.SIDES if name not in trainer.ON_CUDA]
+    monkeypatch.setattr(trainer.importlib.util, "find_spec", lambda name: None)
+    options.device, options.sides = "cuda", None
+    trainer.settle(ArgumentParser(), options)
+    assert set(trainer.SIDES) - set(options.sides) == {
+        name for name in trainer.SIDES if "LoRA" in name or "liger" in name
+    }
+    assert (
+        "peft is not installed, so these are left out: LoRA, packed; LoRA, packed, compiled" in capsys.readouterr().out
+    )
+
+
+def test_the_estimate_is_the_memory_plans_for_the_largest_micro_batch(tmp_path: Path) -> None:
+    model = config_only(tmp_path / "Qwen3-4B", max_position_embeddings=40960)
+    flags = {
+        **{"hf_checkpoint": str(model), "device": "cuda", "train_dtype": "bfloat16", "use_dynamic_batch_size": True},
+        **{"max_tokens_per_gpu": 8192, "gradient_checkpointing": True},
+    }
+    shard = {"tokens": [[1] * 3000, [1] * 4000, [1] * 500], "micro_batch_indices": [[[0, 2], [1]]]}
+    args = arguments(flags)
+    found = estimated_bytes(args, shard)
+    shape = shape_of_folder(str(model))
+    assert shape is not None
+    need = trainer_need(
+        args.changed(max_tokens_per_gpu=4000, rollout_max_context_len=4000, train_backend="fsdp"), shape, 1
+    )
+    assert found == need.total - sum(part.size for part in need.parts if part.name in ("runtime", "push buffers"))
+    assert estimated_bytes(args.changed(pack_sequences=False), shard) is None
+
+
+@pytest.mark.parametrize(("estimated", "met"), [(109, True), (111, False), (89, False), (None, None)])
+def test_an_estimate_of_memory_that_is_off_by_more_than_a_tenth_fails(estimated: int | None, met: bool | None) -> None:
+    row = {"side": "packed", "batch": "2048", "allocated_bytes": 100} | (
+        {"estimated_bytes": estimated} if estimated else {}
+    )
+    found = trainer.verdicts([row], None)
+    assert found.get("memory_estimate", {}).get("met") == met
 
 
 def test_mixed_samples_have_a_long_one_and_many_short_ones() -> None:

@@ -25,7 +25,7 @@ from slime.arguments.memory_budget.trainer import saved_bytes
 from slime.backends.fsdp_utils import model as model_module
 from slime.backends.fsdp_utils.attention import PACKED, register_kernels
 from slime.backends.fsdp_utils.backend import build_optimizer, start_moments
-from slime.backends.fsdp_utils.layers import set_checkpointing
+from slime.backends.fsdp_utils.layers import compile_layers, set_checkpointing
 from slime.backends.fsdp_utils.model import PolicyModel
 from slime.backends.fsdp_utils.one_rank import compute_in
 from slime.backends.trainer.micro_batch import MicroBatch, build
@@ -216,9 +216,33 @@ def test_a_layer_saves_what_autograd_keeps(adapters: bool, qk_norm: bool, change
     assert saved_bytes(shape, lora_rank=rank if adapters else 0) == pytest.approx(of_layer, rel=0.01)
 
 
-def kept_bytes(shape: Shape, tokens: int, lora_rank: int) -> int:
-    """Bytes that autograd keeps of a forward pass, each memory once, without the weights."""
+def test_a_compiled_layer_saves_what_the_memory_plan_counts() -> None:
+    """By the partitioner that the compiler of a GPU has too."""
+    tokens = 32
+    shape = replace(SHAPE, vocab=64, hidden=64, ffn=192, heads=4, kv_heads=2, head_dim=16)
+    found = {n: kept_bytes(replace(shape, layers=n), tokens, 0, compiler="aot_eager_decomp_partition") for n in (1, 3)}
+    assert saved_bytes(shape, liger=True) == pytest.approx((found[3] - found[1]) / 2 / tokens, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fewer"),
+    [({"fused_kernels": "compile"}, True), ({"fused_kernels": "liger"}, True), ({"fused_kernels": "none"}, False)],
+    ids=str,
+)
+def test_joined_kernels_save_less(changes: dict[str, Any], fewer: bool) -> None:
+    def need(**more: Any) -> float:
+        return budget.trainer_need(arguments(gradient_checkpointing=False, **more), SHAPE, 1).total
+
+    assert (need(**changes) < need()) is fewer
+    assert need(use_lora=True, fused_kernels="compile") == need(use_lora=True)
+
+
+def kept_bytes(shape: Shape, tokens: int, lora_rank: int, compiler: str | None = None) -> int:
+    """Bytes that autograd keeps of a forward pass, each memory once, without the weights; ``compiler``: of compiled layers."""
     hf = hf_model(shape, torch.bfloat16)
+    if compiler is not None:
+        torch._dynamo.reset()
+        compile_layers(model_module.text_layers(hf.base_model), compiler)
     if lora_rank:
         model_module.add_adapters(arguments(use_lora=True, lora_rank=lora_rank), hf)
         for parameter in hf.parameters():  # FSDP casts adapters to the compute dtype
