@@ -114,7 +114,7 @@ class Trainer:
             rollout_id += 1
 
     def _collect(self, rollout_id: int) -> list[Any]:
-        samples, _ = collect(self.args, rollout_id, self.source, NoRuntime())  # type: ignore[arg-type]
+        samples, _, _ = collect(self.args, rollout_id, self.source, NoRuntime())  # type: ignore[arg-type]
         return samples
 
     def train(self, rollout_id: int, samples: list[Any]) -> None:

@@ -23,6 +23,7 @@ from groundwork.exceptions import ConfigError
 from groundwork.network import is_loopback
 from groundwork.variables import Value, Variable
 from openclaw.config.runtime_variables import DEBUG_LEVEL, VARIABLES, RuntimeVariables
+from openclaw.config.train_when import TrainWhen
 
 __all__ = ["VARIABLES", "ConfigError", "RuntimeConfig", "Value", "Variable", "key_problem", "listed"]
 
@@ -102,6 +103,11 @@ class RuntimeConfig(RuntimeVariables):
         if self.debug and self.log_level != DEBUG_LEVEL:
             raise ConfigError(f"OPENCLAW_DEBUG=1 contradicts ROLLOUT_LOG_LEVEL={self.log_level}; unset one of them")
         self._check_judge()
+        TrainWhen.read(self.train_when)
+        if self.offline and self.pace == "session":
+            raise ConfigError(
+                "OPENCLAW_PACE=session is for live conversations, and OPENCLAW_OFFLINE=1 (DATA_PATH) trains logs; unset one"
+            )
         if unknown := [rule for rule in listed(self.hygiene) if rule not in HYGIENE_RULES]:
             raise ConfigError(f"OPENCLAW_HYGIENE: there is no rule {unknown[0]!r}; use {', '.join(HYGIENE_RULES)}")
         if self.method and "." not in self.method:

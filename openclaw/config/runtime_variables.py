@@ -417,6 +417,32 @@ class RuntimeVariables(GateVariables):
         maximum=1.0,
         above=0.0,
     )
+    pace: Literal["batch", "session"] = variable(
+        "OPENCLAW_PACE",
+        "batch",
+        "when a step is due: batch waits for BATCH_SIZE turns of anybody; session also takes one person's turns once a session of "
+        "theirs is over or quiet, see pace.md",
+    )
+    quiet_seconds: float = variable(
+        "OPENCLAW_QUIET_SECONDS",
+        60.0,
+        "a session is quiet, and OPENCLAW_TRAIN_WHEN=idle is met, this many seconds after the last reply",
+        above=0.0,
+    )
+    train_when: str = variable(
+        "OPENCLAW_TRAIN_WHEN",
+        "always",
+        "when training may take place: always, idle (while nobody talks), or hours of the day such as 22:00-06:00",
+    )
+    practice_passes: int = variable(
+        "OPENCLAW_PRACTICE_PASSES", 4, "optimizer steps over one person's practice, each with all of it", minimum=1
+    )
+    person_refusals: int = variable(
+        "OPENCLAW_PERSON_REFUSALS",
+        3,
+        "one person's batches that the gate refuses in a row after which this person's training pauses",
+        minimum=1,
+    )
     distill_topk: int = variable(
         "OPENCLAW_DISTILL_TOPK",
         0,

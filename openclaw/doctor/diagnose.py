@@ -122,6 +122,18 @@ def paused(look: Look) -> Iterator[Finding]:
         )
 
 
+def people_paused(look: Look) -> Iterator[Finding]:
+    """Find people whose training is paused, while that of the others goes on."""
+    for note in look.people_paused.values():
+        yield Finding(
+            "person_paused",
+            Severity.LOSES,
+            f"the training of {note.shown} is paused, and that of the others goes on",
+            str(note),
+            f"openclaw-rl resume {look.run.shown} --person {note.shown}, once you know why",
+        )
+
+
 def gate_refuses(look: Look) -> Iterator[Finding]:
     """Find a gate that refuses one update after the other."""
     refused = [*takewhile(lambda each: each.kind == "refused", reversed(look.decisions))]
@@ -487,6 +499,7 @@ def other_reasons(look: Look) -> Iterator[Finding]:
 
 CHECKS: tuple[Callable[[Look], Iterator[Finding]], ...] = (
     paused,
+    people_paused,
     gate_refuses,
     unreachable,
     no_turns,

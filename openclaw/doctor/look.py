@@ -50,6 +50,7 @@ class Look:
     decisions: list[GateDecision]
     series: Mapping[str, Series]
     paused: Paused | None
+    people_paused: Mapping[str, Paused]
     restarts: int
     disk: Disk
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -95,6 +96,7 @@ def look(run: RunFolder, disk: Callable[[Path], Disk]) -> Look:
             decisions=ledger.views.gate_decisions(),
             series=read_series(run.metrics_path, METRICS.__contains__),
             paused=run.paused,
+            people_paused=run.people_paused,
             restarts=_restarts(run.folder),
             disk=disk(run.ledger_path.parent),
             settings=run.arguments,

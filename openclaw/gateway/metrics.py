@@ -52,6 +52,10 @@ class GatewayMetrics:
         self.training_paused = Gauge(
             "openclaw_training_paused", "1 while a fuse has paused the run's training, else 0", registry=registry
         )
+        self.people_paused = Gauge("openclaw_people_paused", "People whose training is paused", registry=registry)
+        self.training_waits = Gauge(
+            "openclaw_training_waits", "1 while a step waits for OPENCLAW_TRAIN_WHEN, else 0", registry=registry
+        )
         self.engine_retries = Counter(
             "openclaw_engine_retries",
             "Requests sent again: away before the first token, resumed after it, canary from the engine that has a candidate",

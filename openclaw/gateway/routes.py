@@ -22,7 +22,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse
 
-from groundwork.paused import paused
+from groundwork.paused import paused, paused_people, waiting
 from openclaw.gateway.auth import Keyring
 from openclaw.gateway.chat import ChatService
 from openclaw.gateway.errors import ApiError
@@ -110,9 +110,12 @@ def add_status_routes(app: FastAPI, service: ChatService, registry: CollectorReg
         config = service.config
         body = {"status": "ok", "model": config.model_name, "sessions": len(service.sessions)}
         body["engine_away_seconds"] = round(service.engine.away.seconds, 3)
-        note = paused(config.run_dir) if config.run_dir else None
+        run_dir = config.run_dir
+        note = (paused(run_dir) or waiting(run_dir)) if run_dir else None
+        held = len(paused_people(run_dir)) if run_dir else 0
         offer = await service.turns.offered(config.gate_offer) if config.run_dir else None
         body |= {} if note is None else {"training": str(note)}
+        body |= {"people_paused": held} if held else {}
         body |= {} if offer is None else {"gate": f"{offer}, type: openclaw-rl accept RUN"}
         return json_response(body)
 
@@ -124,6 +127,8 @@ def add_status_routes(app: FastAPI, service: ChatService, registry: CollectorReg
         service.metrics.sessions.set(len(service.sessions))
         run_dir = service.config.run_dir
         service.metrics.training_paused.set(bool(run_dir and paused(run_dir)))
+        service.metrics.people_paused.set(len(paused_people(run_dir)) if run_dir else 0)
+        service.metrics.training_waits.set(bool(run_dir and waiting(run_dir)))
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 

@@ -22,6 +22,7 @@ import json
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
 from openclaw.ledger.database import Database, move_samples
@@ -144,13 +145,31 @@ class Decisions:
         self._database = database
 
     def middle_turn(self, rollout_id: int) -> int | None:
-        """Return the number of the middle one of the turns whose samples a batch has; None without any."""
+        """Return the number of the middle one of the turns that gave a batch its samples; None without any, as in practice."""
         rows = self._database.rows(
             "SELECT turns.number FROM samples JOIN turns ON turns.id = samples.turn_id"
-            " WHERE samples.rollout_id = ? AND (samples.state = 'leased' OR samples.reason = ?) ORDER BY turns.number",
+            " WHERE samples.rollout_id = ? AND samples.origin = 'live'"
+            " AND (samples.state = 'leased' OR samples.reason = ?) ORDER BY turns.number",
             (rollout_id, QUARANTINE),
         )
         return rows[(len(rows) - 1) // 2]["number"] if rows else None
+
+    def refused_in_a_row(self, rollout_id: int) -> tuple[str, int] | None:
+        """Return whose a refused batch was, and how many of this person's own batches were refused since one was accepted.
+
+        None if the batch was several people's.
+        """
+        people = self._database.rows("SELECT DISTINCT person FROM samples WHERE rollout_id = ?", (rollout_id,))
+        if len(people) != 1:
+            return None
+        person = people[0]["person"]
+        rows = self._database.rows(
+            f"SELECT kind FROM decisions WHERE undone_at IS NULL AND {_STEP_OR_REFUSED} AND rollout_id <= ?"
+            " AND rollout_id IN (SELECT rollout_id FROM samples WHERE person = ?) AND NOT EXISTS (SELECT 1 FROM samples"
+            " WHERE samples.rollout_id = decisions.rollout_id AND person <> ?) ORDER BY rollout_id DESC",
+            (rollout_id, person, person),
+        )
+        return person, sum(1 for _ in takewhile(lambda row: row["kind"] == "refused", rows))
 
     def record(
         self,

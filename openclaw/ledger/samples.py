@@ -22,7 +22,7 @@ import math
 import os
 import sqlite3
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from decimal import Decimal
 from typing import Any, NamedTuple, cast
@@ -130,8 +130,11 @@ STATED = (
     " WHERE verdicts.turn_id = samples.turn_id AND json_extract(verdict, '$.score_source') = 'feedback'))"
 )
 """Whether a person stated the score of a sample, by feedback or by a message that is only a thumb."""
-IN_BATCHES = "samples.rollout_id >= ? AND samples.rollout_id < ? AND +samples.state IN ('leased', 'trained')"
-"""Whether a sample is in a batch of a range. The plus keeps SQLite from reading all trained samples."""
+IN_BATCHES = (
+    "samples.rollout_id >= ? AND samples.rollout_id < ? AND +samples.state IN ('leased', 'trained')"
+    " AND samples.origin = 'live'"
+)
+"""Whether a sample of a conversation is in a batch of a range. The plus keeps SQLite from reading all trained samples."""
 NO_QUOTA = Quota(owner=1.0, feedback=1.0)
 OF_OWNER = "SELECT baseline_reward FROM samples WHERE baseline_owner = ? AND baseline_role = ? ORDER BY id DESC LIMIT ?"
 OF_ALL = "SELECT baseline_reward, baseline_owner FROM samples WHERE baseline_role = ? ORDER BY id DESC LIMIT ?"
@@ -174,11 +177,15 @@ def rollout_of(sample: Sample) -> str | int:
     return sample.metadata.get("episode") or sample.metadata["ledger_id"]
 
 
-def _of(person: str | None, origin: Origin) -> tuple[str, tuple[str, ...]]:
-    """Return the condition that samples are of an origin and, unless it is None, of a person; and its parameters."""
-    if person is None:
-        return "samples.origin = ?", (origin,)
-    return "samples.person = ? AND samples.origin = ?", (person, origin)
+def not_of(people: Collection[str]) -> str:
+    """Return the condition that a sample is of none of some people, who are its parameters."""
+    return f"samples.person NOT IN ({', '.join('?' for _ in people)})" if people else "1"
+
+
+def _of(person: str | None, origin: Origin, without: Collection[str]) -> tuple[str, tuple[str, ...]]:
+    """Return the condition that samples are of an origin and, unless it is None, of a person, and of none of some people."""
+    whose, parameters = ("1", ()) if person is None else ("samples.person = ?", (person,))
+    return f"{whose} AND samples.origin = ? AND {not_of(without)}", (*parameters, origin, *without)
 
 
 class Samples:
@@ -203,12 +210,12 @@ class Samples:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def ready_count(self, person: str | None = None, origin: Origin = "live") -> int:
+    def ready_count(self, person: str | None = None, origin: Origin = "live", without: Collection[str] = ()) -> int:
         """Return the number of ready rollouts: samples of turns, and whole episodes.
 
-        Only those of ``person`` (`openclaw.owners.root`), or of all people if it is None.
+        Only those of ``person`` (`openclaw.owners.root`), or of all people if it is None, and none of ``without``.
         """
-        of, parameters = _of(person, origin)
+        of, parameters = _of(person, origin, without)
         return self._database.rows(
             f"SELECT COUNT(DISTINCT {ROLLOUT}) AS n FROM samples WHERE state = 'ready' AND {of}", parameters
         )[0]["n"]
@@ -246,15 +253,16 @@ class Samples:
         quota: Quota = NO_QUOTA,
         person: str | None = None,
         origin: Origin = "live",
+        without: Collection[str] = (),
     ) -> list[Sample]:
         """Lease ready samples to a batch until it has ``count`` rollouts, oldest first within ``quota``; return all of them.
 
-        Only samples of ``person`` join, unless it is None, and only those of ``origin``.
+        Only samples of ``person`` join, unless it is None, only those of ``origin``, and none of people in ``without``.
         Claiming again for the same rollout returns the same samples, so a caller that died in between loses none. Fewer
         are returned if another process forgets or leases some of them meanwhile.
         """
         held = self._candidates("samples.state = 'leased' AND samples.rollout_id = ?", (rollout_id,))
-        of, parameters = _of(person, origin)
+        of, parameters = _of(person, origin, without)
         # Long, so outside the lock.
         ready = self._candidates(f"samples.state = 'ready' AND {of}", parameters) if len(held) < count else []
         before = self._candidates(IN_BATCHES, (rollout_id - BATCHES + 1, rollout_id)) if ready else []

@@ -28,6 +28,7 @@ from openclaw.ledger.samples import Samples
 from openclaw.ledger.sessions import Sessions
 from openclaw.ledger.turns import Pictures, Turns
 from openclaw.ledger.views import Views
+from openclaw.ledger.waiting import Waiting
 
 if TYPE_CHECKING:
     from openclaw.privacy.redactor import Redactor
@@ -45,6 +46,7 @@ class Ledger:
         lessons: people's standing wishes.
         judging: what the judge worker reads and commits.
         samples: what the trainer claims, and its steps.
+        waiting: what waits for a step, and whose.
         episodes: agents' runs.
         decisions: of the gate.
         probes: turns on which the gate compares weights.
@@ -94,6 +96,7 @@ class Ledger:
         self.sessions = Sessions(database, self.lessons)
         self.judging = Judging(database, self.turns, self.feedback)
         self.samples = Samples(database)
+        self.waiting = Waiting(database)
         self.episodes = Episodes(database, self.pictures)
         self.decisions = Decisions(database)
         self.probes = Probes(database)

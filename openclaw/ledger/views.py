@@ -153,6 +153,8 @@ _RECORDS = (
 )
 """Turns with their verdict, and the one that a log had."""
 JUDGED = 64
+JUDGED_OF_ALL = 1000
+"""Turns among which a person's newest ones are looked for."""
 QUERY = (
     "SELECT turns.state, COALESCE(turns.reason, samples.reason) AS reason, judge_attempts, verdict,"
     " samples.state AS sample, samples.rollout_id, weight_version FROM turns"
@@ -323,12 +325,22 @@ class Views:
         )
         return next((JudgeError(row["id"], row["judge_error"], row["judge_attempts"], row["n"]) for row in rows), None)
 
-    def degenerate_share(self, reasons: Collection[str]) -> float:
-        """Return the share of the last `JUDGED` judged turns that one of ``reasons`` kept from praise; 0 without any."""
+    def degenerate_share(self, reasons: Collection[str], person: str | None = None) -> float:
+        """Return the share of the last `JUDGED` judged turns that one of ``reasons`` kept from praise; 0 without any.
+
+        With ``person``, of those of this person among the last `JUDGED_OF_ALL`.
+        """
+        newest = self._database.rows(
+            "SELECT number, session_id FROM turns WHERE state = 'judged' ORDER BY number DESC LIMIT ?",
+            (JUDGED if person is None else JUDGED_OF_ALL,),
+        )
+        own = [row["number"] for row in newest if person is None or root(owner_of(row["session_id"])) == person][
+            :JUDGED
+        ]
         rows = self._database.rows(
             "SELECT reason, (SELECT MAX(json_extract(sample, '$.metadata.' || ?)) FROM samples WHERE turn_id = turns.id)"
-            " AS blamed FROM turns WHERE state = 'judged' ORDER BY number DESC LIMIT ?",
-            (BLAMED, JUDGED),
+            f" AS blamed FROM turns WHERE number IN ({', '.join('?' for _ in own)})",
+            (BLAMED, *own),
         )
         bad = sum(row["reason"] in reasons or row["blamed"] in reasons for row in rows)
         return bad / len(rows) if rows else 0.0

@@ -230,6 +230,7 @@ def faults(run: RunFolder, ledger: Ledger, totals: Totals, series: Mapping[str, 
     lost = {name: totals.reasons[name] for name in ("judge_gave_up", "judge_refused", "no_quorum", "stale", "fuse")}
     results = [
         ("training is paused", str(note) if note else ""),
+        *(("one person's training is paused", str(each)) for each in run.people_paused.values()),
         ("turns that the judge fails on now", str(error) if error else ""),
         ("restarts of the runtime process", _last(series, "openclaw/runtime_restarts")),
         ("of them, of a frozen one", _last(series, "openclaw/runtime_frozen")),

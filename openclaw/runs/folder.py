@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from groundwork.command_line import nearest_path
-from groundwork.paused import Paused, paused
+from groundwork.paused import Paused, paused, paused_people
 from groundwork.start_timeline import Event
 from groundwork.start_timeline import read as read_start
 from openclaw.exceptions import NoRunError
@@ -58,6 +58,11 @@ class RunFolder:
     def start(self) -> list[Event]:
         """The timeline of the run's last start, or nothing."""
         return [] if self.folder is None else read_start(self.folder)
+
+    @property
+    def people_paused(self) -> dict[str, Paused]:
+        """The notes of people whose training is paused, by person."""
+        return {} if self.folder is None else paused_people(self.folder)
 
     @property
     def metrics_path(self) -> Path:

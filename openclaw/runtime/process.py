@@ -298,6 +298,10 @@ class RuntimeSupervisor:
         if self._error is not None:
             raise self._error
 
+    def under_way(self) -> list[under_way.InFlightRequest]:
+        """Return the requests that the process answers now, oldest first."""
+        return [] if self._requests_path is None else under_way.read(self._requests_path)
+
     def stop(self, timeout: float = 15.0) -> None:
         """End the process without a restart."""
         self._stopping.set()
@@ -340,7 +344,7 @@ class RuntimeSupervisor:
                 return
             self.restarts += 1
             reason = frozen or "the runtime process ended"
-            logger.error("%s; %s %d)%s\n%s", reason, RESTARTING, self.restarts, self._under_way(), self._tail())
+            logger.error("%s; %s %d)%s\n%s", reason, RESTARTING, self.restarts, self._last_requests(), self._tail())
 
     def _watch_silence(self, child: Child) -> str:
         """Return once the child ends or `stop` is called, or, with words, once it is frozen."""
@@ -358,11 +362,11 @@ class RuntimeSupervisor:
                 )
         return ""
 
-    def _under_way(self) -> str:
+    def _last_requests(self) -> str:
         """Return the requests that the last child had, and forget them."""
         if self._requests_path is None:
             return ""
-        content = under_way.read(self._requests_path)
+        content = self.under_way()
         self._requests_path.unlink(missing_ok=True)
         if not content:
             return "; no requests under way"

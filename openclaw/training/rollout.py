@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from groundwork.exceptions import ConfigError
 from groundwork.images import open_image, picture_tensors
+from groundwork.paused import note_waiting, pause
 from groundwork.processors import load_processor
 from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.engine.canary import close_share
@@ -37,6 +38,7 @@ from openclaw.runtime.start import start_runtime
 from openclaw.runtime.where import RUNTIME_LOG_NAME, chat_command, inspect_command, ledger_path, shown_path
 from openclaw.training.live import LiveRollout
 from openclaw.training.live_arguments import check_arguments
+from openclaw.training.pace import Due, Pace, PaceSettings
 from slime.args import Arguments
 from slime.exceptions import DataUsedError
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
@@ -61,6 +63,9 @@ class LedgerDataSource(DataSource):
     """``--data-source-path openclaw.training.rollout.LedgerDataSource``: ties the ledger to checkpoints and live weights.
 
     Owns the runtime process: `before_rollouts` starts it, `dispose` ends it.
+
+    Attributes:
+        closed_seconds: how long ``OPENCLAW_TRAIN_WHEN`` kept the batch that is being collected from being trained.
     """
 
     checked_by = "python -m openclaw.method check FOLDER"
@@ -73,7 +78,13 @@ class LedgerDataSource(DataSource):
         self.offline = is_offline()
         self.pictures = SamplePictures(self.ledger, args.hf_checkpoint)
         self.judge_errors = JudgeErrors(self.ledger, str(Path(args.run_dir) / RUNTIME_LOG_NAME))
+        self.refusals = int(RuntimeVariables.declared("person_refusals").read(os.environ)[0] or 0)
+        self.pace_settings = PaceSettings.from_env()
+        self.pace = Pace(self.ledger, args.run_dir, self.pace_settings, lambda: self.runtime.under_way())
         self.stopped = threading.Event()
+        self.closed_seconds = 0.0
+        self._closed_at: float | None = None
+        note_waiting(args.run_dir, None)  # of a rollout manager that was killed
         self._runtime: RuntimeSupervisor | None = None
         self._runtime_lock = threading.Lock()
 
@@ -115,7 +126,10 @@ class LedgerDataSource(DataSource):
         inspect = f"inspect  {inspect_command(self.args)}"
         if self._runtime is None:
             return Story((inspect,), (inspect,))
-        serves = f"serves   {self._runtime.api_url}; talk to it, and it learns: a step per {self.args.rollout_batch_size} samples"
+        per = f"a step per {self.args.rollout_batch_size} samples"
+        if self.pace_settings.by_session:
+            per += f", or when a session is over or quiet for {self.pace_settings.quiet_seconds:g} s"
+        serves = f"serves   {self._runtime.api_url}; talk to it, and it learns: {per}"
         talk = f"talk     {chat_command(self._runtime.api_url)}, curl or any OpenAI client"
         logs = f"logs     {shown_path(self.args.run_dir)}"
         return Story((serves, talk, inspect, logs), (inspect,))
@@ -129,6 +143,20 @@ class LedgerDataSource(DataSource):
                 "starts it for a LiveRollout: write generate_rollout_mymethod = LiveRollout('mymethod_module.MyMethod')"
             )
         return self._runtime
+
+    def may_train(self) -> bool:
+        """Return whether a batch that is due may be trained now; while not, the run's folder says why."""
+        why, now = self.pace.waits(), time.time()
+        if why is not None and self._closed_at is None:
+            logger.info("%s", why)
+            note_waiting(self.args.run_dir, why)
+            self._closed_at = now
+        elif why is None and self._closed_at is not None:
+            logger.info("training goes on after %.0f s", now - self._closed_at)
+            note_waiting(self.args.run_dir, None)
+            self.closed_seconds += now - self._closed_at
+            self._closed_at = None
+        return why is None
 
     def get_samples(self, num_samples: int) -> list[list[Sample]]:
         """Raise: samples come from conversations, not from prompts."""
@@ -166,9 +194,18 @@ class LedgerDataSource(DataSource):
         logger.error("rollout %d: %d samples are dropped, because its step was not taken: %s", rollout_id, count, why)
 
     def step_undone(self, rollout_id: int, why: str) -> None:
-        """Quarantine the samples of a batch whose steps the gate undid; ``openclaw-rl accept`` may release them."""
+        """Quarantine the samples of a batch whose steps the gate undid; ``openclaw-rl accept`` may release them.
+
+        ``OPENCLAW_PERSON_REFUSALS`` refusals of one person's own batches in a row pause this person's training.
+        """
         count = until_available(lambda: self.ledger.decisions.quarantine(rollout_id), self.stopped)
         logger.warning("rollout %d: %d samples are in quarantine: %s", rollout_id, count, why)
+        refused = until_available(lambda: self.ledger.decisions.refused_in_a_row(rollout_id), self.stopped)
+        if refused is not None and refused[1] and refused[1] % self.refusals == 0:
+            person, count = refused
+            logger.error(
+                "%s", pause(self.args.run_dir, rollout_id, f"the gate refused {count} batches in a row", person)
+            )
 
     def gate_decided(self, rollout_id: int, decision: Decision) -> None:
         """Log the decision about a batch."""
@@ -223,34 +260,40 @@ def live_rollout(
             "live training reads the ledger; add --data-source-path openclaw.training.rollout.LedgerDataSource"
         )
     supervisor = data_source.runtime
-    started = time.monotonic()
-    samples, dropped = collect(args, rollout_id, data_source, supervisor)
+    started, data_source.closed_seconds = time.monotonic(), 0.0
+    samples, dropped, due = collect(args, rollout_id, data_source, supervisor)
     metrics = batch_metrics(
-        data_source.ledger, samples, args.max_weight_staleness if args.stale_samples == "correct" else None
+        data_source.ledger, samples, args.max_weight_staleness if args.stale_samples == "correct" else None, due.person
     )
     metrics |= {
         "openclaw/wait_seconds": time.monotonic() - started,
+        "openclaw/train_when_seconds": data_source.closed_seconds,
+        "openclaw/passes": float(due.passes or 1),
+        "openclaw/of_one_person": float(due.person is not None),
         "openclaw/dropped_stale": float(dropped),
         "openclaw/runtime_restarts": float(supervisor.restarts),
         "openclaw/runtime_frozen": float(supervisor.frozen),
     }
-    return RolloutFnTrainOutput(samples=[[sample] for sample in samples], metrics=metrics)
+    return RolloutFnTrainOutput([[sample] for sample in samples], metrics, person=due.person, passes=due.passes)
 
 
 def collect(
     args: Arguments, rollout_id: int, source: LedgerDataSource, supervisor: RuntimeSupervisor
-) -> tuple[list[Sample], int]:
-    """Lease a full batch; return it and the number of samples dropped as stale; an episode is stale as a whole.
+) -> tuple[list[Sample], int, Due]:
+    """Lease the batch that is due (`openclaw.training.pace`); return it, the number of samples dropped as stale, and what it is.
+
+    An episode is stale as a whole.
 
     With ``--stale-samples mask`` stale tokens get loss mask 0, and only a rollout of which nothing is left is dropped. With
     ``correct`` none is dropped: the loss weighs tokens by their likelihood under the trainer's weights.
     """
-    ledger, wanted = source.ledger, args.rollout_batch_size
+    ledger = source.ledger
     dropped = 0
     while True:
-        held = ledger.samples.leased_count(rollout_id)
-        wait_for_samples(source, rollout_id, wanted - held, supervisor)
-        samples = until_available(lambda: ledger.samples.claim(rollout_id, wanted, source.quota), source.stopped)
+        due = wait_for_samples(source, rollout_id, supervisor)
+        of = (due.person, due.origin, source.pace.paused())
+        claim = partial(ledger.samples.claim, rollout_id, due.count, source.quota, *of)
+        samples = until_available(claim, source.stopped)
         version = ledger.samples.live_weight_version()
         bound = args.max_weight_staleness
         rollouts, rescored = fresh_scores(source, by_rollout(samples), version, bound)
@@ -263,10 +306,9 @@ def collect(
         blind = 0 if stale else drop_blind(source, rollouts, rollout_id)
         if rescored:
             logger.info("rollout %d: the scores of %d samples of logs are renewed", rollout_id, rescored)
-        if not stale and not blind and len(rollouts) == wanted:  # fewer if a session was deleted meanwhile
-            return [
-                prepare(sample, version, source.compares, pieces[0]) for pieces in rollouts for sample in pieces
-            ], dropped
+        if not stale and not blind and len(rollouts) == due.count:  # fewer if a session was deleted meanwhile
+            prepared = [prepare(item, version, source.compares, pieces[0]) for pieces in rollouts for item in pieces]
+            return prepared, dropped, due
         if stale:
             logger.warning("rollout %d: dropped %d stale samples, more than %s updates old", rollout_id, stale, bound)
 
@@ -315,35 +357,39 @@ def compares_rewards(environment: Mapping[str, str] = os.environ) -> bool:
     return bool(RuntimeVariables.declared("baseline").read(environment)[0])
 
 
-def wait_for_samples(source: LedgerDataSource, rollout_id: int, count: int, supervisor: RuntimeSupervisor) -> None:
-    """Wait until ``count`` samples are ready; log judge errors at once and the progress every ten seconds.
+def wait_for_samples(source: LedgerDataSource, rollout_id: int, supervisor: RuntimeSupervisor) -> Due:
+    """Wait until a batch is due and may be trained, and return it; log judge errors at once and the progress every ten seconds.
+
+    While ``OPENCLAW_TRAIN_WHEN`` forbids a step, the reason is in ``waiting.json`` of the run's folder (`groundwork.paused`).
 
     Raises:
         DataUsedError: the run trains from logs, and fewer are left.
         InterruptedError: the data source was disposed of meanwhile.
     """
-    ledger = source.ledger
+    ledger, wanted = source.ledger, source.args.rollout_batch_size
     next_word = time.monotonic() + PROGRESS_SECONDS
     while True:
         used = source.offline and ledger.logs.nothing_to_come()  # before the count, so that no last sample is missed
-        if (ready := ledger.samples.ready_count()) >= count:
-            return
-        if used:
+        due = source.pace.due(rollout_id, wanted)
+        if due is not None and source.may_train():
+            return due
+        if used and due is None:
             raise DataUsedError(
                 used_text(ledger, source.args.rollout_batch_size, ledger.samples.leased_count(rollout_id))
             )
         supervisor.check()
         source.judge_errors.look()
         if source.stopped.wait(POLL_SECONDS):
-            raise InterruptedError(f"rollout {rollout_id} was cancelled with {ready} of {count} samples ready")
+            ready = ledger.samples.ready_count()
+            raise InterruptedError(f"rollout {rollout_id} was cancelled with {ready} of {wanted} samples ready")
         if time.monotonic() >= next_word:
             next_word += PROGRESS_SECONDS
             counts = ledger.views.counts()
             logger.info(
                 "rollout %d: %d of %d samples ready; turns %s, without a sample %s",
                 rollout_id,
-                ready,
-                count,
+                ledger.samples.ready_count(),
+                wanted - ledger.samples.leased_count(rollout_id),
                 counts["turns"],
                 counts["turn_reasons"],
             )
@@ -480,10 +526,13 @@ DEGENERATE = ("truncated", "repetition")
 """Reasons of `openclaw.judge.hygiene` that show a policy falling apart; such replies are in no batch."""
 
 
-def batch_metrics(ledger: Ledger, samples: list[Sample], bound: int | None) -> dict[str, float]:
+def batch_metrics(
+    ledger: Ledger, samples: list[Sample], bound: int | None, person: str | None = None
+) -> dict[str, float]:
     """Return a batch's metrics: staleness, terms, owners, and the ledger's counts by state and reason.
 
-    ``bound`` is ``--max-weight-staleness`` if samples beyond it are trained with correction, otherwise None.
+    ``bound`` is ``--max-weight-staleness`` if samples beyond it are trained with correction, otherwise None; ``person``:
+    whose replies count as degenerate or not, None: everybody's.
     """
     counts = ledger.views.counts()
     stale = [sample.metadata["staleness"] for sample in samples]
@@ -500,7 +549,7 @@ def batch_metrics(ledger: Ledger, samples: list[Sample], bound: int | None) -> d
         "openclaw/scored_share": sum(SCORED in sample.metadata for sample in samples) / len(samples),
         "openclaw/feedback_scored_share": sum(WEIGHT in sample.metadata for sample in samples) / len(samples),
         "openclaw/baseline": sum(sample.metadata.get(BASELINE, 0.0) for sample in samples) / len(samples),
-        "openclaw/degenerate_share": ledger.views.degenerate_share(DEGENERATE),
+        "openclaw/degenerate_share": ledger.views.degenerate_share(DEGENERATE, person),
         "openclaw/owners": float(len(owners)),
         "openclaw/largest_owner_share": max(owners.values()) / len(samples),
         "openclaw/episodes": float(len({sample.metadata["episode"] for sample in of_episodes})),

@@ -10,6 +10,9 @@ from slime.utils.step_metrics import Metric, undeclared
 
 CONVERSATIONS = (
     Metric("openclaw/wait_seconds", "seconds", "Wait for a full batch"),
+    Metric("openclaw/train_when_seconds", "seconds", "Part of it in which `OPENCLAW_TRAIN_WHEN` forbade a step"),
+    Metric("openclaw/of_one_person", "count", "1 if the batch is one person's, by pace or practice"),
+    Metric("openclaw/passes", "count", "Optimizer steps over the batch, each with all of it"),
     Metric("openclaw/queue_depth", "count", "Samples that are ready for the next batch"),
     Metric("openclaw/staleness_{statistic}", "updates", "Updates since a sample's oldest token: min, mean, max"),
     Metric("openclaw/dropped_stale", "count", "Samples dropped for `--max-weight-staleness`"),

@@ -81,7 +81,7 @@ def run(
     def lease(rollout_id: int) -> Any:
         shared: list[Any] = [None]
         if source is not None:
-            samples, _ = collect(source.args, rollout_id, source, NoRuntime())  # type: ignore[arg-type]
+            samples, _, _ = collect(source.args, rollout_id, source, NoRuntime())  # type: ignore[arg-type]
             batches[rollout_id] = [sample.metadata["ledger_id"] for sample in samples]
             whole = args.changed(global_batch_size=BATCH)
             shared = [split_by_dp(convert(whole, samples), world_size, whole)]

@@ -142,7 +142,7 @@ def collected(servers: Servers, folder: Path, monkeypatch: pytest.MonkeyPatch) -
     args = rollout_args(folder, rollout_batch_size=len(REWARDED))
     source = LedgerDataSource(args)
     assert source.ledger.samples.ready_count() == len(REWARDED)
-    samples, _ = collect(args, 0, source, cast("RuntimeSupervisor", None))
+    samples, _, _ = collect(args, 0, source, cast("RuntimeSupervisor", None))
     assert source.ledger.samples.ready_count() == 0
     source.dispose()
     return samples

@@ -173,7 +173,7 @@ async def test_every_trained_token_has_the_logprob_of_its_weights(
 
     monkeypatch.setenv("OPENCLAW_LEDGER", str(tmp_path / "ledger.sqlite"))
     args = rollout_args(tmp_path, rollout_batch_size=len(REWARDS))
-    samples, _ = collect(args, 0, LedgerDataSource(args), cast("RuntimeSupervisor", None))
+    samples, _, _ = collect(args, 0, LedgerDataSource(args), cast("RuntimeSupervisor", None))
     trained = [exchange for exchange in exchanges if not exchange.forced]
     check_samples(samples, chains(trained))
     data = convert(args, samples)

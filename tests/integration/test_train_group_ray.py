@@ -38,7 +38,7 @@ class StandInActor:
         assert self.port == 4000, "every rank knows where they meet"
         return args.starts[self.rank]
 
-    def train(self, rollout_id: int, shard: Any) -> Any:
+    def train(self, rollout_id: int, shard: Any, passes: int) -> Any:
         if shard == "die":
             os._exit(1)
         if shard == "raise":
@@ -88,7 +88,7 @@ def group(args: Arguments, reserved: ReservedPlacement) -> TrainGroup[RemotePoli
 
 
 def train(ranks: TrainGroup[RemotePolicy], rollout_id: int, shards: list[Any]) -> list[Any]:
-    return ranks.gather(ranks.send(RemotePolicy.train, rollout_id, shards))
+    return ranks.gather(ranks.send(RemotePolicy.train, rollout_id, shards, 1))
 
 
 def test_every_rank_gets_its_shard(args: Arguments, reserved: ReservedPlacement) -> None:

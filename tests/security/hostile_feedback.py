@@ -68,7 +68,7 @@ def _batch(server: Server) -> list[str]:
             source.backup(target)
         data = LedgerDataSource(rollout_args(Path(folder), rollout_batch_size=BATCH))
         supervisor: Any = SimpleNamespace(check=lambda: None, restarts=0)
-        samples, _ = collect(data.args, 0, data, supervisor)
+        samples, _, _ = collect(data.args, 0, data, supervisor)
         ids = {sample.metadata["ledger_id"] for sample in samples}
         ledger = Ledger(copy)
         try:

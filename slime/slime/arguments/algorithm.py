@@ -464,7 +464,7 @@ GATE = Group(
     ),
 )
 MIN_ENGINES = 2
-_STATE_ELSEWHERE = ("optimizer_cpu_offload", "use_precision_aware_optimizer")
+STATE_ELSEWHERE = ("optimizer_cpu_offload", "use_precision_aware_optimizer")
 
 
 def check_gate(args: Arguments) -> list[str]:
@@ -480,7 +480,7 @@ def check_gate(args: Arguments) -> list[str]:
             f"--before-push-path decides about every update, but --update-weights-interval "
             f"{args.update_weights_interval} joins several; remove one of them"
         )
-    for name in _STATE_ELSEWHERE:
+    for name in STATE_ELSEWHERE:
         if getattr(args, name):
             problems.append(
                 f"--before-push-path cannot undo the steps of {flag_of(name)}, whose state it cannot copy; "

@@ -55,7 +55,7 @@ class Reports:
 
     def update(self, update: Update, seconds: float, weight_version: str) -> None:
         """Report an update that took ``seconds`` with its publication, and the version that serves."""
-        paused = {PAUSED: float(update.held is not None)} if self._args.fuses else {}
+        paused = {PAUSED: float(update.pauses)} if self._args.fuses else {}
         steps = update.steps
         rollout = {
             **update.metrics,

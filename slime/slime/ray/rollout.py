@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import ray
 
@@ -25,7 +25,7 @@ from slime.observability.metric_utils import compute_rollout_step
 from slime.ray.engine_group import engine_groups
 from slime.ray.engine_pool import EnginePool, SetApart
 from slime.ray.placement import ReservedPlacement
-from slime.rollout.base_types import RolloutFnEvalOutput, call_rollout_fn
+from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn
 from slime.rollout.before_push import Decision
 from slime.rollout.custom_conversion import convert_with
 from slime.rollout.data_source import Story, number_of_prompts
@@ -46,11 +46,18 @@ logger = logging.getLogger(__name__)
 
 
 class RolloutBatch(TypedDict):
-    """Result of ``generate``: one object reference per policy rank and per critic rank, and metrics."""
+    """Result of ``generate``: one object reference per policy rank and per critic rank, and metrics.
+
+    Attributes:
+        person: see `RolloutFnTrainOutput`; missing: several people's.
+        passes: how often the steps on the shards are repeated; missing: not at all.
+    """
 
     shards: list[Any]
     critic_shards: list[Any]
     metrics: dict[str, Any]
+    person: NotRequired[str | None]
+    passes: NotRequired[int]
 
 
 class BatchMaker:
@@ -72,16 +79,16 @@ class BatchMaker:
         """
         start = time.monotonic()
         if self._args.load_debug_rollout_data:
-            samples, extra = self._load_debug_samples(rollout_id), {}
+            output = self._load_debug_rollout(rollout_id)
         else:
             output = call_rollout_fn(self._generate, self._args, rollout_id, source, evaluation=False)
             if isinstance(output, RolloutFnEvalOutput):
                 raise PluginError(f"{self._args.rollout_function_path} returned an evaluation; return samples instead")
-            samples, extra = flatten(output.samples), output.metrics or {}
             mark(rollout_id)
+        samples, extra = flatten(output.samples), output.metrics or {}
         if not samples:
             raise ValueError(f"{self._args.rollout_function_path} returned no samples for rollout {rollout_id}")
-        self._save_debug_samples(rollout_id, samples)
+        self._save_debug_rollout(rollout_id, samples, output)
         seconds = time.monotonic() - start
         train_data = self._train_data(samples)
         metrics = {
@@ -93,8 +100,14 @@ class BatchMaker:
         custom_log = self._args.custom_rollout_log_function_path
         if custom_log and load_function(custom_log)(rollout_id, self._args, samples, extra, seconds):
             metrics = {"perf/rollout_time": seconds}
-        shards, critic_shards = self._shards(train_data)
-        return {"shards": shards, "critic_shards": critic_shards, "metrics": metrics}
+        shards, critic_shards = self._shards(train_data, whole=output.passes is not None)
+        return {
+            "shards": shards,
+            "critic_shards": critic_shards,
+            "metrics": metrics,
+            "person": output.person,
+            "passes": output.passes or 1,
+        }
 
     def _train_data(self, samples: list[Sample]) -> TrainData:
         custom_convert = self._args.custom_convert_samples_to_train_data_path
@@ -102,10 +115,12 @@ class BatchMaker:
             return convert_with(load_function(custom_convert), self._args, samples)
         return convert(self._args, samples)
 
-    def _shards(self, train_data: TrainData) -> tuple[list[Any], list[Any]]:
-        """Return the training data split over the policy's ranks, and over the critic's."""
+    def _shards(self, train_data: TrainData, *, whole: bool) -> tuple[list[Any], list[Any]]:
+        """Return the training data split over the policy's ranks, and over the critic's; ``whole``: as one step."""
         sizes = {self._dp_size, self._critic_size} - {0}
-        split = {size: [ray.put(shard) for shard in split_by_dp(train_data, size, self._args)] for size in sizes}
+        one_step = {"use_dynamic_global_batch_size": True, "num_steps_per_rollout": 1}
+        args = self._args.changed(**one_step) if whole else self._args
+        split = {size: [ray.put(shard) for shard in split_by_dp(train_data, size, args)] for size in sizes}
         return split[self._dp_size], split.get(self._critic_size, [])
 
     def eval(self, rollout_id: int, source: object) -> dict[str, Any]:
@@ -121,20 +136,22 @@ class BatchMaker:
             return {}
         return metrics
 
-    def _save_debug_samples(self, rollout_id: int, samples: list[Sample]) -> None:
+    def _save_debug_rollout(self, rollout_id: int, samples: list[Sample], output: RolloutFnTrainOutput) -> None:
         template = self._args.save_debug_rollout_data
         if not template:
             return
         path = Path(template.format(rollout_id=rollout_id))
         private_folder(path.parent)
         with open(path, "wb", opener=private) as file:
-            save_data({"rollout_id": rollout_id, "samples": [sample.to_dict() for sample in samples]}, file)
+            of_one = {} if output.passes is None else {"person": output.person, "passes": output.passes}
+            save_data({"rollout_id": rollout_id, "samples": [s.to_dict() for s in samples], **of_one}, file)
 
-    def _load_debug_samples(self, rollout_id: int) -> list[Sample]:
+    def _load_debug_rollout(self, rollout_id: int) -> RolloutFnTrainOutput:
         path = required("--load-debug-rollout-data", self._args.load_debug_rollout_data).format(rollout_id=rollout_id)
         dump = load_data(path)
         samples = [Sample.from_dict(record) for record in dump["samples"]]
-        return subsample(samples, self._args.load_debug_rollout_data_subsample)
+        chosen = subsample(samples, self._args.load_debug_rollout_data_subsample)
+        return RolloutFnTrainOutput([chosen], person=dump.get("person"), passes=dump.get("passes"))
 
     def dispose(self) -> None:
         """End what a rollout function started that is an object with processes."""

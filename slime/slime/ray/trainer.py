@@ -83,14 +83,14 @@ class RemoteRank:
 class RemotePolicy(RemoteRank):
     """Handle of a rank of the policy."""
 
-    def train(self, rollout_id: int, shard: Any) -> ObjectRef[dict[str, Any] | None]:
-        return self.actor.train.remote(rollout_id, shard)
+    def train(self, rollout_id: int, shard: Any, passes: int) -> ObjectRef[dict[str, Any] | None]:
+        return self.actor.train.remote(rollout_id, shard, passes)
 
     def prepare(self, rollout_id: int, shard: Any, values: Sequence[Any]) -> ObjectRef[dict[int, Any]]:
         return self.actor.prepare.remote(rollout_id, shard, values)
 
-    def step(self, rollout_id: int, learn: bool) -> ObjectRef[dict[str, Any] | None]:
-        return self.actor.step.remote(rollout_id, learn)
+    def step(self, rollout_id: int, learn: bool, passes: int) -> ObjectRef[dict[str, Any] | None]:
+        return self.actor.step.remote(rollout_id, learn, passes)
 
     def ask(self, served: bool, probes: Sequence[Probe]) -> ObjectRef[dict[int, Answer]]:
         return self.actor.ask.remote(served, probes)
@@ -121,8 +121,8 @@ class RemoteCritic(RemoteRank):
     def values(self, rollout_id: int, shard: Any) -> ObjectRef[dict[int, Any]]:
         return self.actor.values.remote(rollout_id, shard)
 
-    def step(self, rollout_id: int, returns: Sequence[Any]) -> ObjectRef[dict[str, Any] | None]:
-        return self.actor.step.remote(rollout_id, returns)
+    def step(self, rollout_id: int, returns: Sequence[Any], passes: int) -> ObjectRef[dict[str, Any] | None]:
+        return self.actor.step.remote(rollout_id, returns, passes)
 
 
 ACTORS = {
@@ -376,14 +376,14 @@ class Trainer:
         self._critic.call(RemoteCritic.load_checkpoint, start)
         return start
 
-    def train(self, rollout_id: int, shards: list[Any], critic_shards: list[Any]) -> dict[str, Any]:
-        """Take the optimizer steps of a rollout, one shard per rank, and return the metrics."""
+    def train(self, rollout_id: int, shards: list[Any], critic_shards: list[Any], passes: int = 1) -> dict[str, Any]:
+        """Take the optimizer steps of a rollout ``passes`` times, one shard per rank, and return the metrics."""
         if self._critic is None:
-            return self._actor.gather(self._actor.send(RemotePolicy.train, rollout_id, shards))[0] or {}
+            return self._actor.gather(self._actor.send(RemotePolicy.train, rollout_id, shards, passes))[0] or {}
         values = self._critic.send(RemoteCritic.values, rollout_id, critic_shards)
         returns = self._actor.send(RemotePolicy.prepare, rollout_id, shards, values.references)
-        critic_steps = self._critic.ask(RemoteCritic.step, rollout_id, returns.references)
-        steps = self._actor.ask(RemotePolicy.step, rollout_id, rollout_id >= self._critic_only)
+        critic_steps = self._critic.ask(RemoteCritic.step, rollout_id, returns.references, passes)
+        steps = self._actor.ask(RemotePolicy.step, rollout_id, rollout_id >= self._critic_only, passes)
         self._critic.gather(values)
         self._actor.gather(returns)
         return side_by_side(self._critic.gather(critic_steps)[0] or {}, self._actor.gather(steps)[0] or {})

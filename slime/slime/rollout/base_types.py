@@ -13,6 +13,13 @@ from slime.utils.types import Sample
 class RolloutFnTrainOutput:
     """Groups of samples, possibly nested lists, and metrics to log.
 
+    Attributes:
+        samples: to train.
+        metrics: to log.
+        person: whose samples all of them are, so that a fuse that the step blows pauses this person's training alone; None of
+            several people's.
+        passes: optimizer steps to take, each with all samples; None: the flags say how samples make steps.
+
     Example:
         >>> from slime.utils.types import Sample
         >>> def rollout(args, rollout_id, data_source, evaluation=False):
@@ -22,6 +29,8 @@ class RolloutFnTrainOutput:
 
     samples: list[list[Sample]]
     metrics: dict[str, Any] | None = None
+    person: str | None = None
+    passes: int | None = None
 
 
 @dataclass

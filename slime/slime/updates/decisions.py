@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from groundwork.exceptions import ConfigError
 from groundwork.process import Stopped
 from slime.args import Arguments, required
+from slime.arguments.algorithm import STATE_ELSEWHERE
+from slime.arguments.option import flag_of
 from slime.exceptions import PluginError, SlimeError
 from slime.rollout.before_push import Answer, Canary, Decision, DecisionEndedError, Policies, Probe
 from slime.updates.update import State, Update
@@ -35,17 +37,26 @@ T = TypeVar("T")
 
 
 class Decisions:
-    """Does nothing without the flag. Owned by the driver's main thread."""
+    """Decides only with the flag. Owned by the driver's main thread."""
 
     def __init__(self, args: Arguments, processes: Processes, engines: Engines) -> None:
         self._args = args
         self._processes = processes
         self._engines = engines
         self._seconds: dict[str, float] = {}
+        self._snapshot = False
 
-    def before_steps(self) -> None:
-        """Take the snapshot to which a refusal goes back."""
-        if self._args.before_push_path:
+    def before_steps(self, passes: int) -> None:
+        """Take the snapshot to which a refusal goes back, or a fuse that a later one of several passes blows.
+
+        Raises:
+            ConfigError: there are several passes and fuses, but no snapshot can be taken.
+        """
+        between = passes > 1 and bool(self._args.fuses)
+        if between and (flags := [flag_of(name) for name in STATE_ELSEWHERE if getattr(self._args, name)]):
+            raise ConfigError(f"--fuses cannot undo the first of {passes} passes with {flags[0]}; remove one of them")
+        self._snapshot = between or bool(self._args.before_push_path)
+        if self._snapshot:
             self._seconds = {}
             self._timed("snapshot", self._processes.trainer.take_snapshot)
 
@@ -55,16 +66,18 @@ class Decisions:
         The plugin is asked if the steps changed the weights. The update's metrics get the decision, the plugin's metrics and
         the seconds.
         """
-        if not self._args.before_push_path:
+        if not self._snapshot:
             if update.state is State.TRAINED:
                 update.to(State.ACCEPTED)
             return
         trainer = self._processes.trainer
+        if update.state is State.HELD:
+            trainer.undo_steps()  # those of the passes before
+            return
         serving, candidate = trainer.versions()
-        if update.state is State.HELD or serving == candidate:
+        if not self._args.before_push_path or serving == candidate:
             trainer.keep_steps()
-            if update.state is State.TRAINED:
-                update.to(State.ACCEPTED)
+            update.to(State.ACCEPTED)
             return
         update.to(State.PROBED)
         try:

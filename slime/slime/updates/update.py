@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from slime.utils.fuses import Blown
+from slime.utils.metric_names import RECENT_ENTROPY
 
 
 class State(Enum):
@@ -61,6 +62,7 @@ class Update:
         waited: seconds that the trainer waited for the batch.
         held: the fuse that held the steps back, or None.
         undone: why the gate undid the steps, or None.
+        person: whose samples the batch has; None of several people's.
         state: see `TRANSITIONS`.
 
     Example:
@@ -81,6 +83,7 @@ class Update:
     waited: float = 0.0
     held: Blown | None = None
     undone: str | None = None
+    person: str | None = None
     state: State = State.TRAINED
 
     def to(self, state: State) -> None:
@@ -97,6 +100,11 @@ class Update:
     def learned(self) -> bool:
         """Whether the trainer's weights are those after the steps."""
         return self.state not in (State.HELD, State.UNDONE, State.EXCLUDED)
+
+    @property
+    def pauses(self) -> bool:
+        """Whether a fuse pauses everybody's training: the batch is several people's, or the fuse looks at other steps, too."""
+        return self.held is not None and (self.person is None or self.held.fuse.metric == RECENT_ENTROPY)
 
     @property
     def may_be_saved(self) -> bool:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from groundwork.paused import Paused, pause, paused, resume
+from groundwork.paused import Paused, pause, paused, paused_people, resume
 from groundwork.process import Stopped
 from slime.args import Arguments
 from slime.observability.metric_utils import STEPS
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ENTROPY = f"{OF_THE_LOSS}entropy_loss"
+SKIPPED = f"{OF_THE_LOSS}skipped_steps"
 HOW_TO_GO_ON = "the last good weights keep serving and samples are kept; to go on: openclaw-rl resume"
 
 
@@ -55,10 +56,12 @@ class Fuses:
         self._entropies: deque[float] = deque(maxlen=STEPS_OF_ENTROPY)
 
     def at_start(self) -> None:
-        """Forget the pause of an earlier run in the folder, or one that ``--resume-training`` ends; tell of any other."""
+        """Forget the pauses of an earlier run in the folder, or those that ``--resume-training`` ends; tell of any other."""
+        run_dir = self._args.run_dir
         if not self._args.resume or self._args.resume_training:
-            resume(self._args.run_dir)
-        if note := self.paused():
+            for person in (None, *paused_people(run_dir)):
+                resume(run_dir, person)
+        for note in filter(None, (self.paused(), *paused_people(run_dir).values())):
             say(f"{note}; {self._how()}")
 
     def recent(self) -> dict[str, float]:
@@ -86,10 +89,11 @@ class Fuses:
         self._unseen = set()
         return None
 
-    def pause(self, rollout_id: int, cause: Blown) -> None:
-        """Pause training after ``rollout_id``."""
-        self._entropies.clear()
-        note = pause(self._args.run_dir, rollout_id, str(cause))
+    def pause(self, rollout_id: int, cause: str, person: str | None = None) -> None:
+        """Pause training after ``rollout_id``, or with ``person`` the training of this person."""
+        if person is None:
+            self._entropies.clear()
+        note = pause(self._args.run_dir, rollout_id, cause, person)
         logger.error("%s; %s", note, self._how())
         say(f"{note}; {self._how()}")
 
@@ -139,19 +143,21 @@ class Updates:
     def step(self, rollout_id: int, batch: RolloutBatch) -> Update:
         """Take the steps of one batch and ask the gate; push nothing.
 
-        A step that blows a fuse is not taken, and pauses training. Steps that the gate refuses are undone.
+        A step that blows a fuse is not taken, and pauses training: of one person if the batch is this person's, and also if its
+        gradient is not finite. Steps that the gate refuses are undone.
         """
         if (known := self._restarts.outcome(rollout_id)) is not None:
             return self._once_more_without(known)
         start, metrics = time.monotonic(), batch["metrics"]
         metrics.update(staleness(metrics, self._engines.version) | self.fuses.recent())
         self._engines.leave_gpus()
-        update = Update(rollout_id, metrics, {}, waited=start - self.progress.free_since)
+        person, passes = batch.get("person"), batch.get("passes", 1)
+        update = Update(rollout_id, metrics, {}, waited=start - self.progress.free_since, person=person)
         update.held = self.fuses.of_batch(metrics)
         if update.held is None:
-            self._decisions.before_steps()
+            self._decisions.before_steps(passes)
             trainer = self._processes.trainer
-            update.steps = trainer.train(rollout_id, batch["shards"], batch["critic_shards"])
+            update.steps = trainer.train(rollout_id, batch["shards"], batch["critic_shards"], passes)
             update.held = self.fuses.of_steps(update.steps, metrics)
             update.state = State.TRAINED if update.held is None else State.HELD
             self._decisions.after_steps(update)
@@ -160,7 +166,9 @@ class Updates:
         update.seconds = time.monotonic() - start
         self.progress.stepped(update)
         if update.held is not None:
-            self.fuses.pause(rollout_id, update.held)
+            self.fuses.pause(rollout_id, str(update.held), None if update.pauses else person)
+        elif person is not None and any(step.get(SKIPPED) for step in update.steps.get(STEPS, [])):
+            self.fuses.pause(rollout_id, "the gradient of a batch is not finite", person)
         if not update.learned:
             self._without(update)
         return update

@@ -34,7 +34,8 @@ def source(args: Arguments) -> LedgerDataSource:
 
 
 def batch(args: Arguments, source: LedgerDataSource, rollout_id: int = 0) -> tuple[list[Sample], int]:
-    return collect(args, rollout_id, source, NOT_ASKED)
+    samples, dropped, _ = collect(args, rollout_id, source, NOT_ASKED)
+    return samples, dropped
 
 
 def test_an_episode_is_one_rollout_beside_a_persons_turn(args: Arguments, source: LedgerDataSource) -> None:

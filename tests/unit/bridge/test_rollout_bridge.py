@@ -371,13 +371,14 @@ def test_a_session_forgotten_before_the_claim_leaves_no_short_batch(
         judged_sample(source.ledger, f"turn-{number}", session_id=f"session-{number}")
     wait, waits = rollout.wait_for_samples, []
 
-    def forget_after_the_first_wait(*arguments: Any) -> None:
+    def forget_after_the_first_wait(*arguments: Any) -> Any:
         waits.append(arguments)
         if len(waits) == 2:
             judged_sample(source.ledger, "turn-2")
-        wait(*arguments)
+        due = wait(*arguments)
         if len(waits) == 1:
             source.ledger.sessions.forget("session-0")
+        return due
 
     monkeypatch.setattr(rollout, "wait_for_samples", forget_after_the_first_wait)
     assert ids(claim(args, source, 0)) == [2, 3]

@@ -41,6 +41,34 @@ def shard(actor: FSDPTrainActor, seed: int = 0) -> dict[str, Any]:
     return trainer.shards(actor.args, trainer.train_data(3, seed=seed), 1)[0]
 
 
+def test_passes_are_steps_on_one_prepared_batch(tiny_random_model: Path) -> None:
+    """Equal bit for bit to the back end's own steps, with the old log probabilities of before the first."""
+    with started(tiny_random_model) as (actor, _):
+        metrics = actor.train(0, shard(actor), passes=3) or {}
+        after, version = weights(actor.backend.model), actor.versions()
+        assert actor.backend.schedule.steps == 3
+    steps = metrics["steps"]
+    assert [step["train/ppo_kl"] == 0.0 for step in steps] == [True, False, False], "the ratio moves from pass to pass"
+    assert metrics["train/loss"] == pytest.approx(sum(step["train/loss"] for step in steps) / 3)
+    assert version == ("0", "1"), "one new version"
+    with started(tiny_random_model) as (actor, _):
+        actor.prepare(0, shard(actor))
+        data = actor._data
+        assert data is not None
+        actor.backend.before_steps()
+        for _ in range(3):
+            actor.backend.optimizer_step(data, 0, 0)
+        assert all(torch.equal(value, after[name]) for name, value in weights(actor.backend.model).items())
+
+
+def test_a_pass_that_is_held_back_is_the_last(tiny_random_model: Path) -> None:
+    with started(tiny_random_model, fuses=["train/loss<1e9"]) as (actor, _):
+        before = weights(actor.backend.model)
+        metrics = actor.train(0, shard(actor), passes=3) or {}
+        assert [step["train/fuse_held"] for step in metrics["steps"]] == [1.0]
+        assert all(torch.equal(value, before[name]) for name, value in weights(actor.backend.model).items())
+
+
 def test_only_the_named_parameters_move_and_a_checkpoint_holds_all(tiny_random_model: Path, tmp_path: Path) -> None:
     flags = {"only_train_params_name_list": [r"layers\.0\."], "save": str(tmp_path)}
     with started(tiny_random_model, **flags) as (actor, _):

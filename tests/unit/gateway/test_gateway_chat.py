@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from groundwork.paused import pause
+from groundwork.paused import note_waiting, pause, resume
 from openclaw.gateway import turns
 from openclaw.ledger.decisions import Offer
 from slime.contract.engine import logprob_of
@@ -323,6 +323,13 @@ async def test_a_paused_training_is_shown_while_the_server_serves(
         "training is paused since rollout 7: train/ppo_kl>0.5 (it is 2)",
     )
     assert "openclaw_training_paused 1.0" in (await http.get("/metrics")).text
+    resume(tmp_path)
+    note_waiting(tmp_path, "training waits until nobody talks")
+    pause(tmp_path, 8, "train/ppo_kl>0.5 (it is 2)", "alice")
+    body = (await http.get("/healthz")).json()
+    assert (body["training"], body["people_paused"]) == ("training waits until nobody talks", 1), "names nobody"
+    shown = (await http.get("/metrics")).text
+    assert all(f"{name} 1.0" in shown for name in ("openclaw_training_waits", "openclaw_people_paused"))
 
 
 async def test_what_the_gate_keeps_refusing_is_shown(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -70,21 +71,20 @@ def test_an_opinion_takes_back_what_a_turn_gave_but_no_practice(ledger: Ledger) 
     assert ledger.views.counts()["samples"] == {"dropped": 1, "leased": 1}
 
 
-def test_samples_of_before_learn_whose_they_are(tmp_path: Path) -> None:
-    """A file of version 21 is made from a new one: the columns are the last migration's, whatever came after it."""
+def test_samples_of_before_learn_whose_they_are(repository: Path, tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
-    with closing(Ledger(path)) as ledger:
-        judged_sample(ledger, "l")
-        judged_sample(ledger, "a", session_id=stored_id("alice/agent", "s"))
+    shutil.copy(repository / "tests/data/ledger_v1.sqlite", path)
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute("DROP INDEX samples_by_person")
-        connection.execute("ALTER TABLE samples DROP COLUMN person")
-        connection.execute("ALTER TABLE samples DROP COLUMN origin")
-        connection.execute("PRAGMA user_version = 21")
+        for table, column in (("sessions", "id"), ("turns", "session_id")):
+            connection.execute(f"UPDATE {table} SET {column} = '@alice/agent:s' WHERE {column} = 'alice'")
         connection.commit()
     with closing(Ledger(path)) as ledger:
-        rows = ledger.database.rows("SELECT turn_id, person, origin FROM samples ORDER BY id")
-    assert [tuple(row) for row in rows] == [("l", LOCAL, "live"), ("a", "alice", "live")]
+        rows = ledger.database.rows("SELECT session_id, person, origin FROM samples JOIN turns ON turns.id = turn_id")
+    assert len(rows) == 5
+    assert {row["origin"] for row in rows} == {"live"}
+    people = {row["session_id"]: row["person"] for row in rows}
+    assert people.pop("@alice/agent:s") == "alice"
+    assert set(people.values()) == {LOCAL}
 
 
 def test_rows_that_are_saved_from_an_old_file_learn_it_too(tmp_path: Path, ledger: Ledger) -> None:

@@ -127,7 +127,7 @@ def test_only_the_critic_learns_in_the_first_rollouts(monkeypatch: pytest.Monkey
         def send(self, *_: Any) -> Any:
             return SimpleNamespace(references=[])
 
-        def ask(self, method: Any, rollout_id: int, learn: Any) -> Any:
+        def ask(self, method: Any, rollout_id: int, learn: Any, passes: int) -> Any:
             if method is RemotePolicy.step:
                 learned.append(learn)
             return self.send()

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from groundwork.paused import pause, paused, resume
+from groundwork.exceptions import ConfigError
+from groundwork.paused import pause, paused, paused_people, resume
 from groundwork.process import Stopped
 from slime.args import Arguments
 from slime.exceptions import RankLostError
@@ -42,7 +43,7 @@ def make_run(world: World, monkeypatch: pytest.MonkeyPatch, *, where: str = "los
     monkeypatch.setattr(manager, "generate", Remote(lambda rollout_id: batch(rollout_id, where)))
     train = test_run_restart.Trainer.train
 
-    def held(self: Any, rollout_id: int, shards: Any, critic_shards: Any) -> dict[str, Any]:
+    def held(self: Any, rollout_id: int, shards: Any, critic_shards: Any, passes: int = 1) -> dict[str, Any]:
         train(self, rollout_id, shards, critic_shards)
         step = {"train/ppo_kl": 0.7 if where == "loss" and rollout_id == BAD else 0.1}
         # the trainer's own decision, slime.backends.trainer.micro_batch
@@ -101,6 +102,68 @@ def test_a_blown_fuse_pauses_and_nothing_of_it_serves(
     assert paused(run.args.run_dir) is None
 
 
+@pytest.mark.parametrize("where", ["loss", "batch"])
+def test_one_persons_batch_pauses_this_person_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], where: str
+) -> None:
+    run = make_run(world, monkeypatch, where=where)
+    manager: Any = run.processes.manager._actor
+    monkeypatch.setattr(manager, "generate", Remote(lambda number: {**batch(number, where), "person": "alice"}))
+    run.repeat(loop)
+    assert [line for line in world.log if " live " in line] == [f"manager 1 live {n} 1" for n in (0, 1, 3, 4)]
+    assert any(line.startswith(f"refused {BAD}: ") for line in world.log)
+    assert paused(run.args.run_dir) is None
+    assert paused_people(run.args.run_dir)["alice"].rollout_id == BAD
+    assert f"training of alice is paused since rollout {BAD}" in capsys.readouterr().out
+
+
+def test_a_gradient_that_is_not_finite_pauses_its_person(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(world, monkeypatch)
+    manager: Any = run.processes.manager._actor
+    people = {0: None, 1: "alice", 2: "", 3: "bob", 4: "bob"}
+    monkeypatch.setattr(manager, "generate", Remote(lambda number: {**batch(number, ""), "person": people[number]}))
+
+    def train(self: Any, rollout_id: int, shards: Any, critic_shards: Any, passes: int) -> dict[str, Any]:
+        return {STEPS: [{"train/loss": 1.0, "train/skipped_steps": float(rollout_id in (0, 2))}]}
+
+    monkeypatch.setattr(test_run_restart.Trainer, "train", train)
+    run.repeat(loop)
+    assert list(paused_people(run.args.run_dir)) == [""], "of several people's batch nobody is paused"
+    assert "training of local is paused since rollout 2" in str(paused_people(run.args.run_dir)[""])
+
+
+def test_a_fuse_in_a_later_pass_undoes_those_before(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(world, monkeypatch)
+    manager: Any = run.processes.manager._actor
+    asked: list[str] = []
+    monkeypatch.setattr(manager, "generate", Remote(lambda number: {**batch(number, ""), "passes": 4 - number}))
+    train = test_run_restart.Trainer.train
+
+    def held(self: Any, rollout_id: int, shards: Any, critic_shards: Any, passes: int) -> dict[str, Any]:
+        asked.append(f"{passes} passes")
+        train(self, rollout_id, shards, critic_shards)
+        return {STEPS: [{"train/ppo_kl": 0.1}, {"train/ppo_kl": 0.7, "train/fuse_held": float(rollout_id == 1)}]}
+
+    monkeypatch.setattr(test_run_restart.Trainer, "train", held)
+    for name in ("take_snapshot", "keep_steps", "undo_steps"):
+        monkeypatch.setattr(test_run_restart.Trainer, name, lambda self, name=name: asked.append(name), raising=False)
+    monkeypatch.setattr(test_run_restart.Trainer, "versions", lambda self: ("1", "2"), raising=False)
+    resumes_after(run, monkeypatch, 3)
+    monkeypatch.setattr(run.args, "num_rollout", 4)
+    run.repeat(loop)
+    assert asked == [
+        "take_snapshot", "4 passes", "keep_steps", "take_snapshot", "3 passes", "undo_steps",
+        "take_snapshot", "2 passes", "keep_steps", "1 passes",
+    ]  # fmt: skip
+
+
+def test_passes_need_a_state_that_can_be_copied(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(world, monkeypatch)
+    run.args.optimizer_cpu_offload = True
+    with pytest.raises(ConfigError, match="--fuses cannot undo the first of 4 passes with --optimizer-cpu-offload"):
+        run.updates._decisions.before_steps(4)
+
+
 def test_without_the_flag_nothing_is_held_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(world, monkeypatch, fuses=None)
     run.repeat(loop)
@@ -157,11 +220,14 @@ def test_a_rank_that_dies_during_the_pause_starts_again_and_stays_paused(
 def test_a_restart_stays_paused_until_the_flag_or_a_new_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: dict[str, Any], stays: bool
 ) -> None:
-    pause(tmp_path, 7, "train/ppo_kl>0.5 (it is 2)")
+    for person in (None, "alice"):
+        pause(tmp_path, 7, "train/ppo_kl>0.5 (it is 2)", person)
     fuses = Fuses(Arguments(**{"run_dir": str(tmp_path), "resume_training": False, "fuses": None, **flags}))
     fuses.at_start()
     assert (fuses.paused() is not None) is stays
-    assert ("training is paused since rollout 7" in capsys.readouterr().out) is stays
+    assert ("alice" in paused_people(tmp_path)) is stays
+    said = capsys.readouterr().out
+    assert all((f"training{whose} is paused since rollout 7" in said) is stays for whose in ("", " of alice"))
 
 
 def test_a_fuse_without_its_metric_is_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,7 +257,7 @@ def test_one_certain_batch_blows_nothing_and_eight_do(tmp_path: Path, capsys: py
     cause = fuses.of_batch(fuses.recent())
     assert str(cause) == f"{RECENT_ENTROPY}<0.01 (it is 1e-05)"
     assert cause is not None
-    fuses.pause(9, cause)
+    fuses.pause(9, str(cause))
     assert fuses.recent() == {}, "who lets it train again is given eight steps"
 
 
@@ -199,7 +265,7 @@ def test_the_run_pauses_when_the_policy_says_one_thing_only(world: World, monkey
     run = make_run(world, monkeypatch, fuses=[f"{RECENT_ENTROPY}<0.01"])
     run.updates.fuses.of_steps(entropies(*[1e-5] * 7), {})
     monkeypatch.setattr(
-        test_run_restart.Trainer, "train", lambda self, rollout_id, shards, critic_shards: entropies(1e-5)
+        test_run_restart.Trainer, "train", lambda self, rollout_id, shards, critic_shards, passes: entropies(1e-5)
     )
     resumes_after(run, monkeypatch, 3)
     run.repeat(loop)

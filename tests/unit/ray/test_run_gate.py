@@ -96,7 +96,7 @@ class Trainer(test_run_restart.Trainer):
     def versions(self) -> tuple[str, str]:
         return str(self.served), str(self.served + (self.weights != self.served))
 
-    def train(self, rollout_id: int, shards: list[Any], critic_shards: list[Any]) -> dict[str, Any]:
+    def train(self, rollout_id: int, shards: list[Any], critic_shards: list[Any], passes: int = 1) -> dict[str, Any]:
         assert self.open, "the snapshot comes first"
         if "no step" not in ACTIONS:
             self.weights = self.served + 0.5

@@ -98,7 +98,7 @@ class Trainer:
         self._do("init")
         return int(latest.read_text()) if self.args.resume else 0
 
-    def train(self, rollout_id: int, shards: list[Any], critic_shards: list[Any]) -> dict[str, Any]:
+    def train(self, rollout_id: int, shards: list[Any], critic_shards: list[Any], passes: int = 1) -> dict[str, Any]:
         self._do(f"train {rollout_id}")
         self.world.log[-1] += f" on {shards[0]}"
         return {"train/loss": 0.0}

@@ -202,6 +202,11 @@ def the_gate_refuses_what_nobody_can_accept(run: MadeRun) -> None:
         run.ledger.decisions.record(rollout, "refused", "4", "scores moved by 2.10 nats/token", by_margin=rollout == 3)
 
 
+def a_persons_fuse_has_blown(run: MadeRun) -> None:
+    run.healthy()
+    pause(run.folder, 3, "train/ppo_kl>0.5 (it is 0.7)", "alice")
+
+
 def the_runtime_dies(run: MadeRun) -> None:
     run.healthy(3)
     run.talk(1)
@@ -224,6 +229,12 @@ BROKEN: dict[str, tuple[Callable[[MadeRun], None], str, str, str]] = {
     "one way": (everything_is_liked, "one_way_verdicts", "60 of 60", "a larger one"),
     "stale": (everything_is_stale, "stale", "MAX_WEIGHT_STALENESS is 2", "--stale-samples correct"),
     "mismatch": (engines_differ, "mismatch", "0.05 nats", "quantised"),
+    "person paused": (
+        a_persons_fuse_has_blown,
+        "person_paused",
+        "training of alice is paused since rollout 3: train/ppo_kl>0.5 (it is 0.7)",
+        "--person alice",
+    ),
     "paused": (a_fuse_has_blown, "paused", "train/ppo_kl>0.5 (it is 0.7)", "openclaw-rl resume"),
     "no samples": (samples_have_stopped, "no_samples", "tool_turns 15", "openclaw-rl report"),
     "slow batches": (batches_are_slow, "slow_batches", f"a batch of {BATCH} takes", "BATCH_SIZE"),

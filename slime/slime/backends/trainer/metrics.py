@@ -71,14 +71,18 @@ def means_of_streams(args: Arguments, data: RolloutShard, group: dist.ProcessGro
 
 
 def speeds_of(
-    args: Arguments, data: RolloutShard, seconds: Mapping[str, float], group: dist.ProcessGroup | None
+    args: Arguments, data: RolloutShard, seconds: Mapping[str, float], group: dist.ProcessGroup | None, passes: float
 ) -> Metrics:
-    """Return this rank's TFLOP/s in each phase that took ``seconds``, and the tokens per second of its model copy."""
+    """Return this rank's TFLOP/s in each phase that took ``seconds``, and the tokens per second of its model copy.
+
+    ``passes``: how often the steps on ``data`` were taken.
+    """
     lengths, responses = data.fields["total_lengths"], data.fields["response_lengths"]
     copy = dist.get_world_size() / dist.get_world_size(group)
     config = read_config(Path(args.hf_checkpoint))
     step = step_flops(config, lengths, responses, lora_rank=args.lora_rank if args.use_lora else 0)
-    return speeds(seconds, forward_flops(config, lengths, responses) / copy, step / copy, sum(lengths))
+    forward = forward_flops(config, lengths, responses) / copy
+    return speeds(seconds, forward, step * passes / copy, sum(lengths) * passes)
 
 
 def forward_flops(config: Mapping[str, Any], lengths: Sequence[int], responses: Sequence[int]) -> float:
@@ -136,7 +140,7 @@ def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config.get("text_config") or config
 
 
-def speeds(seconds: Mapping[str, float], forward: float, step: float, tokens: int) -> dict[str, float]:
+def speeds(seconds: Mapping[str, float], forward: float, step: float, tokens: float) -> dict[str, float]:
     """Return TFLOP/s of the phases that took ``seconds``, and tokens trained per second.
 
     ``forward`` are the FLOPs of a forward pass, ``step`` those of forward and backward.

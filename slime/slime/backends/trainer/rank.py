@@ -108,6 +108,16 @@ class TrainRank(Generic[B]):
             self.snapshot.close()
         self.process.leave()
 
+    def _steps(self, data: RolloutShard, rollout_id: int, passes: int) -> list[Metrics]:
+        """Take the steps on ``data`` ``passes`` times and return the metrics of each; a pass with a skipped step is the last."""
+        steps: list[Metrics] = []
+        for _ in range(passes):
+            taken = [self.backend.optimizer_step(data, rollout_id, n) for n in range(len(data.micro_batches))]
+            steps += taken
+            if any(metrics["skipped_steps"] for metrics in taken):
+                break
+        return steps
+
     # Undoing a rollout's steps
 
     def take_snapshot(self) -> None:
@@ -224,10 +234,10 @@ class PolicyRank(TrainRank[PolicyBackend]):
 
     # One rollout
 
-    def train(self, rollout_id: int, shard: Any) -> dict[str, Any] | None:
+    def train(self, rollout_id: int, shard: Any, passes: int = 1) -> dict[str, Any] | None:
         """Take the optimizer steps of one rollout: :meth:`prepare`, then :meth:`step`."""
         self.prepare(rollout_id, shard)
-        return self.step(rollout_id)
+        return self.step(rollout_id, passes=passes)
 
     def prepare(self, rollout_id: int, shard: Any, values: Sequence[Any] = ()) -> dict[int, torch.Tensor]:
         """Take this rank's data and compute what the loss needs.
@@ -257,8 +267,10 @@ class PolicyRank(TrainRank[PolicyBackend]):
                 data.dump(self.args.save_debug_train_data.format(rollout_id=rollout_id, rank=self.rank))
         return data.by_position("returns") if values else {}
 
-    def step(self, rollout_id: int, learn: bool = True) -> dict[str, Any] | None:
+    def step(self, rollout_id: int, learn: bool = True, passes: int = 1) -> dict[str, Any] | None:
         """Take the optimizer steps on the data of :meth:`prepare`; without ``learn`` only compute rollout metrics.
+
+        The steps are taken ``passes`` times, see :meth:`_steps`; old log probabilities and advantages are those of the first.
 
         Returns:
             On rank 0 the metrics of each step in a list under ``STEPS``, their means ``train/*``, and those of the rollout;
@@ -268,19 +280,16 @@ class PolicyRank(TrainRank[PolicyBackend]):
         data, self._data = self._data, None
         assert data is not None, "call prepare first"
         self.backend.before_steps()
-        steps = []
         with self._watched(), self.clock.timed("train"), self.clock.timed("actor_train"):
-            for number in range(len(data.micro_batches) if learn else 0):
-                metrics = self.backend.optimizer_step(data, rollout_id, number)
-                if not metrics["skipped_steps"]:
-                    self._versions.changed()
-                steps.append(metrics)
+            steps = self._steps(data, rollout_id, passes if learn else 0)
+        if not all(metrics["skipped_steps"] for metrics in steps):
+            self._versions.changed()
         if self._history is not None:
             self._history.trained()
         group = self.backend.data_group
         rollout = means_of_streams(self.args, data, group)
         if steps and self.rank == 0:
-            rollout |= speeds_of(self.args, data, self.clock.seconds, group)
+            rollout |= speeds_of(self.args, data, self.clock.seconds, group, len(steps) / len(data.micro_batches))
         seconds = self.clock.take()  # on every rank, because each logs its own
         self.backend.after_steps(rollout_id)
         if self.rank != 0:
@@ -476,12 +485,13 @@ class CriticRank(TrainRank[CriticBackend]):
             data.set_computed("values", self.backend.value_pass(data))
         return data.by_position("values")
 
-    def step(self, rollout_id: int, returns: Sequence[Any]) -> dict[str, Any] | None:
+    def step(self, rollout_id: int, returns: Sequence[Any], passes: int = 1) -> dict[str, Any] | None:
         """Take the optimizer steps of the rollout last given to ``values``.
 
         Args:
             rollout_id: rollout of the data.
             returns: result of each policy rank for the rollout, or references.
+            passes: how often the steps are taken.
 
         Returns:
             On rank 0 the metrics of each step in a list under ``STEPS``, and their means; None elsewhere.
@@ -491,7 +501,7 @@ class CriticRank(TrainRank[CriticBackend]):
         assert data is not None, "call values first"
         data.set_from_positions("returns", [fetch(part) for part in returns])
         with self.clock.timed("critic_train"):
-            steps = [self.backend.optimizer_step(data, rollout_id, n) for n in range(len(data.micro_batches))]
+            steps = self._steps(data, rollout_id, passes)
         seconds = self.clock.take()
         if self.rank != 0:
             return None
