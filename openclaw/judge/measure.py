@@ -184,7 +184,11 @@ class LessonMeter:
             if person in self._done:
                 continue
             self._tries[person] += 1
-            if self._tries[person] > TRIES or any(each.measure and each.measure.at >= since for each in lessons):
+            if any(each.measure and each.measure.at >= since for each in lessons):
+                self._done.add(person)
+                continue
+            if self._tries[person] > TRIES:
+                self._metrics.measured_lessons.labels(outcome="failed").inc()
                 self._done.add(person)
                 continue
             if await asyncio.to_thread(self._ledger.lessons.mode, person, self._default) != "off":

@@ -237,6 +237,7 @@ def test_replies_of_other_weights_do_not_count(run: Run) -> None:
             asyncio.run(meter.step())
     asyncio.run(meter.step())
     assert run.ledger.lessons.of(ALICE)[0].measure is None, "it waits for the next update"
+    assert run.counted("failed") == 1
 
 
 def test_whole_weights_are_measured_by_a_judge_alone(run: Run) -> None:
