@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.figures import record_figure
+from groundwork.start_timeline import DRIVER, Step, read, seconds_of
 from tests.helpers.needed import needs
 
 pytestmark = needs("sglang", "ray")
@@ -25,6 +26,9 @@ def test_every_step_is_live_on_the_engine_beside_it(repository: Path, tmp_path: 
 
     run_dir = tmp_path / "run"
     run_shared(repository, run_dir, small_qwen, *ON_A_GPU, script="train.py")
+    ready = seconds_of(read(run_dir), DRIVER, Step.READY_TO_STEP)
+    assert ready is not None
+    record_figure("loop on one GPU/first step possible", ready, "s")
     for name, what, unit in FIGURES:
         values = logged(run_dir, name)
         assert len(values) >= ROLLOUTS, f"{name} was logged {len(values)} times"
