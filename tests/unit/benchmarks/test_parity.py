@@ -16,6 +16,7 @@ from benchmarks import parity
 from benchmarks.parity_parts import engine_order, sides
 from benchmarks.parity_parts.errors import FACTOR, TEMPERATURE, Errors, in_float32, log_probs
 from benchmarks.parity_parts.sides import CHOICES, REFERENCE, Answer
+from tests.helpers.engine_streams import Stream, checked
 from tests.helpers.tolerance import MODEL, tolerance
 
 NEAR = tolerance(10.0, roundings=MODEL)
@@ -102,6 +103,23 @@ def test_a_temperature_that_is_missing_and_two_wrong_tokens_in_a_hundred_show() 
     few = own.clone()
     few[::50] += 20 * limits.worst
     assert not Errors.of(few - exact).within(limits)
+
+
+def test_tests_of_an_engine_take_its_rounding_and_no_other_version(capsys: pytest.CaptureFixture[str]) -> None:
+    prompt, ids = tokens()
+    other = model.__wrapped__()
+    other_version(other)
+
+    def sampled(by_model: Any, version: str) -> Stream:
+        spans = [{"version": version, "start": 0, "end": len(ids)}]
+        values = by(engine_order.log_probs, by_model).tolist()
+        return Stream(prompt, ids, values, {"meta_info": {"weight_versions": spans}})
+
+    found = checked([sampled(model(), "2"), sampled(other, "1")], [model(), other], None, "streams")
+    assert len(found) == 2 * TOKENS
+    assert '"name": "engine/streams/from float32, mean"' in capsys.readouterr().out
+    with pytest.raises(AssertionError, match=r"streams: the engine is .* from float32, the trainer"):
+        checked([sampled(other, "2")], [model(), other], None, "streams")
 
 
 def test_errors_are_of_absolute_values() -> None:
