@@ -1,7 +1,7 @@
 """Speed and memory of a training step: packed, padded, LoRA, whole logits, top-K, and beside TRL's GRPO trainer.
 
 `python -m benchmarks.trainer [--quick] [--trl-python PATH] --json FILE [--device cuda --shape qwen3-0.6b]`. It needs torch and
-transformers, and PEFT for LoRA; no engine, no Ray. On a CPU the sides of
+transformers, PEFT for LoRA, and bitsandbytes for a base in NF4; no engine, no Ray. On a CPU the sides of
 a comparison take their steps in turn, so that all see the same machine; on CUDA one after the other, because the memory is
 for one. Tokens count without padding. The share of the hardware's peak is against the largest matrix product measured in the
 same run and precision. Batches: `mixed` has lengths like those of conversations, a number is the length of equal samples, `long` is one micro-batch of
@@ -64,6 +64,7 @@ PADDED = 8
 # The sides that the verdicts read, and one of each other kind: what --quick runs. The others are for information.
 NEEDED = ("packed", "LoRA, packed", "padded", "padded, by length", "whole logits")
 CHECKPOINTING, PLANNED, TOP_K = "checkpointing", "checkpointing, planned", "top-K 50, checkpointing"
+NF4 = "LoRA, packed, NF4"
 COMPILED, LIGER, LORA_COMPILED = "packed, compiled", "packed, liger", "LoRA, packed, compiled"
 PLANNED_COMPILED, LORA_PLANNED = "checkpointing, planned, compiled", "LoRA, checkpointing, planned, compiled"
 ON_CUDA = (COMPILED, LIGER, LORA_COMPILED, PLANNED, PLANNED_COMPILED, LORA_PLANNED)
@@ -85,6 +86,7 @@ SIDES = (
     CHECKPOINTING,
     TOP_K,
     *ON_CUDA,
+    NF4,
 )
 
 
@@ -132,6 +134,7 @@ def plans(options: Namespace, model: Path, files: dict[str, str], folder: Path) 
     variants: dict[str, tuple[list[str], dict[str, Any]]] = {
         "packed": (every, {}),
         "LoRA, packed": (every, lora),
+        NF4: (every, lora | {"base_quantization": "nf4"}),
         "padded": (
             ["mixed"],
             {"pack_sequences": False, "use_dynamic_batch_size": False, "micro_batch_size": options.padded},
@@ -261,7 +264,7 @@ def settle(parser: argparse.ArgumentParser, options: Namespace) -> None:
         parser.error(f"--batches {' '.join(unknown)}: there are {', '.join(batches)}; --long N makes {LONG}")
     if options.sides is None:
         options.sides = [name for name in SIDES if not options.quick or name in (*NEEDED, CHECKPOINTING, TOP_K)]
-    for word, package in (("LoRA", "peft"), ("liger", "liger_kernel")):
+    for word, package in (("LoRA", "peft"), ("NF4", "bitsandbytes"), ("liger", "liger_kernel")):
         absent = [name for name in options.sides if word in name and importlib.util.find_spec(package) is None]
         if absent:
             print(f"{package} is not installed, so these are left out: {'; '.join(absent)}", flush=True)
