@@ -30,7 +30,7 @@ from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.schema import AtMost
 from openclaw.ledger.decisions import Offer
 from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
-from openclaw.ledger.feedback import FeedbackReceipt, as_next_state, stated_score
+from openclaw.ledger.feedback import FeedbackReceipt, as_next_state, is_weak, stated_score
 from openclaw.ledger.records import Feedback
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.views import Outcome
@@ -43,7 +43,7 @@ MAX_TURNS = 20
 
 
 class FeedbackRequest(BaseModel):
-    """The body; at least one of ``thumbs``, ``score`` and ``text`` is set."""
+    """The body; at least one of the fields after the id is set."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -51,6 +51,8 @@ class FeedbackRequest(BaseModel):
     thumbs: Literal["up", "down"] | None = None
     score: float | None = Field(None, ge=-1, le=1, allow_inf_nan=False)
     text: Annotated[str, AtMost(FEEDBACK_CHARACTERS)] | None = None
+    action: Literal["regenerated", "copied"] | None = None
+    edit: Annotated[str, AtMost(FEEDBACK_CHARACTERS)] | None = None
 
 
 class TurnDesk:
@@ -124,6 +126,8 @@ class TurnDesk:
             score=request.score,
             text=request.text,
             source=client.name,
+            action="edited" if request.edit else request.action,
+            edit=request.edit,
         )
 
         def record() -> FeedbackReceipt:
@@ -144,14 +148,14 @@ class TurnDesk:
             self._on_pending()
         score = stated_score(feedback)
         self._metrics.feedback.labels(
-            value="words" if score is None else str(score),
+            value=feedback.action or "words" if score is None else str(score),
             outcome="repeated" if receipt.repeated else "applied" if receipt.applied else "kept",
         ).inc()
         return {
             "object": "feedback",
             "response_id": request.response_id,
             "applied": receipt.applied,
-            "reason": None if receipt.applied else _why_not(receipt),
+            "reason": None if receipt.applied else _why_not(receipt, is_weak(feedback)),
         }
 
     async def rollouts(self, since: str, after: str, client: Client) -> dict[str, Any]:
@@ -205,8 +209,10 @@ def _unknown_reply() -> ApiError:
     )
 
 
-def _why_not(receipt: FeedbackReceipt) -> str:
-    """Return why feedback does not count: a step has used the turn's samples, or it is excluded from training."""
+def _why_not(receipt: FeedbackReceipt, weak: bool) -> str:
+    """Return why feedback does not count: a step has used the turn's samples, it is excluded, or words outrank an action."""
+    if weak and receipt.state != "excluded":
+        return "waiting" if receipt.state == "waiting" else "outranked"
     return "already_trained" if receipt.state == "judged" else receipt.reason or receipt.state
 
 
@@ -217,9 +223,15 @@ def parse_feedback(body: bytes) -> FeedbackRequest:
         ApiError: 400, naming the invalid field; 413 for a body beyond its bound.
     """
     request = parse_body(FeedbackRequest, body, FEEDBACK_BODY)
-    text = (request.text or "").strip() or None
-    if request.thumbs is None and request.score is None and text is None:
-        raise bad_request("the feedback is empty; send thumbs (up, down), score (-1 to 1) or text")
+    text, edit = ((said or "").strip() or None for said in (request.text, request.edit))
+    if request.thumbs is None and request.score is None and text is None and edit is None and request.action is None:
+        raise bad_request(
+            "the feedback is empty; send thumbs (up, down), score (-1 to 1), text, action (copied, regenerated) or edit"
+        )
+    if edit and request.action:
+        raise bad_request(
+            f"edit and the action {request.action} are two statements; send one at a time", param="action"
+        )
     if request.score and request.thumbs and (request.score > 0) != (request.thumbs == "up"):
         raise bad_request(f"thumbs {request.thumbs} and score {request.score:g} contradict; send one", param="score")
-    return request.model_copy(update={"text": text})
+    return request.model_copy(update={"text": text, "edit": edit})

@@ -240,7 +240,8 @@ class JudgeWorker:
                 verdict, decision = await self._decide(turn, item.feedback, item.kept)
             if decision.samples and not self._trains(turn):
                 decision = SampleDecision(reason=UNDER_LESSON)
-            samples = weighted(decision.samples, verdict, item.choices)
+            weight = opinion(item.feedback, turn if item.kept is None else None).weight / item.choices
+            samples = weighted(decision.samples, verdict, weight)
             wish = None
             if self._writer is not None and item.kept is None:
                 wish = await self._writer.read(turn, verdict, item.feedback)

@@ -165,6 +165,8 @@ def decode_feedback(row: sqlite3.Row) -> Feedback:
         score=row["score"],
         text=row["text"],
         source=row["source"],
+        action=row["action"],
+        edit=row["edit"],
         applied=bool(row["applied"]),
     )
 

@@ -5,8 +5,9 @@ Guarantees: feedback is always stored; repeating it is a no-op. Until a step has
 are dropped. After that, a stated opinion counts as a correction, and words alone do not.
 
 A stated opinion (thumbs or score) becomes the verdict's score without a judge. So does a message or a comment that is only
-a thumb (`openclaw.messages.thumbs`). Words are a next state like any other. Of several statements on one reply, the last
-opinion and all words count. The choices of one request together have the weight of one reply, however many of them a
+a thumb (`openclaw.messages.thumbs`), and what a person does with a reply (`openclaw.messages.signals`), whose weight its reward
+has. Words are a next state like any other. Of several statements on one reply, the last opinion and all words count. A weak
+action counts once its session ends without any reaction. The choices of one request together have the weight of one reply, however many of them a
 person rates; a judge's or a rule's score counts in full.
 
 A correction is a further sample of the same turn that turns the reward around:
@@ -45,11 +46,14 @@ from openclaw.ledger.records import (
     Verdict,
 )
 from openclaw.ledger.turns import FIRST_NEXT_STATE, SUPERSEDED, Turns
+from openclaw.messages.signals import ACTIONS, CORRECTED, WEAK, corrects, is_correction
 from openclaw.messages.thumbs import thumb_of, without_thumbs
 from slime.utils.types import Sample
 
 THUMBS_SCORE: dict[Thumbs, int] = {"up": 1, "down": -1}
 HALF = 0.5
+EDITED = "I changed your reply to this:"
+"""Stands before an edited reply where a judge reads it."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +61,16 @@ class Opinion:
     """The sum of all feedback on one reply.
 
     Attributes:
-        score: -1, 0 or 1; None if nobody stated one.
+        score: -1, 0 or 1; None if nobody stated one, and no action says one.
         texts: feedback in words, oldest first, without duplicates.
+        weight: of the score.
+        edit: the reply as the person last edited it, or None.
     """
 
     score: int | None = None
     texts: tuple[str, ...] = ()
+    weight: float = 1.0
+    edit: str | None = None
 
 
 def stated_score(feedback: Feedback) -> int | None:
@@ -74,19 +82,36 @@ def stated_score(feedback: Feedback) -> int | None:
 
 
 def opinion(feedback: Sequence[Feedback], turn: Turn | None = None) -> Opinion:
-    """Return the combined opinion of statements, given oldest first, and of the thumb that is ``turn``'s next state."""
+    """Return the combined opinion of statements and actions, given oldest first, and of what is ``turn``'s next state.
+
+    A stated opinion outranks a correction or an edit, these outrank a judge, and words outrank a weak action.
+    """
     scores = [(item.created_at, score) for item in feedback if (score := stated_score(item)) is not None]
-    if turn is not None and (thumb := _conversation(turn)[1]):
+    messages, thumb = _conversation(turn) if turn is not None else ([], None)
+    if turn is not None and thumb:
         scores.append((turn.next_state_at or 0.0, THUMBS_SCORE[thumb]))
     scores.sort(key=lambda each: each[0])
-    texts = dict.fromkeys(item.text for item in feedback if item.text and not thumb_of(item.text))
-    return Opinion(scores[-1][1] if scores else None, tuple(texts))
+    texts = tuple(dict.fromkeys(item.text for item in feedback if item.text and not thumb_of(item.text)))
+    edit = next((item.edit for item in reversed(feedback) if item.edit), None)
+    if scores:
+        return Opinion(scores[-1][1], texts, edit=edit)
+    regenerated = turn is not None and turn.signal == "regenerated"
+    in_words = bool(texts or messages) and not regenerated
+    signals = [
+        ACTIONS[item.action] for item in feedback if item.action and not (ACTIONS[item.action].weak and in_words)
+    ]
+    signals += [ACTIONS["regenerated"]] if regenerated and not texts else []
+    if corrects(messages) or any(map(is_correction, texts)):
+        signals = [CORRECTED]
+    said = min(reversed(signals), key=lambda signal: signal.weak, default=None)
+    return Opinion(said.score, texts, said.weight, edit) if said else Opinion(None, texts, edit=edit)
 
 
 def as_next_state(feedback: Feedback) -> list[Message]:
     """Return one statement as the ledger's next state."""
     score = stated_score(feedback)
-    return [{"role": "user", "content": feedback.text or f"(feedback: {score:+d})"}]
+    without_words = f"(feedback: {feedback.action if score is None else f'{score:+d}'})"
+    return [{"role": "user", "content": feedback.text or without_words}]
 
 
 def judged_messages(turn: Turn, stated: Opinion) -> list[Message]:
@@ -94,7 +119,8 @@ def judged_messages(turn: Turn, stated: Opinion) -> list[Message]:
 
     The result is empty if the only reaction was an opinion without words.
     """
-    return _conversation(turn)[0] + [{"role": "user", "content": text} for text in stated.texts]
+    edited = [] if stated.edit is None else [f"{EDITED}\n{stated.edit}"]
+    return _conversation(turn)[0] + [{"role": "user", "content": text} for text in (*stated.texts, *edited)]
 
 
 def _conversation(turn: Turn) -> tuple[list[Message], Thumbs | None]:
@@ -104,17 +130,16 @@ def _conversation(turn: Turn) -> tuple[list[Message], Thumbs | None]:
     return without_thumbs(turn.next_state or [], turn.response_message)
 
 
-def weighted(samples: Sequence[Sample], verdict: Verdict, choices: int) -> list[Sample]:
-    """Return the samples of a verdict; feedback on one of several choices counts as its share of one reply.
+def weighted(samples: Sequence[Sample], verdict: Verdict, weight: float) -> list[Sample]:
+    """Return the samples of a verdict; one that feedback gave has the weight of the opinion.
 
     Args:
         samples: of one turn.
         verdict: the turn's.
-        choices: of the turn's request.
+        weight: of the opinion, divided by the choices of the turn's request, which share the weight of a reply.
     """
     if verdict.score_source != "feedback":
         return list(samples)
-    weight = 1 / choices
     result = [copy.copy(sample) for sample in samples]
     for sample in result:
         sample.reward *= weight
@@ -170,8 +195,9 @@ class FeedbackLog:
         Raises:
             UnknownRecordError: if the ledger has no such turn.
         """
-        if self._database.redaction is not None and feedback.text is not None:
-            feedback = replace(feedback, text=self._database.redaction.text(feedback.text))
+        if (redaction := self._database.redaction) is not None:
+            text, edit = (said and redaction.text(said) for said in (feedback.text, feedback.edit))
+            feedback = replace(feedback, text=text, edit=edit)
         with self._database.transaction() as connection:
             row = connection.execute("SELECT state, reason FROM turns WHERE id = ?", (feedback.turn_id,)).fetchone()
             result: Mapping[str, Any] | None = row and dict(row)
@@ -180,16 +206,17 @@ class FeedbackLog:
             earlier = self.of(feedback.turn_id)
             if earlier and _said(earlier[-1]) == _said(feedback):
                 return FeedbackReceipt(earlier[-1].applied, True, result["state"], result["reason"])
-            if result["state"] == "judged" and self._turns.take_back(connection, feedback.turn_id):
+            weak = is_weak(feedback)
+            if result["state"] == "judged" and not weak and self._turns.take_back(connection, feedback.turn_id):
                 result = {"state": "pending", "reason": None}
-            score, corrected = stated_score(feedback), False
-            if result["state"] == "judged" and score is not None:
-                choices = self._turns.choices(feedback.turn_id)
-                corrected = correct(self._database, connection, feedback.turn_id, score, choices)
-            starts = result["state"] in FIRST_NEXT_STATE
+            said, corrected = opinion([feedback]), False
+            if result["state"] == "judged" and said.score is not None and not weak:
+                share = said.weight / self._turns.choices(feedback.turn_id)
+                corrected = correct(self._database, connection, feedback.turn_id, said.score, share)
+            starts = result["state"] == "ended" if weak else result["state"] in FIRST_NEXT_STATE
             if starts:
                 self._turns.set_next_state(connection, feedback.turn_id, next_state, feedback.created_at, "feedback")
-            applied = starts or corrected or result["state"] == "pending"
+            applied = starts or corrected or (result["state"] == "pending" and not weak)
             self._database.insert(connection, "feedback", {**asdict(feedback), "applied": int(applied)})
         if applied:
             return FeedbackReceipt(True, False, "judged" if corrected else "pending", None)
@@ -197,10 +224,27 @@ class FeedbackLog:
 
 
 def _said(feedback: Feedback) -> tuple[object, ...]:
-    return feedback.thumbs, feedback.score, feedback.text
+    return feedback.thumbs, feedback.score, feedback.text, feedback.action, feedback.edit
 
 
-def correct(database: Database, connection: sqlite3.Connection, turn_id: str, score: int, choices: int) -> bool:
+def is_weak(feedback: Feedback) -> bool:
+    """Return whether a statement is an action that any other reaction outranks."""
+    return opinion([feedback]).texts == () and stated_score(feedback) is None and feedback.action in WEAK
+
+
+def settle_actions(connection: sqlite3.Connection, turns: Turns, session_id: str, at: float) -> None:
+    """Let weak actions count whose turns ended without a reaction, inside a transaction."""
+    rows = connection.execute(
+        "SELECT feedback.* FROM feedback JOIN turns ON turns.id = turn_id WHERE session_id = ? AND state = 'ended'"
+        " AND action IS NOT NULL AND applied = 0 ORDER BY feedback.id",
+        (session_id,),
+    ).fetchall()
+    for feedback in {row["turn_id"]: decode_feedback(row) for row in rows}.values():
+        turns.set_next_state(connection, feedback.turn_id, as_next_state(feedback), at, "feedback")
+        connection.execute("UPDATE feedback SET applied = 1 WHERE turn_id = ?", (feedback.turn_id,))
+
+
+def correct(database: Database, connection: sqlite3.Connection, turn_id: str, score: int, share: float) -> bool:
     """Commit an opinion on a turn whose samples steps have used; return False, with nothing written, if it cannot count.
 
     Args:
@@ -208,7 +252,7 @@ def correct(database: Database, connection: sqlite3.Connection, turn_id: str, sc
         connection: in a transaction.
         turn_id: a judged turn.
         score: what the person states: -1, 0 or 1.
-        choices: of the turn's request; they share the weight of a reply.
+        share: weight of the opinion, divided by the choices of the turn's request.
     """
     rows = connection.execute(OF_TURN, (turn_id,)).fetchall()
     used = [row for row in rows if row["state"] in ("leased", "trained")]
@@ -220,7 +264,7 @@ def correct(database: Database, connection: sqlite3.Connection, turn_id: str, sc
         return True
     metadata = _metadata(first)
     scale = _reward(first) / metadata["raw_reward"] / metadata.get(WEIGHT, 1.0)
-    target, learned = scale * score / choices, sum(map(_reward, used))
+    target, learned = scale * score * share, sum(map(_reward, used))
     amount = 0.0 if score * learned > 0 else target - learned
     if any(_reward(row) * amount > 0 for row in used if CORRECTS in _metadata(row)):
         return False
@@ -229,7 +273,7 @@ def correct(database: Database, connection: sqlite3.Connection, turn_id: str, sc
             move_samples(connection, "discard", "id = ?", (row["id"],), reason=SUPERSEDED)
     if abs(amount) > EQUAL:
         kept = {name: value for name, value in metadata.items() if name not in (BASELINE, BLAMED, "hint")}
-        own = {WEIGHT: 1 / choices, "raw_reward": float(score), CORRECTS: True, TARGET: target}
+        own = {WEIGHT: share, "raw_reward": float(score), CORRECTS: True, TARGET: target}
         sample = {**json.loads(first["sample"]), "reward": amount, "metadata": {**kept, **own}}
         columns = {**dict(first), **dict.fromkeys(NO_TEACHER), "sample": json.dumps(sample), "state": "ready"}
         columns |= {"reason": None, "rollout_id": None, "created_at": database.clock(), "baseline_role": None}

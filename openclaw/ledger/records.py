@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from groundwork.chat_messages import Message
+from openclaw.messages.signals import Action
 
 if TYPE_CHECKING:
     from openclaw.privacy.redactor import Redactor
@@ -398,6 +399,8 @@ class Feedback:
         score: the front end's number, or None.
         text: words, or None.
         source: name of the key that sent it, or None.
+        action: what the person did with the reply, or None (`openclaw.messages.signals`).
+        edit: the reply as the person edited it, or None.
         applied: whether it counts for its turn's verdict; assigned by the ledger.
     """
 
@@ -407,6 +410,8 @@ class Feedback:
     score: float | None = None
     text: str | None = None
     source: str | None = None
+    action: Action | None = None
+    edit: str | None = None
     applied: bool = False
 
 

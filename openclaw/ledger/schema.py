@@ -401,6 +401,10 @@ ALTER TABLE turns_of_lessons RENAME TO lesson_turns;
 CREATE INDEX lesson_turns_by_turn ON lesson_turns(turn_id);
 ALTER TABLE lessons ADD COLUMN rested_at REAL;  -- since when it rests as learned
 """
+_VERSION_24 = """
+ALTER TABLE feedback ADD COLUMN action TEXT CHECK (action IN ('edited', 'regenerated', 'copied'));
+ALTER TABLE feedback ADD COLUMN edit TEXT;       -- the reply as the person edited it
+"""
 
 
 def fill_baseline_owners(connection: sqlite3.Connection) -> None:
@@ -503,6 +507,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(21, "people's lessons, and the prompts of turns without them", _VERSION_21),
     Migration(22, "whose a sample is, and whether it is of a conversation or of practice", _VERSION_22, fill_people),
     Migration(23, "how well the weights satisfy lessons", _VERSION_23),
+    Migration(24, "what people did with replies", _VERSION_24),
 )
 VERSION = MIGRATIONS[-1].version
 

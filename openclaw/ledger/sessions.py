@@ -37,6 +37,7 @@ from openclaw.ledger.exceptions import (
     LedgerUnavailableError,
     UnknownRecordError,
 )
+from openclaw.ledger.feedback import settle_actions
 from openclaw.ledger.lessons import Lessons
 from openclaw.ledger.record_files import erase_lines
 from openclaw.ledger.records import (
@@ -46,7 +47,7 @@ from openclaw.ledger.records import (
     TurnState,
     is_of_pass,
 )
-from openclaw.ledger.turns import forget_pictures, session_digest
+from openclaw.ledger.turns import Turns, forget_pictures, session_digest
 from openclaw.owners import episode_of, owner_of
 
 logger = logging.getLogger(__name__)
@@ -92,18 +93,20 @@ class Forgotten:
 class Sessions:
     """Conversations of the ledger."""
 
-    def __init__(self, database: Database, lessons: Lessons) -> None:
+    def __init__(self, database: Database, turns: Turns, lessons: Lessons) -> None:
         self._database = database
+        self._turns = turns
         self._lessons = lessons
 
     def end(self, session_id: str, at: float) -> None:
-        """End a session; its waiting turns are not trained unless the session resumes."""
+        """End a session; its waiting turns are not trained unless the session resumes, or their reader did something with the reply."""
         with self._database.transaction() as connection:
             connection.execute("UPDATE sessions SET ended_at = ? WHERE id = ?", (at, session_id))
             connection.execute(
                 "UPDATE turns SET state = 'ended', reason = COALESCE(reason, ?) WHERE session_id = ? AND state = 'waiting'",
                 (NO_NEXT_STATE, session_id),
             )
+            settle_actions(connection, self._turns, session_id, at)
 
     def nodes(self, session_id: str, limit: int) -> tuple[int, list[TurnNode]]:
         """Return a session's number of turns, and its newest turns, oldest first.

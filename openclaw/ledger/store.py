@@ -93,7 +93,7 @@ class Ledger:
         self.pictures = Pictures(database)
         self.feedback = FeedbackLog(database, self.turns)
         self.lessons = Lessons(database)
-        self.sessions = Sessions(database, self.lessons)
+        self.sessions = Sessions(database, self.turns, self.lessons)
         self.judging = Judging(database, self.turns, self.feedback)
         self.samples = Samples(database)
         self.waiting = Waiting(database)

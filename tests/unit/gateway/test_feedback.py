@@ -99,6 +99,23 @@ async def test_saying_it_twice_is_saying_it_once(stack: Stack, http: httpx.Async
     assert stack.metric("openclaw_feedback_total", value="1", outcome="repeated") == 2
 
 
+async def test_what_a_front_end_saw_a_person_do(stack: Stack, http: httpx.AsyncClient) -> None:
+    copied = await reply(stack)
+    assert await send(http, copied, action="copied") == {
+        "object": "feedback",
+        "response_id": copied,
+        "applied": False,
+        "reason": "waiting",
+    }
+    assert (await send(http, copied, edit=" Hello. "))["applied"]
+    [first, second] = stack.ledger.feedback.of(copied)
+    assert (first.action, second.action, second.edit) == ("copied", "edited", "Hello.")
+    assert (await send(http, copied, action="regenerated"))["reason"] == "outranked"
+    assert stack.metric("openclaw_feedback_total", value="edited", outcome="applied") == 1
+    response = await http.post("/v1/feedback", json={"response_id": copied, "action": "copied", "edit": "x"})
+    assert response.status_code == 400
+
+
 async def test_an_unknown_reply(stack: Stack, http: httpx.AsyncClient) -> None:
     response = await http.post("/v1/feedback", json={"response_id": "chatcmpl-nothing", "thumbs": "up"})
     assert response.status_code == 404

@@ -12,6 +12,7 @@ from openclaw_opd_method import OnPolicyDistillation
 from openclaw_rl_method import BinaryRL
 
 from lab.testkit.ledger_records import USER_NEXT, make_turn
+from lab.testkit.tiny_random import build_tokenizer
 from openclaw.ledger.feedback import as_next_state, weighted
 from openclaw.ledger.records import Feedback, JudgedTurn, ScoreSource, Verdict
 from openclaw.ledger.store import Ledger
@@ -118,9 +119,43 @@ async def test_the_choices_of_one_request_weigh_as_one_reply(ledger: Ledger) -> 
 def test_only_feedback_is_shared_among_the_choices(source: ScoreSource, share: float) -> None:
     """A rule blames each choice for its own fault, so that a broken one never scores above the worst honest one."""
     turn = make_turn("chatcmpl-1.3")
-    [sample] = weighted([make_sample(turn, -1.0, score=-1)], Verdict(score=-1, score_source=source), 4)
+    [sample] = weighted([make_sample(turn, -1.0, score=-1)], Verdict(score=-1, score_source=source), 1 / 4)
     assert sample.reward == -share
     assert sample.metadata.get("feedback_weight") == (share if source == "feedback" else None)
+
+
+@pytest.mark.parametrize(
+    ("said", "reward"),
+    [({"action": "copied"}, 0.5), ({"action": "regenerated"}, -0.5), ({"action": "edited", "edit": "Plain 4."}, -1.0)],
+)
+async def test_what_a_person_does_with_a_reply_is_its_score_without_a_judge(
+    ledger: Ledger, said: dict[str, Any], reward: float
+) -> None:
+    ledger.sessions.end("session", 105.0)
+    state(ledger, **said)
+    bench = bench_of(ledger, BinaryRL)
+    record = await judge(bench)
+    assert (record.verdict.score_source, record.verdict.votes) == ("feedback", ())
+    [sample] = ledger.samples.claim(0, 1)
+    assert sample.reward == reward
+
+
+async def test_an_edited_reply_is_read_for_a_hint(ledger: Ledger) -> None:
+    state(ledger, action="edited", edit="Only the number 4.")
+    bench = bench_of(ledger, Combine)
+    record = await judge(bench)
+    assert record.verdict.score == -1
+    assert {vote.judge for vote in record.verdict.votes} == {"hint"}
+    prompts = [build_tokenizer().decode(payload["input_ids"]) for payload in bench.engine.payloads]
+    assert any("I changed your reply to this:\nOnly the number 4." in prompt for prompt in prompts)
+
+
+@pytest.mark.parametrize("words", ["No, I meant the second file.", "Das habe ich nicht gemeint, sondern das Bild."])
+async def test_a_correction_in_words_is_a_score_and_a_hint(ledger: Ledger, words: str) -> None:
+    ledger.turns.record_next_state("turn-0", [{"role": "user", "content": words}], 105.0)
+    record = await judge(bench_of(ledger, Combine))
+    assert (record.verdict.score, record.verdict.score_source) == (-1, "feedback")
+    assert {vote.judge for vote in record.verdict.votes} == {"hint"}
 
 
 async def test_a_choice_that_is_rated_before_the_others_are_stored_weighs_no_more(ledger: Ledger) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from openclaw_rl_method import BinaryRL
@@ -13,11 +14,12 @@ from lab.testkit.ledger_records import USER_NEXT, make_turn
 from openclaw.credit.baseline import record_judged
 from openclaw.inspect import main as inspect
 from openclaw.ledger.exceptions import FeedbackArrivedError, TransitionError, UnknownRecordError
-from openclaw.ledger.feedback import FeedbackReceipt, as_next_state
+from openclaw.ledger.feedback import FeedbackReceipt, Opinion, as_next_state, opinion
 from openclaw.ledger.records import BASELINE, WEIGHT, Feedback, Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.turns import SUPERSEDED
 from openclaw.offline.replay import replay
+from openclaw.privacy.redactor import Redactor
 from openclaw.training.samples import make_sample
 
 THUMB = Feedback(turn_id="turn-0", created_at=110.0, thumbs="up")
@@ -217,6 +219,55 @@ def test_inspect_and_replay_know_a_correction(judged: Ledger, capsys: pytest.Cap
 def test_a_judged_turn_gets_no_second_next_state(judged: Ledger) -> None:
     with pytest.raises(TransitionError, match="judged -> pending"):
         judged.turns.record_next_state("turn-0", USER_NEXT, 300.0)
+
+
+def did(action: str, at: float = 110.0, **more: Any) -> Feedback:
+    return Feedback(turn_id="turn-0", created_at=at, action=action, **more)
+
+
+def test_a_copied_reply_counts_when_its_session_ends_without_a_reaction(ledger: Ledger) -> None:
+    given = did("copied")
+    assert ledger.feedback.record(given, as_next_state(given)) == FeedbackReceipt(False, False, "waiting", None)
+    assert ledger.feedback.record(given, as_next_state(given)).repeated
+    ledger.sessions.end("session", 120.0)
+    turn = ledger.turns.get("turn-0")
+    assert (turn.state, turn.signal) == ("pending", "feedback")
+    assert turn.next_state == [{"role": "user", "content": "(feedback: copied)"}]
+    assert opinion(ledger.feedback.of("turn-0"), turn) == Opinion(1, weight=0.5)
+
+
+def test_a_reaction_in_words_outranks_a_copied_reply(ledger: Ledger) -> None:
+    ledger.feedback.record(did("copied"), WORDS)
+    ledger.turns.record_next_state("turn-0", USER_NEXT, 115.0)
+    ledger.sessions.end("session", 120.0)
+    turn = ledger.turns.get("turn-0")
+    assert (turn.state, turn.next_state) == ("pending", USER_NEXT)
+    assert opinion(ledger.feedback.of("turn-0"), turn).score is None
+
+
+def test_what_was_done_with_a_judged_reply_changes_nothing(judged: Ledger) -> None:
+    assert judged.feedback.record(did("regenerated"), WORDS) == FeedbackReceipt(False, False, "judged", None)
+    assert judged.samples.ready_count() == 1
+
+
+def test_an_edit_after_a_step_turns_its_reward_around(judged: Ledger) -> None:
+    judged.samples.claim(0, 1)
+    assert judged.feedback.record(did("edited", edit="Four."), WORDS).applied
+    [correction] = judged.samples.claim(1, 1)
+    assert correction.reward == -2.0
+
+
+@pytest.mark.parametrize("thumbs", ["up", "down"])
+def test_a_thumb_outranks_every_action(thumbs: str) -> None:
+    given = [THUMB, did("edited", edit="Four."), did("copied", 120.0)]
+    assert opinion([replace(given[0], thumbs=thumbs), *given[1:]]).score == (1 if thumbs == "up" else -1)
+
+
+def test_an_edited_reply_is_redacted(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "redacted.sqlite", redaction=Redactor("secrets"))
+    ledger.turns.record(make_turn())
+    ledger.feedback.record(did("edited", edit="git clone https://bob:S3cr3t-9@host.io/a"), WORDS)
+    assert "S3cr3t-9" not in str(ledger.feedback.of("turn-0")[0].edit)
 
 
 def test_feedback_to_a_turn_that_is_never_trained_is_kept(ledger: Ledger) -> None:
