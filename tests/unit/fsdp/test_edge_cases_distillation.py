@@ -12,11 +12,12 @@ from torch import Tensor
 from lab.testkit.trainer import trainer_args
 from slime.algorithms.losses.custom import custom_loss
 from slime.algorithms.losses.hybrid_distillation import hybrid_loss
+from slime.algorithms.losses.practice import practice_loss
 from slime.algorithms.losses.reduce import make_reducer
 from slime.algorithms.losses.topk_distillation import forward_topk_distillation_loss, topk_distillation_loss
 from tests.helpers.tolerance import assert_near
 
-LOSSES = [topk_distillation_loss, forward_topk_distillation_loss, hybrid_loss]
+LOSSES = [topk_distillation_loss, forward_topk_distillation_loss, hybrid_loss, practice_loss]
 VOCABULARY, K, PROMPT = 11, 3, 2
 LONG = 4_000
 

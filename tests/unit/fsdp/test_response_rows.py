@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lab.testkit.trainer import shards, trainer_args
 from slime.algorithms.losses.custom import custom_loss, from_response_rows, reads_response_rows
 from slime.algorithms.losses.hybrid_distillation import hybrid_loss
+from slime.algorithms.losses.practice import practice_loss
 from slime.algorithms.losses.reduce import make_reducer
 from slime.algorithms.losses.topk_distillation import forward_topk_distillation_loss, topk_distillation_loss
 from slime.args import Arguments
@@ -81,7 +82,7 @@ def outcome(function: Any, supports: list[int | None], *, on_rows: bool, chunk: 
     return [loss, *(metrics[name] for name in sorted(metrics)), *torch.autograd.grad(loss, leaves)]
 
 
-MARKED = [topk_distillation_loss, forward_topk_distillation_loss, hybrid_loss, combine_loss_function]
+MARKED = [topk_distillation_loss, forward_topk_distillation_loss, hybrid_loss, practice_loss, combine_loss_function]
 
 
 @pytest.mark.parametrize("function", MARKED, ids=lambda function: function.__name__)
