@@ -8,6 +8,7 @@
 * ``gate``: whether an update may serve.
 * ``training``: the ledger's samples become batches.
 * ``runtime``: the process that serves and judges.
+* ``practice``: lessons move into the weights.
 * ``gateway``, ``judge``: answer requests; judge turns.
 * ``credit``, ``engine``, ``method``, ``sessions``: rewards compared; the policy engine's stream; a learning method's
   interface; conversations.

@@ -95,6 +95,11 @@ def method_scripts() -> Iterator[Script]:
     )
     file = "run_qwen3_4b_openclaw_"
     yield from pair("openclaw-combine", f"{file}hybrid", "hybrid", "qwen3-4B", "Hybrid")
+    yield Script(
+        f"openclaw-personal/{file}personal_lora.sh",
+        f"Qwen3-4B, lessons at once and practice into adapters, {FOUR}",
+        "launch --method personal --model qwen3-4B --lora",
+    )
     yield from pair("openclaw-oel", f"{file}oel", "oel", "qwen3-4B", "online experiential learning")
     without = "8 GPUs: 4 train, 4 serve; no judge.", "LoRA, 4 GPUs: 2 train, 2 serve; no judge."
     yield from pair("openclaw-sdpo", f"{file}sdpo", "sdpo", "qwen3-4B", "SDPO on raw follow-ups", without)
@@ -274,7 +279,7 @@ PROGRAMS = (
 
 def demo_scripts() -> Iterator[Script]:
     """Yield the scripts that learn on a CPU."""
-    for method in ("rl", "opd", "combine", "hybrid", "sdpo", "oel"):
+    for method in ("rl", "opd", "combine", "hybrid", "sdpo", "oel", "personal"):
         yield Script(f"openclaw-{method}/run_tiny_cpu.sh", DEMO, f"demo --method {method}")
     hybrid = f"Hybrid: {DEMO[0].lower()}{DEMO[1:]}"
     yield Script("openclaw-combine/run_tiny_cpu_hybrid.sh", hybrid, "demo --method hybrid")

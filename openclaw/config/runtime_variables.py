@@ -328,6 +328,21 @@ class RuntimeVariables(GateVariables):
         "excluded",
         "turns whose prompt had lessons: excluded leaves them out of training, served trains them on the prompt that was served",
     )
+    practice: Literal["off", "liked", "trial"] = variable(
+        "OPENCLAW_PRACTICE",
+        "off",
+        "lessons that practice moves into the weights: liked are those with a liked reply, trial also those that no reply has "
+        "shown to work yet; needs LoRA; see practice.md",
+    )
+    practice_tokens: int = variable(
+        "OPENCLAW_PRACTICE_TOKENS",
+        65536,
+        "most tokens of prompts and replies in a round of practice",
+        minimum=64,
+    )
+    practice_rounds: int = variable(
+        "OPENCLAW_PRACTICE_ROUNDS", 3, "most rounds of practice with the same lessons in a day", minimum=1
+    )
     retention_days: float | None = variable(
         "OPENCLAW_RETENTION_DAYS",
         None,

@@ -33,6 +33,7 @@ from openclaw.method import Method
 from openclaw.method.check import CLAUSES, MethodCheck
 from openclaw.method.loading import build_method, raised, resolve
 from openclaw.training.live import LiveRollout
+from openclaw.training.live_arguments import practice_problem
 from slime.arguments.plugins import is_plugin_file, missing_plugins, wrong_signatures
 
 CPU_PROFILE = "tiny_cpu"
@@ -64,6 +65,8 @@ def plan_problems(plan: Plan) -> list[str]:
             return [*problems, f"--rollout-function-path: {error}"] if importlib.util.find_spec("ray") else problems
         if not isinstance(function, LiveRollout):
             return problems
+        if problem := practice_problem(plan.args, plan.runtime.practice):
+            problems.append(problem)
         return [*problems, *method_problems(function.method_path, plan.runtime, plan.environment)]
 
 

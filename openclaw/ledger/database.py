@@ -22,6 +22,7 @@ from groundwork.private_files import make_private, private, private_folder
 from openclaw.ledger.damage import Log, check_file, lost_transactions, read_log
 from openclaw.ledger.exceptions import TransitionError, UnknownRecordError, ledger_error
 from openclaw.ledger.schema import SAMPLE_MOVES, migrate
+from openclaw.owners import LOCAL, MARK, prefixes
 
 if TYPE_CHECKING:
     from openclaw.privacy.redactor import Redactor
@@ -199,6 +200,14 @@ class Database:
             raise TransitionError(f"{table} {row_id}: {current} -> {columns['state']} is not allowed") from error
         if changed == 0:
             raise UnknownRecordError(f"{table} holds no {row_id!r} in {self.path}")
+
+
+def sessions_of(person: str) -> tuple[str, tuple[str, ...]]:
+    """Return the SQL condition that ``session_id`` is a session of a person (`openclaw.owners.root`), and its parameters."""
+    if person == LOCAL:
+        return f"(substr(session_id, 1, 1) <> '{MARK}' OR substr(session_id, 1, 2) = '{MARK}:')", ()
+    own, child = prefixes(person)
+    return "(substr(session_id, 1, length(?1)) = ?1 OR substr(session_id, 1, length(?2)) = ?2)", (own, child)
 
 
 def move_samples(

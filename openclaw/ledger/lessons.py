@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from openclaw.ledger.codec import decode_plain, decode_turn, pack_ids, unpack_ids
-from openclaw.ledger.database import Database
+from openclaw.ledger.database import Database, sessions_of
 from openclaw.ledger.exceptions import UnknownRecordError
 from openclaw.ledger.records import Turn
 from openclaw.lessons.lesson import (
@@ -40,7 +40,7 @@ from openclaw.lessons.lesson import (
     relation,
     usable_lesson,
 )
-from openclaw.owners import CHILD, EPISODE, LOCAL, MARK, prefixes
+from openclaw.owners import CHILD, EPISODE
 
 _LEARNED = "(lessons.state = 'resting' AND lessons.reason = 'learned')"
 FORGOTTEN_LESSON = "forgotten_lesson"
@@ -159,12 +159,7 @@ class Lessons:
             most: turns.
             tokens: most of one prompt.
         """
-        if person == LOCAL:
-            of_person, names = f"(session_id NOT LIKE '{MARK}%' OR session_id LIKE '{MARK}:%')", ()
-        else:
-            own, child = prefixes(person)
-            of_person = "(substr(session_id, 1, length(?1)) = ?1 OR substr(session_id, 1, length(?2)) = ?2)"
-            names = (own, child)
+        of_person, names = sessions_of(person)
         practised = "EXISTS (SELECT 1 FROM samples WHERE samples.turn_id = turns.id AND origin = 'practice')"
         rows = self._database.rows(
             f"SELECT *, {practised} AS practised FROM turns WHERE {of_person} AND kind = 'main' AND length(prompt_ids) BETWEEN 4 AND {4 * tokens}"
@@ -278,7 +273,8 @@ class Lessons:
             lessons = self.of(person)
             for lesson in lessons:
                 self._remove(connection, lesson)
-            connection.execute("DELETE FROM people WHERE person = ?", (person,))
+            for table in ("people", "practice_rounds"):
+                connection.execute(f"DELETE FROM {table} WHERE person = ?", (person,))
         return len(lessons)
 
     def settle(self, connection: sqlite3.Connection, turn_id: str, person: str, wish: Wish) -> str | None:

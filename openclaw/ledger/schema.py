@@ -405,6 +405,22 @@ _VERSION_24 = """
 ALTER TABLE feedback ADD COLUMN action TEXT CHECK (action IN ('edited', 'regenerated', 'copied'));
 ALTER TABLE feedback ADD COLUMN edit TEXT;       -- the reply as the person edited it
 """
+_VERSION_25 = """
+CREATE TABLE practice_rounds (   -- see openclaw.ledger.practice.Round
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    person TEXT NOT NULL,
+    series TEXT NOT NULL,
+    outcome TEXT NOT NULL CHECK (outcome IN ('drawn', 'reached', 'stuck', 'failed')),
+    kl REAL,
+    tokens INTEGER NOT NULL,
+    at REAL NOT NULL
+);
+CREATE INDEX practice_rounds_by_person ON practice_rounds(person, series, id);
+CREATE TABLE heldout_prompts (   -- turns whose prompts measure practice and are never practised
+    turn_id TEXT PRIMARY KEY REFERENCES turns(id),
+    person TEXT NOT NULL
+);
+"""
 
 
 def fill_baseline_owners(connection: sqlite3.Connection) -> None:
@@ -508,6 +524,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(22, "whose a sample is, and whether it is of a conversation or of practice", _VERSION_22, fill_people),
     Migration(23, "how well the weights satisfy lessons", _VERSION_23),
     Migration(24, "what people did with replies", _VERSION_24),
+    Migration(25, "rounds of practice, and the prompts that measure them", _VERSION_25),
 )
 VERSION = MIGRATIONS[-1].version
 

@@ -39,6 +39,7 @@ from openclaw.ledger.exceptions import (
 )
 from openclaw.ledger.feedback import settle_actions
 from openclaw.ledger.lessons import Lessons
+from openclaw.ledger.practice import forget_prompts
 from openclaw.ledger.record_files import erase_lines
 from openclaw.ledger.records import (
     PASS,
@@ -258,6 +259,7 @@ class Sessions:
             for table in ("feedback", "logs", "probe_scores", "verdict_log"):
                 connection.execute(f"DELETE FROM {table} WHERE turn_id IN {turns_of}", (session_id,))
             self._lessons.forget_session(connection, session_id)
+            forget_prompts(connection, session_id)
             forget_pictures(connection, session_id)
             turns = connection.execute("DELETE FROM turns WHERE session_id = ?", (session_id,)).rowcount
             connection.execute("DELETE FROM sessions WHERE id = ?", (session_id,))

@@ -23,6 +23,7 @@ from openclaw.ledger.feedback import FeedbackLog
 from openclaw.ledger.judging import Judging
 from openclaw.ledger.lessons import Lessons
 from openclaw.ledger.logs import Logs
+from openclaw.ledger.practice import Practices
 from openclaw.ledger.probes import Probes
 from openclaw.ledger.samples import Samples
 from openclaw.ledger.sessions import Sessions
@@ -47,6 +48,7 @@ class Ledger:
         judging: what the judge worker reads and commits.
         samples: what the trainer claims, and its steps.
         waiting: what waits for a step, and whose.
+        practices: rounds that move lessons into the weights.
         episodes: agents' runs.
         decisions: of the gate.
         probes: turns on which the gate compares weights.
@@ -97,6 +99,7 @@ class Ledger:
         self.judging = Judging(database, self.turns, self.feedback)
         self.samples = Samples(database)
         self.waiting = Waiting(database)
+        self.practices = Practices(database)
         self.episodes = Episodes(database, self.pictures)
         self.decisions = Decisions(database)
         self.probes = Probes(database)

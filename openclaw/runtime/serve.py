@@ -66,6 +66,8 @@ from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.record_files import RecordFiles
 from openclaw.ledger.store import Ledger
 from openclaw.method import trains_rewards
+from openclaw.practice.loop import PracticeLoop
+from openclaw.practice.wiring import build_practice
 from openclaw.privacy.redactor import build_redactor
 from openclaw.privacy.secret_finder import OwnKeyFinder, secret_values
 from openclaw.runtime.where import requests_path
@@ -271,6 +273,7 @@ async def serve(config: RuntimeConfig) -> None:
         )
         if judge is not None:
             judge.worker.on_lessons = service.lessons.forget
+        practice = build_practice(config, ledger, renderer, registry)
         app = create_app(service, registry, keyring, slots)
         server = GatewayServer(app, config, service.metrics)
         if config.tls_cert and config.tls_key:
@@ -284,7 +287,7 @@ async def serve(config: RuntimeConfig) -> None:
         sys.setswitchinterval(THREAD_SWITCH_SECONDS)
         garbage = asyncio.create_task(collect_when_quiet(lambda: service.replies.under_way > 0))
         try:
-            await _run(server, judge)
+            await _run(server, judge, practice)
         finally:
             garbage.cancel()
             if records is not None:
@@ -301,8 +304,8 @@ def _renew_certificate(server: uvicorn.Server, config: RuntimeConfig) -> None:
         load_certificate(server.config.ssl, config)
 
 
-async def _run(server: uvicorn.Server, judge: JudgeLoop | None) -> None:
-    """Run server and judge loop until one of them ends, then end the other."""
+async def _run(server: uvicorn.Server, judge: JudgeLoop | None, practice: PracticeLoop | None) -> None:
+    """Run server, judge loop and practice until one of them ends, then end the others."""
     stop = asyncio.Event()
 
     def end() -> None:
@@ -317,6 +320,8 @@ async def _run(server: uvicorn.Server, judge: JudgeLoop | None) -> None:
         logger.info("OPENCLAW_METHOD is not set: turns are recorded but not judged")
     else:
         tasks.append(asyncio.create_task(judge.run(stop), name="judge"))
+    if practice is not None:
+        tasks.append(asyncio.create_task(practice.run(stop), name="practice"))
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:

@@ -7,9 +7,11 @@ A custom loss declares which streams it ``READS`` beyond those of every sample, 
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Set
 
 from openclaw.config.method_config import MethodConfig
+from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.method import method_config
 from slime.args import Arguments
 from slime.arguments.cluster import check_asynchronous
@@ -20,6 +22,7 @@ from slime.utils.streams import carried
 
 READS = "READS"
 TOPK_EXAMPLE = 64
+TEACHER_TOPK = "teacher_topk_log_probs"
 
 
 def check_arguments(args: Arguments, method_path: str) -> None:
@@ -32,6 +35,8 @@ def check_arguments(args: Arguments, method_path: str) -> None:
             raise ValueError(problem)
     if problems := check_asynchronous(args, "a method on live conversations"):
         raise ValueError(problems[0])
+    if problem := practice_problem(args, str(RuntimeVariables.declared("practice").read(os.environ)[0])):
+        raise ValueError(problem)
     if args.n_samples_per_prompt != 1:
         raise ValueError(
             f"--n-samples-per-prompt {args.n_samples_per_prompt} does not fit live training; use 1, because a turn is one sample"
@@ -41,6 +46,28 @@ def check_arguments(args: Arguments, method_path: str) -> None:
             f"--rollout-batch-size {args.rollout_batch_size} is not a multiple of --global-batch-size "
             f"{args.global_batch_size}; change one of them, or the rest of each batch would never be trained"
         )
+
+
+def practice_problem(args: Arguments, practice: str) -> str | None:
+    """Return why a run cannot practise lessons, and what to type; None if it can, or need not.
+
+    Args:
+        args: of the run.
+        practice: the value of OPENCLAW_PRACTICE.
+    """
+    if practice == "off":
+        return None
+    where = f"OPENCLAW_PRACTICE={practice}"
+    if not args.use_lora:
+        return (
+            f"{where} needs LoRA: the teacher is the base model, which engines still have beside adapters only; add --use-lora, "
+            "or set OPENCLAW_PRACTICE=off"
+        )
+    path = args.custom_loss_function_path if args.loss_type == "custom_loss" else None
+    reads = declared_reads(path) if path and not is_plugin_file(path) else frozenset[str]()
+    if TEACHER_TOPK not in reads or not args.distill_topk:
+        return f"{where} needs a loss that distils a teacher's likeliest tokens; use --method personal, or set OPENCLAW_PRACTICE=off"
+    return None
 
 
 def unfed_loss(args: Arguments, method: str, fills: Set[str], module: str | None = None) -> str | None:

@@ -441,7 +441,7 @@ def test_a_method_folder_dropped_in_is_enough(tmp_path: Path) -> None:
     assert found.environment["PYTHONPATH"].startswith(f"{folder}{os.pathsep}")
     assert found.args.rollout_function_path == "my_rollout.generate"
     with pytest.raises(
-        ConfigError, match="use combine, hybrid, oel, opd, opd_topk, rl, sdpo, or the path of a method folder"
+        ConfigError, match="use combine, hybrid, oel, opd, opd_topk, personal, rl, sdpo, or the path of a method folder"
     ):
         plan("openclaw-nowhere")
 

@@ -51,6 +51,7 @@ def test_a_good_method_and_those_of_the_repository() -> None:
         "openclaw_combine_method.Combine",
         "openclaw_sdpo_method.SelfDistillation",
         "openclaw_oel_method.ExperientialLearning",
+        "openclaw_personal_method.Personal",
     ):
         assert MethodCheck(load_method(path, CONFIG, {})).run(CONFIG.temperature) == []
 

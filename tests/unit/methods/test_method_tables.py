@@ -157,6 +157,7 @@ def test_truncated_reply_is_marked() -> None:
         ("openclaw_combine_rollout", "generate_rollout_openclaw_combine"),
         ("openclaw_sdpo_rollout", "generate_rollout_openclaw_sdpo"),
         ("openclaw_oel_rollout", "generate_rollout_openclaw_oel"),
+        ("openclaw_personal_rollout", "generate_rollout_openclaw_personal"),
     ],
 )
 def test_rollout_file_names_a_method_that_loads(module: str, name: str) -> None:

@@ -1,0 +1,174 @@
+"""Practice in the ledger: its rounds, the prompts that it may use, and those that are kept to measure it.
+
+Guarantees: the samples of a round and the round itself are committed together, so a process that dies in a round leaves nothing
+of it, and one that starts again goes on after the last whole round. A prompt is held out or practised, never both. Prompts are
+those of a person's own judged main turns: no probe of the gate, no episode, no side turn, none with pictures or secrets. A
+forgotten session takes its prompts and the samples drawn from them along. A round knows its lessons by a digest of their ids and
+times, so it holds no word of them.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from groundwork.chat_messages import pictures_in
+from openclaw.ledger.codec import decode_turn
+from openclaw.ledger.database import Database, move_samples, sessions_of
+from openclaw.ledger.records import PROBE, REDACTED, Turn
+from openclaw.ledger.samples import insert_sample
+from openclaw.lessons.lesson import SERVED_STATES
+from slime.utils.types import Sample
+
+RoundOutcome = Literal["drawn", "reached", "stuck", "failed"]
+LESSONS_CHANGED = "lessons_changed"
+"""Why a practised reply was dropped: the lessons that its teacher read changed before a step used it."""
+_LOOK_BACK = 256
+_NOT_LIVE = "(state = 'ready' OR (state = 'leased' AND rollout_id NOT IN (SELECT rollout_id FROM steps WHERE undone_at IS NULL)))"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """One round of a person's practice.
+
+    Attributes:
+        series: digest of what the teacher reads; rounds with other lessons begin anew.
+        outcome: ``drawn``: it gave samples; ``reached``: the weights do without the lessons what the teacher does with them;
+            ``stuck``: the last rounds brought them no nearer; ``failed``: no reply could be drawn or scored.
+        kl: nats per token from the weights to the teacher on the held-out prompts, before the round; None: not measured.
+        tokens: of prompts and replies of its samples.
+        at: seconds since the epoch.
+    """
+
+    series: str
+    outcome: RoundOutcome
+    kl: float | None
+    tokens: int
+    at: float
+
+
+class Practices:
+    """The practice of everybody."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def people(self) -> list[str]:
+        """Return the people who have lessons that requests carry."""
+        states = ", ".join(f"'{state}'" for state in SERVED_STATES)
+        rows = self._database.rows(f"SELECT DISTINCT person FROM lessons WHERE state IN ({states}) ORDER BY person")
+        return [row["person"] for row in rows]
+
+    def rounds(self, person: str, series: str) -> list[Round]:
+        """Return a person's rounds with the same lessons, oldest first."""
+        rows = self._database.rows(
+            "SELECT series, outcome, kl, tokens, at FROM practice_rounds WHERE person = ? AND series = ? ORDER BY id",
+            (person, series),
+        )
+        return [Round(**dict(row)) for row in rows]
+
+    def under_way(self, person: str, series: str) -> bool:
+        """Return whether practised replies of a person wait for a step whose weights are live.
+
+        Ready ones of another series are dropped first, because their teacher read other lessons.
+        """
+        own = "person = ? AND origin = 'practice'"
+        query = f"SELECT 1 FROM samples WHERE {own} AND {_NOT_LIVE} LIMIT 1"
+        if not self._database.rows(query, (person,)):
+            return False
+        last = self._database.rows(
+            "SELECT series FROM practice_rounds WHERE person = ? AND outcome = 'drawn' ORDER BY id DESC LIMIT 1",
+            (person,),
+        )
+        if last and last[0]["series"] != series:
+            with self._database.transaction() as connection:
+                move_samples(connection, "discard", own, (person,), reason=LESSONS_CHANGED)
+        return bool(self._database.rows(query, (person,)))
+
+    def prompts(self, person: str, lessons: Sequence[str], most: int, tokens: int) -> tuple[list[Turn], list[Turn]]:
+        """Return turns whose prompts may be practised, the newest first, and the held-out ones.
+
+        The prompt is `Turn.student_ids`. One that already has the complaint which gave a lesson in it is left out: there the
+        lesson says nothing new. Two prompts are held out as soon as a person has twice as many that were never
+        practised, one as soon as there are two.
+
+        Args:
+            person: whose they are.
+            lessons: ids of those that are practised.
+            most: turns to practise.
+            tokens: most of one prompt.
+        """
+        turns = self._usable(person, lessons, tokens)
+        named = self._database.rows("SELECT turn_id FROM heldout_prompts WHERE person = ?", (person,))
+        practised = self._database.rows(
+            "SELECT DISTINCT turn_id FROM samples WHERE person = ? AND origin = 'practice'", (person,)
+        )
+        kept, used = {row["turn_id"] for row in named}, {row["turn_id"] for row in practised}
+        new = [turn for turn in turns if turn.id not in kept | used]
+        missing = min(HELDOUT - sum(turn.id in kept for turn in turns), len(new) // 2)
+        kept |= {turn.id for turn in new[: max(0, missing)]}
+        return [turn for turn in turns if turn.id not in kept][:most], [turn for turn in turns if turn.id in kept][
+            :HELDOUT
+        ]
+
+    def _usable(self, person: str, lessons: Sequence[str], tokens: int) -> list[Turn]:
+        of_person, names = sessions_of(person)
+        rows = self._database.rows(
+            f"SELECT * FROM turns WHERE {of_person} AND kind = 'main' AND state = 'judged'"
+            f" AND length(prompt_ids) BETWEEN 4 AND {4 * tokens}"
+            f" AND (reason IS NULL OR reason NOT IN ('{PROBE}', '{REDACTED}'))"
+            " AND NOT EXISTS (SELECT 1 FROM lesson_turns JOIN turns AS told ON told.id = turn_id WHERE role = 'said'"
+            f" AND lesson IN ({', '.join('?' for _ in lessons)}) AND told.session_id = turns.session_id"
+            f" AND told.number < turns.number) ORDER BY number DESC LIMIT {_LOOK_BACK}",
+            (*names, *lessons),
+        )
+        turns = map(decode_turn, rows)
+        return [turn for turn in turns if not pictures_in(turn.messages) and len(turn.student_ids) <= tokens]
+
+    def record(
+        self,
+        person: str,
+        done: Round,
+        samples: Sequence[tuple[str, Sample]] = (),
+        heldout: Sequence[str] = (),
+        made_by: str | None = None,
+    ) -> bool:
+        """Commit a round; return False, with nothing written, if one of its turns was deleted meanwhile.
+
+        Args:
+            person: whose it is.
+            done: the round.
+            samples: pairs of the turn whose prompt was practised, and the sample.
+            heldout: turns whose prompts measured it.
+            made_by: the method that trains them.
+        """
+        named = {*heldout, *(turn_id for turn_id, _ in samples)}
+        with self._database.transaction() as connection:
+            marks = ", ".join("?" for _ in named)
+            [(known,)] = connection.execute(
+                f"SELECT COUNT(*) FROM turns WHERE id IN ({marks})", tuple(named)
+            ).fetchall()
+            if known < len(named):
+                return False
+            values = {"person": person, **vars(done)}
+            self._database.insert(connection, "practice_rounds", values)
+            connection.executemany(
+                "INSERT OR IGNORE INTO heldout_prompts (turn_id, person) VALUES (?, ?)",
+                [(each, person) for each in heldout],
+            )
+            for turn_id, sample in samples:
+                insert_sample(self._database, connection, turn_id, sample, origin="practice", made_by=made_by)
+        return True
+
+
+HELDOUT = 2
+"""Prompts of a person that measure practice and are never practised."""
+
+
+def forget_prompts(connection: sqlite3.Connection, session_id: str) -> None:
+    """Delete what practice has of a session that is about to be deleted, inside its transaction."""
+    connection.execute(
+        "DELETE FROM heldout_prompts WHERE turn_id IN (SELECT id FROM turns WHERE session_id = ?)", (session_id,)
+    )

@@ -1,0 +1,157 @@
+"""What practice does next: which lessons the teacher reads, how many replies a round draws, how far the weights are, when it ends.
+
+The teacher is the base model that reads the lessons; the student is the present weights without them. How far the student is from
+it is the reverse KL at the tokens of the student's own replies, ``sum_v p(v) (log p(v) - log q(v))`` with the student's ``p`` and
+the teacher's ``q``. Each engine reports its likeliest tokens only, so ``v`` runs over those that both report and one bucket for
+all others. Merging tokens never raises a KL, so it is a lower bound; with 50 tokens it is close.
+
+Pure functions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Literal
+
+from openclaw.ledger.practice import Round
+from openclaw.ledger.records import TopK, Turn
+from openclaw.lessons.lesson import Lesson, chosen
+
+Wanted = Literal["off", "liked", "trial"]
+"""Which lessons are practised: none, those with a like, or also those on trial that nobody has judged yet."""
+
+PROMPTS = 4
+"""Prompts of a round."""
+REPLIES = 4
+"""Replies drawn to each prompt of a round."""
+HELDOUT_REPLIES = 2
+"""Replies drawn to each held-out prompt before a round."""
+REPLY_TOKENS = 1024
+"""Longest practised reply."""
+NEAR = 0.005
+"""Nats per token from the teacher at which the weights do without the lessons what it does with them.
+
+Most tokens of a reply do not depend on a wish, so the mean is small: 0.011 is three quarters of the way, log/practice.md.
+"""
+PATIENCE = 2
+"""Rounds without a fall of that distance after which practice ends."""
+DAY = 86400.0
+MIN_TAIL = 1e-6
+
+
+def qualifies(lesson: Lesson, wanted: Wanted) -> bool:
+    """Return whether a lesson may be practised: nobody's replies under it were disliked more often than liked."""
+    if not lesson.is_served or lesson.liked < lesson.disliked:
+        return False
+    return lesson.liked > 0 or wanted == "trial"
+
+
+def taught(lessons: Sequence[Lesson], wanted: Wanted, tokens: Callable[[str], int], context: int) -> list[Lesson]:
+    """Return the lessons that the teacher reads together, in the order of the prompt; none if no lesson is to be practised.
+
+    Those that rest because the weights have learned them are among them, or practising another would unlearn them.
+
+    Args:
+        lessons: of one person with their evidence, the latest changed last.
+        wanted: which are practised.
+        tokens: counts the tokens of a text.
+        context: tokens of prompt plus reply.
+    """
+    if not any(qualifies(each, wanted) for each in lessons):
+        return []
+    read = [each for each in lessons if each.is_learned or qualifies(each, wanted)]
+    return chosen([replace(each, state="active") for each in read], tokens, context)
+
+
+def series_of(lessons: Sequence[Lesson]) -> str:
+    """Return the digest of what a teacher reads; it changes with a lesson's words, and when its complaint is repeated."""
+    names = "\n".join(f"{each.id} {each.changed_at!r}" for each in lessons)
+    return blake2b(names.encode(), digest_size=8).hexdigest()
+
+
+def person_name(person: str) -> str:
+    """Return a person's name in logs."""
+    return blake2b(person.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
+
+
+def is_over(rounds: Sequence[Round], now: float) -> bool:
+    """Return whether a series has ended: its lessons are in the weights, or practice does not bring them there.
+
+    After a day it is measured again, because other steps may have moved the weights.
+    """
+    return any(each.at > now - DAY and each.outcome in ("reached", "stuck") for each in rounds)
+
+
+def may_begin(rounds: Sequence[Round], now: float, most: int) -> bool:
+    """Return whether another round may begin, of which a day has ``most``."""
+    return sum(each.at > now - DAY and each.outcome in ("drawn", "failed") for each in rounds) < most
+
+
+def verdict_of(kl: float, rounds: Sequence[Round], *, measured: bool = True) -> Literal["drawn", "reached", "stuck"]:
+    """Return what follows from the distance ``kl`` after ``rounds``; ``measured``: on as many held-out prompts as there shall be.
+
+    Nothing is reached before the first round, because a single measurement may be of prompts to which the lessons matter little.
+    """
+    before = [each.kl for each in rounds if each.outcome == "drawn" and each.kl is not None]
+    if kl < NEAR and before and measured:
+        return "reached"
+    latest = [*before[1:], kl][-PATIENCE:]
+    if len(before) >= PATIENCE and min(latest) >= before[-PATIENCE]:
+        return "stuck"
+    return "drawn"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The prompt of a stored turn: ``student_ids`` as the policy reads it, ``teacher_ids`` with the lessons."""
+
+    turn: Turn
+    student_ids: list[int]
+    teacher_ids: list[int]
+
+
+def reply_room(prompt: Prompt, longest: int, context: int) -> int:
+    """Return the tokens of a reply to a prompt: at most ``longest`` and `REPLY_TOKENS`, so that both readings fit ``context``."""
+    return min(longest, REPLY_TOKENS, context - max(len(prompt.student_ids), len(prompt.teacher_ids)))
+
+
+def replies_of_round(prompts: Sequence[Prompt], budget: int, longest: int, context: int) -> list[tuple[Prompt, int]]:
+    """Return the prompts of a round, each with the number of its replies; the first replies to all come before second ones.
+
+    Args:
+        prompts: that may be practised, the best first.
+        budget: tokens of all prompts and replies of the round; a prompt counts with each of its replies.
+        longest: tokens of a reply.
+        context: tokens of prompt plus reply.
+    """
+    counts = [0] * min(PROMPTS, len(prompts))
+    for _ in range(REPLIES):
+        for number, prompt in enumerate(prompts[:PROMPTS]):
+            room = reply_room(prompt, longest, context)
+            size = len(prompt.student_ids) + room
+            if room > 0 and size <= budget:
+                budget -= size
+                counts[number] += 1
+    return [(prompt, count) for prompt, count in zip(prompts, counts, strict=False) if count]
+
+
+def distance(student: TopK, teacher: TopK) -> float:
+    """Return the sum over positions of the KL of the student from the teacher, in nats."""
+    return math.fsum(
+        _divergence(dict(zip(own_ids, own, strict=True)), dict(zip(their_ids, theirs, strict=True)))
+        for own_ids, own, their_ids, theirs in zip(
+            student.ids, student.log_probs, teacher.ids, teacher.log_probs, strict=True
+        )
+    )
+
+
+def _divergence(student: dict[int, float], teacher: dict[int, float]) -> float:
+    common = student.keys() & teacher.keys()
+    inside = math.fsum(math.exp(student[token]) * (student[token] - teacher[token]) for token in common)
+    p, q = (
+        max(MIN_TAIL, 1.0 - math.fsum(math.exp(values[token]) for token in common)) for values in (student, teacher)
+    )
+    return inside + p * math.log(p / q)

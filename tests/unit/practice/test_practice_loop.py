@@ -1,0 +1,296 @@
+"""Practice beside a stand-in for an engine: what it commits, what it leaves alone, and what a failure costs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from groundwork.chat_messages import picture_part
+from lab.testkit.ledger_records import USER_NEXT, make_turn
+from openclaw.credit.baseline import record_judged
+from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
+from openclaw.ledger.practice import HELDOUT, LESSONS_CHANGED
+from openclaw.ledger.records import PROBE, Verdict
+from openclaw.ledger.store import Ledger
+from openclaw.owners import episode_owner, stored_id
+from openclaw.practice.loop import PracticeLoop, PracticeMetrics, PracticeSettings
+
+ALICE, BOB = "alice", "bob"
+REPLY = [7, 8, 9]
+TOPK = 3
+
+
+class Engine:
+    """Samples `REPLY`; the base model's log probabilities are ``gap`` nats from the policy's."""
+
+    def __init__(self) -> None:
+        self.gap = 1.0
+        self.version = "4"
+        self.requests: list[tuple[dict[str, Any], str | None]] = []
+        self.error: Exception | None = None
+        self.bad_owner = ""
+
+    async def generate(self, payload: dict[str, Any], owner: str | None = None) -> dict[str, Any]:
+        self.requests.append((payload, owner))
+        if self.error is not None:
+            raise self.error
+        if owner == self.bad_owner:
+            raise EngineRefusedError("the prompt is refused")
+        base = payload.get("lora_path") == "base"
+        meta: dict[str, Any] = {"weight_version": "base" if base else self.version}
+        if payload["sampling_params"]["max_new_tokens"]:
+            entries = [[-0.5, token, None] for token in REPLY]
+            return {
+                "output_ids": REPLY,
+                "meta_info": {**meta, "output_token_logprobs": entries, "finish_reason": {"type": "stop"}},
+            }
+        start = payload["logprob_start_len"]
+        scored = [[None if n == 0 else -0.5, token, None] for n, token in enumerate(payload["input_ids"][start:])]
+        shift = self.gap if base else 0.0
+        row = [[-0.5 - shift, 7, None], [-1.5, 8, None], [-2.5, 9, None]]
+        return {
+            "meta_info": {**meta, "input_token_logprobs": scored, "input_top_logprobs": [None, *[row] * len(REPLY)]}
+        }
+
+    async def answers(self) -> bool:
+        return True
+
+    async def close(self) -> None: ...
+
+
+def render(messages: Any, tools: Any, keywords: Any) -> list[int]:
+    return [3] * len(messages[-1]["content"])
+
+
+class Run:
+    """A ledger with Alice's lesson, and the loop."""
+
+    def __init__(self, path: Path, **changes: Any) -> None:
+        self.now = 1000.0
+        self.ledger = Ledger(path, clock=lambda: self.now)
+        self.engine = Engine()
+        values: dict[str, Any] = {"lessons": "trial", "budget": 65536, "rounds": 3, "topk": TOPK, "temperature": 0.6}
+        values |= {"reply_tokens": 16, "context": 2048, "default": "auto", "made_by": "m"} | changes
+        self.registry = CollectorRegistry()
+        self.paused: set[str] = set()
+        settings, metrics = PracticeSettings(**values), PracticeMetrics(self.registry)
+        self.loop = PracticeLoop(self.ledger, self.engine, render, len, settings, metrics, lambda: self.paused)
+
+    def turn(self, turn_id: str, owner: str = ALICE, *, reason: str | None = "score_zero", **changes: Any) -> None:
+        """Record a judged turn."""
+        session = changes.pop("session_id", stored_id(owner, "s"))
+        self.ledger.turns.record(make_turn(turn_id, session_id=session, **changes))
+        if changes.get("kind") != "side":
+            self.ledger.turns.record_next_state(turn_id, USER_NEXT, 102.0)
+            record_judged(self.ledger, turn_id, Verdict(), [], reason)
+
+    def practise(self, person: str = ALICE) -> str | None:
+        """Practise if something is due; return the outcome of the last round."""
+        due = self.loop.due(person)
+        if due is None:
+            return None
+        asyncio.run(self.loop.practise(due))
+        rows = self.ledger.database.rows("SELECT outcome FROM practice_rounds ORDER BY id DESC LIMIT 1")
+        return rows[0]["outcome"] if rows else None
+
+    def train(self, rollout_id: int) -> int:
+        """Let a step use what is ready, and its weights be live; return the number of samples."""
+        samples = self.ledger.samples.claim(rollout_id, 99, person=ALICE, origin="practice")
+        self.ledger.samples.record_step(rollout_id, str(rollout_id), self.now, self.now)
+        return len(samples)
+
+    def counted(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(f"openclaw_practice_{name}", labels) or 0.0
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    run = Run(tmp_path / "ledger.sqlite")
+    run.ledger.lessons.add(ALICE, "Answer in German.")
+    for number in range(7):
+        run.turn(f"turn-{number}")
+    yield run
+    run.ledger.close()
+
+
+def test_a_round_draws_from_the_weights_and_is_scored_by_the_base_that_reads_the_lesson(run: Run) -> None:
+    assert run.practise() == "drawn"
+    samples = run.ledger.samples.claim(0, 99, person=ALICE, origin="practice")
+    assert [sample.metadata["turn_id"] for sample in samples] == [
+        f"turn-{number}" for number in (4, 3, 2, 1) for _ in range(4)
+    ]
+    first = samples[0]
+    assert first.tokens == [1, 2, 3, 4, *REPLY]
+    assert (first.reward, first.loss_mask, first.weight_versions) == (0.0, [1, 1, 1], ["4"])
+    assert first.teacher_topk_indices == [[7, 8, 9]] * 3
+    assert first.teacher_topk_log_probs is not None
+    assert first.teacher_topk_log_probs[0] == pytest.approx([-1.5, -1.5, -2.5])
+    taught = [payload for payload, _ in run.engine.requests if payload.get("lora_path") == "base"]
+    plain = [payload for payload, _ in run.engine.requests if payload.get("lora_path") is None]
+    assert all(payload["input_ids"][:5] == [1, 2, 3, 4, 3] for payload in taught), "the prompt with the lesson"
+    assert all(payload["input_ids"][:4] == [1, 2, 3, 4] for payload in plain)
+    assert all(payload["input_ids"][4:] in ([], REPLY) for payload in plain)
+    assert {owner for _, owner in run.engine.requests} == {ALICE}
+    assert (run.counted("rounds_total", outcome="drawn"), run.counted("tokens_total")) == (1.0, 16 * 7.0)
+
+
+def test_a_prompt_measures_or_is_practised_but_not_both(run: Run) -> None:
+    for rollout in range(3):
+        run.engine.gap = 1.0 - 0.1 * rollout
+        assert run.practise() == "drawn"
+        assert run.train(rollout) == 16
+        run.turn(f"later-{rollout}")
+    held = {row["turn_id"] for row in run.ledger.database.rows("SELECT turn_id FROM heldout_prompts")}
+    used = {row["turn_id"] for row in run.ledger.database.rows("SELECT turn_id FROM samples WHERE origin = 'practice'")}
+    assert len(held) == HELDOUT
+    assert held.isdisjoint(used)
+
+
+def test_other_peoples_turns_probes_episodes_and_side_turns_are_left_alone(tmp_path: Path) -> None:
+    run = Run(tmp_path / "ledger.sqlite")
+    run.ledger.lessons.add(ALICE, "Answer in German.")
+    run.turn("bob-1", BOB)
+    run.turn("likes-alice", "alice2")
+    run.turn("probe", reason=PROBE)
+    run.turn("side", kind="side")
+    run.ledger.turns.record(make_turn("agent", session_id=stored_id(episode_owner(ALICE, "episode-1"), "s")))
+    run.turn("picture", messages=[{"role": "user", "content": [picture_part("ab" * 32)]}])
+    assert run.practise() is None
+    run.turn("own")
+    assert run.practise() is None, "one prompt is too few to practise and to measure"
+    run.turn("child", "alice/phone")
+    assert run.practise() == "drawn"
+    samples = run.ledger.samples.claim(0, 99, origin="practice")
+    assert {sample.metadata["turn_id"] for sample in samples} == {"own"}
+    run.ledger.close()
+
+
+def test_the_next_round_waits_for_the_weights_of_the_last_and_a_day_has_three(run: Run) -> None:
+    assert run.practise() == "drawn"
+    assert run.practise() is None, "its samples are ready"
+    run.ledger.samples.claim(0, 99, person=ALICE, origin="practice")
+    assert run.practise() is None, "their step is not live"
+    run.ledger.samples.record_step(0, "5", run.now, run.now)
+    for rollout, gap in ((1, 0.9), (2, 0.8)):
+        run.engine.gap = gap
+        assert run.practise() == "drawn"
+        run.train(rollout)
+    assert run.practise() is None
+    run.now += 86401.0
+    run.engine.gap = 0.7
+    assert run.practise() == "drawn"
+
+
+def test_it_ends_near_the_teacher_or_when_it_comes_no_nearer(run: Run, tmp_path: Path) -> None:
+    assert run.practise() == "drawn"
+    run.train(0)
+    run.engine.gap = 0.0
+    assert run.practise() == "reached"
+    assert run.ledger.samples.ready_count(ALICE, "practice") == 0
+    assert run.practise() is None
+    other = Run(tmp_path / "other.sqlite")
+    other.ledger.lessons.add(ALICE, "Answer in German.")
+    for number in range(4):
+        other.turn(f"turn-{number}")
+    found = []
+    for rollout in range(3):
+        found.append(other.practise())
+        other.train(rollout)
+    assert found == ["drawn", "drawn", "stuck"]
+    other.ledger.lessons.add(ALICE, "Keep answers short.")
+    assert other.practise() == "drawn", "another lesson begins anew"
+    other.ledger.close()
+
+
+def test_a_prompt_that_has_the_complaint_in_it_is_left_out(run: Run) -> None:
+    [lesson] = run.ledger.lessons.of(ALICE)
+    with run.ledger.transaction() as connection:
+        connection.execute("INSERT INTO lesson_turns VALUES (?, 'turn-2', 'said')", (lesson.id,))
+    run.turn("elsewhere", session_id=stored_id(ALICE, "t"))
+    assert run.practise() == "drawn"
+    used = {sample.metadata["turn_id"] for sample in run.ledger.samples.claim(0, 99, person=ALICE, origin="practice")}
+    held = {row["turn_id"] for row in run.ledger.database.rows("SELECT turn_id FROM heldout_prompts")}
+    assert used | held == {"turn-0", "turn-1", "turn-2", "elsewhere"}
+
+
+def test_replies_of_a_teacher_with_other_lessons_are_dropped(run: Run) -> None:
+    assert run.practise() == "drawn"
+    run.ledger.lessons.add(ALICE, "Keep answers short.")
+    assert run.practise() == "drawn"
+    rows = run.ledger.database.rows("SELECT state, reason, COUNT(*) AS n FROM samples GROUP BY state, reason")
+    assert {(row["state"], row["reason"], row["n"]) for row in rows} == {
+        ("dropped", LESSONS_CHANGED, 16),
+        ("ready", None, 16),
+    }
+
+
+def test_a_failure_costs_one_person_a_round_and_an_outage_nobody(run: Run) -> None:
+    run.ledger.lessons.add(BOB, "Answer in French.")
+    for number in range(2):
+        run.turn(f"bob-{number}", BOB)
+    run.engine.error = EngineUnavailableError("away")
+    with pytest.raises(EngineUnavailableError):
+        run.practise()
+    assert run.ledger.database.rows("SELECT * FROM practice_rounds") == []
+    run.engine.error, run.engine.bad_owner = None, ALICE
+    assert [run.practise() for _ in range(4)] == ["failed", "failed", "failed", None]
+    assert run.practise(BOB) == "drawn"
+    assert run.counted("rounds_total", outcome="failed") == 3.0
+
+
+def test_a_process_that_dies_in_a_round_leaves_nothing_of_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies(*_: Any, **__: Any) -> int:
+        raise KeyboardInterrupt
+
+    due = run.loop.due(ALICE)
+    assert due is not None
+    with monkeypatch.context() as patch:
+        patch.setattr("openclaw.ledger.practice.insert_sample", dies)
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(run.loop.practise(due))
+    for table in ("samples", "practice_rounds", "heldout_prompts"):
+        assert run.ledger.database.rows(f"SELECT * FROM {table}") == []
+    assert run.practise() == "drawn"
+
+
+def test_who_switched_lessons_off_is_not_practised(run: Run) -> None:
+    run.paused = {ALICE}
+    assert run.practise() is None, "nor is one whose training is paused"
+    run.paused = set()
+    run.ledger.lessons.choose_mode(ALICE, "off")
+    assert run.practise() is None
+
+
+def test_forgetting_a_session_takes_its_practice_along(run: Run) -> None:
+    assert run.practise() == "drawn"
+    due = run.loop.due(ALICE)
+    assert due is None
+    run.ledger.sessions.forget(stored_id(ALICE, "s"))
+    for table in ("samples", "heldout_prompts"):
+        assert run.ledger.database.rows(f"SELECT * FROM {table}") == []
+    assert run.ledger.lessons.forget_person(ALICE) == 1
+    assert run.ledger.database.rows("SELECT * FROM practice_rounds") == []
+
+
+def test_a_prompt_that_is_deleted_meanwhile_ends_the_round(run: Run) -> None:
+    due = run.loop.due(ALICE)
+    assert due is not None
+    run.ledger.sessions.forget(stored_id(ALICE, "s"))
+    asyncio.run(run.loop.practise(due))
+    assert run.ledger.database.rows("SELECT * FROM practice_rounds") == []
+    assert run.ledger.database.rows("SELECT * FROM samples") == []
+
+
+async def test_the_loop_ends_when_it_is_told_to(run: Run) -> None:
+    stop = asyncio.Event()
+    running = asyncio.create_task(run.loop.run(stop))
+    while run.ledger.samples.ready_count(ALICE, "practice") == 0:
+        await asyncio.sleep(0.01)
+    stop.set()
+    await asyncio.wait_for(running, 5.0)
+    assert run.ledger.samples.ready_count(ALICE, "practice") == 16

@@ -1,0 +1,138 @@
+"""What practice decides: whose lessons, how many replies, how far from the teacher, and when it ends."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from lab.testkit.ledger_records import make_turn
+from openclaw.ledger.practice import Round, RoundOutcome
+from openclaw.ledger.records import TopK
+from openclaw.lessons.lesson import Lesson
+from openclaw.practice.plan import (
+    NEAR,
+    REPLY_TOKENS,
+    Prompt,
+    Wanted,
+    distance,
+    is_over,
+    may_begin,
+    replies_of_round,
+    series_of,
+    taught,
+    verdict_of,
+)
+
+
+def lesson(
+    name: str = "l",
+    state: str = "active",
+    liked: int = 0,
+    disliked: int = 0,
+    changed: float = 1.0,
+    reason: str | None = None,
+) -> Lesson:
+    values = {
+        "id": name,
+        "person": "alice",
+        "text": f"Wish {name}.",
+        "origin": "judge",
+        "state": state,
+        "reason": reason,
+    }
+    numbers = {"created_at": 1.0, "changed_at": changed, "served_at": None, "liked": liked, "disliked": disliked}
+    return Lesson(**values, **numbers, pinned=False, touched=False, replaces=None)  # type: ignore[arg-type]
+
+
+def done(outcome: RoundOutcome = "drawn", kl: float | None = 1.0, at: float = 0.0) -> Round:
+    return Round(series="s", outcome=outcome, kl=kl, tokens=1, at=at)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "state", "liked", "disliked", "practised"),
+    [
+        ("liked", "active", 1, 1, True),
+        ("liked", "active", 1, 2, False),
+        ("liked", "trial", 0, 0, False),
+        ("trial", "trial", 0, 0, True),
+        ("trial", "trial", 0, 1, False),
+        ("trial", "proposed", 0, 0, False),
+        ("trial", "resting", 5, 0, False),
+    ],
+)
+def test_a_lesson_needs_a_like_and_no_more_dislikes(
+    wanted: Wanted, state: str, liked: int, disliked: int, practised: bool
+) -> None:
+    found = taught([lesson("a", state, liked, disliked)], wanted, len, 2048)
+    assert bool(found) == practised
+
+
+def test_the_teacher_reads_a_persons_lessons_together_and_a_change_begins_anew() -> None:
+    both = taught([lesson("a", liked=1), lesson("b", liked=1), lesson("c")], "liked", len, 2048)
+    assert [each.id for each in both] == ["a", "b"]
+    assert series_of(both) == series_of(list(both))
+    learned = lesson("a", "resting", 3, reason="learned")
+    assert [each.id for each in taught([learned, lesson("b", liked=1)], "liked", len, 2048)] == ["a", "b"]
+    assert taught([learned], "liked", len, 2048) == [], "what the weights have is not practised for itself"
+    assert series_of(both) != series_of(both[:1])
+    assert series_of(both) != series_of([both[0], lesson("b", liked=1, changed=2.0)]), "its complaint was repeated"
+
+
+def prompt(name: str, size: int, with_lessons: int | None = None) -> Prompt:
+    return Prompt(make_turn(name), [1] * size, [1] * (with_lessons or size + 5))
+
+
+def test_every_prompt_has_a_first_reply_before_any_has_a_second() -> None:
+    prompts = [prompt(str(number), 10) for number in range(6)]
+    full = replies_of_round(prompts, 10**6, 20, 2048)
+    assert [(each.turn.id, count) for each, count in full] == [(str(number), 4) for number in range(4)]
+    assert [count for _, count in replies_of_round(prompts, 6 * 30, 20, 2048)] == [2, 2, 1, 1]
+    long = [prompt("a", 3000), prompt("b", 10)]
+    assert [(each.turn.id, count) for each, count in replies_of_round(long, 2000, 5000, 8192)] == [("b", 1)]
+    assert REPLY_TOKENS < 2000
+    assert replies_of_round([prompt("a", 10, 100)], 10**6, 20, 100) == [], "the teacher's reading must fit, too"
+
+
+def test_rounds_end_near_the_teacher_or_without_a_fall() -> None:
+    assert verdict_of(NEAR / 2, [done()]) == "reached"
+    assert verdict_of(NEAR / 2, [done()], measured=False) == "drawn", "one held-out prompt is too few"
+    assert verdict_of(NEAR / 2, []) == "drawn"
+    assert verdict_of(1.0, []) == "drawn"
+    assert verdict_of(2.0, [done(kl=1.0)]) == "drawn"
+    assert verdict_of(2.0, [done(kl=1.0), done(kl=3.0)]) == "stuck"
+    assert verdict_of(0.9, [done(kl=1.0), done(kl=3.0)]) == "drawn"
+    assert verdict_of(2.0, [done(kl=1.0), done(kl=0.5)]) == "drawn", "the last but one fell"
+    assert verdict_of(2.0, [done(kl=1.0), done("failed", None), done(kl=3.0)]) == "stuck"
+    assert is_over([done(), done("reached", at=5.0)], now=6.0)
+    assert is_over([done("stuck")], now=6.0)
+    assert not is_over([done(), done("failed", None)], now=6.0)
+    assert not is_over([done("reached")], now=86401.0), "it is measured again every day"
+
+
+def test_a_day_has_a_number_of_rounds_failures_included() -> None:
+    rounds = [done(at=10.0), done("failed", None, at=20.0), done(at=30.0)]
+    assert not may_begin(rounds, now=40.0, most=3)
+    assert may_begin(rounds, now=40.0, most=4)
+    assert may_begin(rounds, now=86400.0 + 15.0, most=3)
+
+
+@pytest.mark.parametrize("k", [3, 8, 40])
+def test_the_distance_is_a_kl_over_the_common_tokens_and_a_bucket(k: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    student, teacher = torch.randn(2, 6, 40, generator=generator, dtype=torch.float64).log_softmax(-1)
+    tops = [values.topk(k) for values in (student, teacher)]
+    own, their = (TopK(top.values.tolist(), top.indices.tolist()) for top in tops)
+    expected = 0.0
+    for p, q, mine, theirs in zip(student, teacher, own.ids, their.ids, strict=True):
+        common = sorted({*mine} & {*theirs})
+        inside = float((p[common].exp() * (p[common] - q[common])).sum())
+        rest_p, rest_q = (max(1e-6, 1.0 - float(each[common].exp().sum())) for each in (p, q))
+        expected += inside + rest_p * math.log(rest_p / rest_q)
+    whole = float((student.exp() * (student - teacher)).sum())
+    assert distance(own, their) == pytest.approx(expected, abs=1e-12)
+    assert distance(own, their) <= whole + 1e-9
+    if k == 40:
+        assert distance(own, their) == pytest.approx(whole, abs=1e-6)
+    assert distance(own, own) == pytest.approx(0.0, abs=1e-12)
