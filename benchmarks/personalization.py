@@ -26,10 +26,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import REPOSITORY, describe_machine
-from benchmarks.personal_parts.figures import table
-from benchmarks.personal_parts.matrix import ABLATIONS, BASE, FORMS, JOINT, METHODS, Cell, cells
+from benchmarks.personal_parts.figures import personal_table, table
+from benchmarks.personal_parts.matrix import ABLATIONS, BASE, FORMS, JOINT, METHODS, PERSONAL_ARMS, Cell, cells
 from benchmarks.personal_parts.records import OtherSizesError, Programs, Record, RunError, load, run, write
-from benchmarks.personal_parts.report import Asked, rows, write_report
+from benchmarks.personal_parts.report import PERSONAL_HEAD, Asked, personal_rows, rows, write_report
 from groundwork.command_line import new_output_file
 from openclaw.launch.methods import methods_of
 
@@ -60,7 +60,9 @@ def build_parser() -> argparse.ArgumentParser:
     after = ",".join(map(str, sizes.score_after))
     add("--json", required=True, type=new_output_file, help="file for the figures")
     add("--report", type=new_output_file, help="file for the report (Markdown, with two plots beside it)")
-    add("--methods", default=",".join(METHODS), help="comma-separated (default: %(default)s)")
+    every = ",".join(METHODS)
+    add("--methods", default=None, help=f"comma-separated (default: {every}; none with --arms)")
+    add("--arms", default="", help=f"what a first complaint changes: {','.join(PERSONAL_ARMS)} (default: none)")
     add("--users", default=USERS, help="names or YAML files, comma-separated (default: %(default)s)")
     add("--forms", default=JOINT, help=f"{','.join(FORMS)}: the whole matrix (default: %(default)s)")
     add("--seeds", default=None, help="comma-separated (default: those that all users name)")
@@ -85,20 +87,22 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = build_parser()
     options = parser.parse_args(argv)
     if options.quick:
-        options.methods, options.users, options.forms, options.seeds = "combine", "student", "separate", "0"
+        options.users, options.forms, options.seeds = "student", "separate", "0"
+        options.methods, options.arms = options.methods or "combine", options.arms or "lessons,weights,both"
         options.most_sessions, options.score_after, options.heldout = 4, "1", 16
         options.runs = options.runs or Path(tempfile.mkdtemp(prefix="personalization-"))
     options.runs = options.runs or RUNS
     try:
         people = find_users(options.users.split(","))
-        after = tuple(int(word) for word in options.score_after.split(","))
+        after = tuple(int(word) for word in options.score_after.split(",") if word != "0")
         options.sizes = Sizes(options.most_sessions, after, options.heldout)
         seeds = options.seeds.split(",") if options.seeds else _common_seeds([user.seeds for user in people])
         options.seeds = [int(seed) for seed in seeds]
     except (ValueError, UserFileError) as error:
         parser.error(str(error))
     options.people = dict(zip([user.name for user in people], map(_absolute, options.users.split(",")), strict=True))
-    options.methods, options.forms = options.methods.split(","), options.forms.split(",")
+    chosen = options.methods if options.methods is not None else "" if options.arms else ",".join(METHODS)
+    options.methods, options.forms = [name for name in chosen.split(",") if name], options.forms.split(",")
     names = {BASE, *(method.config.name for method in methods_of() if not method.variant)}
     if unknown := [name for name in options.methods if name not in names]:
         parser.error(f"--methods {unknown[0]}: known: {BASE}, {', '.join(sorted(names - {BASE}))}")
@@ -108,6 +112,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"--forms {min(unknown)}: give joint, separate or both with a comma")
     if len(people) == 1:
         options.forms = options.forms[:1] if options.forms != [JOINT] else ["separate"]
+    arms = [name for name in options.arms.split(",") if name]
+    if unknown := [name for name in arms if name not in PERSONAL_ARMS]:
+        parser.error(f"--arms {unknown[0]}: known: {', '.join(PERSONAL_ARMS)}")
+    options.arms = [PERSONAL_ARMS[name] for name in arms]
     asked = [name for name in options.ablate.split(",") if name]
     if unknown := [name for name in asked if name not in ABLATIONS]:
         parser.error(f"--ablate {unknown[0]}: known: {', '.join(ABLATIONS)}")
@@ -136,7 +144,7 @@ def run_options(options: argparse.Namespace) -> list[str]:
     """Return the options of each run."""
     sizes: Sizes = options.sizes
     words = ["--most-sessions", str(sizes.most_sessions), "--heldout", str(sizes.heldout)]
-    words += ["--score-after", ",".join(map(str, sizes.score_after))]
+    words += ["--score-after", ",".join(map(str, sizes.score_after)) or "0"]
     return [*words, *(["--workspace"] if options.workspace else [])]
 
 
@@ -157,7 +165,7 @@ def carry_out(options: argparse.Namespace) -> dict[str, Record]:
         OtherSizesError, RunError: see there.
     """
     arms = [arm for arms in options.ablations.values() for arm in arms]
-    wanted = list(cells(options.methods, options.people, options.forms, options.seeds, arms))
+    wanted = list(cells(options.methods, options.people, options.forms, options.seeds, arms, options.arms))
     fixed: dict[str, Any] = {
         "sizes": options.sizes.as_record(),
         "homework": SIMULATED if options.workspace else CHAT,
@@ -193,11 +201,17 @@ def carry_out(options: argparse.Namespace) -> dict[str, Record]:
 
 
 def show(asked: Asked, console: Console) -> None:
-    """Print the table of sessions."""
+    """Print the tables."""
     shown = Table("method", *asked.forms, "paper, joint", title="sessions until the rule is followed, lower is better")
     for row in rows(asked):
         shown.add_row(*row)
-    console.print(shown)
+    if asked.methods:
+        console.print(shown)
+    if asked.personal:
+        shown = Table("what learns", *PERSONAL_HEAD, title="from the first complaint on")
+        for row in personal_rows(asked):
+            shown.add_row(*row)
+        console.print(shown)
 
 
 @contextmanager
@@ -232,6 +246,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = Asked(
         *(found, options.methods, list(options.people), options.forms, options.seeds, after),
         ablations=options.ablations,
+        personal=options.arms,
         machine=machine,
     )
     figures = table(found, options.methods, list(options.people), options.seeds, after)
@@ -242,6 +257,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "users": list(options.people),
             "seeds": options.seeds,
             "figures": figures,
+            "personal": personal_table(found, options.arms, list(options.people), options.seeds),
             "runs": sorted(found),
         },
     )

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 MAX_TOKENS = 160
 PARALLEL = 16
+LESSONS_HEADER = "X-OpenClaw-Lessons"
+"""Asks for lessons in a prompt (``on``) or declines them (``off``)."""
 GSM8K_QUESTIONS = 128
 
 
@@ -141,6 +143,7 @@ async def measure(
     parallel: int = PARALLEL,
     likes: Callable[[str], bool] = follows_rule,
     user: User | None = None,
+    lessons: bool = False,
 ) -> Measurement:
     """Ask every item once, ``parallel`` at a time.
 
@@ -151,6 +154,7 @@ async def measure(
         parallel: requests at a time.
         likes: the rule, unless there is a user.
         user: whose rule, opening message, temperature and limit apply.
+        lessons: whether the prompts have the lessons of the client's person, which side turns have not by themselves.
 
     Raises:
         MeasureError: if a request is refused.
@@ -160,6 +164,7 @@ async def measure(
     slots, run = asyncio.Semaphore(parallel), uuid.uuid4().hex[:8]
     rule, max_tokens = (user.likes, user.max_tokens) if user else (likes, MAX_TOKENS)
     sampling: dict[str, Any] = {} if user is None or user.temperature is None else {"temperature": user.temperature}
+    asked = {"X-Turn-Type": "side", "X-Session-Done": "1", **({LESSONS_HEADER: "on"} if lessons else {})}
 
     async def ask(number: int, item: Item) -> Reply:
         async with slots:
@@ -167,7 +172,7 @@ async def measure(
                 model=model,
                 messages=[{"role": "user", "content": user.first_message(item) if user else item.question}],
                 max_tokens=max_tokens,
-                extra_headers={"X-Turn-Type": "side", "X-Session-Id": f"measure-{run}-{number}", "X-Session-Done": "1"},
+                extra_headers={**asked, "X-Session-Id": f"measure-{run}-{number}"},
                 **sampling,
             )
         completion, choice = raw.parse(), raw.parse().choices[0]

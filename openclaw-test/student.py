@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from measure import Item, draw_item
+from measure import LESSONS_HEADER, Item, draw_item
 from simulated_users.reaction import PhraseVoice, Voice
 from simulated_users.reading import find_user
 from simulated_users.user import User
@@ -75,6 +75,7 @@ class Student:
         form: Form | None = None,
         plain: bool = False,
         trained: bool = True,
+        declines_lessons: bool = False,
         problems: Sequence[Item] = (),
         may_go_on: Callable[[], Awaitable[None]] = always,
     ) -> None:
@@ -91,6 +92,7 @@ class Student:
             form: how problems are handed over; default: in the chat.
             plain: send no header of ours, like any OpenAI client.
             trained: whether the server may train on the conversations; False needs headers.
+            declines_lessons: whether no prompt may have lessons, so that the replies show what the weights know; needs headers.
             problems: topics of the conversations, in order; default: generated ones.
             may_go_on: awaited before each session, for example to wait for the trainer.
         """
@@ -99,9 +101,12 @@ class Student:
             raise ValueError("max_turns must be 2 or more: the first reply needs a reaction")
         if plain and not trained:
             raise ValueError("a plain client cannot keep its conversations from training")
+        if plain and declines_lessons:
+            raise ValueError("a plain client cannot decline lessons")
         self._client, self._model = client, model
         self._seed, self._max_turns, self._name = seed, turns, name or user.name
         self._user, self._plain, self._trained, self._problems = user, plain, trained, problems
+        self._declines_lessons = declines_lessons
         self._voice, self._form = voice or PhraseVoice(user), form or Chat()
         self._may_go_on = may_go_on
         self.tally = Tally()
@@ -173,6 +178,8 @@ class Student:
         headers = {} if self._plain or agent else {"X-Session-Id": session_id, "X-Turn-Type": turn_type}
         if last and headers:
             headers["X-Session-Done"] = "1"
+        if self._declines_lessons:
+            headers[LESSONS_HEADER] = "off"
         more: dict[str, Any] = {} if self._user.temperature is None else {"temperature": self._user.temperature}
         if agent:
             more["user"] = session_id

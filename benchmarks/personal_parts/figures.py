@@ -16,10 +16,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks.machine import REPOSITORY
-from benchmarks.personal_parts.matrix import BASE, JOINT, SEPARATE
+from benchmarks.personal_parts.matrix import BASE, JOINT, SEPARATE, Arm
 
 sys.path.append(str(REPOSITORY / "openclaw-test"))
 from intervals import bootstrap_mean, wilson
+
+from lab.personal.run import COUNTED, COUNTED_WITH_LESSONS
 
 Records = Mapping[str, Mapping[str, Any]]
 """Records of runs by the name of their cell."""
@@ -54,6 +56,20 @@ class Sessions:
         if len(self.by_seed) < self.wanted:
             text += f", {len(self.by_seed)} of {self.wanted} seeds"
         return text + (f", {self.capped} not within {self.most}" if self.capped else "")
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over seeds with its bootstrap interval; the bounds are None for one seed."""
+
+    mean: float
+    low: float | None
+    high: float | None
+
+    @property
+    def told(self) -> str:
+        """Return the cell of a table."""
+        return f"{self.mean:.1f}" + (f" [{self.low:.1f}, {self.high:.1f}]" if self.low is not None else "")
 
 
 @dataclass(frozen=True)
@@ -123,11 +139,14 @@ def share(
     form: str,
     users: Sequence[str],
     seeds: Sequence[int],
-    after: int,
+    after: int | str,
     field: str = "liked",
     arm: str | None = None,
 ) -> Share | None:
-    """Return the share of replies after ``after`` updates whose ``field`` is true; None if no run measured it."""
+    """Return the share of replies whose ``field`` is true in the score ``after``; None if no run measured it.
+
+    ``after`` is a number of updates, or the name of another score.
+    """
     hits = problems = runs = 0
     groups = groups_of(method, form, users)
     for seed in seeds:
@@ -140,6 +159,24 @@ def share(
             hits += sum(score[field] for score in found)
             problems += sum(score["problems"] for score in found)
     return Share(hits, problems, runs, len(seeds) * len(groups)) if runs else None
+
+
+def complaints(
+    records: Records, method: str, form: str, users: Sequence[str], seeds: Sequence[int], arm: str | None = None
+) -> Mean | None:
+    """Return the complaints until the rule is followed: mean over users, then over seeds; None unless some seed has all runs.
+
+    A user whose rule was not followed enters with the complaints of all counted sessions.
+    """
+    by_seed: list[float] = []
+    for seed in seeds:
+        names = [cell_name(method, group, seed, arm) for group in groups_of(method, form, users)]
+        if all(name in records for name in names):
+            people = [user for name in names for user in records[name]["per_user"].values()]
+            by_seed.append(statistics.mean(user["complaints_to_follow"] for user in people))
+    if not by_seed:
+        return None
+    return Mean(statistics.mean(by_seed), *(bootstrap_mean(by_seed) if len(by_seed) > 1 else (None, None)))
 
 
 def fewer(one: Sessions | None, other: Sessions | None) -> str:
@@ -177,7 +214,26 @@ def table(
     }
 
 
-def _plain(found: Sessions | None) -> dict[str, Any] | None:
+def personal_table(records: Records, arms: Sequence[Arm], users: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
+    """Return the figures of `PERSONAL_ARMS` by arm and form, as JSON has them; null where nothing was run."""
+    return {
+        arm.name: {
+            form: {
+                "sessions": _plain(sessions(records, arm.method, form, users, seeds, arm.name)),
+                "complaints": _plain(complaints(records, arm.method, form, users, seeds, arm.name)),
+                **{
+                    f"{field}, {after}": _share(share(records, arm.method, form, users, seeds, after, field, arm.name))
+                    for field in ("liked", "right")
+                    for after in (0, COUNTED, COUNTED_WITH_LESSONS)
+                },
+            }
+            for form in (JOINT, SEPARATE)
+        }
+        for arm in arms
+    }
+
+
+def _plain(found: Sessions | Mean | None) -> dict[str, Any] | None:
     return asdict(found) if found else None
 
 

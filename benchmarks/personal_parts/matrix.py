@@ -13,6 +13,12 @@ BASE, JOINT, SEPARATE = "base", "joint", "separate"
 FORMS = (JOINT, SEPARATE)
 METHODS = (BASE, "rl", "opd", "combine", "hybrid", "sdpo")
 TITLES = {"rl": "Binary RL", "opd": "OPD", "combine": "Combine", "hybrid": "Hybrid", "sdpo": "SDPO", BASE: "base"}
+TITLES |= {
+    "weights-today": "Binary RL",
+    "lessons": "lessons alone",
+    "weights": "practice alone",
+    "both": "lessons and practice",
+}
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,23 @@ ABLATIONS: dict[str, tuple[Arm, ...]] = {
     "clip": tuple(Arm(f"clip-{bound}", "combine", flags=("--opd-clip", bound)) for bound in ("0.3", "0.5", "1")),
     "gate": _of_variable("gate", "combine", "GATE", ("off", "on")),
 }
+PERSONAL_FLAGS = ("--key-each", "--score-counted")
+PERSONAL_ARMS: dict[str, Arm] = {
+    arm.name: arm
+    for arm in (
+        Arm("weights-today", "rl", (), PERSONAL_FLAGS),
+        Arm("lessons", "rl", (("OPENCLAW_LESSONS", "auto"),), PERSONAL_FLAGS),
+        Arm(
+            "weights",
+            "personal",
+            (("OPENCLAW_LESSONS", "auto"), ("OPENCLAW_PRACTICE", "trial")),
+            (*PERSONAL_FLAGS, "--decline-lessons"),
+        ),
+        Arm("both", "personal", (("OPENCLAW_LESSONS", "auto"),), PERSONAL_FLAGS),
+    )
+}
+"""What a person's first complaints change: Binary RL alone, lessons in the prompt alone, practice while requests decline
+lessons, and both. Each user has a key of its own."""
 UNGATED = {"GATE": "off"}
 """Variables of every run, unless its arm sets them: the gate keeps turns out of training, and is compared in its own ablation."""
 
@@ -94,7 +117,12 @@ class Cell:
 
 
 def cells(
-    methods: Sequence[str], users: dict[str, str], forms: Collection[str], seeds: Sequence[int], arms: Sequence[Arm]
+    methods: Sequence[str],
+    users: dict[str, str],
+    forms: Collection[str],
+    seeds: Sequence[int],
+    arms: Sequence[Arm],
+    personal: Sequence[Arm] = (),
 ) -> Iterator[Cell]:
     """Yield the runs, seed by seed, so that an interrupted benchmark has whole seeds.
 
@@ -104,6 +132,7 @@ def cells(
         forms: of `FORMS`; with one user, both are the same run.
         seeds: of the runs.
         arms: settings of ablations; they run in the first form.
+        personal: of `PERSONAL_ARMS`; they run in all forms.
     """
     everybody = tuple(users)
     groups: list[tuple[str, ...]] = [(name,) for name in everybody] if SEPARATE in forms else []
@@ -113,5 +142,8 @@ def cells(
         for method in methods:
             for group in [everybody] if method == BASE else groups:
                 yield Cell(method, group, seed, tuple(users[name] for name in group))
+        for arm in personal:
+            for group in groups:
+                yield Cell(arm.method, group, seed, tuple(users[name] for name in group), arm)
         for arm in arms:
             yield Cell(arm.method, groups[0], seed, tuple(users[name] for name in groups[0]), arm)

@@ -8,7 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.personal_parts.figures import Records, Sessions, Share, fewer, sessions, share
+from benchmarks.personal_parts.figures import (
+    COUNTED,
+    COUNTED_WITH_LESSONS,
+    Mean,
+    Records,
+    Sessions,
+    Share,
+    complaints,
+    fewer,
+    sessions,
+    share,
+)
 from benchmarks.personal_parts.matrix import BASE, JOINT, TITLES, Arm
 
 PAPER_SESSIONS = {"hybrid": 10.3, "rl": 14.1, "opd": 29.7}
@@ -50,6 +61,7 @@ class Asked:
     seeds: Sequence[int]
     after: Sequence[int]
     ablations: Mapping[str, Sequence[Arm]]
+    personal: Sequence[Arm]
     machine: Mapping[str, Any]
 
 
@@ -99,6 +111,7 @@ def markdown(asked: Asked, plots: Mapping[str, str]) -> str:
         "",
         *pictures,
         *([""] if pictures else []),
+        *_personal(asked),
         *_ablations(asked),
         "## What differs from the paper",
         "",
@@ -116,7 +129,7 @@ def rows(asked: Asked) -> list[list[str]]:
     return found
 
 
-def told(figure: Sessions | Share | None) -> str:
+def told(figure: Sessions | Share | Mean | None) -> str:
     """Return a cell of a table."""
     return figure.told if figure else NOT_RUN
 
@@ -144,6 +157,47 @@ def _scores_table(asked: Asked) -> list[str]:
                 ]
             )
     return _table(head, found)
+
+
+PERSONAL_HEAD = (
+    "users",
+    "sessions",
+    "complaints",
+    "liked before",
+    "after, without lessons",
+    "after, with lessons",
+    "right numbers",
+)
+
+
+def personal_rows(asked: Asked) -> list[list[str]]:
+    """Return the table of the personal arms without its head, for a terminal as well."""
+    found = []
+    for arm in asked.personal:
+        for form in asked.forms:
+            key = (asked.records, arm.method, form, asked.users, asked.seeds)
+            liked = [told(share(*key, after, arm=arm.name)) for after in (0, COUNTED, COUNTED_WITH_LESSONS)]
+            right = [share(*key, after, "right", arm.name) for after in (0, COUNTED)]
+            found.append(
+                [
+                    *(TITLES[arm.name], form),
+                    *(told(figure(*key, arm.name)) for figure in (sessions, complaints)),
+                    *(*liked, ", then ".join(f"{each.mean:.2f}" if each else NOT_RUN for each in right)),
+                ]
+            )
+    return found
+
+
+def _personal(asked: Asked) -> list[str]:
+    if not asked.personal:
+        return []
+    text = (
+        "A key for each user. Sessions until three first replies in a row follow the rule: 3 at least, 4 after a complaint. "
+        "Complaints are those of these sessions. After them first replies to held-out problems are scored, without lessons "
+        "(the weights alone) and with the user's lessons."
+    )
+    table = _table(["what learns", *PERSONAL_HEAD], personal_rows(asked))
+    return ["## From the first complaint on", "", *_wrapped(text), "", *table, ""]
 
 
 def _verdicts(asked: Asked) -> list[str]:

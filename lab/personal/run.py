@@ -17,10 +17,11 @@ import argparse
 import asyncio
 import json
 import os
+import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -39,6 +40,7 @@ from student import Refused, Student
 from groundwork.command_line import CommandLine, new_output_file, port_number, server_url
 from groundwork.exceptions import ConfigError
 from groundwork.network import find_available_port
+from groundwork.private_files import write_output
 from lab.personal.sizes import BASE, Sizes
 from lab.tiny_demo.launched import ENDLESS, MODEL_NAME, REPOSITORY, LaunchedRun, RunFailed, Settings
 from lab.tiny_demo.options import method_of
@@ -47,7 +49,7 @@ from lab.tiny_demo.report import save
 from lab.tiny_models.build import BuildError, ensure_built
 from lab.tiny_models.cache import model_path
 from openclaw.ledger.store import Ledger
-from openclaw.runtime.where import ARGUMENTS_NAME
+from openclaw.runtime.where import ARGUMENTS_NAME, SETTINGS_NAME
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -75,6 +77,16 @@ def sessions_to_follow(liked: Sequence[bool], streak: int = STREAK) -> int | Non
     return None
 
 
+def complaints_until(opinions: Mapping[int, Sequence[bool]], sessions: int) -> int:
+    """Return how many replies of a user's first sessions were disliked.
+
+    Args:
+        opinions: whether the user liked each reply, by the session's number.
+        sessions: how many sessions count.
+    """
+    return sum(not liked for number in range(sessions) for liked in opinions[number])
+
+
 class Learner(Protocol):
     """What `Talk` needs to know of the run (`lab.personal.run.Trainer`)."""
 
@@ -97,10 +109,11 @@ class Learner(Protocol):
 
 @dataclass
 class Speaker:
-    """A user and its conversations."""
+    """A user and its conversations; scores are asked over ``client``, so that they have the user's lessons if they ask for them."""
 
     user: User
     student: Student
+    client: AsyncOpenAI
     counted: int = 0
     scores: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -114,31 +127,42 @@ class Speaker:
         """Return the sessions until the rule is followed; None if it is not yet."""
         return sessions_to_follow(self.liked)
 
+    @property
+    def complaints(self) -> int:
+        """Return the complaints until the rule is followed, or in all counted sessions if it is not yet."""
+        return complaints_until(self.student.opinions, self.sessions or self.counted)
+
+
+COUNTED, COUNTED_WITH_LESSONS = "counted", "counted, with lessons"
+"""Names of the scores after the counted sessions: by the weights alone, and with the user's lessons in the prompts."""
+
 
 class Talk:
     """The talking of one run; owns the speakers' counts."""
 
     def __init__(
         self,
-        client: AsyncOpenAI,
         model: str,
         speakers: Sequence[Speaker],
         learner: Learner | None,
         sizes: Sizes,
         tell: Callable[[str], None],
+        *,
+        scores_counted: bool = False,
     ) -> None:
         """Create the talk.
 
         Args:
-            client: of the server.
             model: model name in requests.
             speakers: the users, in the order in which they talk.
             learner: the run that learns; None if nothing is trained.
             sizes: of the run.
             tell: shows progress.
+            scores_counted: whether replies are also scored after the counted sessions, without lessons and with them.
         """
-        self._client, self._model, self._speakers = client, model, speakers
+        self._model, self._speakers = model, speakers
         self._learner, self._sizes, self._tell = learner, sizes, tell
+        self._scores_counted = scores_counted
         self._due = list(sizes.score_after) if learner else []
         self.seconds: dict[str, float] = {}
 
@@ -154,8 +178,15 @@ class Talk:
         await self._score("0")
         self.seconds["scores"] = time.monotonic() - started
         await self._timed("counted_sessions", self._count() if self._learner else self._count_without_learning())
+        if self._learner and self._scores_counted:
+            await self._learner.settle()
+            await self._timed("counted_scores", self._score_counted())
         if self._learner:
             await self._timed("more_sessions", self._go_on(self._learner))
+
+    async def _score_counted(self) -> None:
+        await self._score(COUNTED)
+        await self._score(COUNTED_WITH_LESSONS, lessons=True)
 
     async def _timed(self, name: str, work: Any) -> None:
         started, scores = time.monotonic(), self.seconds["scores"]
@@ -216,11 +247,11 @@ class Talk:
             await self._score(str(self._due.pop(0)))
             self.seconds["scores"] += time.monotonic() - started
 
-    async def _score(self, after: str) -> None:
+    async def _score(self, after: str, lessons: bool = False) -> None:
         updates = self._learner.updates if self._learner else 0
         items = heldout_items(self._sizes.heldout)
         for speaker in self._speakers:
-            found = await measure(self._client, self._model, items, user=speaker.user)
+            found = await measure(speaker.client, self._model, items, user=speaker.user, lessons=lessons)
             speaker.scores[after] = {
                 "updates": updates,
                 "problems": len(found.replies),
@@ -228,7 +259,8 @@ class Talk:
                 "right": sum(reply.right for reply in found.replies),
                 "degenerate": sum(reply.degenerate for reply in found.replies),
             }
-            self._tell(f"score after {updates} updates, {speaker.user.name}: {found.rule_rate:.2f}")
+            with_lessons = " with lessons" if lessons else ""
+            self._tell(f"score after {updates} updates, {speaker.user.name}{with_lessons}: {found.rule_rate:.2f}")
 
     def _progress(self) -> str:
         return ", ".join(
@@ -243,12 +275,15 @@ STUCK_SECONDS = 300.0
 class Trainer:
     """The run's trainer as its ledger shows it; owns neither."""
 
-    def __init__(self, run: LaunchedRun, ledger: Ledger) -> None:
-        """Read the run's batch size from its folder; the run must be up."""
+    def __init__(self, run: LaunchedRun, ledger: Ledger, key: str | None = None) -> None:
+        """Read the run's batch size and pace from its folder; the run must be up. ``key`` reads its metrics."""
         arguments = json.loads((run.settings.run_dir / ARGUMENTS_NAME).read_text())
+        variables = json.loads((run.settings.run_dir / SETTINGS_NAME).read_text())
+        self._by_session = variables.get("OPENCLAW_PACE") == "session"
+        self._practises = variables.get("OPENCLAW_PRACTICE", "off") != "off"
         self.batch = int(arguments["rollout_batch_size"])
         self._holds_weights = int(arguments["update_weights_interval"]) > 1
-        self._run, self._ledger = run, ledger
+        self._run, self._ledger, self._key = run, ledger, key
 
     @property
     def updates(self) -> int:
@@ -266,21 +301,28 @@ class Trainer:
         return sum(step["samples"] for step in self._ledger.views.step_records())
 
     async def settle(self) -> None:
-        """Return when no reaction waits for its judge and no update is due or under way.
+        """Return when no reaction waits for its judge, no update is due or under way, and nobody practises.
 
-        With ``--update-weights-interval`` above 1 an update is not live at once, so it is not waited for.
+        A session is over when it is settled, so at the pace of sessions no sample may be left. With ``--update-weights-interval`` above 1 an update is not live at once, so it is not waited for.
 
         Raises:
             RunFailed: the run ended, a fuse paused it, or nothing changed for `STUCK_SECONDS`.
         """
-        seen, since = None, time.monotonic()
+        seen, since, looks = None, time.monotonic(), None
         while True:
             self._run.check_trains()
             pending = int(self._ledger.views.counts()["turns"].get("pending", 0))
             leased = 0 if self._holds_weights else self._ledger.samples.untrained_leases()
             state = (pending, self.ready, leased)
-            if pending == 0 and state[1] < self.batch and leased == 0:
-                return
+            if pending == 0 and state[1] < (1 if self._by_session else self.batch) and leased == 0:
+                if not self._practises:
+                    return
+                found = (await self._run.gateway_counts(self._key))["practice_idle"]
+                looks = found if looks is None else looks
+                if found >= looks + 2:  # a whole search for something to practise began and ended since
+                    return
+            else:
+                looks = None
             if state != seen:
                 seen, since = state, time.monotonic()
             if time.monotonic() - since > STUCK_SECONDS:
@@ -294,6 +336,9 @@ class Trainer:
 BASE_RUNS_AS = "rl"
 """The method of the run that serves the base model; its trainer gets no sample."""
 TEMPERATURE_VARIABLE = "OPENCLAW_TEMPERATURE"
+KEYS_VARIABLE = "OPENCLAW_API_KEYS_FILE"
+ADMIN = "admin"
+"""Name of the key that reads the metrics of all users."""
 FAILURES = (RunFailed, Refused, MeasureError, UserModelError, BuildError)
 
 
@@ -312,6 +357,9 @@ def build_parser() -> CommandLine:
     add("--heldout", type=int, default=sizes.heldout, help="problems of a score, per user (default: %(default)s)")
     add("--more-sessions", type=int, default=sizes.more_sessions, help="until the last score (default: %(default)s)")
     add("--parallel", type=int, default=sizes.parallel, help="conversations at a time in these (default: %(default)s)")
+    add("--score-counted", action="store_true", help="score after the counted sessions, too: without and with lessons")
+    add("--key-each", action="store_true", help="give each user a key of its own, so that they are different people")
+    add("--decline-lessons", action="store_true", help="have the users' requests decline lessons")
     add("--workspace", action="store_true", help="homework as files, simulated in messages (default: in the chat)")
     add(
         "--user-base-url",
@@ -362,6 +410,16 @@ def set_temperature(people: Sequence[User]) -> None:
         os.environ[TEMPERATURE_VARIABLE] = str(temperature)
 
 
+def write_keys(folder: Path, people: Sequence[User]) -> dict[str, str]:
+    """Write a keys file with a random key for each user and an admin, have the run read it, and return the keys by name."""
+    keys = {name: secrets.token_urlsafe(24) for name in (*(user.name for user in people), ADMIN)}
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [f"{name}{' (admin)' if name == ADMIN else ''}:{key}\n" for name, key in keys.items()]
+    write_output(path := folder / "keys", "".join(lines))
+    os.environ[KEYS_VARIABLE] = str(path)
+    return keys
+
+
 async def carry_out(options: argparse.Namespace) -> dict[str, Any]:
     """Start the run, talk, measure, stop; return the report.
 
@@ -370,8 +428,12 @@ async def carry_out(options: argparse.Namespace) -> dict[str, Any]:
     """
     settings, started, load = options.settings, time.monotonic(), os.getloadavg()[0]
     run, trained = LaunchedRun(settings), options.method != BASE
+    keys = write_keys(settings.run_dir, options.people) if options.key_each else {}
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(server_client(settings.base_url, 120))
+        clients = {
+            user.name: await stack.enter_async_context(server_client(settings.base_url, 120, keys.get(user.name)))
+            for user in options.people
+        }
         asked = None
         if options.user_base_url:
             asked = await stack.enter_async_context(user_model_client(options.user_base_url))
@@ -386,7 +448,7 @@ async def carry_out(options: argparse.Namespace) -> dict[str, Any]:
                 Speaker(
                     user,
                     Student(
-                        *(client, MODEL_NAME),
+                        *(clients[user.name], MODEL_NAME),
                         seed=options.seed,
                         user=user,
                         voice=LlmVoice(asked, options.user_model, user, options.user_max_tokens)
@@ -394,16 +456,25 @@ async def carry_out(options: argparse.Namespace) -> dict[str, Any]:
                         else PhraseVoice(user),
                         form=form,
                         trained=trained,
+                        declines_lessons=options.decline_lessons,
                     ),
+                    clients[user.name],
                 )
                 for user in options.people
             ]
             with closing(Ledger(settings.ledger)) as ledger:
-                trainer = Trainer(run, ledger)
-                talk = Talk(client, MODEL_NAME, speakers, trainer if trained else None, options.sizes, tell)
+                trainer = Trainer(run, ledger, keys.get(ADMIN))
+                talk = Talk(
+                    MODEL_NAME,
+                    speakers,
+                    trainer if trained else None,
+                    options.sizes,
+                    tell,
+                    scores_counted=options.score_counted,
+                )
                 await talk.hold()
                 updates, samples = trainer.updates, trainer.samples_trained
-            counts, cpu = await run.gateway_counts(), run.cpu_seconds()
+            counts, cpu = await run.gateway_counts(keys.get(ADMIN)), run.cpu_seconds()
         finally:
             await asyncio.shield(asyncio.to_thread(run.stop))
     seconds = {"start": up, **talk.seconds, "total": time.monotonic() - started}
@@ -437,6 +508,7 @@ def spoken(speaker: Speaker) -> dict[str, Any]:
         "first_replies_liked": "".join("1" if liked else "0" for liked in speaker.liked),
         "sessions_held": speaker.student.tally.sessions,
         "complaints": speaker.student.tally.complaints,
+        "complaints_to_follow": speaker.complaints,
         "scores": speaker.scores,
     }
 

@@ -170,10 +170,13 @@ class LaunchedRun:
                 await asyncio.sleep(0.5)
         raise RunFailed(f"the gateway did not answer within {START_TIMEOUT_SECONDS:.0f} s; see {self.log_path}")
 
-    async def gateway_counts(self) -> dict[str, float]:
-        """Return the gateway's own counts of requests, refusals and generated tokens."""
+    async def gateway_counts(self, key: str | None = None) -> dict[str, float]:
+        """Return the gateway's own counts of requests, refusals and generated tokens.
+
+        ``key``: an admin's, if the server has several; default: that of `client_key`.
+        """
         headers = {}
-        if key := client_key():
+        if key := key or client_key():
             headers["Authorization"] = f"Bearer {key}"
         async with httpx.AsyncClient(trust_env=False, timeout=10.0, headers=headers) as client:
             text = (await client.get(f"http://{HOST}:{self.settings.port}/metrics")).raise_for_status().text
@@ -182,6 +185,7 @@ class LaunchedRun:
             "refused": "openclaw_refused_total",
             "generated_tokens": "openclaw_generated_tokens_total",
             "mixed_version_replies": "openclaw_mixed_version_replies_total",
+            "practice_idle": "openclaw_practice_idle_looks_total",
         }
         return {
             name: sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(metric))

@@ -90,6 +90,9 @@ class PracticeMetrics:
             registry=registry,
         )
         self.tokens = Counter("openclaw_practice_tokens", "Tokens of practised prompts and replies", registry=registry)
+        self.idle = Counter(
+            "openclaw_practice_idle_looks", "Searches that found nothing to practise with anybody", registry=registry
+        )
         self.kl = Histogram(
             "openclaw_practice_kl",
             "Nats per token from the weights to the teacher on held-out prompts, before each round",
@@ -196,13 +199,15 @@ class PracticeLoop:
 
     async def _look(self) -> float:
         """Practise a round with each person for whom one is due; return when the search ended, as if it alone took time."""
-        spent = 0.0
+        spent, found = 0.0, False
         for person in await asyncio.to_thread(self._ledger.practices.people):
             due = await asyncio.to_thread(self.due, person)
             if due is not None:
+                found = True
                 began = time.monotonic()
                 await self.practise(due)
                 spent += time.monotonic() - began
+        self._metrics.idle.inc(not found)
         return time.monotonic() - spent
 
     def due(self, person: str) -> Due | None:

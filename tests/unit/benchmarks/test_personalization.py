@@ -14,7 +14,7 @@ import pytest
 from benchmarks import personalization
 from benchmarks.personal_parts import figures, matrix, records
 from benchmarks.personal_parts.matrix import Cell, cells
-from benchmarks.personal_parts.report import Asked, markdown, write_report
+from benchmarks.personal_parts.report import Asked, markdown, personal_rows, write_report
 from openclaw.launch.methods import methods_of
 from openclaw.launch.variables import LAUNCH_VARIABLES
 
@@ -144,7 +144,7 @@ def test_a_comparison_says_no_more_than_its_seeds(one: list, other: list, said: 
 def asked(runs: dict[str, dict[str, Any]], **more: Any) -> Asked:
     """Return what a report of these runs covers."""
     machine = {"cpu": "a processor", "cores": 2}
-    values = {"ablations": {}, "machine": machine, **more}
+    values = {"ablations": {}, "personal": [], "machine": machine, **more}
     return Asked(runs, ["base", "rl", "hybrid"], USERS, ["joint", "separate"], [0, 1, 2], [8, 16], **values)
 
 
@@ -321,3 +321,48 @@ def test_bootstrap_is_of_seeds_and_not_of_users() -> None:
     found = figures.sessions(joint("rl", [(3, 29)] * 3), "rl", "joint", USERS, [0, 1, 2])
     assert found is not None
     assert (found.low, found.high) == (statistics.mean((3, 29)),) * 2
+
+
+def arm_record(sessions: int | None, complaints: int) -> dict[str, Any]:
+    """Return the record of a run whose users, with keys of their own, were scored after the counted sessions."""
+    made = record(dict.fromkeys(USERS, sessions), liked=(12,))
+    for user in made["per_user"].values():
+        user["complaints_to_follow"] = complaints
+        for name, hits in ((figures.COUNTED, 48), (figures.COUNTED_WITH_LESSONS, 56)):
+            user["scores"][name] = {"updates": 2, "problems": 64, "liked": hits, "right": 62, "degenerate": 0}
+    return made
+
+
+def test_personal_arms_tell_sessions_complaints_and_what_the_weights_know() -> None:
+    arm = matrix.PERSONAL_ARMS["both"]
+    runs = {f"personal-student+captain-seed{seed}-both": arm_record(4 + seed, seed) for seed in range(3)}
+    report = asked(runs, personal=[arm])
+    joint_row, separate_row = personal_rows(report)
+    assert joint_row[:3] == ["lessons and practice", "joint", "5.0 [4.0, 6.0]"]
+    assert joint_row[3] == "1.0 [0.0, 2.0]"
+    assert [cell.split()[0] for cell in joint_row[4:7]] == ["0.19", "0.75", "0.88"]
+    assert joint_row[7] == "1.00, then 0.97"
+    assert separate_row[2:7] == ["not run"] * 5
+    assert "## From the first complaint on" in markdown(report, {})
+    told = figures.personal_table(runs, [arm], USERS, [0, 1, 2])["both"]
+    assert told["joint"]["complaints"] == {"mean": 1, "low": 0.0, "high": 2.0}
+    assert told["separate"]["sessions"] is None
+
+
+def test_personal_arms_run_in_every_form_with_a_key_for_each_user() -> None:
+    options = personalization.parse(["--json", "new.json", "--arms", "lessons,both", "--forms", "joint,separate"])
+    assert options.methods == []
+    files = {name: name for name in USERS}
+    found = list(cells(options.methods, files, options.forms, [0], [], options.arms))
+    assert [cell.name for cell in found] == [
+        f"{method}-{users}-seed0-{arm}"
+        for method, arm in (("rl", "lessons"), ("personal", "both"))
+        for users in ("student+captain", "student", "captain")
+    ]
+    assert all("--key-each" in cell.arm.flags for cell in found if cell.arm)
+
+
+def test_an_unknown_arm_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        personalization.parse(["--json", "new.json", "--arms", "lessons,moon"])
+    assert "--arms moon: known: weights-today, lessons, weights, both" in capsys.readouterr().err

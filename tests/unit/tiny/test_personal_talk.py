@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,8 +17,9 @@ from student import Refused, Student
 
 from groundwork.exceptions import ConfigError
 from lab.personal import run as personal_run
-from lab.personal.run import Speaker, Talk, sessions_to_follow
+from lab.personal.run import COUNTED, COUNTED_WITH_LESSONS, Speaker, Talk, complaints_until, sessions_to_follow
 from lab.personal.sizes import Sizes
+from openclaw.gateway.auth import Keyring
 
 GOOD, BAD = "Okay captain, you start with 3 and add 4, so 3 + 4 = 7.", "Sure!\n\n\\boxed{7}"
 
@@ -27,6 +30,11 @@ GOOD, BAD = "Okay captain, you start with 3 and add 4, so 3 + 4 = 7.", "Sure!\n\
 )
 def test_three_in_a_row(liked: str, sessions: int | None) -> None:
     assert sessions_to_follow([each == "1" for each in liked]) == sessions
+
+
+def test_complaints_of_the_first_sessions() -> None:
+    opinions = {0: [False, False], 1: [True, False], 2: [True], 3: [False]}
+    assert [complaints_until(opinions, sessions) for sessions in range(5)] == [0, 2, 3, 3, 4]
 
 
 @given(st.lists(st.booleans(), max_size=40))
@@ -44,6 +52,7 @@ class Run:
         self.open: set[str] = set()
         self.most_open = 0
         self.main: list[str] = []
+        self.scored_with: list[str | None] = []
         self.status = 200
 
     async def settle(self) -> None:
@@ -61,6 +70,8 @@ class Run:
             return httpx.Response(self.status, json={"error": {"message": "away"}})
         body, headers = json.loads(request.content), request.headers
         session = headers["x-session-id"]
+        if headers["x-turn-type"] == "side":
+            self.scored_with.append(headers.get("x-openclaw-lessons"))
         if headers["x-turn-type"] == "main":
             if len(body["messages"]) == 1:
                 self.open.add(session)
@@ -77,13 +88,18 @@ class Run:
         return httpx.Response(200, json={**reply, "usage": usage}, headers={"x-weight-version": str(self.updates)})
 
 
-async def hold(run: Run, users: list[str], sizes: Sizes, trained: bool = True) -> tuple[list[Speaker], list[str]]:
+async def hold(
+    run: Run, users: list[str], sizes: Sizes, trained: bool = True, **options: Any
+) -> tuple[list[Speaker], list[str]]:
     """Hold the talk of a run; return the speakers and what was told."""
     http = httpx.AsyncClient(transport=httpx.MockTransport(run.handle))
     told: list[str] = []
     async with AsyncOpenAI(base_url="http://test/v1", api_key="x", max_retries=0, http_client=http) as client:
-        speakers = [Speaker(user, Student(client, "m", user=user, trained=trained)) for user in map(find_user, users)]
-        await Talk(client, "m", speakers, run if trained else None, sizes, told.append).hold()
+        students = [Student(client, "m", user=user, trained=trained) for user in map(find_user, users)]
+        speakers = [
+            Speaker(user, student, client) for user, student in zip(map(find_user, users), students, strict=True)
+        ]
+        await Talk("m", speakers, run if trained else None, sizes, told.append, **options).hold()
     return speakers, told
 
 
@@ -100,6 +116,16 @@ async def test_a_joint_count_in_turn() -> None:
     assert [first.scores[after]["liked"] for after in ("0", "2", "5")] == [0, 3, 3]
     assert first.scores["0"]["problems"] == 3
     assert len(set(run.main)) == len(run.main), "each session has a number of its own"
+
+
+async def test_scores_after_the_count_come_without_lessons_and_with_them() -> None:
+    run = Run(good_after=1)
+    [speaker], _ = await hold(run, ["captain"], Sizes(score_after=(), heldout=2), scores_counted=True)
+    assert {*speaker.scores} == {"0", COUNTED, COUNTED_WITH_LESSONS}
+    assert speaker.scores[COUNTED]["updates"] == run.updates > 0
+    assert run.scored_with == [None] * 4 + ["on"] * 2
+    assert speaker.sessions == 5
+    assert speaker.complaints == 4, "two sessions of two disliked replies"
 
 
 async def test_parallel_sessions_come_after_the_count_and_never_skip_an_update() -> None:
@@ -171,3 +197,15 @@ def test_one_temperature_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert personal_run.os.environ["OPENCLAW_TEMPERATURE"] == "0.5"
     with pytest.raises(ConfigError, match=r"temperatures \[0.5, 0.7\]; a run has one"):
         personal_run.set_temperature([*people, student.model_copy(update={"temperature": 0.7})])
+
+
+def test_each_user_has_a_key_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(personal_run.KEYS_VARIABLE, raising=False)
+    written = personal_run.write_keys(tmp_path / "run", [find_user("student"), find_user("captain")])
+    keys = Keyring(None, os.environ[personal_run.KEYS_VARIABLE])
+    found = {name: keys.check({"authorization": f"Bearer {key}"}) for name, key in written.items()}
+    assert {name: (client.owner, client.admin) for name, client in found.items()} == {
+        "student": ("student", False),
+        "captain": ("captain", False),
+        "admin": ("admin", True),
+    }

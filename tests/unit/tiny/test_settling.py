@@ -19,7 +19,7 @@ from lab.tiny_demo.launched import LaunchedRun, RunFailed, Settings
 from openclaw.credit.baseline import record_judged
 from openclaw.ledger.records import Verdict
 from openclaw.ledger.store import Ledger
-from openclaw.runtime.where import ARGUMENTS_NAME
+from openclaw.runtime.where import ARGUMENTS_NAME, SETTINGS_NAME
 from slime.args import Arguments
 
 
@@ -40,10 +40,11 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 def make(tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trainer]:
     monkeypatch.setattr(run, "POLL_SECONDS", 0.001)
 
-    def made(batch: int = 2, interval: int = 1) -> Trainer:
+    def made(batch: int = 2, interval: int = 1, **variables: str) -> Trainer:
         arguments = {"rollout_batch_size": batch, "update_weights_interval": interval}
         assert set(arguments) <= {each.name for each in fields(Arguments)}
         (tmp_path / ARGUMENTS_NAME).write_text(json.dumps(arguments))
+        (tmp_path / SETTINGS_NAME).write_text(json.dumps(variables))
         return Trainer(Up(Settings("rl", 1, 0, 1, tmp_path, tmp_path)), ledger)
 
     return made
@@ -101,3 +102,26 @@ async def test_a_fuse_that_paused_training_ends_the_wait(make: Callable[..., Tra
     pause(tmp_path, 3, "rollout/response_len/of_limit>0.9 (it is 0.91)")
     with pytest.raises(RunFailed, match=r"training is paused since rollout 3: rollout/response_len/of_limit>0.9"):
         await make().settle()
+
+
+async def test_at_the_pace_of_sessions_no_sample_is_left(make: Callable[..., Trainer], ledger: Ledger) -> None:
+    run = make(batch=9, OPENCLAW_PACE="session")
+    judged_sample(ledger, "a")
+    assert not await settles(run), "its session is over, so a step is due"
+    ledger.samples.claim(0, 1)
+    assert not await settles(run)
+    ledger.samples.record_step(0, "1", 103.0, 104.0)
+    assert await settles(run)
+
+
+async def test_practice_is_waited_for(make: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter([4.0, 4.0, 5.0, 6.0])
+    asked: list[str | None] = []
+
+    async def counts(run: Up, key: str | None = None) -> dict[str, float]:
+        asked.append(key)
+        return {"practice_idle": next(looks)}
+
+    monkeypatch.setattr(Up, "gateway_counts", counts)
+    await make(OPENCLAW_PRACTICE="trial").settle()
+    assert len(asked) == 4, "one search may have begun before the last step; the next one found nothing"
