@@ -30,7 +30,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
     folder.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], capture_output=True, check=False
     )
     if mounted.returncode:
         pytest.skip(f"no small file system: {mounted.stderr.decode().strip()}")
@@ -54,7 +54,7 @@ def turn_ids(ledger: Ledger) -> list[str]:
 
 def test_full_disk_is_named_and_writing_goes_on_when_there_is_room(small_disk: Path) -> None:
     ballast = small_disk / "ballast"
-    ballast.write_bytes(b"x" * 500_000)
+    ballast.write_bytes(b"x" * 1_500_000)
     ledger = Ledger(small_disk / "ledger.sqlite")
     taken = fill(ledger, "before")
     assert taken > 3
