@@ -123,6 +123,11 @@ class GateVariables(EnvironmentConfig):
         "how many times as long per token the first engine's replies may take",
         above=1.0,
     )
+    gate_certificate: bool = variable(
+        "OPENCLAW_CERTIFICATE",
+        False,
+        "1: the gate proves that an update was learned and that the engines answer with it, see certificate.md; 0: it does not",
+    )
     gate_offer: int = variable(
         "OPENCLAW_GATE_OFFER",
         3,

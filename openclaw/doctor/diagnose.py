@@ -134,8 +134,30 @@ def people_paused(look: Look) -> Iterator[Finding]:
         )
 
 
+def certificate(look: Look) -> Iterator[Finding]:
+    """Find an update that was not learned, or that the engines do not answer with."""
+    if causes := _causes(look):
+        last = look.certified
+        assert last is not None
+        yield Finding(
+            "certificate",
+            Severity.STOPS,
+            "the certificate of the newest update is red, so the weights stay as they are",
+            f"batch {last.rollout_id}: {last.why}",
+            f"{'; '.join(causes)}; see instructions/certificate.md",
+        )
+
+
+def _causes(look: Look) -> list[str]:
+    """Return what the newest certificate says against its update, with what to do."""
+    last = look.certified
+    return [] if last is None or last.certificate is None else list(last.certificate["causes"])
+
+
 def gate_refuses(look: Look) -> Iterator[Finding]:
-    """Find a gate that refuses one update after the other."""
+    """Find a gate that refuses one update after the other, with green certificates."""
+    if _causes(look):
+        return
     refused = [*takewhile(lambda each: each.kind == "refused", reversed(look.decisions))]
     if len(refused) >= REFUSALS:
         if all(item.by_margin for item in refused[:REFUSALS]):
@@ -500,6 +522,7 @@ def other_reasons(look: Look) -> Iterator[Finding]:
 CHECKS: tuple[Callable[[Look], Iterator[Finding]], ...] = (
     paused,
     people_paused,
+    certificate,
     gate_refuses,
     unreachable,
     no_turns,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from groundwork.paused import Paused
+from openclaw.ledger.decisions import DecisionRecord
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.views import GateDecision, JudgeError, SampleFacts, TurnFacts
 from openclaw.messages.classify import Asked, side_kind
@@ -48,6 +49,7 @@ class Look:
     sides: Counter[str]
     judge_error: JudgeError | None
     decisions: list[GateDecision]
+    certified: DecisionRecord | None
     series: Mapping[str, Series]
     paused: Paused | None
     people_paused: Mapping[str, Paused]
@@ -94,6 +96,7 @@ def look(run: RunFolder, disk: Callable[[Path], Disk]) -> Look:
             sides=_sides(ledger),
             judge_error=ledger.views.judge_error(),
             decisions=ledger.views.gate_decisions(),
+            certified=ledger.decisions.last_certified(),
             series=read_series(run.metrics_path, METRICS.__contains__),
             paused=run.paused,
             people_paused=run.people_paused,

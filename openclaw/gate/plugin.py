@@ -29,7 +29,9 @@ from groundwork.exceptions import ConfigError
 from openclaw.config.runtime_variables import GateVariables
 from openclaw.engine.canary import Share, close_share, failures, open_share
 from openclaw.engine.client import CACHE_KEY, new_cache_key
+from openclaw.gate.certificate import Certificate, certify
 from openclaw.gate.decision import Agreement, Evidence, Finding, Live, decide_on, disagrees, does_worse
+from openclaw.gate.proof import Proof, Stored, facts_of_trainer, fits, log_probs_of, scoring_body
 from openclaw.gate.questions import Questions, ask_about, sound, unread
 from openclaw.judge.hygiene import is_repetitive
 from openclaw.ledger.decisions import SERVING, DecisionRecord
@@ -110,7 +112,7 @@ class _EngineTrial:
         patiently: Callable[[Callable[[], Any]], Any],
     ) -> None:
         self._run_dir = args.run_dir
-        self._context = args.sglang_context_length or args.rollout_max_context_len
+        self._args = args
         self._ledger = ledger
         self._policies = policies
         self._engine = engine
@@ -133,7 +135,9 @@ class _EngineTrial:
 
     def _ask(self, questions: Questions, answers: Sequence[Answer]) -> tuple[list[str], dict[str, float]]:
         differences, replies = list[float](), []
-        fitting = [pair for pair in zip(questions.probes, answers, strict=True) if self._fits(pair[0])][:QUESTIONS]
+        fitting = [pair for pair in zip(questions.probes, answers, strict=True) if fits(self._args, pair[0])][
+            :QUESTIONS
+        ]
         limits = httpx.Limits(max_connections=QUESTIONS)
         with (
             httpx.Client(base_url=self._engine.url, timeout=ANSWER_SECONDS, limits=limits, trust_env=False) as client,
@@ -147,11 +151,6 @@ class _EngineTrial:
         mean = math.fsum(differences) / len(differences) if differences else None
         return disagrees(Agreement(mean, replies), self._bounds)
 
-    def _fits(self, probe: Probe) -> bool:
-        """Return whether the engine takes both requests; it refuses what its context does not hold, whatever the weights are."""
-        prompt, reply = len(probe.prompt_ids), len(probe.reply_ids)
-        return self._context is None or max(prompt + reply + 1, prompt + probe.max_new_tokens) <= self._context
-
     def _answer(self, client: httpx.Client, probe: Probe) -> Answer:
         """Return the engine's answer to a question."""
         scores = self._scores(client, probe) if probe.reply_ids else []
@@ -163,14 +162,7 @@ class _EngineTrial:
 
     def _scores(self, client: httpx.Client, probe: Probe) -> list[float]:
         """Return the engine's log probabilities of a stored reply; NaN where it has none."""
-        body = {
-            "input_ids": [*probe.prompt_ids, *probe.reply_ids],
-            "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
-            "return_logprob": True,
-            "logprob_start_len": len(probe.prompt_ids) - 1,
-        }
-        entries = self._posted(client, body)["meta_info"]["input_token_logprobs"][-len(probe.reply_ids) :]
-        return [math.nan if entry[0] is None else float(entry[0]) for entry in entries]
+        return log_probs_of(probe, self._posted(client, scoring_body(probe))["meta_info"])
 
     def _posted(self, client: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
         """Return the engine's answer to a request.
@@ -292,6 +284,8 @@ class Gate:
         """Ask both versions, decide, and record the decision."""
         started = time.monotonic()
         ledger, bounds = self._ledger, self._bounds
+        if policies.serving.version == policies.candidate.version and not bounds.gate_certificate:
+            return Decision(True, "every step was skipped, so the weights are the same")
         first_turn = patiently(lambda: ledger.decisions.middle_turn(rollout_id))
         while True:
             window = patiently(lambda: ledger.decisions.probe_window(first_turn))
@@ -304,13 +298,30 @@ class Gate:
             if patiently(lambda: ledger.decisions.probe_window(first_turn)) == window:
                 break
             logger.info("rollout %d: a change was accepted meanwhile; both versions are compared again", rollout_id)
+        certified = time.monotonic()
+        facts = facts_of_trainer(policies.candidate.trained, patiently(ledger.decisions.judge_answers))
+        certificate = certify(facts, bounds) if bounds.gate_certificate else Certificate()
+        finding = _with_certificate(finding, certificate)
+        proof = Proof(Stored(self._args, questions.probes, *answers), policies)
+        if finding.accepted and bounds.gate_certificate:
+            proof.before()
+        seconds = time.monotonic() - certified
         if finding.accepted and self._args.canary_engine:
             trial = try_first(self._args, ledger, policies, (questions, answers[1]), bounds, patiently)
             finding = replace(finding, refusals=trial.refusals, metrics=finding.metrics | trial.metrics)
+        if finding.accepted and bounds.gate_certificate:
+            certified = time.monotonic()
+            certificate = certify(proof.with_update(facts), bounds)
+            finding = _with_certificate(finding, certificate)
+            seconds += time.monotonic() - certified
         why = patiently(lambda: self._why(rollout_id, finding, policies))
-        metrics = {**finding.metrics, "gate/seconds": time.monotonic() - started}
+        metrics = {**finding.metrics, "gate/seconds": time.monotonic() - started, "gate/certificate_seconds": seconds}
         decision = Decision(finding.accepted, why, metrics)
-        patiently(lambda: self._record(rollout_id, first_turn, policies, finding, decision, evidence, serving.number))
+        patiently(
+            lambda: self._record(
+                rollout_id, first_turn, policies, finding, decision, evidence, serving.number, certificate
+            )
+        )
         return decision
 
     def _serving(self, rollout_id: int, version: str) -> DecisionRecord:
@@ -340,8 +351,9 @@ class Gate:
         decision: Decision,
         evidence: Evidence,
         serving: int,
+        certificate: Certificate,
     ) -> None:
-        """Record a decision with the scores of the probes under both versions."""
+        """Record a decision with its certificate, and with the scores of the probes under both versions."""
         probes = [item for item in evidence.scored if item.liked is not None]
         self._ledger.decisions.record(
             rollout_id,
@@ -353,6 +365,7 @@ class Gate:
             first_turn=first_turn,
             scores={probe.turn_id: probe.candidate for probe in probes} if decision.accepted else {},
             serving=(serving, {probe.turn_id: probe.serving for probe in probes}),
+            certificate=certificate.to_dict() if certificate.lines else None,
         )
 
     def _why(self, rollout_id: int, finding: Finding, policies: Policies) -> str:
@@ -374,6 +387,14 @@ class Gate:
             accept = gate_command("accept", run_dir)
             return f"{line}; this is refusal {row} of a series, and if users changed their mind, type: {accept}"
         return f"{line}; its samples are in quarantine, to see all versions type: {gate_command('versions', run_dir)}"
+
+
+def _with_certificate(finding: Finding, certificate: Certificate) -> Finding:
+    """Return a finding that a red certificate refuses, whatever opinions say; people cannot accept it."""
+    if not certificate.is_red:
+        return finding
+    causes = tuple(f"its certificate is red: {cause}" for cause in certificate.causes)
+    return replace(finding, refusals=(*finding.refusals, *causes), by_margin=False)
 
 
 @cache

@@ -1,7 +1,7 @@
 """The routes other than chat completions and episodes.
 
 ``POST /v1/sessions/{id}/done``, ``DELETE /v1/sessions/{id}``, ``POST /v1/feedback``, ``GET /v1/turns/{id}``,
-``GET /v1/rollouts``; ``GET /v1/models``, ``GET /v1/models/{name}``; ``GET /``, ``GET /healthz``, ``GET /metrics``.
+``GET /v1/rollouts``, ``GET /v1/steps/last``; ``GET /v1/models``, ``GET /v1/models/{name}``; ``GET /``, ``GET /healthz``, ``GET /metrics``.
 
 Guarantees: a client acts only on sessions and turns that it reaches (`openclaw.gateway.auth`); any other id gets the 404
 of an unknown one. The page for who opens the address in a browser is one file without scripts, links to other hosts, or
@@ -117,7 +117,22 @@ def add_status_routes(app: FastAPI, service: ChatService, registry: CollectorReg
         body |= {} if note is None else {"training": str(note)}
         body |= {"people_paused": held} if held else {}
         body |= {} if offer is None else {"gate": f"{offer}, type: openclaw-rl accept RUN"}
+        last = await service.turns.certified() if config.run_dir else None
+        causes = last.certificate["causes"] if last is not None and last.certificate is not None else []
+        if last is not None and causes:
+            body["certificate"] = f"the update of batch {last.rollout_id} does not serve: {'; '.join(causes)}"
         return json_response(body)
+
+    @app.get("/v1/steps/last")
+    async def last_step(request: Request) -> Response:
+        """Return the certificate of the newest update; if the server has several keys, only to an admin key."""
+        if keyring.shared and not client_of(request.scope).admin:
+            raise ApiError(403, "a step learns from all owners; read it with an admin key", code="admin_key_required")
+        last = await service.turns.certified()
+        if last is None:
+            raise ApiError(404, "no update has a certificate yet", code="step_not_found")
+        step = {"rollout_id": last.rollout_id, "weight_version": last.weight_version, "accepted": last.kind == "step"}
+        return json_response({"object": "step", **step, "decided_at": last.decided_at, "certificate": last.certificate})
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:

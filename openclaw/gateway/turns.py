@@ -28,7 +28,7 @@ from openclaw.gateway.errors import ApiError, bad_request
 from openclaw.gateway.limits import parse_body
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.schema import AtMost
-from openclaw.ledger.decisions import Offer
+from openclaw.ledger.decisions import DecisionRecord, Offer
 from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
 from openclaw.ledger.feedback import FeedbackReceipt, as_next_state, is_weak, stated_score
 from openclaw.ledger.records import Feedback
@@ -108,6 +108,14 @@ class TurnDesk:
         try:
             async with asyncio.timeout(OFFER_SECONDS):
                 return await asyncio.to_thread(self._ledger.decisions.offer, fewest)
+        except (LedgerError, TimeoutError):
+            return None
+
+    async def certified(self) -> DecisionRecord | None:
+        """Return the newest update with a certificate; None without one, or if the ledger cannot be read soon."""
+        try:
+            async with asyncio.timeout(OFFER_SECONDS):
+                return await asyncio.to_thread(self._ledger.decisions.last_certified)
         except (LedgerError, TimeoutError):
             return None
 

@@ -59,6 +59,7 @@ class DecisionRecord:
         decided_at: seconds since the epoch.
         live_at: when its weights went live; None if they did not.
         samples: that its step used, or that are in quarantine.
+        certificate: see `openclaw.gate.certificate`; None without one.
     """
 
     number: int
@@ -73,6 +74,14 @@ class DecisionRecord:
     decided_at: float = 0.0
     live_at: float | None = None
     samples: int = 0
+    certificate: Mapping[str, Any] | None = None
+
+
+class JudgeAnswers(NamedTuple):
+    """Answers of the judge since the last update: how many were asked for, and how many are lost."""
+
+    asked: int
+    lost: int
 
 
 @dataclass(frozen=True)
@@ -183,6 +192,7 @@ class Decisions:
         first_turn: int | None = None,
         scores: Mapping[str, float] | None = None,
         serving: tuple[int, Mapping[str, float]] | None = None,
+        certificate: Mapping[str, Any] | None = None,
     ) -> int:
         """Record what was decided about a batch, in place of an earlier decision about it; return its number.
 
@@ -198,6 +208,7 @@ class Decisions:
             first_turn: number of the batch's middle turn.
             scores: mean log-probability per token of each probe's reply, by turn.
             serving: the number of the decision whose weights serve, and the scores under these.
+            certificate: of the update.
         """
         with self._database.transaction() as connection:
             connection.execute(
@@ -214,6 +225,7 @@ class Decisions:
                 by_margin=int(by_margin),
                 metrics=json.dumps(dict(metrics or {})),
                 first_turn=first_turn,
+                certificate=None if certificate is None else json.dumps(certificate),
             )
             self._score(connection, number, scores or {})
             if serving is not None:
@@ -231,6 +243,32 @@ class Decisions:
             " ON CONFLICT DO UPDATE SET score = excluded.score",
             [(number, score, turn_id) for turn_id, score in scores.items()],
         )
+
+    def last_certified(self) -> DecisionRecord | None:
+        """Return the newest decision with a certificate."""
+        result = self.all("AND certificate IS NOT NULL ORDER BY number DESC LIMIT 1")
+        return result[0] if result else None
+
+    def judge_answers(self) -> JudgeAnswers:
+        """Return how many judge answers were asked for since the last decided update, and how many of them are lost.
+
+        Lost are votes that nobody could read, and a turn whose judging fails now or was given up counts as one lost answer.
+        """
+        since = self._database.rows(
+            f"SELECT COALESCE(MAX(decided_at), 0) AS at FROM decisions WHERE {_STEP_OR_REFUSED}"
+        )
+        votes = self._database.rows(
+            "SELECT COUNT(*) AS asked, COALESCE(SUM(json_extract(vote.value, '$.value') IS NULL), 0) AS lost"
+            " FROM verdicts, json_each(verdicts.verdict, '$.votes') AS vote WHERE judged_at > ?",
+            (since[0]["at"],),
+        )[0]
+        failed = self._database.rows(
+            "SELECT (SELECT COUNT(*) FROM turns WHERE state = 'pending' AND judge_attempts > 0)"
+            " + (SELECT COUNT(*) FROM turns JOIN verdicts ON turn_id = turns.id WHERE judged_at > ?"
+            " AND state = 'judged' AND reason IN ('judge_gave_up', 'judge_refused')) AS n",
+            (since[0]["at"],),
+        )[0]["n"]
+        return JudgeAnswers(votes["asked"] + failed, votes["lost"] + failed)
 
     def serving(self) -> DecisionRecord | None:
         """Return the newest decision whose weights serve: a start, a step or a rollback; None before the first."""
@@ -383,6 +421,7 @@ class Decisions:
                 decided_at=row["decided_at"],
                 live_at=row["live_at"],
                 samples=row["samples"],
+                certificate=None if row["certificate"] is None else json.loads(row["certificate"]),
             )
             for row in rows
         ]

@@ -421,6 +421,9 @@ CREATE TABLE heldout_prompts (   -- turns whose prompts measure practice and are
     person TEXT NOT NULL
 );
 """
+_VERSION_26 = """
+ALTER TABLE decisions ADD COLUMN certificate TEXT;  -- JSON, see openclaw.gate.certificate
+"""
 
 
 def fill_baseline_owners(connection: sqlite3.Connection) -> None:
@@ -525,6 +528,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(23, "how well the weights satisfy lessons", _VERSION_23),
     Migration(24, "what people did with replies", _VERSION_24),
     Migration(25, "rounds of practice, and the prompts that measure them", _VERSION_25),
+    Migration(26, "certificates of updates", _VERSION_26),
 )
 VERSION = MIGRATIONS[-1].version
 

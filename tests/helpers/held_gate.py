@@ -18,7 +18,7 @@ from unittest.mock import patch
 from openclaw.gate import plugin
 from openclaw.training.rollout import LedgerDataSource
 from slime.args import Arguments
-from slime.rollout.before_push import Answer, Canary, Candidate, Decision, Policies, Probe
+from slime.rollout.before_push import Answer, Canary, Candidate, Decision, Offered, Policies, Probe, Trained
 
 REFUSE = "refuse"
 
@@ -73,6 +73,19 @@ class HeldCandidate:
         """Return the policy's answers once nobody holds the moment."""
         wait_at(self._run_dir, "probe")
         return self._policy.ask(probes)
+
+    @property
+    def trained(self) -> Trained:
+        """What the trainer says of the steps."""
+        return self._policy.trained
+
+    def engines(self) -> Sequence[str]:
+        """Return where the engines answer."""
+        return self._policy.engines()
+
+    def on_all_engines(self) -> Offered:
+        """Return all engines once they have it."""
+        return self._policy.on_all_engines()
 
     def on_one_engine(self) -> Canary:
         """Return the engine that tries it, at once."""

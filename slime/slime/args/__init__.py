@@ -7,6 +7,6 @@ package imports nothing of the project, so that every other package may.
 from __future__ import annotations
 
 from slime.args.arguments import Arguments
-from slime.args.base import ConfigView, FlatArguments, MissingArgumentError, required
+from slime.args.base import READ, ConfigView, FlatArguments, MissingArgumentError, required
 
-__all__ = ["Arguments", "ConfigView", "FlatArguments", "MissingArgumentError", "required"]
+__all__ = ["READ", "Arguments", "ConfigView", "FlatArguments", "MissingArgumentError", "required"]

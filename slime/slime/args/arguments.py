@@ -379,3 +379,4 @@ class Arguments(FlatArguments):
     start_together: bool = False
     use_critic: bool = False
     unused_flags: tuple[str, ...] = ()
+    training_options_given: tuple[str, ...] = ()

@@ -14,6 +14,8 @@ _Flat = object if TYPE_CHECKING else Namespace
 
 T = TypeVar("T")
 
+READ: set[str] = set()
+"""Names of the arguments that this process has read."""
 DERIVED: Any = None
 """Default of a required or derived attribute: None until the command line is parsed, never None during a run."""
 
@@ -34,8 +36,14 @@ class FlatArguments(_Flat):
 
     Attributes that no core flag declares (a method's own flags, new keys of ``--custom-config-path``) are set on the
     object and copied with it. ``vars``, ``copy``, ``pickle``, ``setattr`` and ``Namespace(**vars(args))`` work as on
-    argparse's Namespace.
+    argparse's Namespace. Reading one is noted in `READ`; ``vars`` is no reading.
     """
+
+    if not TYPE_CHECKING:  # a type checker would allow any attribute
+
+        def __getattribute__(self, name: str, _note: Any = READ.add, _attribute: Any = object.__getattribute__) -> Any:
+            _note(name)
+            return _attribute(self, name)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
@@ -84,6 +92,7 @@ class ConfigView(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if self._has(name):
+            READ.add(name)
             return self._values[name]
         if name == _CHECKPOINT:
             raise MissingArgumentError(

@@ -59,6 +59,7 @@ _AFTER = """    # Set by the derivations; no flags of their own.
     start_together: bool = False
     use_critic: bool = False
     unused_flags: tuple[str, ...] = ()
+    training_options_given: tuple[str, ...] = ()
 """
 
 

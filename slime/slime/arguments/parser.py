@@ -64,6 +64,13 @@ GROUPS = (
 )
 
 
+OF_TRAINING = (ALGORITHM, OPTIMIZER, LORA)
+"""Topics whose flags have to reach the training ranks or the rollout manager, if they are given."""
+ON_OCCASION = frozenset(
+    {"reward_key", "opd_clip", "opd_kl_coef", "opd_teacher", "use_checkpoint_lr_scheduler", "override_lr_scheduler"}
+)
+"""Attributes of those topics that are read for rewards that are dicts, for samples with a teacher, or when a
+checkpoint is restored."""
 ALIASES = {alias: option.flag for group in GROUPS for option in group.options for alias in option.aliases}
 """The flag of each other spelling."""
 
@@ -136,6 +143,12 @@ def read_arguments(parser: Parser, argv: Sequence[str]) -> tuple[Arguments, list
         args, unknown = parser.parse_known_args(words)
         if unknown:
             parser.unknown(unknown)
+        args.training_options_given = tuple(
+            option.attribute
+            for group in OF_TRAINING
+            for option in group.options
+            if option.is_given(args) and option.attribute not in ON_OCCASION
+        )
         problems = [*refusals(args), *apply_custom_config(parser, args)]
         args.unused_flags = unused_flags(args)
         return args, [*problems, *resolve_plugin_files(args), *validate(args, words)]

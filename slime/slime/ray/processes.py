@@ -104,6 +104,9 @@ class RemoteManager:
     def rejoin(self) -> ObjectRef[None]:
         return self._actor.rejoin.remote()
 
+    def options_read(self) -> ObjectRef[frozenset[str]]:
+        return self._actor.options_read.remote()
+
     # Rollouts
 
     def rollouts_per_epoch(self) -> ObjectRef[int]:

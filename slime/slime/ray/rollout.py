@@ -18,7 +18,7 @@ import ray
 from groundwork.exceptions import ConfigError
 from groundwork.private_files import private, private_folder
 from groundwork.start_timeline import MANAGER, Step, mark
-from slime.args import Arguments, required
+from slime.args import READ, Arguments, required
 from slime.arguments.placement import Placement, data_parallel_size
 from slime.exceptions import PluginError
 from slime.observability.metric_utils import compute_rollout_step
@@ -225,6 +225,10 @@ class RolloutManager:
     def rejoin(self) -> None:
         """Let the router send requests to the engine again."""
         self.engines.rejoin()
+
+    def options_read(self) -> frozenset[str]:
+        """Return the names of the arguments that this process has read."""
+        return frozenset(READ)
 
     # Rollouts
 

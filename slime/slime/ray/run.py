@@ -54,9 +54,12 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 2.0
 PROGRESS_SECONDS = 0.5
-CANARY_METHODS = ("push_candidate", "take_candidate_back")
-"""During these calls the last engine, which has the candidate first, may hold a mix of old and new weights."""
-PUSH_METHODS = ("connect_rollout_engines", "update_weights", *CANARY_METHODS)
+CANARY_METHODS = ("push_candidate",)
+"""During this call the last engine, which has the candidate first, may hold a mix of old and new weights."""
+PUSH_METHODS = (
+    *("connect_rollout_engines", "update_weights", "offer_candidate", "take_candidate_back"),
+    *CANARY_METHODS,
+)
 """During the others all engines may."""
 T = TypeVar("T")
 

@@ -33,6 +33,7 @@ from slime.utils.kernel_caches import keep_kernels
 from slime.utils.misc import load_function
 from slime.utils.probes import Answer, Probe
 from slime.utils.run_logs import say
+from slime.weight_sync import Sent
 from slime.weight_sync.remote_engine import RemoteEngine
 
 
@@ -75,6 +76,9 @@ class RemoteRank:
     def restore(self, iteration: int) -> ObjectRef[None]:
         return self.actor.restore.remote(iteration)
 
+    def options_read(self) -> ObjectRef[frozenset[str]]:
+        return self.actor.options_read.remote()
+
     def shutdown(self) -> ObjectRef[None]:
         return self.actor.shutdown.remote()
 
@@ -106,6 +110,9 @@ class RemotePolicy(RemoteRank):
 
     def push_candidate(self) -> ObjectRef[None]:
         return self.actor.push_candidate.remote()
+
+    def offer_candidate(self) -> ObjectRef[Sent]:
+        return self.actor.offer_candidate.remote()
 
     def take_candidate_back(self) -> ObjectRef[None]:
         return self.actor.take_candidate_back.remote()
@@ -400,8 +407,12 @@ class Trainer:
         """Push the policy's weights to the canary engine alone; see `slime.weight_sync.pushes`."""
         self._actor.call(RemotePolicy.push_candidate)
 
+    def offer_candidate(self) -> Sent:
+        """Push the policy's weights to all engines before they are accepted; see `slime.weight_sync.pushes`."""
+        return self._actor.call(RemotePolicy.offer_candidate)[0]
+
     def take_candidate_back(self) -> None:
-        """Push the weights that serve to the canary engine, after `undo_steps`."""
+        """Push the weights that serve to the engines that have a candidate, after `undo_steps`."""
         self._actor.call(RemotePolicy.take_candidate_back)
 
     def take_snapshot(self) -> None:
@@ -423,6 +434,11 @@ class Trainer:
     def ask(self, served: bool, probes: Sequence[Probe]) -> list[Answer]:
         """Return one answer per probe, with the weights that are ``served`` or with the trainer's."""
         return merged(self._actor.call(RemotePolicy.ask, served, list(probes)), len(probes))
+
+    def options_read(self) -> frozenset[str]:
+        """Return the names of the arguments that any rank has read."""
+        groups = [group for group in (self._actor, self._critic) if group is not None]
+        return frozenset().union(*(names for group in groups for names in group.call(RemoteRank.options_read)))
 
     def restore(self, iteration: int) -> None:
         """Go back to the run's checkpoints after ``iteration`` rollouts; a push gives the weights a new version."""

@@ -8,8 +8,8 @@ to the weights and the optimizer of before, and the data source learns that by `
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from slime.exceptions import TrainerError
 from slime.utils.probes import Answer, Probe
@@ -22,9 +22,11 @@ __all__ = [
     "Candidate",
     "Decision",
     "DecisionEndedError",
+    "Offered",
     "Policies",
     "Policy",
     "Probe",
+    "Trained",
 ]
 
 
@@ -93,13 +95,58 @@ class Policy(Protocol):
         ...
 
 
+class Trained(NamedTuple):
+    """What the trainer says of its steps.
+
+    Attributes:
+        metrics: of the batch and of the rollout.
+        steps: of each step.
+        unread: flags of the training that somebody set and no process has read.
+    """
+
+    metrics: Mapping[str, Any] = {}
+    steps: Sequence[Mapping[str, Any]] = ()
+    unread: tuple[str, ...] = ()
+
+
+class Offered(NamedTuple):
+    """The engines that have the candidate although nobody has accepted it.
+
+    Attributes:
+        engines: all policy engines, or none if they share their GPUs with the trainer and sleep.
+        adapter: its name with LoRA. A request gets it by this name alone. None for whole weights, which serve already.
+        digest: SHA-256 of the adapter as it was sent, in hexadecimal digits; None for whole weights.
+    """
+
+    engines: Sequence[Canary] = ()
+    adapter: str | None = None
+    digest: str | None = None
+
+
 class Candidate(Policy, Protocol):
     """The version that may serve."""
+
+    @property
+    def trained(self) -> Trained:
+        """What the trainer says of the steps that made it."""
+        ...
 
     def on_one_engine(self) -> Canary:
         """Let the last engine have these weights before the others, and return it; needs ``--canary-engine``.
 
         Again after a `CanaryEndedError`. A decision ends it: the others get the weights too, or this engine goes back.
+        """
+        ...
+
+    def engines(self) -> Sequence[str]:
+        """Return the URLs of all policy engines, or none if they share their GPUs with the trainer and sleep."""
+        ...
+
+    def on_all_engines(self) -> Offered:
+        """Let all engines have these weights, and return them; a refusal gives them what serves again.
+
+        With LoRA no request gets the weights before they are accepted, unless it names them. Whole weights serve from now on.
+        Again after a `CanaryEndedError`.
         """
         ...
 
@@ -132,6 +179,7 @@ class BeforePush(Protocol):
         >>> class Version:
         ...     def __init__(self, version, log_prob):
         ...         self.version, self.log_prob = version, log_prob
+        ...     trained = Trained()
         ...     def ask(self, probes):
         ...         return [Answer([self.log_prob] * len(probe.reply_ids), [], False) for probe in probes]
         >>> def decide(args, rollout_id, data_source, policies):

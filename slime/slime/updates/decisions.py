@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from groundwork.exceptions import ConfigError
@@ -22,7 +23,17 @@ from slime.args import Arguments, required
 from slime.arguments.algorithm import STATE_ELSEWHERE
 from slime.arguments.option import flag_of
 from slime.exceptions import PluginError, SlimeError
-from slime.rollout.before_push import Answer, Canary, Decision, DecisionEndedError, Policies, Probe
+from slime.observability.metric_utils import STEPS
+from slime.rollout.before_push import (
+    Answer,
+    Canary,
+    Decision,
+    DecisionEndedError,
+    Offered,
+    Policies,
+    Probe,
+    Trained,
+)
 from slime.updates.update import State, Update
 from slime.utils.misc import load_function
 from slime.utils.run_logs import say, with_info
@@ -45,6 +56,8 @@ class Decisions:
         self._engines = engines
         self._seconds: dict[str, float] = {}
         self._snapshot = False
+        self._unread: set[str] = set(args.training_options_given) if args.before_push_path else set()
+        """Attributes of training flags that somebody set, and that no process has read so far."""
 
     def before_steps(self, passes: int) -> None:
         """Take the snapshot to which a refusal goes back, or a fuse that a later one of several passes blows.
@@ -63,8 +76,8 @@ class Decisions:
     def after_steps(self, update: Update) -> None:
         """Move an update on to `State.ACCEPTED`, or to `State.UNDONE` if the plugin refuses it.
 
-        The plugin is asked if the steps changed the weights. The update's metrics get the decision, the plugin's metrics and
-        the seconds.
+        The plugin is asked if the steps changed the weights, or if one was skipped. The update's metrics get the decision,
+        the plugin's metrics and the seconds.
         """
         if not self._snapshot:
             if update.state is State.TRAINED:
@@ -75,7 +88,8 @@ class Decisions:
             trainer.undo_steps()  # those of the passes before
             return
         serving, candidate = trainer.versions()
-        if not self._args.before_push_path or serving == candidate:
+        skipped = any(step.get("train/skipped_steps") for step in update.steps.get(STEPS, []))
+        if not self._args.before_push_path or (serving == candidate and not skipped):
             trainer.keep_steps()
             update.to(State.ACCEPTED)
             return
@@ -109,7 +123,12 @@ class Decisions:
                 thread,
                 candidate,
                 lambda probes: processes.trainer.ask(False, probes),
-                (lambda: self._on_one_engine(update)) if self._args.canary_engine else None,
+                WorkForCandidate(
+                    self._trained(update),
+                    self._engines.urls,
+                    lambda: self._timed("offer", self._engines.offer),
+                    (lambda: self._on_one_engine(update)) if self._args.canary_engine else None,
+                ),
             ),
         )
         try:
@@ -121,6 +140,15 @@ class Decisions:
             self._engines.abandon_trial("the trainer died, or the run ends")
             raise
         return decision
+
+    def _trained(self, update: Update) -> Trained:
+        """Return what the trainer says of the steps."""
+        if self._unread:
+            self._unread -= self._processes.trainer.options_read()
+            self._unread -= self._processes.value(self._processes.manager.options_read())
+        steps = update.steps.get(STEPS, [])
+        metrics = {**update.metrics, **{name: value for name, value in update.steps.items() if name != STEPS}}
+        return Trained(metrics, tuple(steps), tuple(sorted(map(flag_of, self._unread))))
 
     def _args_of_plugin(self) -> Arguments:
         """Return the run's arguments with the addresses of its engines, as plugins in the rollout manager have them."""
@@ -257,6 +285,23 @@ class AskedPolicy:
         return self._thread.call(lambda: self._answers(plain)) if plain else []
 
 
+@dataclass(frozen=True)
+class WorkForCandidate:
+    """What the driver's main thread does for a plugin with the version that may serve.
+
+    Attributes:
+        trained: what the trainer says of the steps.
+        engines: returns where the policy engines answer.
+        offer: gives all of them the candidate.
+        begin_trial: gives one of them the candidate; None in a run that sets no engine apart.
+    """
+
+    trained: Trained
+    engines: Callable[[], list[str]]
+    offer: Callable[[], Offered]
+    begin_trial: Callable[[], Canary] | None = None
+
+
 class AskedCandidate(AskedPolicy):
     """The version that may serve."""
 
@@ -265,11 +310,12 @@ class AskedCandidate(AskedPolicy):
         thread: PluginThread,
         version: str,
         answers: Callable[[list[Probe]], list[Answer]],
-        begin_trial: Callable[[], Canary] | None,
+        work: WorkForCandidate,
     ) -> None:
-        """``begin_trial``: gives one engine the candidate; None in a run that sets no engine apart."""
+        """``work``: what else the main thread does for it."""
         super().__init__(thread, version, answers)
-        self._begin_trial = begin_trial
+        self.trained = work.trained
+        self._work = work
 
     def on_one_engine(self) -> Canary:
         """Return the engine that has the candidate before the others; see `slime.rollout.before_push.Candidate`.
@@ -278,9 +324,21 @@ class AskedCandidate(AskedPolicy):
             PluginError: the run sets no engine apart.
             DecisionEndedError: the trainer died or the run ends.
         """
-        if self._begin_trial is None:
+        if self._work.begin_trial is None:
             raise PluginError("no engine may be first without --canary-engine; add it, or do not ask for one")
-        return self._thread.call(self._begin_trial)
+        return self._thread.call(self._work.begin_trial)
+
+    def engines(self) -> list[str]:
+        """Return the URLs of all policy engines; see `slime.rollout.before_push.Candidate`."""
+        return self._thread.call(self._work.engines)
+
+    def on_all_engines(self) -> Offered:
+        """Return the engines once they have the candidate; see `slime.rollout.before_push.Candidate`.
+
+        Raises:
+            DecisionEndedError: the trainer died or the run ends.
+        """
+        return self._thread.call(self._work.offer)
 
 
 class DataSourceOfManager:

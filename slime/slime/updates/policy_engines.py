@@ -22,7 +22,7 @@ from groundwork.process import Stopped
 from slime.args import Arguments
 from slime.backends.sglang_utils.engine import CACHE, WEIGHTS
 from slime.exceptions import LostError, TrainerError
-from slime.rollout.before_push import Canary
+from slime.rollout.before_push import Canary, Offered
 from slime.utils.misc import should_run_periodic_action
 from slime.utils.run_logs import say
 
@@ -53,6 +53,8 @@ class Engines:
         self._processes = processes
         self._trainer_works = False
         self._canary: Canary | None = None
+        self._offered: list[Canary] = []
+        """The engines that have a candidate which nobody has accepted."""
         self._arrivals = 0
         """How often all engines got the same weights after one of them started."""
 
@@ -183,13 +185,49 @@ class Engines:
                 return canary
             self.look_after()  # with new weights meanwhile, the router knows the engine again
 
+    def urls(self) -> list[str]:
+        """Return where engines answer that may be offered a candidate.
+
+        None while the trainer has their GPUs, and none with a canary, which is asked before.
+        """
+        if self.alternate or not self.get_weights or self._args.canary_engine:
+            return []
+        handles = self._processes.value(self._processes.manager.engine_handles())
+        return ray.get([handle.url() for handle in handles])
+
+    def offer(self) -> Offered:
+        """Give the trainer's weights to all engines before they are accepted; attempts again after an engine died of it.
+
+        Engines that share their GPUs with the trainer sleep now, so none gets them.
+        """
+        if not self.urls():
+            return Offered()
+        self._offered = []
+        for attempt in range(1, PUSH_ATTEMPTS + 1):
+            try:
+                sent = self._processes.trainer.offer_candidate()
+                break
+            except LostError:
+                raise
+            except TrainerError:
+                if attempt == PUSH_ATTEMPTS:
+                    raise
+                logger.exception("the candidate did not reach the engines (attempt %d); sending it again", attempt)
+                self.look_after()
+        else:
+            raise AssertionError("the last attempt breaks or raises")
+        self._offered = [Canary(url) for url in self.urls()]
+        return Offered(tuple(self._offered), sent.adapter, sent.digest)
+
     def end_trial(self, *, accepted: bool) -> None:
-        """Let the router use the engine again; if the candidate is refused, after it went back to what the others have."""
-        if self._canary is None:
-            return
-        if not accepted:
-            self._take_back(self._canary)
+        """Let the router use the first engine again; engines with a refused candidate get what serves before."""
+        have_it = [engine for engine in (self._canary, *self._offered) if engine is not None]
+        if have_it and not accepted:
+            self._take_back(have_it[0])
+        had_one = self._canary is not None
         self.abandon_trial("the gate has decided")
+        if not had_one:
+            return
         # Ignore signals: a run that stops between the decision and its count would save the steps under an earlier rollout.
         self._processes.value(self._processes.manager.rejoin(), heed_signals=False)
 
@@ -204,14 +242,17 @@ class Engines:
             logger.exception("the engine with the refused candidate failed; it restarted with the weights that serve")
 
     def abandon_trial(self, why: str) -> None:
-        """Let the plugin know that the engine's trial is over; the next push to all engines ends it there."""
-        if self._canary is not None:
-            self._canary.end(why)
-        self._canary = None
+        """Let the plugin know that the engines' trial is over; the next push to all engines ends it there."""
+        for engine in (self._canary, *self._offered):
+            if engine is not None:
+                engine.end(why)
+        self._canary, self._offered = None, []
 
     def _all_have_the_same(self, *, died: bool | None) -> None:
         """Note that all engines have the same weights; ``died``: of an engine with a candidate, None without one."""
         self._arrivals += 1
+        for engine in self._offered:
+            engine.end("all engines got the same weights")
         if self._canary is not None and died is not None:
             self._canary.end("the engine died" if died else "all engines got the same weights", died=died)
 

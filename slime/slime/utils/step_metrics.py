@@ -86,6 +86,11 @@ ROLLOUTS = (
     Metric("rollout/liked_share", "share", "Samples with a positive score"),
     Metric("rollout/samples", "count", "Samples of the batch"),
     Metric("rollout/tokens", "tokens", "Tokens of prompts and responses"),
+    Metric("rollout/loss_tokens", "tokens", "Tokens with loss"),
+    Metric("rollout/signal_share", "share", "Samples with an advantage that is not zero, or with a teacher"),
+    Metric(
+        "rollout/update_rms", "weight", "Root mean square of what the steps changed each trained weight by, with a gate"
+    ),
     Metric("rollout/response_len/{statistic}", "tokens", "Trained tokens of a response: mean, median, max, min"),
     Metric("rollout/response_len/of_limit", "share", "Mean response length over `--rollout-max-response-len`"),
     Metric("rollout/response_lengths", "tokens", "Mean response length, with observations"),

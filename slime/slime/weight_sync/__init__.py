@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from slime.args import Arguments
 
@@ -38,8 +38,21 @@ def adapter_version(name: str | None) -> str | None:
     return match[1] if match else None
 
 
+class Sent(NamedTuple):
+    """An adapter that was sent: its name on the engines, and the SHA-256 of the message; None for whole weights."""
+
+    adapter: str | None = None
+    digest: str | None = None
+
+
 class WeightSync(Protocol):
-    """A transport. Every training rank has one, and all ranks call its methods together."""
+    """A transport. Every training rank has one, and all ranks call its methods together.
+
+    Attributes:
+        sent: what rank 0 sent last.
+    """
+
+    sent: Sent
 
     def connect(self, engines: list[RemoteEngine]) -> None:
         """Reach ``engines`` from now on; again after one was started again."""
@@ -50,6 +63,14 @@ class WeightSync(Protocol):
 
         Names are Hugging Face's. Tensors of any floating type get that of ``--train-dtype`` on the way. Every rank runs the iterator to its end; rank 0's values count.
         """
+        ...
+
+    def offer(self, weights: Iterator[tuple[str, Tensor]], version: str) -> None:
+        """Give all engines the weights; an adapter serves nobody until :meth:`serve`, whole weights serve at once."""
+        ...
+
+    def serve(self, version: str) -> None:
+        """Let what was offered last serve as ``version``."""
         ...
 
     def close(self) -> None:

@@ -2,8 +2,9 @@
 
 Guarantees:
 
-* Engines never pause. A running request keeps its adapter, and later requests take the new one
-  (`slime.backends.sglang_utils.server_hooks`). Versions never mix within a reply.
+* Engines never pause. A running request keeps its adapter, and later requests take the one whose version the engine was
+  told last (`slime.backends.sglang_utils.server_hooks`). Versions never mix within a reply.
+* An adapter that is only offered answers by its name alone.
 * An engine keeps the two newest adapters, and older ones while a request uses them. Adapters of this run's earlier trainer
   process count as older.
 * If loading fails on an engine, that engine is ended. The others hold their requests until the next push.
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor
 
 from slime.args import Arguments
-from slime.weight_sync import ADAPTER_NAME, maker
+from slime.weight_sync import ADAPTER_NAME, Sent, maker
 from slime.weight_sync.engine_sync import EngineWeightSync
 from slime.weight_sync.remote_engine import RemoteEngine
 from slime.weight_sync.requests import cast
@@ -74,13 +75,20 @@ class AdapterWeightSync(EngineWeightSync):
         """No-op: there is no group to leave."""
 
     def _push(self, weights: Iterator[tuple[str, Tensor]], version: str) -> None:
+        self._offer(weights, version)
+        self._serve(version)
+
+    def _offer(self, weights: Iterator[tuple[str, Tensor]], version: str) -> None:
         tensors = {name: value.cpu().contiguous() for name, value in cast(weights, self._dtype)}
         checksums = {name: _sha256(value) for name, value in tensors.items()} if self._check is not None else None
         message = pickle.dumps(tensors)
         self.moved_bytes = len(message)
         name = f"weights-{version}-{maker(self._args)}-{next(PUSHES)}"
         self._names.append(name)
+        self.sent = Sent(name, hashlib.sha256(message).hexdigest())
         self._call(RemoteEngine.load_lora_adapter_from_tensors, name, adapter_config(self._args), message, checksums)
+
+    def _serve(self, version: str) -> None:
         self._call(RemoteEngine.set_weight_version, version)
         self._call(
             RemoteEngine.continue_generation

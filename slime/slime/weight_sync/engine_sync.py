@@ -32,7 +32,7 @@ from slime.args import Arguments
 from slime.exceptions import WeightsDifferError
 from slime.utils.hf_checkpoint import DTYPES
 from slime.utils.tcp_store import hosted_store
-from slime.weight_sync import LOADER
+from slime.weight_sync import LOADER, Sent
 from slime.weight_sync.remote_engine import EngineCalls, RemoteEngine
 from slime.weight_sync.requests import MODULUS, Bucket, BucketBuffer, Checksums, cast, serialized
 
@@ -133,6 +133,7 @@ class EngineWeightSync(ABC):
         self._dtype = DTYPES[args.train_dtype]
         self._buffer = BucketBuffer(args.update_weight_buffer_size, device, self._dtype)
         self._check = EqualityCheck(args, address) if args.check_weight_update_equal else None
+        self.sent = Sent()
 
     # Implemented by the transport
 
@@ -183,6 +184,34 @@ class EngineWeightSync(ABC):
 
     def push(self, weights: Iterator[tuple[str, Tensor]], version: str) -> None:
         """Send all weights and make them ``version``; collective over the trainer ranks."""
+        self._send_all(weights, version, self._push)
+
+    def offer(self, weights: Iterator[tuple[str, Tensor]], version: str) -> None:
+        """Send all weights, as a push does, unless the transport can keep them from serving; collective."""
+        self._send_all(weights, version, self._offer)
+
+    def serve(self, version: str) -> None:
+        """Let what was offered last serve as ``version``; an engine that fails at it is ended."""
+        if dist.get_rank() != 0 or not self._engines:
+            return
+        try:
+            self._serve(version)
+        except Exception:
+            self._give_up()
+            raise
+
+    def _serve(self, version: str) -> None:
+        logger.debug("whole weights of version %s serve already", version)
+
+    def _offer(self, weights: Iterator[tuple[str, Tensor]], version: str) -> None:
+        self._push(weights, version)
+
+    def _send_all(
+        self,
+        weights: Iterator[tuple[str, Tensor]],
+        version: str,
+        send: Callable[[Iterator[tuple[str, Tensor]], str], None],
+    ) -> None:
         # A failing reader may close its iterator; a chain cannot be closed, so the rest can still be gathered below.
         weights = itertools.chain(weights)
         if dist.get_rank() != 0 or not self._engines:
@@ -191,7 +220,7 @@ class EngineWeightSync(ABC):
         try:
             if not self._joined:
                 raise RuntimeError("the engines are in no weight update group; connect first")
-            self._push(weights, version)
+            send(weights, version)
         except Exception:
             self._give_up()
             raise

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from slime.args import Arguments
-from slime.weight_sync import WeightSync
+from slime.weight_sync import Sent, WeightSync
 from slime.weight_sync.adapter import AdapterWeightSync
 from slime.weight_sync.broadcast import BroadcastWeightSync, DeltaWeightSync
 from slime.weight_sync.disk import DiskWeightSync
@@ -86,6 +86,7 @@ class Versions:
 
 
 Weights = Callable[[], Iterator[tuple[str, Tensor]]]
+Send = Callable[[Iterator[tuple[str, Tensor]], str], None]
 
 
 class Pushes:
@@ -96,10 +97,11 @@ class Pushes:
         self._most = make_weight_sync(args, device=device, address=address)
         self._last = make_weight_sync(args, device=device, address=address) if args.canary_engine else None
         self._ahead: str | None = None
+        self._offered: str | None = None
 
     def connect(self, engines: list[RemoteEngine]) -> None:
         """Reach ``engines`` from now on."""
-        self._ahead = None
+        self._ahead = self._offered = None
         if self._last is None:
             self._most.connect(engines)
             return
@@ -107,12 +109,25 @@ class Pushes:
         self._last.connect(engines[-1:])
 
     def push(self, weights: Weights, version: str) -> None:
-        """Make ``weights`` live on all engines as ``version``; each transport reads them once."""
+        """Make ``weights`` live on all engines as ``version``; each transport reads them once, unless it was offered them."""
+        offered, self._offered = self._offered, None
+        if offered == version:
+            self._ahead = None
+            for sync in self._all():
+                sync.serve(version)
+            return
         due = [self._most]
         if self._last is not None and self._ahead != version:
             due.append(self._last)
         self._ahead = None
         _push_each(due, weights, version)
+
+    def offer(self, weights: Weights, version: str) -> Sent:
+        """Give all engines ``weights``, which get ``version`` if they are accepted; return what was sent."""
+        self._offered = None
+        _each(self._all(), weights, version, lambda sync: sync.offer)
+        self._offered = version
+        return self._most.sent
 
     def push_to_canary(self, weights: Weights, version: str) -> None:
         """Make ``weights`` live as ``version`` on the last engine alone; the next :meth:`push` of this version spares it."""
@@ -121,15 +136,21 @@ class Pushes:
         self._ahead = version
 
     def take_back(self, weights: Weights, version: str) -> None:
-        """Give the last engine ``weights``, which the others have; a no-op unless it is ahead of them."""
+        """Give the engines that have a candidate ``weights``, which serve; a no-op if none has one."""
         ahead, self._ahead = self._ahead, None
-        if ahead is not None:
+        offered, self._offered = self._offered, None
+        if offered is not None:
+            _push_each(self._all(), weights, version)
+        elif ahead is not None:
             _push_each([self._canary()], weights, version)
 
     def close(self) -> None:
         """Let go of the engines without calling them."""
-        for sync in filter(None, (self._most, self._last)):
+        for sync in self._all():
             sync.close()
+
+    def _all(self) -> list[WeightSync]:
+        return [sync for sync in (self._most, self._last) if sync is not None]
 
     def _canary(self) -> WeightSync:
         if self._last is None:
@@ -138,10 +159,15 @@ class Pushes:
 
 
 def _push_each(syncs: list[WeightSync], weights: Weights, version: str) -> None:
-    """Push over each of ``syncs``; after a failure help the other ranks to gather the rest, then raise it."""
+    """Push over each of ``syncs``."""
+    _each(syncs, weights, version, lambda sync: sync.push)
+
+
+def _each(syncs: list[WeightSync], weights: Weights, version: str, way: Callable[[WeightSync], Send]) -> None:
+    """Send over each of ``syncs``; after a failure help the other ranks to gather the rest, then raise it."""
     for number, sync in enumerate(syncs, 1):
         try:
-            sync.push(weights(), version)
+            way(sync)(weights(), version)
         except Exception:
             for _ in syncs[number:]:
                 collections.deque(weights(), maxlen=0)

@@ -19,7 +19,7 @@ class Pushes:
         self.log: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
-        whom = {"push": "all", "push_to_canary": "one", "take_back": "one, back"}[name]
+        whom = {"push": "all", "push_to_canary": "one", "take_back": "one, back", "offer": "all, offered"}[name]
         return lambda weights, version: self.log.append(f"{int(dict(weights())['weight'])} as {version} to {whom}")
 
 
@@ -58,6 +58,25 @@ def test_a_refused_candidate_takes_its_number_along(rank: Any) -> None:
     ]
     step(rank, BAD)
     assert rank.versions() == ("3", "4")
+
+
+def test_a_refused_offer_takes_its_number_along(rank: Any) -> None:
+    step(rank, BAD)
+    rank.offer_candidate()
+    assert rank.update_weights() == "1", "an engine restarted meanwhile"
+    rank.undo_steps()
+    rank.take_candidate_back()
+    step(rank, GOOD)
+    rank.offer_candidate()
+    rank.keep_steps()
+    assert rank.update_weights() == "3"
+    assert rank._pushes.log == [
+        f"{BAD} as 2 to all, offered",
+        f"{OLD} as 1 to all",
+        f"{OLD} as 1 to one, back",
+        f"{GOOD} as 3 to all, offered",
+        f"{GOOD} as 3 to all",
+    ]
 
 
 def test_engines_get_what_serves_until_the_steps_are_kept(rank: Any) -> None:

@@ -17,7 +17,7 @@ from openclaw.ledger.codec import pack_ids
 from openclaw.ledger.store import Ledger
 from openclaw.training.rollout import LedgerDataSource
 from slime.args import Arguments
-from slime.rollout.before_push import Answer, Decision, Policies, Probe
+from slime.rollout.before_push import Answer, Decision, Offered, Policies, Probe, Trained
 from tests.helpers.probes import judged, leased_batch, probes, states
 from tests.helpers.rollout_args import rollout_args
 
@@ -34,6 +34,13 @@ class Asked:
     greedy: Callable[[Probe], list[int]] = lambda probe: [5, 6]
     asked: list[Probe] = field(default_factory=list[Probe])
     on_ask: Callable[[], object] = lambda: None
+    trained: Trained = field(default_factory=Trained)
+
+    def engines(self) -> list[str]:
+        return []
+
+    def on_all_engines(self) -> Offered:
+        return Offered()
 
     def ask(self, probes: Sequence[Probe]) -> list[Answer]:
         self.on_ask()

@@ -14,6 +14,8 @@ import openai
 import pytest
 
 from groundwork.paused import note_waiting, pause, resume
+from openclaw.config.runtime_variables import GateVariables
+from openclaw.gate.certificate import Facts, certify
 from openclaw.gateway import turns
 from openclaw.ledger.decisions import Offer
 from slime.contract.engine import logprob_of
@@ -345,6 +347,26 @@ async def test_what_the_gate_keeps_refusing_is_shown(
     assert told["status"] == "ok"
     assert told["gate"].startswith("the gate refused 3 batches lately")
     assert told["gate"].endswith("type: openclaw-rl accept RUN")
+
+
+async def test_a_red_certificate_is_shown_until_an_update_serves(
+    stack: Stack, http: httpx.AsyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "OFFER_SECONDS", 60.0)
+    stack.service.config = replace(stack.service.config, run_dir=str(tmp_path))
+    answer = await http.get("/v1/steps/last")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "step_not_found")
+    red, green = (certify(Facts(loss_tokens=tokens), GateVariables()).to_dict() for tokens in (0.0, 9.0))
+    stack.ledger.decisions.record(7, "refused", "2", "its certificate is red", certificate=red)
+    told = (await http.get("/healthz")).json()
+    assert told["status"] == "ok"
+    assert told["certificate"].startswith("the update of batch 7 does not serve: no token had a loss (tokens): ")
+    last = (await http.get("/v1/steps/last")).json()
+    assert (last["rollout_id"], last["weight_version"], last["accepted"], last["certificate"]) == (7, "2", False, red)
+    stack.ledger.decisions.record(8, "step", "3", "it may serve", certificate=green)
+    stack.ledger.decisions.record(9, "refused", "4", "opinions")
+    assert "certificate" not in (await http.get("/healthz")).json()
+    assert (await http.get("/v1/steps/last")).json()["certificate"]["verdict"] == "green"
 
 
 async def test_a_busy_ledger_does_not_make_the_gateway_look_frozen(

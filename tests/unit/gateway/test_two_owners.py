@@ -164,6 +164,9 @@ async def test_a_collector_gets_what_its_key_owns(clients: Clients) -> None:
 async def test_metrics_that_count_by_key_are_for_an_admin(clients: Clients, start: Starter, tmp_path: Path) -> None:
     answer = await clients.bob.get("/metrics")
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "admin_key_required")
+    step = await clients.bob.get("/v1/steps/last")
+    assert (step.status_code, step.json()["error"]["code"]) == (403, "admin_key_required")
+    assert (await clients.root.get("/v1/steps/last")).json()["error"]["code"] == "step_not_found"
     for admin in (clients.root, clients.operator):
         assert (await admin.get("/metrics")).status_code == 200
     path = tmp_path / "one"

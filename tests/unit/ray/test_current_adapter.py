@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import runpy
 import sys
 from collections.abc import AsyncIterator
@@ -41,7 +42,15 @@ async def load(manager: Manager, name: str, success: bool = True) -> None:
     async def original(*_: Any) -> Any:
         return SimpleNamespace(success=success)
 
-    await server_hooks.remember_newest(original, manager, SimpleNamespace(lora_name=name))
+    request = SimpleNamespace(lora_name=name, serialized_named_tensors=[name.encode()])
+    await server_hooks.remember_loaded(original, manager, request)
+
+
+async def serve(manager: Manager, version: str) -> None:
+    async def original(*_: Any) -> None:
+        """SGLang sets its own number."""
+
+    await server_hooks.serve_version(original, manager, SimpleNamespace(new_version=version))
 
 
 def test_names_of_the_trainer_carry_the_version() -> None:
@@ -60,18 +69,26 @@ def test_a_request_takes_the_newest_adapter_and_reports_its_version() -> None:
         first = await answers(manager)
         assert first[0]["meta_info"]["weight_version"] == "default"
         await load(manager, "weights-3-0123abcd-0")
+        await serve(manager, "3")
         await load(manager, "weights-4-0123abcd-1", success=False)
+        await serve(manager, "4")
+        await load(manager, "weights-5-0123abcd-2")
         await load(manager, "somebody's")
         single, batch = await answers(manager)
         for part in (single, batch[0]):
             assert part["meta_info"]["weight_version"] == "3"
             assert part["meta_info"]["weight_versions"] == [{"version": "3", "start": 0, "end": 9}]
+            assert part["meta_info"]["adapter_sha256"] == hashlib.sha256(b"weights-3-0123abcd-0").hexdigest()
+        offered = await answers(manager, "weights-5-0123abcd-2")
+        assert offered[0]["meta_info"]["weight_version"] == "5", (
+            "an adapter that nobody has accepted answers by its name"
+        )
         other = await answers(manager, "somebody's")
         assert other[0]["meta_info"]["weight_versions"] == SPANS
         [base, _] = await answers(manager, "base")
         assert base["meta_info"]["weight_version"] == "base"
         assert base["meta_info"]["weight_versions"] == [{"version": "base", "start": 0, "end": 9}]
-        assert manager.seen == [None, "weights-3-0123abcd-0", "somebody's", None]
+        assert manager.seen == [None, "weights-3-0123abcd-0", "weights-5-0123abcd-2", "somebody's", None]
 
     asyncio.run(run())
 
@@ -83,6 +100,7 @@ def test_a_held_request_takes_the_adapter_that_ends_the_hold() -> None:
         held = asyncio.create_task(answers(manager))
         await asyncio.sleep(0)
         await load(manager, "weights-5-0123abcd-0")
+        await serve(manager, "5")
         assert manager.seen == []
         async with manager.is_pause_cond:
             manager.is_pause = False

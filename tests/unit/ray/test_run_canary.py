@@ -16,9 +16,10 @@ from slime.exceptions import PluginError, TrainerError
 from slime.ray import engine_pool
 from slime.ray.engine_pool import EnginePool
 from slime.ray.processes import Processes, RemoteManager
-from slime.rollout.before_push import Canary, CanaryEndedError
-from slime.updates.decisions import AskedCandidate, PluginThread
+from slime.rollout.before_push import Canary, CanaryEndedError, Offered, Trained
+from slime.updates.decisions import AskedCandidate, PluginThread, WorkForCandidate
 from slime.updates.policy_engines import Engines
+from slime.weight_sync import Sent
 from slime.weight_sync.remote_engine import RemoteEngine
 from tests.unit.ray.test_run_restart import Remote
 
@@ -65,6 +66,10 @@ class Trainer:
 
     def push_candidate(self) -> None:
         self._do("candidate to the first")
+
+    def offer_candidate(self) -> Sent:
+        self._do("offer")
+        return Sent("weights-1", "ab")
 
     def take_candidate_back(self) -> None:
         self._do("take back")
@@ -303,7 +308,46 @@ def test_a_restarted_engine_is_not_the_one_that_got_the_candidate(world: World) 
     assert not engine.lives(), "it answers again, and has the start weights"
 
 
+def test_all_engines_have_an_offer_until_the_gate_decides(world: World) -> None:
+    offered = world.engines.offer()
+    assert [engine.url for engine in offered.engines] == [f"http://engine-{n}" for n in range(LAST + 1)]
+    assert (offered.adapter, offered.digest) == ("weights-1", "ab")
+    world.engines.end_trial(accepted=True)
+    assert all(engine.ended for engine in offered.engines)
+    assert world.log == ["offer"], "the push that follows lets it serve"
+
+
+def test_a_refused_offer_is_taken_back(world: World) -> None:
+    world.engines.offer()
+    world.engines.end_trial(accepted=False)
+    world.engines.end_trial(accepted=False)
+    assert world.log == ["offer", "take back"]
+
+
+def test_an_engine_that_restarts_ends_an_offer(world: World) -> None:
+    offered = world.engines.offer()
+    world.engines_restarted(0)
+    with pytest.raises(CanaryEndedError, match="all engines got the same weights"):
+        offered.engines[1].wait(0.0)
+    assert not world.engines.offer().engines[1].ended
+
+
+def test_an_offer_is_sent_again_after_an_engine_died_of_it(world: World) -> None:
+    world.trainer.fails = [("offer", TrainerError("engine 1 died"))]
+    world.restart = lambda: world.engines_restarted(1)
+    assert not world.engines.offer().engines[0].ended
+    assert world.log == ["offer", "restarted [1]", "routed [1]", "offer"]
+
+
+def test_engines_that_sleep_while_the_trainer_works_get_no_offer(world: World) -> None:
+    world.engines.sleep = True
+    assert world.engines.offer() == Offered()
+    assert world.log == []
+
+
 def test_a_plugin_that_asks_for_the_engine_without_the_flag_is_told() -> None:
-    candidate = AskedCandidate(PluginThread(lambda: None), "2", lambda probes: [], None)
+    candidate = AskedCandidate(
+        PluginThread(lambda: None), "2", lambda probes: [], WorkForCandidate(Trained(), list, Offered)
+    )
     with pytest.raises(PluginError, match="no engine may be first without --canary-engine; add it"):
         candidate.on_one_engine()

@@ -12,11 +12,12 @@ import ray
 
 from groundwork.process import Stopped
 from slime.exceptions import PluginError, RankLostError
+from slime.observability.metric_utils import STEPS
 from slime.ray import run as run_module
 from slime.ray.processes import RemoteManager
 from slime.ray.reports import Reports
 from slime.ray.run import Run
-from slime.rollout.before_push import Answer, Decision, DecisionEndedError, Policies, Probe
+from slime.rollout.before_push import Answer, Decision, DecisionEndedError, Policies, Probe, Trained
 from slime.rollout.foreign_data_source import with_optional_methods
 from slime.updates import decisions
 from slime.updates.decisions import PluginThread
@@ -29,12 +30,14 @@ __all__ = ["world"]  # a fixture
 REFUSED, MANY = 1, 50
 PROBES = [Probe([1, 2], [3]), Probe([4], (), 2)]
 EVENTS: list[str] = []
+TRAINED: list[Trained] = []
 ACTIONS: dict[str, Callable[[], Any]] = {}
 
 
 def decide(args: Any, rollout_id: int, data_source: Any, policies: Policies) -> Any:
     """The plugin: asks both versions, and refuses rollout `REFUSED`."""
     ACTIONS.get("decide", lambda: None)()
+    TRAINED.append(policies.candidate.trained)
     margins = [policy.ask(PROBES)[0].log_probs[0] for policy in policies]
     EVENTS.append(f"{policies.serving.version}: {margins[0]}, {policies.candidate.version}: {margins[1]}")
     accepted = rollout_id != REFUSED
@@ -73,6 +76,7 @@ def gated(manager: RemoteManager, log: list[str], pool: ThreadPoolExecutor) -> R
     actor.on_gate_decided = Remote(lambda *words: pool.submit(source.gate_decided, *words))
     actor.on_step_undone = Remote(lambda *words: pool.submit(source.step_undone, *words))
     actor.call_data_source = Remote(lambda name, words, keywords: ("called", name, words, keywords))
+    actor.options_read = Remote(lambda: frozenset({"gamma"}))
     actor.data_source_attribute = Remote(lambda name: (name != "epoch_id", 7))
     return manager
 
@@ -92,6 +96,9 @@ class Trainer(test_run_restart.Trainer):
     def undo_steps(self) -> None:
         self._do("undo")
         self.open, self.weights = False, float(self.served)
+
+    def options_read(self) -> frozenset[str]:
+        return frozenset({"lr"})
 
     def versions(self) -> tuple[str, str]:
         return str(self.served), str(self.served + (self.weights != self.served))
@@ -121,7 +128,7 @@ class Trainer(test_run_restart.Trainer):
 @pytest.fixture
 def run(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """A run with the plugin above and four rollouts."""
-    EVENTS.clear()
+    EVENTS.clear(), TRAINED.clear()
     ACTIONS.clear()
     monkeypatch.setattr(run_module, "Trainer", lambda args, *_: make_trainer(world, args))
     monkeypatch.setattr(ray, "wait", wait_for)
@@ -175,6 +182,22 @@ def test_a_refused_step_is_undone_and_the_next_one_trains(
         "trainer 1 save 3", "manager 1 save 3",
     ]  # fmt: skip
     assert "step 1 is undone: worse; weights 1 keep serving, training goes on" in capsys.readouterr().out
+
+
+def test_the_plugin_learns_which_flags_nobody_has_read(run: Run) -> None:
+    run.updates._decisions._unread = {"lr", "gamma", "adam_eps"}
+    run.repeat(loop)
+    assert TRAINED[0].unread == TRAINED[-1].unread == ("--adam-eps",)
+
+
+def test_a_step_that_was_skipped_is_asked_about_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Trainer.train
+    ACTIONS["no step"] = lambda: None
+    skipped = [{"train/skipped_steps": 1.0}]
+    monkeypatch.setattr(Trainer, "train", lambda *words: {**plain(*words), STEPS: skipped})
+    run.repeat(loop)
+    assert EVENTS[0] == "0: 0.0, 0: 0.0"
+    assert list(TRAINED[0].steps) == skipped
 
 
 def test_a_refused_step_whose_process_dies_behind_its_checkpoint_never_counts_as_live(run: Run, world: World) -> None:

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from groundwork.paused import pause
+from openclaw.config.runtime_variables import GateVariables
 from openclaw.doctor import diagnose as diagnose_module
 from openclaw.doctor.__main__ import main
 from openclaw.doctor.diagnose import CHECKS, Finding, Severity, diagnose
 from openclaw.doctor.look import Disk
+from openclaw.gate.certificate import Facts, certify
 from openclaw.ledger.records import Vote
 from openclaw.runs.folder import open_run
 from openclaw.runtime.process import RuntimeSupervisor
@@ -207,6 +209,15 @@ def a_persons_fuse_has_blown(run: MadeRun) -> None:
     pause(run.folder, 3, "train/ppo_kl>0.5 (it is 0.7)", "alice")
 
 
+def the_certificate_is_red(run: MadeRun) -> None:
+    run.healthy(3)
+    facts = Facts(loss_tokens=9.0, signal_share=0.0, gradients=[0.1], update_rms=0.1)
+    certificate = certify(facts, GateVariables())
+    for rollout in (3, 4, 5):
+        why = f"version 4 is refused: {certificate.causes[0]}"
+        run.ledger.decisions.record(rollout, "refused", "4", why, certificate=certificate.to_dict())
+
+
 def the_runtime_dies(run: MadeRun) -> None:
     run.healthy(3)
     run.talk(1)
@@ -255,6 +266,12 @@ BROKEN: dict[str, tuple[Callable[[MadeRun], None], str, str, str]] = {
         "gate_refuses",
         "the last 3 decisions; the newest: scores moved by 2.10",
         "lower LEARNING_RATE",
+    ),
+    "certificate": (
+        the_certificate_is_red,
+        "certificate",
+        "batch 5: version 4 is refused: nothing of the batch says what was good or bad",
+        "look at the judge's scores",
     ),
     "restarts": (the_runtime_dies, "restarts", "4 restarts by the newest driver, 1 of them", "logs/processes.log"),
 }

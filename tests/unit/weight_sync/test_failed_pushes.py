@@ -175,6 +175,22 @@ def adapter_sync(run_dir: Path, engines: list[Any]) -> AdapterWeightSync:
     return sync
 
 
+def test_an_offered_adapter_serves_nobody_before_it_is_told_to(tmp_path: Path) -> None:
+    class Telling(Server):
+        def do(self, method: str, *arguments: Any) -> Any:
+            if method == "set_weight_version":
+                self.loaded.append(f"serves {arguments[0]}")
+            return super().do(method, *arguments)
+
+    engine = Telling()
+    sync = adapter_sync(tmp_path, [engine])
+    sync.offer(iter({"a": torch.ones(1)}.items()), "7")
+    assert engine.loaded == ["the model", sync.sent.adapter]
+    assert len(sync.sent.digest or "") == 64
+    sync.serve("7")
+    assert engine.loaded[2:] == ["serves 7"]
+
+
 def test_adapters_of_a_trainer_that_died_are_unloaded_and_no_others(tmp_path: Path) -> None:
     others = ["mine", "weights-1-ffffffff-7", "weights-2-3"]
     engines = [Server(*others), Server(*others)]

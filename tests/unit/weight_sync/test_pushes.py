@@ -11,6 +11,7 @@ from torch import Tensor
 
 from slime.args import Arguments
 from slime.exceptions import EngineError
+from slime.weight_sync import Sent
 from slime.weight_sync import pushes as pushes_module
 from slime.weight_sync.pushes import Pushes
 
@@ -23,6 +24,7 @@ class Sync:
     def __init__(self, log: list[str], name: str) -> None:
         self.log, self.name, self.fails = log, name, ""
         self.engines: list[Any] = []
+        self.sent = Sent(f"adapter of {name}")
 
     def connect(self, engines: list[Any]) -> None:
         self.engines = engines
@@ -32,6 +34,13 @@ class Sync:
         if self.fails:
             raise EngineError(self.fails)
         self.log.append(f"{version} {' '.join(values)} to {', '.join(self.engines)}")
+
+    def offer(self, weights: Iterator[tuple[str, Tensor]], version: str) -> None:
+        assert [name for name, _ in weights] == ["w"]
+        self.log.append(f"offer {version} to {', '.join(self.engines)}")
+
+    def serve(self, version: str) -> None:
+        self.log.append(f"serve {version} on {', '.join(self.engines)}")
 
     def close(self) -> None:
         self.log.append(f"close {self.name}")
@@ -129,3 +138,33 @@ def test_a_failed_first_push_is_not_ahead(make: Callable[[bool], Pushes], log: l
     assert not log
     pushes.close()
     assert log == ["close most", "close last"]
+
+
+def test_an_offered_update_is_sent_once_and_serves_or_is_taken_back(
+    make: Callable[[bool], Pushes], log: list[str]
+) -> None:
+    pushes = make(True)
+    assert pushes.offer(weights, "2") == Sent("adapter of most")
+    pushes.push(weights, "2")
+    pushes.offer(weights, "3")
+    pushes.take_back(weights, "2")
+    pushes.take_back(weights, "2")
+    assert log == [
+        "offer 2 to engine 0, engine 1", "offer 2 to engine 2",
+        "serve 2 on engine 0, engine 1", "serve 2 on engine 2",
+        "offer 3 to engine 0, engine 1", "offer 3 to engine 2",
+        "2 w to engine 0, engine 1", "2 w to engine 2",
+    ]  # fmt: skip
+
+
+def test_engines_that_were_connected_anew_get_an_accepted_offer_as_a_push(
+    make: Callable[[bool], Pushes], log: list[str]
+) -> None:
+    pushes = make(False)
+    pushes.offer(weights, "2")
+    pushes.push(weights, "1")  # an engine restarted, and all get what serves
+    pushes.push(weights, "2")
+    pushes.offer(weights, "3")
+    pushes.connect(ENGINES)
+    pushes.push(weights, "3")
+    assert [line.partition(" to ")[0] for line in log] == ["offer 2", "1 w", "2 w", "offer 3", "3 w"]

@@ -4,15 +4,17 @@
 during a run has the start weights, and its old clients reach it as soon as it listens.
 
 :func:`serve_newest_adapter` lets requests use the trainer's newest adapter without knowing its name. Guarantees: a
-request without an adapter gets, on admission, the newest one loaded under a name of `slime.weight_sync.adapter`, and
-keeps it to its end. So no reply mixes weights or key/value caches of two versions (SGLang's prefix cache is per
-adapter). The reported weight version is that adapter's. A request for `slime.weight_sync.BASE` gets the base model
-without any adapter, and its version says so. An adapter in use is not unloaded. State: one name per server, in SGLang's
-tokenizer manager.
+request without an adapter gets, on admission, the one that was loaded last for the version that the server was told last,
+and keeps it to its end. Names are those of `slime.weight_sync.adapter`; an adapter whose version was not told is reached
+by its name alone. So no reply mixes weights or key/value caches of two versions (SGLang's prefix cache is per adapter).
+The reported weight version is that adapter's, with the SHA-256 of the message that brought it. A request for
+`slime.weight_sync.BASE` gets the base model without any adapter, and its version says so. An adapter in use is not
+unloaded. State: names and digests, in SGLang's tokenizer manager.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
@@ -57,6 +59,8 @@ def hold_from_start() -> None:
 
 
 IN_USE = "requests use it"
+DIGEST = "adapter_sha256"
+"""Key in an answer's ``meta_info``: SHA-256 of the message that brought the adapter, in hexadecimal digits."""
 
 
 async def answer_with_newest(
@@ -74,6 +78,7 @@ async def answer_with_newest(
         for part in answer if isinstance(answer, list) else [answer]:
             if version is not None and "meta_info" in part:
                 _tag(part["meta_info"], version)
+                part["meta_info"][DIGEST] = loaded(manager).get(request.lora_path)
         yield answer
 
 
@@ -84,11 +89,25 @@ def _tag(meta: dict[str, Any], version: str) -> None:
         meta["weight_versions"] = [{"version": version, "start": spans[0]["start"], "end": spans[-1]["end"]}]
 
 
-async def remember_newest(original: Callable[..., Any], manager: Any, request: Any, *rest: Any) -> Any:
-    """Wrap the loading of an adapter to remember the newest."""
+def loaded(manager: Any) -> dict[str, str]:
+    """Return the digests of the trainer's adapters by name, in the order of their loading."""
+    return vars(manager).setdefault("adapter_digests", {})
+
+
+async def remember_loaded(original: Callable[..., Any], manager: Any, request: Any, *rest: Any) -> Any:
+    """Wrap the loading of an adapter to remember what was loaded."""
     result = await original(manager, request, *rest)
     if result.success and adapter_version(request.lora_name) is not None:
-        manager.newest_adapter = request.lora_name
+        loaded(manager)[request.lora_name] = hashlib.sha256(request.serialized_named_tensors[0]).hexdigest()
+    return result
+
+
+async def serve_version(original: Callable[..., Any], manager: Any, request: Any, *rest: Any) -> Any:
+    """Wrap the change of the server's version: requests get the newest adapter of that version from now on."""
+    result = await original(manager, request, *rest)
+    names = [name for name in loaded(manager) if adapter_version(name) == request.new_version]
+    if names:
+        manager.newest_adapter = names[-1]
     return result
 
 
@@ -100,12 +119,16 @@ async def keep_while_used(original: Callable[..., Any], manager: Any, request: A
     counter = manager.lora_registry._counters.get(adapter.lora_id) if adapter is not None else None
     if counter is not None and counter.value() > 0:
         return UnloadLoRAAdapterReqOutput(success=False, error_message=IN_USE)
-    return await original(manager, request, *rest)
+    result = await original(manager, request, *rest)
+    if result.success:
+        loaded(manager).pop(request.lora_name, None)
+    return result
 
 
 HOOKS = {
     f"{MANAGER}.generate_request": answer_with_newest,
-    f"{MANAGER}.load_lora_adapter_from_tensors": remember_newest,
+    f"{MANAGER}.load_lora_adapter_from_tensors": remember_loaded,
+    f"{MANAGER}.update_weight_version": serve_version,
     f"{MANAGER}.unload_lora_adapter": keep_while_used,
 }
 

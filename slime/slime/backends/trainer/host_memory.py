@@ -173,6 +173,10 @@ class Changing(NamedTuple):
     schedule: Schedule
 
 
+COMPARED = 1 << 16
+"""Elements of a tensor that `Snapshot.moved` looks at, at most."""
+
+
 class Snapshot:
     """Owns one rank's copy. :meth:`take` comes first, then :meth:`keep` or :meth:`put`.
 
@@ -248,6 +252,24 @@ class Snapshot:
         changing.schedule.load_state_dict(self._small["schedule"])
         set_rng_state(self._small["random"])
         self.is_open = False
+
+    def moved(self, changing: Changing) -> tuple[float, int]:
+        """Return the sum of squared changes of the weights since :meth:`take`, and of how many elements it is.
+
+        Of each tensor the first `COMPARED` elements count, so that the comparison costs milliseconds.
+        """
+        total, count, seen = 0.0, 0, set[int]()
+        parts = self._parts()
+        for tensor in changing.weights:
+            storage = storage_of(tensor)
+            if storage._cdata in seen or not storage.nbytes():
+                continue
+            seen.add(storage._cdata)
+            size = min(storage.nbytes(), COMPARED * tensor.element_size())
+            before = next(parts)[:size].view(tensor.dtype).to(self._device)
+            change = bytes_of(storage)[:size].view(tensor.dtype).double() - before.double()
+            total, count = total + float(change.square().sum()), count + change.numel()
+        return total, count
 
     @contextmanager
     def swapped(self, changing: Changing) -> Iterator[None]:

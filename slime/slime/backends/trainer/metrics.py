@@ -31,6 +31,7 @@ from slime.utils.hf_checkpoint import read_config
 from slime.utils.metric_names import is_largest
 
 logger = logging.getLogger(__name__)
+TEACHERS = ("teacher_log_probs", "teacher_topk_indices")
 
 
 def mean_of_steps(steps: list[Metrics]) -> Metrics:
@@ -47,8 +48,15 @@ def mean_of_steps(steps: list[Metrics]) -> Metrics:
 
 
 def means_of_streams(args: Arguments, data: RolloutShard, group: dist.ProcessGroup | None) -> Metrics:
-    """Return token-weighted means of the per-token streams and the token count, over the ranks of ``group``."""
+    """Return token-weighted means of the per-token streams and what the batch teaches, over the ranks of ``group``.
+
+    The latter are its tokens, those with loss, and the share of samples with a signal.
+    """
     sums: dict[str, list[float]] = {"tokens": [float(sum(data.fields["total_lengths"])), 1.0]}
+    sums["loss_tokens"] = [float(sum(int(mask.sum()) for mask in data.fields["loss_masks"])), 1.0]
+    if "advantages" in data.fields:
+        signals = [has_signal(args, data, number) for number in range(data.num_samples)]
+        sums["signal_share"] = [float(sum(signals)), float(len(signals))]
     for name in [stream.name for stream in streams.STREAMS if stream.logged]:
         if name == "kl" and not args.kl_coef:  # all zero
             continue
@@ -63,11 +71,20 @@ def means_of_streams(args: Arguments, data: RolloutShard, group: dist.ProcessGro
     result = {}
     for name in sums:
         total, count = (sum(rank[name][part] for rank in gathered) for part in (0, 1))
-        if name == "tokens":
-            result["rollout/tokens"] = total
+        if name in ("tokens", "loss_tokens"):
+            result[f"rollout/{name}"] = total
         elif count:
             result[f"rollout/{name}"] = total / count
     return result
+
+
+def has_signal(args: Arguments, data: RolloutShard, number: int) -> bool:
+    """Return whether a sample has a token with loss whose advantage is not zero, or a teacher that a custom loss reads."""
+    mask = data.fields["loss_masks"][number]
+    if bool(((data.fields["advantages"][number] * mask) != 0).any()):
+        return True
+    teachers = [data.fields.get(name) for name in TEACHERS] if args.loss_type == "custom_loss" else []
+    return bool(mask.any()) and any(values is not None and values[number] is not None for values in teachers)
 
 
 def speeds_of(

@@ -16,6 +16,7 @@ once the policy's checkpoint of the same rollout is published; ``publish`` then 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -27,7 +28,7 @@ import torch.distributed as dist
 from groundwork.start_timeline import TRAINER, Step, mark
 from slime.algorithms.advantages import compute_advantages
 from slime.algorithms.losses.named_values import load_custom_loss
-from slime.args import Arguments, required
+from slime.args import READ, Arguments, required
 from slime.backends.trainer.backend import (
     Backend,
     CriticBackend,
@@ -50,6 +51,7 @@ from slime.exceptions import CheckpointError, TrainerError
 from slime.observability.metric_utils import STEPS
 from slime.utils.hf_checkpoint import DTYPES
 from slime.utils.probes import Answer, Probe
+from slime.weight_sync import Sent
 from slime.weight_sync.pushes import Pushes, Versions
 from slime.weight_sync.remote_engine import RemoteEngine
 
@@ -117,6 +119,10 @@ class TrainRank(Generic[B]):
             if any(metrics["skipped_steps"] for metrics in taken):
                 break
         return steps
+
+    def options_read(self) -> frozenset[str]:
+        """Return the names of the arguments that this rank has read."""
+        return frozenset(READ)
 
     # Undoing a rollout's steps
 
@@ -290,12 +296,22 @@ class PolicyRank(TrainRank[PolicyBackend]):
         rollout = means_of_streams(self.args, data, group)
         if steps and self.rank == 0:
             rollout |= speeds_of(self.args, data, self.clock.seconds, group, len(steps) / len(data.micro_batches))
+        rollout |= self._update_rms()
         seconds = self.clock.take()  # on every rank, because each logs its own
         self.backend.after_steps(rollout_id)
         if self.rank != 0:
             return None
         named = [{f"train/{name}": value for name, value in step.items()} for step in (*steps, mean_of_steps(steps))]
         return {STEPS: named[:-1], **named[-1], **rollout, **seconds}
+
+    def _update_rms(self) -> Metrics:
+        """Return how far the steps since :meth:`take_snapshot` moved a weight; empty without a snapshot."""
+        if not self.snapshot.is_open:
+            return {}
+        parts: list[Any] = [None] * self.process.world_size
+        dist.all_gather_object(parts, self.snapshot.moved(self.backend.changing()))
+        total, count = (sum(part[place] for part in parts) for place in (0, 1))
+        return {"rollout/update_rms": math.sqrt(total / max(1, count))}
 
     def _watched(self) -> AbstractContextManager[None]:
         return nullcontext() if self._history is None else self._history.watched()
@@ -377,8 +393,14 @@ class PolicyRank(TrainRank[PolicyBackend]):
         assert self._pushes is not None
         self._pushes.push_to_canary(self.backend.pushed_weights, str(self._versions.candidate()))
 
+    def offer_candidate(self) -> Sent:
+        """Give all engines the current weights before they are accepted; return what was sent, on rank 0."""
+        assert self._pushes is not None
+        with self.clock.timed("update_weights"):
+            return self._pushes.offer(self.backend.pushed_weights, str(self._versions.candidate()))
+
     def take_candidate_back(self) -> None:
-        """Push the weights that serve to the canary engine, if it has others; the candidate's steps are undone."""
+        """Push the weights that serve to the engines that have others; the candidate's steps are undone."""
         assert self._pushes is not None
         self._pushes.take_back(self.backend.pushed_weights, str(self._versions.live))
 
