@@ -94,3 +94,15 @@ def test_a_practised_reply_has_no_policy_loss_whatever_its_advantage() -> None:
     assert float(outcome(data, logits)[0]) == float(loss)
     with pytest.raises(ValueError, match="remove --custom-pg-loss-reducer-function-path"):
         outcome(data, logits, custom_pg_loss_reducer_function_path="a.b")
+
+
+@pytest.mark.parametrize("taught", [[True, False, True], [True] * 3], ids=["mixed", "practice"])
+def test_the_entropy_that_a_fuse_reads_is_of_practised_replies_too(taught: list[bool]) -> None:
+    data, logits = make_batch(taught)
+    end, expected = 0, 0.0
+    for tokens, response, mask in zip(data["unconcat_tokens"], RESPONSES, data["loss_masks"], strict=True):
+        end += len(tokens)
+        rows = logits[0, end - response - 1 : end - 1].double() / TEMPERATURE
+        entropies = torch.distributions.Categorical(logits=rows).entropy()
+        expected += float((entropies * mask).sum() / mask.sum())
+    assert_near(outcome(data, logits)[1]["entropy_loss"], torch.tensor(expected), magnitude=10.0)

@@ -3,7 +3,8 @@
 A sample with ``teacher_topk_log_probs`` is a practised reply: its loss is the reverse KL of
 `slime.algorithms.losses.topk_distillation` and nothing else, whatever its advantage. Any other sample has the policy loss
 alone, with its KL to the base model and its entropy bonus. So each sample adds one of the two to the same sum of sample means,
-and the step's denominator counts all of them.
+and the step's denominator counts all of them. The metric ``entropy_loss`` is of all tokens, so that a fuse on it also sees a
+policy that practice makes collapse.
 
 The teacher's temperature is 1, and so is the student's here, whatever ``--rollout-temperature`` is.
 
@@ -16,10 +17,11 @@ import torch
 from torch import Tensor
 
 from slime.algorithms.losses.custom import from_response_rows
-from slime.algorithms.losses.policy_loss import policy_loss_of_logits
+from slime.algorithms.losses.policy_loss import policy_loss, policy_loss_of_logits
 from slime.algorithms.losses.reduce import Reducer
 from slime.algorithms.losses.topk_distillation import topk_distillation_loss
 from slime.args import Arguments
+from slime.logprobs.packed_logits import get_log_probs_and_entropy
 from slime.logprobs.response_rows import ResponseRows
 from slime.utils.streams import TrainBatch
 
@@ -48,7 +50,16 @@ def practice_loss(
         return sum_of_sample_mean(torch.where(lived.bool(), values, torch.zeros_like(values)))
 
     with torch.set_grad_enabled(torch.is_grad_enabled() and any(ids is None for ids in taught)):
-        policy, metrics = policy_loss_of_logits(args, batch, logits, of_turns)
+        _, output = get_log_probs_and_entropy(
+            logits,
+            args=args,
+            unconcat_tokens=batch["unconcat_tokens"],
+            total_lengths=batch["total_lengths"],
+            response_lengths=batch["response_lengths"],
+            with_entropy=True,
+        )
+        policy, metrics = policy_loss(args, batch, output["log_probs"], output["entropy"], of_turns)
+    entropy = sum_of_sample_mean(torch.cat(output["entropy"]).detach())
     distillation, own = topk_distillation_loss(args, batch, logits, sum_of_sample_mean)
     loss = policy + distillation
-    return loss, {**metrics, **own, "loss": loss.detach()}
+    return loss, {**metrics, **own, "entropy_loss": entropy, "loss": loss.detach()}
