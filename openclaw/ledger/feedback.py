@@ -199,7 +199,9 @@ class FeedbackLog:
             text, edit = (said and redaction.text(said) for said in (feedback.text, feedback.edit))
             feedback = replace(feedback, text=text, edit=edit)
         with self._database.transaction() as connection:
-            row = connection.execute("SELECT state, reason FROM turns WHERE id = ?", (feedback.turn_id,)).fetchone()
+            row = connection.execute(
+                "SELECT state, reason, signal FROM turns WHERE id = ?", (feedback.turn_id,)
+            ).fetchone()
             result: Mapping[str, Any] | None = row and dict(row)
             if result is None:
                 raise UnknownRecordError(f"{self._database.path} holds no turn {feedback.turn_id!r}")
@@ -208,12 +210,14 @@ class FeedbackLog:
                 return FeedbackReceipt(earlier[-1].applied, True, result["state"], result["reason"])
             weak = is_weak(feedback)
             if result["state"] == "judged" and not weak and self._turns.take_back(connection, feedback.turn_id):
-                result = {"state": "pending", "reason": None}
+                result = {"state": "pending", "reason": None, "signal": result["signal"]}
             said, corrected = opinion([feedback]), False
             if result["state"] == "judged" and said.score is not None and not weak:
                 share = said.weight / self._turns.choices(feedback.turn_id)
                 corrected = correct(self._database, connection, feedback.turn_id, said.score, share)
-            starts = result["state"] == "ended" if weak else result["state"] in FIRST_NEXT_STATE
+            starts = result["state"] in FIRST_NEXT_STATE
+            if weak:  # a reply that was regenerated has said more than a copy
+                starts = result["state"] == "ended" and result["signal"] is None
             if starts:
                 self._turns.set_next_state(connection, feedback.turn_id, next_state, feedback.created_at, "feedback")
             applied = starts or corrected or (result["state"] == "pending" and not weak)
@@ -236,7 +240,7 @@ def settle_actions(connection: sqlite3.Connection, turns: Turns, session_id: str
     """Let weak actions count whose turns ended without a reaction, inside a transaction."""
     rows = connection.execute(
         "SELECT feedback.* FROM feedback JOIN turns ON turns.id = turn_id WHERE session_id = ? AND state = 'ended'"
-        " AND action IS NOT NULL AND applied = 0 ORDER BY feedback.id",
+        " AND signal IS NULL AND action IS NOT NULL AND applied = 0 ORDER BY feedback.id",
         (session_id,),
     ).fetchall()
     for feedback in {row["turn_id"]: decode_feedback(row) for row in rows}.values():

@@ -48,7 +48,7 @@ from openclaw.ledger.records import (
     TurnState,
     is_of_pass,
 )
-from openclaw.ledger.turns import Turns, forget_pictures, session_digest
+from openclaw.ledger.turns import ONLY_WEAK, Turns, forget_pictures, session_digest
 from openclaw.owners import episode_of, owner_of
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,8 @@ logger = logging.getLogger(__name__)
 NO_NEXT_STATE = "no_next_state"
 _LOOK_BACK = 1000
 _COLUMNS = (
-    "id, session_id, kind, state, signal, conversation, response_message, next_state,"
+    f"id, session_id, kind, CASE WHEN {ONLY_WEAK} THEN 'ended' ELSE state END AS state, signal, conversation,"
+    " response_message, next_state,"
     " json_extract(messages, '$[0]') AS first_message"
 )
 ERASE_SECONDS = 2.0

@@ -37,12 +37,18 @@ from openclaw.ledger.records import (
     Turn,
     choice_of,
 )
+from openclaw.messages.signals import WEAK
 from openclaw.owners import episode_of, owner_of
 
 FIRST_NEXT_STATE = ("waiting", "ended")
 """States of a turn that can get its next state; only feedback makes a judged turn pending again."""
 SESSION_DIGEST_BYTES = 16
 REGENERATED = "regenerated"
+ONLY_WEAK = (
+    "(signal = 'feedback' AND state IN ('pending', 'judged') AND NOT EXISTS (SELECT 1 FROM feedback WHERE turn_id = turns.id"
+    f" AND NOT (action IN {WEAK} AND COALESCE(thumbs, score, text) IS NULL)))"
+)
+"""SQL: whether nothing but weak actions gave a turn its next state."""
 SUPERSEDED = "superseded"
 """Why a sample was dropped: feedback on its turn, or another next state, arrived before a step used it."""
 NO_PICTURE = "no_picture"
@@ -124,6 +130,8 @@ class Turns:
     ) -> None:
         """Commit a turn's next state; the turn becomes pending.
 
+        It takes the place of weak actions (`openclaw.messages.signals`), which counted because nothing else had followed.
+
         Args:
             turn_id: the turn.
             messages: the next state.
@@ -131,11 +139,17 @@ class Turns:
             signal: its kind.
 
         Raises:
-            TransitionError: if the turn already has a next state or is excluded.
+            TransitionError: if the turn already has a next state or is excluded, or a step has used its samples.
             UnknownRecordError: if the ledger does not hold it.
         """
         with self._database.transaction() as connection:
-            row = connection.execute("SELECT state FROM turns WHERE id = ?", (turn_id,)).fetchone()
+            row = connection.execute(
+                f"SELECT state, {ONLY_WEAK} AS weak FROM turns WHERE id = ?", (turn_id,)
+            ).fetchone()
+            if row is not None and row["weak"] and (row["state"] == "pending" or self.take_back(connection, turn_id)):
+                columns = self._next_state_columns(messages, at, signal)
+                self._database.update_one(connection, "turns", turn_id, **columns, not_before=0.0)
+                return
             if row is not None and row["state"] not in FIRST_NEXT_STATE:
                 raise TransitionError(f"turns {turn_id}: {row['state']} -> pending is not allowed")
             self.set_next_state(connection, turn_id, messages, at, signal)

@@ -245,6 +245,44 @@ def test_a_reaction_in_words_outranks_a_copied_reply(ledger: Ledger) -> None:
     assert opinion(ledger.feedback.of("turn-0"), turn).score is None
 
 
+@pytest.mark.parametrize("is_judged", [False, True])
+def test_words_that_come_after_the_session_ended_take_the_place_of_a_copied_reply(
+    tmp_path: Path, is_judged: bool
+) -> None:
+    ledger = Ledger(tmp_path / "known.sqlite")
+    ledger.turns.record(make_turn(conversation=b"known"))
+    ledger.feedback.record(did("copied"), WORDS)
+    ledger.sessions.end("session", 120.0)
+    if is_judged:
+        turn = ledger.turns.get("turn-0")
+        sample = make_sample(turn, 0.5, score=1)
+        record_judged(ledger, "turn-0", Verdict(score=1, score_source="feedback"), [sample], None, feedback_seen=1)
+    [node] = ledger.sessions.nodes("session", 5)[1]
+    assert node.state == "ended", "the conversation may still give it a next state"
+    ledger.turns.record_next_state("turn-0", USER_NEXT, 130.0)
+    turn = ledger.turns.get("turn-0")
+    assert (turn.state, turn.signal, turn.next_state) == ("pending", "next_state", USER_NEXT)
+    assert opinion(ledger.feedback.of("turn-0"), turn).score is None
+    assert ledger.samples.ready_count() == 0
+    with pytest.raises(TransitionError):
+        ledger.turns.record_next_state("turn-0", USER_NEXT, 140.0)
+
+
+def test_a_thumb_beside_a_copied_reply_keeps_the_next_state(ledger: Ledger) -> None:
+    for given in (did("copied"), THUMB):
+        ledger.feedback.record(given, as_next_state(given))
+    with pytest.raises(TransitionError):
+        ledger.turns.record_next_state("turn-0", USER_NEXT, 130.0)
+
+
+def test_a_regenerated_reply_is_not_praised_for_having_been_copied(ledger: Ledger) -> None:
+    ledger.feedback.record(did("copied"), WORDS)
+    ledger.turns.mark_regenerated("turn-0")
+    ledger.sessions.end("session", 120.0)
+    assert (ledger.turns.get("turn-0").state, ledger.turns.get("turn-0").signal) == ("ended", "regenerated")
+    assert not ledger.feedback.record(did("copied", 130.0), WORDS).applied
+
+
 def test_what_was_done_with_a_judged_reply_changes_nothing(judged: Ledger) -> None:
     assert judged.feedback.record(did("regenerated"), WORDS) == FeedbackReceipt(False, False, "judged", None)
     assert judged.samples.ready_count() == 1
