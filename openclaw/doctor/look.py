@@ -92,7 +92,7 @@ def look(run: RunFolder, disk: Callable[[Path], Disk]) -> Look:
         return Look(
             run=run,
             turns=turns,
-            samples=[sample for sample in ledger.views.sample_facts() if sample.turn_id in known],
+            samples=[item for item in ledger.views.sample_facts() if item.turn_id in known and not item.of_practice],
             sides=_sides(ledger),
             judge_error=ledger.views.judge_error(),
             decisions=ledger.views.gate_decisions(),

@@ -65,7 +65,7 @@ def turn_values(record: TurnRecord) -> dict[str, Any]:
         "prompt": turn.messages,
         "response": turn.response_message,
         "next_state": turn.next_state,
-        "trainable": to_judge or any(sample.state != "dropped" for sample in record.samples),
+        "trainable": to_judge or any(item.state != "dropped" and not item.of_practice for item in record.samples),
         **{name: value for name, value in further.items() if value},
     }
 

@@ -29,7 +29,8 @@ from slime.utils.types import Sample
 
 KEPT_AT_REOPENING = (
     "SELECT turn_id FROM samples JOIN turns ON turns.id = turn_id JOIN sessions ON sessions.id = session_id"
-    " WHERE session_id = ? AND samples.state <> 'dropped' AND samples.created_at < reopened_at"
+    " WHERE session_id = ? AND samples.state <> 'dropped' AND samples.origin = 'live'"
+    " AND samples.created_at < reopened_at"
 )
 """Turns of a reopened session that kept their samples; none of a session that was not reopened."""
 OTHER_METHOD = "other_method"

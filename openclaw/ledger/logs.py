@@ -167,9 +167,9 @@ class Logs:
         return not waits and not self._judging.finished_sessions(1)
 
     def ahead_of_training(self) -> int:
-        """Return how many turns wait for the judge, and rollouts for a batch."""
+        """Return how many turns wait for the judge, and rollouts, without practice, for a batch."""
         rows = self._database.rows(
             f"SELECT (SELECT COUNT(*) FROM turns WHERE state = 'pending') + (SELECT COUNT(DISTINCT {ROLLOUT})"
-            " FROM samples WHERE state = 'ready') AS n"
+            " FROM samples WHERE state = 'ready' AND origin = 'live') AS n"
         )
         return rows[0]["n"]

@@ -220,7 +220,8 @@ class Probes:
             "SELECT number, id, session_id, position, reason, verdict, (length(prompt_ids) + length(response_ids)) / 4 AS tokens"
             f" FROM turns JOIN verdicts ON verdicts.turn_id = turns.id WHERE number IN ({marks}) AND (reason = 'probe' OR EXISTS"
             " (SELECT 1 FROM samples WHERE samples.turn_id = turns.id AND samples.state IN ('leased', 'trained')"
-            " AND samples.rollout_id < ?)) AND NOT EXISTS (SELECT 1 FROM turn_pictures WHERE turn_pictures.turn_id = turns.id)",
+            " AND samples.origin = 'live' AND samples.rollout_id < ?))"
+            " AND NOT EXISTS (SELECT 1 FROM turn_pictures WHERE turn_pictures.turn_id = turns.id)",
             (*numbers, rollout_id),
         )
         verdicts = {row["number"]: json.loads(row["verdict"]) for row in rows}

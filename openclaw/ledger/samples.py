@@ -125,11 +125,11 @@ def choose(
 
 
 STATED = (
-    "(EXISTS (SELECT 1 FROM feedback WHERE feedback.turn_id = samples.turn_id AND applied"
+    "(samples.origin = 'live' AND (EXISTS (SELECT 1 FROM feedback WHERE feedback.turn_id = samples.turn_id AND applied"
     " AND (thumbs IS NOT NULL OR score IS NOT NULL)) OR EXISTS (SELECT 1 FROM verdicts"
-    " WHERE verdicts.turn_id = samples.turn_id AND json_extract(verdict, '$.score_source') = 'feedback'))"
+    " WHERE verdicts.turn_id = samples.turn_id AND json_extract(verdict, '$.score_source') = 'feedback')))"
 )
-"""Whether a person stated the score of a sample, by feedback or by a message that is only a thumb."""
+"""Whether a person stated the score of a reply that gave a sample, by feedback or by a message that is only a thumb."""
 IN_BATCHES = (
     "samples.rollout_id >= ? AND samples.rollout_id < ? AND +samples.state IN ('leased', 'trained')"
     " AND samples.origin = 'live'"
@@ -376,11 +376,11 @@ class Samples:
         return (rows[0]["weight_version"], rows[0]["live_at"]) if rows else None
 
     def feedback_to_live_seconds(self) -> list[float]:
-        """Return the seconds from feedback to live weights for each sample whose step is live."""
+        """Return the seconds from feedback to live weights for each sample of a reply whose step is live."""
         rows = self._database.rows(
             "SELECT steps.live_at - turns.next_state_at AS seconds FROM samples"
             " JOIN turns ON turns.id = samples.turn_id JOIN steps ON steps.rollout_id = samples.rollout_id"
-            " WHERE samples.state IN ('leased', 'trained') AND steps.undone_at IS NULL"
+            " WHERE samples.state IN ('leased', 'trained') AND samples.origin = 'live' AND steps.undone_at IS NULL"
             " AND turns.next_state_at IS NOT NULL ORDER BY samples.id"
         )
         return [row["seconds"] for row in rows]

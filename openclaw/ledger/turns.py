@@ -212,7 +212,8 @@ class Turns:
         A sample in quarantine counts, because it may be released.
         """
         rows = self._database.rows(
-            "SELECT 1 FROM turns LEFT JOIN samples ON samples.turn_id = turns.id WHERE conversation = ? AND session_id = ?"
+            "SELECT 1 FROM turns LEFT JOIN samples ON samples.turn_id = turns.id AND samples.origin = 'live'"
+            " WHERE conversation = ? AND session_id = ?"
             " AND turns.id <> ? AND (samples.state <> 'dropped' OR samples.reason = 'quarantine'"
             " OR turns.state = 'judged' AND turns.reason = 'probe') LIMIT 1",
             (turn.conversation, turn.session_id, turn.id),

@@ -44,7 +44,8 @@ _TURNS = (
 )
 _SAMPLES = (
     "SELECT samples.id, samples.turn_id, turns.session_id, samples.state, samples.reason, samples.rollout_id,"
-    " samples.created_at, json_extract(sample, '$.reward') AS reward, samples.episode IS NOT NULL AS of_episode FROM samples"
+    " samples.created_at, json_extract(sample, '$.reward') AS reward, samples.episode IS NOT NULL AS of_episode,"
+    " samples.origin = 'practice' AS of_practice FROM samples"
     " JOIN turns ON turns.id = samples.turn_id WHERE samples.id > ? ORDER BY samples.id LIMIT ?"
 )
 
@@ -105,6 +106,7 @@ class SampleFacts:
     created_at: float
     reward: float
     of_episode: bool
+    of_practice: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,7 @@ QUERY = (
     "SELECT turns.state, COALESCE(turns.reason, samples.reason) AS reason, judge_attempts, verdict,"
     " samples.state AS sample, samples.rollout_id, weight_version FROM turns"
     " LEFT JOIN verdicts ON verdicts.turn_id = turns.id LEFT JOIN samples"
-    " ON samples.turn_id = turns.id OR samples.id = turns.segment"
+    " ON (samples.turn_id = turns.id OR samples.id = turns.segment) AND samples.origin = 'live'"
     " LEFT JOIN steps ON steps.rollout_id = samples.rollout_id AND steps.undone_at IS NULL"
     " AND samples.state IN ('leased', 'trained') WHERE turns.id = ? ORDER BY samples.state = 'dropped', samples.id DESC LIMIT 1"
 )
@@ -178,6 +180,11 @@ class SampleRecord:
     rollout_id: int | None
     weight_version: str | None
     live_at: float | None
+
+    @property
+    def of_practice(self) -> bool:
+        """Whether it is a practised reply to the turn's prompt, and not the turn's own reply."""
+        return self.sample.metadata["origin"] == "practice"
 
 
 @dataclass(frozen=True)
@@ -338,8 +345,8 @@ class Views:
             :JUDGED
         ]
         rows = self._database.rows(
-            "SELECT reason, (SELECT MAX(json_extract(sample, '$.metadata.' || ?)) FROM samples WHERE turn_id = turns.id)"
-            f" AS blamed FROM turns WHERE number IN ({', '.join('?' for _ in own)})",
+            "SELECT reason, (SELECT MAX(json_extract(sample, '$.metadata.' || ?)) FROM samples WHERE turn_id = turns.id"
+            f" AND origin = 'live') AS blamed FROM turns WHERE number IN ({', '.join('?' for _ in own)})",
             (BLAMED, *own),
         )
         bad = sum(row["reason"] in reasons or row["blamed"] in reasons for row in rows)
@@ -472,7 +479,8 @@ class Views:
             last = rows[-1]["id"]
             for row in rows:
                 if belongs(row["session_id"], owner):
-                    columns: dict[str, Any] = {**dict(row), "of_episode": bool(row["of_episode"])}
+                    columns: dict[str, Any] = dict(row)
+                    columns |= {name: bool(row[name]) for name in ("of_episode", "of_practice")}
                     yield SampleFacts(**columns)
 
     def newest_turn(self) -> int:

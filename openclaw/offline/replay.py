@@ -30,12 +30,14 @@ from openclaw.method import Method
 from slime.utils.types import Sample
 
 SHOWN = 5
-ADDED = ("ledger_id", "turn_id", BASELINE, BLAMED)
+ADDED = ("ledger_id", "turn_id", "person", "origin", BASELINE, BLAMED)
 """Entries of the metadata that the ledger and the judge loop add."""
 CORRECTED = "corrected"
 """Samples of a turn whose verdict a person corrected after a step."""
 OF_A_SESSION = "of_a_session_or_episode"
 """Samples that no single turn makes."""
+OF_PRACTICE = "of_practice"
+"""Replies that lessons made; no verdict gives them."""
 
 
 @dataclass
@@ -72,7 +74,10 @@ class Replay:
 
 def replay(ledger: Ledger, method: Method) -> Replay:
     """Compare the samples that ``method`` makes of a ledger's turns and verdicts with the stored ones."""
-    result, stored = Replay(), ledger.views.sample_records()
+    result, kept = Replay(), ledger.views.sample_records()
+    stored = [sample for sample in kept if not sample.of_practice]
+    if practised := len(kept) - len(stored):
+        result.skipped[OF_PRACTICE] = practised
     turns = {record.turn.id: record for record in ledger.views.turn_records()}
     corrected = {sample.turn_id for sample in stored if CORRECTS in sample.sample.metadata}
     for sample in stored:

@@ -87,13 +87,14 @@ def turn_story(run: RunFolder, ledger: Ledger, named: str, *, tokens: bool) -> I
 
 def outcome(record: TurnRecord) -> str:
     """Return in words which step used a turn, what it waits for, or why it is not trained."""
-    used = [sample for sample in record.samples if sample.state in ("leased", "trained")]
+    own = [sample for sample in record.samples if not sample.of_practice]
+    used = [sample for sample in own if sample.state in ("leased", "trained")]
     if used:
         return " ".join(_used(item) for item in used)
-    if ready := [sample for sample in record.samples if sample.state == "ready"]:
+    if ready := [sample for sample in own if sample.state == "ready"]:
         return f"{WAITS['ready']} ({len(ready)} sample{'s' * (len(ready) > 1)})"
-    if record.samples:
-        reason = record.samples[-1].reason or ""
+    if own:
+        reason = own[-1].reason or ""
         return f"Not trained ({reason}). {in_words(reason)}"
     if record.turn.reason is not None:
         return f"Not trained ({record.turn.reason}). {in_words(record.turn.reason)}"

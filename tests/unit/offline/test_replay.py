@@ -13,9 +13,11 @@ from lab.testkit.ledger_records import USER_NEXT, make_turn
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.credit.baseline import record_judged
 from openclaw.ledger.records import Verdict
+from openclaw.ledger.samples import insert_sample
 from openclaw.ledger.store import Ledger
-from openclaw.offline.replay import OF_A_SESSION, replay
+from openclaw.offline.replay import OF_A_SESSION, OF_PRACTICE, replay
 from openclaw.replay import main
+from openclaw.training.samples import make_sample
 
 METHOD = Combine(RuntimeConfig.from_env({}))
 TEACHER = (-0.1, -1e-17, -2.0 / 3.0)
@@ -113,3 +115,12 @@ def test_what_cannot_be_replayed_says_so(tmp_path: Path, capsys: pytest.CaptureF
     assert "no ledger in" in capsys.readouterr().err
     Ledger(tmp_path / "ledger.sqlite").close()
     assert main([str(tmp_path), "--method", "combine"]) == 1, "nothing was compared"
+
+
+def test_practice_is_not_compared(run: Ledger) -> None:
+    with run.transaction() as connection:
+        sample = make_sample(run.turns.get("t0"), 0.0)
+        insert_sample(run.database, connection, "t0", sample, origin="practice")
+    run.samples.claim(3, 1, origin="practice")
+    result = replay(run, METHOD)
+    assert (result.exact, result.same, result.batches, result.skipped) == (True, 7, 3, {OF_PRACTICE: 1})
