@@ -108,6 +108,11 @@ def compared(plain: Sequence[Sequence[float]], taught: Sequence[Sequence[float]]
     }
 
 
+def _is_of(measure: Measure | None, live: tuple[str, float]) -> bool:
+    """Return whether the weights that serve were measured; a restored checkpoint may serve for longer than later ones did."""
+    return measure is not None and measure.weight_version == live[0] and measure.at >= live[1]
+
+
 class LessonMeter:
     """Measures lessons until stopped."""
 
@@ -178,13 +183,13 @@ class LessonMeter:
             return
         if live != self._measured:
             self._measured, self._done, self._tries = live, set(), Counter()
-        version, since = live
+        version, _ = live
         people = await asyncio.to_thread(self._ledger.lessons.measurable)
         for person, lessons in people.items():
             if person in self._done:
                 continue
             self._tries[person] += 1
-            if any(each.measure and each.measure.at >= since for each in lessons):
+            if any(_is_of(each.measure, live) for each in lessons):
                 self._done.add(person)
                 continue
             if self._tries[person] > TRIES:

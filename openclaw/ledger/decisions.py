@@ -26,6 +26,7 @@ from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
 from openclaw.ledger.database import Database, move_samples
+from openclaw.ledger.lessons import Lessons
 
 Kind = Literal["start", "step", "refused", "rollback", "accept"]
 QUARANTINE, ROLLBACK = "quarantine", "rollback"
@@ -429,6 +430,8 @@ class Decisions:
     def record_rollback(self, to_rollout_id: int, from_rollout_id: int, weight_version: str, at: float) -> int:
         """Record that the weights after ``to_rollout_id`` serve again, as ``weight_version``, in place of later ones.
 
+        Lessons that these had learned are served again.
+
         Args:
             to_rollout_id: last batch in these weights; -1 for the initial ones.
             from_rollout_id: last batch in the weights that served before.
@@ -455,6 +458,7 @@ class Decisions:
                 "INSERT INTO steps (rollout_id, weight_version, trained_at, live_at) VALUES (?, ?, ?, ?)",
                 (from_rollout_id, weight_version, at, at),
             )
+            Lessons(self._database).unlearn(connection)
             back = "the initial weights" if old is None else f"version {old['weight_version']}"
             unlearned = earlier + dropped
             self._insert_decision(

@@ -43,6 +43,12 @@ from openclaw.lessons.lesson import (
 from openclaw.owners import CHILD, EPISODE
 
 _LEARNED = "(lessons.state = 'resting' AND lessons.reason = 'learned')"
+_OF_UNDONE = (
+    "(EXISTS (SELECT 1 FROM steps WHERE steps.weight_version = lesson_measures.weight_version AND undone_at IS NOT NULL)"
+    " AND NOT EXISTS (SELECT 1 FROM steps WHERE steps.weight_version = lesson_measures.weight_version"
+    " AND undone_at IS NULL AND live_at <= lesson_measures.at))"
+)
+"""Whether a measure is of weights that a restored checkpoint or a rollback has undone."""
 FORGOTTEN_LESSON = "forgotten_lesson"
 """Why a turn has no sample any more: the lesson that its prompt had was deleted."""
 
@@ -149,6 +155,18 @@ class Lessons:
                 self._change(connection, found[0], move, touch=False)
         return move
 
+    def unlearn(self, connection: sqlite3.Connection) -> None:
+        """Serve again, inside a transaction, the lessons that rest as learned by nothing but measures of undone versions."""
+        measured = f"SELECT 1 FROM lesson_measures WHERE lesson = lessons.id AND {_OF_UNDONE}"
+        for lesson in self._plain(f"{_LEARNED} AND EXISTS ({measured})"):
+            rows = connection.execute(
+                f"SELECT * FROM lesson_measures WHERE lesson = ? AND NOT {_OF_UNDONE} ORDER BY at DESC", (lesson.id,)
+            )
+            left = map(_measure, rows.fetchall())
+            decided = next((each for each in left if each.satisfied or each.missed), None)
+            if decided is None or decided.missed:
+                self._change(connection, lesson, "return", touch=False)
+
     def prompts(self, person: str, most: int, tokens: int) -> list[tuple[Turn, bool]]:
         """Return the newest turns of a person whose prompts may be answered anew, the newest first, and whether each was practised.
 
@@ -185,11 +203,7 @@ class Lessons:
         rows = self._database.rows(
             "SELECT * FROM lesson_measures WHERE lesson = ? ORDER BY at DESC LIMIT 1", (lesson.id,)
         )
-        if not rows:
-            return lesson
-        values = dict(rows[0])
-        del values["lesson"]
-        return replace(lesson, measure=Measure(**values))
+        return replace(lesson, measure=_measure(rows[0])) if rows else lesson
 
     def add(self, person: str, text: str, *, pinned: bool = False) -> Lesson:
         """Commit a lesson that its owner worded; one that says the same is served again instead.
@@ -554,6 +568,10 @@ def note_lessons(connection: sqlite3.Connection, turn_id: str, lessons: Sequence
                 "UPDATE turns SET prompt_ids = ?, lesson_end = ?, topk_log_probs = NULL, topk_ids = NULL WHERE id = ?",
                 _plain_alone(row),
             )
+
+
+def _measure(row: sqlite3.Row) -> Measure:
+    return Measure(**{name: row[name] for name in row.keys() if name != "lesson"})  # noqa: SIM118 - a row yields values
 
 
 def _lesson(row: sqlite3.Row) -> Lesson:

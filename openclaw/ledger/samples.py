@@ -32,6 +32,7 @@ from openclaw.ledger.codec import decode_sample, encode_sample
 from openclaw.ledger.database import Database, move_samples
 from openclaw.ledger.decisions import align, line_of
 from openclaw.ledger.feedback import fix_rewards
+from openclaw.ledger.lessons import Lessons
 from openclaw.ledger.records import Origin
 from openclaw.owners import owner_of, root
 from slime.utils.types import Sample
@@ -320,6 +321,8 @@ class Samples:
     def reconcile(self, rollout_id: int) -> dict[str, int]:
         """Align the ledger with a restored checkpoint that contains every step up to ``rollout_id``.
 
+        Lessons that later weights had learned are served again.
+
         Args:
             rollout_id: last rollout in the checkpoint, -1 for the initial weights.
 
@@ -340,6 +343,7 @@ class Samples:
                 (self._database.clock(), rollout_id),
             )
             align(connection, line_of(connection, rollout_id), rollout_id, self._database.clock())
+            Lessons(self._database).unlearn(connection)
         return {"trained": trained, "ready": ready}
 
     def record_step(self, rollout_id: int, weight_version: str, trained_at: float, live_at: float) -> None:

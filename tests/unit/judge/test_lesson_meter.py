@@ -208,6 +208,19 @@ def test_it_comes_back_when_a_later_update_unlearns_it(run: Run) -> None:
     assert run.counted("returned") == 1
 
 
+def test_restored_weights_are_measured_although_later_ones_were(run: Run) -> None:
+    run.measure(Weights(0.3))
+    run.update("9")
+    assert run.measure(Weights(0.9, "9")).reason == "learned"
+    run.ledger.samples.reconcile(7)
+    assert run.ledger.samples.live_weight_version() == "8"
+    assert run.ledger.lessons.of(ALICE)[0].state == "active", "these weights have not learned it"
+    run.now += 1
+    lesson = run.measure(Weights(0.3))
+    assert lesson.measure is not None
+    assert (lesson.state, lesson.measure.weight_version, lesson.measure.at) == ("active", "8", run.now)
+
+
 def test_a_person_is_measured_once_per_update_on_its_own_prompts(run: Run) -> None:
     run.says("a secret of bob", BOB)
     run.liked(BOB, "No tables.")

@@ -580,6 +580,55 @@ def test_weights_that_stop_satisfying_it_bring_it_back(run: Run) -> None:
     assert (lesson.state, lesson.reason, lesson.measure) == ("active", None, measured("10", plain=1.0))
 
 
+def step(run: Run, version: int) -> None:
+    run.ledger.samples.record_step(version, str(version), 900.0, 4000.0 + version)
+
+
+@pytest.mark.parametrize("by", ["restored", "rollback"])
+def test_a_lesson_that_undone_weights_had_learned_is_served_again(run: Run, by: str) -> None:
+    for version in (7, 8, 9):
+        step(run, version)
+    lesson = learned(run)
+    run.judge(run.turn(), 1)
+
+    def back(rollout_id: int) -> Lesson:
+        if by == "restored":
+            run.ledger.samples.reconcile(rollout_id)
+        else:
+            run.ledger.decisions.record_rollback(rollout_id, 9, "10", 6000.0)
+        return run.named(lesson.text)
+
+    assert run.lessons.record_measure(ALICE, lesson.id, lesson.text, measured("9", plain=2.7)) is None
+    assert back(9).reason == back(8).reason == "learned", "version 8 had learned it"
+    lesson = back(7)
+    assert (lesson.state, lesson.reason, lesson.without) == ("active", None, 0)
+    assert [each.id for each in run.lessons.served(ALICE)] == [lesson.id]
+
+
+def test_what_earlier_weights_had_learned_and_lost_is_served_again(run: Run) -> None:
+    for version in (8, 9, 10):
+        step(run, version)
+    lesson = learned(run)
+    moves = [
+        run.lessons.record_measure(ALICE, lesson.id, lesson.text, measured(version, plain=plain))
+        for version, plain in (("9", 1.0), ("10", 2.9))
+    ]
+    assert moves == ["return", "learn"]
+    run.ledger.samples.reconcile(9)
+    assert run.named(lesson.text).state == "active"
+
+
+def test_the_number_of_an_undone_version_proves_nothing_when_it_is_used_again(run: Run) -> None:
+    step(run, 8)
+    lesson = learned(run)
+    run.ledger.samples.record_step(9, "9", 900.0, 900.0)
+    with run.ledger.transaction() as connection:
+        connection.execute("UPDATE steps SET undone_at = 5500.0 WHERE rollout_id = 8")
+    run.ledger.samples.record_step(8, "8", 5600.0, 5600.0)
+    run.ledger.samples.reconcile(9)
+    assert run.named(lesson.text).state == "active"
+
+
 def test_only_a_proven_unpinned_lesson_of_these_words_rests(run: Run) -> None:
     lesson = run.born("Keep answers short.")
     assert run.lessons.record_measure(ALICE, lesson.id, lesson.text, measured(plain=3.0)) is None, "nobody liked it"
