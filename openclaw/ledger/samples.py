@@ -228,6 +228,17 @@ class Samples:
             (rollout_id,),
         )[0]["n"]
 
+    def taken_count(self, rollout_id: int) -> int:
+        """Return the number of rollouts, as `ready_count` counts them, that a batch has or had: dropped and deleted ones count.
+
+        A deleted sample counts as one.
+        """
+        return self._database.rows(
+            f"SELECT COUNT(*) AS n FROM (SELECT {ROLLOUT} FROM samples WHERE rollout_id = ?1"
+            " UNION SELECT id FROM forgotten_samples WHERE rollout_id = ?1)",
+            (rollout_id,),
+        )[0]["n"]
+
     def untrained_leases(self) -> int:
         """Return the number of samples leased to rollouts whose step is not live yet."""
         return self._database.rows(

@@ -174,7 +174,8 @@ class Pace:
     def due(self, rollout_id: int, batch: int) -> Due | None:
         """Return the batch that is due for ``rollout_id``, or None.
 
-        A batch that has samples already, because others of it were dropped or a process died, remains what it is.
+        A batch that has samples already, because others of it were dropped or a process died, remains what it is: a
+        person's goes on with those that are left, and one that was full is filled again.
 
         Args:
             rollout_id: of the batch.
@@ -182,7 +183,9 @@ class Pace:
         """
         waiting, settings, without = self._ledger.waiting, self._settings, self.paused()
         held = waiting.held(rollout_id)
-        if held.count and (settings.by_session or held.origin == "practice"):
+        if held.count and (
+            held.origin == "practice" or (settings.by_session and not self._was_full(held, rollout_id, batch))
+        ):
             return self._rest(held)
         if held.count:
             ready = self._ledger.samples.ready_count(without=without)
@@ -200,6 +203,10 @@ class Pace:
             return chosen
         ready = self._ledger.samples.ready_count(chosen.person, chosen.origin)
         return replace(chosen, count=min(chosen.count, ready)) if ready else None
+
+    def _was_full(self, held: Held, rollout_id: int, batch: int) -> bool:
+        """Return whether a batch of replies is anybody's: of several people, or once of as many rollouts as a full one."""
+        return held.person is None or self._ledger.samples.taken_count(rollout_id) >= batch
 
     def _rest(self, held: Held) -> Due:
         passes = self._settings.passes if held.origin == "practice" else 1

@@ -132,6 +132,40 @@ def test_a_batch_that_lost_samples_does_not_wait_for_others(scene: Scene) -> Non
     assert scene.due() == Due(1, "alice", passes=1)
 
 
+@pytest.mark.parametrize("others", [("bob", "bob"), ("alice", "bob"), ("alice", "alice")])
+@pytest.mark.parametrize("loss", ["stale", "deleted"])
+def test_a_full_batch_that_lost_a_sample_is_filled_again(scene: Scene, others: tuple[str, str], loss: str) -> None:
+    """Also if all that is left of it is one person's; what is held looks the same to a process that starts."""
+    scene.say("alice", "0", "1")
+    for number, person in enumerate(others, start=2):
+        scene.say(person, str(number), session="last" if number == 3 else "s")
+    assert scene.due() == Due(BATCH)
+    scene.claim(0, scene.due())
+    assert scene.due() == Due(BATCH), "the rollout manager was killed, and asks again"
+    if loss == "stale":
+        scene.ledger.samples.drop(4, "stale", 0)
+    else:
+        scene.ledger.sessions.forget(stored_id(others[1], "last"))
+    scene.now = 500.0
+    assert scene.due() is None
+    scene.say("carol", "0")
+    assert scene.due() == Due(BATCH)
+    assert scene.claim(0, scene.due())[-1] == "carol-0"
+
+
+def test_a_persons_batch_of_an_episode_stays_the_persons(scene: Scene) -> None:
+    """An episode is one rollout, of however many samples."""
+    scene.say("alice", *"01234")
+    with scene.ledger.transaction() as connection:
+        connection.execute("UPDATE samples SET episode = 'e' WHERE id > 1")
+    scene.now = 500.0
+    due = scene.due()
+    assert due == Due(2, "alice", passes=1)
+    scene.claim(0, due)
+    scene.ledger.samples.drop(1, "stale", 0)
+    assert scene.due() == Due(1, "alice", passes=1)
+
+
 def test_without_a_pace_only_a_full_batch_is_due(tmp_path: Path) -> None:
     scene = Scene(tmp_path, replace(SETTINGS, by_session=False))
     scene.say("alice", "0", "1", "2")
