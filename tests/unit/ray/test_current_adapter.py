@@ -28,6 +28,7 @@ class Manager:
 
     async def generate(self, request: Any, *rest: Any) -> AsyncIterator[Any]:
         self.seen.append(request.lora_path)
+        request.lora_path = [request.lora_path] * 2  # as it does with a batch
         meta = {"weight_version": "default", "weight_versions": [dict(span) for span in SPANS]}
         yield {"meta_info": dict(meta)}
         yield [{"meta_info": dict(meta)}, {"no": "meta"}]

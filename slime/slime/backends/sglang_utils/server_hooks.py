@@ -71,14 +71,16 @@ async def answer_with_newest(
         async with manager.is_pause_cond:
             await manager.is_pause_cond.wait_for(lambda: not manager.is_pause)
         request.lora_path = getattr(manager, "newest_adapter", None)
-    version = adapter_version(request.lora_path) if isinstance(request.lora_path, str) else None
+    version = digest = None
     if request.lora_path == BASE:
         request.lora_path, version = None, BASE
+    elif isinstance(request.lora_path, str):
+        version, digest = adapter_version(request.lora_path), loaded(manager).get(request.lora_path)
     async for answer in original(manager, request, *rest):
         for part in answer if isinstance(answer, list) else [answer]:
             if version is not None and "meta_info" in part:
                 _tag(part["meta_info"], version)
-                part["meta_info"][DIGEST] = loaded(manager).get(request.lora_path)
+                part["meta_info"][DIGEST] = digest
         yield answer
 
 
