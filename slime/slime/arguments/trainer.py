@@ -469,7 +469,13 @@ def uses_loader(args: Arguments) -> bool:
     """Return whether policy engines must start with `slime.weight_sync.LOADER`."""
     shared = args.update_weight_transport == "shared"
     delta = args.update_weight_mode == "delta"
-    return shared or delta or bool(args.check_weight_update_equal)
+    return shared or delta or bool(args.check_weight_update_equal) or waits_for_passes(args)
+
+
+def waits_for_passes(args: Arguments) -> bool:
+    """Return whether a push waits for the engines' last forward pass, which a pause in place lets run on a GPU."""
+    paused = args.update_weight_mode != "adapter" and args.update_weight_transport != "disk"
+    return paused and args.weight_update_mode == "in_place" and args.device == "cuda"
 
 
 def misses_stages(args: Arguments) -> bool:

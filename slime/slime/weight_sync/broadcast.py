@@ -219,8 +219,7 @@ class DeltaWeightSync(BroadcastWeightSync):
         self.moved_bytes = 0
         parts = self._sender.changes(cast(weights, self._dtype), self._args.update_weight_buffer_size)
         part, last = next(parts)
-        self._pause()
-        self._call(RemoteEngine.begin_weight_update)
+        self._open()
         self._send_change(part, version if last else None)
         for part, last in parts:
             self._send_change(part, version if last else None)

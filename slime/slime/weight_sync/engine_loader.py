@@ -271,8 +271,9 @@ def _load(model: Any, request: dict[str, Any]) -> None:
     """Load a bucket; after the return its memory may be overwritten.
 
     Copies run where the model's loader was called, and on the default stream if it has threads of its own. An event on each
-    waits for them alone, not for the device. SGLang calls this on its scheduling stream, between two forward passes: that
-    stream follows the earlier pass, and the later one follows it.
+    waits for them alone, not for the device. SGLang calls this on its scheduling stream, which the next forward pass waits for.
+    The last one is over: SGLang processes its results when it retracts requests, and after another pause the trainer asks for
+    :func:`_wait` first.
     """
     model.load_weights(
         unpack(MAPPINGS.bytes_of(request["source"]), request["names"], request["dtypes"], request["shapes"])
@@ -294,11 +295,27 @@ def _change(model: Any, request: dict[str, Any]) -> None:
         MIRROR.version = request["version"]
 
 
+def _wait(model: Any, request: dict[str, Any]) -> None:
+    """Wait until the GPU is idle.
+
+    A pause in place only keeps SGLang from starting passes. The last one may still read the weights, on a stream of its own.
+    """
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
 def _nothing(model: Any, request: dict[str, Any]) -> None:
     """Load nothing: SGLang itself sets the version or empties the prefix cache for this request."""
 
 
-OPERATIONS = {"checksums": _checksums, "load": _load, "change": _change, "stream": load_stream, "nothing": _nothing}
+OPERATIONS = {
+    "checksums": _checksums,
+    "load": _load,
+    "change": _change,
+    "stream": load_stream,
+    "wait": _wait,
+    "nothing": _nothing,
+}
 
 
 def load(model: Any, named_tensors: list[tuple[str, Tensor]]) -> None:

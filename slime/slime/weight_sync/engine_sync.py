@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from slime.args import Arguments
+from slime.arguments.trainer import waits_for_passes
 from slime.exceptions import WeightsDifferError
 from slime.utils.hf_checkpoint import DTYPES
 from slime.utils.tcp_store import hosted_store
@@ -251,8 +252,7 @@ class EngineWeightSync(ABC):
         """Pause the engines and send the weights; leaves an update session open."""
         buckets = self._buffer.fill(weights)
         ahead = list(itertools.islice(buckets, self._ahead))
-        self._pause()
-        self._call(RemoteEngine.begin_weight_update)
+        self._open()
         # A third is packed once the first is loaded: `_send` waits for what was sent before.
         for bucket in itertools.chain(ahead, buckets):
             # The last bucket sets the version and, if requests were retracted, empties the prefix cache.
@@ -262,6 +262,13 @@ class EngineWeightSync(ABC):
                 weight_version=version if bucket.is_last else None,
             )
         self._sent()
+
+    def _open(self) -> None:
+        """Pause the engines, wait until none computes, and open an update session."""
+        self._pause()
+        self._call(RemoteEngine.begin_weight_update)
+        if waits_for_passes(self._args):
+            self._ask([serialized({"operation": "wait"})] * len(self._engines))
 
     def _finish(self) -> None:
         """Close the update session."""

@@ -114,8 +114,7 @@ class StreamWeightSync(EngineWeightSync):
         assert self._writer is not None
         weights = cast(weights, self._dtype)
         gathered = self._gathered(weights)
-        self._pause()
-        self._call(RemoteEngine.begin_weight_update)
+        self._open()
         messages = [(serialized(request), LOADER) for request in self._requests]
         self._calls = EngineCalls.to_each(self._engines, RemoteEngine.update_weights_from_tensor, messages)
         for name, tensor in itertools.chain(gathered, weights):
