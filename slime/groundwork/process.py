@@ -189,14 +189,15 @@ def _states(group: int) -> set[str]:
 
 
 def _members(group: int) -> Iterator[tuple[str, str]]:
-    """Yield program and state of each member of a process group."""
+    """Yield program and state of each member of a process group that can be read."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
-            program, _, rest = (entry / "stat").read_text().partition("(")[2].rpartition(")")
-        except (FileNotFoundError, ProcessLookupError):
+            stat = (entry / "stat").read_text(errors="replace")  # a program may have any bytes as its name
+        except OSError:  # it has ended, or the kernel hides other users' processes
             continue
+        program, _, rest = stat.partition("(")[2].rpartition(")")
         fields = rest.split()
         if int(fields[2]) == group:
             yield program, fields[0]

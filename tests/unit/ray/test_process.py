@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -130,3 +131,21 @@ def test_an_interrupt_before_signals_are_handled_is_one_line(capsys: pytest.Capt
     assert process.run_main(interrupted) == 130
     assert capsys.readouterr().err == "stopped\n"
     assert process.run_main(lambda: 3) == 3
+
+
+def test_a_table_entry_that_cannot_be_read_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel may hide other users' processes, and a program may have any bytes as its name."""
+    own = b"7 (caf\xe9) S 1 5 5"
+    for number, stat in {"7": own, "8": b"", "9": b"9 (other) S 1 6 6"}.items():
+        (tmp_path / number).mkdir()
+        (tmp_path / number / "stat").write_bytes(stat)
+    read_text = Path.read_text
+
+    def read(path: Path, *arguments: Any, **keywords: Any) -> str:
+        if path.parent.name == "8":
+            raise PermissionError(path)
+        return read_text(path, *arguments, **keywords)
+
+    monkeypatch.setattr(Path, "read_text", read)
+    monkeypatch.setattr(process, "Path", lambda name: tmp_path if name == "/proc" else Path(name))
+    assert process.group_programs(5) == {"caf\ufffd"}
