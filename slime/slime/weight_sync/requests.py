@@ -5,7 +5,7 @@ tensors to a custom weight loader.
 
 Weights are packed into flat byte buckets, in two alternating buffers. A bucket is the concatenation of its tensors'
 bytes, in order, as SGLang's ``flattened_bucket`` format reads them. Tensors wait until they have ``PACK_BYTES``, then one
-launch casts and copies them all; so besides the buffers a push holds these and the tensor that comes next. A bucket stays
+launch per dtype casts and copies them all; so besides the buffers a push holds these and the tensor that comes next. A bucket stays
 valid while the next one is packed: finish reading it before you request the one after that. A tensor larger than a buffer
 gets a bucket of its own size.
 
@@ -90,7 +90,12 @@ class Bucket:
         parts, target = self._waiting, self.data[self._packed : self.nbytes]
         packed = target if self.staging is None else self.staging[: target.numel()]
         places = packed.view(self.dtype).split([part.numel() for part in parts])
-        torch._foreach_copy_(places, parts)  # pyright: ignore[reportPrivateImportUsage]
+        # One launch per dtype: of mixed ones torch would copy each tensor by itself.
+        for dtype in dict.fromkeys(part.dtype for part in parts):
+            same = [index for index, part in enumerate(parts) if part.dtype == dtype]
+            torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
+                [places[index] for index in same], [parts[index] for index in same]
+            )
         if packed is not target:
             target.copy_(packed, non_blocking=True)
         self._packed, self._waiting = self.nbytes, []

@@ -80,6 +80,15 @@ def test_small_weights_share_a_copy(launches: list[int]) -> None:
     assert launches == [8, 8, 4]
 
 
+def test_weights_of_one_dtype_share_a_copy_whatever_lies_between_them(launches: list[int]) -> None:
+    dtypes = [torch.float32, torch.bfloat16, torch.float32, torch.bfloat16]
+    weights = [(str(number), torch.full((4,), float(number), dtype=dtype)) for number, dtype in enumerate(dtypes)]
+    (bucket,) = BucketBuffer(1000, CPU, torch.bfloat16).fill(weights)
+    assert launches == [2, 2]
+    found = dict(unpack(bucket.data, bucket.names, bucket.dtypes, bucket.shapes))
+    assert [value.tolist() for value in found.values()] == [[number] * 4 for number in range(4)]
+
+
 def test_a_push_holds_few_weights_besides_its_buffers() -> None:
     """Those that wait to be packed, and the next."""
     alive: weakref.WeakSet[Tensor] = weakref.WeakSet()
