@@ -52,7 +52,11 @@ PROMPT, ENGINE, ENGINES_ORDER = 24, "engine", "engine's roundings in torch"
 
 
 def sides(model: str, device: str, answers: list[Answer]) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, str]]:
-    """Return log probabilities and their float32 reference by side, and why others cannot run here."""
+    """Return log probabilities and their float32 reference by side, and why others cannot run here.
+
+    Raises:
+        SystemExit: the trainer as written cannot run here.
+    """
     exact = in_own_process(exact_log_probs, model, device, answers)
     found = {ENGINES_ORDER: (in_own_process(engine_order_log_probs, model, device, answers), exact)}
     refused: dict[str, str] = {}
@@ -60,6 +64,10 @@ def sides(model: str, device: str, answers: list[Answer]) -> tuple[dict[str, tup
         args, problems = arguments(words, model, device)
         if "LoRA" in name and importlib.util.find_spec("peft") is None:
             problems = [*problems, "peft is not installed on this machine"]
+        if name in BESIDE and BESIDE[name] in refused:
+            problems = [*problems, f"{BESIDE[name]}, which it is compared with, does not run"]
+        if problems and name == REFERENCE:
+            sys.exit(f"the trainer {REFERENCE}, which every side is compared with, does not run: {problems[0]}")
         if problems:
             refused[name] = problems[0]
             continue
@@ -89,6 +97,11 @@ def compared(found: dict[str, tuple[Tensor, Tensor]]) -> list[dict[str, Any]]:
                           limit=own[name].mean + own[ENGINE].mean)  # fmt: skip
         rows.append(row)
     return rows
+
+
+def status(rows: list[dict[str, Any]]) -> int:
+    """Return the exit status; the engine's roundings in torch are for information."""
+    return int(not all(row["accepted"] for row in rows if row["side"] != ENGINES_ORDER))
 
 
 def main() -> int:
@@ -130,7 +143,7 @@ def main() -> int:
                 "not_run": refused}  # fmt: skip
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(document, indent=1) + "\n")
-    return int(not all(row["accepted"] for row in rows))
+    return status(rows)
 
 
 if __name__ == "__main__":

@@ -191,3 +191,34 @@ def test_each_side_is_held_to_what_it_is_compared_with(capsys: pytest.CaptureFix
     assert rows[REFERENCE]["from_engine"]["worst"] == pytest.approx(0.24)
     assert "from_engine" not in rows["LoRA, peft"]
     assert "attention varlen           0.0808 on average" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("side", "expected"), [(parity.ENGINES_ORDER, 0), (parity.ENGINE, 1), ("LoRA, peft", 1)])
+def test_the_exit_status_is_of_the_engine_and_the_choices(side: str, expected: int) -> None:
+    rows = [{"side": REFERENCE, "accepted": True}, {"side": side, "accepted": False}]
+    assert parity.status(rows) == expected
+
+
+def refusing(monkeypatch: pytest.MonkeyPatch, refused: str) -> None:
+    """Let one choice be refused, and compute nothing."""
+    flags = CHOICES[refused]
+    monkeypatch.setattr(parity, "arguments", lambda words, *rest: (None, ["no such kernel"] if words == flags else []))
+    monkeypatch.setattr(
+        parity,
+        "in_own_process",
+        lambda function, *rest: (torch.zeros(2), None) if function is sides.by_trainer else torch.zeros(2),
+    )
+
+
+def test_a_reference_that_cannot_run_ends_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing(monkeypatch, REFERENCE)
+    with pytest.raises(SystemExit, match=r"as written.*does not run: no such kernel"):
+        parity.sides("model", "cuda", answers())
+
+
+def test_a_choice_that_is_compared_with_a_refused_one_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing(monkeypatch, "LoRA, peft")
+    monkeypatch.setattr(parity.importlib.util, "find_spec", lambda name: name)
+    found, refused = parity.sides("model", "cuda", answers())
+    assert refused.keys() == {"LoRA, peft", "LoRA, fused"}
+    assert not found.keys() & refused.keys()
