@@ -163,14 +163,16 @@ OWN_ERRORS = (
 _OUT_OF_MEMORY = "OutOfMemoryError"  # by name, so that the driver need not import torch
 
 
-def rank_class(path: str, handle: type[RemoteRank]) -> type:
+def rank_class(path: str, handle: type[RemoteRank], device: str) -> type:
     """Return a class for Ray, called as that at ``path``, with the methods of ``handle``.
 
-    A rank's own process imports the class at ``path`` and makes the rank, so that the driver needs no torch.
+    A rank's own process imports the class at ``path`` and makes the rank, so that the driver needs no torch. On a GPU
+    (``device`` is "cuda") it keeps the kernels that it compiles.
     """
 
     def start(self: Any, *arguments: Any) -> None:
-        keep_kernels(os.environ)
+        if device == "cuda":
+            keep_kernels(os.environ)
         self.rank = load_function(path)(*arguments)
 
     def passed_on(name: str) -> Callable[..., Any]:
@@ -236,7 +238,7 @@ class TrainGroup(Generic[R]):
         gpus = reserved.placement.actor if role == "actor" else reserved.placement.critic
         master = reserved.bundles[gpus[0]]
         per_node = args.actor_num_gpus_per_node if role == "actor" else args.critic_num_gpus_per_node
-        actor_class = ray.remote(rank_class(actor_path, handle))
+        actor_class = ray.remote(rank_class(actor_path, handle, args.device))
         self._ranks: list[R] = []
         for rank, gpu in enumerate(gpus):
             variables = rank_environment(

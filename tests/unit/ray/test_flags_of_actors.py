@@ -103,7 +103,7 @@ def test_what_the_driver_asks_reaches_the_rank(monkeypatch: pytest.MonkeyPatch) 
             return self.started, asked, more
 
     monkeypatch.setattr(trainer, "load_function", {"a.module.Rank": Rank}.__getitem__)
-    actor = trainer.rank_class("a.module.Rank", RemotePolicy)(2, 1, "host")
+    actor = trainer.rank_class("a.module.Rank", RemotePolicy, "cpu")(2, 1, "host")
     assert actor.step(7, learn=True) == ((2, 1, "host"), (7,), {"learn": True})
 
 
@@ -111,7 +111,7 @@ def test_the_driver_names_the_ranks_without_torch() -> None:
     code = """
 import sys, slime.ray.run
 from slime.ray.trainer import ACTORS, RemotePolicy, rank_class
-print([rank_class(path, RemotePolicy).__name__ for path in ACTORS.values()], "torch" in sys.modules)
+print([rank_class(path, RemotePolicy, "cpu").__name__ for path in ACTORS.values()], "torch" in sys.modules)
 """
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.strip() == f"{[path.rpartition('.')[2] for path in trainer.ACTORS.values()]} False"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,10 +29,44 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def no_home(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    def missing(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", missing)
+
+
+def in_a_file(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    (folder / "file").write_text("")
+    monkeypatch.setenv(VARIABLE, str(folder / "file" / "kernels"))
+
+
+def read_only(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setenv(VARIABLE, str(folder))
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)  # root may write to any folder
+
+
+@pytest.mark.parametrize("fault", [no_home, in_a_file, read_only])
+def test_a_folder_that_cannot_be_used_changes_nothing_and_is_told_once(
+    fault: Callable[[pytest.MonkeyPatch, Path], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kernel_caches._tell.cache_clear()
+    fault(monkeypatch, tmp_path)
+    environment: dict[str, str] = {}
+    for _ in range(2):
+        keep_kernels(environment)
+    assert environment == {}
+    assert caplog.text.count(f"name a folder with {VARIABLE}") == 1
+
+
 def test_the_folder_is_the_users_and_can_be_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert kernel_cache() == home / ".cache/openclaw-rl/kernels"
+    monkeypatch.setattr(socket, "gethostname", lambda: "node7")
+    assert kernel_cache() == home / ".cache/openclaw-rl/kernels/node7", "machines may share a home"
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
-    assert kernel_cache() == Path("/cache/openclaw-rl/kernels")
+    assert kernel_cache() == Path("/cache/openclaw-rl/kernels/node7")
     monkeypatch.setenv(VARIABLE, "~/kernels")
     assert kernel_cache() == home / "kernels"
 
@@ -49,7 +85,8 @@ def test_engines_on_a_gpu_and_ranks_keep_their_kernels(monkeypatch: pytest.Monke
     assert {name: engine[name] for name in FOLDERS} == {name: str(tmp_path / part) for name, part in FOLDERS.items()}
     assert not process_environment(Arguments(device="cpu", run_dir="nowhere"), SPEC, {}).keys() & FOLDERS.keys()
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    rank = rank_class(f"{__name__}.seen", RemotePolicy)()
+    assert rank_class(f"{__name__}.seen", RemotePolicy, "cpu")().rank is None
+    rank = rank_class(f"{__name__}.seen", RemotePolicy, "cuda")()
     assert rank.rank == str(tmp_path / "triton"), "set before the rank's own module is imported"
 
 
@@ -69,12 +106,8 @@ def test_the_names_are_those_that_the_installed_libraries_read() -> None:
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("SGLang is not installed")
     text = (Path(spec.submodule_search_locations[0]) / "srt/environ.py").read_text()
-    of_others = {"TVM_FFI_CACHE_DIR", "CUTE_DSL_CACHE_DIR", "TORCH_EXTENSIONS_DIR"}
+    of_others = {"TVM_FFI_CACHE_DIR", "CUTE_DSL_CACHE_DIR"}
     assert [name for name in FOLDERS.keys() - of_others if name not in text] == []
-    spec = importlib.util.find_spec("torch")
-    assert spec is not None
-    assert spec.origin is not None
-    assert "TORCH_EXTENSIONS_DIR" in (Path(spec.origin).parent / "utils/cpp_extension.py").read_text()
 
 
 def test_the_page_names_the_variable(repository: Path) -> None:

@@ -1,7 +1,8 @@
 """The steps of a server's start, read from SGLang's log and from the compilers that it runs.
 
 SGLang has no hook for its phases, and on CUDA they happen in processes that it spawns, so its log lines are the one place that
-knows them all. A line that another SGLang words differently gives no step, and nothing else changes.
+knows them all. A line that another SGLang words differently gives no step, and nothing else changes. A log that cannot be read
+gives none either.
 """
 
 from __future__ import annotations
@@ -35,18 +36,22 @@ class Startup:
         """Read from the present end of ``log``; ``group``: the server's process group, None if it compiles nothing."""
         self._log, self._group = log, group
         self._looked_at = float("-inf")
-        self._read = log.stat().st_size if log.exists() else 0
+        try:
+            self._read = log.stat().st_size
+        except OSError:
+            self._read = 0
         self._done: set[Step] = set()
         self._compiles = False
 
     def steps(self) -> Iterator[Step]:
         """Yield the steps since the last call, in order."""
         yield from self._compiling()
-        if not self._log.exists():
+        try:
+            with open(self._log, "rb") as file:
+                file.seek(self._read)
+                text = file.read()
+        except OSError:  # the start does not depend on its log
             return
-        with open(self._log, "rb") as file:
-            file.seek(self._read)
-            text = file.read()
         text = text[: text.rfind(b"\n") + 1]
         self._read += len(text)
         for line in text.splitlines():
