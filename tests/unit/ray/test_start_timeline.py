@@ -186,7 +186,7 @@ def test_the_thread_ends_when_it_is_closed(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_real_log_gives_its_steps_in_order(repository: Path, tmp_path: Path) -> None:
-    text = (repository / "tests/data/sglang/start_cpu.log").read_bytes()
+    text = (repository / "tests/data/sglang/start_cpu.txt").read_bytes()
     log = tmp_path / "engine.log"
     log.write_bytes(text)  # of an earlier start
     startup = Startup(log, None)
@@ -199,6 +199,11 @@ def test_a_real_log_gives_its_steps_in_order(repository: Path, tmp_path: Path) -
             steps += startup.steps()
     assert steps == [Step.IMPORTED, Step.WEIGHTS, Step.CACHE]
     assert steps == [step for step in STEPS["engine"] if step in steps]
+
+
+def test_a_log_that_cannot_be_read_gives_no_steps(tmp_path: Path) -> None:
+    assert list(Startup(tmp_path, None).steps()) == []  # a folder
+    assert list(Startup(tmp_path / "none", None).steps()) == []
 
 
 def test_lines_of_a_gpu_as_sglang_formats_them() -> None:
