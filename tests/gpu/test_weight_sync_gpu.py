@@ -68,6 +68,7 @@ def test_a_mapping_is_pinned_once_and_unpinned_with_the_last_use() -> None:
     assert mappings.bytes_of(segment.source(1 << 20)).data_ptr() == data.data_ptr()
     with pytest.raises(RuntimeError, match="CUDA cannot pin"):
         pin(data)  # it is already
+    assert torch.ones(3, device=CUDA).sum().item() == 3.0, "the error is not that of the next kernel"
     mappings.close()
     pin(data)
     unpin(data)
@@ -77,3 +78,4 @@ def test_a_mapping_is_pinned_once_and_unpinned_with_the_last_use() -> None:
 def test_memory_that_cuda_cannot_pin_is_named() -> None:
     with pytest.raises(RuntimeError, match="cannot pin 0 MiB of host memory"):
         pin(torch.empty(0, dtype=torch.uint8))
+    assert torch.ones(3, device=CUDA).sum().item() == 3.0

@@ -19,6 +19,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import logging
 import mmap
 import os
 import pickle
@@ -32,6 +33,8 @@ from torch import Tensor
 
 from groundwork.exceptions import ConfigError
 from groundwork.machine import this_host
+
+logger = logging.getLogger(__name__)
 
 HUGE_PAGE = 2 << 20
 
@@ -90,8 +93,9 @@ class DeviceSegment:
 class Mappings:
     """Another process's segments in this one.
 
-    Guarantees: each is opened once, and pinned once if this process uses CUDA. The ``limit`` most recent stay open, and those
-    of one owner only: with the first segment of another one the others go, because theirs is gone.
+    Guarantees: each is opened once, and pinned once if this process uses CUDA. Pinning is for speed: memory that CUDA cannot pin
+    is read unpinned, with a warning. The ``limit`` most recent stay open, and those of one owner only: with the first segment
+    of another one the others go, because theirs is gone.
     """
 
     def __init__(self, limit: int = 2) -> None:
@@ -110,7 +114,7 @@ class Mappings:
 
         Raises:
             OSError: the owner is gone, or on another machine.
-            RuntimeError: CUDA cannot open or pin them.
+            RuntimeError: CUDA cannot open them.
         """
         if source["owner"] != self._owner:
             self.close()
@@ -127,9 +131,8 @@ class Mappings:
         if "handle" in source:
             data, pinned = pickle.loads(base64.b64decode(source["handle"])), False
         else:
-            data, pinned = _mapped(source), torch.cuda.is_initialized()
-        if pinned:
-            pin(data)
+            data = _mapped(source)
+            pinned = torch.cuda.is_initialized() and _pinned(data)
         self.opened += 1
         return data, pinned
 
@@ -137,6 +140,16 @@ class Mappings:
         """Let go of all."""
         while self._open:
             _let_go(*self._open.popitem()[1])
+
+
+def _pinned(data: Tensor) -> bool:
+    """Pin ``data`` if CUDA can; return whether it did."""
+    try:
+        pin(data)
+    except RuntimeError as error:
+        logger.warning("pushes load weights from memory that is not pinned, which takes longer: %s", error)
+        return False
+    return True
 
 
 def _let_go(data: Tensor, pinned: bool) -> None:
@@ -167,16 +180,23 @@ def pin(data: Tensor) -> None:
     """Register host memory with CUDA.
 
     Raises:
-        RuntimeError: CUDA refuses.
+        RuntimeError: CUDA refuses; later kernels are not affected.
     """
     runtime: Any = torch.cuda.cudart()
     try:
         torch.cuda.check_error(runtime.cudaHostRegister(data.data_ptr(), data.numel(), 0))
     except RuntimeError as error:
+        _clear_error()
         raise RuntimeError(
             f"CUDA cannot pin {data.numel() >> 20} MiB of host memory ({error}); free some, raise the limit of locked memory "
             "(ulimit -l), or lower --update-weight-buffer-size"
         ) from error
+
+
+def _clear_error() -> None:
+    """Take CUDA's last error, which torch would report for the next kernel; torch has no call that takes it."""
+    with contextlib.suppress(RuntimeError):
+        torch.ones(1, device="cuda")
 
 
 def unpin(data: Tensor) -> None:
