@@ -32,7 +32,6 @@ DESCRIPTION = (
 )
 
 
-DEVICES = ("cpu", "cuda")
 PLAIN = "plain"
 CLIENTS = ("student", PLAIN)
 PORT_NAMES = RuntimeVariables.declared("port").names
@@ -98,7 +97,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--device",
-        choices=DEVICES,
+        choices=resume.DEVICES,
         default=device_here(),
         help="what trains, serves and judges: the CPU, or one GPU (default: the GPU if there is one and the environment is for it; "
         "here: %(default)s)",

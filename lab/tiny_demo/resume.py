@@ -23,6 +23,7 @@ from groundwork.command_line import nearest_path
 from openclaw.launch.report import STARTED_AS
 from openclaw.runtime.where import CHECKPOINTS_NAME, find_ledger, own_command, shown_path
 
+DEVICES = ("cpu", "cuda")
 STATE_NAME = "demo.json"
 OPTIONS = ("device", "updates", "seed", "client", "taste", "sessions", "max_turns", "heldout", "launcher_arguments")
 """What a resumed demo takes over from its first part, unless the command line says otherwise."""
@@ -87,24 +88,34 @@ def folder_prefix(title: str, live: bool, device: str) -> str:
     return f"tiny-{'gpu' if device == 'cuda' else device}-{'live-' if live else ''}{title}-"
 
 
-def newest_stopped(runs: Path, prefix: str) -> Path | None:
-    """Return the newest folder in ``runs`` of that prefix that has a checkpoint and no report, None if there is none."""
-    found = [path for path in runs.glob(f"{prefix}*") if has_checkpoint(path)]
-    return max(
-        (path for path in found if not (path / "report.json").exists()), default=None, key=lambda path: path.name
-    )
+def newest_stopped(runs: Path, *prefixes: str) -> Path | None:
+    """Return the newest folder in ``runs`` with one of the prefixes, a checkpoint and no report, None if there is none."""
+    found = {
+        path.name.removeprefix(prefix): path
+        for prefix in prefixes
+        for path in runs.glob(f"{prefix}*")
+        if has_checkpoint(path) and not (path / "report.json").exists()
+    }
+    return found[max(found)] if found else None
 
 
 def continued(
     parser: argparse.ArgumentParser, options: argparse.Namespace, title: str, argv: Sequence[str] | None, runs: Path
 ) -> tuple[argparse.Namespace, State | None]:
     """Return the options of a resumed demo, with those of its first part as defaults, and what it remembers."""
-    run_dir = options.run_dir or newest_stopped(runs, folder_prefix(title, options.live, options.device))
+    parser.set_defaults(device=None)
+    asked = parser.parse_known_args(argv)[0].device
+    prefixes = {device: folder_prefix(title, options.live, device) for device in ([asked] if asked else DEVICES)}
+    run_dir = options.run_dir or newest_stopped(runs, *prefixes.values())
     if run_dir is None:
         parser.error(f"--resume: no stopped run of method {title} in {runs}; name its folder with --run-dir")
+    named = [device for device, prefix in prefixes.items() if run_dir.name.startswith(prefix)]
+    options.device = asked or (named or [options.device])[0]
     state = load(run_dir)
     if state is not None:
-        parser.set_defaults(**{name: value for name, value in state.options.items() if name != "launcher_arguments"})
+        # Demos that do not remember their device were for the CPU alone.
+        first = {"device": "cpu"} | state.options
+        parser.set_defaults(**{name: value for name, value in first.items() if name != "launcher_arguments"})
         options, given = parser.parse_known_args(argv)
         options.launcher_arguments = given or state.options["launcher_arguments"]
         state.parts += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from pathlib import Path
@@ -71,6 +72,41 @@ def test_without_a_folder_the_newest_stopped_run_is_continued(tmp_path: Path, mo
         stopped_run(tmp_path / "runs" / f"tiny-cpu-{name}")
     (tmp_path / "runs" / "tiny-cpu-combine-4" / "report.json").write_text("{}")
     assert demo.parse(["--resume", "--method", "combine"]).run_dir == tmp_path / "runs" / "tiny-cpu-combine-2"
+
+
+@pytest.mark.parametrize("words", [(), ("--device", "cpu")])
+def test_a_demo_that_does_not_remember_its_device_goes_on_on_the_cpu(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = stopped_run(tmp_path / "run")
+    state = json.loads((run_dir / resume.STATE_NAME).read_text())
+    del state["options"]["device"]
+    (run_dir / resume.STATE_NAME).write_text(json.dumps(state))
+    monkeypatch.setattr(tiny_options, "device_here", lambda: "cuda")
+    assert demo.parse(["--run-dir", str(run_dir), "--resume", *words]).device == "cpu"
+
+
+@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize("here", resume.DEVICES)
+def test_a_stopped_run_of_either_device_is_found_unless_one_is_asked_for(
+    live: bool, here: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiny_options, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(tiny_options, "device_here", lambda: here)
+    words, kind = (["--live"], "live-") if live else ([], "")
+    for name, device in (
+        (f"gpu-{kind}combine-2", "cuda"),
+        (f"cpu-{kind}combine-3", "cpu"),
+        (f"gpu-{kind}rl-4", "cuda"),
+    ):
+        run_dir = stopped_run(tmp_path / "runs" / f"tiny-{name}", "--device", device)
+        if live:
+            (run_dir / resume.STATE_NAME).unlink()
+    found = [demo.parse(["--resume", "--method", "combine", *words, *more]) for more in ([], ["--device", "cuda"])]
+    assert [(each.run_dir.name, each.device) for each in found] == [
+        (f"tiny-cpu-{kind}combine-3", "cpu"),
+        (f"tiny-gpu-{kind}combine-2", "cuda"),
+    ]
 
 
 @pytest.mark.parametrize(
