@@ -28,8 +28,20 @@ def test_a_manager_begins_as_after_a_pause() -> None:
     assert (manager.name, manager.is_pause) == ("x", True)
 
 
-@pytest.mark.parametrize("hold", [True, False])
-def test_the_server_takes_the_flag_for_itself(monkeypatch: pytest.MonkeyPatch, hold: bool) -> None:
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], []),
+        ([server_hooks.HOLD], ["held"]),
+        ([server_hooks.NF4_BASE], ["quantised"]),
+        ([server_hooks.NF4_BASE, server_hooks.HOLD], ["quantised", "held"]),
+    ],
+)
+@pytest.mark.parametrize("options", [["--port", "1"], ["--quantization", "bitsandbytes"]])
+def test_the_server_takes_its_own_flags_for_itself(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], expected: list[str], options: list[str]
+) -> None:
+    """A checkpoint that others quantised with bitsandbytes is SGLang's own to load."""
     seen: list[Any] = []
 
     def run_server(options: list[str]) -> None:
@@ -49,9 +61,11 @@ def test_the_server_takes_the_flag_for_itself(monkeypatch: pytest.MonkeyPatch, h
     monkeypatch.setattr(server, "collect_rarely", lambda: seen.append("rarely"))
     monkeypatch.setattr(server, "remove_leftovers", lambda: None)
     monkeypatch.setattr(server.server_hooks, "hold_from_start", lambda: seen.append("held"))
-    monkeypatch.setattr(server.sys, "argv", ["server", "--port", "1", *([server_hooks.HOLD] if hold else [])])
+    quantised = SimpleNamespace(quantise_base=lambda *, cpu: seen.append("quantised"))
+    monkeypatch.setitem(server.sys.modules, "slime.backends.sglang_utils.quantised_base", quantised)
+    monkeypatch.setattr(server.sys, "argv", ["server", *options, *words])
     server.main()
-    assert seen == ["rarely", *(["held"] if hold else []), ["--port", "1"]]
+    assert seen == ["rarely", *expected, options]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from slime.arguments.placement import EngineSpec, Placement
 from slime.backends.sglang_utils import router
 from slime.backends.sglang_utils.server import CPU_STANDINS, engine_environment
 from slime.backends.sglang_utils.server_args import command_line, server_command
+from slime.backends.sglang_utils.server_hooks import NF4_BASE
 from slime.ray.engine_group import EngineGroup
 from slime.ray.placement import ReservedPlacement
 from slime.weight_sync import LOADER
@@ -79,6 +80,16 @@ def test_a_cpu_engine_is_one_process_with_torch_kernels() -> None:
     assert given["--model-path"] == "judge"
     assert (given["--tp-size"], given["--device"], given["--mem-fraction-static"]) == ("1", "cpu", "0.2")
     assert "--disable-radix-cache" not in given
+
+
+def test_only_the_policys_engine_is_told_to_quantise_its_base() -> None:
+    """By an own word: a checkpoint that others quantised with bitsandbytes is SGLang's to load."""
+    nf4, theirs = arguments(base_quantization="nf4"), arguments(sglang_quantization="bitsandbytes")
+    told = [
+        NF4_BASE in server_command(args, EngineSpec(role, 0, 1), port=5, cpu=False)
+        for args, role in ((nf4, "policy"), (nf4, "prm"), (theirs, "policy"))
+    ]
+    assert told == [True, False, False]
 
 
 def test_updates_in_place_need_an_engine_without_prefix_cache() -> None:

@@ -12,6 +12,7 @@ from slime.arguments.memory_budget.shape import Shape
 from slime.arguments.memory_budget.trainer import trainer_need
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.server_args import server_command
+from slime.backends.sglang_utils.server_hooks import NF4_BASE
 from tests.helpers.arguments import refusal
 from tests.helpers.needed import needs
 
@@ -28,8 +29,8 @@ def test_only_the_policys_engine_quantises_its_base(base: list[str]) -> None:
     words = {
         role: " ".join(server_command(args, EngineSpec(role, 0, 1), port=1, cpu=False)) for role in ("policy", "prm")
     }
-    wanted = "--quantization bitsandbytes --load-format bitsandbytes"
-    assert [wanted in words[role] for role in ("policy", "prm")] == [True, False]
+    for wanted in ("--quantization bitsandbytes --load-format bitsandbytes", NF4_BASE):
+        assert [wanted in words[role] for role in ("policy", "prm")] == [True, False]
     plain = parse_args([*base, *NF4, "--base-quantization", "none"])
     assert "bitsandbytes" not in " ".join(server_command(plain, EngineSpec("policy", 0, 1), port=1, cpu=False))
 

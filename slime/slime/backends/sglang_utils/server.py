@@ -151,15 +151,15 @@ def engine_environment(base: Mapping[str, str], *, cpu: bool) -> dict[str, str]:
 
 
 def quantise_base_if_asked() -> None:
-    """Let this process serve a base in NF4 if the command line says so."""
-    if "bitsandbytes" in sys.argv:
+    """Let this process serve a base in NF4 if the command line says so (`server_hooks.NF4_BASE`)."""
+    if server_hooks.NF4_BASE in sys.argv:
         from slime.backends.sglang_utils.quantised_base import quantise_base
 
         quantise_base(cpu=os.environ.get("SGLANG_USE_CPU_ENGINE") == "1")
 
 
 def main() -> None:
-    """Run the SGLang server with the arguments of the command line (and `server_hooks.HOLD`) until it is told to stop."""
+    """Run the SGLang server with the arguments of the command line (and `server_hooks.OWN_OPTIONS`) until it is told to stop."""
     watch_lifeline()
     warnings.filterwarnings("ignore", category=UserWarning)
     collect_rarely()
@@ -180,9 +180,9 @@ def main() -> None:
     if "--enable-lora" in sys.argv:
         server_hooks.serve_newest_adapter()
     quantise_base_if_asked()
-    options = [option for option in sys.argv[1:] if option != server_hooks.HOLD]
-    if len(options) < len(sys.argv) - 1:
+    if server_hooks.HOLD in sys.argv:
         server_hooks.hold_from_start()
+    options = [option for option in sys.argv[1:] if option not in server_hooks.OWN_OPTIONS]
     try:
         run_server(prepare_server_args(options))
     finally:

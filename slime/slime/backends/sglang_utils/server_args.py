@@ -12,6 +12,7 @@ import sys
 from slime.args import Arguments
 from slime.arguments.placement import STAGES, EngineSpec, Role, tensor_parallel_size
 from slime.arguments.trainer import uses_loader
+from slime.backends.sglang_utils.server_hooks import NF4_BASE
 from slime.weight_sync import LOADER
 
 SERVER_MODULE = "slime.backends.sglang_utils.server"
@@ -74,7 +75,8 @@ def server_command(args: Arguments, spec: EngineSpec, *, port: int, cpu: bool, r
     if spec.role == "policy" and uses_loader(args):
         given = options.get("custom_weight_loader") or []
         options["custom_weight_loader"] = [*(given if isinstance(given, list | tuple) else [given]), LOADER]
-    if spec.role == "policy" and args.base_quantization == "nf4":
+    own_base = spec.role == "policy" and args.base_quantization == "nf4"
+    if own_base:
         options |= NF4_OPTIONS
     if spec.role == "policy" and args.use_rollout_routing_replay:
         options["enable_return_routed_experts"] = True
@@ -106,7 +108,7 @@ def server_command(args: Arguments, spec: EngineSpec, *, port: int, cpu: bool, r
     )
     if spec.nodes > 1:
         options.update(nnodes=spec.nodes, node_rank=spec.node_rank, dist_init_addr=rendezvous)
-    return [sys.executable, "-m", SERVER_MODULE, *command_line(options)]
+    return [sys.executable, "-m", SERVER_MODULE, *command_line(options), *([NF4_BASE] if own_base else [])]
 
 
 def pass_through(args: Arguments, *, cpu: bool) -> dict[str, object]:

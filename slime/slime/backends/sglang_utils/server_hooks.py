@@ -39,8 +39,9 @@ def hook(functions: Mapping[str, Callable[..., Any]], need: str) -> None:
         raise RuntimeError(f"this SGLang cannot {need}: {sorted(missing)} could not be hooked")
 
 
-HOLD = "--hold-requests"
-"""Our own option on the server's command line."""
+HOLD, NF4_BASE = "--hold-requests", "--nf4-base"
+"""Our own options on the server's command line: start with requests held; quantise the base as the trainer does."""
+OWN_OPTIONS = (HOLD, NF4_BASE)
 
 
 def begin_paused(original: Callable[..., Any], manager: Any, *arguments: Any, **keywords: Any) -> None:
