@@ -61,7 +61,8 @@ class Facts:
         update_rms: root mean square of what the steps changed each weight by.
         judge_asked: judge answers that were asked for since the last update.
         judge_lost: of them, those that failed or could not be read.
-        unread: flags of the training that somebody set and no process read.
+        unread: flags of the training that somebody set and no process has read so far.
+        unused: those of them that no code of the run can read.
         serving: version of the weights that serve.
         updated: version of the update.
         trainer_serving: the trainer's log probabilities of the stored tokens with these weights.
@@ -77,6 +78,7 @@ class Facts:
     judge_asked: int = 0
     judge_lost: int = 0
     unread: Sequence[str] = ()
+    unused: Sequence[str] = ()
     serving: str = ""
     updated: str = ""
     trainer_serving: Sequence[float] = ()
@@ -205,8 +207,11 @@ def _judge(facts: Facts, bounds: GateVariables) -> tuple[Verdict, str]:
 
 
 def _options(facts: Facts, bounds: GateVariables) -> tuple[Verdict, str]:
-    words = ", ".join(facts.unread)
-    return _verdict(red=bool(facts.unread)), f"never read: {words}" if words else "every training flag was read"
+    if facts.unused:
+        return "red", f"no code reads {', '.join(facts.unused)}"
+    if facts.unread:
+        return UNKNOWN, f"not read so far: {', '.join(facts.unread)}"
+    return "green", "every training flag was read"
 
 
 def _digest(facts: Facts, bounds: GateVariables) -> tuple[Verdict, str]:
@@ -327,7 +332,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "options",
         _options,
-        "a training flag was set and never read",
+        "a training flag was set, and no code of this run can read it",
         "a setting has no effect on this run",
         "remove the flag, or use a method that reads it",
         "SkyRL #1632, Reef (`kl_coef` 0)",

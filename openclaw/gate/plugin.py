@@ -302,6 +302,8 @@ class Gate:
         facts = facts_of_trainer(policies.candidate.trained, patiently(ledger.decisions.judge_answers))
         certificate = certify(facts, bounds) if bounds.gate_certificate else Certificate()
         finding = _with_certificate(finding, certificate)
+        if bounds.gate_certificate and facts.unread:
+            _warn_once(", ".join(facts.unread), str(self._args.run_dir))
         proof = Proof(Stored(self._args, questions.probes, *answers), policies)
         if finding.accepted and bounds.gate_certificate:
             proof.before()
@@ -387,6 +389,11 @@ class Gate:
             accept = gate_command("accept", run_dir)
             return f"{line}; this is refusal {row} of a series, and if users changed their mind, type: {accept}"
         return f"{line}; its samples are in quarantine, to see all versions type: {gate_command('versions', run_dir)}"
+
+
+@cache
+def _warn_once(flags: str, run_dir: str) -> None:
+    logger.warning("%s: no step has read the flags %s so far; they may have no effect", run_dir, flags)
 
 
 def _with_certificate(finding: Finding, certificate: Certificate) -> Finding:

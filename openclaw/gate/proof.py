@@ -45,6 +45,7 @@ def facts_of_trainer(trained: Trained, judged: JudgeAnswers) -> Facts:
         judge_asked=judged.asked,
         judge_lost=judged.lost,
         unread=trained.unread,
+        unused=trained.unused,
     )
 
 

@@ -14,7 +14,8 @@ import ast
 import difflib
 import inspect
 import os
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
@@ -214,6 +215,50 @@ _OF_EVAL_SETS = ("custom_rm_path", "custom_generate_function_path")
 def missing_plugins(args: Arguments) -> list[str]:
     """Return one line per plugin of ``args`` whose module or name does not exist."""
     return [f"{where} {path}: {why}" for where, path in _named(args) if (why := _why_missing(path))]
+
+
+def never_mentioned(args: Arguments, names: Collection[str]) -> frozenset[str]:
+    """Return which of the attributes ``names`` no code of this run can read, under any condition.
+
+    These are the ones that no word of the program names outside the declarations, the derivations included and the other
+    training backend left out. Empty if a plugin lies outside the program, because it may read anything.
+    """
+    core = Path(__file__).resolve().parents[1]
+    program = core.parents[1]
+    other = "fsdp_utils" if args.train_backend == "megatron" else "megatron_utils"
+    folders = [each for each in program.iterdir() if each.is_dir() and not each.name.startswith((".", *_NOT_RUN))]
+    files = {file for folder in folders for file in folder.rglob("*.py")}
+    if not (program / "openclaw").is_dir() or not {_file_of(path) for _, path in _named(args)} <= files:
+        return frozenset()
+    left = set(names)
+    for file in files:
+        inside = file.relative_to(core).parts if file.is_relative_to(core) else ()
+        if inside and inside[0] == "arguments":
+            left -= _derived_from(ast.parse(file.read_text()))
+        elif not (inside and inside[0] in _DECLARE) and other not in inside:
+            left -= set(_WORD.findall(file.read_text()))
+    return frozenset(left)
+
+
+_DECLARE = ("args", "contract")
+"""Folders of the core that name every flag and use none, besides this one."""
+_NOT_RUN = ("tests", "lab", "benchmarks")
+"""Folders of the program that no run reads."""
+_WORD = re.compile(r"\w+")
+
+
+def _derived_from(tree: ast.Module) -> set[str]:
+    """Return the attributes that a module's derivations turn into others: what they do is done by those."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and "derive" in node.name]
+    return {node.attr for each in functions for node in ast.walk(each) if isinstance(node, ast.Attribute)}
+
+
+def _file_of(path: str) -> Path | None:
+    """Return the file of a plugin's code."""
+    if is_plugin_file(path):
+        return Path(path.partition(":")[0])
+    spec = _spec(path.rpartition(".")[0])
+    return None if spec is None or spec.origin is None else Path(spec.origin).resolve()
 
 
 def _named(args: Arguments) -> Iterator[tuple[str, str]]:

@@ -101,12 +101,14 @@ class Trained(NamedTuple):
     Attributes:
         metrics: of the batch and of the rollout.
         steps: of each step.
-        unread: flags of the training that somebody set and no process has read.
+        unread: flags of the training that somebody set and no process has read so far.
+        unused: those of them that no code of this run can read (`slime.arguments.plugins.never_mentioned`).
     """
 
     metrics: Mapping[str, Any] = {}
     steps: Sequence[Mapping[str, Any]] = ()
     unread: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
 
 
 class Offered(NamedTuple):

@@ -22,6 +22,7 @@ from groundwork.process import Stopped
 from slime.args import Arguments, required
 from slime.arguments.algorithm import STATE_ELSEWHERE
 from slime.arguments.option import flag_of
+from slime.arguments.plugins import never_mentioned
 from slime.exceptions import PluginError, SlimeError
 from slime.observability.metric_utils import STEPS
 from slime.rollout.before_push import (
@@ -58,6 +59,8 @@ class Decisions:
         self._snapshot = False
         self._unread: set[str] = set(args.training_options_given) if args.before_push_path else set()
         """Attributes of training flags that somebody set, and that no process has read so far."""
+        self._unused: frozenset[str] | None = None
+        """Those that no code can read, once any was left."""
 
     def before_steps(self, passes: int) -> None:
         """Take the snapshot to which a refusal goes back, or a fuse that a later one of several passes blows.
@@ -146,9 +149,12 @@ class Decisions:
         if self._unread:
             self._unread -= self._processes.trainer.options_read()
             self._unread -= self._processes.value(self._processes.manager.options_read())
+        if self._unread and self._unused is None:
+            self._unused = never_mentioned(self._args, self._unread)
         steps = update.steps.get(STEPS, [])
         metrics = {**update.metrics, **{name: value for name, value in update.steps.items() if name != STEPS}}
-        return Trained(metrics, tuple(steps), tuple(sorted(map(flag_of, self._unread))))
+        unused = self._unread & (self._unused or frozenset())
+        return Trained(metrics, tuple(steps), *(tuple(sorted(map(flag_of, each))) for each in (self._unread, unused)))
 
     def _args_of_plugin(self) -> Arguments:
         """Return the run's arguments with the addresses of its engines, as plugins in the rollout manager have them."""

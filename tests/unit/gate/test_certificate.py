@@ -46,7 +46,7 @@ FAULTS: dict[str, list[Mapping[str, Any]]] = {
     "gradient": [{"gradients": [0.3, math.nan]}, {"gradients": [math.inf]}, {"gradients": [0.0, 0.0]}],
     "update": [{"update_rms": 0.0}, {"update_rms": math.nan}],
     "judge": [{"judge_lost": 5}],
-    "options": [{"unread": ["--lr"]}],
+    "options": [{"unread": ["--lr", "--gamma"], "unused": ["--lr"]}],
     "served": [engine(before=[0.0, -1.0, -2.0]), engine(version="2"), engine(before=[math.nan] * 3)],
     "digest": [engine(digest="cd" * 32), engine(digest=None)],
     "named": [engine(named=[0.0, -1.0, -2.0]), engine(named=[math.nan] * 3), engine(named_version="3")],
@@ -93,6 +93,13 @@ def test_what_was_not_measured_is_unknown() -> None:
     certificate = certify(Facts(), BOUNDS)
     assert {line.name for line in certificate.lines if line.verdict != "unknown"} == {"options"}
     assert not certificate.is_red
+
+
+def test_a_flag_that_was_not_needed_yet_refuses_nothing() -> None:
+    certificate = certify(replace(HEALTHY, unread=["--kl-loss-type"]), BOUNDS)
+    [line] = [line for line in certificate.lines if line.name == "options"]
+    assert (line.verdict, line.words) == ("unknown", "not read so far: --kl-loss-type")
+    assert certificate.verdict == "green"
 
 
 def test_whole_weights_have_neither_digest_nor_base() -> None:

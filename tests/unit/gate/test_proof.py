@@ -170,7 +170,7 @@ def test_an_engine_with_a_fault_stops_the_publication(world: World, fault: str) 
         (TRAINED._replace(metrics={**METRICS, "rollout/loss_tokens": 0.0}), "tokens"),
         (TRAINED._replace(metrics={**METRICS, "rollout/update_rms": 0.0}), "update"),
         (TRAINED._replace(steps=[{"train/grad_norm": float("nan")}]), "gradient"),
-        (TRAINED._replace(unread=("--lr",)), "options"),
+        (TRAINED._replace(unread=("--lr",), unused=("--lr",)), "options"),
     ],
 )
 def test_a_fault_of_the_step_stops_the_publication_before_any_engine_has_it(
@@ -198,6 +198,14 @@ def test_a_turn_whose_judging_fails_counts_as_a_lost_answer(world: World) -> Non
         connection.execute("DROP TRIGGER turns_next_state")
         connection.execute("UPDATE turns SET state = 'pending', judge_attempts = 1 WHERE id IN ('one', 'two', 'three')")
     assert world.red() == {"judge"}
+
+
+def test_a_flag_that_was_not_needed_yet_is_named_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.candidate.trained = TRAINED._replace(unread=("--tis-clip",))
+    assert world.red() == world.red() == set()
+    assert [record.message for record in caplog.records if "--tis-clip" in record.message] == [
+        f"{world.args.run_dir}: no step has read the flags --tis-clip so far; they may have no effect"
+    ]
 
 
 def test_whole_weights_are_asked_as_conversations_ask(world: World) -> None:
@@ -237,6 +245,6 @@ def test_an_engine_that_never_keeps_the_update_makes_the_certificate_red(world: 
 
 
 def test_without_the_certificate_no_engine_is_asked(world: World) -> None:
-    world.candidate.trained = TRAINED._replace(unread=("--lr",))
+    world.candidate.trained = TRAINED._replace(unread=("--lr",), unused=("--lr",))
     assert world.decide(GateVariables(gate_certificate=False)).accepted
     assert (world.ledger.decisions.last_certified(), world.engine.requests) == (None, [])

@@ -185,9 +185,10 @@ def test_a_refused_step_is_undone_and_the_next_one_trains(
 
 
 def test_the_plugin_learns_which_flags_nobody_has_read(run: Run) -> None:
-    run.updates._decisions._unread = {"lr", "gamma", "adam_eps"}
+    run.updates._decisions._unread = {"lr", "gamma", "adam_eps", "planted_by_a_test"}
     run.repeat(loop)
-    assert TRAINED[0].unread == TRAINED[-1].unread == ("--adam-eps",)
+    assert TRAINED[0].unread == TRAINED[-1].unread == ("--adam-eps", "--planted-by-a-test")
+    assert {trained.unused for trained in TRAINED} == {()}, "a plugin of the tests may read anything"
 
 
 def test_a_step_that_was_skipped_is_asked_about_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
