@@ -122,6 +122,12 @@ def decode_plain(row: Row) -> PlainPart | None:
     return PlainPart(row["lesson_start"], row["lesson_end"], tuple(unpack_ids(row["plain_middle"])))
 
 
+def prompt_of(row: Row) -> bytes:
+    """Return `Turn.student_ids` of a row of ``turns``, packed."""
+    plain = decode_plain(row)
+    return row["prompt_ids"] if plain is None else pack_ids(plain.applied(unpack_ids(row["prompt_ids"])))
+
+
 def decode_turn(row: Row) -> Turn:
     """Return the turn of a row of ``turns``."""
     response_ids = unpack_ids(row["response_ids"])

@@ -8,7 +8,7 @@ first). The source is only read. Copying again adds nothing: a copy keeps the tu
 A changed turn (`Transfer`) travels as JSON values. Merging it again is a no-op, so a reader may request it repeatedly. Ids and
 log-probabilities arrive unchanged. Verdicts, samples and steps are not transferred: the receiver judges. Pictures are not
 either, so a turn that saw one is not trained there (`NO_PICTURE`). Neither way takes a person's lessons along: they stay in the
-ledger whose server the person talks to. A turn keeps its prompt with lessons and its plain prompt.
+ledger whose server the person talks to, and so does practice. A turn keeps its prompt with lessons and its plain prompt.
 """
 
 from __future__ import annotations
@@ -313,9 +313,9 @@ def _copy_samples(
     result: Copied,
     judge_again: bool,
 ) -> None:
-    """Copy the samples of new turns in the order of their batches, those without a batch last."""
+    """Copy the samples of new turns in the order of their batches, those without a batch last; practice stays behind."""
     segments: dict[int, int] = {}
-    for row in source.database.rows(f"SELECT * FROM samples ORDER BY {ORDER}, id"):
+    for row in source.database.rows(f"SELECT * FROM samples WHERE origin = 'live' ORDER BY {ORDER}, id"):
         if row["turn_id"] not in new or (judge_again and row["episode"] is None):
             continue
         turn_id = turn_of_pass(row["turn_id"], number)

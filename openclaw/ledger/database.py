@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from groundwork.private_files import make_private, private, private_folder
 from openclaw.ledger.damage import Log, check_file, lost_transactions, read_log
 from openclaw.ledger.exceptions import TransitionError, UnknownRecordError, ledger_error
+from openclaw.ledger.records import LESSONS_CHANGED
 from openclaw.ledger.schema import SAMPLE_MOVES, migrate
 from openclaw.owners import LOCAL, MARK, prefixes
 
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BUSY_TIMEOUT_SECONDS = 10.0
+CLOSED_PRACTICE = (
+    "samples.origin = 'practice' AND NOT EXISTS"
+    " (SELECT 1 FROM practice_rounds WHERE practice_rounds.id = samples.practice_round AND NOT closed)"
+)
+"""Whether a sample is practice whose teacher read other lessons than its person has now."""
 # IMMEDIATE takes the write lock at once. A transaction that reads first and writes later fails if another process wrote
 # between, however long it waits.
 WHOLE = ("BEGIN IMMEDIATE", "COMMIT", ("ROLLBACK",))
@@ -215,6 +221,8 @@ def move_samples(
 ) -> int:
     """Move the samples that meet an SQL condition, and set columns of theirs; return their number.
 
+    Practice that would be ready again is dropped instead if the lessons have changed meanwhile.
+
     Args:
         connection: in a transaction.
         move: name in `SAMPLE_MOVES`; samples in other states than it starts from stay.
@@ -225,7 +233,21 @@ def move_samples(
     sources, target, clears = SAMPLE_MOVES[move]
     values = {**dict.fromkeys(clears), **columns, "state": target}
     states = ", ".join(f"'{state}'" for state in sources)
-    return connection.execute(
+    moved = connection.execute(
         f"UPDATE samples SET {', '.join(f'{name} = ?' for name in values)} WHERE state IN ({states}) AND {condition}",
         (*values.values(), *parameters),
     ).rowcount
+    if target == "ready":
+        moved -= move_samples(connection, "discard", CLOSED_PRACTICE, reason=LESSONS_CHANGED)
+    return moved
+
+
+def close_practice(connection: sqlite3.Connection, person: str, series: str | None = None) -> None:
+    """Let no step use a person's practice any more, except that of ``series``, because what its teacher read has changed.
+
+    What no batch has yet is dropped; what is in one does not return if the batch is undone.
+    """
+    connection.execute(
+        "UPDATE practice_rounds SET closed = 1 WHERE person = ? AND series IS NOT ? AND NOT closed", (person, series)
+    )
+    move_samples(connection, "discard", f"person = ? AND {CLOSED_PRACTICE}", (person,), reason=LESSONS_CHANGED)

@@ -6,8 +6,10 @@ back takes its evidence along. A lesson that rests as learned is judged by its p
 keeps each measurement (`openclaw.lessons.lesson.Measure`). A judge that finds no wish in a complaint any more retires the lesson that it gave, unless its
 person has touched the lesson or another complaint gave it too; nothing is deleted. A lesson of the judge lives as long as the
 session of one of the complaints that it comes from; one that its owner worded lives until it is deleted. A deleted lesson
-leaves no token of it: the turns that read it keep their plain prompt alone, and their samples, if any, become tombstones;
-`openclaw.ledger.sessions.Sessions.erase` then removes the bytes. The states are those of `openclaw.lessons.lesson`.
+leaves no token of it: the turns that read it keep their plain prompt alone, and their samples, if any, become tombstones, as does
+all practice of its person, whose numbers come from a teacher that may have read it; `openclaw.ledger.sessions.Sessions.erase` then
+removes the bytes. No step uses practice that was drawn before a lesson or the mode changed. The states are those of
+`openclaw.lessons.lesson`.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from openclaw.ledger.codec import decode_plain, decode_turn, pack_ids, unpack_ids
-from openclaw.ledger.database import Database, sessions_of
+from openclaw.ledger.database import Database, close_practice, sessions_of
 from openclaw.ledger.exceptions import UnknownRecordError
 from openclaw.ledger.records import Turn
 from openclaw.lessons.lesson import (
@@ -111,6 +113,7 @@ class Lessons:
                 "INSERT INTO people (person, lessons) VALUES (?, ?) ON CONFLICT DO UPDATE SET lessons = excluded.lessons",
                 (person, mode),
             )
+            close_practice(connection, person)
 
     def of(self, person: str) -> list[Lesson]:
         """Return a person's lessons with their evidence, the latest changed last."""
@@ -249,8 +252,9 @@ class Lessons:
         with self._database.transaction() as connection:
             lesson = self.get(person, lesson_id)
             self._database.update_one(connection, "lessons", lesson_id, touched=1)
+            close_practice(connection, person)
             if text is not None and (text := self._usable(text)) != lesson.text:
-                self._forget_words(connection, lesson_id)
+                self._forget_words(connection, lesson)
                 for table in ("lesson_turns", "lesson_measures"):
                     connection.execute(f"DELETE FROM {table} WHERE lesson = ?", (lesson_id,))
                 if lesson.is_learned:
@@ -417,6 +421,7 @@ class Lessons:
         columns: dict[str, Any] = {"id": lesson_id, "person": person, "text": text, "origin": origin, "state": state}
         columns |= {"pinned": int(pinned), "created_at": now, "changed_at": now}
         self._database.insert(connection, "lessons", columns)
+        close_practice(connection, person)
         return lesson_id
 
     def _source(self, connection: sqlite3.Connection, lesson_id: str, turn_id: str) -> None:
@@ -439,6 +444,7 @@ class Lessons:
             columns["changed_at"] = self._database.clock()
         if columns:
             self._database.update_one(connection, "lessons", lesson.id, **columns)
+            close_practice(connection, lesson.person)
 
     def _replace(self, connection: sqlite3.Connection, lesson_id: str, older: Lesson) -> None:
         if older.is_wanted:
@@ -479,7 +485,7 @@ class Lessons:
 
     def _remove(self, connection: sqlite3.Connection, lesson: Lesson) -> None:
         """Delete a lesson."""
-        self._forget_words(connection, lesson.id)
+        self._forget_words(connection, lesson)
         self._unlink(connection, lesson)
         connection.execute("DELETE FROM lessons WHERE id = ?", (lesson.id,))
 
@@ -493,24 +499,24 @@ class Lessons:
                 if older.reason == "replaced":
                     self._change(connection, older, "return", touch=False)
 
-    def _forget_words(self, connection: sqlite3.Connection, lesson_id: str) -> None:
-        """Leave the turns that read a lesson their plain prompt alone, and delete their samples."""
-        now = self._database.clock()
+    def _forget_words(self, connection: sqlite3.Connection, lesson: Lesson) -> None:
+        """Leave the turns that read a lesson their plain prompt alone; delete their samples and the practice of its person."""
+        learned = f"({READ_IT} OR (person = ? AND origin = 'practice'))"
         connection.execute(
             "INSERT OR IGNORE INTO forgotten_samples (id, rollout_id, forgotten_at) SELECT id,"
-            f" CASE WHEN state IN ('leased', 'trained') THEN rollout_id END, ? FROM samples WHERE {READ_IT}",
-            (now, lesson_id),
+            f" CASE WHEN state IN ('leased', 'trained') THEN rollout_id END, ? FROM samples WHERE {learned}",
+            (self._database.clock(), lesson.id, lesson.person),
         )
         connection.execute(
             "UPDATE turns SET reason = ? WHERE reason IS NULL AND state = 'judged'"
             " AND id IN (SELECT turn_id FROM lesson_turns WHERE lesson = ? AND role = 'read')",
-            (FORGOTTEN_LESSON, lesson_id),
+            (FORGOTTEN_LESSON, lesson.id),
         )
-        connection.execute(f"DELETE FROM samples WHERE {READ_IT}", (lesson_id,))
+        connection.execute(f"DELETE FROM samples WHERE {learned}", (lesson.id, lesson.person))
         rows = connection.execute(
             "SELECT id, prompt_ids, lesson_start, lesson_end, plain_middle FROM turns"
             " WHERE plain_middle IS NOT NULL AND id IN (SELECT turn_id FROM lesson_turns WHERE lesson = ? AND role = 'read')",
-            (lesson_id,),
+            (lesson.id,),
         ).fetchall()
         for row in rows:
             connection.execute(

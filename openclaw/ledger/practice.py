@@ -1,31 +1,36 @@
 """Practice in the ledger: its rounds, the prompts that it may use, and those that are kept to measure it.
 
 Guarantees: the samples of a round and the round itself are committed together, so a process that dies in a round leaves nothing
-of it, and one that starts again goes on after the last whole round. A prompt is held out or practised, never both. Prompts are
-those of a person's own judged main turns: no probe of the gate, no episode, no side turn, none with pictures or secrets. A
-forgotten session takes its prompts and the samples drawn from them along. A round knows its lessons by a digest of their ids and
-times, so it holds no word of them.
+of it, and one that starts again goes on after the last whole round. A round is trained under the lessons that its teacher read or
+not at all: whatever changes them, or the mode, closes it (`openclaw.ledger.database.close_practice`). One whose step was undone
+counts no more. A prompt, by its ids, is held out or practised, never both. Prompts are those of a person's own judged main turns:
+no probe of the gate, no episode, no side turn, none with pictures or secrets. A forgotten session takes its prompts and the samples
+drawn from them along. A round knows its lessons by a digest of their ids and times, so it holds no word of them.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from groundwork.chat_messages import pictures_in
-from openclaw.ledger.codec import decode_turn
-from openclaw.ledger.database import Database, move_samples, sessions_of
-from openclaw.ledger.records import PROBE, REDACTED, Turn
+from openclaw.ledger.codec import decode_turn, pack_ids, prompt_of
+from openclaw.ledger.database import Database, close_practice, sessions_of
+from openclaw.ledger.decisions import ROLLBACK
+from openclaw.ledger.records import LESSONS_CHANGED, PROBE, REDACTED, Turn
 from openclaw.ledger.samples import insert_sample
 from openclaw.lessons.lesson import SERVED_STATES
 from slime.utils.types import Sample
 
 RoundOutcome = Literal["drawn", "reached", "stuck", "failed"]
-LESSONS_CHANGED = "lessons_changed"
-"""Why a practised reply was dropped: the lessons that its teacher read changed before a step used it."""
 _LOOK_BACK = 256
+_COUNTS = (
+    f"NOT EXISTS (SELECT 1 FROM samples WHERE practice_round = done.id AND (state = 'ready' OR reason IN ('{ROLLBACK}',"
+    f" '{LESSONS_CHANGED}'))) AND NOT EXISTS (SELECT 1 FROM steps WHERE live_at <= done.at AND undone_at > done.at)"
+)
+"""Whether a round counts: the weights have learned from its replies or refused them, and those it measured are not undone."""
 _NOT_LIVE = "(state = 'ready' OR (state = 'leased' AND rollout_id NOT IN (SELECT rollout_id FROM steps WHERE undone_at IS NULL)))"
 
 
@@ -39,7 +44,7 @@ class Round:
             ``stuck``: the last rounds brought them no nearer; ``failed``: no reply could be drawn or scored.
         kl: nats per token from the weights to the teacher on the held-out prompts, before the round; None: not measured.
         tokens: of prompts and replies of its samples.
-        at: seconds since the epoch.
+        at: when it began, seconds since the epoch.
     """
 
     series: str
@@ -62,9 +67,10 @@ class Practices:
         return [row["person"] for row in rows]
 
     def rounds(self, person: str, series: str) -> list[Round]:
-        """Return a person's rounds with the same lessons, oldest first."""
+        """Return a person's rounds with the same lessons, oldest first, without those that a rollback or a restore undid."""
         rows = self._database.rows(
-            "SELECT series, outcome, kl, tokens, at FROM practice_rounds WHERE person = ? AND series = ? ORDER BY id",
+            "SELECT series, outcome, kl, tokens, at FROM practice_rounds AS done WHERE person = ? AND series = ?"
+            f" AND {_COUNTS} ORDER BY id",
             (person, series),
         )
         return [Round(**dict(row)) for row in rows]
@@ -72,27 +78,21 @@ class Practices:
     def under_way(self, person: str, series: str) -> bool:
         """Return whether practised replies of a person wait for a step whose weights are live.
 
-        Ready ones of another series are dropped first, because their teacher read other lessons.
+        Rounds of another series are closed first.
         """
-        own = "person = ? AND origin = 'practice'"
-        query = f"SELECT 1 FROM samples WHERE {own} AND {_NOT_LIVE} LIMIT 1"
+        query = f"SELECT 1 FROM samples WHERE person = ? AND origin = 'practice' AND {_NOT_LIVE} LIMIT 1"
         if not self._database.rows(query, (person,)):
             return False
-        last = self._database.rows(
-            "SELECT series FROM practice_rounds WHERE person = ? AND outcome = 'drawn' ORDER BY id DESC LIMIT 1",
-            (person,),
-        )
-        if last and last[0]["series"] != series:
-            with self._database.transaction() as connection:
-                move_samples(connection, "discard", own, (person,), reason=LESSONS_CHANGED)
+        with self._database.transaction() as connection:
+            close_practice(connection, person, series)
         return bool(self._database.rows(query, (person,)))
 
     def prompts(self, person: str, lessons: Sequence[str], most: int, tokens: int) -> tuple[list[Turn], list[Turn]]:
         """Return turns whose prompts may be practised, the newest first, and the held-out ones.
 
         The prompt is `Turn.student_ids`. One that already has the complaint which gave a lesson in it is left out: there the
-        lesson says nothing new. Two prompts are held out as soon as a person has twice as many that were never
-        practised, one as soon as there are two.
+        lesson says nothing new. Of turns with the same prompt, such as a reply and its regeneration, the newest is taken. Two
+        prompts are held out as soon as a person has twice as many that were never practised, one as soon as there are two.
 
         Args:
             person: whose they are.
@@ -101,19 +101,21 @@ class Practices:
             tokens: most of one prompt.
         """
         turns = self._usable(person, lessons, tokens)
-        named = self._database.rows("SELECT turn_id FROM heldout_prompts WHERE person = ?", (person,))
-        practised = self._database.rows(
-            "SELECT DISTINCT turn_id FROM samples WHERE person = ? AND origin = 'practice'", (person,)
-        )
-        kept, used = {row["turn_id"] for row in named}, {row["turn_id"] for row in practised}
-        new = [turn for turn in turns if turn.id not in kept | used]
-        missing = min(HELDOUT - sum(turn.id in kept for turn in turns), len(new) // 2)
-        kept |= {turn.id for turn in new[: max(0, missing)]}
-        return [turn for turn in turns if turn.id not in kept][:most], [turn for turn in turns if turn.id in kept][
-            :HELDOUT
-        ]
+        kept = self._prompts_of("SELECT turn_id FROM heldout_prompts WHERE person = ?", person)
+        used = self._prompts_of("SELECT turn_id FROM samples WHERE person = ? AND origin = 'practice'", person)
+        new = [prompt for prompt in turns if prompt not in kept | used]
+        missing = min(HELDOUT - len(kept & turns.keys()), len(new) // 2)
+        kept |= set(new[: max(0, missing)])
+        practised = [turn for prompt, turn in turns.items() if prompt not in kept]
+        return practised[:most], [turn for prompt, turn in turns.items() if prompt in kept][:HELDOUT]
 
-    def _usable(self, person: str, lessons: Sequence[str], tokens: int) -> list[Turn]:
+    def _prompts_of(self, turns: str, person: str) -> set[bytes]:
+        """Return the packed ids of the prompts of turns that an SQL query names."""
+        columns = "prompt_ids, lesson_start, lesson_end, plain_middle"
+        return set(map(prompt_of, self._database.rows(f"SELECT {columns} FROM turns WHERE id IN ({turns})", (person,))))
+
+    def _usable(self, person: str, lessons: Sequence[str], tokens: int) -> dict[bytes, Turn]:
+        """Return the newest turn of each prompt, the newest first, by the packed ids of the prompt."""
         of_person, names = sessions_of(person)
         rows = self._database.rows(
             f"SELECT * FROM turns WHERE {of_person} AND kind = 'main' AND state = 'judged'"
@@ -124,22 +126,27 @@ class Practices:
             f" AND told.number < turns.number) ORDER BY number DESC LIMIT {_LOOK_BACK}",
             (*names, *lessons),
         )
-        turns = map(decode_turn, rows)
-        return [turn for turn in turns if not pictures_in(turn.messages) and len(turn.student_ids) <= tokens]
+        usable: dict[bytes, Turn] = {}
+        for turn in map(decode_turn, rows):
+            if not pictures_in(turn.messages) and len(turn.student_ids) <= tokens:
+                usable.setdefault(pack_ids(turn.student_ids), turn)
+        return usable
 
     def record(
         self,
         person: str,
         done: Round,
+        still_true: Callable[[], bool],
         samples: Sequence[tuple[str, Sample]] = (),
         heldout: Sequence[str] = (),
         made_by: str | None = None,
     ) -> bool:
-        """Commit a round; return False, with nothing written, if one of its turns was deleted meanwhile.
+        """Commit a round; return False, with nothing written, if a turn was deleted or the lessons changed meanwhile.
 
         Args:
             person: whose it is.
             done: the round.
+            still_true: asked inside the transaction, whether the teacher would read the same lessons now.
             samples: pairs of the turn whose prompt was practised, and the sample.
             heldout: turns whose prompts measured it.
             made_by: the method that trains them.
@@ -150,16 +157,16 @@ class Practices:
             [(known,)] = connection.execute(
                 f"SELECT COUNT(*) FROM turns WHERE id IN ({marks})", tuple(named)
             ).fetchall()
-            if known < len(named):
+            if known < len(named) or not still_true():
                 return False
-            values = {"person": person, **vars(done)}
-            self._database.insert(connection, "practice_rounds", values)
+            number = self._database.insert(connection, "practice_rounds", {"person": person, **vars(done)})
+            own = {"practice_round": number, "made_by": made_by}
             connection.executemany(
                 "INSERT OR IGNORE INTO heldout_prompts (turn_id, person) VALUES (?, ?)",
                 [(each, person) for each in heldout],
             )
             for turn_id, sample in samples:
-                insert_sample(self._database, connection, turn_id, sample, origin="practice", made_by=made_by)
+                insert_sample(self._database, connection, turn_id, sample, origin="practice", **own)
         return True
 
 

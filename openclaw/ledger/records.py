@@ -36,6 +36,8 @@ TEMPERATURE_TOLERANCE = 1e-6
 REDACTED = "redacted"
 """Reason of a turn whose request or reply contained a secret."""
 ABORTED = "aborted"
+LESSONS_CHANGED = "lessons_changed"
+"""Why a practised reply was dropped: the lessons that its teacher read changed before a step used it."""
 PROBE = "probe"
 """Why a judged turn gives no sample: it is kept to compare versions of the weights."""
 EPISODE = "episode"

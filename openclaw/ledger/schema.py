@@ -424,6 +424,11 @@ CREATE TABLE heldout_prompts (   -- turns whose prompts measure practice and are
 _VERSION_26 = """
 ALTER TABLE decisions ADD COLUMN certificate TEXT;  -- JSON, see openclaw.gate.certificate
 """
+_VERSION_27 = """
+ALTER TABLE samples ADD COLUMN practice_round INTEGER;  -- the round of practice that drew it
+CREATE INDEX samples_by_practice_round ON samples(practice_round) WHERE practice_round IS NOT NULL;
+ALTER TABLE practice_rounds ADD COLUMN closed INTEGER NOT NULL DEFAULT 0;  -- 1: what its teacher read has changed since
+"""
 
 
 def fill_baseline_owners(connection: sqlite3.Connection) -> None:
@@ -529,6 +534,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(24, "what people did with replies", _VERSION_24),
     Migration(25, "rounds of practice, and the prompts that measure them", _VERSION_25),
     Migration(26, "certificates of updates", _VERSION_26),
+    Migration(27, "the round of a practised sample, and whether it may still be trained", _VERSION_27),
 )
 VERSION = MIGRATIONS[-1].version
 

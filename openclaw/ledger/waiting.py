@@ -36,7 +36,7 @@ class WaitingSession:
 
 @dataclass(frozen=True)
 class WaitingRound:
-    """A person's practice that waits since ``since``: ``count`` samples."""
+    """A round of a person's practice that waits since ``since``: ``count`` samples."""
 
     person: str
     count: int
@@ -85,10 +85,10 @@ class Waiting:
         ]
 
     def rounds(self, without: Collection[str] = ()) -> list[WaitingRound]:
-        """Return the practice that waits, except that of some people."""
+        """Return the rounds of practice that wait, except those of some people."""
         rows = self._database.rows(
             "SELECT person, COUNT(*) AS n, MIN(created_at) AS since FROM samples WHERE state = 'ready'"
-            f" AND origin = 'practice' AND {not_of(without)} GROUP BY person",
+            f" AND origin = 'practice' AND {not_of(without)} GROUP BY person, practice_round",
             tuple(without),
         )
         return [WaitingRound(row["person"], row["n"], row["since"]) for row in rows]

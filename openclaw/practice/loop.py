@@ -106,6 +106,7 @@ class Due:
     """What a person practises next.
 
     Attributes:
+        at: when this was found, seconds since the epoch.
         lessons: that the teacher reads.
         series: their digest.
         rounds: those with the same lessons.
@@ -114,6 +115,7 @@ class Due:
     """
 
     person: str
+    at: float
     lessons: list[Lesson]
     series: str
     rounds: list[Round]
@@ -213,22 +215,27 @@ class PracticeLoop:
     def due(self, person: str) -> Due | None:
         """Return what a person practises now, or None if nothing is due."""
         settings, ledger = self._settings, self._ledger
-        if person in self._paused() or ledger.lessons.mode(person, settings.default) == "off":
+        if person in self._paused():
             return None
-        lessons = taught(ledger.lessons.of(person), settings.lessons, self._count_tokens, settings.context)
-        if not lessons:
-            return None
+        lessons = self._read_now(person)
         series = series_of(lessons)
+        if ledger.practices.under_way(person, series) or not lessons:
+            return None
         rounds = ledger.practices.rounds(person, series)
         now = ledger.database.clock()
         if is_over(rounds, now) or not may_begin(rounds, now, settings.rounds):
             return None
-        if ledger.practices.under_way(person, series):
-            return None
         longest = min(settings.context, settings.budget) - 1
         names = [lesson.id for lesson in lessons]
         practised, heldout = ledger.practices.prompts(person, names, PROMPTS, longest)
-        return Due(person, lessons, series, rounds, practised, heldout) if practised and heldout else None
+        return Due(person, now, lessons, series, rounds, practised, heldout) if practised and heldout else None
+
+    def _read_now(self, person: str) -> list[Lesson]:
+        """Return the lessons that a person's teacher reads now; none if the person's lessons are off."""
+        settings, lessons = self._settings, self._ledger.lessons
+        if lessons.mode(person, settings.default) == "off":
+            return []
+        return taught(lessons.of(person), settings.lessons, self._count_tokens, settings.context)
 
     async def practise(self, due: Due) -> None:
         """Measure how far the weights are from the teacher, and draw a round unless they are near or come no nearer.
@@ -271,14 +278,20 @@ class PracticeLoop:
         samples: list[tuple[str, Sample]] | None = None,
         tokens: int = 0,
     ) -> None:
-        done = Round(series=due.series, outcome=outcome, kl=kl, tokens=tokens, at=self._ledger.database.clock())
+        done = Round(series=due.series, outcome=outcome, kl=kl, tokens=tokens, at=due.at)
         heldout = [turn.id for turn in due.heldout]
+
+        def still_true() -> bool:
+            return series_of(self._read_now(due.person)) == due.series
+
         written = await asyncio.to_thread(
-            self._ledger.practices.record, due.person, done, samples or (), heldout, self._settings.made_by
+            self._ledger.practices.record, due.person, done, still_true, samples or (), heldout, self._settings.made_by
         )
         name, distance = person_name(due.person), "unknown" if kl is None else f"{kl:.3f} nats per token"
         if not written:
-            logger.info("practice of person %s: a prompt was deleted meanwhile; the round begins again", name)
+            logger.info(
+                "practice of person %s: a prompt was deleted or a lesson changed meanwhile; the round is lost", name
+            )
             return
         self._metrics.rounds.labels(outcome=outcome).inc()
         self._metrics.tokens.inc(tokens)

@@ -4,7 +4,7 @@ A step is due
     * with a full batch of anybody's samples, of ``--rollout-batch-size``;
     * with ``OPENCLAW_PACE=session``, also when a person's session is over, or quiet for ``OPENCLAW_QUIET_SECONDS`` with
       every turn judged: with the ready samples of this person;
-    * when a person has practised: with the whole practice, ``OPENCLAW_PRACTICE_PASSES`` times.
+    * when a person has practised: with one whole round of practice, ``OPENCLAW_PRACTICE_PASSES`` times.
 
 Of those due that wait for ten minutes, who waits for longest goes first. Otherwise the person goes next who trained the fewest
 tokens in the last hour, and a full batch after everybody. A person whose training is paused takes no part (`groundwork.paused`).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,11 @@ from groundwork.chat_messages import picture_part
 from lab.testkit.ledger_records import USER_NEXT, make_turn
 from openclaw.credit.baseline import record_judged
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
+from openclaw.ledger.copying import copy_run
 from openclaw.ledger.practice import HELDOUT, LESSONS_CHANGED
 from openclaw.ledger.records import PROBE, Verdict
 from openclaw.ledger.store import Ledger
+from openclaw.ledger.waiting import WaitingRound
 from openclaw.owners import episode_owner, stored_id
 from openclaw.practice.loop import PracticeLoop, PracticeMetrics, PracticeSettings
 
@@ -71,7 +73,7 @@ class Run:
     """A ledger with Alice's lesson, and the loop."""
 
     def __init__(self, path: Path, **changes: Any) -> None:
-        self.now = 1000.0
+        self.now, self.turns = 1000.0, 0
         self.ledger = Ledger(path, clock=lambda: self.now)
         self.engine = Engine()
         values: dict[str, Any] = {"lessons": "trial", "budget": 65536, "rounds": 3, "topk": TOPK, "temperature": 0.6}
@@ -84,6 +86,8 @@ class Run:
     def turn(self, turn_id: str, owner: str = ALICE, *, reason: str | None = "score_zero", **changes: Any) -> None:
         """Record a judged turn."""
         session = changes.pop("session_id", stored_id(owner, "s"))
+        self.turns += 1
+        changes.setdefault("prompt_ids", [1, 2, 3, 100 + self.turns])
         self.ledger.turns.record(make_turn(turn_id, session_id=session, **changes))
         if changes.get("kind") != "side":
             self.ledger.turns.record_next_state(turn_id, USER_NEXT, 102.0)
@@ -125,15 +129,17 @@ def test_a_round_draws_from_the_weights_and_is_scored_by_the_base_that_reads_the
         f"turn-{number}" for number in (4, 3, 2, 1) for _ in range(4)
     ]
     first = samples[0]
-    assert first.tokens == [1, 2, 3, 4, *REPLY]
+    assert first.tokens == [1, 2, 3, 105, *REPLY]
     assert (first.reward, first.loss_mask, first.weight_versions) == (0.0, [1, 1, 1], ["4"])
     assert first.teacher_topk_indices == [[7, 8, 9]] * 3
     assert first.teacher_topk_log_probs is not None
     assert first.teacher_topk_log_probs[0] == pytest.approx([-1.5, -1.5, -2.5])
     taught = [payload for payload, _ in run.engine.requests if payload.get("lora_path") == "base"]
     plain = [payload for payload, _ in run.engine.requests if payload.get("lora_path") is None]
-    assert all(payload["input_ids"][:5] == [1, 2, 3, 4, 3] for payload in taught), "the prompt with the lesson"
-    assert all(payload["input_ids"][:4] == [1, 2, 3, 4] for payload in plain)
+    assert all(payload["input_ids"][:3] == [1, 2, 3] and payload["input_ids"][4] == 3 for payload in taught), (
+        "the prompt with the lesson"
+    )
+    assert all(payload["input_ids"][:3] == [1, 2, 3] for payload in plain)
     assert all(payload["input_ids"][4:] in ([], REPLY) for payload in plain)
     assert {owner for _, owner in run.engine.requests} == {ALICE}
     assert (run.counted("rounds_total", outcome="drawn"), run.counted("tokens_total")) == (1.0, 16 * 7.0)
@@ -264,6 +270,118 @@ def test_who_switched_lessons_off_is_not_practised(run: Run) -> None:
     run.paused = set()
     run.ledger.lessons.choose_mode(ALICE, "off")
     assert run.practise() is None
+
+
+def lesson_of(run: Run) -> str:
+    return run.ledger.lessons.of(ALICE)[0].id
+
+
+CHANGES: dict[str, Callable[[Run], object]] = {
+    "off": lambda run: run.ledger.lessons.choose_mode(ALICE, "off"),
+    "switched off": lambda run: run.ledger.lessons.edit(ALICE, lesson_of(run), on=False),
+    "another": lambda run: run.ledger.lessons.add(ALICE, "Keep answers short."),
+    "reworded": lambda run: run.ledger.lessons.edit(ALICE, lesson_of(run), text="Answer in French."),
+    "deleted": lambda run: run.ledger.lessons.remove(ALICE, lesson_of(run)),
+    "forgotten": lambda run: run.ledger.lessons.forget_person(ALICE),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_no_step_uses_practice_from_before_a_change_of_the_lessons(run: Run, change: str) -> None:
+    assert run.practise() == "drawn"
+    run.ledger.samples.claim(0, 8, person=ALICE, origin="practice")
+    run.now += 1.0
+    CHANGES[change](run)
+    assert run.ledger.waiting.rounds() == []
+    run.ledger.samples.reconcile(-1)
+    assert run.ledger.waiting.rounds() == [], "nor after a restore from before its batch"
+    rows = run.ledger.database.rows("SELECT state, reason FROM samples")
+    deleted = change in ("reworded", "deleted", "forgotten")
+    assert [tuple(row) for row in rows] == ([] if deleted else [("dropped", LESSONS_CHANGED)] * 16)
+    assert run.ledger.samples.forgotten_count() == (16 if deleted else 0), "the teacher's numbers came from the words"
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_round_is_lost_if_its_lessons_change_meanwhile(run: Run, change: str) -> None:
+    due = run.loop.due(ALICE)
+    assert due is not None
+    run.now += 1.0
+    CHANGES[change](run)
+    asyncio.run(run.loop.practise(due))
+    for table in ("samples", "practice_rounds", "heldout_prompts"):
+        assert run.ledger.database.rows(f"SELECT * FROM {table}") == []
+
+
+def test_a_lesson_that_loses_its_likes_takes_its_practice_back(run: Run) -> None:
+    assert run.practise() == "drawn"
+    run.turn("under it")
+    with run.ledger.transaction() as connection:
+        connection.execute("INSERT INTO lesson_turns VALUES (?, 'under it', 'read')", (lesson_of(run),))
+        connection.execute("UPDATE verdicts SET verdict = json_set(verdict, '$.score', -1) WHERE turn_id = 'under it'")
+    assert run.loop.due(ALICE) is None
+    assert run.ledger.waiting.rounds() == []
+
+
+def test_rounds_of_weights_that_a_rollback_undid_do_not_count(run: Run) -> None:
+    assert run.practise() == "drawn"
+    run.train(0)
+    run.ledger.samples.mark_trained(0)
+    run.now, run.engine.gap = 1010.0, 0.0
+    assert run.practise() == "reached"
+    run.now, run.engine.gap = 1020.0, 1.0
+    assert run.practise() is None
+    run.ledger.decisions.record_rollback(-1, 0, "9", run.now)
+    for rollout in (1, 2):
+        assert run.practise() == "drawn", "the weights from before have learned nothing of it"
+        assert run.train(rollout) == 16
+    assert run.practise() == "stuck"
+
+
+def test_after_a_restore_each_round_is_a_batch_and_counts_when_it_is_trained_again(run: Run) -> None:
+    for rollout in (0, 1):
+        run.engine.gap = 1.0 - 0.1 * rollout
+        assert run.practise() == "drawn"
+        run.now += 10.0
+        run.train(rollout)
+        run.now += 10.0
+    run.engine.gap = 0.0
+    assert run.practise() == "reached"
+    [series] = {row["series"] for row in run.ledger.database.rows("SELECT series FROM practice_rounds")}
+    run.now += 10.0
+    assert run.ledger.samples.reconcile(-1)["ready"] == 32
+    assert run.ledger.practices.rounds(ALICE, series) == []
+    assert run.ledger.waiting.rounds() == [WaitingRound(ALICE, 16, 1000.0), WaitingRound(ALICE, 16, 1020.0)]
+    assert run.practise() is None
+    for rollout in (0, 1):
+        run.ledger.samples.claim(rollout, 16, person=ALICE, origin="practice")
+        run.ledger.samples.record_step(rollout, str(rollout), run.now, run.now)
+    assert [(each.outcome, each.at) for each in run.ledger.practices.rounds(ALICE, series)] == [("drawn", 1000.0)]
+
+
+def test_a_prompt_of_several_turns_is_one_prompt(run: Run) -> None:
+    run.ledger.sessions.forget(stored_id(ALICE, "s"))
+    for name, ids in (("a", [1, 2]), ("b", [3, 4]), ("a again", [1, 2]), ("b again", [3, 4])):
+        run.turn(name, session_id=stored_id(ALICE, "t"), prompt_ids=ids)
+    assert run.practise() == "drawn"
+    assert run.train(0) == 4
+    run.turn("b once more", session_id=stored_id(ALICE, "t"), prompt_ids=[3, 4])
+    run.engine.gap = 0.5
+    assert run.practise() == "drawn"
+    of_prompt = "SELECT DISTINCT turns.id FROM turns JOIN {} ON turns.id = turn_id"
+    held, used = (
+        {row["id"].split()[0] for row in run.ledger.database.rows(of_prompt.format(table))}
+        for table in ("heldout_prompts", "samples")
+    )
+    assert (held, used) == ({"b"}, {"a"})
+
+
+def test_a_copy_of_a_run_has_no_practice(run: Run, tmp_path: Path) -> None:
+    assert run.practise() == "drawn"
+    copy = Ledger(tmp_path / "copy.sqlite")
+    copy_run(run.ledger, copy, [stored_id(ALICE, "s")])
+    assert copy.views.counts()["turns"] == {"judged": 7}
+    assert copy.database.rows("SELECT * FROM samples") == []
+    copy.close()
 
 
 def test_forgetting_a_session_takes_its_practice_along(run: Run) -> None:
