@@ -159,6 +159,7 @@ class BucketBuffer:
 
     def _buffer(self, turn: int, size: int) -> Tensor:
         if self._buffers[turn].numel() < size:
+            self._buffers[turn] = torch.empty(0, dtype=torch.uint8, device=self._device)  # not beside its successor
             self._buffers[turn] = torch.empty(size, dtype=torch.uint8, device=self._device)
         return self._buffers[turn]
 

@@ -28,6 +28,8 @@ from torch import Tensor
 
 from groundwork.exceptions import ConfigError
 from slime.args import Arguments
+from slime.arguments.memory_budget.shape import policy_shape
+from slime.arguments.memory_budget.trainer import largest_bytes
 from slime.arguments.trainer import on_one_gpu, slot_bytes
 from slime.weight_sync import LOADER
 from slime.weight_sync.engine_sync import EngineWeightSync
@@ -44,6 +46,10 @@ class SharedMemoryWeightSync(EngineWeightSync):
         self._on_gpu = device.type == "cuda" and on_one_gpu(args)
         self._buffer = BucketBuffer(slot_bytes(args), device, self._dtype, self._slot, staged=not self._on_gpu)
         self._slots: list[Segment | DeviceSegment | None] = [None, None]
+        # An engine keeps a slot that is too small until it has the larger one, for which the memory plan has no room. A tied
+        # model's embedding comes first, so its slot is large from the start; an LM head may need the other slot.
+        shape = policy_shape(args)
+        self._least = 0 if shape is None or shape.tied else largest_bytes(args, shape)
 
     def _join(self) -> None:
         check_same_host(self._call(RemoteEngine.hosts))
@@ -54,7 +60,7 @@ class SharedMemoryWeightSync(EngineWeightSync):
 
     def _slot(self, turn: int, size: int) -> Tensor:
         """Return slot ``turn``, which no engine reads: :meth:`_send` waits for a bucket before it sends the next."""
-        slot = self._slots[turn]
+        slot, size = self._slots[turn], max(size, self._least)
         if slot is None or slot.data.numel() < size:
             if slot is not None:
                 slot.close()

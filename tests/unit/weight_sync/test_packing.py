@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -14,10 +15,10 @@ import torch
 from torch import Tensor
 
 from groundwork.machine import this_host
-from slime.weight_sync import engine_sync, requests
+from slime.weight_sync import engine_sync, requests, shared_memory
 from slime.weight_sync.remote_engine import RemoteEngine
 from slime.weight_sync.requests import Bucket, BucketBuffer, read_request, unpack
-from slime.weight_sync.segments import Segment
+from slime.weight_sync.segments import HUGE_PAGE, Segment
 from slime.weight_sync.shared_memory import SharedMemoryWeightSync
 from tests.helpers.weight_receivers import CPU, sync_args
 
@@ -176,6 +177,24 @@ def test_a_slot_is_packed_before_its_request_is_sent(tmp_path: Path, monkeypatch
     push(tmp_path, log, 3).close()
     sent = [word for word in log if word in ("packed", "update_weights_from_tensor")]
     assert sent == ["packed", "update_weights_from_tensor"] * 3
+
+
+@pytest.mark.parametrize("between", [0, 1])
+def test_no_slot_grows_for_an_lm_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: int) -> None:
+    """Whichever slot it gets, it is as large from the start as the memory plan says."""
+    made: list[int] = []
+    monkeypatch.setattr(shared_memory, "Segment", lambda size, **rest: made.append(size) or Segment(size, **rest))
+    args = sync_args(tmp_path)
+    config = {"hidden_size": 8, "vocab_size": HUGE_PAGE // 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "model_type": "qwen3", "tie_word_embeddings": False}
+    (tmp_path / "config.json").write_text(json.dumps(config | heads))
+    sync = SharedMemoryWeightSync(args, device=CPU, address="127.0.0.1")
+    sync.connect([RemoteEngine(Engine([]))])
+    large, other = torch.ones(HUGE_PAGE // 8, 8), torch.ones(512)
+    sync.push(iter([("embedding", large), *[(str(number), other) for number in range(between)], ("head", large)]), "1")
+    sync.close()
+    assert made == [large.nbytes] * 2
+    assert large.nbytes > HUGE_PAGE
 
 
 def test_slots_survive_a_connection_and_go_with_the_transport(tmp_path: Path) -> None:

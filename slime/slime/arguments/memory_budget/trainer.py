@@ -148,6 +148,11 @@ def step_tokens(args: Arguments) -> int:
     return -(-args.micro_batch_size * longest // ranks)
 
 
+def largest_bytes(args: Arguments, shape: Shape) -> int:
+    """Return the bytes of the largest tensor that a push sends: the embedding, or an LM head of its own."""
+    return (4 if args.train_dtype == "float32" else 2) * shape.embedding
+
+
 def push_bytes(args: Arguments, shape: Shape, role: str) -> float:
     """Return the bytes that rank 0 keeps between pushes: two buffers to pack weights into, or what stages for pinned memory.
 
@@ -166,7 +171,7 @@ def push_bytes(args: Arguments, shape: Shape, role: str) -> float:
         size = slot_bytes(args)
     else:
         return 0.0
-    large = max(size, (4 if args.train_dtype == "float32" else 2) * shape.embedding)
+    large = max(size, largest_bytes(args, shape))
     return float(transports * (large + (size if shape.tied else large)))
 
 
