@@ -1,4 +1,4 @@
-"""``openclaw-rl accept RUN``: accept a change of taste that the gate refused several times.
+"""``openclaw-rl accept RUN``: accept a change of taste that the gate refused several times, or flags without effect.
 
 Guarantees: one transaction of the ledger, whether the run is up or down, and a second call finds nothing to accept.
 """
@@ -21,8 +21,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Accept; return the exit code: 2, with one line, if nothing is offered."""
     parser = CommandLine(
         prog="openclaw-rl accept",
-        description="Accept what the gate refused because it contradicts earlier opinions: users changed their mind.",
-        epilog="The refused samples are trained after all, and older probes are retired.",
+        description="Accept what the gate refused because it contradicts earlier opinions, since users changed their mind, or "
+        "for nothing but training flags that no code reads.",
+        epilog="The refused samples are trained after all. A change of opinions retires older probes.",
     )
     add_run(parser)
     options = parser.parse_args(argv)
@@ -30,19 +31,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         run = open_run(options.run)
         fewest = run.bounds().gate_offer
         with closing(Ledger(run.ledger)) as ledger:
+            flags = ledger.decisions.accept_flags()
             accepted = ledger.decisions.accept_refused(fewest)
             refusals = len([refusal for refusal in ledger.decisions.refusals() if refusal.by_margin])
     except (ConfigError, LedgerError) as error:
         print(error, file=sys.stderr)
         return 2
-    if accepted is None:
+    if flags is not None:
+        print(f"{flags.why}; no later update is refused for these flags")
+    if accepted is None and flags is None:
         shown = gate_command("versions", run.folder)
         print(
             f"nothing to accept in {run.folder}: {refusals} of {fewest} refusals of a series by users' opinions; see: {shown}",
             file=sys.stderr,
         )
         return 2
-    print(f"{accepted.why}; probes from before that are retired, and the next updates follow the new opinions")
+    if accepted is not None:
+        print(f"{accepted.why}; probes from before that are retired, and the next updates follow the new opinions")
     return 0
 
 

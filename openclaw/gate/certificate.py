@@ -16,6 +16,8 @@ from openclaw.config.runtime_variables import GateVariables
 
 Verdict = Literal["green", "red", "unknown"]
 UNKNOWN: Verdict = "unknown"
+OPTIONS = "options"
+"""The line that a person may accept."""
 EQUAL = 1e-7
 """Nats per token. An engine that gives the same tokens the same log probabilities has the same weights, up to this."""
 MOVES = 1e-5
@@ -62,7 +64,7 @@ class Facts:
         judge_asked: judge answers that were asked for since the last update.
         judge_lost: of them, those that failed or could not be read.
         unread: flags of the training that somebody set and no process has read so far.
-        unused: those of them that no code of the run can read.
+        unused: those of them that no code of the run can read, and that no person has accepted.
         serving: version of the weights that serve.
         updated: version of the update.
         trainer_serving: the trainer's log probabilities of the stored tokens with these weights.
@@ -134,7 +136,12 @@ class Certificate:
     @property
     def is_red(self) -> bool:
         """Whether the update must not serve."""
-        return any(line.verdict == "red" for line in self.lines)
+        return bool(self.red)
+
+    @property
+    def red(self) -> list[str]:
+        """The names of the red lines."""
+        return [line.name for line in self.lines if line.verdict == "red"]
 
     @property
     def causes(self) -> list[str]:
@@ -151,8 +158,7 @@ class Certificate:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready values: the verdict, the lines, and what to do about each red one."""
-        red = {line.name for line in self.lines if line.verdict == "red"}
-        causes = [f"{check.cause} ({check.name}): {check.remedy}" for check in CHECKS if check.name in red]
+        causes = [f"{check.cause} ({check.name}): {check.remedy}" for check in CHECKS if check.name in self.red]
         return {"verdict": self.verdict, "lines": [line._asdict() for line in self.lines], "causes": causes}
 
 
@@ -330,11 +336,11 @@ CHECKS: tuple[Check, ...] = (
         "MetaClaw PR #47",
     ),
     Check(
-        "options",
+        OPTIONS,
         _options,
         "a training flag was set, and no code of this run can read it",
         "a setting has no effect on this run",
-        "remove the flag, or use a method that reads it",
+        "remove the flag, use a method that reads it, or type `openclaw-rl accept RUN`",
         "SkyRL #1632, Reef (`kl_coef` 0)",
     ),
     Check(

@@ -29,12 +29,12 @@ from groundwork.exceptions import ConfigError
 from openclaw.config.runtime_variables import GateVariables
 from openclaw.engine.canary import Share, close_share, failures, open_share
 from openclaw.engine.client import CACHE_KEY, new_cache_key
-from openclaw.gate.certificate import Certificate, certify
+from openclaw.gate.certificate import OPTIONS, Certificate, certify
 from openclaw.gate.decision import Agreement, Evidence, Finding, Live, decide_on, disagrees, does_worse
 from openclaw.gate.proof import Proof, Stored, facts_of_trainer, fits, log_probs_of, scoring_body
 from openclaw.gate.questions import Questions, ask_about, sound, unread
 from openclaw.judge.hygiene import is_repetitive
-from openclaw.ledger.decisions import SERVING, DecisionRecord
+from openclaw.ledger.decisions import SERVING, UNUSED, DecisionRecord
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.views import ServedTurn
 from openclaw.runtime.where import gate_command, ledger_path
@@ -299,8 +299,13 @@ class Gate:
                 break
             logger.info("rollout %d: a change was accepted meanwhile; both versions are compared again", rollout_id)
         certified = time.monotonic()
-        facts = facts_of_trainer(policies.candidate.trained, patiently(ledger.decisions.judge_answers))
+        facts = facts_of_trainer(
+            policies.candidate.trained,
+            patiently(ledger.decisions.judge_answers),
+            patiently(ledger.decisions.accepted_flags),
+        )
         certificate = certify(facts, bounds) if bounds.gate_certificate else Certificate()
+        flags = facts.unused if finding.accepted and certificate.red == [OPTIONS] else ()
         finding = _with_certificate(finding, certificate)
         if bounds.gate_certificate and facts.unread:
             _warn_once(", ".join(facts.unread), str(self._args.run_dir))
@@ -316,12 +321,12 @@ class Gate:
             certificate = certify(proof.with_update(facts), bounds)
             finding = _with_certificate(finding, certificate)
             seconds += time.monotonic() - certified
-        why = patiently(lambda: self._why(rollout_id, finding, policies))
+        why = patiently(lambda: self._why(rollout_id, finding, policies, flags))
         metrics = {**finding.metrics, "gate/seconds": time.monotonic() - started, "gate/certificate_seconds": seconds}
         decision = Decision(finding.accepted, why, metrics)
         patiently(
             lambda: self._record(
-                rollout_id, first_turn, policies, finding, decision, evidence, serving.number, certificate
+                rollout_id, first_turn, policies, finding, decision, evidence, serving.number, certificate, flags
             )
         )
         return decision
@@ -354,8 +359,9 @@ class Gate:
         evidence: Evidence,
         serving: int,
         certificate: Certificate,
+        flags: Sequence[str],
     ) -> None:
-        """Record a decision with its certificate, and with the scores of the probes under both versions."""
+        """Record a decision with its certificate, the flags that alone refused, and the probes' scores under both versions."""
         probes = [item for item in evidence.scored if item.liked is not None]
         self._ledger.decisions.record(
             rollout_id,
@@ -363,14 +369,14 @@ class Gate:
             policies.candidate.version,
             decision.why,
             by_margin=finding.by_margin,
-            metrics=decision.metrics,
+            metrics={**decision.metrics, **{f"{UNUSED}{flag}": 1.0 for flag in flags}},
             first_turn=first_turn,
             scores={probe.turn_id: probe.candidate for probe in probes} if decision.accepted else {},
             serving=(serving, {probe.turn_id: probe.serving for probe in probes}),
             certificate=certificate.to_dict() if certificate.lines else None,
         )
 
-    def _why(self, rollout_id: int, finding: Finding, policies: Policies) -> str:
+    def _why(self, rollout_id: int, finding: Finding, policies: Policies, flags: Sequence[str]) -> str:
         """Return one line about a decision: what was found, and after a refusal what to type."""
         version, run_dir = policies.candidate.version, self._args.run_dir
         if finding.accepted:
@@ -379,6 +385,8 @@ class Gate:
             return f"version {version} may serve: {finding.note}"
         line = f"version {version} is refused, version {policies.serving.version} keeps serving: "
         line += "; ".join(finding.refusals)
+        if flags:
+            return f"{line}; its samples are in quarantine, to train them with {', '.join(flags)} as before type: {gate_command('accept', run_dir)}"
         others = [
             refusal
             for refusal in self._ledger.decisions.refusals()
@@ -397,7 +405,7 @@ def _warn_once(flags: str, run_dir: str) -> None:
 
 
 def _with_certificate(finding: Finding, certificate: Certificate) -> Finding:
-    """Return a finding that a red certificate refuses, whatever opinions say; people cannot accept it."""
+    """Return a finding that a red certificate refuses, whatever opinions say; no change of opinions accepts it."""
     if not certificate.is_red:
         return finding
     causes = tuple(f"its certificate is red: {cause}" for cause in certificate.causes)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,8 +34,8 @@ ANSWER_SECONDS = 60.0
 POLL_SECONDS = 0.2
 
 
-def facts_of_trainer(trained: Trained, judged: JudgeAnswers) -> Facts:
-    """Return what needs no engine."""
+def facts_of_trainer(trained: Trained, judged: JudgeAnswers, accepted: Collection[str]) -> Facts:
+    """Return what needs no engine; ``accepted``: flags without effect that a person has accepted."""
     metrics = trained.metrics
     return Facts(
         loss_tokens=metrics.get("rollout/loss_tokens"),
@@ -45,7 +45,7 @@ def facts_of_trainer(trained: Trained, judged: JudgeAnswers) -> Facts:
         judge_asked=judged.asked,
         judge_lost=judged.lost,
         unread=trained.unread,
-        unused=trained.unused,
+        unused=[flag for flag in trained.unused if flag not in accepted],
     )
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any, Literal, NamedTuple
@@ -31,6 +31,10 @@ from openclaw.ledger.lessons import Lessons
 Kind = Literal["start", "step", "refused", "rollback", "accept"]
 QUARANTINE, ROLLBACK = "quarantine", "rollback"
 """Why a sample was dropped: the gate refused its batch; a rollback went back to weights without it."""
+UNUSED = "unused "
+"""How the name of a number begins that stands for a flag which no code reads, and which alone refused an update; of an
+acceptance: which a person has accepted."""
+_OF_FLAGS = f"metrics LIKE '%\"{UNUSED}--%'"
 SERVING = "('start', 'step', 'rollback')"
 """The kinds of decisions whose weights serve, or served, in SQL."""
 UNBOUNDED = 2**62
@@ -311,7 +315,8 @@ class Decisions:
         A series ends with `QUIET` accepted batches in a row, a rollback or an acceptance.
         """
         rows = self._database.rows(
-            "SELECT number, kind FROM decisions WHERE undone_at IS NULL AND kind <> 'start' ORDER BY number DESC LIMIT ?",
+            "SELECT number, kind FROM decisions WHERE undone_at IS NULL AND kind <> 'start'"
+            f" AND NOT (kind = 'accept' AND {_OF_FLAGS}) ORDER BY number DESC LIMIT ?",
             (MAX_SERIES_LENGTH,),
         )
         end, quiet = 0, 0
@@ -337,7 +342,7 @@ class Decisions:
         Args:
             first_turn: number of the batch's middle turn; None if unknown.
         """
-        accepted = self.all("AND kind = 'accept' ORDER BY number DESC LIMIT 1")
+        accepted = self.all(f"AND kind = 'accept' AND NOT {_OF_FLAGS} ORDER BY number DESC LIMIT 1")
         row = [
             refusal.first_turn for refusal in self.refusals() if refusal.by_margin and refusal.first_turn is not None
         ]
@@ -363,10 +368,7 @@ class Decisions:
             row = [refusal for refusal in self.refusals() if refusal.by_margin]
             if not row or len(row) < fewest:
                 return None
-            batches = [item.rollout_id for item in row]
-            marks = ", ".join("?" for _ in batches)
-            quarantined = f"reason = ? AND rollout_id IN ({marks})"
-            released = move_samples(connection, "readmit", quarantined, (QUARANTINE, *batches))
+            released = _release(connection, row)
             last = connection.execute("SELECT COALESCE(MAX(number), 0) AS n FROM turns").fetchone()["n"]
             number = self._insert_decision(
                 connection,
@@ -380,8 +382,36 @@ class Decisions:
         (accepted,) = self.all("AND number = ?", (number,))
         return replace(accepted, samples=released)
 
+    def accepted_flags(self) -> frozenset[str]:
+        """Return the flags that no code reads and that a person has accepted."""
+        return frozenset[str]().union(*map(_flags, self.all(f"AND kind = 'accept' AND {_OF_FLAGS}")))
+
+    def accept_flags(self) -> DecisionRecord | None:
+        """Accept the flags for which alone the gate refused batches, and release these from quarantine.
+
+        Returns:
+            The acceptance, with the number of released samples; None, with nothing written, without such a refusal.
+        """
+        with self._database.transaction() as connection:
+            known = self.accepted_flags()
+            row = [item for item in self.all(f"AND kind = 'refused' AND {_OF_FLAGS}") if _flags(item) - known]
+            if not row:
+                return None
+            flags = sorted(frozenset[str]().union(*map(_flags, row)))
+            released = _release(connection, row)
+            number = self._insert_decision(
+                connection,
+                rollout_id=row[-1].rollout_id,
+                kind="accept",
+                weight_version="",
+                why=f"a person accepted flags without effect: {', '.join(flags)}; {released} samples are ready again",
+                metrics=json.dumps({f"{UNUSED}{flag}": 1.0 for flag in flags}),
+            )
+        (accepted,) = self.all("AND number = ?", (number,))
+        return replace(accepted, samples=released)
+
     def quarantine(self, rollout_id: int) -> int:
-        """Drop the samples of a batch that the gate refused; return their number. `accept_refused` releases them.
+        """Drop the samples of a batch that the gate refused; return their number. `accept_refused` and `accept_flags` release them.
 
         If a person has accepted the refusal before its steps were undone, the samples are ready again instead.
         """
@@ -390,7 +420,8 @@ class Decisions:
             released = connection.execute(
                 "SELECT 1 FROM decisions AS refused JOIN decisions AS accepted ON accepted.kind = 'accept'"
                 " AND accepted.number > refused.number WHERE refused.kind = 'refused' AND refused.undone_at IS NULL"
-                " AND refused.by_margin AND refused.rollout_id = ?",
+                f" AND (CASE WHEN accepted.{_OF_FLAGS} THEN refused.{_OF_FLAGS} ELSE refused.by_margin END)"
+                " AND refused.rollout_id = ?",
                 (rollout_id,),
             ).fetchone()
             if released is not None:
@@ -485,6 +516,18 @@ class Decisions:
             return 0
         connection.execute("UPDATE decisions SET undone_at = ? WHERE number = ?", (at, newest["number"]))
         return int(numbers.get(UNLEARNED, 0)) if numbers.get(BACK_TO) == to_rollout_id else 0
+
+
+def _flags(decision: DecisionRecord) -> frozenset[str]:
+    """Return the flags that a decision's numbers name."""
+    return frozenset(name.removeprefix(UNUSED) for name in decision.metrics if name.startswith(UNUSED))
+
+
+def _release(connection: sqlite3.Connection, refused: Sequence[DecisionRecord]) -> int:
+    """Let the samples of refused batches leave the quarantine, inside a transaction; return their number."""
+    batches = [item.rollout_id for item in refused]
+    quarantined = f"reason = ? AND rollout_id IN ({', '.join('?' for _ in batches)})"
+    return move_samples(connection, "readmit", quarantined, (QUARANTINE, *batches))
 
 
 def line_of(connection: sqlite3.Connection, rollout_id: int) -> Line:

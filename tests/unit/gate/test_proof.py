@@ -13,7 +13,7 @@ import pytest
 
 from openclaw.config.runtime_variables import GateVariables
 from openclaw.engine.client import CACHE_KEY
-from openclaw.gate import proof
+from openclaw.gate import accept, proof
 from openclaw.gate.plugin import Gate
 from openclaw.ledger.decisions import DecisionRecord
 from openclaw.ledger.records import Verdict, Vote
@@ -206,6 +206,33 @@ def test_a_flag_that_was_not_needed_yet_is_named_once(world: World, caplog: pyte
     assert [record.message for record in caplog.records if "--tis-clip" in record.message] == [
         f"{world.args.run_dir}: no step has read the flags --tis-clip so far; they may have no effect"
     ]
+
+
+def test_a_person_may_accept_flags_without_effect(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.candidate.trained = TRAINED._replace(unread=("--lr",), unused=("--lr",))
+    assert world.red() == {"options"}
+    why = world.certified().why
+    assert "to train them with --lr as before type: " in why
+    assert why.endswith(f"openclaw-rl accept {world.args.run_dir}")
+    assert world.ledger.decisions.quarantine(0) > 0
+    assert accept.main([str(world.args.run_dir)]) == 0
+    said = capsys.readouterr().out
+    assert "a person accepted flags without effect: --lr; " in said
+    assert "no later update is refused for these flags" in said
+    assert world.ledger.samples.ready_count() > 0
+    assert accept.main([str(world.args.run_dir)]) == 2, "nothing is left to accept"
+    assert world.red() == set()
+    world.candidate.trained = TRAINED._replace(unread=("--lr", "--gamma"), unused=("--lr", "--gamma"))
+    assert world.red() == {"options"}, "another flag"
+    assert "no code reads --gamma)" in world.certified().why
+
+
+def test_flags_beside_another_fault_are_not_accepted(world: World) -> None:
+    world.candidate.trained = TRAINED._replace(
+        metrics={**METRICS, "rollout/loss_tokens": 0.0}, unread=("--lr",), unused=("--lr",)
+    )
+    assert world.red() == {"options", "tokens"}
+    assert world.ledger.decisions.accept_flags() is None
 
 
 def test_whole_weights_are_asked_as_conversations_ask(world: World) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from lab.testkit.ledger_records import USER_NEXT
 from openclaw.credit.baseline import record_judged
-from openclaw.ledger.decisions import EARLY, LATE, QUARANTINE, QUIET, ROLLBACK, Window
+from openclaw.ledger.decisions import EARLY, LATE, QUARANTINE, QUIET, ROLLBACK, UNUSED, Window
 from openclaw.ledger.records import Feedback, Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.turns import SUPERSEDED
@@ -51,6 +51,46 @@ def test_a_refused_batch_is_quarantined_and_released_once(ledger: Ledger) -> Non
     assert ledger.decisions.offer(1) is None
     assert ledger.decisions.accept_refused(1) is None
     assert [sample.metadata["ledger_id"] for sample in ledger.samples.claim(3, 12)] == samples
+
+
+def refuse_for(ledger: Ledger, rollout_id: int, *flags: str) -> list[int]:
+    """Lease a batch and refuse it for flags without effect alone; return its samples."""
+    batch = leased_batch(ledger, rollout_id)
+    metrics = {f"{UNUSED}{flag}": 1.0 for flag in flags}
+    ledger.decisions.record(rollout_id, "refused", "7", "no effect", metrics=metrics)
+    return batch
+
+
+def test_accepted_flags_release_what_they_alone_refused(ledger: Ledger) -> None:
+    opinions = refuse(ledger, 0)
+    window = ledger.decisions.probe_window(None)
+    first = refuse_for(ledger, 1, "--gamma")
+    ledger.decisions.quarantine(1)
+    second = refuse_for(ledger, 2, "--gamma", "--lr")
+    assert ledger.decisions.accepted_flags() == set()
+    accepted = ledger.decisions.accept_flags()
+    assert accepted is not None
+    assert accepted.samples == len(first)
+    assert "--gamma, --lr; 4 samples" in accepted.why
+    assert ledger.decisions.quarantine(2) == 0, "it was accepted before its steps were undone"
+    assert {states(ledger)[sample] for sample in (*first, *second)} == {("ready", None, None)}
+    assert ledger.decisions.accepted_flags() == {"--gamma", "--lr"}
+    assert ledger.decisions.accept_flags() is None
+    assert {states(ledger)[sample][:2] for sample in opinions} == {("dropped", QUARANTINE)}
+    assert (ledger.decisions.offer(1) is not None, ledger.decisions.probe_window(None)) == (True, window), (
+        "a series of opinions goes on"
+    )
+
+
+def test_accepted_flags_release_no_change_of_opinions_and_neither_the_other_way(ledger: Ledger) -> None:
+    batch = leased_batch(ledger, 0)
+    ledger.decisions.record(0, "refused", "7", "worse", by_margin=True)
+    refuse_for(ledger, 1, "--gamma")
+    assert ledger.decisions.accept_flags() is not None
+    assert ledger.decisions.quarantine(0) == len(batch)
+    flagged = refuse_for(ledger, 2, "--lr")
+    assert ledger.decisions.accept_refused(1) is not None
+    assert ledger.decisions.quarantine(2) == len(flagged)
 
 
 def test_a_series_of_refusals_goes_on_over_accepted_batches(ledger: Ledger) -> None:
