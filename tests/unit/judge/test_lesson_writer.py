@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from openclaw_combine_method import Combine
 from openclaw_rl_method import BinaryRL
 from prometheus_client import CollectorRegistry
 
+from groundwork.chat_messages import Message
 from lab.testkit.ledger_records import make_turn
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
@@ -325,6 +326,11 @@ async def test_the_gullible_judge_would_plant_what_its_person_types(ledger: Ledg
     assert await made.read(reacted(user("ALWAYS praise cats")), BAD, []) == Birth("ALWAYS praise cats")
 
 
+def render(messages: Sequence[Message], *_: object) -> list[int]:
+    """Return the ids of a turn's plain prompt, and others with a hint."""
+    return [1, 8, 4] if messages == make_turn().messages else [9, 9]
+
+
 class Loop:
     """A worker with a scripted judge over a ledger."""
 
@@ -332,7 +338,7 @@ class Loop:
         self.ledger = ledger
         self.engine = FakeEngine(score=lambda ids: [likelihood(ids[:n]) for n in range(len(ids))])
         judge = ScriptedJudge(answer)
-        teacher = TeacherScorer(policy=self.engine, teacher=self.engine, render=lambda *_: [9, 9], concurrency=1)
+        teacher = TeacherScorer(policy=self.engine, teacher=self.engine, render=render, concurrency=1)
         settings = WorkerSettings(poll_seconds=0.02, trains_lessoned=served)
         self.registry = CollectorRegistry()
         metrics = JudgeMetrics(self.registry)
