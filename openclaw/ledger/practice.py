@@ -27,10 +27,10 @@ from slime.utils.types import Sample
 RoundOutcome = Literal["drawn", "reached", "stuck", "failed"]
 _LOOK_BACK = 256
 _COUNTS = (
-    f"NOT EXISTS (SELECT 1 FROM samples WHERE practice_round = done.id AND (state = 'ready' OR reason IN ('{ROLLBACK}',"
-    f" '{LESSONS_CHANGED}'))) AND NOT EXISTS (SELECT 1 FROM steps WHERE live_at <= done.at AND undone_at > done.at)"
+    f"NOT EXISTS (SELECT 1 FROM samples WHERE practice_round = done.id AND reason IN ('{ROLLBACK}', '{LESSONS_CHANGED}'))"
+    " AND NOT EXISTS (SELECT 1 FROM steps WHERE live_at <= done.at AND undone_at > done.at)"
 )
-"""Whether a round counts: the weights have learned from its replies or refused them, and those it measured are not undone."""
+"""Whether a round counts: its replies were not taken back, nor the weights that it measured."""
 _NOT_LIVE = "(state = 'ready' OR (state = 'leased' AND rollout_id NOT IN (SELECT rollout_id FROM steps WHERE undone_at IS NULL)))"
 
 
