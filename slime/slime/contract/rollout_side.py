@@ -17,7 +17,7 @@ from slime.contract.clauses import check_asynchronous, check_call, check_synchro
 from slime.contract.surroundings import Surroundings
 from slime.exceptions import PluginError, SampleError
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
-from slime.rollout.before_push import Answer, Canary, Decision, Policies, Probe
+from slime.rollout.before_push import Answer, Canary, Decision, Offered, Policies, Probe, Trained
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
 
@@ -266,11 +266,21 @@ class StandInPolicy:
 
 
 class StandInCandidate(StandInPolicy):
-    """As above, and no engine is first."""
+    """As above; the trainer has said nothing of it, and there is no engine."""
+
+    trained = Trained()
 
     def on_one_engine(self) -> Canary:
         """Raise, because the check has no engine to give weights to."""
         raise PluginError("the check has no engine for the candidate; try it with --canary-engine in a run")
+
+    def engines(self) -> Sequence[str]:
+        """Return none."""
+        return ()
+
+    def on_all_engines(self) -> Offered:
+        """Raise, because the check has no engines to give weights to."""
+        raise PluginError("the check has no engines for the candidate; see what engines() returns, or try it in a run")
 
 
 def check_before_push(plugin: Plugin, surroundings: Surroundings) -> None:
