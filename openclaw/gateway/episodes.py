@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Request, Response
@@ -178,7 +179,9 @@ class EpisodeDesk:
 
         An admin sees the rollouts of all owners.
         """
-        ready = await asyncio.to_thread(self._store.samples.ready_count, None if client.admin else client.owner)
+        samples = self._store.samples
+        count = samples.ready_count if client.admin else partial(samples.ready_count_of, client.owner)
+        ready = await asyncio.to_thread(count)
         opened = await asyncio.to_thread(self._store.episodes.open)
         own = sum(episode.owner == client.owner for episode in opened)
         return {"object": "episodes", "trains_rewards": self._rules.trains_rewards, "ready": ready, "open": own}

@@ -34,7 +34,7 @@ from openclaw.ledger.decisions import align, line_of
 from openclaw.ledger.feedback import fix_rewards
 from openclaw.ledger.lessons import Lessons
 from openclaw.ledger.records import Origin
-from openclaw.owners import owner_of, root
+from openclaw.owners import owner_of, prefixes, root
 from slime.utils.types import Sample
 
 BATCHES = 10
@@ -219,6 +219,16 @@ class Samples:
         of, parameters = _of(person, origin, without)
         return self._database.rows(
             f"SELECT COUNT(DISTINCT {ROLLOUT}) AS n FROM samples WHERE state = 'ready' AND {of}", parameters
+        )[0]["n"]
+
+    def ready_count_of(self, owner: str) -> int:
+        """Return the number of ready rollouts of ``owner``, which is not `LOCAL`, and its children."""
+        own, children = prefixes(owner)
+        return self._database.rows(
+            f"SELECT COUNT(DISTINCT {ROLLOUT}) AS n FROM samples JOIN turns ON turns.id = samples.turn_id"
+            " WHERE samples.state = 'ready' AND origin = 'live'"
+            " AND (substr(session_id, 1, ?) = ? OR substr(session_id, 1, ?) = ?)",
+            (len(own), own, len(children), children),
         )[0]["n"]
 
     def leased_count(self, rollout_id: int) -> int:

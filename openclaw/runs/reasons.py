@@ -141,6 +141,9 @@ REASONS: Mapping[str, Reason] = {
     "superseded": Reason(
         "The person's opinion or later words replaced what was judged, and the turn was judged again.", NOTHING
     ),
+    "lessons_changed": Reason(
+        "The lessons that a practised reply was drawn for changed before a step used it.", NOTHING
+    ),
     # Of an agent's episode and its turns.
     "episode": Reason("Its episode has not given its samples yet.", "Send the episode's reward."),
     "episode_over": Reason("The reply ended after its episode.", NOTHING),

@@ -208,7 +208,7 @@ async def test_the_judge_builds_what_its_teacher_reads(
         ('variable("FORESIGHT_WEIGHT"', 'variable("PRM_M"', "PRM_M is already declared"),
         ('{"PRM_M": 2,', '{"PRM_N": 2,', "default for the unknown variable PRM_N"),
         ('{"PRM_M": 2,', '{"PRM_M": 0,', "PRM_M=0 is too small"),
-        ('{"tiny_cpu"', '{"tiny"', "unknown profile tiny; use gpu1_24gb"),
+        ('{"tiny_cpu"', '{"tiny"', "unknown profile tiny; use gpu1_12gb"),
         ('    name = "foresight"\n', "", "Config has no name"),
         (
             '    name = "foresight"\n',
@@ -253,7 +253,7 @@ PROGRAM = "openclaw-rl"
 def guests(repository: Path) -> set[str]:
     """Return what the folders of methods and tasks are called, their methods' names, and their variables."""
     folders = [*{found.folder for found in methods_of()}, *task_folders()]
-    names = {f'"{found.config.name}"' for found in methods_of()}
+    names = {f'"{found.config.name}"' for found in methods_of()} - {'"personal"'}  # also a mode of redaction
     variables = {name for found in methods_of() for each in found.config.variables() for name in each.names}
     return {folder.name for folder in folders} - {PROGRAM} | names | variables
 

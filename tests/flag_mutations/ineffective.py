@@ -184,8 +184,9 @@ def _wrap_of(arguments: Any) -> None:
 def install() -> None:
     """Watch every read of arguments from here on; `ignore` says of which flag."""
     from slime.args.arguments import Arguments
+    from slime.args.base import FlatArguments
 
-    Namespace.__getattribute__ = _read
+    Namespace.__getattribute__ = FlatArguments.__getattribute__ = _read
     Namespace.__setattr__ = _write
     _wrap_of(Arguments)
 

@@ -169,7 +169,6 @@ class Run:
         args, beginning = self.args, Beginning.read()
         os.environ.pop(VARIABLE, None)
         beginning.mark(DRIVER, Step.LOADED)
-        watch = StartWatch(Path(args.run_dir), say, beginning)
         if missing := missing_at_start(args):
             raise ConfigError("; ".join(missing))
         placement = describe_placement(args)
@@ -181,6 +180,7 @@ class Run:
         num_gpus = args.num_gpus or placement.total
         self._resources.enter_context(ray_cluster(args, num_gpus=num_gpus, stop=self.stop))
         self.stop.install()  # again, because Ray replaced the handlers
+        watch = StartWatch(Path(args.run_dir), say, beginning)
         beginning.mark(DRIVER, Step.RAY)
         watch.tell()
         self.processes.reserved = reserved = create_placement(args, self.stop)

@@ -207,7 +207,7 @@ def test_a_machine_without_gpus_runs_the_demo(repository: Path) -> None:
     text, runs = doctor(BARE, repository, "none")
     assert "scripts for 1 GPU of 24 GB, such as openclaw-combine/run_qwen3_1_7b_openclaw_combine_24gb.sh" in text
     assert runs
-    methods = ("combine", "hybrid", "oel", "opd", "rl", "sdpo")
+    methods = ("combine", "hybrid", "oel", "opd", "personal", "rl", "sdpo")
     demos = {f"openclaw-{method}/run_tiny_cpu.sh" for method in methods}
     agents = {f"openclaw-rl/run_tiny_cpu_{name}.sh" for name in ("mini_swe_agent", "openclaw_agent")}
     others = {"openclaw-combine/run_tiny_cpu_hybrid.sh"} | agents

@@ -163,7 +163,8 @@ def test_checkpoints_that_another_run_wrote_while_this_one_waited_for_gpus_are_k
     monkeypatch.setattr(run_module, "ray_cluster", lambda *_, **__: contextlib.nullcontext())
     monkeypatch.setattr(run_module, "create_placement", wait)
     monkeypatch.setattr(run_module, "create_rollout_manager", lambda *_: pytest.fail("it started"))
-    run = Run(Arguments(save=str(tmp_path), rollout_global_dataset=False, rollout_num_gpus=1))
+    folders = {"save": str(tmp_path), "run_dir": str(tmp_path / "run")}
+    run = Run(Arguments(**folders, rollout_global_dataset=False, rollout_num_gpus=1))
     monkeypatch.setattr(run.stop, "install", lambda: None)
     with pytest.raises(ConfigError, match="holds checkpoints of an earlier run; add --resume"), run:
         pytest.fail("it started")

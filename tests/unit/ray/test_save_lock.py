@@ -104,7 +104,8 @@ def test_a_run_that_has_its_gpus_waits_for_no_folder(tmp_path: Path, monkeypatch
     monkeypatch.setattr(run_module, "ray_cluster", lambda *_, **__: contextlib.nullcontext())
     monkeypatch.setattr(run_module, "create_placement", lambda *_: reserved)
     monkeypatch.setattr(run_module, "create_rollout_manager", lambda *_: pytest.fail("it started"))
-    second = Run(Arguments(save=str(tmp_path), rollout_global_dataset=False, rollout_num_gpus=1))
+    folders = {"save": str(tmp_path), "run_dir": str(tmp_path / "run")}
+    second = Run(Arguments(**folders, rollout_global_dataset=False, rollout_num_gpus=1))
     monkeypatch.setattr(second.stop, "install", lambda: None)
     with own_save_folders(run_of(tmp_path)), pytest.raises(ConfigError, match="in use by another run"), second:
         pytest.fail("it started")
