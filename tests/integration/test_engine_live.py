@@ -99,6 +99,7 @@ def test_a_sleeping_engine_holds_requests_through_a_push(
         run_dir=str(tmp_path),
         hf_checkpoint=str(random_models[0]),
         device="cpu",
+        train_dtype="float32",
         distributed_timeout_minutes=1,
         colocate=True,
         **TRANSPORTS["shared"],
