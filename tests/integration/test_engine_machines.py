@@ -44,6 +44,7 @@ class Machines:
             "run_dir": str(run_dir),
             "hf_checkpoint": str(model),
             "device": "cpu",
+            "train_dtype": "float32",
             "sglang_max_total_tokens": 20000,
         }
         self.args = Arguments(**push, **given, seed=1)
