@@ -1,6 +1,6 @@
 """A ``--rollout-data-postprocess-path`` hook for tests: plants the fault that the file ``fault`` in the run's folder names.
 
-``zero advantages`` and ``ignored option`` are of the step itself. With the others the trainer is whole, and what reaches the engine under
+``zero advantages`` and ``unread option`` are of the step itself. With the others the trainer is whole, and what reaches the engine under
 the new adapter's name is not: ``stale adapter`` the adapter before, ``base weights`` one without effect, ``other weights`` others. The
 adapter that is sent after a refusal is whole again.
 """
@@ -26,7 +26,7 @@ _sent: list[bytes] = []
 def install(args: Any, rollout_id: int, data: dict[str, Any]) -> None:
     """Change the data of this step, or what is sent after it, as the run's folder says."""
     fault = Path(args.run_dir, FILE).read_text() if Path(args.run_dir, FILE).exists() else ""
-    (READ.discard if fault == "ignored option" else READ.add)(OPTION)
+    (READ.discard if fault == "unread option" else READ.add)(OPTION)
     if fault == "zero advantages":
         for values in data["advantages"]:
             values.zero_()

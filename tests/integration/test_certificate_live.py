@@ -1,7 +1,8 @@
 """A launched LoRA run in which one fault after the other is planted: each makes the certificate red, and no update serves.
 
-The faults: an option that nobody reads, zero advantages, a judge whose answers nobody can read, and an engine that gets the adapter
-before, one without effect, or another one under the update's name. In between and at the end a healthy update serves.
+The faults: zero advantages, a judge whose answers nobody can read, and an engine that gets the adapter
+before, one without effect, or another one under the update's name. In between and at the end a healthy update serves. An option
+that was set and not read so far is told, and no more: one that no code can read is in the tests of the certificate.
 """
 
 from __future__ import annotations
@@ -172,8 +173,12 @@ def test_every_planted_fault_makes_the_certificate_red_and_stops_the_publication
         person.until(lambda: "certificate" in person.health(), "the cause in /healthz")
         assert person.engine_version() == serving
 
-    fault.write_text("ignored option")
-    is_refused(person.next_decision(), {"options"}, "0")
+    fault.write_text("unread option")
+    told = person.next_decision()
+    assert (told.kind, red_lines(told)) == ("step", set()), told
+    assert told.certificate is not None
+    options = {line["name"]: (line["verdict"], line["words"]) for line in told.certificate["lines"]}["options"]
+    assert options == ("unknown", "not read so far: --lr")
     fault.unlink()
     healthy = person.next_decision()
     assert (healthy.kind, red_lines(healthy)) == ("step", set()), healthy
