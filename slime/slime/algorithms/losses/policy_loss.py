@@ -254,6 +254,13 @@ def policy_loss_of_logits(
     args: Arguments, batch: TrainBatch, logits: Tensor | ResponseRows, reduce: Reducer
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return :func:`policy_loss` from packed logits ``[1, T, V]`` or response rows, for custom losses."""
+    return policy_loss(args, batch, *log_probs_and_entropies(args, batch, logits), reduce)
+
+
+def log_probs_and_entropies(
+    args: Arguments, batch: TrainBatch, logits: Tensor | ResponseRows
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the log probabilities and entropies, ``[R_i]`` per sample, that :func:`policy_loss` takes."""
     _, output = get_log_probs_and_entropy(
         logits,
         args=args,
@@ -262,4 +269,4 @@ def policy_loss_of_logits(
         response_lengths=batch["response_lengths"],
         with_entropy=True,
     )
-    return policy_loss(args, batch, output["log_probs"], output["entropy"], reduce)
+    return output["log_probs"], output["entropy"]

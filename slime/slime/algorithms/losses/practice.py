@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from slime.algorithms.losses.custom import from_response_rows
-from slime.algorithms.losses.policy_loss import policy_loss, policy_loss_of_logits
+from slime.algorithms.losses.policy_loss import log_probs_and_entropies, policy_loss, policy_loss_of_logits
 from slime.algorithms.losses.reduce import Reducer
 from slime.algorithms.losses.topk_distillation import topk_distillation_loss
 from slime.args import Arguments
-from slime.logprobs.packed_logits import get_log_probs_and_entropy
 from slime.logprobs.response_rows import ResponseRows
 from slime.utils.streams import TrainBatch
 
@@ -50,16 +49,9 @@ def practice_loss(
         return sum_of_sample_mean(torch.where(lived.bool(), values, torch.zeros_like(values)))
 
     with torch.set_grad_enabled(torch.is_grad_enabled() and any(ids is None for ids in taught)):
-        _, output = get_log_probs_and_entropy(
-            logits,
-            args=args,
-            unconcat_tokens=batch["unconcat_tokens"],
-            total_lengths=batch["total_lengths"],
-            response_lengths=batch["response_lengths"],
-            with_entropy=True,
-        )
-        policy, metrics = policy_loss(args, batch, output["log_probs"], output["entropy"], of_turns)
-    entropy = sum_of_sample_mean(torch.cat(output["entropy"]).detach())
+        log_probs, entropies = log_probs_and_entropies(args, batch, logits)
+        policy, metrics = policy_loss(args, batch, log_probs, entropies, of_turns)
+    entropy = sum_of_sample_mean(torch.cat(entropies).detach())
     distillation, own = topk_distillation_loss(args, batch, logits, sum_of_sample_mean)
     loss = policy + distillation
     return loss, {**metrics, **own, "entropy_loss": entropy, "loss": loss.detach()}
