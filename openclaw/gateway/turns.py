@@ -18,7 +18,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from functools import partial
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -40,6 +41,7 @@ logger = logging.getLogger(__name__)
 OFFER_SECONDS = 2.0
 """How long a look at the gateway's health waits for the ledger: a busy one must not make the process look frozen."""
 MAX_TURNS = 20
+Result = TypeVar("Result")
 
 
 class FeedbackRequest(BaseModel):
@@ -105,19 +107,11 @@ class TurnDesk:
 
     async def offered(self, fewest: int) -> Offer | None:
         """Return the change that a person may accept (`openclaw.gate`), or None; None if the ledger cannot be read soon."""
-        try:
-            async with asyncio.timeout(OFFER_SECONDS):
-                return await asyncio.to_thread(self._ledger.decisions.offer, fewest)
-        except (LedgerError, TimeoutError):
-            return None
+        return await _read_soon(partial(self._ledger.decisions.offer, fewest))
 
     async def certified(self) -> DecisionRecord | None:
         """Return the newest update with a certificate; None without one, or if the ledger cannot be read soon."""
-        try:
-            async with asyncio.timeout(OFFER_SECONDS):
-                return await asyncio.to_thread(self._ledger.decisions.last_certified)
-        except (LedgerError, TimeoutError):
-            return None
+        return await _read_soon(self._ledger.decisions.last_certified)
 
     async def take_feedback(self, body: bytes, client: Client) -> dict[str, Any]:
         """Record the feedback in ``body``, and return the answer.
@@ -205,6 +199,15 @@ class TurnDesk:
         """Raise UnknownRecordError if the client does not reach a turn, or if there is none."""
         if not client.reaches(self._ledger.turns.session_of(turn_id)):
             raise UnknownRecordError(f"{client.name} has no turn {turn_id!r}")
+
+
+async def _read_soon(read: Callable[[], Result | None]) -> Result | None:
+    """Return what a look into the ledger finds; None if the ledger cannot be read within `OFFER_SECONDS`."""
+    try:
+        async with asyncio.timeout(OFFER_SECONDS):
+            return await asyncio.to_thread(read)
+    except (LedgerError, TimeoutError):
+        return None
 
 
 def _unknown_reply() -> ApiError:
