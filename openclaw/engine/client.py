@@ -57,6 +57,16 @@ BASE = "base"
 """The adapter name with which an engine of a LoRA run answers as its base model, and the version of such answers."""
 
 
+def scoring_payload(prompt_ids: Sequence[int], reply_ids: Sequence[int]) -> dict[str, Any]:
+    """Return the request that scores a stored reply at temperature 1; it starts a token early, which gets no value."""
+    return {
+        "input_ids": [*prompt_ids, *reply_ids],
+        "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+        "return_logprob": True,
+        "logprob_start_len": len(prompt_ids) - 1,
+    }
+
+
 def new_cache_key() -> str:
     """Return a key that no other request has."""
     return secrets.token_hex(16)

@@ -28,10 +28,10 @@ import httpx
 from groundwork.exceptions import ConfigError
 from openclaw.config.runtime_variables import GateVariables
 from openclaw.engine.canary import Share, close_share, failures, open_share
-from openclaw.engine.client import CACHE_KEY, new_cache_key
+from openclaw.engine.client import CACHE_KEY, new_cache_key, scoring_payload
 from openclaw.gate.certificate import OPTIONS, Certificate, certify
 from openclaw.gate.decision import Agreement, Evidence, Finding, Live, decide_on, disagrees, does_worse
-from openclaw.gate.proof import Proof, Stored, facts_of_trainer, fits, log_probs_of, scoring_body
+from openclaw.gate.proof import Proof, Stored, facts_of_trainer, fits, log_probs_of
 from openclaw.gate.questions import Questions, ask_about, sound, unread
 from openclaw.judge.hygiene import is_repetitive
 from openclaw.ledger.decisions import SERVING, UNUSED, DecisionRecord
@@ -162,7 +162,9 @@ class _EngineTrial:
 
     def _scores(self, client: httpx.Client, probe: Probe) -> list[float]:
         """Return the engine's log probabilities of a stored reply; NaN where it has none."""
-        return log_probs_of(probe, self._posted(client, scoring_body(probe))["meta_info"])
+        return log_probs_of(
+            probe, self._posted(client, scoring_payload(probe.prompt_ids, probe.reply_ids))["meta_info"]
+        )
 
     def _posted(self, client: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
         """Return the engine's answer to a request.

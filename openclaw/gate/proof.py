@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from openclaw.engine.client import BASE, CACHE_KEY, new_cache_key
+from openclaw.engine.client import BASE, CACHE_KEY, new_cache_key, scoring_payload
 from openclaw.gate.certificate import EngineFacts, Facts
 from openclaw.ledger.decisions import JudgeAnswers
 from slime.args import Arguments
@@ -185,7 +185,11 @@ def ask(url: str, probes: Sequence[Probe], adapter: str | None = None) -> Said:
     ):
 
         def answer(probe: Probe) -> dict[str, Any]:
-            body = scoring_body(probe) | {CACHE_KEY: key} | ({"lora_path": adapter} if adapter else {})
+            body = (
+                scoring_payload(probe.prompt_ids, probe.reply_ids)
+                | {CACHE_KEY: key}
+                | ({"lora_path": adapter} if adapter else {})
+            )
             return client.post("/generate", json=body).raise_for_status().json()
 
         documents = list(pool.map(answer, probes))
@@ -195,18 +199,8 @@ def ask(url: str, probes: Sequence[Probe], adapter: str | None = None) -> Said:
     return Said(scores, "+".join(sorted(versions)), "+".join(sorted(digests)) or None)
 
 
-def scoring_body(probe: Probe) -> dict[str, Any]:
-    """Return the request that scores a stored reply at temperature 1."""
-    return {
-        "input_ids": [*probe.prompt_ids, *probe.reply_ids],
-        "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
-        "return_logprob": True,
-        "logprob_start_len": len(probe.prompt_ids) - 1,
-    }
-
-
 def log_probs_of(probe: Probe, meta: dict[str, Any]) -> list[float]:
-    """Return the log probabilities of a stored reply in an answer to `scoring_body`; NaN where there is none."""
+    """Return the log probabilities of a stored reply in an answer to `openclaw.engine.client.scoring_payload`; NaN where there is none."""
     entries = meta["input_token_logprobs"][-len(probe.reply_ids) :]
     return [math.nan if entry[0] is None else float(entry[0]) for entry in entries]
 

@@ -75,6 +75,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from groundwork.chat_messages import Message, pictures_in
+from openclaw.engine.client import scoring_payload
 from openclaw.exceptions import EngineUnavailableError, JudgeError, TeacherMismatchError
 from openclaw.judge.client import Engine, together
 from openclaw.judge.voting import JudgeMetrics
@@ -183,13 +184,7 @@ async def score(
     """
     start = len(prompt_ids) - 1
     answer = await engine.generate(
-        {
-            "input_ids": [*prompt_ids, *response_ids],
-            "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
-            "return_logprob": True,
-            "logprob_start_len": start,
-            **({"top_logprobs_num": topk} if topk else {}),
-        },
+        scoring_payload(prompt_ids, response_ids) | ({"top_logprobs_num": topk} if topk else {}),
         owner,
     )
     meta = answer["meta_info"]
