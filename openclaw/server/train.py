@@ -202,12 +202,12 @@ def method_names() -> dict[str, str]:
 
 
 def nothing_left(ledger: Ledger, batch_size: int) -> bool:
-    """Return whether nothing is left to judge or train."""
+    """Return whether nothing is left to judge or train; asks in the order in which a turn moves, so that none slips by."""
     counts = ledger.views.counts()
     return (
         not counts["turns"].get("pending")
-        and ledger.samples.ready_count() < batch_size
         and not ledger.judging.finished_sessions(1)
+        and ledger.samples.ready_count() < batch_size
         and not ledger.samples.untrained_leases()
     )
 

@@ -519,6 +519,7 @@ async def test_a_session_with_a_probe_gives_no_samples_as_a_whole(ledger: Ledger
         bench.pend(name, session_id=name)
         ledger.sessions.end(name, 103.0)
     async with bench.running():
-        await until(lambda: not ledger.judging.finished_sessions(99) and judged(bench, len(names))())
+        await until(judged(bench, len(names)))
+        await until(lambda: not ledger.judging.finished_sessions(99))
     for record in ledger.views.turn_records():
         assert len(record.samples) == (0 if record.turn.reason == PROBE else 2)

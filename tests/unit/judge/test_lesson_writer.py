@@ -531,7 +531,8 @@ async def test_a_finished_session_gives_no_sample_of_a_turn_under_lessons(ledger
     ledger.sessions.end("session", 103.0)
     stop = asyncio.Event()
     task = asyncio.create_task(loop.worker.run(stop))
-    await until(lambda: not ledger.judging.finished_sessions(1) and ledger.turns.get("told").state == "judged")
+    await until(lambda: not ledger.views.counts()["turns"].get("pending"))
+    await until(lambda: not ledger.judging.finished_sessions(1))
     stop.set()
     await task
     rows = ledger.database.rows("SELECT turn_id FROM samples")
