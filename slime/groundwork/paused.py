@@ -8,12 +8,12 @@ that a step waits for the time at which training may take place. Imports only th
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from pathlib import Path
 from typing import NamedTuple
 
+from groundwork.people import mark_of
 from groundwork.private_files import write_note
 
 NAME = "paused.json"
@@ -91,8 +91,7 @@ def waiting(run_dir: str | Path) -> str | None:
 def _path(run_dir: str | Path, person: str | None) -> Path:
     if person is None:
         return Path(run_dir, NAME)
-    digits = hashlib.blake2b(person.encode(), digest_size=6).hexdigest()
-    return Path(run_dir, OF_A_PERSON.replace("*", digits))
+    return Path(run_dir, OF_A_PERSON.replace("*", mark_of(person)))
 
 
 def _read(path: Path) -> Paused | None:

@@ -75,6 +75,10 @@ class CheckpointError(SlimeError, RuntimeError):
     """A checkpoint is missing, incomplete or from another run."""
 
 
+class PeopleError(SlimeError, RuntimeError):
+    """The book of people's adapters is unreadable, or what it should name is not on disk."""
+
+
 class HttpStatusError(SlimeError, RuntimeError):
     """A server answered with an error status.
 

@@ -19,8 +19,8 @@ LOADER = "slime.weight_sync.engine_loader.load"
 """What runs in an engine: value of SGLang's ``--custom-weight-loader``, and ``load_format`` of a request to it."""
 
 
-ADAPTER_NAME = re.compile(r"weights-(\d+)-([0-9a-f]{8})-(\d+)")
-"""Weight version, :func:`maker` and number of a push."""
+ADAPTER_NAME = re.compile(r"weights-(\d+)-([0-9a-f]{8})-(\d+)(?:-([0-9a-f]{12}))?")
+"""Weight version, :func:`maker`, number of a push, and whose adapter it is if each person has one (`groundwork.people`)."""
 
 
 BASE = "base"

@@ -67,7 +67,7 @@ class AdapterWeightSync(EngineWeightSync):
         left = set()
         for name in itertools.chain.from_iterable(self._call(RemoteEngine.lora_adapters)):
             match = ADAPTER_NAME.fullmatch(name)
-            if match and match[2] == maker(self._args) and name not in self._names:
+            if match and match[2] == maker(self._args) and match[4] is None and name not in self._names:
                 left.add((int(match[3]), name))
         self._names = [name for _, name in sorted(left)] + self._names
 
