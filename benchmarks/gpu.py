@@ -26,6 +26,8 @@ from groundwork.command_line import new_output_file
 from groundwork.private_files import write_output
 
 NO_GPU = 2
+MINUTES, QUICK_MINUTES = 10.0, 60.0
+"""What all steps may take: a GPU is rented, but a check on a busy CPU has to reach the last step."""
 MIN_SECONDS = 20.0
 """A step with less time than this is not begun."""
 
@@ -94,7 +96,9 @@ def main() -> int:
     names = [step.name for step in STEPS]
     parser.add_argument("--json", type=new_output_file, metavar="FILE", help="file for the figures")
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help="these steps only (--list names them)")
-    parser.add_argument("--minutes", type=float, default=10.0, help="for all steps together (default: %(default)s)")
+    parser.add_argument(
+        "--minutes", type=float, help=f"for all steps together (default: {MINUTES:g}, with --quick {QUICK_MINUTES:g})"
+    )
     parser.add_argument("--list", action="store_true", help="name the steps and end")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="default: %(default)s")
     parser.add_argument(
@@ -108,6 +112,8 @@ def main() -> int:
         parser.error("--json FILE is needed: where do the figures go?")
     if options.quick != (options.device == "cpu"):
         parser.error("--device cpu and --quick go together: a GPU is measured at full size, a CPU is not measured here")
+    if options.minutes is None:
+        options.minutes = QUICK_MINUTES if options.quick else MINUTES
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # as Ctrl-C: ends the step that runs
     try:
         found = machine.probe(sorted({name for step in STEPS for name in step.needs}))
