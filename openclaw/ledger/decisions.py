@@ -13,6 +13,10 @@ that were forgotten after a rollback dropped them count for no step, even if som
 The line of a checkpoint: a rollback at batch f to batch t writes its weights into the checkpoint of f, so later checkpoints
 have learned from the batches after f and from what the checkpoint of t had learned from.
 
+With adapters per person, a step, a decision and a rollback are of one person's adapter (``person``), whose versions count by
+themselves: what serves, a series of refusals, an acceptance, probes and the line of a checkpoint are this person's alone. Where
+``person`` is None, they are about the weights that everybody shares.
+
 The row's kinds: ``start`` (the weights of the first comparison), ``step`` (accepted), ``refused``, ``rollback``, ``accept``.
 """
 
@@ -25,12 +29,14 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
-from openclaw.ledger.database import Database, move_samples
+from openclaw.ledger.database import Database, move_samples, sessions_of
 from openclaw.ledger.lessons import Lessons
 
 Kind = Literal["start", "step", "refused", "rollback", "accept"]
-QUARANTINE, ROLLBACK = "quarantine", "rollback"
-"""Why a sample was dropped: the gate refused its batch; a rollback went back to weights without it."""
+QUARANTINE, ROLLBACK, FUSE = "quarantine", "rollback", "fuse"
+"""Why a sample was dropped: the gate refused its batch; a rollback went back to weights without it; a fuse held its step back."""
+OF_STEPS = (QUARANTINE, ROLLBACK, FUSE)
+"""Reasons of samples that a batch brought to the trainer."""
 UNUSED = "unused "
 """How the name of a number begins that stands for a flag which no code reads, and which alone refused an update; of an
 acceptance: which a person has accepted."""
@@ -65,6 +71,7 @@ class DecisionRecord:
         live_at: when its weights went live; None if they did not.
         samples: that its step used, or that are in quarantine.
         certificate: see `openclaw.gate.certificate`; None without one.
+        person: whose adapter it is about; None: everybody's weights.
     """
 
     number: int
@@ -80,6 +87,7 @@ class DecisionRecord:
     live_at: float | None = None
     samples: int = 0
     certificate: Mapping[str, Any] | None = None
+    person: str | None = None
 
 
 class JudgeAnswers(NamedTuple):
@@ -198,6 +206,7 @@ class Decisions:
         scores: Mapping[str, float] | None = None,
         serving: tuple[int, Mapping[str, float]] | None = None,
         certificate: Mapping[str, Any] | None = None,
+        person: str | None = None,
     ) -> int:
         """Record what was decided about a batch, in place of an earlier decision about it; return its number.
 
@@ -214,6 +223,7 @@ class Decisions:
             scores: mean log-probability per token of each probe's reply, by turn.
             serving: the number of the decision whose weights serve, and the scores under these.
             certificate: of the update.
+            person: whose adapter it is about; None: everybody's weights.
         """
         with self._database.transaction() as connection:
             connection.execute(
@@ -231,6 +241,7 @@ class Decisions:
                 metrics=json.dumps(dict(metrics or {})),
                 first_turn=first_turn,
                 certificate=None if certificate is None else json.dumps(certificate),
+                person=person,
             )
             self._score(connection, number, scores or {})
             if serving is not None:
@@ -254,53 +265,64 @@ class Decisions:
         result = self.all("AND certificate IS NOT NULL ORDER BY number DESC LIMIT 1")
         return result[0] if result else None
 
-    def judge_answers(self) -> JudgeAnswers:
+    def judge_answers(self, person: str | None = None) -> JudgeAnswers:
         """Return how many judge answers were asked for since the last decided update, and how many of them are lost.
 
         Lost are votes that nobody could read, and a turn whose judging fails now or was given up counts as one lost answer.
+        With ``person``, the update and the answers are this person's.
         """
         since = self._database.rows(
-            f"SELECT COALESCE(MAX(decided_at), 0) AS at FROM decisions WHERE {_STEP_OR_REFUSED}"
-        )
+            f"SELECT COALESCE(MAX(decided_at), 0) AS at FROM decisions WHERE {_STEP_OR_REFUSED} AND person IS ?",
+            (person,),
+        )[0]["at"]
+        own, names = ("1", ()) if person is None else sessions_of(person)
+        of_person = f"turn_id IN (SELECT id FROM turns WHERE {own})" if person is not None else "1"
         votes = self._database.rows(
             "SELECT COUNT(*) AS asked, COALESCE(SUM(json_extract(vote.value, '$.value') IS NULL), 0) AS lost"
-            " FROM verdicts, json_each(verdicts.verdict, '$.votes') AS vote WHERE judged_at > ?",
-            (since[0]["at"],),
+            f" FROM verdicts, json_each(verdicts.verdict, '$.votes') AS vote WHERE {of_person} AND judged_at > ?",
+            (*names, since),
         )[0]
         failed = self._database.rows(
-            "SELECT (SELECT COUNT(*) FROM turns WHERE state = 'pending' AND judge_attempts > 0)"
-            " + (SELECT COUNT(*) FROM turns JOIN verdicts ON turn_id = turns.id WHERE judged_at > ?"
+            f"SELECT (SELECT COUNT(*) FROM turns WHERE {own} AND state = 'pending' AND judge_attempts > 0)"
+            f" + (SELECT COUNT(*) FROM turns JOIN verdicts ON turn_id = turns.id WHERE {own} AND judged_at > ?"
             " AND state = 'judged' AND reason IN ('judge_gave_up', 'judge_refused')) AS n",
-            (since[0]["at"],),
+            (*names, since),
         )[0]["n"]
         return JudgeAnswers(votes["asked"] + failed, votes["lost"] + failed)
 
-    def serving(self) -> DecisionRecord | None:
-        """Return the newest decision whose weights serve: a start, a step or a rollback; None before the first."""
-        result = self.all(f"AND kind IN {SERVING} ORDER BY number DESC LIMIT 1")
+    def serving(self, person: str | None = None) -> DecisionRecord | None:
+        """Return the newest decision whose weights serve: a start, a step or a rollback; None before the first.
+
+        With ``person``, of this person's adapter.
+        """
+        result = self.all(f"AND person IS ? AND kind IN {SERVING} ORDER BY number DESC LIMIT 1", (person,))
         return result[0] if result else None
 
-    def accepted_scores(self, count: int) -> dict[int, dict[str, float]]:
+    def accepted_scores(self, count: int, person: str | None = None) -> dict[int, dict[str, float]]:
         """Return the scores of the last ``count`` accepted versions since a rollback or acceptance, by decision and turn.
 
-        Scores of older ones are deleted.
+        Scores of older ones are deleted. With ``person``, all of this person's adapter.
         """
         with self._database.transaction() as connection:
             marks = connection.execute(
                 "SELECT MAX(number) FROM decisions WHERE kind IN ('rollback', 'accept') AND undone_at IS NULL"
+                " AND person IS ?",
+                (person,),
             ).fetchone()
             kept = connection.execute(
-                f"SELECT number FROM decisions WHERE kind IN {SERVING} AND undone_at IS NULL AND number >= ?"
-                " ORDER BY number DESC LIMIT ?",
-                (marks[0] or 0, count),
+                f"SELECT number FROM decisions WHERE kind IN {SERVING} AND undone_at IS NULL AND person IS ?"
+                " AND number >= ? ORDER BY number DESC LIMIT ?",
+                (person, marks[0] or 0, count),
             ).fetchall()
             oldest = min((row["number"] for row in kept), default=UNBOUNDED)
             serving = connection.execute(
-                f"SELECT MAX(number) FROM decisions WHERE kind IN {SERVING} AND undone_at IS NULL"
+                f"SELECT MAX(number) FROM decisions WHERE kind IN {SERVING} AND undone_at IS NULL AND person IS ?",
+                (person,),
             ).fetchone()[0]
             connection.execute(
-                "DELETE FROM probe_scores WHERE decision < ? AND decision <> ?",
-                (oldest, UNBOUNDED if serving is None else serving),
+                "DELETE FROM probe_scores WHERE decision < ? AND decision <> ?"
+                " AND decision IN (SELECT number FROM decisions WHERE person IS ?)",
+                (oldest, UNBOUNDED if serving is None else serving, person),
             )
             rows = connection.execute("SELECT decision, turn_id, score FROM probe_scores").fetchall()
         scores: dict[int, dict[str, float]] = {row["number"]: {} for row in kept}
@@ -309,15 +331,16 @@ class Decisions:
                 scores[row["decision"]][row["turn_id"]] = row["score"]
         return scores
 
-    def refusals(self) -> list[DecisionRecord]:
+    def refusals(self, person: str | None = None) -> list[DecisionRecord]:
         """Return the refusals of the series that has not ended, newest first.
 
-        A series ends with `QUIET` accepted batches in a row, a rollback or an acceptance.
+        A series ends with `QUIET` accepted batches in a row, a rollback or an acceptance. With ``person``, of this person's
+        adapter.
         """
         rows = self._database.rows(
-            "SELECT number, kind FROM decisions WHERE undone_at IS NULL AND kind <> 'start'"
+            "SELECT number, kind FROM decisions WHERE undone_at IS NULL AND person IS ? AND kind <> 'start'"
             f" AND NOT (kind = 'accept' AND {_OF_FLAGS}) ORDER BY number DESC LIMIT ?",
-            (MAX_SERIES_LENGTH,),
+            (person, MAX_SERIES_LENGTH),
         )
         end, quiet = 0, 0
         for row in rows:
@@ -325,14 +348,20 @@ class Decisions:
             if quiet == QUIET or row["kind"] in ("rollback", "accept"):
                 end = row["number"]
                 break
-        return self.all("AND kind = 'refused' AND number > ? ORDER BY number DESC", (end,))
+        return self.all(
+            "AND person IS ? AND kind = 'refused' AND number > ? ORDER BY number DESC",
+            (person, end),
+        )
 
-    def offer(self, fewest: int) -> Offer | None:
-        """Return what a person may accept: at least ``fewest`` refusals of a series by the users' opinions; None without."""
-        row = [refusal for refusal in self.refusals() if refusal.by_margin]
+    def offer(self, fewest: int, person: str | None = None) -> Offer | None:
+        """Return what a person may accept: at least ``fewest`` refusals of a series by the users' opinions; None without.
+
+        With ``person``, of this person's adapter.
+        """
+        row = [refusal for refusal in self.refusals(person) if refusal.by_margin]
         return Offer(len(row), sum(item.samples for item in row)) if len(row) >= fewest else None
 
-    def probe_window(self, first_turn: int | None) -> Window:
+    def probe_window(self, first_turn: int | None, person: str | None = None) -> Window:
         """Return which turns may decide about a batch.
 
         Its own judge does not decide alone: turns that are newer than the middle of the batch do not count, and neither do
@@ -341,10 +370,15 @@ class Decisions:
 
         Args:
             first_turn: number of the batch's middle turn; None if unknown.
+            person: whose adapter it is about; how old a turn is counts by this person's turns. None: by everybody's.
         """
-        accepted = self.all(f"AND kind = 'accept' AND NOT {_OF_FLAGS} ORDER BY number DESC LIMIT 1")
+        accepted = self.all(
+            f"AND person IS ? AND kind = 'accept' AND NOT {_OF_FLAGS} ORDER BY number DESC LIMIT 1", (person,)
+        )
         row = [
-            refusal.first_turn for refusal in self.refusals() if refusal.by_margin and refusal.first_turn is not None
+            refusal.first_turn
+            for refusal in self.refusals(person)
+            if refusal.by_margin and refusal.first_turn is not None
         ]
         first, known = (accepted[0].first_turn or 0, accepted[0].last_turn or 0) if accepted else (0, 0)
         newest = (
@@ -352,20 +386,36 @@ class Decisions:
             if first_turn is None
             else first_turn
         )
-        old = max(first + EARLY, (first + newest) // 2, newest - LATE)
+        old = self._oldest_half(first, newest, person)
         ends = [end for end in (first_turn, old, *row) if end is not None]
         return Window(first, max(min(ends), known + 1))
 
-    def accept_refused(self, fewest: int) -> DecisionRecord | None:
+    def _oldest_half(self, first: int, newest: int, person: str | None) -> int:
+        """Return the number below which turns since ``first`` are old enough to be compared; by a person's own turns."""
+        if person is None:
+            return max(first + EARLY, (first + newest) // 2, newest - LATE)
+        of_person, names = sessions_of(person)
+        own = [
+            row["number"]
+            for row in self._database.rows(
+                f"SELECT number FROM turns WHERE {of_person} AND number >= ? AND number <= ? ORDER BY number",
+                (*names, first, newest),
+            )
+        ]
+        kept = max(EARLY, len(own) // 2, len(own) - LATE)
+        return own[kept] if kept < len(own) else newest + 1
+
+    def accept_refused(self, fewest: int, person: str | None = None) -> DecisionRecord | None:
         """Accept what the gate refused by the users' opinions at least ``fewest`` times in a series.
 
-        Releases the batches from quarantine and retires the probes from before the first one.
+        Releases the batches from quarantine and retires the probes from before the first one. With ``person``, of this person's
+        adapter.
 
         Returns:
             The acceptance, with the number of released samples; None, with nothing written, if there are fewer refusals.
         """
         with self._database.transaction() as connection:
-            row = [refusal for refusal in self.refusals() if refusal.by_margin]
+            row = [refusal for refusal in self.refusals(person) if refusal.by_margin]
             if not row or len(row) < fewest:
                 return None
             released = _release(connection, row)
@@ -378,6 +428,7 @@ class Decisions:
                 why=f"a person accepted the change of {len(row)} refused batches; {released} samples are ready again",
                 first_turn=row[-1].first_turn,
                 last_turn=last,
+                person=person,
             )
         (accepted,) = self.all("AND number = ?", (number,))
         return replace(accepted, samples=released)
@@ -420,6 +471,7 @@ class Decisions:
             released = connection.execute(
                 "SELECT 1 FROM decisions AS refused JOIN decisions AS accepted ON accepted.kind = 'accept'"
                 " AND accepted.number > refused.number WHERE refused.kind = 'refused' AND refused.undone_at IS NULL"
+                f" AND (accepted.person IS refused.person OR accepted.{_OF_FLAGS})"
                 f" AND (CASE WHEN accepted.{_OF_FLAGS} THEN refused.{_OF_FLAGS} ELSE refused.by_margin END)"
                 " AND refused.rollout_id = ?",
                 (rollout_id,),
@@ -454,11 +506,20 @@ class Decisions:
                 live_at=row["live_at"],
                 samples=row["samples"],
                 certificate=None if row["certificate"] is None else json.loads(row["certificate"]),
+                person=row["person"],
             )
             for row in rows
         ]
 
-    def record_rollback(self, to_rollout_id: int, from_rollout_id: int, weight_version: str, at: float) -> int:
+    def record_rollback(
+        self,
+        to_rollout_id: int,
+        from_rollout_id: int,
+        weight_version: str,
+        at: float,
+        person: str | None = None,
+        to_version: str | None = None,
+    ) -> int:
         """Record that the weights after ``to_rollout_id`` serve again, as ``weight_version``, in place of later ones.
 
         Lessons that these had learned are served again.
@@ -468,26 +529,28 @@ class Decisions:
             from_rollout_id: last batch in the weights that served before.
             weight_version: under which they serve now.
             at: since when, seconds since the epoch.
+            person: whose adapter goes back; both batches are of this person. None: everybody's weights.
+            to_version: version of the weights that serve again, if later ones of the same batch may be on disk, too.
 
         Returns:
             The number of samples that they have not learned from any more.
         """
         with self._database.transaction() as connection:
-            earlier = self._told_before(connection, to_rollout_id, from_rollout_id, weight_version, at)
-            line = line_of(connection, to_rollout_id)
+            earlier = self._told_before(connection, to_rollout_id, from_rollout_id, weight_version, at, person)
+            line = line_of(connection, to_rollout_id, person, to_version)
             old = connection.execute(
-                "SELECT weight_version FROM steps WHERE rollout_id <= ? AND rollout_id NOT IN"
+                "SELECT weight_version FROM steps WHERE person IS ? AND rollout_id <= ? AND rollout_id NOT IN"
                 " (SELECT rollout_id FROM decisions WHERE kind = 'refused' AND undone_at IS NULL)"
                 " ORDER BY rollout_id DESC, number DESC LIMIT 1",
-                (to_rollout_id,),
+                (person, to_rollout_id),
             ).fetchone()
-            dropped = align(connection, line, from_rollout_id, at)
+            dropped = align(connection, line, from_rollout_id, at, person)
             connection.execute(
                 "UPDATE steps SET undone_at = ? WHERE undone_at IS NULL AND rollout_id = ?", (at, from_rollout_id)
             )
             connection.execute(
-                "INSERT INTO steps (rollout_id, weight_version, trained_at, live_at) VALUES (?, ?, ?, ?)",
-                (from_rollout_id, weight_version, at, at),
+                "INSERT INTO steps (rollout_id, weight_version, trained_at, live_at, person) VALUES (?, ?, ?, ?, ?)",
+                (from_rollout_id, weight_version, at, at, person),
             )
             Lessons(self._database).unlearn(connection)
             back = "the initial weights" if old is None else f"version {old['weight_version']}"
@@ -499,15 +562,39 @@ class Decisions:
                 weight_version=weight_version,
                 why=f"back to {back}; {unlearned} samples are unlearned",
                 metrics=json.dumps({BACK_TO: to_rollout_id, UNLEARNED: unlearned}),
+                person=person,
             )
         return dropped
 
+    def batch_of_version(self, person: str, weight_version: str) -> int | None:
+        """Return the last batch in a version of a person's adapter; -1 for version 0, None for one that the ledger does not know."""
+        rows = self._database.rows(
+            "SELECT MAX(rollout_id) AS last FROM steps WHERE person = ? AND weight_version = ?",
+            (person, weight_version),
+        )
+        return rows[0]["last"] if rows[0]["last"] is not None else -1 if weight_version == "0" else None
+
+    def last_batch(self, person: str) -> int:
+        """Return the last batch that a person's adapter was trained with; -1 before the first."""
+        rows = self._database.rows(
+            "SELECT COALESCE(MAX(rollout_id), -1) AS last FROM steps WHERE person = ? AND undone_at IS NULL", (person,)
+        )
+        return rows[0]["last"]
+
     def _told_before(
-        self, connection: sqlite3.Connection, to_rollout_id: int, from_rollout_id: int, version: str, at: float
+        self,
+        connection: sqlite3.Connection,
+        to_rollout_id: int,
+        from_rollout_id: int,
+        version: str,
+        at: float,
+        person: str | None,
     ) -> int:
         """Undo the decision of the same rollback if a process died behind it; return how many samples it had dropped."""
         newest = connection.execute(
-            f"SELECT * FROM decisions WHERE undone_at IS NULL AND kind IN {SERVING} ORDER BY number DESC LIMIT 1"
+            f"SELECT * FROM decisions WHERE undone_at IS NULL AND person IS ? AND kind IN {SERVING}"
+            " ORDER BY number DESC LIMIT 1",
+            (person,),
         ).fetchone()
         if newest is None or newest["kind"] != "rollback" or newest["rollout_id"] != from_rollout_id:
             return 0
@@ -530,12 +617,35 @@ def _release(connection: sqlite3.Connection, refused: Sequence[DecisionRecord]) 
     return move_samples(connection, "readmit", quarantined, (QUARANTINE, *batches))
 
 
-def line_of(connection: sqlite3.Connection, rollout_id: int) -> Line:
-    """Return the line of the checkpoint of a batch."""
+def people_of_steps(connection: sqlite3.Connection) -> list[str | None]:
+    """Return whose weights steps and decisions are about, everybody's (None) first."""
+    rows = connection.execute(
+        "SELECT person FROM steps WHERE person IS NOT NULL UNION SELECT person FROM decisions WHERE person IS NOT NULL"
+    )
+    return [None, *sorted(row["person"] for row in rows)]
+
+
+def _batches_of(person: str | None) -> tuple[str, tuple[str, ...]]:
+    """Return the SQL condition that ``rollout_id`` is a batch of a person's adapter, or of nobody's with None, and its parameters."""
+    whose = "IS NOT NULL" if person is None else "= ?"
+    batches = f"(SELECT rollout_id FROM steps WHERE person {whose} UNION SELECT rollout_id FROM decisions WHERE person {whose})"
+    return (f"rollout_id NOT IN {batches}", ()) if person is None else (f"rollout_id IN {batches}", (person, person))
+
+
+def line_of(
+    connection: sqlite3.Connection, rollout_id: int, person: str | None = None, version: str | None = None
+) -> Line:
+    """Return the line of the checkpoint of a batch; with ``person``, of this person's adapter in it.
+
+    With ``version`` it is that of this version, which knows of no rollback that led to a later one.
+    """
     rows = connection.execute(
         f"SELECT rollout_id, weight_version, json_extract(metrics, '$.\"{BACK_TO}\"') AS back FROM decisions"
-        " WHERE kind = 'rollback' AND undone_at IS NULL ORDER BY number"
+        " WHERE kind = 'rollback' AND undone_at IS NULL AND person IS ? ORDER BY number",
+        (person,),
     ).fetchall()
+    if version is not None:
+        rows = [row for row in rows if int(row["weight_version"]) <= int(version)]
     parts, rollbacks, end = list[tuple[int, int]](), list[tuple[int, str]](), rollout_id
     # From the checkpoint backwards: each rollback on the way leads to the batch that it went back to.
     for row in reversed(rows):
@@ -549,31 +659,35 @@ def line_of(connection: sqlite3.Connection, rollout_id: int) -> Line:
     return Line((*parts, (-1, end)), tuple(rollbacks), -1)
 
 
-def align(connection: sqlite3.Connection, line: Line, last: int, at: float) -> int:
-    """Let samples, steps and decisions up to the batch ``last`` say what ``line`` has learned from; return how many were dropped."""
-    known, has = f"rollout_id > {line.known} AND rollout_id <= {last}", line.has("rollout_id")
+def align(connection: sqlite3.Connection, line: Line, last: int, at: float, person: str | None = None) -> int:
+    """Let samples, steps and decisions up to the batch ``last`` say what ``line`` has learned from; return how many were dropped.
+
+    Only batches of a person's adapter are touched, or with None those of the weights that everybody shares.
+    """
+    of_person, names = _batches_of(person)
+    known, has = f"{of_person} AND rollout_id > {line.known} AND rollout_id <= {last}", line.has("rollout_id")
     again = connection.execute(
-        f"SELECT id FROM samples WHERE state = 'dropped' AND reason = ? AND {known} AND {has}", (ROLLBACK,)
+        f"SELECT id FROM samples WHERE state = 'dropped' AND {known} AND {has} AND reason = ?", (*names, ROLLBACK)
     ).fetchall()
     for state in ("ready", "leased", "trained"):  # the way that a sample may go
         connection.executemany(
             "UPDATE samples SET state = ?, reason = NULL WHERE id = ?", [(state, row["id"]) for row in again]
         )
-    dropped = move_samples(connection, "unlearn", f"{known} AND NOT {has}", reason=ROLLBACK)
-    connection.execute(f"UPDATE forgotten_samples SET rollout_id = NULL WHERE {known} AND NOT {has}")
+    dropped = move_samples(connection, "unlearn", f"{known} AND NOT {has}", names, reason=ROLLBACK)
+    connection.execute(f"UPDATE forgotten_samples SET rollout_id = NULL WHERE {known} AND NOT {has}", names)
     connection.execute(
         f"UPDATE steps SET undone_at = ? WHERE undone_at IS NULL AND {known} AND NOT {has} AND NOT {line.is_rollback()}",
-        (at,),
+        (at, *names),
     )
     connection.execute(
         f"UPDATE decisions SET undone_at = ? WHERE undone_at IS NULL AND kind IN ('start', 'step') AND {known} AND NOT {has}",
-        (at,),
+        (at, *names),
     )
-    _revive(connection, known, has, line.is_rollback())
+    _revive(connection, known, names, has, line.is_rollback())
     return dropped
 
 
-def _revive(connection: sqlite3.Connection, known: str, has: str, is_rollback: str) -> None:
+def _revive(connection: sqlite3.Connection, known: str, names: tuple[str, ...], has: str, is_rollback: str) -> None:
     """Let the newest step and decision of batches that are trained again count again."""
     trained = "EXISTS (SELECT 1 FROM samples WHERE samples.rollout_id = {0}.rollout_id AND samples.state = 'trained')"
     of_rollback = (
@@ -584,10 +698,12 @@ def _revive(connection: sqlite3.Connection, known: str, has: str, is_rollback: s
     connection.execute(
         "UPDATE steps SET undone_at = NULL WHERE number IN (SELECT MAX(number) FROM steps"
         f" WHERE {known} AND ({has} AND {trained.format('steps')} AND NOT {of_rollback} OR {is_rollback})"
-        f" GROUP BY rollout_id) AND NOT {live.format('steps', '')}"
+        f" GROUP BY rollout_id) AND NOT {live.format('steps', '')}",
+        names,
     )
     connection.execute(
         "UPDATE decisions SET undone_at = NULL WHERE kind = 'step' AND number IN (SELECT MAX(number) FROM decisions"
         f" WHERE {_STEP_OR_REFUSED} AND {known} AND {has} AND {trained.format('decisions')} GROUP BY rollout_id)"
-        f" AND NOT {live.format('decisions', f' AND {_STEP_OR_REFUSED}')}"
+        f" AND NOT {live.format('decisions', f' AND {_STEP_OR_REFUSED}')}",
+        names,
     )

@@ -45,9 +45,12 @@ from openclaw.lessons.lesson import (
 from openclaw.owners import CHILD, EPISODE
 
 _LEARNED = "(lessons.state = 'resting' AND lessons.reason = 'learned')"
+_ITS_STEP = (
+    "SELECT 1 FROM steps WHERE steps.weight_version = lesson_measures.weight_version AND (steps.person IS NULL"
+    " OR steps.person = (SELECT person FROM lessons WHERE lessons.id = lesson_measures.lesson))"
+)
 _OF_UNDONE = (
-    "(EXISTS (SELECT 1 FROM steps WHERE steps.weight_version = lesson_measures.weight_version AND undone_at IS NOT NULL)"
-    " AND NOT EXISTS (SELECT 1 FROM steps WHERE steps.weight_version = lesson_measures.weight_version"
+    f"(EXISTS ({_ITS_STEP} AND undone_at IS NOT NULL) AND NOT EXISTS ({_ITS_STEP}"
     " AND undone_at IS NULL AND live_at <= lesson_measures.at))"
 )
 """Whether a measure is of weights that a restored checkpoint or a rollback has undone."""

@@ -28,7 +28,8 @@ RoundOutcome = Literal["drawn", "reached", "stuck", "failed"]
 _LOOK_BACK = 256
 _COUNTS = (
     f"NOT EXISTS (SELECT 1 FROM samples WHERE practice_round = done.id AND reason IN ('{ROLLBACK}', '{LESSONS_CHANGED}'))"
-    " AND NOT EXISTS (SELECT 1 FROM steps WHERE live_at <= done.at AND undone_at > done.at)"
+    " AND NOT EXISTS (SELECT 1 FROM steps WHERE live_at <= done.at AND undone_at > done.at"
+    " AND (steps.person IS NULL OR steps.person = done.person))"
 )
 """Whether a round counts: its replies were not taken back, nor the weights that it measured."""
 _NOT_LIVE = "(state = 'ready' OR (state = 'leased' AND rollout_id NOT IN (SELECT rollout_id FROM steps WHERE undone_at IS NULL)))"

@@ -23,7 +23,7 @@ from typing import TypeVar
 
 from groundwork.chat_messages import pictures_in
 from openclaw.ledger.codec import decode_turn, pack_ids
-from openclaw.ledger.database import Database
+from openclaw.ledger.database import Database, sessions_of
 from openclaw.ledger.records import PASS, PROBE, Turn, first_pass
 from openclaw.owners import owner_of, root
 
@@ -187,7 +187,9 @@ class Probes:
             results += [row["reason"] for row in own]
         return PROBE in results if results else None
 
-    def candidates(self, first: int, end: int, rollout_id: int, most: int) -> list[Candidate]:
+    def candidates(
+        self, first: int, end: int, rollout_id: int, most: int, person: str | None = None
+    ) -> list[Candidate]:
         """Return turns with numbers from ``first``, below ``end``, on which versions can be compared, in the order of choice.
 
         Probes come before trained turns, and each of the two in `reservoir_order`; the owners take turns.
@@ -197,12 +199,15 @@ class Probes:
             end: number above the highest.
             rollout_id: the batch; only turns that earlier ones have trained count.
             most: that are needed of each opinion.
+            person: whose turns; None: everybody's.
         """
         rows = self._database.rows(
             "SELECT number, session_id, reason FROM turns WHERE state = 'judged' AND number >= ? AND number < ?"
             " AND (reason IS NULL OR reason = 'probe')",
             (first, end),
         )
+        if person is not None:
+            rows = [row for row in rows if root(owner_of(row["session_id"])) == person]
         rows.sort(key=lambda row: (row["reason"] is None, reservoir_order(row["number"])))
         numbers = [row["number"] for row in in_turn(rows, lambda row: root(owner_of(row["session_id"])))]
         candidates: list[Candidate] = []
@@ -248,12 +253,16 @@ class Probes:
         turns = {row["id"]: decode_turn(row) for row in rows}
         return [turns[turn_id] for turn_id in turn_ids if turn_id in turns]
 
-    def newest_turns(self, count: int, tokens: int) -> list[Turn]:
-        """Return the newest judged turns that gave samples, up to ``count`` and ``tokens`` of prompts and replies in all."""
+    def newest_turns(self, count: int, tokens: int, person: str | None = None) -> list[Turn]:
+        """Return the newest judged turns that gave samples, up to ``count`` and ``tokens`` of prompts and replies in all.
+
+        With ``person``, of this person alone.
+        """
+        of_person, names = ("1", ()) if person is None else sessions_of(person)
         rows = self._database.rows(
             "SELECT id, (length(prompt_ids) + length(response_ids)) / 4 AS tokens FROM turns"
-            " WHERE state = 'judged' AND reason IS NULL ORDER BY number DESC LIMIT ?",
-            (count,),
+            f" WHERE {of_person} AND state = 'judged' AND reason IS NULL ORDER BY number DESC LIMIT ?",
+            (*names, count),
         )
         chosen: list[str] = []
         for row in rows:

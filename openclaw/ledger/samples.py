@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, cast
 from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.ledger.codec import decode_sample, encode_sample
 from openclaw.ledger.database import Database, move_samples
-from openclaw.ledger.decisions import align, line_of
+from openclaw.ledger.decisions import OF_STEPS, align, line_of, people_of_steps
 from openclaw.ledger.feedback import fix_rewards
 from openclaw.ledger.lessons import Lessons
 from openclaw.ledger.records import Origin
@@ -363,21 +363,40 @@ class Samples:
                 "UPDATE decisions SET undone_at = ? WHERE rollout_id > ? AND undone_at IS NULL AND kind <> 'accept'",
                 (self._database.clock(), rollout_id),
             )
-            align(connection, line_of(connection, rollout_id), rollout_id, self._database.clock())
+            for person in people_of_steps(connection):
+                align(connection, line_of(connection, rollout_id, person), rollout_id, self._database.clock(), person)
             Lessons(self._database).unlearn(connection)
         return {"trained": trained, "ready": ready}
 
-    def record_step(self, rollout_id: int, weight_version: str, trained_at: float, live_at: float) -> None:
+    def record_step(
+        self, rollout_id: int, weight_version: str, trained_at: float, live_at: float, person: str | None = None
+    ) -> None:
         """Record that the weights after the step of ``rollout_id`` are live since ``live_at``.
 
         A second push of the same step, after an engine restart, is a no-op.
+
+        Args:
+            rollout_id: the batch.
+            weight_version: of the weights.
+            trained_at: seconds since the epoch.
+            live_at: seconds since the epoch.
+            person: whose adapter the step trained; None: everybody's weights.
         """
         with self._database.transaction() as connection:
             connection.execute(
-                "INSERT INTO steps (rollout_id, weight_version, trained_at, live_at) VALUES (?, ?, ?, ?)"
+                "INSERT INTO steps (rollout_id, weight_version, trained_at, live_at, person) VALUES (?, ?, ?, ?, ?)"
                 " ON CONFLICT DO NOTHING",
-                (rollout_id, str(weight_version), trained_at, live_at),
+                (rollout_id, str(weight_version), trained_at, live_at, person),
             )
+
+    def person_of(self, rollout_id: int) -> str | None:
+        """Return the person whose samples a batch has, or had when its step was refused; None if there is not just one."""
+        rows = self._database.rows(
+            "SELECT DISTINCT person FROM samples WHERE rollout_id = ? AND (state IN ('leased', 'trained')"
+            f" OR (state = 'dropped' AND reason IN ({', '.join('?' for _ in OF_STEPS)})))",
+            (rollout_id, *OF_STEPS),
+        )
+        return rows[0]["person"] if len(rows) == 1 else None
 
     def earlier_rewards(self, owner: str, role: str, limit: int) -> list[float]:
         """Return the last rewards that an owner gave in a role, as `ReactionReward` has them, newest first."""
@@ -388,15 +407,19 @@ class Samples:
         rows = self._database.rows(OF_ALL, (role, limit))
         return [row["baseline_reward"] for row in rows if row["baseline_owner"] != owner]
 
-    def live_weight_version(self) -> str | None:
-        """Return the weight version of the last live step, None before the first."""
-        live = self.live_update()
+    def live_weight_version(self, person: str | None = None) -> str | None:
+        """Return the weight version of the last live step, None before the first; with ``person``, of this person's adapter."""
+        live = self.live_update(person)
         return live[0] if live else None
 
-    def live_update(self) -> tuple[str, float] | None:
-        """Return the weight version of the last live step and since when it is live; None before the first."""
+    def live_update(self, person: str | None = None) -> tuple[str, float] | None:
+        """Return the weight version of the last live step and since when it is live; None before the first.
+
+        With ``person``, of this person's adapter; without, of everybody's weights.
+        """
         rows = self._database.rows(
-            "SELECT weight_version, live_at FROM steps WHERE undone_at IS NULL ORDER BY number DESC LIMIT 1"
+            "SELECT weight_version, live_at FROM steps WHERE undone_at IS NULL AND person IS ? ORDER BY number DESC LIMIT 1",
+            (person,),
         )
         return (rows[0]["weight_version"], rows[0]["live_at"]) if rows else None
 

@@ -429,6 +429,10 @@ ALTER TABLE samples ADD COLUMN practice_round INTEGER;  -- the round of practice
 CREATE INDEX samples_by_practice_round ON samples(practice_round) WHERE practice_round IS NOT NULL;
 ALTER TABLE practice_rounds ADD COLUMN closed INTEGER NOT NULL DEFAULT 0;  -- 1: what its teacher read has changed since
 """
+_VERSION_28 = """
+ALTER TABLE steps ADD COLUMN person TEXT;      -- whose adapter it trained, see openclaw.owners.root; NULL: everybody's weights
+ALTER TABLE decisions ADD COLUMN person TEXT;  -- whose adapter it is about; NULL: everybody's weights
+"""
 
 
 def fill_baseline_owners(connection: sqlite3.Connection) -> None:
@@ -535,6 +539,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(25, "rounds of practice, and the prompts that measure them", _VERSION_25),
     Migration(26, "certificates of updates", _VERSION_26),
     Migration(27, "the round of a practised sample, and whether it may still be trained", _VERSION_27),
+    Migration(28, "whose adapter a step trained and a decision is about", _VERSION_28),
 )
 VERSION = MIGRATIONS[-1].version
 

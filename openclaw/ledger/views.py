@@ -120,19 +120,24 @@ class TurnText:
 
 @dataclass(frozen=True, slots=True)
 class StepFact:
-    """A step: which batch it used, and since when its weights serve under which version."""
+    """A step: which batch it used, since when its weights serve under which version, and whose adapter they are.
+
+    ``person`` is None for everybody's weights.
+    """
 
     rollout_id: int
     weight_version: str
     trained_at: float
     live_at: float
+    person: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GateDecision:
     """What was decided about an update: ``kind`` (such as ``step`` or ``refused``), and why, in one line.
 
-    ``by_margin``: whether only the users' opinions spoke against it, so that a person may accept it.
+    ``by_margin``: whether only the users' opinions spoke against it, so that a person may accept it. ``person``: whose adapter
+    it is about; None: everybody's weights.
     """
 
     rollout_id: int
@@ -141,6 +146,7 @@ class GateDecision:
     why: str
     by_margin: bool
     decided_at: float
+    person: str | None = None
 
 
 def belongs(session_id: str, owner: str | None) -> bool:
@@ -434,7 +440,7 @@ class Views:
         """Return the steps that were not undone, oldest first, with their numbers of samples, deleted ones included."""
         used = self.samples_of_steps()
         rows = self._database.rows("SELECT * FROM steps WHERE undone_at IS NULL ORDER BY number")
-        names = ("rollout_id", "weight_version", "trained_at", "live_at")
+        names = ("rollout_id", "weight_version", "trained_at", "live_at", "person")
         return [{**{name: row[name] for name in names}, "samples": used[row["rollout_id"]]} for row in rows]
 
     def _turn_record(self, row: sqlite3.Row) -> TurnRecord:
@@ -490,7 +496,7 @@ class Views:
     def newest_steps(self, limit: int) -> list[StepFact]:
         """Return the newest steps that were not undone, newest first."""
         rows = self._database.rows(
-            "SELECT rollout_id, weight_version, trained_at, live_at FROM steps WHERE undone_at IS NULL"
+            "SELECT rollout_id, weight_version, trained_at, live_at, person FROM steps WHERE undone_at IS NULL"
             " ORDER BY number DESC LIMIT ?",
             (limit,),
         )
@@ -503,7 +509,7 @@ class Views:
     def gate_decisions(self) -> list[GateDecision]:
         """Return what the gate and people decided about updates, oldest first, without the numbers of `decisions`."""
         result = self._database.rows(
-            "SELECT rollout_id, kind, weight_version, why, by_margin, decided_at FROM decisions"
+            "SELECT rollout_id, kind, weight_version, why, by_margin, decided_at, person FROM decisions"
             " WHERE undone_at IS NULL ORDER BY number"
         )
         rows: list[dict[str, Any]] = [dict(row) for row in result]

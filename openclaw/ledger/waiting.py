@@ -11,6 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from openclaw.ledger.database import Database
+from openclaw.ledger.decisions import OF_STEPS
 from openclaw.ledger.records import Origin
 from openclaw.ledger.samples import ROLLOUT, not_of
 
@@ -102,13 +103,27 @@ class Waiting:
         )
         return rows[0]["at"] if rows else None
 
+    def full_people(self, count: int, without: Collection[str] = ()) -> dict[str, float]:
+        """Return the people of whom ``count`` rollouts are ready, except some, and since when they are."""
+        rows = self._database.rows(
+            "SELECT person, at FROM (SELECT person, MIN(created_at) AS at,"
+            " ROW_NUMBER() OVER (PARTITION BY person ORDER BY MIN(created_at)) AS place FROM samples"
+            f" WHERE state = 'ready' AND origin = 'live' AND {not_of(without)} GROUP BY person, {ROLLOUT}) WHERE place = ?",
+            (*without, count),
+        )
+        return {row["person"]: row["at"] for row in rows}
+
     def tokens_since(self, at: float, passes: int) -> Counter[str]:
-        """Return the tokens of each person in batches that are live since ``at`` or not yet; practice counts once a pass."""
+        """Return the tokens of each person in batches that are live since ``at`` or not yet; practice counts once a pass.
+
+        Batches whose steps were refused or taken back count, too: they had their turn.
+        """
         rows = self._database.rows(
             "SELECT person, SUM(LENGTH(tokens) / 4 * (CASE origin WHEN 'practice' THEN ? ELSE 1 END)) AS tokens"
             " FROM samples WHERE rollout_id > (SELECT COALESCE(MAX(rollout_id), -1) FROM steps WHERE undone_at IS NULL"
-            " AND live_at < ?) AND +state IN ('leased', 'trained') GROUP BY person",
-            (passes, at),
+            " AND live_at < ?) AND (+state IN ('leased', 'trained')"
+            f" OR reason IN ({', '.join('?' for _ in OF_STEPS)})) GROUP BY person",
+            (passes, at, *OF_STEPS),
         )
         return Counter({row["person"]: row["tokens"] for row in rows})
 
