@@ -9,6 +9,11 @@ A step is due
 Of those due that wait for ten minutes, who waits for longest goes first. Otherwise the person goes next who trained the fewest
 tokens in the last hour, and a full batch after everybody. A person whose training is paused takes no part (`groundwork.paused`).
 
+With an adapter per person every batch is one person's: a full batch is due with as many samples of this person, and a batch that
+lost some of them goes on with the rest, so that nobody waits for one person's next reply. There a person's wait begins anew with
+each of its own batches, however old its other samples are. So nobody waits longer than ten minutes and one step of each other
+person, however much the others send.
+
 `next_of` and what it calls are pure; `Pace` gives them the ledger, the clock and the requests under way.
 """
 
@@ -27,7 +32,7 @@ from openclaw.gateway.under_way import InFlightRequest
 from openclaw.ledger.records import Origin
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.waiting import Held, WaitingRound, WaitingSession
-from openclaw.owners import owner_of_key, root
+from openclaw.owners import LOCAL, owner_of_key, root
 
 LATE_SECONDS = 600.0
 """Who waits for longer goes first."""
@@ -56,7 +61,7 @@ class Due:
 
 @dataclass(frozen=True)
 class Claimant:
-    """A batch that may be next: what it is, and since when it is due."""
+    """A batch that may be next: what it is, and since when its person waits for it."""
 
     due: Due
     since: float
@@ -120,6 +125,21 @@ def due_people(
     return [Claimant(Due(batch, person, passes=1), at) for person, at in since.items()]
 
 
+def due_full(full: Mapping[str, float], batch: int) -> list[Claimant]:
+    """Return the people of whom a full batch of ``batch`` rollouts is ready; ``full``: since when, by person."""
+    return [Claimant(Due(batch, person), at) for person, at in full.items()]
+
+
+def after_turns(claimants: Iterable[Claimant], turns: Mapping[str, float]) -> list[Claimant]:
+    """Return the batches, of which none is due before its person's last one was taken.
+
+    Args:
+        claimants: each of one person.
+        turns: when the last batch of each person was taken.
+    """
+    return [replace(each, since=max(each.since, turns.get(each.due.person or LOCAL, 0.0))) for each in claimants]
+
+
 def due_practice(rounds: Iterable[WaitingRound], passes: int) -> list[Claimant]:
     """Return the people who have practised."""
     return [Claimant(Due(each.count, each.person, "practice", passes), each.since) for each in rounds]
@@ -151,6 +171,8 @@ class Pace:
         settings: PaceSettings,
         under_way: Callable[[], list[InFlightRequest]],
         clock: Callable[[], float] = time.time,
+        *,
+        per_person: bool = False,
     ) -> None:
         """Decide for a run.
 
@@ -160,12 +182,20 @@ class Pace:
             settings: of its environment.
             under_way: returns the requests that the gateway answers now.
             clock: returns seconds since the epoch.
+            per_person: whether each person has an adapter, so that every batch is one person's.
         """
         self._ledger = ledger
         self._run_dir = run_dir
         self._settings = settings
         self._under_way = under_way
         self._clock = clock
+        self._per_person = per_person
+        self._turns: dict[str, float] = {}
+
+    def taken(self, due: Due) -> None:
+        """Note that a batch was claimed: its person's wait begins anew."""
+        if due.person is not None:
+            self._turns[due.person] = self._clock()
 
     def paused(self) -> frozenset[str]:
         """Return the people whose training is paused."""
@@ -183,6 +213,9 @@ class Pace:
         """
         waiting, settings, without = self._ledger.waiting, self._settings, self.paused()
         held = waiting.held(rollout_id)
+        if held.count and self._per_person:
+            whole = held.origin == "live" and held.count >= batch
+            return Due(batch, held.person) if whole else self._rest(held)
         if held.count and (
             held.origin == "practice" or (settings.by_session and not self._was_full(held, rollout_id, batch))
         ):
@@ -196,7 +229,10 @@ class Pace:
             talking = {root(owner_of_key(request.key)) for request in self._asked()}
             sessions = waiting.sessions(without)
             claimants += due_people(sessions, now, settings.quiet_seconds, talking, batch)
-        if (full := waiting.full_since(batch, without)) is not None:
+        if self._per_person:
+            claimants += due_full(waiting.full_people(batch, without), batch)
+            claimants = after_turns(claimants, self._turns)
+        elif (full := waiting.full_since(batch, without)) is not None:
             claimants.append(Claimant(Due(batch), full))
         chosen = next_of(claimants, now, lambda: waiting.tokens_since(now - FAIR_SECONDS, settings.passes))
         if chosen is None or chosen.person is None:

@@ -25,6 +25,7 @@ from groundwork.paused import note_waiting, pause
 from groundwork.processors import load_processor
 from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.engine.canary import close_share
+from openclaw.ledger.decisions import FUSE
 from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.records import BASELINE, SCORED, WEIGHT, SeenPicture
 from openclaw.ledger.samples import Quota, rollout_of
@@ -37,7 +38,7 @@ from openclaw.runtime.process import RuntimeSupervisor
 from openclaw.runtime.start import start_runtime
 from openclaw.runtime.where import RUNTIME_LOG_NAME, chat_command, inspect_command, ledger_path, shown_path
 from openclaw.training.live import LiveRollout
-from openclaw.training.live_arguments import check_arguments
+from openclaw.training.live_arguments import check_arguments, per_person
 from openclaw.training.pace import Due, Pace, PaceSettings
 from slime.args import Arguments
 from slime.exceptions import DataUsedError
@@ -55,7 +56,9 @@ logger = logging.getLogger(__name__)
 PROGRESS_SECONDS = 10.0
 POLL_SECONDS = 0.2
 LEDGER_PAUSE_SECONDS = 2.0
-STALE, FUSE = "stale", "fuse"
+STALE = "stale"
+BASE_VERSION = "0"
+"""The version of a person who has no adapter yet."""
 T = TypeVar("T")
 
 
@@ -80,7 +83,15 @@ class LedgerDataSource(DataSource):
         self.judge_errors = JudgeErrors(self.ledger, str(Path(args.run_dir) / RUNTIME_LOG_NAME))
         self.refusals = int(RuntimeVariables.declared("person_refusals").read(os.environ)[0] or 0)
         self.pace_settings = PaceSettings.from_env()
-        self.pace = Pace(self.ledger, args.run_dir, self.pace_settings, lambda: self.runtime.under_way())
+        self.per_person = per_person(args)
+        self.pace = Pace(
+            self.ledger,
+            args.run_dir,
+            self.pace_settings,
+            lambda: self.runtime.under_way(),
+            per_person=self.per_person,
+        )
+        self._people: dict[int, str] = {}
         self.stopped = threading.Event()
         self.closed_seconds = 0.0
         self._closed_at: float | None = None
@@ -182,11 +193,35 @@ class LedgerDataSource(DataSource):
     def mark(self, rollout_id: int) -> None:
         """No-op: the leases in the ledger name their rollout."""
 
+    def collected(self, rollout_id: int, due: Due) -> None:
+        """Note that the batch of ``rollout_id`` goes to the trainer."""
+        self.pace.taken(due)
+        if due.person is not None:
+            self._people = {rollout_id: due.person, **{known: self._people[known] for known in list(self._people)[:8]}}
+
+    def person_of(self, rollout_id: int) -> str | None:
+        """Return whose adapter the step of ``rollout_id`` trained; None without an adapter per person."""
+        if not self.per_person:
+            return None
+        known = self._people.get(rollout_id)
+        return self.ledger.samples.person_of(rollout_id) if known is None else known
+
+    def live_version(self, person: str | None) -> str | None:
+        """Return the version that answers a person, or everybody without an adapter per person; None before the first step."""
+        if not self.per_person:
+            return self.ledger.samples.live_weight_version()
+        return self.ledger.samples.live_weight_version(person) or BASE_VERSION
+
     def weights_live(self, rollout_id: int, version: str, trained_at: float | None = None) -> None:
         """Record that the engines answer with the weights after the step of ``rollout_id``."""
         now = time.time()
         trained = now if trained_at is None else trained_at
-        until_available(lambda: self.ledger.samples.record_step(rollout_id, str(version), trained, now), self.stopped)
+
+        def record() -> None:
+            person = self.person_of(rollout_id)
+            self.ledger.samples.record_step(rollout_id, str(version), trained, now, person)
+
+        until_available(record, self.stopped)
 
     def step_refused(self, rollout_id: int, why: str) -> None:
         """Drop the samples of a batch whose step a fuse held back; the reason is `FUSE`."""
@@ -220,6 +255,19 @@ class LedgerDataSource(DataSource):
         logger.warning(
             "version %s serves: the weights after rollout %d; %d samples are unlearned", version, rollout_id, count
         )
+
+    def person_restored(self, person: str, to_version: str, version: str) -> None:
+        """Record a person's rollback: what was ``to_version`` serves this person as ``version``."""
+
+        def record() -> int:
+            decisions = self.ledger.decisions
+            back, last = decisions.batch_of_version(person, str(to_version)), decisions.last_batch(person)
+            if back is None:
+                raise ValueError(f"the ledger knows no version {to_version} of the adapter that went back to it")
+            return decisions.record_rollback(back, last, str(version), time.time(), person, str(to_version))
+
+        count = until_available(record, self.stopped)
+        logger.warning("version %s of a person serves: %d samples are unlearned", version, count)
 
     def check(self) -> None:
         """Log the judge side's last error; raise RuntimeFailedError if the runtime process has failed.
@@ -294,7 +342,7 @@ def collect(
         of = (due.person, due.origin, source.pace.paused())
         claim = partial(ledger.samples.claim, rollout_id, due.count, source.quota, *of)
         samples = until_available(claim, source.stopped)
-        version = ledger.samples.live_weight_version()
+        version = source.live_version(due.person)
         bound = args.max_weight_staleness
         rollouts, rescored = fresh_scores(source, by_rollout(samples), version, bound)
         old = [pieces for pieces in rollouts if too_old(pieces, version, bound, args.stale_samples)]
@@ -307,6 +355,7 @@ def collect(
         if rescored:
             logger.info("rollout %d: the scores of %d samples of logs are renewed", rollout_id, rescored)
         if not stale and not blind and len(rollouts) == due.count:  # fewer if a session was deleted meanwhile
+            source.collected(rollout_id, due)
             prepared = [prepare(item, version, source.compares, pieces[0]) for pieces in rollouts for item in pieces]
             return prepared, dropped, due
         if stale:

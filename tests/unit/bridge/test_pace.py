@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from groundwork.exceptions import ConfigError
 from groundwork.paused import pause, paused_people, resume, waiting
@@ -20,7 +23,7 @@ from openclaw.ledger.samples import insert_sample
 from openclaw.ledger.store import Ledger
 from openclaw.owners import LOCAL, stored_id
 from openclaw.training import rollout
-from openclaw.training.pace import Claimant, Due, Pace, PaceSettings, next_of
+from openclaw.training.pace import LATE_SECONDS, Claimant, Due, Pace, PaceSettings, after_turns, next_of
 from openclaw.training.rollout import LedgerDataSource, LiveRollout
 from openclaw.training.samples import make_sample
 from slime.args import Arguments
@@ -35,11 +38,13 @@ SETTINGS = PaceSettings(by_session=True, quiet_seconds=QUIET, passes=3)
 class Scene:
     """A ledger, a clock, and the requests under way. A recorded turn ends at 101 s."""
 
-    def __init__(self, folder: Path, settings: PaceSettings = SETTINGS) -> None:
+    def __init__(self, folder: Path, settings: PaceSettings = SETTINGS, *, per_person: bool = False) -> None:
         self.now = 110.0
         self.requests: list[InFlightRequest] = []
         self.ledger = Ledger(folder / "ledger.sqlite", clock=lambda: self.now)
-        self.pace = Pace(self.ledger, str(folder), settings, lambda: self.requests, clock=lambda: self.now)
+        self.pace = Pace(
+            self.ledger, str(folder), settings, lambda: self.requests, lambda: self.now, per_person=per_person
+        )
 
     def say(self, person: str, *names: str, session: str = "s") -> None:
         """Record judged turns with a sample each."""
@@ -222,6 +227,86 @@ def test_who_is_paused_takes_no_part_and_the_others_go_on(scene: Scene, tmp_path
     assert scene.due(1) is None
     assert resume(tmp_path, "alice") is not None
     assert scene.due(1) in (Due(2, "alice", "practice", passes=3), Due(3, "alice", passes=1))
+
+
+def test_with_an_adapter_per_person_a_full_batch_is_one_persons(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, replace(SETTINGS, by_session=False), per_person=True)
+    scene.say("alice", "0", "1", "2")
+    scene.say("bob", "0", "1", "2")
+    scene.now = 9000.0
+    assert scene.due() is None, "six samples are nobody's full batch"
+    scene.say("bob", "3", "4")
+    assert scene.due() == Due(BATCH, "bob")
+    assert scene.claim(0, scene.due()) == ["bob-0", "bob-1", "bob-2", "bob-3"]
+    assert scene.due() == Due(BATCH, "bob"), "the rollout manager was killed, and asks again"
+    scene.ledger.samples.drop(4, "stale", 0)
+    scene.say("bob", "5")
+    assert scene.due() == Due(BATCH - 1, "bob", passes=1), "nobody waits until bob says more"
+    scene.say("alice", "3")
+    assert scene.due(1) == Due(BATCH, "alice")
+
+
+def test_a_persons_flood_of_yesterday_does_not_wait_since_yesterday(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, replace(SETTINGS, by_session=False), per_person=True)
+    scene.say("alice", *map(str, range(4 * BATCH)))
+    scene.now = 9000.0
+    scene.say("bob", *"0123")
+    scene.now += LATE_SECONDS + 1
+    first = scene.due()
+    assert first == Due(BATCH, "alice"), "it waits for longer"
+    scene.claim(0, first)
+    scene.pace.taken(first)
+    scene.ledger.samples.record_step(0, "1", scene.now, scene.now)
+    assert scene.due(1) == Due(BATCH, "bob")
+
+
+STEP_SECONDS = 60.0
+
+
+@st.composite
+def days(draw: st.DrawFn) -> tuple[dict[str, list[float]], list[float]]:
+    """Return when each person's batches become due, some people's all at once, and how long steps take."""
+    people = draw(st.integers(2, 6))
+    due: dict[str, list[float]] = {}
+    for number in range(people):
+        if draw(st.booleans()):
+            due[str(number)] = [draw(st.floats(0, 600))] * draw(st.integers(20, 80))
+        else:
+            due[str(number)] = sorted(draw(st.lists(st.floats(0, 5000), min_size=1, max_size=5)))
+    return due, draw(st.lists(st.floats(1, STEP_SECONDS), min_size=1, max_size=8))
+
+
+def longest_wait(due: dict[str, list[float]], seconds: list[float], *, fair: bool) -> float:
+    """Train everybody's batches one after another, and return the longest time that a person's next one waited."""
+    now, longest, taken, trained = 0.0, 0.0, dict[str, float](), list[tuple[float, str]]()
+    left = {person: list(times) for person, times in due.items()}
+    for number in range(sum(map(len, due.values()))):
+        now = max(now, min(times[0] for times in left.values() if times))
+        claimants = [claimant(person, times[0]) for person, times in left.items() if times and times[0] <= now]
+        if fair:
+            claimants = after_turns(claimants, taken)
+        lately = Counter(person for at, person in trained if at > now - 3600)
+        chosen = next_of(claimants, now, lambda lately=lately: lately)
+        assert chosen is not None
+        person = str(chosen.person)
+        longest = max(longest, now - max(left[person].pop(0), taken.get(person, 0.0)))
+        taken[person] = now
+        trained.append((now, person))
+        now += seconds[number % len(seconds)]
+    return longest
+
+
+@given(days())
+def test_nobody_waits_behind_a_flood(day: tuple[dict[str, list[float]], list[float]]) -> None:
+    """Once late, a person's batch is behind at most one batch of each other person, and the step that is under way."""
+    due, seconds = day
+    assert longest_wait(due, seconds, fair=True) <= LATE_SECONDS + len(due) * STEP_SECONDS + 1e-6
+
+
+def test_an_old_flood_would_starve_the_others_if_its_wait_never_began_anew() -> None:
+    due = {"flood": [0.0] * 100, "other": [1000.0]}
+    assert longest_wait(due, [STEP_SECONDS], fair=False) > 3000
+    assert longest_wait(due, [STEP_SECONDS], fair=True) <= LATE_SECONDS + 2 * STEP_SECONDS
 
 
 @pytest.mark.parametrize("text", ["", "25:00-06:00", "22:00", "06:00-06:00", "22:60-06:00", "night"])
