@@ -50,7 +50,7 @@ def check_arguments(args: Arguments, method_path: str) -> None:
 
 def per_person(args: Arguments) -> bool:
     """Return whether each person's replies come from an adapter of their own, which their batches alone train."""
-    return bool(getattr(args, "adapter_per_person", False))
+    return bool(dict(vars(args)).get("adapter_per_person"))
 
 
 def practice_problem(args: Arguments, practice: str) -> str | None:
